@@ -1,0 +1,8 @@
+//! Weight files: GGUF and safetensors behind one [`Checkpoint`].
+//!
+//! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), whatever the file calls them.
+
+mod dtype;
+pub mod gguf;
+
+pub use dtype::DType;
