@@ -2,6 +2,7 @@
 //!
 //! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), whatever the file calls them.
 
+pub mod blocks;
 mod dtype;
 pub mod gguf;
 
