@@ -4,6 +4,11 @@
 
 pub mod blocks;
 mod dtype;
+mod foreign;
 pub mod gguf;
+mod mapping;
+mod tensor;
 
 pub use dtype::DType;
+pub use mapping::SharedBytes;
+pub use tensor::RawTensor;
