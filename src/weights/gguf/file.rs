@@ -8,7 +8,7 @@ use super::header::{Header, TensorInfo, parse_header};
 use super::{Metadata, TensorType};
 use crate::weights::mapping::Mapping;
 use crate::weights::{DType, RawTensor};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// An opened GGUF model. Headers are read and checked, tensor data stays on disk until it is touched.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl GgufFile {
     /// (`name-00001-of-00003.gguf`), opens its siblings as well, whichever part was given.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if the file or a part is missing, otherwise those of [`parse_header`], with
+    /// [`crate::ErrorKind::NotFound`] if the file or a part is missing, otherwise those of [`parse_header`], with
     /// the path in the message.
     pub fn open(path: &Path) -> Result<Self> {
         let paths = match PartName::of(path) {
@@ -49,6 +49,12 @@ impl GgufFile {
             parts.push((Arc::new(mapping), header));
         }
         Self::from_parts(parts).map_err(|error| error.context(path.display()))
+    }
+
+    /// The path of the first part if `path` is named like a part of a split model, otherwise `path`.
+    #[must_use]
+    pub fn first_part(path: &Path) -> PathBuf {
+        PartName::of(path).map_or_else(|| path.to_owned(), |name| name.path_of(1))
     }
 
     /// A model that is part of the program.
@@ -87,7 +93,7 @@ impl GgufFile {
     /// The tensor `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] if there is none, [`ErrorKind::Unsupported`] if its type cannot be read.
+    /// [`crate::ErrorKind::InvalidModel`] if there is none, [`crate::ErrorKind::Unsupported`] if its type cannot be read.
     pub fn tensor(&self, name: &str) -> Result<RawTensor<'_>> {
         let index = *self
             .index
@@ -102,7 +108,7 @@ impl GgufFile {
     /// Checks that every tensor can be read, so that a load fails before it starts.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming the first tensor that cannot, and its type.
+    /// [`crate::ErrorKind::Unsupported`] naming the first tensor that cannot, and its type.
     pub fn ensure_supported(&self) -> Result<()> {
         match self.tensors.iter().find(|info| matches!(info.tensor_type, TensorType::Unknown(_))) {
             Some(info) => Err(unsupported(info)),

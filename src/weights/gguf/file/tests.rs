@@ -1,6 +1,7 @@
 use std::fs;
 
 use super::*;
+use crate::ErrorKind;
 use crate::weights::gguf::test_file::TestFile;
 
 fn part(number: u16, count: u16, total: u32, names: &[&str]) -> Vec<u8> {
