@@ -1,4 +1,4 @@
-//! Weight files in memory: mapped from disk, or part of the program.
+//! Bytes of weights: mapped from disk, part of the program, or made at load.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,7 @@ use memmap2::{Mmap, MmapOptions};
 
 use crate::{Error, ErrorKind, Result};
 
-/// The bytes of one file.
+/// The bytes of one file, or of one tensor that was made at load.
 ///
 /// The map is private and read-only. If another process overwrites or truncates the file meanwhile, the
 /// weights change or the operating system ends this process; replacing a file by renaming a new one over
@@ -18,6 +18,7 @@ use crate::{Error, ErrorKind, Result};
 pub(super) enum Mapping {
     Mapped(Mmap),
     Static(&'static [u8]),
+    Owned(Vec<u8>),
 }
 
 impl Mapping {
@@ -50,6 +51,7 @@ impl Deref for Mapping {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
         }
     }
 }
@@ -59,6 +61,7 @@ impl fmt::Debug for Mapping {
         match self {
             Self::Mapped(map) => write!(f, "Mapped({} bytes)", map.len()),
             Self::Static(bytes) => write!(f, "Static({} bytes)", bytes.len()),
+            Self::Owned(bytes) => write!(f, "Owned({} bytes)", bytes.len()),
         }
     }
 }

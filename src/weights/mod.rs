@@ -11,10 +11,12 @@ mod foreign;
 pub mod gguf;
 mod mapping;
 mod names;
+mod quantize;
 mod safetensors;
 mod tensor;
 
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
 pub use mapping::SharedBytes;
+pub use quantize::{OwnedTensor, Quantization, Quantizer};
 pub use tensor::RawTensor;
