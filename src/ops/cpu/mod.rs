@@ -1,0 +1,4 @@
+//! CPU kernels.
+
+pub mod pool;
+pub mod simd;
