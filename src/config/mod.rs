@@ -1,1 +1,5 @@
-//! config
+//! Settings, typed and checked before anything heavy starts.
+
+mod engine;
+
+pub use engine::EngineConfig;

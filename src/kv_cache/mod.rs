@@ -1,1 +1,15 @@
-//! kv_cache
+//! Who owns which block of the KV cache.
+//!
+//! The cache is divided into blocks of `block_size` token slots. [`BlockPool`] counts references and
+//! keeps the unused blocks in the order in which they will be reused; [`PrefixCache`] finds blocks
+//! whose content is already computed. Nothing here knows tensors, devices or time: contents live in
+//! [`crate::ops::KvCache`], under the same block numbers.
+//!
+//! Invariant: a block is in use (reference count above 0) or in the free list, never both. A free block
+//! keeps its published content until it is allocated again.
+
+mod block_pool;
+mod prefix_cache;
+
+pub use block_pool::{BlockId, BlockPool};
+pub use prefix_cache::{BlockHash, BlockHasher, PrefixCache};

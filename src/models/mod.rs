@@ -1,1 +1,5 @@
 //! models
+
+mod batch;
+
+pub use batch::InputBatch;

@@ -1,0 +1,296 @@
+//! Reference counts and the free list. All operations are O(1).
+
+use super::{BlockHash, PrefixCache};
+
+/// The number of a block: its place in every layer's K and V storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The number as an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Marks the end of the free list.
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug, Clone)]
+struct Block {
+    ref_count: u32,
+    /// Neighbours in the free list; meaningful only while `ref_count` is 0.
+    previous: u32,
+    next: u32,
+}
+
+/// All blocks of the cache.
+///
+/// The contract: [`allocate`](Self::allocate) hands out a block with one reference and forgets its old
+/// content; [`retain`](Self::retain) adds a reference, also to a free block, which so leaves the free
+/// list with its content intact; [`release`](Self::release) takes one away, and the last one puts the
+/// block into the free list: at the end (reused last) if its content is published, at the front if not.
+#[derive(Debug)]
+pub struct BlockPool {
+    blocks: Vec<Block>,
+    /// Reused first.
+    free_head: u32,
+    /// Reused last.
+    free_tail: u32,
+    num_free: usize,
+    block_size: usize,
+    cache: Option<PrefixCache>,
+}
+
+impl BlockPool {
+    /// `num_blocks` free blocks of `block_size` tokens, with or without a prefix cache.
+    #[must_use]
+    pub fn new(num_blocks: usize, block_size: usize, enable_prefix_caching: bool) -> Self {
+        let num_blocks = num_blocks.min(NONE as usize - 1);
+        let mut pool = Self {
+            blocks: vec![Block { ref_count: 0, previous: NONE, next: NONE }; num_blocks],
+            free_head: NONE,
+            free_tail: NONE,
+            num_free: 0,
+            block_size,
+            cache: enable_prefix_caching.then(|| PrefixCache::new(num_blocks, block_size)),
+        };
+        for block in 0..num_blocks as u32 {
+            pool.push_back(block);
+        }
+        pool
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// All blocks.
+    #[must_use]
+    pub fn num_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks without a reference; they may still have published content.
+    #[must_use]
+    pub fn num_free(&self) -> usize {
+        self.num_free
+    }
+
+    /// References to a block.
+    #[must_use]
+    pub fn ref_count(&self, block: BlockId) -> u32 {
+        self.blocks[block.index()].ref_count
+    }
+
+    /// Takes the block that was unused for longest; its old content is forgotten.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        let block = BlockId((self.free_head != NONE).then_some(self.free_head)?);
+        self.unlink(block.0);
+        self.blocks[block.index()].ref_count = 1;
+        if let Some(cache) = &mut self.cache {
+            cache.forget(block);
+        }
+        Some(block)
+    }
+
+    /// Adds a reference.
+    pub fn retain(&mut self, block: BlockId) {
+        if self.blocks[block.index()].ref_count == 0 {
+            self.unlink(block.0);
+        }
+        self.blocks[block.index()].ref_count += 1;
+    }
+
+    /// Takes a reference away.
+    ///
+    /// # Panics
+    /// If the block has none: a defect of the caller that would otherwise corrupt another sequence.
+    pub fn release(&mut self, block: BlockId) {
+        let entry = &mut self.blocks[block.index()];
+        assert!(entry.ref_count > 0, "{block:?} released more often than retained");
+        entry.ref_count -= 1;
+        if entry.ref_count > 0 {
+            return;
+        }
+        if self.cache.as_ref().is_some_and(|cache| cache.is_published(block)) {
+            self.push_back(block.0);
+        } else {
+            self.push_front(block.0);
+        }
+    }
+
+    /// Makes a computed full block findable. Does nothing without a prefix cache.
+    pub fn publish(&mut self, block: BlockId, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) {
+        if let Some(cache) = &mut self.cache {
+            cache.publish(block, hash, parent, token_ids);
+        }
+    }
+
+    /// The block that holds `token_ids` after `parent`. The caller retains it before anything else.
+    #[must_use]
+    pub fn lookup(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
+        self.cache.as_ref()?.lookup(hash, parent, token_ids)
+    }
+
+    /// Checks every invariant against the references that the caller knows of, in O(blocks).
+    ///
+    /// # Errors
+    /// A description of the first violation.
+    pub fn check_integrity(&self, references: impl Iterator<Item = BlockId>) -> Result<(), String> {
+        let mut wanted = vec![0_u32; self.blocks.len()];
+        for block in references {
+            wanted[block.index()] += 1;
+        }
+        for (index, (block, wanted)) in self.blocks.iter().zip(&wanted).enumerate() {
+            if block.ref_count != *wanted {
+                return Err(format!(
+                    "block {index} has {} references, but {wanted} are known",
+                    block.ref_count
+                ));
+            }
+        }
+        let mut seen = 0;
+        let (mut block, mut previous) = (self.free_head, NONE);
+        while block != NONE {
+            let entry = &self.blocks[block as usize];
+            if entry.ref_count != 0 || entry.previous != previous || seen > self.blocks.len() {
+                return Err(format!("the free list is broken at block {block}"));
+            }
+            seen += 1;
+            previous = block;
+            block = entry.next;
+        }
+        let unused = wanted.iter().filter(|count| **count == 0).count();
+        if seen != self.num_free || seen != unused || self.free_tail != previous {
+            return Err(format!(
+                "{seen} blocks in the free list, {} counted, {unused} unused",
+                self.num_free
+            ));
+        }
+        self.cache.as_ref().map_or(Ok(()), PrefixCache::check_integrity)
+    }
+
+    fn push_back(&mut self, block: u32) {
+        let tail = self.free_tail;
+        self.blocks[block as usize].previous = tail;
+        self.blocks[block as usize].next = NONE;
+        match tail {
+            NONE => self.free_head = block,
+            tail => self.blocks[tail as usize].next = block,
+        }
+        self.free_tail = block;
+        self.num_free += 1;
+    }
+
+    fn push_front(&mut self, block: u32) {
+        let head = self.free_head;
+        self.blocks[block as usize].previous = NONE;
+        self.blocks[block as usize].next = head;
+        match head {
+            NONE => self.free_tail = block,
+            head => self.blocks[head as usize].previous = block,
+        }
+        self.free_head = block;
+        self.num_free += 1;
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let Block { previous, next, .. } = self.blocks[block as usize];
+        match previous {
+            NONE => self.free_head = next,
+            previous => self.blocks[previous as usize].next = next,
+        }
+        match next {
+            NONE => self.free_tail = previous,
+            next => self.blocks[next as usize].previous = previous,
+        }
+        self.num_free -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::BlockHasher;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn published_blocks_are_reused_last_and_oldest_first() {
+        let mut pool = BlockPool::new(3, 2, true);
+        let hasher = BlockHasher::new(7);
+        let root = hasher.root(None);
+        let blocks: Vec<BlockId> = (0..3).map_while(|_| pool.allocate()).collect();
+        assert_eq!(pool.allocate(), None);
+        let hashes: Vec<BlockHash> = (0..2).map(|i| hasher.child(root, &[i, i])).collect();
+        pool.publish(blocks[0], hashes[0], root, &[0, 0]);
+        pool.publish(blocks[1], hashes[1], root, &[1, 1]);
+        blocks.iter().for_each(|block| pool.release(*block));
+        assert_eq!(pool.lookup(hashes[0], root, &[0, 0]), Some(blocks[0]));
+        assert_eq!(pool.allocate(), Some(blocks[2]), "the unpublished block goes first");
+        assert_eq!(pool.allocate(), Some(blocks[0]), "then the one released first");
+        assert_eq!(pool.lookup(hashes[0], root, &[0, 0]), None, "its content is forgotten");
+        assert_eq!(pool.lookup(hashes[1], root, &[1, 1]), Some(blocks[1]));
+    }
+
+    #[test]
+    fn a_hit_compares_tokens_and_parent() {
+        let mut pool = BlockPool::new(2, 2, true);
+        let hasher = BlockHasher::new(7);
+        let root = hasher.root(None);
+        let hash = hasher.child(root, &[1, 2]);
+        let block = pool.allocate().unwrap();
+        pool.publish(block, hash, root, &[1, 2]);
+        assert_eq!(pool.lookup(hash, root, &[1, 3]), None, "same hash, other tokens");
+        assert_eq!(pool.lookup(hash, hash, &[1, 2]), None, "same hash, other prefix");
+        assert_ne!(hasher.root(Some("a")), root);
+        assert_ne!(hasher.root(Some("a")), hasher.root(Some("b")));
+        assert_ne!(BlockHasher::new(8).child(root, &[1, 2]), hash, "hashes are keyed");
+    }
+
+    proptest! {
+        /// Random operations against a plain model of the same contract.
+        #[test]
+        fn references_and_free_list_stay_consistent(
+            num_blocks in 1_usize..12,
+            operations in proptest::collection::vec((0_u8..5, 0_usize..64, 0_u32..4), 1..300),
+        ) {
+            let mut pool = BlockPool::new(num_blocks, 2, true);
+            let hasher = BlockHasher::new(1);
+            let root = hasher.root(None);
+            let mut held: Vec<BlockId> = Vec::new();
+            for (operation, pick, token) in operations {
+                let hash = hasher.child(root, &[token, token]);
+                match operation {
+                    0 | 1 => {
+                        let before = pool.num_free();
+                        let block = pool.allocate();
+                        prop_assert_eq!(block.is_some(), before > 0);
+                        if let Some(block) = block {
+                            prop_assert!(!held.contains(&block), "a block in use was handed out");
+                            held.push(block);
+                        }
+                    }
+                    2 if !held.is_empty() => pool.release(held.swap_remove(pick % held.len())),
+                    3 if !held.is_empty() => {
+                        pool.publish(held[pick % held.len()], hash, root, &[token, token]);
+                    }
+                    4 => {
+                        if let Some(block) = pool.lookup(hash, root, &[token, token]) {
+                            pool.retain(block);
+                            held.push(block);
+                        }
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(pool.check_integrity(held.iter().copied()), Ok(()));
+            }
+            held.drain(..).for_each(|block| pool.release(block));
+            prop_assert_eq!(pool.num_free(), num_blocks);
+            prop_assert_eq!(pool.check_integrity(std::iter::empty()), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Finds full blocks by their content.
+//!
+//! A block's name is a 128-bit hash over its tokens and the name of the block before it, so it stands
+//! for the whole prefix. The hash is keyed per process and by an optional salt; and because a hash can
+//! collide, a hit also compares the token ids and the parent's name. So another prompt's cache is never
+//! served, not even to somebody who can compute hashes.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::BlockId;
+
+/// The name of a full block together with everything before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockHash(u128);
+
+/// Computes block names under a key.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockHasher {
+    key: u64,
+}
+
+impl BlockHasher {
+    /// A hasher with this key; the engine draws a random one per process.
+    #[must_use]
+    pub fn new(key: u64) -> Self {
+        Self { key }
+    }
+
+    /// The name of the empty prefix for this salt: requests with different salts share nothing.
+    #[must_use]
+    pub fn root(&self, cache_salt: Option<&str>) -> BlockHash {
+        match cache_salt {
+            None => BlockHash(xxh3_128_with_seed(b"no salt", self.key)),
+            Some(salt) => BlockHash(xxh3_128_with_seed(salt.as_bytes(), self.key.rotate_left(32) ^ 1)),
+        }
+    }
+
+    /// The name of a block with these tokens after `parent`.
+    #[must_use]
+    pub fn child(&self, parent: BlockHash, token_ids: &[u32]) -> BlockHash {
+        let tokens = xxh3_128_with_seed(bytemuck::cast_slice(token_ids), self.key);
+        let mut link = [0; 32];
+        link[..16].copy_from_slice(&parent.0.to_le_bytes());
+        link[16..].copy_from_slice(&tokens.to_le_bytes());
+        BlockHash(xxh3_128_with_seed(&link, self.key))
+    }
+}
+
+/// The index from names to blocks, with each block's tokens for comparison.
+#[derive(Debug)]
+pub struct PrefixCache {
+    block_size: usize,
+    blocks: HashMap<BlockHash, BlockId>,
+    /// For each block its name and its parent's name, while published.
+    names: Vec<Option<(BlockHash, BlockHash)>>,
+    /// For each block its tokens; only meaningful while published.
+    token_ids: Vec<u32>,
+}
+
+impl PrefixCache {
+    /// An empty index for `num_blocks` blocks of `block_size` tokens.
+    #[must_use]
+    pub fn new(num_blocks: usize, block_size: usize) -> Self {
+        Self {
+            block_size,
+            blocks: HashMap::new(),
+            names: vec![None; num_blocks],
+            token_ids: vec![0; num_blocks * block_size],
+        }
+    }
+
+    /// The block that holds `token_ids` after `parent`, if there is one.
+    #[must_use]
+    pub fn lookup(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
+        let block = *self.blocks.get(&hash)?;
+        let same = self.names[block.index()] == Some((hash, parent)) && self.tokens(block) == token_ids;
+        same.then_some(block)
+    }
+
+    /// Names a computed full block. If another block already has the name, this one stays unnamed:
+    /// its content is a duplicate. Returns whether the block was named.
+    pub fn publish(&mut self, block: BlockId, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> bool {
+        debug_assert_eq!(token_ids.len(), self.block_size, "only full blocks are published");
+        if self.blocks.contains_key(&hash) || self.names[block.index()].is_some() {
+            return false;
+        }
+        self.blocks.insert(hash, block);
+        self.names[block.index()] = Some((hash, parent));
+        let start = block.index() * self.block_size;
+        self.token_ids[start..start + self.block_size].copy_from_slice(token_ids);
+        true
+    }
+
+    /// Forgets a block's content, because the block is about to be overwritten.
+    pub fn forget(&mut self, block: BlockId) {
+        if let Some((hash, _)) = self.names[block.index()].take() {
+            self.blocks.remove(&hash);
+        }
+    }
+
+    /// Whether the block has a name.
+    #[must_use]
+    pub fn is_published(&self, block: BlockId) -> bool {
+        self.names[block.index()].is_some()
+    }
+
+    /// Published blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether nothing is published.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    pub(super) fn check_integrity(&self) -> Result<(), String> {
+        let named = self.names.iter().filter(|name| name.is_some()).count();
+        if named != self.blocks.len() {
+            return Err(format!("{named} named blocks, but {} in the index", self.blocks.len()));
+        }
+        for (hash, block) in &self.blocks {
+            if self.names[block.index()].is_none_or(|(name, _)| name != *hash) {
+                return Err(format!("the index entry of {block:?} does not match its name"));
+            }
+        }
+        Ok(())
+    }
+
+    fn tokens(&self, block: BlockId) -> &[u32] {
+        let start = block.index() * self.block_size;
+        &self.token_ids[start..start + self.block_size]
+    }
+}
