@@ -218,7 +218,6 @@ SHAPES = [("a triangle", "three"), ("a square", "four"), ("a rectangle", "four")
 CAPITALS = [("France", "Paris"), ("Germany", "Berlin"), ("Italy", "Rome"), ("Spain", "Madrid"), ("England", "London"), ("Portugal", "Lisbon"), ("Greece", "Athens"), ("Austria", "Vienna"), ("Poland", "Warsaw"),
             ("Norway", "Oslo"), ("Sweden", "Stockholm"), ("Finland", "Helsinki"), ("Denmark", "Copenhagen"), ("Ireland", "Dublin"), ("Japan", "Tokyo"), ("China", "Beijing"), ("Egypt", "Cairo"), ("Russia", "Moscow"),
             ("Canada", "Ottawa"), ("Belgium", "Brussels"), ("Hungary", "Budapest"), ("Turkey", "Ankara"), ("Cuba", "Havana"), ("Kenya", "Nairobi"), ("Peru", "Lima"), ("Chile", "Santiago"), ("Iceland", "Reykjavik")]
-CAPITALISED_QUESTION_WORDS = ["What is", "What's"]
 
 
 def number(rng, n):
@@ -314,11 +313,13 @@ def as_typed(rng, question):
     return question
 
 
+PLURAL_NAMES = ("tokens", "language models", "block tables", "GPUs")
+
+
 def concept_turn(rng):
     names, definitions, details, reasons = pick(rng, CONCEPTS)
     name = pick(rng, names)
-    plural = name.endswith("s") and not name.startswith(("the ", "a ")) and name in ("tokens", "language models", "block tables", "GPUs")
-    verb, does = ("are", "do") if plural else ("is", "does")
+    verb, does = ("are", "do") if name in PLURAL_NAMES else ("is", "does")
     kind = rng.random()
     if kind < 0.6:
         question = pick(rng, [f"What {verb} {name}?", f"Explain {name}.", f"What do you mean by {name}?", f"Can you explain {name}?", f"Tell me about {name}.", f"What does {name} mean?", f"{name}?", f"Please explain {name} to me."])
@@ -328,12 +329,12 @@ def concept_turn(rng):
         if rng.random() < 0.4:
             parts.append(pick(rng, reasons))
     elif kind < 0.8:
-        question = pick(rng, [f"Why {does} tinyvllm use {name}?" if False else f"Why {verb} {name} useful?", f"What {verb} {name} good for?", f"Why {does} one need {name}?"])
+        question = pick(rng, [f"Why {verb} {name} useful?", f"What {verb} {name} good for?", f"Why {does} {name} matter?"])
         parts = [pick(rng, reasons)]
         if rng.random() < 0.5:
             parts.append(pick(rng, details))
     else:
-        question = pick(rng, [f"How {does} {name} work{'' if plural else ''}?", f"Tell me more about {name}.", f"Give me details about {name}."])
+        question = pick(rng, [f"How {does} {name} work?", f"Tell me more about {name}.", f"Give me details about {name}."])
         parts = [pick(rng, definitions)] + rng.sample(details, min(2, len(details)))
     return question[0].upper() + question[1:], " ".join(parts)
 
@@ -369,7 +370,8 @@ def story_turn(rng):
         wishes["species"] = species
         about = f"a [|brave |little |small |young ]{species}"
         if rng.random() < 0.3:
-            wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(GIRLS + BOYS)
+            known = GIRLS if species in ("girl", "princess") else BOYS if species in ("boy", "prince") else GIRLS + BOYS
+            wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(known)
             about = f"a [|little ]{species} [named|called] {wishes['name']}"
     elif kind < 0.6:
         wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(GIRLS + BOYS)
@@ -396,7 +398,6 @@ def after_story_turn(rng, tale):
     """A question about the story that was just told."""
     env = dict(tale.env)
     env.update(tale.answers)
-    env["where2"] = env["where"]
     options = [
         ("[What was the name of the {kind}?|What was the {kind} called?]", ["The {kind} was called {N}.", "{His} name was {N}.", "The name of the {kind} was {N}."]),
         ("Who is the story about?", ["It is about {N}, a {trait} {kind}.", "The story is about a {kind} named {N}."]),
@@ -412,7 +413,8 @@ def after_story_turn(rng, tale):
     else:
         options.append(("Who helped {N}?", ["{helper} helped {him}.", "It was {helper}."]))
     if tale.plot != "sharing":
-        options.append(("Who was {F}?", ["{F} was a {ftrait} {fkind}." if tale.plot != "a new friend" else "{F} was a {fkind} and became a friend of {N}.", "{F} was a friend of {N}."]))
+        became = "{F} was a {fkind} and became a friend of {N}." if tale.plot == "a new friend" else "{F} was a {ftrait} {fkind}."
+        options.append(("Who was {F}?", [became, "{F} was a friend of {N}."]))
     question, answers = rng.choice(options)
     return expand(question, env, rng), expand(pick(rng, answers), env, rng)
 

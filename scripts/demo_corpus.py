@@ -277,7 +277,7 @@ def made_up_name(rng):
 
 def character(rng, setting, animal, species=None, name=None):
     """A name, what kind of creature it is, and its pronouns."""
-    pronoun = rng.choice(["she", "he"])
+    pronoun = "she" if name in GIRLS else "he" if name in BOYS else rng.choice(["she", "he"])
     if animal:
         kind = species or pick(rng, SETTINGS[setting]["animals"])
         names = SHE_PETS if pronoun == "she" else HE_PETS
@@ -369,10 +369,10 @@ def opening(t, introduce_friend):
         "There once was a {trait} {kind} [named|called] {N}. {He} lived {where}.",
         "This is the story of {N}, a {trait} {kind} who lived {where}.",
     )
-    t.maybe(0.5, "{He} lived in {home}[| with {parent}].", "{His} home was {home}.", "{N} lived with {parent} in {home}.")
+    t.maybe(0.5, "{He} lived in {home}[| with {parent}].", "{His} home was {home}.", "{He} lived with {parent} in {home}.")
     t.maybe(
         0.75,
-        "{N} loved {like} [more than anything else|every day|all day long].",
+        "{He} loved {like} [more than anything else|every day|all day long].",
         "{He} [liked|loved] {like}, and {he} was [always|almost always] [happy|busy].",
         "Every [morning|day|afternoon], {he} spent [a little time|an hour|hours] {like}.",
     )
@@ -381,7 +381,7 @@ def opening(t, introduce_friend):
         t.env["friend"] = t.env["F"]
         t.say(
             "{His} best friend was {F}, a {ftrait} {fkind}.",
-            "{N} had a [good|very good|dear] friend, a {ftrait} {fkind} named {F}.",
+            "{He} had a [good|very good|dear] friend, a {ftrait} {fkind} named {F}.",
             "{He} had one very good friend, and that was {F}, a {ftrait} {fkind}.",
         )
     else:
@@ -517,7 +517,7 @@ def plot_share(t):
     t.say("A few days later, {N} [lost {his} way|got lost] near {s3}. It was getting dark, and {he} did not know where to go.",
           "Not long after, {N} fell into a deep hole near {s3} and could not get out.",
           "The next week, [a cold rain came down|the path was under water] and {N} was stuck near {s3}.")
-    t.say("\"Help!\" {he} called. \"Is anybody there?\"", "{He} called and called, but there was only {sound}.")
+    t.say("\"Help!\" {he} called. \"Is anybody there?\"", "{He} called and called, but {he} heard only {sound}.")
     t.say("Then a light came closer. It was {e}! \"I know that voice,\" {ehe} said.", "Suddenly somebody called {his} name. It was {e}.")
     t.say("{E} took {him} by the hand and brought {him} home." if not t.animal else "{E} showed {him} the way and brought {him} home.", "{E} helped {him} and walked with {him} all the way home.")
     t.say("\"You helped me, and now I could help you,\" said {e}.", "\"Do you remember the {food}?\" asked {e}. \"It was the best meal of my life.\"")

@@ -15,7 +15,7 @@ use super::store_f16;
 use crate::Result;
 
 /// Step sizes tried for Q4_K, as the number of steps that span the range of the sub-block.
-const Q4_K_STEPS: [f32; 6] = [15.0, 14.2, 14.6, 15.4, 15.8, 16.4];
+const Q4_K_STEPS: [f32; 6] = [15.0, 13.6, 14.2, 14.6, 15.4, 16.0];
 /// Step sizes tried for Q6_K, as the code that the value of largest magnitude gets, negated.
 const Q6_K_STEPS: [f32; 7] = [32.0, 31.1, 31.4, 31.7, 32.3, 32.6, 32.9];
 
