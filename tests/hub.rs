@@ -1,5 +1,7 @@
 //! `--model` from argument to files, against a fake Hub on this machine.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test, also in helper functions")]
+
 #[path = "hub/fake.rs"]
 mod fake;
 
@@ -267,8 +269,8 @@ fn a_revision_is_a_branch_a_tag_or_a_commit() {
 #[test]
 fn every_refusal_has_its_own_message_and_way_out() {
     let hub = hub_with_a_folder();
-    let mut messages = Vec::new();
-    let mut check = |fault: Response, with_token: bool, kind: ErrorKind, words: &[&str]| {
+    let messages = RefCell::new(Vec::new());
+    let check = |fault: Response, with_token: bool, kind: ErrorKind, words: &[&str]| {
         let cache = TempDir::new().unwrap();
         let mut config = config(&hub, &cache);
         if !with_token {
@@ -277,7 +279,7 @@ fn every_refusal_has_its_own_message_and_way_out() {
         hub.set_fault(move |_, response| *response = fault.clone());
         let error = get("org/name", &config).unwrap_err();
         assert_error(&error, kind, words);
-        messages.push(error.message().to_owned());
+        messages.borrow_mut().push(error.message().to_owned());
     };
     use ErrorKind::{NotFound, RateLimited, Unauthorized, Unavailable};
     let refusal = Response::refusal;
@@ -306,7 +308,7 @@ fn every_refusal_has_its_own_message_and_way_out() {
     check(refusal(403, "", ""), true, Unauthorized, &["may not read"]);
     check(refusal(403, "", ""), false, Unauthorized, &["not give the model", "set HF_TOKEN"]);
     check(
-        refusal(429, "", "").with("retry-after", 17),
+        refusal(429, "", "").with("retry-after", "17"),
         true,
         RateLimited,
         &["refuses more requests", "wait 17 s"],
@@ -319,10 +321,10 @@ fn every_refusal_has_its_own_message_and_way_out() {
         &["not answer as the Hub does"],
     );
 
-    let num_messages = messages.len();
-    messages.sort();
-    messages.dedup();
-    assert_eq!(messages.len(), num_messages, "two refusals have the same message: {messages:#?}");
+    let mut distinct = messages.borrow().clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), messages.borrow().len(), "two refusals have the same message: {distinct:#?}");
 
     // The same meaning in other words of the Hub.
     check(
