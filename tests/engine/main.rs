@@ -81,8 +81,8 @@ struct Arrival {
 }
 
 fn arrival() -> impl Strategy<Value = Arrival> {
-    let prompt = (0_usize..4, 0_usize..12, proptest::collection::vec(1_u32..4, 1..8));
-    let params = (0_usize..6, 1_usize..20, 0_usize..4, any::<bool>(), 1_usize..4, any::<u64>());
+    let prompt = (0_usize..4, 0_usize..12, proptest::collection::vec(1_u32..4, 1..14));
+    let params = (0_usize..6, 1_usize..30, 0_usize..4, any::<bool>(), 1_usize..4, any::<u64>());
     (0_usize..30, proptest::option::weighted(0.15, 0_usize..12), prompt, params, any::<bool>()).prop_map(
         |(
             step,
@@ -117,14 +117,14 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    (1_usize..7, 1_usize..5, 4_usize..40, 0_usize..40, 1_usize..6, any::<bool>()).prop_map(
+    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, 1_usize..6, any::<bool>()).prop_map(
         |(block_size, max_num_seqs, tokens, extra_blocks, num_scheduler_steps, enable_prefix_caching)| {
             EngineConfig {
-                max_model_len: 40,
+                max_model_len: 60,
                 max_num_seqs: max_num_seqs.max(3),
                 max_num_batched_tokens: tokens.max(max_num_seqs.max(3)),
                 block_size,
-                num_blocks: 40_usize.div_ceil(block_size) + extra_blocks / block_size,
+                num_blocks: 60_usize.div_ceil(block_size) + extra_blocks / block_size,
                 enable_prefix_caching,
                 num_scheduler_steps,
                 max_num_requests: 100,
@@ -134,14 +134,14 @@ fn config() -> impl Strategy<Value = EngineConfig> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
     /// step count, and whatever others do, abort included.
     #[test]
     fn tokens_do_not_depend_on_scheduling(
         config in config(),
-        arrivals in proptest::collection::vec(arrival(), 1..12),
+        arrivals in proptest::collection::vec(arrival(), 1..16),
     ) {
         let mut core = core(&config);
         let mut collected: HashMap<RequestId, Collected> = HashMap::new();
@@ -175,7 +175,7 @@ proptest! {
             let collected = &collected[&id];
             prop_assert_eq!(collected.finished.len(), params.n);
             for (&index, (reason, _)) in &collected.finished {
-                let wanted = reference(prompt_token_ids, params, params.seed.unwrap(), index as u32, 40);
+                let wanted = reference(prompt_token_ids, params, params.seed.unwrap(), index as u32, 60);
                 let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
                 match reason {
                     FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
