@@ -1,0 +1,347 @@
+//! Encoders of the 256-value super-blocks Q4_K and Q6_K.
+//!
+//! Both minimise the weighted square error Σ w·(x − x̂)² in three stages: a grid search over the step size
+//! of each sub-block on its own, with a least-squares fit for every candidate; rounding of the sub-block
+//! scales to the format's integers, with their neighbours tried as well; and a last least-squares fit of
+//! the super-block's f16 factors to the codes found. Weights are σ + |x| with σ the sub-block's root mean
+//! square: large weights matter more, small ones are not ignored.
+//!
+//! The inner loops run over eight lanes and round by adding 2²³, so that the compiler can vectorise them
+//! for the baseline instruction set: a model is encoded while the user waits.
+
+use half::f16;
+
+use super::store_f16;
+use crate::Result;
+
+/// Step sizes tried for Q4_K, as the number of steps that span the range of the sub-block.
+const Q4_K_STEPS: [f32; 9] = [15.0, 13.8, 14.2, 14.6, 15.4, 15.8, 16.2, 16.6, 17.0];
+/// Step sizes tried for Q6_K, as the code that the value of largest magnitude gets, negated.
+const Q6_K_STEPS: [f32; 7] = [32.0, 31.1, 31.4, 31.7, 32.3, 32.6, 32.9];
+
+const LANES: usize = 8;
+
+pub(super) fn q4_k(values: &[f32; 256], block: &mut [u8; 144]) -> Result<()> {
+    let (sub_blocks, _) = values.as_chunks::<32>();
+    let weights: [[f32; 32]; 8] = std::array::from_fn(|j| importance(&sub_blocks[j]));
+    let fits: [Affine; 8] = std::array::from_fn(|j| fit_affine(&sub_blocks[j], &weights[j]));
+    let largest = |part: fn(&Affine) -> f32| fits.iter().map(part).fold(0.0_f32, f32::max);
+    let mut factors = Factors::new(largest(|fit| fit.scale) / 63.0, largest(|fit| fit.min) / 63.0);
+    let levels: [Levels; 8] =
+        std::array::from_fn(|j| round_levels(&sub_blocks[j], &weights[j], fits[j], factors));
+    let refitted = refit_factors(sub_blocks, &weights, &levels, factors);
+    let error =
+        |factors| (0..8).map(|j| affine_error(&sub_blocks[j], &weights[j], levels[j], factors)).sum::<f32>();
+    if error(refitted) < error(factors) {
+        factors = refitted;
+    }
+
+    store_f16(factors.scale, &mut block[0..2])?;
+    store_f16(factors.min, &mut block[2..4])?;
+    pack_levels(&levels, &mut block[4..16]);
+    for (pair, bytes) in block[16..].chunks_exact_mut(32).enumerate() {
+        let low = affine_codes(&sub_blocks[2 * pair], levels[2 * pair].under(factors));
+        let high = affine_codes(&sub_blocks[2 * pair + 1], levels[2 * pair + 1].under(factors));
+        for (l, byte) in bytes.iter_mut().enumerate() {
+            *byte = low[l] as u8 | ((high[l] as u8) << 4);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn q6_k(values: &[f32; 256], block: &mut [u8; 210]) -> Result<()> {
+    let (sub_blocks, _) = values.as_chunks::<16>();
+    let weights: [[f32; 16]; 16] = std::array::from_fn(|j| importance(&sub_blocks[j]));
+    let scales: [f32; 16] = std::array::from_fn(|j| fit_symmetric(&sub_blocks[j], &weights[j]));
+    let extreme = scales.iter().fold(0.0_f32, |a, &b| if b.abs() > a.abs() { b } else { a });
+    // The largest scale gets −128, the level that has no positive counterpart.
+    let d = round_to_f16(extreme / -128.0);
+    let levels: [f32; 16] =
+        std::array::from_fn(|j| round_symmetric(&sub_blocks[j], &weights[j], scales[j], d));
+
+    store_f16(d, &mut block[208..])?;
+    for (j, level) in levels.iter().enumerate() {
+        block[192 + j] = (*level as i8).cast_unsigned();
+    }
+    block[..192].fill(0);
+    for (j, x) in sub_blocks.iter().enumerate() {
+        let inverse = reciprocal(d * levels[j]);
+        for (i, &x) in x.iter().enumerate() {
+            let k = 16 * j + i;
+            let (half, group, l) = (k / 128, k % 128 / 32, k % 32);
+            let code = (symmetric_code(x, inverse) + 32.0) as u8;
+            block[64 * half + 32 * (group % 2) + l] |= (code & 15) << (4 * (group / 2));
+            block[128 + 32 * half + l] |= (code >> 4) << (2 * group);
+        }
+    }
+    Ok(())
+}
+
+/// A sub-block's code before rounding: x ≈ scale·q − min, with both ≥ 0 and q in 0..=15.
+#[derive(Clone, Copy)]
+struct Affine {
+    scale: f32,
+    min: f32,
+}
+
+/// The 6-bit integers of a sub-block, as floats.
+#[derive(Clone, Copy)]
+struct Levels {
+    scale: f32,
+    min: f32,
+}
+
+/// The f16 factors of a super-block.
+#[derive(Clone, Copy)]
+struct Factors {
+    scale: f32,
+    min: f32,
+}
+
+impl Factors {
+    fn new(scale: f32, min: f32) -> Self {
+        Self { scale: round_to_f16(scale), min: round_to_f16(min) }
+    }
+}
+
+impl Levels {
+    fn under(self, factors: Factors) -> Affine {
+        Affine { scale: factors.scale * self.scale, min: factors.min * self.min }
+    }
+}
+
+/// Weighted sums over a sub-block's values and codes.
+#[derive(Clone, Copy, Default)]
+struct Moments {
+    w: f32,
+    q: f32,
+    qq: f32,
+    x: f32,
+    xq: f32,
+    xx: f32,
+}
+
+impl Moments {
+    /// The weighted square error of x ≈ scale·q − min.
+    fn error(&self, Affine { scale, min }: Affine) -> f32 {
+        self.xx
+            + scale * (scale * self.qq - 2.0 * self.xq)
+            + min * (min * self.w + 2.0 * self.x - 2.0 * scale * self.q)
+    }
+
+    /// The least-squares scale and min for these codes, if there is one with min ≥ 0.
+    fn fit(&self) -> Option<Affine> {
+        let determinant = self.w * self.qq - self.q * self.q;
+        if determinant > 0.0 {
+            let scale = (self.w * self.xq - self.x * self.q) / determinant;
+            let min = (scale * self.q - self.x) / self.w;
+            if scale > 0.0 && min >= 0.0 {
+                return Some(Affine { scale, min });
+            }
+        }
+        let scale = self.xq / self.qq;
+        (scale.is_finite() && scale > 0.0).then_some(Affine { scale, min: 0.0 })
+    }
+}
+
+fn fit_affine(x: &[f32; 32], weights: &[f32; 32]) -> Affine {
+    // The format has no positive offset, so zero is always part of the range.
+    let low = x.iter().fold(0.0_f32, |low, &x| low.min(x));
+    let high = x.iter().fold(0.0_f32, |high, &x| high.max(x));
+    let range = high - low;
+    if range < f32::MIN_POSITIVE * 64.0 {
+        return Affine { scale: 0.0, min: 0.0 };
+    }
+    let mut best = Affine { scale: range / 15.0, min: -low };
+    let mut best_error = f32::INFINITY;
+    for steps in Q4_K_STEPS {
+        let moments = affine_moments(x, weights, Affine { scale: range / steps, min: -low });
+        let Some(fit) = moments.fit() else { continue };
+        let error = moments.error(fit);
+        if error < best_error {
+            best_error = error;
+            best = fit;
+        }
+    }
+    // The codes that belong to the fit may differ from those it was made for.
+    affine_moments(x, weights, best).fit().unwrap_or(best)
+}
+
+/// Rounds a fit to 6-bit integers: for the nearest scale and its two neighbours, the best min.
+fn round_levels(x: &[f32; 32], weights: &[f32; 32], fit: Affine, factors: Factors) -> Levels {
+    let nearest = round_level(fit.scale, factors.scale, 63.0);
+    let mut best = Levels { scale: nearest, min: round_level(fit.min, factors.min, 63.0) };
+    let mut best_error = f32::INFINITY;
+    for scale in [nearest, nearest - 1.0, nearest + 1.0] {
+        if !(0.0..=63.0).contains(&scale) {
+            continue;
+        }
+        let guess = Levels { scale, min: best.min };
+        let moments = affine_moments(x, weights, guess.under(factors));
+        let min = (scale * factors.scale * moments.q - moments.x) / moments.w;
+        let levels = Levels { scale, min: round_level(min, factors.min, 63.0) };
+        let error = moments.error(levels.under(factors));
+        if error < best_error {
+            best_error = error;
+            best = levels;
+        }
+    }
+    best
+}
+
+/// Least squares for x ≈ scale·(level·q) − min·(level), the two factors being unknown.
+fn refit_factors(
+    x: &[[f32; 32]],
+    weights: &[[f32; 32]; 8],
+    levels: &[Levels; 8],
+    factors: Factors,
+) -> Factors {
+    let (mut aa, mut ab, mut bb, mut ax, mut bx) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for ((x, weights), level) in x.iter().zip(weights).zip(levels) {
+        let moments = affine_moments(x, weights, level.under(factors));
+        aa += level.scale * level.scale * moments.qq;
+        ab += level.scale * level.min * moments.q;
+        bb += level.min * level.min * moments.w;
+        ax += level.scale * moments.xq;
+        bx += level.min * moments.x;
+    }
+    let determinant = aa * bb - ab * ab;
+    let scale = (ax * bb - bx * ab) / determinant;
+    let min = (ax * ab - bx * aa) / determinant;
+    let usable = determinant > 0.0 && scale.is_finite() && min.is_finite() && min >= 0.0;
+    if usable { Factors::new(scale, min) } else { factors }
+}
+
+fn affine_error(x: &[f32; 32], weights: &[f32; 32], levels: Levels, factors: Factors) -> f32 {
+    let affine = levels.under(factors);
+    affine_moments(x, weights, affine).error(affine)
+}
+
+/// The code of `x`, before clamping, is `(x + min)·inverse`.
+fn affine_code(x: f32, min: f32, inverse: f32) -> f32 {
+    round_positive(((x + min) * inverse).clamp(0.0, 15.0))
+}
+
+fn affine_codes(x: &[f32; 32], Affine { scale, min }: Affine) -> [f32; 32] {
+    let inverse = reciprocal(scale);
+    x.map(|x| affine_code(x, min, inverse))
+}
+
+fn affine_moments(x: &[f32; 32], weights: &[f32; 32], Affine { scale, min }: Affine) -> Moments {
+    let inverse = reciprocal(scale);
+    let mut lanes = [[0.0_f32; LANES]; 6];
+    for (x, weights) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            let (x, w) = (x[lane], weights[lane]);
+            let q = affine_code(x, min, inverse);
+            lanes[0][lane] += w;
+            lanes[1][lane] += w * q;
+            lanes[2][lane] += w * q * q;
+            lanes[3][lane] += w * x;
+            lanes[4][lane] += w * x * q;
+            lanes[5][lane] += w * x * x;
+        }
+    }
+    let [w, q, qq, x, xq, xx] = lanes.map(|lane| lane.iter().sum());
+    Moments { w, q, qq, x, xq, xx }
+}
+
+/// The inverse of the unpacking in `decode`.
+fn pack_levels(levels: &[Levels; 8], packed: &mut [u8]) {
+    packed.fill(0);
+    for (j, level) in levels.iter().enumerate() {
+        let (scale, min) = (level.scale as u8, level.min as u8);
+        if j < 4 {
+            packed[j] |= scale;
+            packed[j + 4] |= min;
+        } else {
+            packed[j + 4] = (scale & 15) | (min << 4);
+            packed[j - 4] |= (scale >> 4) << 6;
+            packed[j] |= (min >> 4) << 6;
+        }
+    }
+}
+
+/// The scale of x ≈ scale·q, q in −32..=31; its sign is free.
+fn fit_symmetric(x: &[f32; 16], weights: &[f32; 16]) -> f32 {
+    let extreme = x.iter().fold(0.0_f32, |a, &b| if b.abs() > a.abs() { b } else { a });
+    if extreme.abs() < f32::MIN_POSITIVE * 64.0 {
+        return 0.0;
+    }
+    let mut best = extreme / -32.0;
+    let mut best_gain = 0.0;
+    for steps in Q6_K_STEPS {
+        let (xq, qq) = symmetric_moments(x, weights, steps / -extreme);
+        // With the least-squares scale xq/qq the error is Σwx² less this.
+        let gain = xq * xq / qq;
+        if gain > best_gain && gain.is_finite() {
+            best_gain = gain;
+            best = xq / qq;
+        }
+    }
+    best
+}
+
+/// The best integer level in −128..=127 among the nearest one and its neighbours.
+fn round_symmetric(x: &[f32; 16], weights: &[f32; 16], scale: f32, d: f32) -> f32 {
+    let nearest = (scale * reciprocal(d)).round().clamp(-128.0, 127.0);
+    let mut best = nearest;
+    let mut best_gain = f32::NEG_INFINITY;
+    for level in [nearest, nearest - 1.0, nearest + 1.0] {
+        if !(-128.0..=127.0).contains(&level) {
+            continue;
+        }
+        let scale = d * level;
+        let (xq, qq) = symmetric_moments(x, weights, reciprocal(scale));
+        let gain = scale * (2.0 * xq - scale * qq);
+        if gain > best_gain {
+            best_gain = gain;
+            best = level;
+        }
+    }
+    best
+}
+
+fn symmetric_moments(x: &[f32; 16], weights: &[f32; 16], inverse: f32) -> (f32, f32) {
+    let mut lanes = [[0.0_f32; LANES]; 2];
+    for (x, weights) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            let q = symmetric_code(x[lane], inverse);
+            lanes[0][lane] += weights[lane] * x[lane] * q;
+            lanes[1][lane] += weights[lane] * q * q;
+        }
+    }
+    let [xq, qq] = lanes.map(|lane| lane.iter().sum());
+    (xq, qq)
+}
+
+fn symmetric_code(x: f32, inverse: f32) -> f32 {
+    round_positive((x * inverse + 32.0).clamp(0.0, 63.0)) - 32.0
+}
+
+fn importance<const N: usize>(x: &[f32; N]) -> [f32; N] {
+    let mean_square = x.iter().map(|x| x * x).sum::<f32>() / N as f32;
+    let sigma = mean_square.sqrt();
+    x.map(|x| sigma + x.abs())
+}
+
+/// `value / step` as an integer in 0..=`limit`.
+fn round_level(value: f32, step: f32, limit: f32) -> f32 {
+    round_positive((value * reciprocal(step)).clamp(0.0, limit))
+}
+
+/// Rounds 0 ≤ x < 2²² to the nearest integer: the sum has no room for a fraction.
+fn round_positive(x: f32) -> f32 {
+    const NO_FRACTION: f32 = 8_388_608.0;
+    (x + NO_FRACTION) - NO_FRACTION
+}
+
+fn round_to_f16(x: f32) -> f32 {
+    f16::from_f32(x).to_f32()
+}
+
+/// 1/x, but 0 where that is not finite, so that all codes of an empty step are equal.
+fn reciprocal(x: f32) -> f32 {
+    let inverse = 1.0 / x;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}

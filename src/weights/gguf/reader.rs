@@ -1,0 +1,105 @@
+//! A bounds-checked cursor over the bytes of a GGUF header.
+//!
+//! Nothing here trusts a length: every read is checked against the bytes that are left before anything is
+//! allocated for it.
+
+use crate::{Error, Result};
+
+/// Reads little-endian values from the front of a file.
+#[derive(Debug)]
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    /// Width of counts and lengths: 4 bytes in version 1, 8 later.
+    wide_lengths: bool,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0, wide_lengths: true }
+    }
+
+    pub(super) fn set_version(&mut self, version: u32) {
+        self.wide_lengths = version >= 2;
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.bytes.len() - self.position
+    }
+
+    /// Bytes that a count or a length takes.
+    pub(super) fn length_bytes(&self) -> usize {
+        if self.wide_lengths { 8 } else { 4 }
+    }
+
+    pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        if len > self.remaining() {
+            return Err(Error::invalid_model(format!(
+                "{len} bytes are needed at offset {} but the file ends at {}",
+                self.position,
+                self.bytes.len()
+            ))
+            .with_hint("the file is damaged or its download is incomplete; fetch it again"));
+        }
+        let taken = &self.bytes[self.position..self.position + len];
+        self.position += len;
+        Ok(taken)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count, a length or a dimension, in the width of the file's version.
+    pub(super) fn length(&mut self) -> Result<usize> {
+        let value = if self.wide_lengths { self.u64()? } else { u64::from(self.u32()?) };
+        usize::try_from(value)
+            .map_err(|_| Error::invalid_model(format!("the length {value} is too large for this machine")))
+    }
+
+    /// A count of things of at least `min_bytes` each, which must fit into the rest of the file.
+    pub(super) fn count(&mut self, min_bytes: usize, what: &str) -> Result<usize> {
+        let count = self.length()?;
+        match count.checked_mul(min_bytes) {
+            Some(bytes) if bytes <= self.remaining() => Ok(count),
+            _ => Err(Error::invalid_model(format!(
+                "the file claims {count} {what}, which cannot fit into the {} bytes that follow",
+                self.remaining()
+            ))
+            .with_hint("the file is damaged or its download is incomplete; fetch it again")),
+        }
+    }
+
+    pub(super) fn string_bytes(&mut self) -> Result<&'a [u8]> {
+        let len = self.length()?;
+        self.take(len)
+    }
+
+    /// A key or a tensor name, which must be UTF-8.
+    pub(super) fn name(&mut self) -> Result<&'a str> {
+        let offset = self.position;
+        let bytes = self.string_bytes()?;
+        std::str::from_utf8(bytes)
+            .map_err(|_| Error::invalid_model(format!("the name at offset {offset} is not UTF-8")))
+    }
+
+    /// A string value. Files with broken UTF-8 in a token or a description exist and work elsewhere, so
+    /// such bytes are replaced instead of refused.
+    pub(super) fn text(&mut self) -> Result<String> {
+        Ok(String::from_utf8_lossy(self.string_bytes()?).into_owned())
+    }
+}
