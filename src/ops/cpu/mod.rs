@@ -1,4 +1,5 @@
 //! CPU kernels.
 
+pub mod matmul;
 pub mod pool;
 pub mod simd;

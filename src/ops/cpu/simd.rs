@@ -4,6 +4,10 @@
 //! the only place where an instruction set is chosen. Every operation has a fixed order, so that a
 //! kernel's result depends on the level, but never on the other rows, the threads or the chunking.
 
+mod int8;
+
+pub use int8::Int8Dot;
+
 /// An instruction set that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CpuLevel {
@@ -109,7 +113,7 @@ fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 /// Methods that take a pointer read or write sixteen elements there, unaligned. All methods must only
 /// be reached through [`CpuLevel::run`], which makes sure that the machine has the instructions.
 #[expect(clippy::missing_safety_doc, reason = "the contract of every method is the trait's")]
-pub unsafe trait F32x16: Copy {
+pub unsafe trait F32x16: Int8Dot {
     /// All lanes equal to `value`.
     fn splat(value: f32) -> Self;
     /// Reads sixteen f32.
@@ -118,6 +122,8 @@ pub unsafe trait F32x16: Copy {
     unsafe fn load_f16(source: *const u16) -> Self;
     /// Reads sixteen bf16.
     unsafe fn load_bf16(source: *const u16) -> Self;
+    /// Reads sixteen pairs of bf16: the first of each pair, and the second.
+    unsafe fn load_bf16_pairs(source: *const u8) -> (Self, Self);
     /// Writes sixteen f32.
     unsafe fn store(self, target: *mut f32);
     /// Writes sixteen f16, rounded to nearest even.
@@ -203,6 +209,15 @@ unsafe impl F32x16 for PortableVector {
         Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(source: *const u8) -> (Self, Self) {
+        // SAFETY: the caller guarantees sixteen readable pairs.
+        let pairs = unsafe { source.cast::<[u32; 16]>().read_unaligned() }.map(u32::from_le);
+        (
+            Self(pairs.map(|pair| f32::from_bits(pair << 16))),
+            Self(pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))),
+        )
+    }
+    #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
         // SAFETY: the caller guarantees sixteen writable f32.
         unsafe { target.cast::<[f32; 16]>().write_unaligned(self.0) }
@@ -278,11 +293,11 @@ mod x86 {
 
     /// Two AVX2 registers.
     #[derive(Debug, Clone, Copy)]
-    pub(super) struct Avx2Vector(__m256, __m256);
+    pub(super) struct Avx2Vector(pub(super) __m256, pub(super) __m256);
 
     /// One AVX-512 register.
     #[derive(Debug, Clone, Copy)]
-    pub(super) struct Avx512Vector(__m512);
+    pub(super) struct Avx512Vector(pub(super) __m512);
 
     macro_rules! lanewise {
         ($self:expr, $other:expr, $op:ident) => {
@@ -323,6 +338,17 @@ mod x86 {
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
                 )
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_pairs(source: *const u8) -> (Self, Self) {
+            // SAFETY: the caller guarantees sixteen readable pairs.
+            unsafe {
+                let [low, high] = [0, 32].map(|at| _mm256_loadu_si256(source.add(at).cast()));
+                let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+                let even = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
+                let odd = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, upper));
+                (Self(even(low), even(high)), Self(odd(low), odd(high)))
             }
         }
         #[inline(always)]
@@ -448,6 +474,15 @@ mod x86 {
             unsafe {
                 let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast()));
                 Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_pairs(source: *const u8) -> (Self, Self) {
+            // SAFETY: the caller guarantees sixteen readable pairs.
+            unsafe {
+                let pairs = _mm512_loadu_si512(source.cast());
+                let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                (Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))), Self(_mm512_castsi512_ps(odd)))
             }
         }
         #[inline(always)]

@@ -1,0 +1,232 @@
+//! How a weight matrix lies in memory once it is packed.
+//!
+//! Sixteen rows make a tile row, one row for each vector lane; a tile row is a sequence of tiles, one for
+//! each block of columns. A tile takes the bytes of its sixteen blocks in the file, no more. Codes are
+//! words of four bytes, and word w of the sixteen rows lies together: 64 bytes that a kernel loads at once.
+//! Which nibble or bit of a byte belongs to which column stays as it is in the file, except for the fifth
+//! bits of `Q5_0` and `Q5_1`. Rows that fill up the last tile row are zero.
+//!
+//! | type | columns | tile |
+//! |---|---|---|
+//! | F32, F16 | 1 | 16 values |
+//! | BF16 | 2 | 16 pairs of values (an odd last column has a zero beside it) |
+//! | `Q4_0` | 32 | 16 scales, 4 words of codes |
+//! | `Q4_1` | 32 | 16 scales, 16 minima, 4 words of codes |
+//! | `Q5_0` | 32 | 16 scales, 1 word of fifth bits, 4 words of codes |
+//! | `Q5_1` | 32 | 16 scales, 16 minima, 1 word of fifth bits, 4 words of codes |
+//! | `Q8_0` | 32 | 16 scales, 8 words of codes |
+//! | `Q4_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 32 words of codes |
+//! | `Q5_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 8 words of fifth bits, 32 words of codes |
+//! | `Q6_K` | 256 | 16 scales, 16 × 16 8-bit scales, 16 words of upper bits, 32 words of lower bits |
+
+use half::{bf16, f16};
+
+use crate::weights::DType;
+
+/// Rows of a tile: the lanes of a vector.
+pub(super) const TILE_ROWS: usize = 16;
+/// Bytes of the sixteen f16 scales that quantised tiles start with.
+pub(super) const SCALES: usize = 2 * TILE_ROWS;
+/// Bytes of one word of codes of all rows.
+pub(super) const WORD: usize = 4 * TILE_ROWS;
+
+/// Columns of a tile.
+pub(super) fn tile_cols(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => 2,
+        _ => dtype.block_len(),
+    }
+}
+
+/// Bytes of a tile.
+pub(super) fn tile_bytes(dtype: DType) -> usize {
+    tile_cols(dtype) / dtype.block_len() * dtype.block_bytes() * TILE_ROWS
+}
+
+/// Writes one row of the file, `row`, into lane `lane` of a tile row.
+pub(super) fn pack_row(dtype: DType, row: &[u8], tiles: &mut [u8], lane: usize) {
+    match dtype {
+        DType::F32 => pack_blocks::<4, 64>(row, tiles, |block, tile| put(tile, 4 * lane, block)),
+        DType::F16 => pack_blocks::<2, 32>(row, tiles, |block, tile| put(tile, 2 * lane, block)),
+        DType::BF16 => {
+            pack_blocks::<4, 64>(row, tiles, |block, tile| put(tile, 4 * lane, block));
+            if let ([last], Some(tile)) = (row.as_chunks::<4>().1.as_chunks::<2>().0, last_tile::<64>(tiles))
+            {
+                put(tile, 4 * lane, last);
+            }
+        }
+        DType::Q4_0 => pack_blocks::<18, 288>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put_words(tile, SCALES, lane, &block[2..]);
+        }),
+        DType::Q4_1 => pack_blocks::<20, 320>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put(tile, SCALES + 2 * lane, &block[2..4]);
+            put_words(tile, 2 * SCALES, lane, &block[4..]);
+        }),
+        DType::Q5_0 => pack_blocks::<22, 352>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            let bits = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+            put_words(tile, SCALES, lane, &transpose_bits(bits).to_le_bytes());
+            put_words(tile, SCALES + WORD, lane, &block[6..]);
+        }),
+        DType::Q5_1 => pack_blocks::<24, 384>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put(tile, SCALES + 2 * lane, &block[2..4]);
+            let bits = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+            put_words(tile, 2 * SCALES, lane, &transpose_bits(bits).to_le_bytes());
+            put_words(tile, 2 * SCALES + WORD, lane, &block[8..]);
+        }),
+        DType::Q8_0 => pack_blocks::<34, 544>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put_words(tile, SCALES, lane, &block[2..]);
+        }),
+        DType::Q4K => pack_blocks::<144, 2304>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put(tile, SCALES + 2 * lane, &block[2..4]);
+            put_words(tile, 2 * SCALES, lane, &block[4..]);
+        }),
+        DType::Q5K => pack_blocks::<176, 2816>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            put(tile, SCALES + 2 * lane, &block[2..4]);
+            put_words(tile, 2 * SCALES, lane, &block[4..]);
+        }),
+        DType::Q6K => pack_blocks::<210, 3360>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[208..]);
+            for (index, &scale) in block[192..208].iter().enumerate() {
+                tile[SCALES + TILE_ROWS * index + lane] = scale;
+            }
+            put_words(tile, Q6K_UPPER, lane, &block[128..192]);
+            put_words(tile, Q6K_LOWER, lane, &block[..128]);
+        }),
+    }
+}
+
+/// Where the upper two bits lie in a `Q6_K` tile: 16 words.
+pub(super) const Q6K_UPPER: usize = SCALES + 16 * TILE_ROWS;
+/// Where the lower four bits lie in a `Q6_K` tile: 32 words.
+pub(super) const Q6K_LOWER: usize = Q6K_UPPER + 16 * WORD;
+/// Where the codes of a `Q4_K` tile and the fifth bits of a `Q5_K` tile start.
+pub(super) const K_CODES: usize = 2 * SCALES + 3 * WORD;
+
+/// The values of the columns of one tile in lane `lane`, the same f32 as those of the file's block.
+pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32]) {
+    let half_at = |at: usize| f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32();
+    // Byte `index` of this lane's words from `at`.
+    let byte_at = |at: usize, index: usize| tile[at + index / 4 * WORD + 4 * lane + index % 4];
+    let nibble_at = |at: usize, col: usize| byte_at(at, col % 16) >> (4 * (col / 16)) & 15;
+    let fifth_at = |at: usize, col: usize| (byte_at(at, col % 4) >> (col / 4) & 1) << 4;
+    match dtype {
+        DType::F32 => {
+            let bits = std::array::from_fn(|index| tile[4 * lane + index]);
+            out[0] = f32::from_le_bytes(bits);
+        }
+        DType::F16 => out[0] = half_at(0),
+        DType::BF16 => {
+            for (index, value) in out.iter_mut().enumerate() {
+                let at = 4 * lane + 2 * index;
+                *value = bf16::from_le_bytes([tile[at], tile[at + 1]]).to_f32();
+            }
+        }
+        DType::Q4_0 => {
+            let scale = half_at(0);
+            fill(out, |col| scale * (f32::from(nibble_at(SCALES, col)) - 8.0));
+        }
+        DType::Q4_1 => {
+            let (scale, minimum) = (half_at(0), half_at(SCALES));
+            fill(out, |col| scale * f32::from(nibble_at(2 * SCALES, col)) + minimum);
+        }
+        DType::Q5_0 => {
+            let scale = half_at(0);
+            fill(out, |col| {
+                let code = nibble_at(SCALES + WORD, col) | fifth_at(SCALES, col);
+                scale * (f32::from(code) - 16.0)
+            });
+        }
+        DType::Q5_1 => {
+            let (scale, minimum) = (half_at(0), half_at(SCALES));
+            fill(out, |col| {
+                let code = nibble_at(2 * SCALES + WORD, col) | fifth_at(2 * SCALES, col);
+                scale * f32::from(code) + minimum
+            });
+        }
+        DType::Q8_0 => {
+            let scale = half_at(0);
+            fill(out, |col| scale * f32::from(byte_at(SCALES, col) as i8));
+        }
+        DType::Q4K | DType::Q5K => {
+            let scales: [u8; 12] = std::array::from_fn(|index| byte_at(2 * SCALES, index));
+            let codes = if dtype == DType::Q4K { K_CODES } else { K_CODES + 8 * WORD };
+            let (scale, minimum) = (half_at(0), half_at(SCALES));
+            fill(out, |col| {
+                let (block, index) = (col / 32, col % 32);
+                let (block_scale, block_minimum) = six_bit_scales(&scales, block);
+                let mut code = byte_at(codes, 32 * (block / 2) + index) >> (4 * (block % 2)) & 15;
+                if dtype == DType::Q5K {
+                    code |= (byte_at(K_CODES, index) >> block & 1) << 4;
+                }
+                scale * f32::from(block_scale) * f32::from(code) - minimum * f32::from(block_minimum)
+            });
+        }
+        DType::Q6K => {
+            let scale = half_at(0);
+            fill(out, |col| {
+                let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
+                let lower =
+                    byte_at(Q6K_LOWER, 64 * half + 32 * (quarter % 2) + index) >> (4 * (quarter / 2)) & 15;
+                let upper = byte_at(Q6K_UPPER, 32 * half + index) >> (2 * quarter) & 3;
+                let block_scale = tile[SCALES + TILE_ROWS * (col / 16) + lane] as i8;
+                scale * f32::from(block_scale) * (f32::from(lower | upper << 4) - 32.0)
+            });
+        }
+    }
+}
+
+/// The 6-bit scale and minimum of sub-block `block` of a `Q4_K` or `Q5_K` block.
+fn six_bit_scales(packed: &[u8; 12], block: usize) -> (u8, u8) {
+    if block < 4 {
+        (packed[block] & 63, packed[block + 4] & 63)
+    } else {
+        (
+            packed[block + 4] & 15 | (packed[block - 4] >> 6) << 4,
+            packed[block + 4] >> 4 | (packed[block] >> 6) << 4,
+        )
+    }
+}
+
+/// Bit 4·g + j becomes bit g of byte j: then one shift brings the bits of word g to their bytes.
+fn transpose_bits(bits: u32) -> u32 {
+    (0..32).fold(0, |sum, col| sum | (bits >> col & 1) << (8 * (col % 4) + col / 4))
+}
+
+fn pack_blocks<const BLOCK: usize, const TILE: usize>(
+    row: &[u8],
+    tiles: &mut [u8],
+    pack: impl Fn(&[u8; BLOCK], &mut [u8; TILE]),
+) {
+    for (block, tile) in row.as_chunks::<BLOCK>().0.iter().zip(tiles.as_chunks_mut::<TILE>().0) {
+        pack(block, tile);
+    }
+}
+
+fn last_tile<const TILE: usize>(tiles: &mut [u8]) -> Option<&mut [u8; TILE]> {
+    tiles.as_chunks_mut::<TILE>().0.last_mut()
+}
+
+#[inline(always)]
+fn put<const TILE: usize>(tile: &mut [u8; TILE], at: usize, bytes: &[u8]) {
+    tile[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+#[inline(always)]
+fn put_words<const TILE: usize>(tile: &mut [u8; TILE], at: usize, lane: usize, bytes: &[u8]) {
+    for (index, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        put(tile, at + WORD * index + 4 * lane, word);
+    }
+}
+
+fn fill(out: &mut [f32], value: impl Fn(usize) -> f32) {
+    for (col, out) in out.iter_mut().enumerate() {
+        *out = value(col);
+    }
+}

@@ -1,0 +1,238 @@
+//! Products with weight matrices of every type: repacked once, read at the speed of memory.
+//!
+//! The promise: the bits of an output row depend on that input row, the weights and the level alone. Not on
+//! the other rows, the number of threads or how the work is divided. Three things give it: rows are
+//! quantised one by one ([`activations`]), a kernel adds the columns in one order for every panel width
+//! ([`kernels`]), and an output is computed by one task over all columns. Knows nothing of models.
+
+mod activations;
+mod buffer;
+mod kernels;
+mod layout;
+mod packed;
+#[cfg(test)]
+mod tests;
+
+pub use activations::Activations;
+pub use packed::PackedMatrix;
+
+use super::pool::ThreadPool;
+use super::simd::{CpuLevel, F32x16, Kernel};
+use activations::{MAX_PANEL, panels};
+use buffer::SharedPointer;
+use kernels::{PanelOutput, TileRow};
+use layout::TILE_ROWS;
+
+/// What happens to the values that are in the output already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// They are overwritten.
+    Store,
+    /// The product is added to them, as for a residual connection.
+    Add,
+}
+
+/// One of several matrices that are multiplied with the same input.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// The weights.
+    pub matrix: &'a PackedMatrix,
+    /// The first column of the output that it writes.
+    pub out_offset: usize,
+    /// A value for each output, added to the product.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Part<'a> {
+    /// A matrix without bias that writes from column `out_offset`.
+    #[must_use]
+    pub fn new(matrix: &'a PackedMatrix, out_offset: usize) -> Self {
+        Self { matrix, out_offset, bias: None }
+    }
+}
+
+/// Computes `out[r][out_offset..][j] = x[r] · matrix[j] + bias[j]` for all parts in one parallel region.
+///
+/// Rows of `out` start `out_stride` values apart. Does not allocate.
+///
+/// # Panics
+/// If the shapes do not fit together, or a quantised matrix meets activations without int8.
+pub fn matmul(
+    x: &Activations,
+    parts: &[Part<'_>],
+    out: &mut [f32],
+    out_stride: usize,
+    mode: Mode,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    for part in parts {
+        let rows = part.matrix.rows();
+        check_shapes(x, part.matrix, out.len(), part.out_offset, out_stride);
+        assert!(part.bias.is_none_or(|bias| bias.len() == rows), "the bias does not have {rows} values");
+    }
+    let out = SharedPointer::new(out.as_mut_ptr());
+    let row_block = rows_per_block(x);
+    let chunks_of =
+        |part: &Part<'_>| part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x));
+    let num_chunks: usize = parts.iter().map(chunks_of).sum();
+    pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
+        let mut chunk = task % num_chunks;
+        let Some(part) = parts.iter().find(|part| {
+            let chunks = chunks_of(part);
+            let found = chunk < chunks;
+            if !found {
+                chunk -= chunks;
+            }
+            found
+        }) else {
+            return;
+        };
+        let tile_rows = chunk * tile_rows_per_task(part.matrix, x)..;
+        let tile_rows = tile_rows
+            .take(tile_rows_per_task(part.matrix, x))
+            .take_while(|&tile_row| tile_row < part.matrix.num_tile_rows());
+        let first_row = task / num_chunks * row_block;
+        let end_row = x.rows().min(first_row + row_block);
+        for tile_row in tile_rows {
+            let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let first_output = tile_row * TILE_ROWS;
+            let num_outputs = TILE_ROWS.min(part.matrix.rows() - first_output);
+            for (row, width) in panels(first_row, end_row) {
+                multiply(x, part.matrix, tile_row, row, width, &mut products, level);
+                for (index, products) in products[..width].iter().enumerate() {
+                    // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
+                    let out = unsafe {
+                        let at = (row + index) * out_stride + part.out_offset + first_output;
+                        std::slice::from_raw_parts_mut(out.get().add(at), num_outputs)
+                    };
+                    for (lane, (out, &product)) in out.iter_mut().zip(products).enumerate() {
+                        let value = product + part.bias.map_or(0.0, |bias| bias[first_output + lane]);
+                        *out = if mode == Mode::Add { *out + value } else { value };
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Computes `out[r][j] = silu(x[r] · gate[j]) · (x[r] · up[j])`, silu(v) = v / (1 + e^-v).
+///
+/// Rows of `out` start `out_stride` values apart. Does not allocate.
+///
+/// # Panics
+/// As [`matmul`], or if the matrices differ in shape.
+pub fn matmul_swiglu(
+    x: &Activations,
+    gate: &PackedMatrix,
+    up: &PackedMatrix,
+    out: &mut [f32],
+    out_stride: usize,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
+    check_shapes(x, gate, out.len(), 0, out_stride);
+    check_shapes(x, up, out.len(), 0, out_stride);
+    let out = SharedPointer::new(out.as_mut_ptr());
+    let row_block = rows_per_block(x);
+    let per_task = tile_rows_per_task(gate, x);
+    let num_chunks = gate.num_tile_rows().div_ceil(per_task);
+    pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
+        let first_tile_row = task % num_chunks * per_task;
+        let first_row = task / num_chunks * row_block;
+        let end_row = x.rows().min(first_row + row_block);
+        for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
+            let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let first_output = tile_row * TILE_ROWS;
+            let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
+            for (row, width) in panels(first_row, end_row) {
+                multiply(x, gate, tile_row, row, width, &mut gates, level);
+                multiply(x, up, tile_row, row, width, &mut ups, level);
+                level.run(Swiglu { gates: &mut gates[..width], ups: &ups });
+                for (index, products) in gates[..width].iter().enumerate() {
+                    // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
+                    let out = unsafe {
+                        let at = (row + index) * out_stride + first_output;
+                        std::slice::from_raw_parts_mut(out.get().add(at), num_outputs)
+                    };
+                    out.copy_from_slice(&products[..num_outputs]);
+                }
+            }
+        }
+    });
+}
+
+/// gates = silu(gates) · ups.
+struct Swiglu<'a> {
+    gates: &'a mut [[f32; TILE_ROWS]],
+    ups: &'a [[f32; TILE_ROWS]],
+}
+
+impl Kernel for Swiglu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        for (gates, ups) in self.gates.iter_mut().zip(self.ups) {
+            // SAFETY: the arrays have sixteen values.
+            unsafe {
+                let gate = V::load(gates.as_ptr());
+                let one = V::splat(1.0);
+                let silu = gate.div(one.add(V::splat(0.0).sub(gate).exp()));
+                silu.mul(V::load(ups.as_ptr())).store(gates.as_mut_ptr());
+            }
+        }
+    }
+}
+
+/// One panel times sixteen rows of `matrix`.
+fn multiply(
+    x: &Activations,
+    matrix: &PackedMatrix,
+    tile_row: usize,
+    row: usize,
+    width: usize,
+    products: &mut PanelOutput,
+    level: CpuLevel,
+) {
+    let dtype = matrix.dtype();
+    let panel = if dtype.is_quantized() { x.int8_panel(row) } else { x.dense_panel(row).cast() };
+    let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
+    level.run(TileRow { dtype, tiles, num_tiles, panel, width, out: products });
+}
+
+fn check_shapes(
+    x: &Activations,
+    matrix: &PackedMatrix,
+    out_len: usize,
+    out_offset: usize,
+    out_stride: usize,
+) {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    assert_eq!(x.cols(), cols, "the input does not have the matrix's {cols} columns");
+    assert!(!matrix.dtype().is_quantized() || x.has_int8(), "a quantised matrix needs int8 activations");
+    assert!(x.rows() <= 1 || out_offset + rows <= out_stride, "{rows} outputs overlap the next row");
+    assert!(
+        x.rows() == 0 || (x.rows() - 1) * out_stride + out_offset + rows <= out_len,
+        "{} rows of {rows} outputs do not fit the output",
+        x.rows()
+    );
+}
+
+/// Rows that a task multiplies with its weights before it goes on to the next weights: as many as fit into
+/// the second-level cache.
+fn rows_per_block(x: &Activations) -> usize {
+    const CACHE_BYTES: usize = 384 << 10;
+    let row_bytes = x.cols().max(1) * if x.has_int8() { 2 } else { 4 };
+    (CACHE_BYTES / row_bytes).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
+}
+
+/// Groups of sixteen weight rows in a task: enough work to outweigh taking it, little enough to keep all
+/// threads busy to the end.
+fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations) -> usize {
+    const TASK_BYTES: usize = 64 << 10;
+    let panels = x.rows().min(rows_per_block(x)).div_ceil(MAX_PANEL).max(1);
+    (TASK_BYTES / (matrix.tile_row_bytes().max(1) * panels)).clamp(1, 64)
+}

@@ -1,0 +1,137 @@
+//! A weight matrix in the layout that the kernels read.
+
+use super::buffer::{AlignedBuffer, SharedPointer};
+use super::layout::{self, TILE_ROWS};
+use crate::ops::cpu::pool::ThreadPool;
+use crate::ops::cpu::simd::CpuLevel;
+use crate::weights::DType;
+use crate::{Error, ErrorKind, Result};
+
+/// A weight matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
+///
+/// Rows are padded to a multiple of sixteen, columns of BF16 to a multiple of two; nothing else is added.
+pub struct PackedMatrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    tiles: AlignedBuffer,
+}
+
+impl std::fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PackedMatrix({} {} × {})", self.dtype, self.rows, self.cols)
+    }
+}
+
+impl PackedMatrix {
+    /// Packs the row-major `bytes` of a file, reading them once and in order.
+    ///
+    /// The layout is the same at every level today; `level` is the level that the matrix will be used at.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] if a row is not a whole number of blocks or `bytes` has another size
+    /// than `rows × cols` values, [`ErrorKind::Capacity`] if there is no memory for the copy.
+    pub fn pack(
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+        pool: &ThreadPool,
+        level: CpuLevel,
+    ) -> Result<Self> {
+        let _ = level;
+        let row_bytes = dtype.row_bytes(cols)?;
+        if row_bytes.checked_mul(rows) != Some(bytes.len()) {
+            return Err(Error::invalid_model(format!(
+                "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
+                bytes.len()
+            )));
+        }
+        let tile_row_bytes = cols.div_ceil(layout::tile_cols(dtype)) * layout::tile_bytes(dtype);
+        let num_tile_rows = rows.div_ceil(TILE_ROWS);
+        let mut tiles = tile_row_bytes
+            .checked_mul(num_tile_rows)
+            .and_then(AlignedBuffer::zeroed)
+            .ok_or_else(|| no_memory(bytes.len()))?;
+        if row_bytes == 0 {
+            return Ok(Self { dtype, rows, cols, tiles });
+        }
+        let target = SharedPointer::new(tiles.as_mut_ptr());
+        pool.run(num_tile_rows, |tile_row| {
+            // SAFETY: the buffer has `num_tile_rows` of these ranges, and each task takes its own.
+            let tiles = unsafe {
+                std::slice::from_raw_parts_mut(target.get().add(tile_row * tile_row_bytes), tile_row_bytes)
+            };
+            let rows = bytes.chunks_exact(row_bytes).skip(tile_row * TILE_ROWS).take(TILE_ROWS);
+            for (lane, row) in rows.enumerate() {
+                layout::pack_row(dtype, row, tiles, lane);
+            }
+        });
+        Ok(Self { dtype, rows, cols, tiles })
+    }
+
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The type that the file stores.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes of memory.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        self.tiles.len()
+    }
+
+    /// Writes the values of row `row`, exactly those of the file, into `out`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` does not have the length of a row.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
+        assert_eq!(out.len(), self.cols, "a row has {} columns", self.cols);
+        let tile_row_bytes = self.tile_row_bytes();
+        let tiles = &self.tiles.as_slice()[row / TILE_ROWS * tile_row_bytes..][..tile_row_bytes];
+        let tiles = tiles.chunks_exact(layout::tile_bytes(self.dtype));
+        for (tile, out) in tiles.zip(out.chunks_mut(layout::tile_cols(self.dtype))) {
+            layout::unpack_tile(self.dtype, tile, row % TILE_ROWS, out);
+        }
+    }
+
+    /// Groups of sixteen rows.
+    pub(super) fn num_tile_rows(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// Tiles of a group of rows.
+    pub(super) fn tiles_per_row(&self) -> usize {
+        self.cols.div_ceil(layout::tile_cols(self.dtype))
+    }
+
+    /// Bytes of a group of rows.
+    pub(super) fn tile_row_bytes(&self) -> usize {
+        self.tiles_per_row() * layout::tile_bytes(self.dtype)
+    }
+
+    /// The first tile of a group of rows.
+    pub(super) fn tile_row(&self, tile_row: usize) -> *const u8 {
+        debug_assert!(tile_row < self.num_tile_rows());
+        self.tiles.as_ptr().wrapping_add(tile_row * self.tile_row_bytes())
+    }
+}
+
+fn no_memory(len: usize) -> Error {
+    Error::new(ErrorKind::Capacity, format!("no memory for {len} bytes of weights"))
+        .with_hint("use a smaller or a more strongly quantised model")
+}

@@ -1,0 +1,482 @@
+//! Every type at every level of this machine, against f64 sums over values decoded from the file's blocks
+//! by code that knows nothing of the packed layout.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::ErrorKind;
+use crate::weights::DType;
+
+/// A small generator of reproducible numbers.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// In -1..1.
+    fn value(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    }
+
+    fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.value()).collect()
+    }
+}
+
+/// Random blocks as a file stores them: every code and scale occurs, the f16 factors are moderate.
+fn random_weights(dtype: DType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..rows * cols / dtype.block_len() {
+        match dtype {
+            DType::F32 => bytes.extend(random.value().to_le_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(random.value()).to_le_bytes()),
+            DType::BF16 => bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
+            _ => {
+                let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next() as u8).collect();
+                let factors: &[usize] = match dtype {
+                    DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+                    DType::Q6K => &[208],
+                    _ => &[0],
+                };
+                for &at in factors {
+                    block[at..at + 2].copy_from_slice(&f16::from_f32(random.value() * 0.01).to_le_bytes());
+                }
+                bytes.extend(block);
+            }
+        }
+    }
+    bytes
+}
+
+/// The values of one block of a file, as the format documents them.
+fn decode_block(dtype: DType, block: &[u8]) -> Vec<f32> {
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    let nibble = |at: usize, col: usize| block[at + col % 16] >> (4 * (col / 16)) & 15;
+    let fifth = |at: usize, col: usize| (block[at + col / 8] >> (col % 8) & 1) << 4;
+    let value = |col: usize| match dtype {
+        DType::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+        DType::F16 => half(0),
+        DType::BF16 => bf16::from_le_bytes([block[0], block[1]]).to_f32(),
+        DType::Q4_0 => half(0) * (f32::from(nibble(2, col)) - 8.0),
+        DType::Q4_1 => half(0) * f32::from(nibble(4, col)) + half(2),
+        DType::Q5_0 => half(0) * (f32::from(nibble(6, col) | fifth(2, col)) - 16.0),
+        DType::Q5_1 => half(0) * f32::from(nibble(8, col) | fifth(4, col)) + half(2),
+        DType::Q8_0 => half(0) * f32::from(block[2 + col] as i8),
+        DType::Q4K | DType::Q5K => {
+            let (j, l) = (col / 32, col % 32);
+            let s = &block[4..16];
+            let (scale, minimum) = if j < 4 {
+                (s[j] & 63, s[j + 4] & 63)
+            } else {
+                ((s[j + 4] & 15) | ((s[j - 4] >> 6) << 4), (s[j + 4] >> 4) | ((s[j] >> 6) << 4))
+            };
+            let codes = if dtype == DType::Q4K { &block[16..] } else { &block[48..] };
+            let mut q = (codes[32 * (j / 2) + l] >> (4 * (j % 2))) & 15;
+            if dtype == DType::Q5K {
+                q += 16 * ((block[16 + l] >> j) & 1);
+            }
+            half(0) * f32::from(scale) * f32::from(q) - half(2) * f32::from(minimum)
+        }
+        DType::Q6K => {
+            let (n, g, l) = (col / 128, col / 32 % 4, col % 32);
+            let low = (block[64 * n + 32 * (g % 2) + l] >> (4 * (g / 2))) & 15;
+            let high = (block[128 + 32 * n + l] >> (2 * g)) & 3;
+            let scale = f32::from(block[192 + col / 16] as i8);
+            half(208) * scale * (f32::from(low | high << 4) - 32.0)
+        }
+    };
+    (0..dtype.block_len()).map(value).collect()
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(dtype.block_bytes()).flat_map(|block| decode_block(dtype, block)).collect()
+}
+
+/// What a row is after quantisation to 8 bits.
+fn quantized(row: &[f32]) -> Vec<f32> {
+    row.chunks(32)
+        .flat_map(|block| {
+            let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+            block.iter().map(move |value| (value * inverse).round_ties_even() * (largest / 127.0))
+        })
+        .collect()
+}
+
+/// Columns that are no multiple of anything larger than the type asks for.
+fn test_cols(dtype: DType) -> usize {
+    match dtype.block_len() {
+        1 => 77,
+        32 => 160,
+        _ => 512,
+    }
+}
+
+struct Case {
+    dtype: DType,
+    cols: usize,
+    weights: Vec<f32>,
+    matrix: PackedMatrix,
+}
+
+fn case(dtype: DType, rows: usize, cols: usize, level: CpuLevel) -> Case {
+    let bytes = random_weights(dtype, rows, cols, &mut Random(0x9e37_79b9_7f4a_7c15));
+    let matrix = PackedMatrix::pack(dtype, &bytes, rows, cols, &ThreadPool::new(2), level).unwrap();
+    Case { dtype, cols, weights: decode(dtype, &bytes), matrix }
+}
+
+impl Case {
+    fn activations(&self, x: &[f32], pool: &ThreadPool, level: CpuLevel) -> Activations {
+        let mut activations = Activations::new();
+        let rows = x.len() / self.cols;
+        activations.prepare(x, self.cols, rows, self.cols, None, self.dtype.is_quantized(), pool, level);
+        activations
+    }
+
+    fn multiply(&self, x: &[f32], pool: &ThreadPool, level: CpuLevel) -> Vec<f32> {
+        let rows = x.len() / self.cols;
+        let mut out = vec![f32::NAN; rows * self.matrix.rows()];
+        let parts = [Part::new(&self.matrix, 0)];
+        let activations = self.activations(x, pool, level);
+        matmul(&activations, &parts, &mut out, self.matrix.rows(), Mode::Store, pool, level);
+        out
+    }
+
+    /// For every output the f64 product and the f64 sum of the magnitudes of its terms.
+    fn oracle(&self, x: &[f32]) -> Vec<(f64, f64)> {
+        x.chunks(self.cols)
+            .flat_map(|x| {
+                self.weights.chunks(self.cols).map(move |weights| {
+                    let terms = weights.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                    terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+                })
+            })
+            .collect()
+    }
+}
+
+fn each_type_and_level(check: impl Fn(DType, CpuLevel)) {
+    for dtype in DType::ALL {
+        for &level in CpuLevel::available() {
+            check(dtype, level);
+        }
+    }
+}
+
+#[test]
+fn packed_rows_have_the_values_of_the_file() {
+    each_type_and_level(|dtype, level| {
+        for rows in [1, 16, 37] {
+            let cols = test_cols(dtype);
+            let case = case(dtype, rows, cols, level);
+            let mut row = vec![0.0; cols];
+            for (index, expected) in case.weights.chunks(cols).enumerate() {
+                case.matrix.dequantize_row(index, &mut row);
+                assert_eq!(row, expected, "{dtype} row {index}");
+            }
+        }
+    });
+}
+
+#[test]
+fn packed_matrices_have_the_size_of_the_file() {
+    for dtype in DType::ALL {
+        let case = case(dtype, 32, 512, CpuLevel::Portable);
+        assert_eq!(case.matrix.num_bytes(), 32 * dtype.row_bytes(512).unwrap(), "{dtype}");
+    }
+}
+
+#[test]
+fn products_are_exact_up_to_the_rounding_of_f32() {
+    each_type_and_level(|dtype, level| {
+        let cols = test_cols(dtype);
+        let case = case(dtype, 37, cols, level);
+        let x = Random(3).values(13 * cols);
+        let rounded: Vec<f32> =
+            if dtype.is_quantized() { x.chunks(cols).flat_map(quantized).collect() } else { x.clone() };
+        let results = case.multiply(&x, &ThreadPool::new(2), level);
+        for (index, (result, (expected, magnitude))) in
+            results.into_iter().zip(case.oracle(&rounded)).enumerate()
+        {
+            // Types with minima add terms of opposite sign that the oracle has already joined.
+            let error = (f64::from(result) - expected).abs();
+            assert!(
+                error <= 2e-6 * magnitude + 1e-6,
+                "{dtype} {level:?} output {index}: {result} is not {expected} ± {magnitude}"
+            );
+        }
+    });
+}
+
+#[test]
+fn eight_bit_activations_cost_little_accuracy() {
+    each_type_and_level(|dtype, level| {
+        let cols = test_cols(dtype);
+        let case = case(dtype, 64, cols, level);
+        let x = Random(4).values(8 * cols);
+        let results = case.multiply(&x, &ThreadPool::new(2), level);
+        let (error, power) = results.into_iter().zip(case.oracle(&x)).fold(
+            (0.0, 0.0),
+            |(error, power), (result, (expected, _))| {
+                (error + (f64::from(result) - expected).powi(2), power + expected.powi(2))
+            },
+        );
+        let bound = if dtype.is_quantized() { 1e-4 } else { 1e-12 };
+        assert!(error <= bound * power, "{dtype} {level:?}: normalised error {}", error / power);
+    });
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch_or_the_threads() {
+    let pools = [1, 2, 3].map(ThreadPool::new);
+    each_type_and_level(|dtype, level| {
+        let cols = test_cols(dtype);
+        let case = case(dtype, 149, cols, level);
+        let x = Random(5).values(64 * cols);
+        let alone: Vec<f32> = x.chunks(cols).flat_map(|x| case.multiply(x, &pools[0], level)).collect();
+        for num_rows in [1, 2, 3, 7, 8, 9, 17, 64] {
+            for pool in &pools {
+                let x = &x[(64 - num_rows) * cols..];
+                let together = case.multiply(x, pool, level);
+                let alone = &alone[(64 - num_rows) * 149..];
+                let equal = together.iter().zip(alone).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(equal, "{dtype} {level:?}, {num_rows} rows, {pool:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn blocks_of_rows_leave_no_gap() {
+    // Wide rows, so that several blocks of rows and several tasks are needed.
+    for dtype in [DType::Q4_0, DType::F16] {
+        let level = CpuLevel::detect();
+        let case = case(dtype, 50, 10_944, level);
+        let x = Random(6).values(100 * 10_944);
+        let all = case.multiply(&x, &ThreadPool::new(3), level);
+        for row in [0, 7, 8, 31, 32, 99] {
+            let alone = case.multiply(&x[row * 10_944..][..10_944], &ThreadPool::new(1), level);
+            assert_eq!(all[row * 50..][..50], alone, "{dtype} row {row}");
+        }
+    }
+}
+
+#[test]
+fn parts_bias_and_residual() {
+    let pool = ThreadPool::new(2);
+    for &level in CpuLevel::available() {
+        let q = case(DType::Q4K, 40, 256, level);
+        let k = case(DType::Q6K, 17, 256, level);
+        let v = case(DType::F16, 20, 256, level);
+        let x = Random(7).values(3 * 256);
+        let bias = Random(8).values(17);
+        let mut activations = Activations::new();
+        activations.prepare(&x, 256, 3, 256, None, true, &pool, level);
+        let parts = [
+            Part::new(&q.matrix, 0),
+            Part { matrix: &k.matrix, out_offset: 43, bias: Some(&bias) },
+            Part::new(&v.matrix, 60),
+        ];
+        let stride = 90;
+        let mut out = vec![7.0_f32; 3 * stride];
+        matmul(&activations, &parts, &mut out, stride, Mode::Store, &pool, level);
+        let mut sum = out.clone();
+        matmul(&activations, &parts, &mut sum, stride, Mode::Add, &pool, level);
+        let separate = [&q, &k, &v].map(|case| case.multiply(&x, &pool, level));
+        for row in 0..3 {
+            for col in 0..stride {
+                let expected = match col {
+                    0..40 => Some(separate[0][row * 40 + col]),
+                    43..60 => Some(separate[1][row * 17 + col - 43] + bias[col - 43]),
+                    60..80 => Some(separate[2][row * 20 + col - 60]),
+                    _ => None,
+                };
+                let at = row * stride + col;
+                assert_eq!(out[at], expected.unwrap_or(7.0), "row {row} column {col}");
+                assert_eq!(sum[at], expected.map_or(7.0, |value| value + value), "row {row} column {col}");
+            }
+        }
+    }
+}
+
+#[test]
+fn swiglu_joins_two_products() {
+    let pool = ThreadPool::new(2);
+    each_type_and_level(|dtype, level| {
+        let cols = test_cols(dtype);
+        let gate = case(dtype, 37, cols, level);
+        let bytes = random_weights(dtype, 37, cols, &mut Random(11));
+        let up = PackedMatrix::pack(dtype, &bytes, 37, cols, &pool, level).unwrap();
+        let up = Case { dtype, cols, weights: decode(dtype, &bytes), matrix: up };
+        let x = Random(9).values(11 * cols);
+        let mut out = vec![f32::NAN; 11 * 40];
+        let activations = gate.activations(&x, &pool, level);
+        matmul_swiglu(&activations, &gate.matrix, &up.matrix, &mut out, 40, &pool, level);
+        let (gates, ups) = (gate.multiply(&x, &pool, level), up.multiply(&x, &pool, level));
+        for row in 0..11 {
+            for col in 0..37 {
+                let (g, u) = (f64::from(gates[row * 37 + col]), f64::from(ups[row * 37 + col]));
+                let expected = g / (1.0 + (-g).exp()) * u;
+                let result = f64::from(out[row * 40 + col]);
+                assert!(
+                    (result - expected).abs() <= 1e-6 * expected.abs() + 1e-30,
+                    "{dtype} {level:?} row {row} column {col}: {result} is not {expected}"
+                );
+            }
+            assert!(out[row * 40 + 37..][..3].iter().all(|value| value.is_nan()));
+        }
+    });
+}
+
+#[test]
+fn the_norm_is_that_of_the_definition() {
+    let pool = ThreadPool::new(2);
+    for &level in CpuLevel::available() {
+        for cols in [77, 256] {
+            // The product with the identity shows the rows.
+            let identity: Vec<u8> = (0..cols * cols)
+                .flat_map(|at| f32::from(u8::from(at / cols == at % cols)).to_le_bytes())
+                .collect();
+            let identity = PackedMatrix::pack(DType::F32, &identity, cols, cols, &pool, level).unwrap();
+            let x = Random(12).values(9 * (cols + 3));
+            let weights = Random(13).values(cols);
+            let mut activations = Activations::new();
+            activations.prepare(&x, cols + 3, 9, cols, Some((&weights, 1e-5)), true, &pool, level);
+            let mut out = vec![0.0; 9 * cols];
+            matmul(&activations, &[Part::new(&identity, 0)], &mut out, cols, Mode::Store, &pool, level);
+            for row in 0..9 {
+                let x = &x[row * (cols + 3)..][..cols];
+                let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+                let factor = 1.0 / (squares / cols as f64 + 1e-5).sqrt();
+                for col in 0..cols {
+                    let expected = f64::from(weights[col]) * f64::from(x[col]) * factor;
+                    let result = f64::from(out[row * cols + col]);
+                    assert!((result - expected).abs() < 1e-6, "{level:?} row {row} column {col}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_can_be_reused() {
+    let pool = ThreadPool::new(1);
+    let level = CpuLevel::detect();
+    let small = case(DType::Q8_0, 16, 160, level);
+    let x = Random(14).values(9 * 160);
+    let mut activations = Activations::new();
+    let mut results = Vec::new();
+    for rows in [9, 2, 0, 1, 9] {
+        activations.prepare(&x, 160, rows, 160, None, true, &pool, level);
+        let mut out = vec![0.0; rows * 16];
+        matmul(&activations, &[Part::new(&small.matrix, 0)], &mut out, 16, Mode::Store, &pool, level);
+        results.push(out);
+    }
+    for out in &results {
+        assert_eq!(out[..], results[0][..out.len()]);
+    }
+}
+
+#[test]
+fn invalid_numbers_are_not_lost() {
+    let pool = ThreadPool::new(1);
+    each_type_and_level(|dtype, level| {
+        let cols = test_cols(dtype);
+        let case = case(dtype, 16, cols, level);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = Random(15).values(2 * cols);
+            x[5] = bad;
+            let out = case.multiply(&x, &pool, level);
+            assert!(out[..16].iter().all(|value| !value.is_finite()), "{dtype} {level:?} {bad}");
+            assert!(out[16..].iter().all(|value| value.is_finite()), "{dtype} {level:?} {bad}");
+        }
+    });
+}
+
+#[test]
+fn extreme_activations() {
+    let pool = ThreadPool::new(1);
+    for &level in CpuLevel::available() {
+        let case = case(DType::Q8_0, 16, 32, level);
+        for magnitude in [0.0, 1e-45, 1e-38, 1e-34, 1e30] {
+            let x = vec![magnitude; 32];
+            let out = case.multiply(&x, &pool, level);
+            for (result, (expected, terms)) in out.into_iter().zip(case.oracle(&x)) {
+                let error = (f64::from(result) - expected).abs();
+                assert!(error <= 1e-5 * terms + 1e-33, "{level:?} {magnitude}: {result} is not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_extreme_codes_do_not_saturate() {
+    let pool = ThreadPool::new(1);
+    let cols = 256;
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+        for &level in CpuLevel::available() {
+            for fill in [0x00, 0x7f, 0x80, 0xff] {
+                let mut bytes = vec![fill; 16 * dtype.row_bytes(cols).unwrap()];
+                for block in bytes.chunks_mut(dtype.block_bytes()) {
+                    let factors: &[usize] = match dtype {
+                        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+                        DType::Q6K => &[208],
+                        _ => &[0],
+                    };
+                    for &at in factors {
+                        block[at..at + 2].copy_from_slice(&f16::from_f32(0.25).to_le_bytes());
+                    }
+                }
+                let matrix = PackedMatrix::pack(dtype, &bytes, 16, cols, &pool, level).unwrap();
+                let case = Case { dtype, cols, weights: decode(dtype, &bytes), matrix };
+                for sign in [1.0, -1.0] {
+                    let x = vec![sign; cols];
+                    let out = case.multiply(&x, &pool, level);
+                    for (result, (expected, _)) in out.into_iter().zip(case.oracle(&x)) {
+                        let error = (f64::from(result) - expected).abs();
+                        assert!(
+                            error <= 1e-5 * expected.abs() + 1e-2,
+                            "{dtype} {level:?} {fill:#x}: {result} is not {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_shapes() {
+    let pool = ThreadPool::new(2);
+    let level = CpuLevel::detect();
+    for dtype in DType::ALL {
+        let none = PackedMatrix::pack(dtype, &[], 0, 256, &pool, level).unwrap();
+        let mut activations = Activations::new();
+        activations.prepare(&[1.0; 256], 256, 1, 256, None, true, &pool, level);
+        matmul(&activations, &[Part::new(&none, 0)], &mut [], 0, Mode::Store, &pool, level);
+        matmul(&activations, &[], &mut [], 0, Mode::Store, &pool, level);
+        assert_eq!(none.num_bytes(), 0);
+    }
+}
+
+#[test]
+fn wrong_sizes_are_errors() {
+    let pool = ThreadPool::new(1);
+    for (dtype, rows, cols, num_bytes) in [
+        (DType::Q4_0, 1, 33, 18),
+        (DType::Q4_0, 2, 32, 35),
+        (DType::Q4K, 1, 128, 144),
+        (DType::F32, 2, 3, 25),
+        (DType::F32, usize::MAX, 2, 8),
+        (DType::F32, 1, usize::MAX, 8),
+    ] {
+        let error = PackedMatrix::pack(dtype, &vec![0; num_bytes], rows, cols, &pool, CpuLevel::Portable)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidModel, "{dtype} {rows} × {cols}: {error}");
+    }
+}
