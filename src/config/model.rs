@@ -225,5 +225,3 @@ impl RopeConfig {
     }
 }
 
-#[cfg(test)]
-mod tests;
