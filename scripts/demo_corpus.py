@@ -737,7 +737,7 @@ def plot_honest(t):
     t.say("{E} was quiet for a while. Then {ehe} smiled. \"I am glad that you told me,\" {ehe} said. \"That was harder than breaking a {broken}.\"", "{E} was not angry. \"A {broken} can be repaired,\" {ehe} said. \"Trust is much harder to repair. Thank you for telling me.\"")
     t.para()
     t.say("Together they repaired the {broken}. It was not as [pretty|smooth] as before, but {e} liked it even better.", "{N} helped {e} every afternoon for a week, until the {broken} was as good as new.")
-    t.say("{N} felt as light as a feather.", "That night, {N} slept [well|like a stone] again.")
+    t.say("{N} felt as light as a feather.", "After that, {N} slept [well|like a stone] again.")
 
 
 def plot_errand(t):
