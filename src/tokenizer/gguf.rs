@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{BpeModel, BpeParts};
+use super::pipeline::{BpePipeline, Pieces};
 use super::pre::PreTokenizer;
 use super::spm::{self, SpmModel, SpmParts};
 use super::vocabulary::{TokenKind, Vocabulary};
-use super::{Pieces, Pipeline, Tokenizer, byte_level};
+use super::{Pipeline, Tokenizer, byte_level};
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, ErrorKind, Result};
 
@@ -23,6 +24,7 @@ enum TokenType {
 }
 
 /// What the two kinds of tokenizer assume when a key is missing.
+#[derive(Debug, Clone, Copy)]
 struct Defaults {
     bos: Option<u32>,
     eos: Option<u32>,
@@ -85,7 +87,11 @@ fn byte_level_bpe(metadata: &Metadata, tokens: &[String], types: &[TokenType]) -
         Defaults { bos: None, eos: None, add_bos: pre.add_bos },
         vocabulary,
         added,
-        Pipeline::Bpe { normalizer: None, pieces: Pieces::ByteLevel(pre.splits), model },
+        Pipeline::Bpe(Box::new(BpePipeline {
+            normalizer: None,
+            pieces: Pieces::ByteLevel(pre.splits),
+            model,
+        })),
     )
 }
 

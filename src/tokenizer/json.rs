@@ -12,9 +12,10 @@ use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper, PreTokeni
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{BpeModel, BpeParts};
+use super::pipeline::{BpePipeline, Pieces};
 use super::split::SplitRegex;
 use super::vocabulary::{TokenKind, Vocabulary};
-use super::{Pieces, Pipeline, Tokenizer, byte_level, spm};
+use super::{Pipeline, Tokenizer, byte_level, spm};
 use crate::{Error, Result};
 
 #[derive(Deserialize)]
@@ -139,7 +140,7 @@ impl Tokenizer {
         Ok(Self {
             vocabulary,
             added,
-            pipeline: Pipeline::Bpe { normalizer, pieces, model },
+            pipeline: Pipeline::Bpe(Box::new(BpePipeline { normalizer, pieces, model })),
             bos_token_id: prefix_token_ids.first().copied(),
             eos_token_id: None,
             eos_token_ids: Vec::new(),
