@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tokenizers::models::bpe::Vocab;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::added::{AddedToken, AddedTokens};
@@ -165,7 +166,7 @@ impl From<Added> for AddedToken {
     }
 }
 
-fn vocab(model: &Model) -> Result<HashMap<String, u32>> {
+fn vocab(model: &Model) -> Result<Vocab> {
     let unsupported =
         |what: &str| Error::unsupported(format!("tokenizer.json has {what}, which is not supported"));
     if let Some(kind) = model.kind.as_deref().filter(|kind| *kind != "BPE") {
@@ -182,7 +183,7 @@ fn vocab(model: &Model) -> Result<HashMap<String, u32>> {
         Error::invalid_model("model.vocab is missing or empty, expected an object of tokens and ids")
     })?;
     let mut texts = HashMap::with_capacity(entries.len());
-    let mut vocab = HashMap::with_capacity(entries.len());
+    let mut vocab = Vocab::with_capacity(entries.len());
     for (text, id) in entries {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
             Error::invalid_model(format!("the id of token {text:?} is {id}, expected a whole number"))
