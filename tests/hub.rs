@@ -1,10 +1,13 @@
 //! `--model` from argument to files, against a fake Hub on this machine.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test, also in helper functions")]
+
 #[path = "hub/fake.rs"]
 mod fake;
 
 use std::cell::RefCell;
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +50,7 @@ fn config(hub: &FakeHub, cache: &TempDir) -> HubConfig {
         endpoint: hub.endpoint(),
         token: Token::new("hf_secret", "HF_TOKEN"),
         connect_timeout: Duration::from_secs(2),
-        read_timeout: Duration::from_millis(400),
+        read_timeout: Duration::from_secs(1),
         num_retries: 2,
         retry_delay: Duration::from_millis(1),
         ..HubConfig::new(cache.path())
@@ -213,6 +216,21 @@ fn closed_endpoint() -> String {
 }
 
 #[test]
+fn an_https_address_is_spoken_to_in_tls() {
+    const HANDSHAKE: u8 = 22;
+    let (listener, cache) = (TcpListener::bind("127.0.0.1:0").unwrap(), TempDir::new().unwrap());
+    let endpoint = format!("https://{}", listener.local_addr().unwrap());
+    let first_byte = std::thread::spawn(move || {
+        let mut byte = [0];
+        listener.accept().unwrap().0.read_exact(&mut byte).map(|()| byte[0]).unwrap()
+    });
+    let config = HubConfig { endpoint, num_retries: 0, ..HubConfig::new(cache.path()) };
+    let error = get("org/name", &config).unwrap_err();
+    assert_error(&error, ErrorKind::Unavailable, &["cannot reach"]);
+    assert_eq!(first_byte.join().unwrap(), HANDSHAKE);
+}
+
+#[test]
 fn offline_never_touches_the_network() {
     let (hub, cache) = (hub_with_a_folder(), TempDir::new().unwrap());
     let online = config(&hub, &cache);
@@ -267,8 +285,8 @@ fn a_revision_is_a_branch_a_tag_or_a_commit() {
 #[test]
 fn every_refusal_has_its_own_message_and_way_out() {
     let hub = hub_with_a_folder();
-    let mut messages = Vec::new();
-    let mut check = |fault: Response, with_token: bool, kind: ErrorKind, words: &[&str]| {
+    let messages = RefCell::new(Vec::new());
+    let check = |fault: Response, with_token: bool, kind: ErrorKind, words: &[&str]| {
         let cache = TempDir::new().unwrap();
         let mut config = config(&hub, &cache);
         if !with_token {
@@ -277,7 +295,7 @@ fn every_refusal_has_its_own_message_and_way_out() {
         hub.set_fault(move |_, response| *response = fault.clone());
         let error = get("org/name", &config).unwrap_err();
         assert_error(&error, kind, words);
-        messages.push(error.message().to_owned());
+        messages.borrow_mut().push(error.message().to_owned());
     };
     use ErrorKind::{NotFound, RateLimited, Unauthorized, Unavailable};
     let refusal = Response::refusal;
@@ -306,7 +324,7 @@ fn every_refusal_has_its_own_message_and_way_out() {
     check(refusal(403, "", ""), true, Unauthorized, &["may not read"]);
     check(refusal(403, "", ""), false, Unauthorized, &["not give the model", "set HF_TOKEN"]);
     check(
-        refusal(429, "", "").with("retry-after", 17),
+        refusal(429, "", "").with("retry-after", "17"),
         true,
         RateLimited,
         &["refuses more requests", "wait 17 s"],
@@ -319,10 +337,10 @@ fn every_refusal_has_its_own_message_and_way_out() {
         &["not answer as the Hub does"],
     );
 
-    let num_messages = messages.len();
-    messages.sort();
-    messages.dedup();
-    assert_eq!(messages.len(), num_messages, "two refusals have the same message: {messages:#?}");
+    let mut distinct = messages.borrow().clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), messages.borrow().len(), "two refusals have the same message: {distinct:#?}");
 
     // The same meaning in other words of the Hub.
     check(
@@ -473,7 +491,7 @@ fn a_server_that_falls_silent_is_left_and_the_rest_is_fetched_next_time() {
     assert_error(
         &error,
         ErrorKind::Unavailable,
-        &["broke off after 70000 of 300000 bytes", "no data for 400ms"],
+        &["broke off after 70000 of 300000 bytes", "no data for 1s"],
     );
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(fs::metadata(incomplete(&cache, &weights())).unwrap().len(), 70_000);
@@ -495,7 +513,7 @@ fn a_server_that_never_answers_does_not_hold_the_program() {
     hub.set_fault(|_, response| response.status = 0);
     let started = Instant::now();
     let error = get("org/name", &config(&hub, &cache)).unwrap_err();
-    assert_error(&error, ErrorKind::Unavailable, &["no answer from `127.0.0.1:", "within 400ms"]);
+    assert_error(&error, ErrorKind::Unavailable, &["no answer from `127.0.0.1:", "within 1s"]);
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 

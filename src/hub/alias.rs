@@ -104,9 +104,9 @@ mod tests {
         let check = |word: &str, expected: &[&str]| assert_eq!(nearest(word), expected, "{word}");
         check("tinylama", &["tinyllama"]);
         check("TinyLlama-1.1B", &["tinyllama"]);
-        check("llama-3.2", &["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"]);
+        check("llama-3.2", &["llama-3.2-1b", "llama-3.2-3b"]);
         check("dmo", &["demo"]);
-        check("qwen3-06b", &["qwen3-0.6b", "qwen3-8b", "qwen3-4b"]);
+        check("qwen3-06b", &["qwen3-0.6b", "qwen3-4b", "qwen3-8b"]);
         check("gpt2", &[]);
         check("", &[]);
     }

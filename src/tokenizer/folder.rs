@@ -37,6 +37,7 @@ impl Tokenizer {
             tokenizer.bos_token_id = Some(bos);
         }
         if let Some(eos) = named("eos_token").and_then(|text| tokenizer.token_id(text)) {
+            tokenizer.eos_token_id = Some(eos);
             tokenizer.eos_token_ids = vec![eos];
         }
         match (config["add_bos_token"].as_bool(), tokenizer.bos_token_id) {

@@ -135,8 +135,8 @@ fn finish(
 ) -> Result<Tokenizer> {
     let num_tokens = vocabulary.len();
     let bos_token_id = special_id(metadata, "bos", num_tokens)?.or(defaults.bos);
-    let mut eos_token_ids: BTreeSet<u32> = BTreeSet::new();
-    eos_token_ids.extend(special_id(metadata, "eos", num_tokens)?.or(defaults.eos));
+    let eos_token_id = special_id(metadata, "eos", num_tokens)?.or(defaults.eos);
+    let mut eos_token_ids: BTreeSet<u32> = eos_token_id.into_iter().collect();
     for key in ["eot", "eom"] {
         eos_token_ids.extend(special_id(metadata, key, num_tokens)?);
     }
@@ -146,6 +146,7 @@ fn finish(
         added,
         pipeline,
         bos_token_id,
+        eos_token_id,
         eos_token_ids: eos_token_ids.into_iter().collect(),
         prefix_token_ids: bos_token_id.filter(|_| add_bos).into_iter().collect(),
         chat_templates: chat_templates(metadata),

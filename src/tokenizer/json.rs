@@ -141,6 +141,7 @@ impl Tokenizer {
             added,
             pipeline: Pipeline::Bpe { normalizer, pieces, model },
             bos_token_id: prefix_token_ids.first().copied(),
+            eos_token_id: None,
             eos_token_ids: Vec::new(),
             prefix_token_ids,
             chat_templates: BTreeMap::new(),

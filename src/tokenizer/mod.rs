@@ -69,6 +69,9 @@ pub struct Tokenizer {
     added: AddedTokens,
     pipeline: Pipeline,
     bos_token_id: Option<u32>,
+    /// The end-of-sequence token alone, as templates name it.
+    eos_token_id: Option<u32>,
+    /// The same and the other tokens that end a turn or message, ascending.
     eos_token_ids: Vec<u32>,
     /// What encoding a prompt puts before it, usually the BOS token alone.
     prefix_token_ids: Vec<u32>,
@@ -269,6 +272,11 @@ impl Tokenizer {
     /// The spans of `text` that spell special tokens.
     pub(crate) fn find_special(&self, text: &str) -> Vec<Span> {
         self.added.find_guarded(text)
+    }
+
+    /// What templates call `eos_token`.
+    pub(crate) fn template_eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
     }
 
     pub(crate) fn num_leading_spaces(&self) -> usize {

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use serde_json::Value as Json;
 
 use super::*;
-use crate::weights::gguf::{Metadata, Value};
+use crate::weights::gguf::GgufFile;
 
 pub(super) const FIXTURES: [&str; 8] =
     ["llama-bpe", "glm4", "qwen2", "deepseek-llm", "deepseek-v3", "youtu", "tekken", "spm"];
@@ -21,68 +21,10 @@ pub(super) fn tokenizer(name: &str) -> Arc<Tokenizer> {
     static READ: LazyLock<Mutex<HashMap<String, Arc<Tokenizer>>>> = LazyLock::new(Mutex::default);
     let mut read = READ.lock().unwrap();
     let entry = read.entry(name.to_owned()).or_insert_with(|| {
-        let bytes = std::fs::read(fixture(&format!("tok-{name}.gguf"))).unwrap();
-        Arc::new(Tokenizer::from_gguf(&Reader(&bytes).metadata()).unwrap())
+        let file = GgufFile::open(&fixture(&format!("tok-{name}.gguf"))).unwrap();
+        Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap())
     });
     Arc::clone(entry)
-}
-
-/// Reads the metadata of a well-formed GGUF file.
-struct Reader<'b>(&'b [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (head, rest) = self.0.split_first_chunk().unwrap();
-        self.0 = rest;
-        *head
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.take())
-    }
-
-    fn string(&mut self) -> String {
-        let length = self.u64() as usize;
-        let (text, rest) = self.0.split_at(length);
-        self.0 = rest;
-        String::from_utf8(text.to_vec()).unwrap()
-    }
-
-    fn value(&mut self, kind: u32) -> Value {
-        match kind {
-            4 => Value::Unsigned(self.u32().into()),
-            5 => Value::Signed(i32::from_le_bytes(self.take()).into()),
-            7 => Value::Bool(self.take::<1>() != [0]),
-            8 => Value::String(self.string()),
-            9 => {
-                let kind = self.u32();
-                let num = self.u64();
-                match kind {
-                    5 => Value::Integers((0..num).map(|_| i32::from_le_bytes(self.take()).into()).collect()),
-                    6 => Value::Floats((0..num).map(|_| f32::from_le_bytes(self.take())).collect()),
-                    8 => Value::Strings((0..num).map(|_| self.string()).collect()),
-                    other => panic!("array of type {other}"),
-                }
-            }
-            other => panic!("value of type {other}"),
-        }
-    }
-
-    fn metadata(&mut self) -> Metadata {
-        assert_eq!(&self.take::<4>(), b"GGUF");
-        assert_eq!((self.u32(), self.u64()), (3, 0));
-        let num_entries = self.u64();
-        let entries = (0..num_entries).map(|_| {
-            let key = self.string();
-            let kind = self.u32();
-            (key, self.value(kind))
-        });
-        Metadata { entries: entries.collect() }
-    }
 }
 
 fn expected() -> Json {

@@ -12,25 +12,25 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Host {
+pub(crate) enum Host {
     Hub,
     Storage,
 }
 
 #[derive(Debug, Clone)]
-pub struct Request {
-    pub host: Host,
-    pub method: String,
-    pub path: String,
+pub(crate) struct Request {
+    pub(crate) host: Host,
+    pub(crate) method: String,
+    pub(crate) path: String,
     /// Names in lower case.
-    pub headers: BTreeMap<String, String>,
+    pub(crate) headers: BTreeMap<String, String>,
 }
 
 impl Request {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
@@ -40,22 +40,22 @@ impl Request {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Response {
-    pub status: u16,
-    pub headers: Vec<(&'static str, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Vec<u8>,
     /// Send only so many bytes of the body and then …
-    pub stop_after: Option<usize>,
+    pub(crate) stop_after: Option<usize>,
     /// … say nothing for the rest of the test (`true`) or close the connection.
-    pub stall: bool,
+    pub(crate) stall: bool,
 }
 
 impl Response {
-    pub fn status(status: u16) -> Self {
+    pub(crate) fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
 
-    pub fn refusal(status: u16, code: &str, message: &str) -> Self {
+    pub(crate) fn refusal(status: u16, code: &str, message: &str) -> Self {
         let mut response = Self::status(status);
         for (name, value) in [("x-error-code", code), ("x-error-message", message)] {
             if !value.is_empty() {
@@ -65,12 +65,12 @@ impl Response {
         response
     }
 
-    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.headers.push((name, value.to_string()));
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
         self
     }
 
-    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self
     }
@@ -89,7 +89,7 @@ struct State {
     fault: Option<Fault>,
 }
 
-pub struct FakeHub {
+pub(crate) struct FakeHub {
     hub: SocketAddr,
     storage: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -97,7 +97,7 @@ pub struct FakeHub {
 }
 
 impl FakeHub {
-    pub fn new(repo: &str, files: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn new(repo: &str, files: &[(&str, &[u8])]) -> Self {
         let state = State {
             repo: repo.to_owned(),
             revisions: BTreeMap::from([
@@ -120,27 +120,27 @@ impl FakeHub {
         fake
     }
 
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.hub)
     }
 
-    pub fn add_revision(&self, revision: &str, commit: &str) {
+    pub(crate) fn add_revision(&self, revision: &str, commit: &str) {
         let mut state = self.state.lock().unwrap();
         for name in [revision, commit] {
             state.revisions.insert(name.to_owned(), commit.to_owned());
         }
     }
 
-    pub fn set_fault(&self, fault: impl FnMut(&Request, &mut Response) + Send + 'static) {
+    pub(crate) fn set_fault(&self, fault: impl FnMut(&Request, &mut Response) + Send + 'static) {
         self.state.lock().unwrap().fault = Some(Box::new(fault));
     }
 
-    pub fn clear_fault(&self) {
+    pub(crate) fn clear_fault(&self) {
         self.state.lock().unwrap().fault = None;
     }
 
     /// The requests since the last call.
-    pub fn take_requests(&self) -> Vec<Request> {
+    pub(crate) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 
@@ -171,7 +171,7 @@ impl Drop for FakeHub {
 }
 
 /// What the Hub calls the content of a file.
-pub fn etag(data: &[u8]) -> String {
+pub(crate) fn etag(data: &[u8]) -> String {
     let hash = data.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -262,7 +262,7 @@ fn answer(request: &Request, storage: SocketAddr, state: &State) -> Response {
             None => Response::refusal(404, "RepoNotFound", "Repository not found"),
         };
     };
-    let (commit, file) = path.split_once('/').unwrap();
+    let (commit, file) = path.split_once('/').unwrap_or((path, ""));
     let Some(contents) = state.files.get(file) else {
         return Response::refusal(404, "EntryNotFound", "Entry not found");
     };
@@ -276,7 +276,7 @@ fn answer(request: &Request, storage: SocketAddr, state: &State) -> Response {
             .with("x-repo-commit", commit)
             .with("etag", "\"of-the-pointer-file\"")
             .with("x-linked-etag", format!("\"{}\"", etag(contents)))
-            .with("x-linked-size", contents.len())
+            .with("x-linked-size", contents.len().to_string())
     }
 }
 
