@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::{DeviceChoice, Llm};
@@ -117,7 +118,6 @@ impl Llm {
         let opened = OpenedModel::open(model)?;
         let engine_config = plan_memory(&opened.demand(options)?, &options.limits)?;
         let context = Arc::new(new_context(options)?);
-        let name = opened.config.architecture.name;
         let load_options = models::LoadOptions {
             quantization: options.quantization,
             dtype: options.dtype.dtype(),
@@ -125,11 +125,15 @@ impl Llm {
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
             max_num_seqs: engine_config.max_num_seqs,
         };
-        progress.begin(&format!("loading {name}"), opened.checkpoint.total_bytes());
-        let model_on_device =
-            models::load(&opened.checkpoint, &opened.config, &context, &load_options, &|bytes| {
-                progress.advance(bytes as u64);
-            })?;
+        let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
+        progress.begin(stage, opened.checkpoint.total_bytes());
+        let reported = AtomicU64::new(0);
+        let on_progress = |done: models::LoadProgress| {
+            let before = reported.fetch_max(done.loaded_bytes, Ordering::Relaxed);
+            progress.advance(done.loaded_bytes.saturating_sub(before));
+        };
+        let lm =
+            models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
         progress.end();
         let kv_cache = KvCache::new(
             &opened.config,
@@ -137,7 +141,7 @@ impl Llm {
             engine_config.block_size,
             options.kv_cache_dtype,
         )?;
-        let weight_bytes = model_on_device.num_weight_bytes() as u64;
+        let weight_bytes_per_token = lm.num_weight_bytes_per_token() as u64;
         let limits = ModelLimits {
             vocab_size: opened.config.vocab_size,
             eos_token_ids: match &opened.tokenizer {
@@ -145,7 +149,7 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
         };
-        let runner = ModelRunner::new(model_on_device, kv_cache);
+        let runner = ModelRunner::new(lm, kv_cache);
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
         Ok(Self {
             name: model.display_name.clone(),
@@ -154,7 +158,7 @@ impl Llm {
             tokenizer: opened.tokenizer,
             config: opened.config,
             context,
-            weight_bytes,
+            weight_bytes_per_token,
             load_time: start.elapsed(),
         })
     }
@@ -178,9 +182,9 @@ impl OpenedModel {
         let config = ModelConfig::from_checkpoint(&checkpoint)?;
         checkpoint.ensure_supported()?;
         let tokenizer = load_tokenizer(&checkpoint)?.map(Arc::new);
-        let chat = match tokenizer.as_ref().and_then(|tokenizer| tokenizer.chat_template()) {
-            Some(template) => Some(Chat::new(template)?),
-            None => None,
+        let chat = match &tokenizer {
+            Some(tokenizer) if tokenizer.chat_template().is_some() => Some(Chat::new(tokenizer)?),
+            _ => None,
         };
         Ok(Self { checkpoint, config, tokenizer, chat })
     }
@@ -229,5 +233,8 @@ fn new_context(options: &LlmOptions) -> Result<Context> {
         )));
     }
     let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
-    Ok(Context::new(device, ThreadPool::new(num_threads), level))
+    match device {
+        candle_core::Device::Cpu => Ok(Context::cpu(num_threads, level)),
+        _ => Err(Error::unsupported(format!("--device {} has no kernels yet", options.device))),
+    }
 }

@@ -32,7 +32,7 @@ pub struct Llm {
     chat: Option<Chat>,
     config: ModelConfig,
     context: Arc<Context>,
-    weight_bytes: u64,
+    weight_bytes_per_token: u64,
     load_time: Duration,
 }
 
@@ -67,10 +67,10 @@ impl Llm {
         &self.context
     }
 
-    /// Bytes of the weights in memory.
+    /// Bytes of weights that a step of one token reads.
     #[must_use]
-    pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+    pub fn weight_bytes_per_token(&self) -> u64 {
+        self.weight_bytes_per_token
     }
 
     /// From the start of loading until the engine ran.
@@ -83,9 +83,10 @@ impl Llm {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{} · {} · KV cache {} tokens (context {}) · loaded in {:.2} s",
+            "{} on cpu ({}, {} threads) · KV cache {} tokens, context {} · loaded in {:.2} s",
             self.name,
-            self.context.description(),
+            self.context.cpu_level().name(),
+            self.context.num_threads(),
             self.engine.config().kv_cache_tokens(),
             self.engine.config().max_model_len,
             self.load_time.as_secs_f64()

@@ -145,7 +145,12 @@ impl KvCache {
     /// # Errors
     /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not give
     /// the memory.
-    pub fn new(config: &ModelConfig, num_blocks: usize, block_size: usize, dtype: KvCacheDType) -> Result<Self> {
+    pub fn new(
+        config: &ModelConfig,
+        num_blocks: usize,
+        block_size: usize,
+        dtype: KvCacheDType,
+    ) -> Result<Self> {
         let layout = KvLayout { block_size, num_kv_heads: config.num_kv_heads, head_dim: config.head_dim };
         if num_blocks == 0 || block_size == 0 {
             return Err(Error::invalid_request(format!(
@@ -160,7 +165,9 @@ impl KvCache {
             MmapMut::map_anon(bytes).map_err(|error| no_memory(num_blocks, block_size, error))
         };
         let layers = (0..config.num_layers)
-            .map(|_| Ok(LayerPools { k: allocate(layout.k_block_len())?, v: allocate(layout.v_block_len())? }))
+            .map(|_| {
+                Ok(LayerPools { k: allocate(layout.k_block_len())?, v: allocate(layout.v_block_len())? })
+            })
             .collect::<Result<_>>()?;
         Ok(Self { layout, dtype, num_blocks, layers })
     }

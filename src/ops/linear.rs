@@ -58,8 +58,7 @@ pub fn norm_linear<const N: usize>(
 ) -> Result<()> {
     let mut width = 0;
     let parts = linears.map(|linear| {
-        let part =
-            Part { matrix: linear.weight.cpu(), out_offset: width, bias: linear.bias.as_deref() };
+        let part = Part { matrix: linear.weight.cpu(), out_offset: width, bias: linear.bias.as_deref() };
         width += linear.weight.rows();
         part
     });

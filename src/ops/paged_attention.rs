@@ -136,7 +136,12 @@ fn check(
         let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
         let seq_len = metadata.seq_lens[row];
         let ascending = metadata.block_table_starts[row] <= metadata.block_table_starts[row + 1];
-        if start >= end || end > num_tokens || seq_len < end - start || seq_len > scratch.max_model_len || !ascending {
+        if start >= end
+            || end > num_tokens
+            || seq_len < end - start
+            || seq_len > scratch.max_model_len
+            || !ascending
+        {
             return Err(format!("row {row} has tokens {start}..{end} of a sequence of {seq_len}"));
         }
         let table = metadata.block_table(row);

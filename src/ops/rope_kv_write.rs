@@ -120,7 +120,8 @@ pub fn rope_kv_write(
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }
     let Backend::Cpu(cpu) = context.launch("rope_kv_write")?;
-    let operands = rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
+    let operands =
+        rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
     let width = qkv.width();
     qkv.write(positions.len(), |qkv| {
         rope::rope_kv_write(operands, &RowsMut::new(qkv, width), cache, layer, &cpu.pool, cpu.level);

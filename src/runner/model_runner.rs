@@ -72,22 +72,19 @@ impl ModelRunner {
         attention.block_table_starts.push(attention.block_tables.len());
     }
 
-    /// Computes the prepared batch; the logits are `logits_indices.len() × vocab_size`.
-    fn forward(&mut self) -> Result<()> {
-        self.model.forward(&self.batch, &mut self.kv_cache)
-    }
 }
 
 impl Runner for ModelRunner {
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
         for copy in step.rows.iter().filter_map(|row| row.copy) {
-            self.kv_cache.copy_block(copy.source.index(), copy.target.index())?;
+            self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
         }
         self.prepare(step);
-        self.forward()?;
         let vocab_size = self.model.config().vocab_size;
         let sampler = &mut self.sampler;
-        let mut outputs = self.model.with_logits(|logits| {
+        let num_logits = self.batch.logits_indices.len();
+        let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+        let mut outputs = logits.read(num_logits, |logits| {
             let mut rest = logits;
             let mut outputs = Vec::with_capacity(step.rows.len());
             for row in &step.rows {
@@ -145,9 +142,9 @@ impl ModelRunner {
                 return Ok(());
             }
             self.prepare_next(step, &token_ids, offset);
-            self.forward()?;
             let sampler = &mut self.sampler;
-            self.model.with_logits(|logits| {
+            let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+            logits.read(rows.len(), |logits| {
                 let logits = logits.chunks_exact(vocab_size);
                 for (((input, tokens), output), logits) in rows.iter().zip(&mut *outputs).zip(logits) {
                     let input = SamplerInput { output_token_ids: tokens, ..**input };

@@ -72,7 +72,8 @@ impl ModelConfig {
             intermediate_size: keys.required("feed_forward_length")?,
             rms_norm_eps: keys
                 .f64("attention.layer_norm_rms_epsilon")?
-                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))? as f32,
+                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?
+                as f32,
             rope: RopeConfig {
                 theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
                 dim: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
@@ -95,14 +96,19 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    fn get<T>(&self, key: &str, kind: &str, read: impl Fn(&Metadata, &str) -> Option<T>) -> Result<Option<T>> {
+    fn get<T>(
+        &self,
+        key: &str,
+        kind: &str,
+        read: impl Fn(&Metadata, &str) -> Option<T>,
+    ) -> Result<Option<T>> {
         let key = format!("{}.{key}", self.prefix);
         let Some(value) = self.metadata.get(&key) else { return Ok(None) };
         match read(self.metadata, &key) {
             Some(read) => Ok(Some(read)),
-            None if matches!(value, Value::Integers(_)) => Err(Error::unsupported(format!(
-                "{key} differs between layers, which is not supported"
-            ))),
+            None if matches!(value, Value::Integers(_)) => {
+                Err(Error::unsupported(format!("{key} differs between layers, which is not supported")))
+            }
             None => Err(Error::invalid_model(format!("{key} is {value:?}, not {kind}"))),
         }
     }
@@ -141,7 +147,8 @@ fn rope_scaling(
     }
     // Some writers put 0 for none.
     .filter(|factor| *factor != 0.0);
-    let kind = keys.get("rope.scaling.type", "a string", |metadata, key| metadata.str(key).map(str::to_owned))?;
+    let kind =
+        keys.get("rope.scaling.type", "a string", |metadata, key| metadata.str(key).map(str::to_owned))?;
     let scaling = match (kind.as_deref(), factor) {
         (None | Some("none"), None) | (Some("none"), Some(_)) => RopeScaling::None,
         (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },

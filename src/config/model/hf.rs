@@ -66,7 +66,8 @@ impl ModelConfig {
             None => hidden_size.checked_div(num_heads).unwrap_or(0),
         };
         let max_position_embeddings = file.required_usize("max_position_embeddings")?;
-        let generation = Json { name: "generation_config.json", value: generation_config.unwrap_or(&Value::Null) };
+        let generation =
+            Json { name: "generation_config.json", value: generation_config.unwrap_or(&Value::Null) };
         let mut eos_token_ids = generation.token_ids("eos_token_id")?;
         if eos_token_ids.is_empty() {
             eos_token_ids = file.token_ids("eos_token_id")?;
@@ -273,7 +274,9 @@ fn sliding_window(file: Json<'_>) -> Result<Option<usize>> {
             .with_hint("models with a window in all layers or in none can be run")),
         };
     }
-    if file.bool("use_sliding_window")? == Some(true) && file.usize("max_window_layers")?.is_some_and(|n| n > 0) {
+    if file.bool("use_sliding_window")? == Some(true)
+        && file.usize("max_window_layers")?.is_some_and(|n| n > 0)
+    {
         return Err(Error::unsupported("a sliding window in some of the layers is not supported"));
     }
     Ok(Some(window))

@@ -254,7 +254,12 @@ fn tile_tokens(group: usize) -> usize {
     (TILE_ROWS / group).max(1)
 }
 
-fn fill_tiles(tiles: &mut Vec<Tile>, group: usize, sliding_window: Option<usize>, metadata: &AttentionMetadata) {
+fn fill_tiles(
+    tiles: &mut Vec<Tile>,
+    group: usize,
+    sliding_window: Option<usize>,
+    metadata: &AttentionMetadata,
+) {
     tiles.clear();
     for row in 0..metadata.num_rows() {
         let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);

@@ -136,9 +136,8 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         let shape = source.shape;
         let group = shape.num_heads / shape.num_kv_heads;
         let num_rows = piece.tokens.len() * group;
-        let oldest_of = |position: usize| {
-            shape.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
-        };
+        let oldest_of =
+            |position: usize| shape.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
         // The positions of the piece that any row attends to.
         let last_position = piece.first_position + piece.tokens.len() - 1;
         let low = oldest_of(piece.first_position).max(piece.start);
@@ -291,7 +290,10 @@ impl<E: KvElement> ScoreTile<'_, E> {
     }
 
     #[inline(always)]
-    unsafe fn compute_groups<V: F32x16, const ROWS: usize, const GROUPS: usize>(&self, groups: &[Run; GROUPS]) {
+    unsafe fn compute_groups<V: F32x16, const ROWS: usize, const GROUPS: usize>(
+        &self,
+        groups: &[Run; GROUPS],
+    ) {
         let mut sums = [[V::splat(0.0); GROUPS]; ROWS];
         // SAFETY: a group has sixteen values for each of `head_dim`, and the queries `num_rows`; scores
         // of a group begin at most fifteen before and end at most fifteen after the piece.
