@@ -13,7 +13,7 @@ use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::weights::{Checkpoint, Quantization};
+use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -57,7 +57,7 @@ impl Instance {
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(setup.num_threads, setup.level));
         let options = LoadOptions {
-            quantization: setup.quantization,
+            quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
             max_num_seqs: MAX_TOKENS,
@@ -372,7 +372,7 @@ fn a_step_has_six_dispatches_for_each_layer() {
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
     let options =
-        LoadOptions { quantization: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
+        LoadOptions { quantizer: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
     let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     assert_eq!(context.num_dispatches(), 0);
