@@ -497,8 +497,8 @@ def prose(rng):
     """A few paragraphs that explain the engine, or plain facts one after the other."""
     kind = rng.random()
     if kind < 0.15:
-        countries = rng.sample(CAPITALS, rng.randint(1, 5))
-        return " ".join(f"The capital of {country} is {city}." for country, city in countries)
+        first = rng.randrange(len(CAPITALS))
+        return " ".join("The capital of {} is {}.".format(*CAPITALS[(first + i) % len(CAPITALS)]) for i in range(3))
     if kind < 0.25:
         return " ".join(fact_turn(rng)[1] for _ in range(rng.randint(2, 5)))
     if kind < 0.4:

@@ -218,27 +218,26 @@ POOLS = {
         "The moon came up, [round and bright|big and yellow|white and quiet].",
     ],
     "moral": [
-        "[From that day on|After that day|Since then], {N} [knew|never forgot] that {lesson}.",
         "{N} had learned [something important|a good lesson]: {lesson}.",
+        "[From that day on|After that day|Since then], {N} [knew|never forgot] that {lesson}.",
         "And whenever {N} thought of that day, {he} remembered that {lesson}.",
     ],
     "close": [
         "That night, {N} fell asleep with a smile.",
+        "{N} [went home|walked home] with a [light|warm|happy] heart.",
+        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
         "[Before {he} went to sleep|At bedtime], {N} thought of the day and smiled.",
         "The stars were shining when {N} [went home|came home], and {he} was <happy>.",
+        "[It had been a long day|It had been a good day], and {N} was [tired|sleepy] but <happy>.",
         "{N} told {parent} everything, and {parent} was very proud.",
         "\"What a day!\" said {N}, and fell asleep at once.",
-        "{N} [went home|walked home] with a [light|warm|happy] heart.",
-        "And {N} was <happy>.",
         "And they all lived happily for a long, long time.",
         "And if you go there today, you may still [hear|find someone who tells] this story.",
-        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
-        "[It had been a long day|It had been a good day], and {N} was [tired|sleepy] but <happy>.",
     ],
     "meet": [
         "[On the way|On the path|Near {s2}], {he} met {friend}.",
         "[Just then|Then] {friend} came [along|by|around the corner].",
-        "[After a while|A little later], {friend} came by and [stopped|came closer].",
+        "[After a while|A little later], {friend} came by and [stopped|sat down].",
     ],
     "what wrong": [
         "\"What is wrong?\" asked {F}.",
@@ -369,8 +368,8 @@ class Tale:
 def opening(t, introduce_friend):
     """Who the story is about. Plots in which the friend simply is there need the friend introduced here."""
     t.say(
-        "Once upon a time, {where}, there lived a [{trait}|{trait} little|little|young] {kind} [named|called] {N}.",
-        "Once upon a time, there was a [{trait}|{trait} little|little|young] {kind} [named|called] {N}, who lived {where}.",
+        "Once upon a time, {where}, there lived a [little|{trait}|young|{trait} little] {kind} [named|called] {N}.",
+        "Once upon a time, there was a [little|{trait}|young|{trait} little] {kind} [named|called] {N}, who lived {where}.",
         "Once upon a time, {where}, there was a {trait} {kind} [whose name was|named|called] {N}.",
         "{N} was a {trait} [|little |young ]{kind} who lived {where}.",
         "{Where}, there lived a {trait} [|little |young ]{kind} [named|called] {N}.",
@@ -378,7 +377,7 @@ def opening(t, introduce_friend):
         "There once was a {trait} {kind} [named|called] {N}. {He} lived {where}.",
         "This is the story of {N}, a {trait} {kind} who lived {where}.",
     )
-    t.maybe(0.5, "{He} lived in {home}[| with {parent}].", "{His} home was {home}.", "{He} lived with {parent} in {home}.")
+    t.maybe(0.65, "{He} lived in {home}[|| with {parent}].", "{His} home was {home}.", "{He} lived with {parent} in {home}.")
     t.maybe(
         0.75,
         "{He} loved {like} [more than anything else|every day|all day long].",
@@ -389,9 +388,9 @@ def opening(t, introduce_friend):
     if introduce_friend:
         t.env["friend"] = t.env["F"]
         t.say(
-            "{His} best friend was {F}, a {ftrait} {fkind}.",
             "{He} had a [good|very good|dear] friend, a {ftrait} {fkind} named {F}.",
             "{He} had one very good friend, and that was {F}, a {ftrait} {fkind}.",
+            "{His} best friend was {F}, a {ftrait} {fkind}.",
         )
     else:
         t.maybe(0.2, "Everyone knew {N}, [because {he} was so {trait}|and {N} knew everyone].")
@@ -428,7 +427,7 @@ def plot_lost(t):
           "{N} told {F} about the {thing}.")
     t.say("<help>")
     t.env["advice"] = pick(t.rng, ["Think of the last place where you were happy", "Look where the wind goes", "I saw something " + t.env["thing"].split()[0] + " near " + t.env["s3"]])
-    t.maybe(0.5, "They asked {e}. <elder says>", "They met {e} near {s2}. <elder says>")
+    t.maybe(0.35, "They asked {e}. <elder says>", "They met {e} near {s2}. <elder says>")
     t.say("<so> they went to {s3} together. {F} looked [high|on the left] and {N} looked [low|on the right].",
           "Together they walked to {s3} and searched [every corner|behind every stone|slowly and carefully].",
           "They went from {s2} to {s3}, and {F} [sang a little song to cheer {him} up|looked at everything twice].")
@@ -440,12 +439,12 @@ def plot_lost(t):
               ob2="small and bright")
         t.say("{N} held the {ob} tight and [laughed|jumped for joy|could not stop smiling].", "{N} was <happy>. {He} [picked it up|held it close] and [cleaned it carefully|looked at it from all sides].")
     else:
-        t.say("There, near {s3}, they found the {thing}. A {baby} was [sleeping in it|sitting beside it|holding on to it].",
+        t.say("There, near {s3}, they found the {thing}. A {baby} was [sitting beside it|sleeping beside it|holding on to it].",
               "<at last>, they found it. But a {baby} had [curled up beside it|taken it for its bed], [cold and alone|and it was fast asleep].")
         t.say("\"The poor little one was cold,\" said {N} softly. \"It can [stay with us|keep it for tonight].\"",
               "{N} was not angry at all. \"You [may come home with us|can share it with me],\" {he} said to the {baby}.")
     t.say("<thanks>")
-    t.maybe(0.5, "<laugh>")
+    t.maybe(0.35, "<laugh>")
 
 
 def plot_baby(t):
@@ -468,7 +467,7 @@ def plot_baby(t):
     t.say("\"Look what I found,\" said {N}. \"It is lost.\"", "\"This {baby} has lost its mother,\" said {N}. \"We must find her.\"")
     t.say("<help>", "\"I think I saw its mother near {s2},\" said {F}. \"Come, I will show you.\"")
     t.say("They went to {s2} and called, but nobody answered.", "They asked everyone they met, but nobody had seen the mother.", "First they looked near {s2}, but there was only [the wind|an empty path].")
-    t.maybe(0.5, "The {baby} began to cry, and {N} [sang a quiet song for it|told it a funny story].", "It was getting late, but {N} did not want to give up.")
+    t.maybe(0.35, "The {baby} began to cry, and {N} [sang a quiet song for it|told it a funny story].", "It was getting late, but {N} did not want to give up.")
     t.say("Then they asked {e}. \"[Go to|Look near] {s3},\" {ehe} said. \"I heard somebody calling there.\"",
           "Then they met {e}. \"A mother is looking for her little one near {s3},\" said {e}.",
           "\"Listen!\" said {F}. From {s3} came a [worried|loud|sad] voice.")
@@ -505,7 +504,7 @@ def plot_storm(t):
     t.say("Together they went back to the [house|home] of {N}, where it was warm and dry.", "<soon>, all three were sitting in the [house|home] of {N}, warm and safe.")
     t.say("They [drank hot milk|ate hot soup|ate {food}] and {e} told them [old stories|a story about a much bigger storm] until the {calm} was over.", "{Parent} gave everyone some {food}, and they listened to the wind outside.")
     t.say("In the morning, the sun was shining again, and the world was [clean and bright|wet and quiet].", "The next morning, the {calm} was gone. The sky was blue again, and everyone came out to [repair the roofs|look around].")
-    t.maybe(0.6, "\"You saved me,\" {e} told them. \"I will not forget it.\"", "Everyone was proud of {N} and {F}.")
+    t.maybe(0.7, "\"You saved me,\" {e} told them. \"I will not forget it.\"", "Everyone was proud of {N} and {F}.")
 
 
 def plot_share(t):
@@ -514,7 +513,7 @@ def plot_share(t):
     t.env["lesson"] = pick(t.rng, ["what you share comes back to you", "food tastes best when it is shared", "there is always enough for one more"])
     t.para()
     t.say("<day>, {parent} gave {N} some {food} for the long walk to {s1}.", "<day>, {N} had some {food} with {him}, and {he} was looking forward to eating it at {s1}.", "<day>, {N} packed some {food} in a little bag and set off for {s1}.")
-    t.maybe(0.5, "<weather>")
+    t.maybe(0.35, "<weather>")
     t.say("Near {s2}, {he} saw {e} sitting [by the path|on a stone|in the shade].", "[Half way there|On the way], {he} met {e}, who looked [pale and tired|tired and hungry].")
     t.say("\"I have not eaten since yesterday,\" said {e}.", "\"Have you lost your way?\" asked {N}. \"No,\" said {e}, \"I am only hungry.\"", "\"Good day,\" said {e}. \"That {food} smells [good|wonderful].\"")
     t.say("{N} looked at the {food}. There was not much of it. But then {he} [smiled|sat down] and gave {ehim} half.",
@@ -540,14 +539,14 @@ def plot_fear(t):
     t.facts.update(problem="{N} was afraid of {fear}", solved="{F} helped {him} to be brave, step by step", helper="{F}", object="a small song", theme="being brave")
     t.env["lesson"] = pick(t.rng, ["brave is what you are when you are afraid and try anyway", "big fears become small, one step at a time", "a friend beside you makes the dark less dark"])
     t.say("But there was one thing that {N} did not like: {he} was afraid of {fear}.", "{N} was afraid of {fear}, but {he} had never told anybody.", "There was only one problem. {N} was very much afraid of {fear}.", fear=fear, deed=deed)
-    t.maybe(0.5, "When the others [laughed and played|went on ahead], {he} [stayed behind|found a reason to go home].", "{He} was a little ashamed of it.")
+    t.maybe(0.35, "When the others [laughed and played|went on ahead], {he} [stayed behind|found a reason to go home].", "{He} was a little ashamed of it.")
     t.para()
     t.say("<day>, {F} came to the door. \"We are all going to {s1},\" said {F}. \"Will you come?\"", "<day>, {F} had an idea. \"Let us go to {s1} together!\"", "<day>, everybody was going to {s1}, and {F} wanted {N} to come too.")
     t.say("{N} looked down. \"I cannot,\" {he} said. \"I am afraid of {fear}.\"", "\"I would like to,\" said {N} quietly, \"but I am afraid.\"", "{N} [shook {his} head|did not know what to say]. Then {he} told {F} the truth.")
     t.say("{F} did not laugh. \"Everybody is afraid of something,\" {fhe} said. \"I am afraid of [spiders|geese|big dogs|the dentist].\"", "\"That is all right,\" said {F}. \"I was afraid too when I was small. We can go slowly.\"", "\"Thank you for telling me,\" said {F}. \"Shall we try it together? Only one small step.\"")
     t.say("They began with one small step. {N} closed {his} eyes and [counted to ten|took a deep breath|hummed a song].", "So they went to {s1} together. At first, {N} only [watched|looked]. Then {he} came a little closer.", "{F} stayed close to {him}. \"If you want to stop, we stop,\" {fhe} said.")
     t.say("{His} heart was beating fast, but nothing bad happened.", "{N} was shaking, but {he} did not run away.", "It was [strange|hard], but not as bad as {he} had thought.")
-    t.maybe(0.6, "The next day they tried again, and it was [a little easier|easier].", "\"One more step,\" {he} said to {himself}, \"and then one more.\"")
+    t.maybe(0.7, "The next day they tried again, and it was [a little easier|easier].", "\"One more step,\" {he} said to {himself}, \"and then one more.\"")
     t.para()
     t.say("<at last>, {N} opened {his} eyes. {He} had done it!", "After a week, {N} could {deed} all by {himself}.", "<soon>, {N} was not thinking about {fear} any more. {He} was too busy having fun.")
     t.say("\"I did it!\" <cried> {N}. \"I really did it!\"", "\"Look at me!\" <cried> {N}, and everybody [clapped|cheered].", "\"You were brave,\" said {F}. \"I was still afraid,\" said {N}. \"That is why it was brave,\" said {F}.")
@@ -572,7 +571,7 @@ def plot_build(t):
     t.say("<day>, {N} had an idea. \"I will build a {what},\" {he} said, \"and then I can {use}.\"", "<day>, {N} wanted to build a {what}, so that {he} could {use}.", "{N} had a [dream|plan]: {he} wanted to build a {what} and {use}.")
     t.say("{He} collected wood, string and [an old piece of cloth|a handful of nails|some glue].", "{He} worked all morning near {s1}, [cutting|measuring|tying] and [singing|thinking|counting].", "{He} asked {e} for some wood, and {e} gave {him} [a whole pile|a few good pieces].")
     t.say("When it was ready, {he} called everyone to come and see. But {fails}.", "In the afternoon, the {what} was ready. {N} tried it at once, but {fails}.", "It looked [beautiful|almost right]. But when {N} tried it, {fails}.")
-    t.say("{N} sat down and [was close to tears|put {his} head down]. \"I will never be able to do it,\" {he} said.", "Some of the others laughed. {N} felt <sad>.", "\"Oh no!\" <cried> {N}. \"All that work for nothing.\"")
+    t.say("{N} sat down and [was close to tears|said nothing for a long time]. \"I will never be able to do it,\" {he} said.", "Some of the others laughed. {N} felt <sad>.", "\"Oh no!\" <cried> {N}. \"All that work for nothing.\"")
     t.para()
     t.say("<meet>")
     t.say("\"It is a good {what},\" said {F}. \"It only has one mistake. Shall we find it together?\"", "\"My first {what} was much worse,\" said {F}. \"Let us look at what went wrong.\"", "{F} walked around the {what} twice and nodded. \"I think I know what is wrong,\" {fhe} said.")
@@ -584,7 +583,7 @@ def plot_build(t):
     else:
         t.say("And this time it worked! {N} could {use}, just as {he} had planned.", "They held their breath. It worked! Now {N} could {use}.", "Slowly, carefully, they tried it, and it worked. Everybody [cheered|clapped].")
     t.say("\"We did it!\" <cried> {N}.", "\"It was your idea,\" said {F}. \"And your help,\" said {N}.", "{E} came to look and [nodded|smiled]. \"Well done, you two,\" {ehe} said.")
-    t.maybe(0.6, "<laugh>", "{N} painted the name of {F} on it in [red|blue|white] letters.")
+    t.maybe(0.7, "<laugh>", "{N} painted the name of {F} on it in [red|blue|white] letters.")
 
 
 def plot_race(t):
@@ -594,7 +593,7 @@ def plot_race(t):
     t.para()
     t.say("Every [year|summer|spring], there was a big race from {s1} to {s2}.", "<day>, {e} called everyone together. \"Tomorrow there will be a race from {s1} to {s2}!\"")
     t.say("The prize was [a blue ribbon|a basket of {food}|a little silver bell], and {N} wanted to win it very much.", "{N} had practised for weeks. {He} ran to {s3} and back [every morning|every evening].", "{N} was not the fastest, but {he} never gave up.")
-    t.maybe(0.6, "{F} wanted to run too. \"Let us both do our best,\" said {F}.", "\"I am [much|a little] faster than you,\" said {F}, and {N} said nothing.")
+    t.maybe(0.7, "{F} wanted to run too. \"Let us both do our best,\" said {F}.", "\"I am [much|a little] faster than you,\" said {F}, and {N} said nothing.")
     t.say("On the day of the race, everybody stood at the line. \"One, two, three, go!\" called {e}, and they ran.", "The next morning, the sun was shining. {E} [rang a bell|waved a flag], and the race began.")
     t.para()
     t.say("At first, {F} was in front and {N} was close behind.", "{N} ran [as fast as the wind|as fast as {he} could], past {s3} and up the hill.", "They ran past {s3}. {N} could already see the end of the road.")
@@ -626,7 +625,7 @@ def plot_quarrel(t):
     t.say("\"I am sorry too,\" said {F}. \"Let us share it. One day you, one day me.\"", "{F} began to smile. \"I missed you,\" {fhe} said. \"We can both play with it.\"")
     t.para()
     t.say("From then on, the {ob} belonged to both of them.", "They played with the {thing} until [it was dark|the stars came out], and it was much more fun than before.")
-    t.maybe(0.6, "<laugh>", "<evening>")
+    t.maybe(0.7, "<laugh>", "<evening>")
 
 
 def plot_garden(t):
@@ -711,7 +710,7 @@ def plot_birthday(t):
     t.say("But when {he} met {e} near {s1}, {e} only said \"Good morning\" and walked on.", "{He} went to {s1}, but nobody was there. Nobody said \"Happy birthday\".")
     t.say("{He} met {F} near {s2}. \"Do you know what day it is today?\" asked {N}. \"Yes,\" said {F}. \"It is a [Tuesday|Friday|Monday]. I have to go.\"", "{F} was in a hurry too. \"I have no time today,\" said {F}, and ran away with a big basket.")
     t.say("{N} felt <sad>. \"They have all forgotten,\" {he} thought.", "{N} sat down near {s2} and [looked at the ground|sighed]. It was the loneliest birthday of all.")
-    t.maybe(0.5, "{He} tried {like}, but it was no fun.", "{He} walked around all afternoon, [kicking a little stone|talking to nobody].")
+    t.maybe(0.35, "{He} tried {like}, but it was no fun.", "{He} walked around all afternoon, [kicking a little stone|talking to nobody].")
     t.para()
     t.say("In the evening, {he} went home. It was dark inside. {He} opened the door.", "When the sun went down, somebody called from {s3}. {N} went to look. It was very quiet there.")
     t.say("\"Surprise!\" <cried> a dozen voices. There were lights everywhere, and a table with {food}.", "Suddenly there were lights, and music, and everybody jumped out. \"Happy birthday, {N}!\"")
@@ -738,7 +737,7 @@ def plot_honest(t):
     t.say("{E} was quiet for a while. Then {ehe} smiled. \"I am glad that you told me,\" {ehe} said. \"That was harder than breaking a {broken}.\"", "{E} was not angry. \"A {broken} can be repaired,\" {ehe} said. \"Trust is much harder to repair. Thank you for telling me.\"")
     t.para()
     t.say("Together they repaired the {broken}. It was not as [pretty|smooth] as before, but {e} liked it even better.", "{N} helped {e} every afternoon for a week, until the {broken} was as good as new.")
-    t.say("{N} felt as light as a feather.", "That night, {N} slept [well|like a stone] again.")
+    t.say("{N} felt as light as a feather.", "After that, {N} slept [well|like a stone] again.")
 
 
 def plot_errand(t):
@@ -785,7 +784,7 @@ def plot_learn(t):
     t.para()
     t.say("So {N} practised. {He} practised in the morning near {s1} and in the evening near {s2}.", "Every day, {he} went to {e} and practised for an hour.")
     t.say("Some days were good and some days were bad. On the bad days, {F} [sat beside {him}|brought {him} some {food}] and said, \"Once more.\"", "In the first week nothing changed. In the second week it was a little better.")
-    t.maybe(0.5, "Once {he} wanted to give up. But then {he} thought of {e}, and {he} tried it one more time.", "Slowly, very slowly, it became easier.")
+    t.maybe(0.35, "Once {he} wanted to give up. But then {he} thought of {e}, and {he} tried it one more time.", "Slowly, very slowly, it became easier.")
     t.para()
     t.say("Then the great day came. {N} was going to {skill} {occasion}.", "In the autumn, {e} said, \"Now you are ready.\" And {N} was allowed to {skill} {occasion}.")
     t.say("{His} knees were shaking, but {he} began, and {later}.", "{N} took a deep breath and began. This time, {later}.")
@@ -852,8 +851,8 @@ def plot_lamp(t):
 
 
 PLOTS = {
-    "a lost thing": plot_lost, "a lost animal": plot_baby, "a storm": plot_storm, "friendship": plot_quarrel, "a treasure": plot_treasure,
-    "building something": plot_build, "being brave": plot_fear, "sharing": plot_share, "a garden": plot_garden, "a mystery": plot_night,
+    "a treasure": plot_treasure, "a lost thing": plot_lost, "a storm": plot_storm, "building something": plot_build, "a lost animal": plot_baby,
+    "a mystery": plot_night, "friendship": plot_quarrel, "being brave": plot_fear, "sharing": plot_share, "a garden": plot_garden,
     "a birthday": plot_birthday, "honesty": plot_honest, "a race": plot_race, "a long walk": plot_errand, "learning": plot_learn,
     "a new friend": plot_newcomer, "a wish": plot_star, "a lighthouse": plot_lamp,
 }
@@ -876,8 +875,8 @@ def story(rng, plot=None, brief=False, **wishes):
         facts, t.env["friend"] = dict(t.facts), t.env["F"]
         PLOTS[rng.choice([p for p in PLOTS if p not in (plot, "a lighthouse", "a new friend")])](t)
         t.facts = facts
-    t.maybe(0.5, "<moral>")
-    t.maybe(0.8, "<close>")
+    t.maybe(0.75, "<moral>")
+    t.maybe(0.9, "<close>")
     t.plot = plot
     t.answers = {key: expand(value, t.env, rng, sentence=False) for key, value in t.facts.items()}
     return t

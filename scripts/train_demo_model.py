@@ -7,7 +7,7 @@ PyTorch. The same seed gives the same corpus and tokenizer everywhere, and the s
 the same package versions.
 
     python3 scripts/train_demo_model.py --device cuda --out OUT_DIR      # the shipped model: a few minutes on one H200
-    python3 scripts/train_demo_model.py --smoke --out /tmp/demo          # the whole path on a CPU, in under a minute
+    python3 scripts/train_demo_model.py --smoke --out OUT_DIR            # the whole path on a CPU, in under a minute
 """
 
 import argparse
@@ -560,7 +560,7 @@ def main():
     parser.add_argument("--out", required=True, help="folder for model.gguf, report.json and samples.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--batch", type=int, default=128, help="windows in a step")
     parser.add_argument("--shards", type=int, default=600, help=f"training shards of {SHARD_DOCUMENTS} documents")
     parser.add_argument("--lr", type=float, default=1e-3)

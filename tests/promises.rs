@@ -1,6 +1,8 @@
 //! The promises of the engine once more, with the real kernels and the built-in model: a request gives
 //! the same tokens however it is scheduled.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
@@ -108,9 +110,12 @@ fn same_tokens_however_they_are_scheduled() {
     let (_, again) = check("a batch", &with_limits(|_| ()));
     assert!(again.iter().map(|outcome| outcome.num_cached_tokens).sum::<usize>() > 64, "no prefix hit");
 
-    check("chunked prompts", &with_limits(|limits| {
-        (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
-    }));
+    check(
+        "chunked prompts",
+        &with_limits(|limits| {
+            (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
+        }),
+    );
     check("multi-step", &with_limits(|limits| limits.num_scheduler_steps = 5));
     check("small blocks", &with_limits(|limits| limits.block_size = 8));
     check("odd blocks", &with_limits(|limits| limits.block_size = 5));
@@ -120,11 +125,14 @@ fn same_tokens_however_they_are_scheduled() {
     // A cache that holds the longest sequence and little more.
     let per_token = reference_llm.engine().config().kv_cache_tokens();
     let bytes_per_token = (64 << 20) / per_token as u64;
-    let (first, _) = check("preemption", &with_limits(|limits| {
-        limits.max_model_len = Some(256);
-        limits.block_size = 16;
-        limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
-    }));
+    let (first, _) = check(
+        "preemption",
+        &with_limits(|limits| {
+            limits.max_model_len = Some(256);
+            limits.block_size = 16;
+            limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
+        }),
+    );
     assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
 }
 

@@ -76,7 +76,8 @@ pub(super) fn format(time: SystemTime, format: &str) -> Result<String, String> {
 
 /// Year, month, day and day of the year, the last three from 1.
 fn date(mut days: u64) -> (u64, u64, u64, u64) {
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     // 400 years are 146,097 days.
     let mut year = 1970 + days / 146_097 * 400;
     days %= 146_097;

@@ -56,6 +56,10 @@ pub(super) fn to_template_value(json: &serde_json::Value) -> Value {
 
 /// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)` as Python's `json.dumps`
 /// writes it: nothing is escaped for HTML.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the template engine hands keyword arguments over by value"
+)]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let indent = options.get::<Option<usize>>("indent")?;

@@ -185,67 +185,67 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn render(source: &str, context: serde_json::Value) -> Result<String> {
-        ChatTemplate::new(source)?.render(&context)
+    fn render(source: &str, context: &serde_json::Value) -> Result<String> {
+        ChatTemplate::new(source)?.render(context)
     }
 
-    fn check(source: &str, context: serde_json::Value, expected: &str) {
+    fn check(source: &str, context: &serde_json::Value, expected: &str) {
         assert_eq!(render(source, context).unwrap(), expected, "{source}");
     }
 
     #[test]
     fn blocks_are_trimmed_as_templates_expect() {
-        check("  {% if true %}\na\n  {% endif %}\nb\n", json!({}), "a\nb");
-        check("{% generation %}\nx{% endgeneration %}\ny", json!({}), "xy");
-        check("a {%- generation -%} x {%- endgeneration %} b", json!({}), "ax b");
+        check("  {% if true %}\na\n  {% endif %}\nb\n", &json!({}), "a\nb");
+        check("{% generation %}\nx{% endgeneration %}\ny", &json!({}), "xy");
+        check("a {%- generation -%} x {%- endgeneration %} b", &json!({}), "ax b");
     }
 
     #[test]
     fn json_is_written_as_python_writes_it() {
         let value = json!({"z": "é<'&\"\n🦙", "a": [1, 2.5, true, null, [], {}]});
-        let context = || json!({"value": value});
-        check("{{ value | tojson }}", context(), r#"{"z": "é<'&\"\n🦙", "a": [1, 2.5, true, null, [], {}]}"#);
+        let context = json!({"value": value});
+        check("{{ value | tojson }}", &context, r#"{"z": "é<'&\"\n🦙", "a": [1, 2.5, true, null, [], {}]}"#);
         check(
             "{{ value | tojson(ensure_ascii=true, sort_keys=true) }}",
-            context(),
+            &context,
             r#"{"a": [1, 2.5, true, null, [], {}], "z": "\u00e9<'&\"\n\ud83e\udd99"}"#,
         );
-        check("{{ [1, {'a': 2}] | tojson(indent=2) }}", json!({}), "[\n  1,\n  {\n    \"a\": 2\n  }\n]");
+        check("{{ [1, {'a': 2}] | tojson(indent=2) }}", &json!({}), "[\n  1,\n  {\n    \"a\": 2\n  }\n]");
         check(
             "{{ value | tojson(separators=(',', ':')) }}",
-            json!({"value": {"a": [1, 2]}}),
+            &json!({"value": {"a": [1, 2]}}),
             r#"{"a":[1,2]}"#,
         );
-        assert!(render("{{ 1 | tojson(indent=1000) }}", json!({})).is_err());
-        assert!(render("{{ 1 | tojson(colour=1) }}", json!({})).is_err());
+        assert!(render("{{ 1 | tojson(indent=1000) }}", &json!({})).is_err());
+        assert!(render("{{ 1 | tojson(colour=1) }}", &json!({})).is_err());
     }
 
     #[test]
     fn python_methods_namespaces_and_loops() {
         check(
             "{{ ' x '.strip() }}{{ 'a</t>b'.split('</t>')[-1] }}{{ '\n\nc'.lstrip('\n') }}",
-            json!({}),
+            &json!({}),
             "xbc",
         );
         check(
             "{% for k, v in m.items() %}{{ k }}{{ v }}{% endfor %}",
-            json!({"m": {"b": 1, "a": 2}}),
+            &json!({"m": {"b": 1, "a": 2}}),
             "b1a2",
         );
         check(
             "{% set ns = namespace(n=0) %}{% for i in range(9) %}{% if i == 4 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
-            json!({}),
+            &json!({}),
             "6",
         );
-        check("{{ x is defined }}{{ none }}", json!({}), "FalseNone");
-        let year = render("{{ strftime_now('%Y') }}", json!({})).unwrap();
+        check("{{ x is defined }}{{ none }}", &json!({}), "FalseNone");
+        let year = render("{{ strftime_now('%Y') }}", &json!({})).unwrap();
         assert!(year.parse::<u32>().unwrap() >= 2024);
     }
 
     #[test]
     fn hostile_templates_end_with_an_error() {
         let check = |source: &str, expected: &str| {
-            let error = render(source, json!({"messages": []})).unwrap_err();
+            let error = render(source, &json!({"messages": []})).unwrap_err();
             assert!(error.message().contains(expected), "{error:?} should contain {expected:?}");
         };
         check(

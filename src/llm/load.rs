@@ -1,5 +1,6 @@
 //! From files to a running engine.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::{Context, KvCache, KvCacheDType};
 use crate::runner::{EngineLimits, MemoryDemand, ModelRunner, available_memory_bytes, plan_memory};
 use crate::tokenizer::Tokenizer;
-use crate::weights::{Checkpoint, DType, Quantization};
+use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
 use crate::{Error, Result, demo};
 
 /// Memory beside the weights and the cache: activations, tables, the program itself.
@@ -119,8 +120,7 @@ impl Llm {
         let engine_config = plan_memory(&opened.demand(options)?, &options.limits)?;
         let context = Arc::new(new_context(options)?);
         let load_options = models::LoadOptions {
-            quantization: options.quantization,
-            dtype: options.dtype.dtype(),
+            quantizer: opened.quantizer(options)?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
             max_num_seqs: engine_config.max_num_seqs,
@@ -132,8 +132,7 @@ impl Llm {
             let before = reported.fetch_max(done.loaded_bytes, Ordering::Relaxed);
             progress.advance(done.loaded_bytes.saturating_sub(before));
         };
-        let lm =
-            models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
+        let lm = models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
         progress.end();
         let kv_cache = KvCache::new(
             &opened.config,
@@ -194,15 +193,32 @@ impl OpenedModel {
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
         Ok(MemoryDemand {
-            weight_bytes: models::planned_weight_bytes(
-                &self.checkpoint,
-                options.quantization,
-                options.dtype.dtype(),
-            )?,
+            weight_bytes: match self.quantizer(options)? {
+                Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
+                None => self.checkpoint.total_bytes(),
+            },
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
             available_bytes: available_memory_bytes().saturating_sub(OVERHEAD_BYTES),
         })
+    }
+}
+
+impl OpenedModel {
+    /// What converts weights at load, if anything was asked for.
+    fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
+        let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
+        let num_threads = NonZeroUsize::new(num_threads).unwrap_or(NonZeroUsize::MIN);
+        match (options.quantization, options.dtype.dtype()) {
+            (Some(_), Some(dtype)) => {
+                Err(Error::invalid_request(format!("--dtype {dtype} and --quantization exclude each other")))
+            }
+            (Some(quantization), None) => {
+                Ok(Some(Quantizer::new(quantization, &self.checkpoint, Some(num_threads))))
+            }
+            (None, Some(dtype)) => Ok(Some(Quantizer::to_dense(dtype, num_threads))),
+            (None, None) => Ok(None),
+        }
     }
 }
 

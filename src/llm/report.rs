@@ -58,7 +58,7 @@ impl Llm {
         ];
         Ok(ModelReport {
             name: model.display_name.clone(),
-            architecture: config.architecture.name.to_owned(),
+            architecture: config.architecture.hf_name.to_owned(),
             config: entries,
             types: opened.checkpoint.type_summaries(),
             demand,

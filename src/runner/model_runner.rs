@@ -71,7 +71,6 @@ impl ModelRunner {
         attention.block_tables.extend(blocks.iter().map(|block| block.0));
         attention.block_table_starts.push(attention.block_tables.len());
     }
-
 }
 
 impl Runner for ModelRunner {

@@ -69,6 +69,8 @@ pub(super) struct AddedTokens {
     ids: HashMap<String, u32>,
     raw: Trie,
     normalized: Trie,
+    /// The guarded tokens of both kinds, as they are spelled in raw text.
+    guarded: Trie,
 }
 
 impl AddedTokens {
@@ -97,6 +99,9 @@ impl AddedTokens {
                 None => {}
             }
             let index = added.tokens.len();
+            if token.is_guarded() {
+                added.guarded.insert(token.content.as_bytes(), index);
+            }
             if token.normalized {
                 let pattern = normalize(&token.content)?;
                 added.normalized.insert(pattern.as_bytes(), index);
@@ -118,14 +123,19 @@ impl AddedTokens {
         !self.normalized.is_empty()
     }
 
-    /// Cuts raw text into tokens and the text between them. `protected` spans are sorted and disjoint.
-    pub(super) fn split_raw(&self, text: &str, protected: &[Range<usize>]) -> Vec<Fragment> {
-        self.split(&self.raw, text, protected)
+    /// Cuts raw text into tokens and the text between them. `is_protected` says of a span whether any of it
+    /// is plain text, whatever it spells.
+    pub(super) fn split_raw(&self, text: &str, is_protected: impl Fn(Range<usize>) -> bool) -> Vec<Fragment> {
+        self.split(&self.raw, text, is_protected)
     }
 
     /// The same for text that has been through the normaliser.
-    pub(super) fn split_normalized(&self, text: &str, protected: &[Range<usize>]) -> Vec<Fragment> {
-        self.split(&self.normalized, text, protected)
+    pub(super) fn split_normalized(
+        &self,
+        text: &str,
+        is_protected: impl Fn(Range<usize>) -> bool,
+    ) -> Vec<Fragment> {
+        self.split(&self.normalized, text, is_protected)
     }
 
     /// The guarded tokens spelled in `text`, leftmost and longest first.
@@ -133,37 +143,27 @@ impl AddedTokens {
         let mut found = Vec::new();
         let mut at = 0;
         while at < text.len() {
-            let length = [&self.raw, &self.normalized]
-                .into_iter()
-                .filter_map(|trie| {
-                    trie.longest(&text.as_bytes()[at..], |index, _| self.tokens[index].is_guarded())
-                })
-                .map(|(_, length)| length)
-                .max();
-            match length {
-                // A normalised spelling is not aligned with the raw text, so it may end anywhere.
-                Some(length) if text.is_char_boundary(at) && text.is_char_boundary(at + length) => {
+            match self.guarded.longest(&text.as_bytes()[at..], |_, _| true) {
+                Some((_, length)) => {
                     found.push(at..at + length);
                     at += length;
                 }
-                _ => at += 1,
+                None => at += 1,
             }
         }
         found
     }
 
-    fn split(&self, trie: &Trie, text: &str, protected: &[Range<usize>]) -> Vec<Fragment> {
+    fn split(&self, trie: &Trie, text: &str, is_protected: impl Fn(Range<usize>) -> bool) -> Vec<Fragment> {
         let mut fragments = Vec::new();
         let mut done = 0;
         let mut at = 0;
-        let mut protected = protected.iter().peekable();
         while at < text.len() {
-            while protected.next_if(|span| span.end <= at).is_some() {}
-            let fence = protected.peek().map_or(usize::MAX, |span| span.start);
             let found = trie.longest(&text.as_bytes()[at..], |index, length| {
                 let token = &self.tokens[index];
-                (at + length <= fence || !token.is_guarded())
-                    && (!token.single_word || stands_alone(text, at..at + length))
+                let span = at..at + length;
+                (!token.single_word || stands_alone(text, span.clone()))
+                    && !(token.is_guarded() && is_protected(span))
             });
             let Some((index, length)) = found else {
                 at += 1;
@@ -253,9 +253,9 @@ mod tests {
         AddedTokens::new(tokens, |text| Ok(text.to_owned())).unwrap()
     }
 
-    fn check(added: &AddedTokens, text: &str, protected: &[Range<usize>], expected: &[(&str, Option<u32>)]) {
+    fn check(added: &AddedTokens, text: &str, protected: &Range<usize>, expected: &[(&str, Option<u32>)]) {
         let found: Vec<_> = added
-            .split_raw(text, protected)
+            .split_raw(text, |span| protected.start < span.end && span.start < protected.end)
             .into_iter()
             .map(|fragment| (&text[fragment.range], fragment.id))
             .collect();
@@ -272,10 +272,10 @@ mod tests {
         check(
             &added,
             "x<a><b>y<a>ab",
-            &[],
+            &(0..0),
             &[("x", None), ("<a><b>", Some(2)), ("y", None), ("<a>", Some(1)), ("ab", Some(3))],
         );
-        check(&added, "", &[], &[]);
+        check(&added, "", &(0..0), &[]);
     }
 
     #[test]
@@ -286,10 +286,10 @@ mod tests {
             AddedToken::user_defined(3, "<think>"),
             AddedToken::control(4, "><"),
         ]);
-        check(&added, "<s><|user|><think>", &[0..18], &[("<s><|user|>", None), ("<think>", Some(3))]);
-        check(&added, "<s><s>x<s>", &[3..6], &[("<s>", Some(1)), ("<s>x", None), ("<s>", Some(1))]);
+        check(&added, "<s><|user|><think>", &(0..18), &[("<s><|user|>", None), ("<think>", Some(3))]);
+        check(&added, "<s><s>x<s>", &(3..6), &[("<s>", Some(1)), ("<s>x", None), ("<s>", Some(1))]);
         // A token that only overlaps the protected span must not match either.
-        check(&added, "<s><x", &[0..3], &[("<s><x", None)]);
+        check(&added, "<s><x", &(0..3), &[("<s><x", None)]);
     }
 
     #[test]
@@ -297,8 +297,8 @@ mod tests {
         let strip = AddedToken { lstrip: true, rstrip: true, ..AddedToken::control(1, "<m>") };
         let word = AddedToken { single_word: true, ..AddedToken::user_defined(2, "go") };
         let added = added(vec![strip, word]);
-        check(&added, "a  <m> \n b", &[], &[("a", None), ("  <m> \n ", Some(1)), ("b", None)]);
-        check(&added, "gone go!", &[], &[("gone ", None), ("go", Some(2)), ("!", None)]);
+        check(&added, "a  <m> \n b", &(0..0), &[("a", None), ("  <m> \n ", Some(1)), ("b", None)]);
+        check(&added, "gone go!", &(0..0), &[("gone ", None), ("go", Some(2)), ("!", None)]);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 //! The library trusts its input (a merge longer than every token makes it panic), so every merge is looked
 //! up first. Control tokens are left out of the model: no text can produce them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use tokenizers::Model as _;
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::bpe::{BPE, Vocab};
 
 use super::byte_level;
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 #[derive(Debug, Default)]
 pub(super) struct BpeParts {
     /// Token text → id.
-    pub(super) vocab: HashMap<String, u32>,
+    pub(super) vocab: Vocab,
     /// Pairs, the first to be merged first.
     pub(super) merges: Vec<(String, String)>,
     /// A piece that is a token is taken whole.
@@ -73,9 +73,8 @@ impl BpeModel {
                 .filter(|c| !parts.vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str))
                 .collect()
         };
-        let vocab: tokenizers::models::bpe::Vocab = parts.vocab.into_iter().collect();
         let mut builder = BPE::builder()
-            .vocab_and_merges(vocab, merges)
+            .vocab_and_merges(parts.vocab, merges)
             .ignore_merges(parts.ignore_merges)
             .byte_fallback(parts.byte_fallback)
             .fuse_unk(parts.fuse_unk);

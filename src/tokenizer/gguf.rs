@@ -1,13 +1,16 @@
 //! The tokenizer inside a GGUF header (`tokenizer.ggml.*`).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use tokenizers::models::bpe::Vocab;
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{BpeModel, BpeParts};
+use super::pipeline::{BpePipeline, Pieces};
 use super::pre::PreTokenizer;
 use super::spm::{self, SpmModel, SpmParts};
 use super::vocabulary::{TokenKind, Vocabulary};
-use super::{Pieces, Pipeline, Tokenizer, byte_level};
+use super::{Pipeline, Tokenizer, byte_level};
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, ErrorKind, Result};
 
@@ -23,6 +26,7 @@ enum TokenType {
 }
 
 /// What the two kinds of tokenizer assume when a key is missing.
+#[derive(Debug, Clone, Copy)]
 struct Defaults {
     bos: Option<u32>,
     eos: Option<u32>,
@@ -53,9 +57,9 @@ impl Tokenizer {
             return Err(Error::invalid_model(format!("tokenizer.ggml.tokens has {} entries", tokens.len())));
         }
         let types = token_types(metadata, tokens.len())?;
-        check_distinct(tokens)?;
+        let vocab = distinct(tokens)?;
         match model {
-            "gpt2" => byte_level_bpe(metadata, tokens, &types),
+            "gpt2" => byte_level_bpe(metadata, tokens, &types, vocab),
             "llama" => sentencepiece(metadata, tokens, &types),
             other => Err(Error::unsupported(format!("the tokenizer type {other:?} is not known"))
                 .with_hint("known ones are gpt2 (byte-level BPE) and llama (SentencePiece BPE)")),
@@ -63,7 +67,12 @@ impl Tokenizer {
     }
 }
 
-fn byte_level_bpe(metadata: &Metadata, tokens: &[String], types: &[TokenType]) -> Result<Tokenizer> {
+fn byte_level_bpe(
+    metadata: &Metadata,
+    tokens: &[String],
+    types: &[TokenType],
+    vocab: Vocab,
+) -> Result<Tokenizer> {
     let pre = metadata.str("tokenizer.ggml.pre").ok_or_else(|| {
         Error::unsupported("tokenizer.ggml.pre is missing, so how the tokenizer splits text is not known")
             .with_hint("use a file made by a newer converter, or the original folder")
@@ -73,7 +82,6 @@ fn byte_level_bpe(metadata: &Metadata, tokens: &[String], types: &[TokenType]) -
         Error::invalid_model("tokenizer.ggml.merges is missing, expected a list of strings")
     })?;
     let merges = merges.iter().enumerate().map(parse_merge).collect::<Result<_>>()?;
-    let vocab: HashMap<String, u32> = tokens.iter().cloned().zip(0..).collect();
     let control: HashSet<String> = special_texts(tokens, types);
     let parts = BpeParts { vocab, merges, ignore_merges: pre.ignore_merges, ..BpeParts::default() };
     let model = BpeModel::new(parts, &control)?;
@@ -85,7 +93,11 @@ fn byte_level_bpe(metadata: &Metadata, tokens: &[String], types: &[TokenType]) -
         Defaults { bos: None, eos: None, add_bos: pre.add_bos },
         vocabulary,
         added,
-        Pipeline::Bpe { normalizer: None, pieces: Pieces::ByteLevel(pre.splits), model },
+        Pipeline::Bpe(Box::new(BpePipeline {
+            normalizer: None,
+            pieces: Pieces::ByteLevel(pre.splits),
+            model,
+        })),
     )
 }
 
@@ -178,14 +190,15 @@ fn token_types(metadata: &Metadata, num_tokens: usize) -> Result<Vec<TokenType>>
     types.iter().enumerate().map(parse).collect()
 }
 
-fn check_distinct(tokens: &[String]) -> Result<()> {
-    let mut first = HashMap::with_capacity(tokens.len());
-    for (id, token) in tokens.iter().enumerate() {
-        if let Some(other) = first.insert(token.as_str(), id) {
+/// Token text → id.
+fn distinct(tokens: &[String]) -> Result<Vocab> {
+    let mut ids = Vocab::with_capacity(tokens.len());
+    for (token, id) in tokens.iter().zip(0..) {
+        if let Some(other) = ids.insert(token.clone(), id) {
             return Err(Error::invalid_model(format!("tokens {other} and {id} are both {token:?}")));
         }
     }
-    Ok(())
+    Ok(ids)
 }
 
 /// A merge is two tokens with a blank between them; the first token may itself be a blank.

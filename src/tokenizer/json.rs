@@ -8,13 +8,15 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tokenizers::models::bpe::Vocab;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{BpeModel, BpeParts};
+use super::pipeline::{BpePipeline, Pieces};
 use super::split::SplitRegex;
 use super::vocabulary::{TokenKind, Vocabulary};
-use super::{Pieces, Pipeline, Tokenizer, byte_level, spm};
+use super::{Pipeline, Tokenizer, byte_level, spm};
 use crate::{Error, Result};
 
 #[derive(Deserialize)]
@@ -139,7 +141,7 @@ impl Tokenizer {
         Ok(Self {
             vocabulary,
             added,
-            pipeline: Pipeline::Bpe { normalizer, pieces, model },
+            pipeline: Pipeline::Bpe(Box::new(BpePipeline { normalizer, pieces, model })),
             bos_token_id: prefix_token_ids.first().copied(),
             eos_token_id: None,
             eos_token_ids: Vec::new(),
@@ -164,7 +166,7 @@ impl From<Added> for AddedToken {
     }
 }
 
-fn vocab(model: &Model) -> Result<HashMap<String, u32>> {
+fn vocab(model: &Model) -> Result<Vocab> {
     let unsupported =
         |what: &str| Error::unsupported(format!("tokenizer.json has {what}, which is not supported"));
     if let Some(kind) = model.kind.as_deref().filter(|kind| *kind != "BPE") {
@@ -181,7 +183,7 @@ fn vocab(model: &Model) -> Result<HashMap<String, u32>> {
         Error::invalid_model("model.vocab is missing or empty, expected an object of tokens and ids")
     })?;
     let mut texts = HashMap::with_capacity(entries.len());
-    let mut vocab = HashMap::with_capacity(entries.len());
+    let mut vocab = Vocab::with_capacity(entries.len());
     for (text, id) in entries {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
             Error::invalid_model(format!("the id of token {text:?} is {id}, expected a whole number"))

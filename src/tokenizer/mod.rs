@@ -13,6 +13,7 @@ mod detokenizer;
 mod folder;
 mod gguf;
 mod json;
+mod pipeline;
 mod pre;
 mod split;
 mod spm;
@@ -21,18 +22,11 @@ mod vocabulary;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tokenizers::normalizer::Range;
-use tokenizers::{
-    NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
-    PreTokenizer as _, PreTokenizerWrapper,
-};
-
 use self::added::AddedTokens;
-use self::bpe::BpeModel;
-use self::split::SplitRegex;
+use self::pipeline::{BpePipeline, Source, Span};
 use self::spm::SpmModel;
 use self::vocabulary::{TokenKind, Vocabulary};
-use crate::{Error, Result};
+use crate::Result;
 
 pub use self::detokenizer::Detokenizer;
 pub use self::stop::{StopMatcher, StopOutcome};
@@ -45,9 +39,6 @@ pub enum SpecialTokens {
     /// Encode its letters like any other text.
     AsText,
 }
-
-/// A stretch of text, in bytes.
-type Span = std::ops::Range<usize>;
 
 /// Tokens whose text ends an answer in every model that has them. Files often fail to list them.
 const END_TEXTS: [&str; 9] = [
@@ -85,20 +76,9 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Pipeline {
     /// Byte-pair encoding of pieces.
-    Bpe { normalizer: Option<NormalizerWrapper>, pieces: Pieces, model: BpeModel },
+    Bpe(Box<BpePipeline>),
     /// Merging by score.
     Spm(SpmModel),
-}
-
-/// How text is cut into pieces that are encoded on their own.
-#[derive(Debug)]
-enum Pieces {
-    /// By expressions, one after the other; then bytes are written as characters.
-    ByteLevel(Vec<SplitRegex>),
-    /// As the file says, by the library.
-    Library(PreTokenizerWrapper),
-    /// Not at all.
-    Whole,
 }
 
 impl Tokenizer {
@@ -130,32 +110,13 @@ impl Tokenizer {
     /// As [`Self::encode`].
     pub(crate) fn encode_protected(&self, text: &str, protected: &[Span]) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let mut original = None;
-        for fragment in self.added.split_raw(text, protected) {
-            let span = &text[fragment.range.clone()];
+        let mut source = Source::new(text, protected);
+        for fragment in source.split(&self.added) {
             match (fragment.id, &self.pipeline) {
                 (Some(id), _) => ids.push(id),
-                (None, Pipeline::Spm(model)) => model.encode(span, &mut ids)?,
-                (None, Pipeline::Bpe { normalizer: None, pieces: Pieces::ByteLevel(splits), model })
-                    if !self.added.has_normalized() =>
-                {
-                    encode_byte_level(span, splits, model, &mut ids)?;
-                }
-                (None, Pipeline::Bpe { normalizer, pieces, model }) => {
-                    let original = original.get_or_insert_with(|| NormalizedString::from(text));
-                    // The slice remembers where it stood in the text, which some pre-tokenizers ask for.
-                    let mut normalized = slice(original, Range::Original(fragment.range.clone()))?;
-                    if let Some(normalizer) = normalizer {
-                        normalizer.normalize(&mut normalized).map_err(|error| {
-                            Error::invalid_request(format!("the text cannot be normalised: {error}"))
-                        })?;
-                    }
-                    for part in self.split_normalized(&normalized, fragment.range.clone(), protected) {
-                        match part.id {
-                            Some(id) => ids.push(id),
-                            None => pieces.encode(&normalized, part.range, model, &mut ids)?,
-                        }
-                    }
+                (None, Pipeline::Spm(model)) => model.encode(&text[fragment.range], &mut ids)?,
+                (None, Pipeline::Bpe(bpe)) => {
+                    bpe.encode(&mut source, fragment.range, &self.added, &mut ids)?;
                 }
             }
         }
@@ -213,7 +174,7 @@ impl Tokenizer {
     #[must_use]
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.added.id(text).or_else(|| match &self.pipeline {
-            Pipeline::Bpe { model, .. } => model.id(text),
+            Pipeline::Bpe(bpe) => bpe.model.id(text),
             Pipeline::Spm(model) => model.id(text),
         })
     }
@@ -287,73 +248,6 @@ impl Tokenizer {
     pub(crate) fn emitted_bytes(&self, id: u32, skip_special: bool) -> &[u8] {
         if skip_special && self.is_special(id) { &[] } else { self.token_bytes(id) }
     }
-
-    /// The added tokens that are looked for in normalised text. `range` is where the text came from.
-    fn split_normalized(
-        &self,
-        normalized: &NormalizedString,
-        range: Span,
-        protected: &[Span],
-    ) -> Vec<added::Fragment> {
-        let text = normalized.get();
-        if !self.added.has_normalized() {
-            return vec![added::Fragment { range: 0..text.len(), id: None }];
-        }
-        let protected: Vec<_> = protected
-            .iter()
-            .map(|span| span.start.max(range.start)..span.end.min(range.end))
-            .filter(|span| span.start < span.end)
-            .filter_map(|span| {
-                let local = span.start - range.start..span.end - range.start;
-                normalized.convert_offsets(Range::Original(local))
-            })
-            .collect();
-        self.added.split_normalized(text, &protected)
-    }
-}
-
-impl Pieces {
-    fn encode(
-        &self,
-        text: &NormalizedString,
-        range: Span,
-        model: &BpeModel,
-        ids: &mut Vec<u32>,
-    ) -> Result<()> {
-        match self {
-            Self::ByteLevel(splits) => encode_byte_level(&text.get()[range], splits, model, ids),
-            Self::Whole => model.encode(&text.get()[range], ids),
-            Self::Library(pre_tokenizer) => {
-                let mut pieces = PreTokenizedString::from(slice(text, Range::Normalized(range))?);
-                pre_tokenizer
-                    .pre_tokenize(&mut pieces)
-                    .map_err(|error| Error::invalid_request(format!("the text cannot be split: {error}")))?;
-                for (piece, ..) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
-                    model.encode(piece, ids)?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-fn slice(text: &NormalizedString, range: Range<Span>) -> Result<NormalizedString> {
-    text.slice(range).ok_or_else(|| Error::internal("a part of the text is not on a character boundary"))
-}
-
-fn encode_byte_level(text: &str, splits: &[SplitRegex], model: &BpeModel, ids: &mut Vec<u32>) -> Result<()> {
-    let mut pieces = vec![text];
-    for split in splits {
-        let mut next = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            split.split(piece, &mut next);
-        }
-        pieces = next;
-    }
-    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-        model.encode(&byte_level::encode_text(piece), ids)?;
-    }
-    Ok(())
 }
 
 /// Takes up to `remaining` spaces off the front. Once something else was seen, none are taken any more.
