@@ -7,7 +7,7 @@ PyTorch. The same seed gives the same corpus and tokenizer everywhere, and the s
 the same package versions.
 
     python3 scripts/train_demo_model.py --device cuda --out OUT_DIR      # the shipped model: a few minutes on one H200
-    python3 scripts/train_demo_model.py --smoke --out /tmp/demo          # the whole path on a CPU, in under a minute
+    python3 scripts/train_demo_model.py --smoke --out OUT_DIR            # the whole path on a CPU, in under a minute
 """
 
 import argparse
