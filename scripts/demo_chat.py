@@ -194,6 +194,14 @@ UNKNOWN_QUESTIONS = [
     "Write a poem about {topic}.", "Write an essay about {topic}.", "Translate {topic} into French.", "How much does {topic} cost?", "When did {topic} begin?",
     "Summarize {topic} for me.", "Who won {topic} last year?", "Where can I find {topic}?", "What is the history of {topic}?"]
 
+MORE_UNKNOWN = """Why is the sky blue?|Can you sing?|What is the biggest number?|How far is the moon?|Why do we dream?|Who is the king of England?|What should I eat today?|
+How do I learn to drive?|Which phone should I buy?|Is there life on Mars?|How do I become rich?|Why do cats purr?|What is love?|How tall is the Eiffel Tower?|Who wrote Hamlet?|
+Can you draw a picture?|Can you book a flight?|Read my email.|What is the price of gold?|How many people live in China?|Who discovered America?|What is your opinion on war?|
+Fix my code.|Why does my program crash?|What is 1000 divided by 7?|Solve this equation.|What is the square root of 2?|How do planes fly?|How do I cook an egg?|
+Who is the best singer?|Should I buy a house?|What is the fastest car?|How long is a marathon?|Where do babies come from?|What happened in 1989?|Is coffee healthy?|
+What is the best programming language?|How do I lose weight?|Play some music.|Set a timer.|What is in the news?|Who are my neighbours?|How many stars are there?|Why is water wet?|
+What comes after death?|Can pigs fly?|Translate hello into German.|How do you say thank you in French?|Write a letter to my boss.|What is the plural of ox?|Spell restaurant.""".replace("\n", "").split("|")
+
 UNKNOWN_ANSWERS = [
     "I am a very small model, and I do not know that. For such questions, try a bigger one: tinyvllm --model tinyllama",
     "I am sorry, I do not know anything about that. I can tell you a story, or explain how tinyvllm works.",
@@ -218,7 +226,6 @@ SHAPES = [("a triangle", "three"), ("a square", "four"), ("a rectangle", "four")
 CAPITALS = [("France", "Paris"), ("Germany", "Berlin"), ("Italy", "Rome"), ("Spain", "Madrid"), ("England", "London"), ("Portugal", "Lisbon"), ("Greece", "Athens"), ("Austria", "Vienna"), ("Poland", "Warsaw"),
             ("Norway", "Oslo"), ("Sweden", "Stockholm"), ("Finland", "Helsinki"), ("Denmark", "Copenhagen"), ("Ireland", "Dublin"), ("Japan", "Tokyo"), ("China", "Beijing"), ("Egypt", "Cairo"), ("Russia", "Moscow"),
             ("Canada", "Ottawa"), ("Belgium", "Brussels"), ("Hungary", "Budapest"), ("Turkey", "Ankara"), ("Cuba", "Havana"), ("Kenya", "Nairobi"), ("Peru", "Lima"), ("Chile", "Santiago"), ("Iceland", "Reykjavik")]
-CAPITALISED_QUESTION_WORDS = ["What is", "What's"]
 
 
 def number(rng, n):
@@ -239,7 +246,7 @@ def sum_question(rng):
         sign, word, result = "*", "times", a * b
     if rng.random() < 0.6:
         ask = rng.choice([f"What is {a} {sign} {b}?", f"{a} {sign} {b}", f"{a} {sign} {b} = ?", f"{a}{sign}{b}", f"How much is {a} {sign} {b}?"])
-        return ask, rng.choice([f"{a} {sign} {b} = {result}", f"{a} {sign} {b} is {result}."])
+        return ask, f"{a} {sign} {b} = {result}"
     left, right = number(rng, a), number(rng, b)
     return pick(rng, [f"What is {left} {word} {right}?", f"How much is {left} {word} {right}?", f"{left} {word} {right}"]), f"{a} {word} {b} is {result}."
 
@@ -314,26 +321,30 @@ def as_typed(rng, question):
     return question
 
 
+PLURAL_NAMES = ("tokens", "language models", "block tables", "GPUs")
+
+
 def concept_turn(rng):
     names, definitions, details, reasons = pick(rng, CONCEPTS)
     name = pick(rng, names)
-    plural = name.endswith("s") and not name.startswith(("the ", "a ")) and name in ("tokens", "language models", "block tables", "GPUs")
-    verb, does = ("are", "do") if plural else ("is", "does")
+    if rng.random() < 0.2:
+        name = name.removeprefix("a ").removeprefix("the ")
+    verb, does = ("are", "do") if name in PLURAL_NAMES else ("is", "does")
     kind = rng.random()
     if kind < 0.6:
-        question = pick(rng, [f"What {verb} {name}?", f"Explain {name}.", f"What do you mean by {name}?", f"Can you explain {name}?", f"Tell me about {name}.", f"What does {name} mean?", f"{name}?", f"Please explain {name} to me."])
+        question = pick(rng, [f"What {verb} {name}?", f"Explain {name}.", f"What do you mean by {name}?", f"Can you explain {name}?", f"Tell me about {name}.", f"What does {name} mean?", f"{name}?", f"Please explain {name} to me.", f"Define {name}.", f"What {verb} {name}, in simple words?", f"Explain {name} like I am five.", f"I do not understand {name}.", f"What {verb} {name} in tinyvllm?"])
         parts = [pick(rng, definitions)]
         if rng.random() < 0.8:
             parts.append(pick(rng, details))
         if rng.random() < 0.4:
             parts.append(pick(rng, reasons))
     elif kind < 0.8:
-        question = pick(rng, [f"Why {does} tinyvllm use {name}?" if False else f"Why {verb} {name} useful?", f"What {verb} {name} good for?", f"Why {does} one need {name}?"])
+        question = pick(rng, [f"Why {verb} {name} useful?", f"What {verb} {name} good for?", f"Why {does} {name} matter?"])
         parts = [pick(rng, reasons)]
         if rng.random() < 0.5:
             parts.append(pick(rng, details))
     else:
-        question = pick(rng, [f"How {does} {name} work{'' if plural else ''}?", f"Tell me more about {name}.", f"Give me details about {name}."])
+        question = pick(rng, [f"How {does} {name} work?", f"Tell me more about {name}.", f"Give me details about {name}."])
         parts = [pick(rng, definitions)] + rng.sample(details, min(2, len(details)))
     return question[0].upper() + question[1:], " ".join(parts)
 
@@ -344,13 +355,15 @@ def faq_turn(rng):
 
 
 def fact_turn(rng):
-    if rng.random() < 0.35:
+    if rng.random() < 0.4:
         return sum_question(rng)
     question, answers = fact_question(rng)
     return expand(question, {}, rng), expand(pick(rng, answers), {}, rng)
 
 
 def unknown_turn(rng):
+    if rng.random() < 0.3:
+        return rng.choice(MORE_UNKNOWN), pick(rng, UNKNOWN_ANSWERS)
     topic = rng.choice(UNKNOWN_TOPICS) if rng.random() < 0.8 else made_up_name(rng)
     return expand(rng.choice(UNKNOWN_QUESTIONS), {"topic": topic}, rng), pick(rng, UNKNOWN_ANSWERS)
 
@@ -369,7 +382,8 @@ def story_turn(rng):
         wishes["species"] = species
         about = f"a [|brave |little |small |young ]{species}"
         if rng.random() < 0.3:
-            wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(GIRLS + BOYS)
+            known = GIRLS if species in ("girl", "princess") else BOYS if species in ("boy", "prince") else GIRLS + BOYS
+            wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(known)
             about = f"a [|little ]{species} [named|called] {wishes['name']}"
     elif kind < 0.6:
         wishes["name"] = made_up_name(rng) if rng.random() < 0.5 else rng.choice(GIRLS + BOYS)
@@ -396,7 +410,6 @@ def after_story_turn(rng, tale):
     """A question about the story that was just told."""
     env = dict(tale.env)
     env.update(tale.answers)
-    env["where2"] = env["where"]
     options = [
         ("[What was the name of the {kind}?|What was the {kind} called?]", ["The {kind} was called {N}.", "{His} name was {N}.", "The name of the {kind} was {N}."]),
         ("Who is the story about?", ["It is about {N}, a {trait} {kind}.", "The story is about a {kind} named {N}."]),
@@ -412,7 +425,8 @@ def after_story_turn(rng, tale):
     else:
         options.append(("Who helped {N}?", ["{helper} helped {him}.", "It was {helper}."]))
     if tale.plot != "sharing":
-        options.append(("Who was {F}?", ["{F} was a {ftrait} {fkind}." if tale.plot != "a new friend" else "{F} was a {fkind} and became a friend of {N}.", "{F} was a friend of {N}."]))
+        became = "{F} was a {fkind} and became a friend of {N}." if tale.plot == "a new friend" else "{F} was a {ftrait} {fkind}."
+        options.append(("Who was {F}?", [became, "{F} was a friend of {N}."]))
     question, answers = rng.choice(options)
     return expand(question, env, rng), expand(pick(rng, answers), env, rng)
 
@@ -448,14 +462,23 @@ def conversation(rng):
             answer = pick(rng, [f"Hello, {name}! Nice to meet you. I am the small demo model of tinyvllm.", f"Nice to meet you, {name}! What would you like to know?"])
         elif roll < 0.4:
             question, answer = concept_turn(rng)
-        elif roll < 0.65:
+        elif roll < 0.64:
             question, answer = faq_turn(rng)
-        elif roll < 0.78:
+        elif roll < 0.79:
             question, answer = fact_turn(rng)
         elif roll < 0.86:
             question, answer = unknown_turn(rng)
         else:
             question, answer, tale = story_turn(rng)
+        messages += [("user", as_typed(rng, question)), ("assistant", answer)]
+    return messages
+
+
+def drill(rng):
+    """Many short questions in a row: sums and facts need more practice than stories do."""
+    messages = []
+    for _ in range(rng.randint(6, 14)):
+        question, answer = sum_question(rng) if rng.random() < 0.6 else fact_turn(rng)
         messages += [("user", as_typed(rng, question)), ("assistant", answer)]
     return messages
 
@@ -472,12 +495,15 @@ def render_chat(messages):
 
 def prose(rng):
     """A few paragraphs that explain the engine, or plain facts one after the other."""
-    if rng.random() < 0.25:
-        lines = []
-        for _ in range(rng.randint(2, 8)):
-            question, answer = fact_turn(rng) if rng.random() < 0.7 else concept_turn(rng)
-            lines.append(answer if rng.random() < 0.5 else f"Question: {question}\nAnswer: {answer}")
-        return "\n".join(lines)
+    kind = rng.random()
+    if kind < 0.15:
+        first = rng.randrange(len(CAPITALS))
+        return " ".join("The capital of {} is {}.".format(*CAPITALS[(first + i) % len(CAPITALS)]) for i in range(3))
+    if kind < 0.25:
+        return " ".join(fact_turn(rng)[1] for _ in range(rng.randint(2, 5)))
+    if kind < 0.4:
+        turns = [fact_turn(rng) if rng.random() < 0.6 else concept_turn(rng) for _ in range(rng.randint(1, 5))]
+        return "\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in turns)
     topics = rng.sample(CONCEPTS, rng.randint(1, 4))
     paragraphs = []
     for names, definitions, details, reasons in topics:
@@ -492,8 +518,10 @@ def document(rng):
     roll = rng.random()
     if roll < 0.55:
         return BOS + story(rng).text() + EOS
-    if roll < 0.95:
+    if roll < 0.92:
         return render_chat(conversation(rng)) + EOS
+    if roll < 0.96:
+        return render_chat(drill(rng)) + EOS
     return BOS + prose(rng) + EOS
 
 

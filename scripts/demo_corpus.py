@@ -163,14 +163,14 @@ SETTINGS = {
         spots=["the park", "the bakery", "the library", "the fountain", "the train station", "the school yard", "the market", "the clock tower"],
         elders=[("baker", "she"), ("librarian", "she"), ("postman", "he"), ("clockmaker", "he"), ("gardener", "he"), ("old woman with the flower shop", "she"), ("train driver", "he")],
         likes=["reading books", "feeding the birds", "watching the trains", "drawing pictures", "smelling fresh bread"],
-        sound="the bells", animals=["cat", "dog", "mouse", "pigeon", "parrot"], water="the fountain"),
+        sound="the bells", animals=["cat", "dog", "mouse", "pigeon", "parrot"], water="the canal"),
     "snow": dict(
         where=["in a cold land of snow", "in a village where winter was long", "far in the white north", "in a little house in the snow"],
         home=["a warm little house made of wood", "a round house of snow and ice", "a snug home under the snow", "a small house with a smoking chimney"],
         spots=["the frozen lake", "the pine trees", "the snowy hill", "the ice cave", "the wooden sledge", "the north road", "the big white rock"],
         elders=[("old hunter", "he"), ("grandmother bear", "she"), ("wise white owl", "she"), ("sledge maker", "he"), ("old woman by the fire", "she")],
         likes=["sliding down the hill", "watching the northern lights", "catching snowflakes", "making snow animals", "skating on the ice"],
-        sound="the wind", animals=SNOW_ANIMALS, water="the frozen lake"),
+        sound="the wind", animals=SNOW_ANIMALS, water="the cold lake"),
     "jungle": dict(
         where=["in a warm green jungle", "in a jungle full of flowers", "on a wide golden plain", "in a sunny land far away"],
         home=["a shady home under a palm tree", "a cool cave behind the waterfall", "a soft bed of leaves", "a little home between the tall grasses"],
@@ -184,7 +184,7 @@ SETTINGS = {
         spots=["the castle gate", "the rose garden", "the tall tower", "the stables", "the royal kitchen", "the old well", "the throne room", "the bridge"],
         elders=[("kind queen", "she"), ("old king", "he"), ("royal cook", "she"), ("gardener", "he"), ("wise old wizard", "he"), ("captain of the guard", "he")],
         likes=["exploring the castle", "reading old maps", "riding a little pony", "talking to the cook", "watching the flags in the wind"],
-        sound="the flags", animals=["cat", "dog", "mouse", "pony", "dragon", "frog"], water="the moat"),
+        sound="the flags", animals=["cat", "dog", "mouse", "pony", "dragon", "frog"], water="the castle pond"),
 }
 
 COLOURS = ["red", "blue", "green", "yellow", "golden", "silver", "white", "purple", "orange", "brown"]
@@ -208,6 +208,8 @@ POOLS = {
         "The air was [fresh|cool|warm] and {sound} [sang softly|could be heard all around|made a soft sound].",
         "A soft wind was blowing and [small white clouds|a few clouds] [moved|drifted] across the sky.",
         "It was a [bright|warm|lovely|quiet] day, and [everything seemed to smile|there was not a cloud in the sky|birds were singing].",
+        "[Bees were humming|Birds were singing], and the air smelled of [flowers|rain|fresh bread].",
+        "[Far away|Somewhere], a [bell was ringing|dog was barking|rooster was crowing], and the day was [just beginning|still young].",
         "It had rained in the night, and [the grass|the path|everything] was still [wet|shining].",
     ],
     "evening": [
@@ -216,23 +218,26 @@ POOLS = {
         "The moon came up, [round and bright|big and yellow|white and quiet].",
     ],
     "moral": [
-        "[From that day on|After that day|Since then], {N} [knew|never forgot] that {lesson}.",
         "{N} had learned [something important|a good lesson]: {lesson}.",
+        "[From that day on|After that day|Since then], {N} [knew|never forgot] that {lesson}.",
         "And whenever {N} thought of that day, {he} remembered that {lesson}.",
     ],
     "close": [
         "That night, {N} fell asleep with a smile.",
         "{N} [went home|walked home] with a [light|warm|happy] heart.",
-        "And {N} was <happy>.",
+        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
+        "[Before {he} went to sleep|At bedtime], {N} thought of the day and smiled.",
+        "The stars were shining when {N} [went home|came home], and {he} was <happy>.",
+        "[It had been a long day|It had been a good day], and {N} was [tired|sleepy] but <happy>.",
+        "{N} told {parent} everything, and {parent} was very proud.",
+        "\"What a day!\" said {N}, and fell asleep at once.",
         "And they all lived happily for a long, long time.",
         "And if you go there today, you may still [hear|find someone who tells] this story.",
-        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
-        "[It had been a long day|It had been a good day], and {N} was [tired|sleepy] but <happy>.",
     ],
     "meet": [
         "[On the way|On the path|Near {s2}], {he} met {friend}.",
         "[Just then|Then] {friend} came [along|by|around the corner].",
-        "[After a while|A little later], {friend} came by and [stopped|came closer].",
+        "[After a while|A little later], {friend} came by and [stopped|sat down].",
     ],
     "what wrong": [
         "\"What is wrong?\" asked {F}.",
@@ -244,6 +249,8 @@ POOLS = {
         "\"Do not worry,\" said {F}. \"I will help you.\"",
         "\"Let us [do it|try] together,\" said {F}. \"Two are better than one.\"",
         "\"Then I will come with you,\" said {F}, and {N} felt [a little better|less alone].",
+        "\"I have an idea,\" said {F}. \"Come with me.\"",
+        "\"You are not alone,\" said {F}. \"What shall we do first?\"",
         "\"Do not be sad,\" said {F}. \"We will find a way.\"",
     ],
     "thanks": [
@@ -256,6 +263,7 @@ POOLS = {
         "They looked at each other and [laughed|began to laugh].",
         "They both laughed until [their bellies hurt|they had to sit down].",
         "{F} smiled, and {N} smiled too.",
+        "They were so [happy|glad] that they [sang all the way home|danced in a circle|forgot how tired they were].",
         "{N} [laughed|danced around|clapped and jumped] for joy.",
     ],
     "elder says": [
@@ -275,9 +283,9 @@ def made_up_name(rng):
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice([2, 2, 3]))).capitalize()
 
 
-def character(rng, setting, animal, species=None, name=None):
-    """A name, what kind of creature it is, and its pronouns."""
-    pronoun = rng.choice(["she", "he"])
+def character(rng, setting, animal, species=None, name=None, friend=False):
+    """A name, what kind of creature it is, and its pronouns. Friends mostly have other names than heroes."""
+    pronoun = "she" if name in GIRLS else "he" if name in BOYS else pick(rng, ["she", "he"])
     if animal:
         kind = species or pick(rng, SETTINGS[setting]["animals"])
         names = SHE_PETS if pronoun == "she" else HE_PETS
@@ -289,7 +297,7 @@ def character(rng, setting, animal, species=None, name=None):
             pronoun = "he"
         names = GIRLS if pronoun == "she" else BOYS
     if name is None:
-        name = made_up_name(rng) if rng.random() < 0.12 else pick(rng, names)
+        name = made_up_name(rng) if rng.random() < 0.12 else pick(rng, names[::-1] if friend else names)
     return name, kind, pronoun
 
 
@@ -316,11 +324,11 @@ class Tale:
         friend = hero
         friend_animal = animal or rng.random() < 0.15
         while friend == hero:
-            friend, fkind, fpronoun = character(rng, setting, friend_animal)
+            friend, fkind, fpronoun = character(rng, setting, friend_animal, friend=True)
             if friend_animal and fkind == kind and rng.random() < 0.9:
                 friend = hero
         spots = list(world["spots"])
-        rng.shuffle(spots)
+        spots = [spots.pop(i % len(spots)) for i in (skewed(rng, 8), -1 - skewed(rng, 7), skewed(rng, 6))]
         elder, epronoun = pick(rng, world["elders"])
         self.setting = setting
         self.animal = animal
@@ -360,8 +368,8 @@ class Tale:
 def opening(t, introduce_friend):
     """Who the story is about. Plots in which the friend simply is there need the friend introduced here."""
     t.say(
-        "Once upon a time, {where}, there lived a [{trait}|{trait} little|little|young] {kind} [named|called] {N}.",
-        "Once upon a time, there was a [{trait}|{trait} little|little|young] {kind} [named|called] {N}, who lived {where}.",
+        "Once upon a time, {where}, there lived a [little|{trait}|young|{trait} little] {kind} [named|called] {N}.",
+        "Once upon a time, there was a [little|{trait}|young|{trait} little] {kind} [named|called] {N}, who lived {where}.",
         "Once upon a time, {where}, there was a {trait} {kind} [whose name was|named|called] {N}.",
         "{N} was a {trait} [|little |young ]{kind} who lived {where}.",
         "{Where}, there lived a {trait} [|little |young ]{kind} [named|called] {N}.",
@@ -369,10 +377,10 @@ def opening(t, introduce_friend):
         "There once was a {trait} {kind} [named|called] {N}. {He} lived {where}.",
         "This is the story of {N}, a {trait} {kind} who lived {where}.",
     )
-    t.maybe(0.5, "{He} lived in {home}[| with {parent}].", "{His} home was {home}.", "{N} lived with {parent} in {home}.")
+    t.maybe(0.65, "{He} lived in {home}[|| with {parent}].", "{His} home was {home}.", "{He} lived with {parent} in {home}.")
     t.maybe(
         0.75,
-        "{N} loved {like} [more than anything else|every day|all day long].",
+        "{He} loved {like} [more than anything else|every day|all day long].",
         "{He} [liked|loved] {like}, and {he} was [always|almost always] [happy|busy].",
         "Every [morning|day|afternoon], {he} spent [a little time|an hour|hours] {like}.",
     )
@@ -380,9 +388,9 @@ def opening(t, introduce_friend):
     if introduce_friend:
         t.env["friend"] = t.env["F"]
         t.say(
-            "{His} best friend was {F}, a {ftrait} {fkind}.",
-            "{N} had a [good|very good|dear] friend, a {ftrait} {fkind} named {F}.",
+            "{He} had a [good|very good|dear] friend, a {ftrait} {fkind} named {F}.",
             "{He} had one very good friend, and that was {F}, a {ftrait} {fkind}.",
+            "{His} best friend was {F}, a {ftrait} {fkind}.",
         )
     else:
         t.maybe(0.2, "Everyone knew {N}, [because {he} was so {trait}|and {N} knew everyone].")
@@ -396,7 +404,7 @@ def opening(t, introduce_friend):
 def plot_lost(t):
     """A treasured thing is lost, looked for, and found."""
     t.facts.update(problem="{N} lost {his} {thing}", solved="{F} helped {him} to look for it, and they found it near {s3}", helper="{F}", object="a {thing}", theme="a lost {ob}")
-    t.env["lesson"] = t.rng.choice(["a friend makes every search shorter", "it is good to ask for help", "lost things can be found if you do not give up"])
+    t.env["lesson"] = pick(t.rng, ["a friend makes every search shorter", "it is good to ask for help", "lost things can be found if you do not give up"])
     t.say("{N} had a {thing} [that {parent} had made|from {parent}|that {he} took everywhere], and {he} loved it very much.",
           "The thing {he} loved most was a {thing}. [{Parent} had made it for {him}.|It was a present from {parent}.]",
           "{N} always carried a {thing}. It was [old and a little worn|not new], but {he} would not have given it away for anything.")
@@ -418,8 +426,8 @@ def plot_lost(t):
           "\"My {ob} is gone,\" said {N}, \"and I do not know where to look.\"",
           "{N} told {F} about the {thing}.")
     t.say("<help>")
-    t.env["advice"] = t.rng.choice(["Think of the last place where you were happy", "Look where the wind goes", "I saw something " + t.env["thing"].split()[0] + " near " + t.env["s3"]])
-    t.maybe(0.5, "They asked {e}. <elder says>", "They met {e} near {s2}. <elder says>")
+    t.env["advice"] = pick(t.rng, ["Think of the last place where you were happy", "Look where the wind goes", "I saw something " + t.env["thing"].split()[0] + " near " + t.env["s3"]])
+    t.maybe(0.35, "They asked {e}. <elder says>", "They met {e} near {s2}. <elder says>")
     t.say("<so> they went to {s3} together. {F} looked [high|on the left] and {N} looked [low|on the right].",
           "Together they walked to {s3} and searched [every corner|behind every stone|slowly and carefully].",
           "They went from {s2} to {s3}, and {F} [sang a little song to cheer {him} up|looked at everything twice].")
@@ -431,18 +439,18 @@ def plot_lost(t):
               ob2="small and bright")
         t.say("{N} held the {ob} tight and [laughed|jumped for joy|could not stop smiling].", "{N} was <happy>. {He} [picked it up|held it close] and [cleaned it carefully|looked at it from all sides].")
     else:
-        t.say("There, near {s3}, they found the {thing}. A {baby} was [sleeping in it|sitting beside it|holding on to it].",
+        t.say("There, near {s3}, they found the {thing}. A {baby} was [sitting beside it|sleeping beside it|holding on to it].",
               "<at last>, they found it. But a {baby} had [curled up beside it|taken it for its bed], [cold and alone|and it was fast asleep].")
         t.say("\"The poor little one was cold,\" said {N} softly. \"It can [stay with us|keep it for tonight].\"",
               "{N} was not angry at all. \"You [may come home with us|can share it with me],\" {he} said to the {baby}.")
     t.say("<thanks>")
-    t.maybe(0.5, "<laugh>")
+    t.maybe(0.35, "<laugh>")
 
 
 def plot_baby(t):
     """A small lost creature is brought home."""
     t.facts.update(problem="{N} found a lost {baby}", solved="{N} and {F} brought the {baby} back to its mother", helper="{F}", object="a {baby}", theme="a lost {baby}")
-    t.env["lesson"] = t.rng.choice(["even small help can be big for someone", "kindness always finds its way home", "the smallest voice is worth listening to"])
+    t.env["lesson"] = pick(t.rng, ["even small help can be big for someone", "kindness always finds its way home", "the smallest voice is worth listening to"])
     t.para()
     t.say("<day>, {N} was [walking|playing] near {s1} when {he} heard a [small|soft|thin] sound.",
           "<day>, while {N} was on the way to {s1}, {he} heard someone [crying|calling] softly.",
@@ -459,7 +467,7 @@ def plot_baby(t):
     t.say("\"Look what I found,\" said {N}. \"It is lost.\"", "\"This {baby} has lost its mother,\" said {N}. \"We must find her.\"")
     t.say("<help>", "\"I think I saw its mother near {s2},\" said {F}. \"Come, I will show you.\"")
     t.say("They went to {s2} and called, but nobody answered.", "They asked everyone they met, but nobody had seen the mother.", "First they looked near {s2}, but there was only [the wind|an empty path].")
-    t.maybe(0.5, "The {baby} began to cry, and {N} [sang a quiet song for it|told it a funny story].", "It was getting late, but {N} did not want to give up.")
+    t.maybe(0.35, "The {baby} began to cry, and {N} [sang a quiet song for it|told it a funny story].", "It was getting late, but {N} did not want to give up.")
     t.say("Then they asked {e}. \"[Go to|Look near] {s3},\" {ehe} said. \"I heard somebody calling there.\"",
           "Then they met {e}. \"A mother is looking for her little one near {s3},\" said {e}.",
           "\"Listen!\" said {F}. From {s3} came a [worried|loud|sad] voice.")
@@ -474,11 +482,11 @@ def plot_baby(t):
 
 def plot_storm(t):
     """Bad weather comes, and someone needs help."""
-    storm, calm = t.rng.choice([("storm", "storm"), ("storm", "storm"), ("big storm", "storm"), ("heavy rain", "rain")])
+    storm, calm = pick(t.rng, [("storm", "storm"), ("storm", "storm"), ("big storm", "storm"), ("heavy rain", "rain")])
     if t.setting == "snow":
         storm, calm = "snow storm", "storm"
     t.facts.update(problem="a {storm} came", solved="{N} brought {e} to a safe place, and they all waited together", helper="{F}", object="a rope", theme="a storm")
-    t.env["lesson"] = t.rng.choice(["together you can wait for the sun", "a warm home is best when it is shared", "being brave means helping even when you are afraid"])
+    t.env["lesson"] = pick(t.rng, ["together you can wait for the sun", "a warm home is best when it is shared", "being brave means helping even when you are afraid"])
     t.para()
     t.say("<day>, dark clouds came over {s1}.", "<day>, the sky turned grey, then dark, then almost black.", "<day>, {e} looked at the sky and said, \"A {storm} is coming.\"", storm=storm, calm=calm)
     t.say("The wind [blew|howled] around the houses and [the windows shook|doors began to bang|the trees bent low].", "{Sound} grew louder and louder, and the first cold drops fell.", "Everyone [hurried home|closed the doors and windows|brought everything inside].")
@@ -496,16 +504,16 @@ def plot_storm(t):
     t.say("Together they went back to the [house|home] of {N}, where it was warm and dry.", "<soon>, all three were sitting in the [house|home] of {N}, warm and safe.")
     t.say("They [drank hot milk|ate hot soup|ate {food}] and {e} told them [old stories|a story about a much bigger storm] until the {calm} was over.", "{Parent} gave everyone some {food}, and they listened to the wind outside.")
     t.say("In the morning, the sun was shining again, and the world was [clean and bright|wet and quiet].", "The next morning, the {calm} was gone. The sky was blue again, and everyone came out to [repair the roofs|look around].")
-    t.maybe(0.6, "\"You saved me,\" {e} told them. \"I will not forget it.\"", "Everyone was proud of {N} and {F}.")
+    t.maybe(0.7, "\"You saved me,\" {e} told them. \"I will not forget it.\"", "Everyone was proud of {N} and {F}.")
 
 
 def plot_share(t):
     """Food is shared with someone hungry, and the kindness comes back."""
     t.facts.update(problem="{N} met {e}, who was hungry", solved="{N} shared {his} {food} with {ehim}", helper="{e}", object="some {food}", theme="sharing")
-    t.env["lesson"] = t.rng.choice(["what you share comes back to you", "food tastes best when it is shared", "there is always enough for one more"])
+    t.env["lesson"] = pick(t.rng, ["what you share comes back to you", "food tastes best when it is shared", "there is always enough for one more"])
     t.para()
     t.say("<day>, {parent} gave {N} some {food} for the long walk to {s1}.", "<day>, {N} had some {food} with {him}, and {he} was looking forward to eating it at {s1}.", "<day>, {N} packed some {food} in a little bag and set off for {s1}.")
-    t.maybe(0.5, "<weather>")
+    t.maybe(0.35, "<weather>")
     t.say("Near {s2}, {he} saw {e} sitting [by the path|on a stone|in the shade].", "[Half way there|On the way], {he} met {e}, who looked [pale and tired|tired and hungry].")
     t.say("\"I have not eaten since yesterday,\" said {e}.", "\"Have you lost your way?\" asked {N}. \"No,\" said {e}, \"I am only hungry.\"", "\"Good day,\" said {e}. \"That {food} smells [good|wonderful].\"")
     t.say("{N} looked at the {food}. There was not much of it. But then {he} [smiled|sat down] and gave {ehim} half.",
@@ -517,7 +525,7 @@ def plot_share(t):
     t.say("A few days later, {N} [lost {his} way|got lost] near {s3}. It was getting dark, and {he} did not know where to go.",
           "Not long after, {N} fell into a deep hole near {s3} and could not get out.",
           "The next week, [a cold rain came down|the path was under water] and {N} was stuck near {s3}.")
-    t.say("\"Help!\" {he} called. \"Is anybody there?\"", "{He} called and called, but there was only {sound}.")
+    t.say("\"Help!\" {he} called. \"Is anybody there?\"", "{He} called and called, but {he} heard only {sound}.")
     t.say("Then a light came closer. It was {e}! \"I know that voice,\" {ehe} said.", "Suddenly somebody called {his} name. It was {e}.")
     t.say("{E} took {him} by the hand and brought {him} home." if not t.animal else "{E} showed {him} the way and brought {him} home.", "{E} helped {him} and walked with {him} all the way home.")
     t.say("\"You helped me, and now I could help you,\" said {e}.", "\"Do you remember the {food}?\" asked {e}. \"It was the best meal of my life.\"")
@@ -525,20 +533,20 @@ def plot_share(t):
 
 def plot_fear(t):
     """A fear is overcome with a friend's help."""
-    fear, deed = t.rng.choice([
+    fear, deed = pick(t.rng, [
         ("the dark", "walk through the dark"), ("deep water", "swim"), ("high places", "climb up"),
         ("loud noises", "stay calm"), ("thunder", "listen to the thunder"), ("speaking in front of others", "speak in front of everyone")])
     t.facts.update(problem="{N} was afraid of {fear}", solved="{F} helped {him} to be brave, step by step", helper="{F}", object="a small song", theme="being brave")
-    t.env["lesson"] = t.rng.choice(["brave is what you are when you are afraid and try anyway", "big fears become small, one step at a time", "a friend beside you makes the dark less dark"])
+    t.env["lesson"] = pick(t.rng, ["brave is what you are when you are afraid and try anyway", "big fears become small, one step at a time", "a friend beside you makes the dark less dark"])
     t.say("But there was one thing that {N} did not like: {he} was afraid of {fear}.", "{N} was afraid of {fear}, but {he} had never told anybody.", "There was only one problem. {N} was very much afraid of {fear}.", fear=fear, deed=deed)
-    t.maybe(0.5, "When the others [laughed and played|went on ahead], {he} [stayed behind|found a reason to go home].", "{He} was a little ashamed of it.")
+    t.maybe(0.35, "When the others [laughed and played|went on ahead], {he} [stayed behind|found a reason to go home].", "{He} was a little ashamed of it.")
     t.para()
     t.say("<day>, {F} came to the door. \"We are all going to {s1},\" said {F}. \"Will you come?\"", "<day>, {F} had an idea. \"Let us go to {s1} together!\"", "<day>, everybody was going to {s1}, and {F} wanted {N} to come too.")
     t.say("{N} looked down. \"I cannot,\" {he} said. \"I am afraid of {fear}.\"", "\"I would like to,\" said {N} quietly, \"but I am afraid.\"", "{N} [shook {his} head|did not know what to say]. Then {he} told {F} the truth.")
     t.say("{F} did not laugh. \"Everybody is afraid of something,\" {fhe} said. \"I am afraid of [spiders|geese|big dogs|the dentist].\"", "\"That is all right,\" said {F}. \"I was afraid too when I was small. We can go slowly.\"", "\"Thank you for telling me,\" said {F}. \"Shall we try it together? Only one small step.\"")
     t.say("They began with one small step. {N} closed {his} eyes and [counted to ten|took a deep breath|hummed a song].", "So they went to {s1} together. At first, {N} only [watched|looked]. Then {he} came a little closer.", "{F} stayed close to {him}. \"If you want to stop, we stop,\" {fhe} said.")
     t.say("{His} heart was beating fast, but nothing bad happened.", "{N} was shaking, but {he} did not run away.", "It was [strange|hard], but not as bad as {he} had thought.")
-    t.maybe(0.6, "The next day they tried again, and it was [a little easier|easier].", "\"One more step,\" {he} said to {himself}, \"and then one more.\"")
+    t.maybe(0.7, "The next day they tried again, and it was [a little easier|easier].", "\"One more step,\" {he} said to {himself}, \"and then one more.\"")
     t.para()
     t.say("<at last>, {N} opened {his} eyes. {He} had done it!", "After a week, {N} could {deed} all by {himself}.", "<soon>, {N} was not thinking about {fear} any more. {He} was too busy having fun.")
     t.say("\"I did it!\" <cried> {N}. \"I really did it!\"", "\"Look at me!\" <cried> {N}, and everybody [clapped|cheered].", "\"You were brave,\" said {F}. \"I was still afraid,\" said {N}. \"That is why it was brave,\" said {F}.")
@@ -547,7 +555,7 @@ def plot_fear(t):
 
 def plot_build(t):
     """Something is built, fails, and works at the second or third try."""
-    what, use, fails, fix = t.rng.choice([
+    what, use, fails, fix = pick(t.rng, [
         ("boat", "sail it on {water}", "it turned over and sank", "made it wider and put a flat stone in the bottom"),
         ("kite", "fly it above {s1}", "it fell down like a stone", "gave it a longer tail"),
         ("tree house", "see all the way to {s2}", "the floor fell down with a crash", "used longer pieces of wood and stronger rope"),
@@ -557,13 +565,13 @@ def plot_build(t):
     if what == "flying machine":
         t.facts["solved"] = "it hopped into the air for a moment, after {N} and {F} made it lighter"
     t.facts.update(problem="{N} wanted to build a {what}", solved="{N} and {F} tried again and {fix}", helper="{F}", object="a {what}", theme="building a {what}")
-    t.env["lesson"] = t.rng.choice(["every mistake is a small teacher", "the second try is often the better one", "two heads build better than one"])
+    t.env["lesson"] = pick(t.rng, ["every mistake is a small teacher", "the second try is often the better one", "two heads build better than one"])
     t.env.update(what=what, fix=fix, fails=fails, use=expand(use, t.env, t.rng, sentence=False))
     t.para()
     t.say("<day>, {N} had an idea. \"I will build a {what},\" {he} said, \"and then I can {use}.\"", "<day>, {N} wanted to build a {what}, so that {he} could {use}.", "{N} had a [dream|plan]: {he} wanted to build a {what} and {use}.")
     t.say("{He} collected wood, string and [an old piece of cloth|a handful of nails|some glue].", "{He} worked all morning near {s1}, [cutting|measuring|tying] and [singing|thinking|counting].", "{He} asked {e} for some wood, and {e} gave {him} [a whole pile|a few good pieces].")
     t.say("When it was ready, {he} called everyone to come and see. But {fails}.", "In the afternoon, the {what} was ready. {N} tried it at once, but {fails}.", "It looked [beautiful|almost right]. But when {N} tried it, {fails}.")
-    t.say("{N} sat down and [was close to tears|put {his} head down]. \"I will never be able to do it,\" {he} said.", "Some of the others laughed. {N} felt <sad>.", "\"Oh no!\" <cried> {N}. \"All that work for nothing.\"")
+    t.say("{N} sat down and [was close to tears|said nothing for a long time]. \"I will never be able to do it,\" {he} said.", "Some of the others laughed. {N} felt <sad>.", "\"Oh no!\" <cried> {N}. \"All that work for nothing.\"")
     t.para()
     t.say("<meet>")
     t.say("\"It is a good {what},\" said {F}. \"It only has one mistake. Shall we find it together?\"", "\"My first {what} was much worse,\" said {F}. \"Let us look at what went wrong.\"", "{F} walked around the {what} twice and nodded. \"I think I know what is wrong,\" {fhe} said.")
@@ -575,17 +583,17 @@ def plot_build(t):
     else:
         t.say("And this time it worked! {N} could {use}, just as {he} had planned.", "They held their breath. It worked! Now {N} could {use}.", "Slowly, carefully, they tried it, and it worked. Everybody [cheered|clapped].")
     t.say("\"We did it!\" <cried> {N}.", "\"It was your idea,\" said {F}. \"And your help,\" said {N}.", "{E} came to look and [nodded|smiled]. \"Well done, you two,\" {ehe} said.")
-    t.maybe(0.6, "<laugh>", "{N} painted the name of {F} on it in [red|blue|white] letters.")
+    t.maybe(0.7, "<laugh>", "{N} painted the name of {F} on it in [red|blue|white] letters.")
 
 
 def plot_race(t):
     """A race is lost on purpose, or won by helping."""
     t.facts.update(problem="there was a race, and {F} fell down", solved="{N} stopped and helped {F}, and they crossed the line together", helper="{N}", object="a blue ribbon", theme="a race")
-    t.env["lesson"] = t.rng.choice(["a friend is worth more than a prize", "it is not always the first one who wins", "running together is more fun than running alone"])
+    t.env["lesson"] = pick(t.rng, ["a friend is worth more than a prize", "it is not always the first one who wins", "running together is more fun than running alone"])
     t.para()
     t.say("Every [year|summer|spring], there was a big race from {s1} to {s2}.", "<day>, {e} called everyone together. \"Tomorrow there will be a race from {s1} to {s2}!\"")
     t.say("The prize was [a blue ribbon|a basket of {food}|a little silver bell], and {N} wanted to win it very much.", "{N} had practised for weeks. {He} ran to {s3} and back [every morning|every evening].", "{N} was not the fastest, but {he} never gave up.")
-    t.maybe(0.6, "{F} wanted to run too. \"Let us both do our best,\" said {F}.", "\"I am [much|a little] faster than you,\" said {F}, and {N} said nothing.")
+    t.maybe(0.7, "{F} wanted to run too. \"Let us both do our best,\" said {F}.", "\"I am [much|a little] faster than you,\" said {F}, and {N} said nothing.")
     t.say("On the day of the race, everybody stood at the line. \"One, two, three, go!\" called {e}, and they ran.", "The next morning, the sun was shining. {E} [rang a bell|waved a flag], and the race began.")
     t.para()
     t.say("At first, {F} was in front and {N} was close behind.", "{N} ran [as fast as the wind|as fast as {he} could], past {s3} and up the hill.", "They ran past {s3}. {N} could already see the end of the road.")
@@ -601,7 +609,7 @@ def plot_race(t):
 def plot_quarrel(t):
     """Two friends quarrel and make up."""
     t.facts.update(problem="{N} and {F} had a quarrel about a {thing}", solved="{N} said sorry, and they shared the {ob}", helper="{e}", object="a {thing}", theme="friendship")
-    t.env["lesson"] = t.rng.choice(["a small word like sorry can open a big door", "a friend is better than any treasure", "it is easier to carry a thing together than to pull at it from two sides"])
+    t.env["lesson"] = pick(t.rng, ["a small word like sorry can open a big door", "a friend is better than any treasure", "it is easier to carry a thing together than to pull at it from two sides"])
     t.para()
     t.say("<day>, {N} and {F} found a {thing} near {s1}.", "<day>, {N} and {F} were playing near {s1} when they saw a {thing} [on the ground|in the grass].")
     t.say("\"I saw it first!\" said {N}. \"No, I saw it first!\" said {F}.", "\"It is mine,\" said {F}. \"No, it is mine,\" said {N}.", "Both of them wanted to have it, and neither wanted to give it away.")
@@ -611,20 +619,20 @@ def plot_quarrel(t):
     t.para()
     t.say("{E} came by and sat down next to {him}. \"Why are you alone today?\" {ehe} asked.", "{N} met {e} near {s2}. \"Where is {F}?\" asked {e}.")
     t.say("{N} told {ehim} everything.", "\"We had a quarrel,\" said {N}, and {he} told {ehim} about the {ob}.")
-    t.say("<elder says>", advice=t.rng.choice(["The one who is braver says sorry first", "A " + t.env["ob"] + " cannot laugh with you, but a friend can", "It is hard to be right and lonely at the same time", "Maybe somebody else is sad today too"]))
+    t.say("<elder says>", advice=pick(t.rng, ["The one who is braver says sorry first", "A " + t.env["ob"] + " cannot laugh with you, but a friend can", "It is hard to be right and lonely at the same time", "Maybe somebody else is sad today too"]))
     t.say("{N} thought about it for a long time. Then {he} stood up and ran to {s3}, where {F} [was sitting|often played].", "{N} knew at once what to do. {He} took the {thing} and went to look for {F}.")
     t.say("\"I am sorry,\" said {N}. \"I want you to have the {ob}.\"", "\"I am sorry that I shouted,\" said {N}. \"You are more important than a {ob}.\"")
     t.say("\"I am sorry too,\" said {F}. \"Let us share it. One day you, one day me.\"", "{F} began to smile. \"I missed you,\" {fhe} said. \"We can both play with it.\"")
     t.para()
     t.say("From then on, the {ob} belonged to both of them.", "They played with the {thing} until [it was dark|the stars came out], and it was much more fun than before.")
-    t.maybe(0.6, "<laugh>", "<evening>")
+    t.maybe(0.7, "<laugh>", "<evening>")
 
 
 def plot_garden(t):
     """A seed, patience, and a harvest."""
-    plant = t.rng.choice(["sunflower", "pumpkin", "apple tree", "strawberry plant", "bean plant", "rose bush"])
+    plant = pick(t.rng, ["sunflower", "pumpkin", "apple tree", "strawberry plant", "bean plant", "rose bush"])
     t.facts.update(problem="{N} planted a seed, and nothing happened for a long time", solved="{he} waited and gave it water every day, and a {plant} grew", helper="{e}", object="a seed", theme="a garden")
-    t.env["lesson"] = t.rng.choice(["good things need time", "patience is like water for a dream", "small things grow if you care for them"])
+    t.env["lesson"] = pick(t.rng, ["good things need time", "patience is like water for a dream", "small things grow if you care for them"])
     t.para()
     t.say("<day>, {e} gave {N} a small [brown|black|round] seed. \"What will it be?\" asked {N}. \"Wait and see,\" said {e}.", "<day>, {N} found a small seed near {s1}. {He} showed it to {e}. \"Plant it,\" said {e}, \"and then be patient.\"", plant=plant)
     t.say("{N} made a hole in the soft earth near {s2}, put the seed in and gave it some water.", "{He} planted it near {s2}, where the sun was warm, and put [a ring of small stones|a little fence] around it.")
@@ -642,7 +650,7 @@ def plot_garden(t):
 
 def plot_night(t):
     """Something strange in the night turns out to be harmless."""
-    sign, source, reason = t.rng.choice([
+    sign, source, reason = pick(t.rng, [
         ("a strange noise", "an old gate that moved in the wind", "Somebody had forgotten to close it"),
         ("a small light", "a hundred fireflies that were dancing in the air", "They come only on warm nights"),
         ("a sad song", "a lonely traveller with a flute", "He was far from home and missed his family"),
@@ -650,7 +658,7 @@ def plot_night(t):
         ("a big shadow", "a coat that was hanging on a line", "Somebody had forgotten to bring it in"),
         ("a soft knocking", "a small hedgehog that was looking for food", "It was only hungry")])
     t.facts.update(problem="there was {sign} in the night", solved="{N} and {F} went to look, and it was only {source}", helper="{F}", object="a lantern", theme="a mystery")
-    t.env["lesson"] = t.rng.choice(["most monsters are small when you look at them with a light", "it is better to look than to be afraid", "every mystery has a simple answer somewhere"])
+    t.env["lesson"] = pick(t.rng, ["most monsters are small when you look at them with a light", "it is better to look than to be afraid", "every mystery has a simple answer somewhere"])
     t.env.update(sign=sign, source=source, reason=reason)
     t.para()
     t.say("One night, {N} could not sleep. From {s1} came {sign}.", "One dark night, {N} woke up. There was {sign} near {s1}.", "It began on a dark night. There was {sign} near {s1}, and nobody knew what it was.")
@@ -669,14 +677,14 @@ def plot_night(t):
 
 def plot_treasure(t):
     """A map leads to a treasure that is not gold."""
-    found, why = t.rng.choice([
+    found, why = pick(t.rng, [
         ("an old box full of letters", "They had been written by a sailor to his daughter, a long time ago"),
         ("a small bench with a wide view over everything", "It was the most beautiful place they had ever seen"),
         ("a box with a hundred coloured stones", "A child had collected them many years before"),
         ("a little garden that everyone had forgotten", "There were roses and ripe strawberries in it"),
         ("a box of seeds and a note that said: plant me", "They planted them the same day")])
     t.facts.update(problem="{N} found an old map", solved="{N} and {F} followed the map and found {found}", helper="{F}", object="an old map", theme="a treasure")
-    t.env["lesson"] = t.rng.choice(["the best treasure is the way you walk together", "not all treasure is made of gold", "some treasures grow when you share them"])
+    t.env["lesson"] = pick(t.rng, ["the best treasure is the way you walk together", "not all treasure is made of gold", "some treasures grow when you share them"])
     t.env.update(found=found, why=why)
     t.para()
     t.say("<day>, {N} found an old map [in a bottle|in a dusty book|behind a loose stone] near {s1}.", "<day>, {e} gave {N} an old map. \"I am too old to follow it,\" {ehe} said. \"But you are not.\"")
@@ -696,13 +704,13 @@ def plot_treasure(t):
 def plot_birthday(t):
     """Everyone seems to have forgotten the birthday."""
     t.facts.update(problem="{N} thought that everyone had forgotten {his} birthday", solved="{F} and the others had planned a surprise", helper="{F}", object="a {thing}", theme="a birthday")
-    t.env["lesson"] = t.rng.choice(["friends sometimes keep quiet because they love you", "it is good to be patient before you are sad", "the best present is to be remembered"])
+    t.env["lesson"] = pick(t.rng, ["friends sometimes keep quiet because they love you", "it is good to be patient before you are sad", "the best present is to be remembered"])
     t.para()
     t.say("It was the birthday of {N}. {He} woke up early and [jumped|hopped] out of bed.", "<day>, it was {N}'s birthday. {He} could hardly wait to see {his} friends.")
     t.say("But when {he} met {e} near {s1}, {e} only said \"Good morning\" and walked on.", "{He} went to {s1}, but nobody was there. Nobody said \"Happy birthday\".")
     t.say("{He} met {F} near {s2}. \"Do you know what day it is today?\" asked {N}. \"Yes,\" said {F}. \"It is a [Tuesday|Friday|Monday]. I have to go.\"", "{F} was in a hurry too. \"I have no time today,\" said {F}, and ran away with a big basket.")
     t.say("{N} felt <sad>. \"They have all forgotten,\" {he} thought.", "{N} sat down near {s2} and [looked at the ground|sighed]. It was the loneliest birthday of all.")
-    t.maybe(0.5, "{He} tried {like}, but it was no fun.", "{He} walked around all afternoon, [kicking a little stone|talking to nobody].")
+    t.maybe(0.35, "{He} tried {like}, but it was no fun.", "{He} walked around all afternoon, [kicking a little stone|talking to nobody].")
     t.para()
     t.say("In the evening, {he} went home. It was dark inside. {He} opened the door.", "When the sun went down, somebody called from {s3}. {N} went to look. It was very quiet there.")
     t.say("\"Surprise!\" <cried> a dozen voices. There were lights everywhere, and a table with {food}.", "Suddenly there were lights, and music, and everybody jumped out. \"Happy birthday, {N}!\"")
@@ -713,9 +721,9 @@ def plot_birthday(t):
 
 def plot_honest(t):
     """Something is broken, hidden, and in the end confessed."""
-    broken = t.rng.choice(["blue vase", "big window", "wooden clock", "best cup", "garden gate", "old lamp"])
+    broken = pick(t.rng, ["blue vase", "big window", "wooden clock", "best cup", "garden gate", "old lamp"])
     t.facts.update(problem="{N} broke the {broken} of {e}", solved="{N} told the truth and helped to repair it", helper="{F}", object="the {broken}", theme="honesty")
-    t.env["lesson"] = t.rng.choice(["the truth is lighter than a secret", "telling the truth is hard for a minute, and hiding it is hard for a week", "a mistake is not the end of a friendship"])
+    t.env["lesson"] = pick(t.rng, ["the truth is lighter than a secret", "telling the truth is hard for a minute, and hiding it is hard for a week", "a mistake is not the end of a friendship"])
     t.env["broken"] = broken
     t.para()
     t.say("<day>, {N} was playing with a ball near {s1}. {He} threw it too high, and crash! The {broken} of {e} was broken.", "<day>, {N} was running too fast near {s1}. There was a loud crash. The {broken} of {e} lay on the ground in two pieces.")
@@ -729,14 +737,14 @@ def plot_honest(t):
     t.say("{E} was quiet for a while. Then {ehe} smiled. \"I am glad that you told me,\" {ehe} said. \"That was harder than breaking a {broken}.\"", "{E} was not angry. \"A {broken} can be repaired,\" {ehe} said. \"Trust is much harder to repair. Thank you for telling me.\"")
     t.para()
     t.say("Together they repaired the {broken}. It was not as [pretty|smooth] as before, but {e} liked it even better.", "{N} helped {e} every afternoon for a week, until the {broken} was as good as new.")
-    t.say("{N} felt as light as a feather.", "That night, {N} slept [well|like a stone] again.")
+    t.say("{N} felt as light as a feather.", "After that, {N} slept [well|like a stone] again.")
 
 
 def plot_errand(t):
     """Something must be carried to someone, with obstacles."""
-    load = t.rng.choice(["a letter", "a pot of soup", "a basket of " + t.env["food"], "a warm blanket", "a small box", "some medicine"])
+    load = pick(t.rng, ["a letter", "a pot of soup", "a basket of " + t.env["food"], "a warm blanket", "a small box", "some medicine"])
     t.facts.update(problem="{N} had to bring {load} to {e}", solved="{he} did not give up, and {F} showed {him} the way", helper="{F}", object="{load}", theme="a long walk")
-    t.env["lesson"] = t.rng.choice(["a promise gives you strong legs", "you only need to see the next step, not the whole road", "small feet can walk a long way"])
+    t.env["lesson"] = pick(t.rng, ["a promise gives you strong legs", "you only need to see the next step, not the whole road", "small feet can walk a long way"])
     t.env.update(load=load, it=re.sub(r"^(a|some) ", "the ", load))
     t.para()
     t.say("<day>, {parent} said, \"{E} is ill. Can you bring {ehim} {load}?\"", "<day>, {parent} gave {N} {load}. \"Please bring it to {e},\" said {parent}. \"{Ehe} lives near {s3}.\"")
@@ -756,7 +764,7 @@ def plot_errand(t):
 
 def plot_learn(t):
     """A skill is learned by practice."""
-    skill, place, first, later = t.rng.choice([
+    skill, place, first, later = pick(t.rng, [
         ("play the flute", "at the summer feast", "it sounded like an angry cat", "the birds stopped to listen"),
         ("bake bread", "for the whole village", "the bread was as black as coal", "the bread was golden and warm"),
         ("swim", "across {water}", "{he} swallowed half of the water", "{he} moved through the water like a fish"),
@@ -764,7 +772,7 @@ def plot_learn(t):
         ("juggle", "at the market", "all the balls rolled away", "five balls danced in the air"),
         ("sing", "in the choir", "the dogs began to howl", "even {e} had to wipe away a tear")])
     t.facts.update(problem="{N} wanted to learn to {skill}", solved="{he} practised every day, and {e} taught {him}", helper="{e}", object="a lot of practice", theme="learning to {skill}")
-    t.env["lesson"] = t.rng.choice(["every master was a beginner once", "practice is a road that everyone can walk", "you have to do a thing badly before you can do it well"])
+    t.env["lesson"] = pick(t.rng, ["every master was a beginner once", "practice is a road that everyone can walk", "you have to do a thing badly before you can do it well"])
     for key, value in (("skill", skill), ("occasion", place), ("first", first), ("later", later)):
         t.env[key] = expand(value, t.env, t.rng, sentence=False)
     t.para()
@@ -772,11 +780,11 @@ def plot_learn(t):
     t.say("{He} tried it at once, but {first}.", "The first time was terrible: {first}.")
     t.say("{F} tried not to laugh. \"It was very loud,\" {fhe} said politely." if skill in ("play the flute", "sing") else "{F} tried not to laugh. \"Well, it is a beginning,\" {fhe} said politely.", "{N} was [ashamed|disappointed]. \"I will never learn it,\" {he} said.")
     t.say("{He} went to {e}. \"Can you teach me to {skill}?\" {he} asked.", "{E} had seen everything. \"Come to me tomorrow,\" {ehe} said.")
-    t.say("<elder says>", advice=t.rng.choice(["I also began like that", "Do it a little every day, and do not hurry", "First slowly, then better, then faster", "Nobody is born with it"]))
+    t.say("<elder says>", advice=pick(t.rng, ["I also began like that", "Do it a little every day, and do not hurry", "First slowly, then better, then faster", "Nobody is born with it"]))
     t.para()
     t.say("So {N} practised. {He} practised in the morning near {s1} and in the evening near {s2}.", "Every day, {he} went to {e} and practised for an hour.")
     t.say("Some days were good and some days were bad. On the bad days, {F} [sat beside {him}|brought {him} some {food}] and said, \"Once more.\"", "In the first week nothing changed. In the second week it was a little better.")
-    t.maybe(0.5, "Once {he} wanted to give up. But then {he} thought of {e}, and {he} tried it one more time.", "Slowly, very slowly, it became easier.")
+    t.maybe(0.35, "Once {he} wanted to give up. But then {he} thought of {e}, and {he} tried it one more time.", "Slowly, very slowly, it became easier.")
     t.para()
     t.say("Then the great day came. {N} was going to {skill} {occasion}.", "In the autumn, {e} said, \"Now you are ready.\" And {N} was allowed to {skill} {occasion}.")
     t.say("{His} knees were shaking, but {he} began, and {later}.", "{N} took a deep breath and began. This time, {later}.")
@@ -786,7 +794,7 @@ def plot_learn(t):
 def plot_newcomer(t):
     """Somebody new arrives and finds a friend."""
     t.facts.update(problem="{F} was new and had no friends", solved="{N} went to {fhim} and asked {fhim} to play", helper="{N}", object="a {thing}", theme="a new friend")
-    t.env["lesson"] = t.rng.choice(["every friend was a stranger once", "a friendly word costs nothing", "somebody has to say hello first"])
+    t.env["lesson"] = pick(t.rng, ["every friend was a stranger once", "a friendly word costs nothing", "somebody has to say hello first"])
     t.para()
     t.say("<day>, somebody new came to live near {s1}. It was a [shy|quiet] {fkind} named {F}.", "<day>, a new family moved into the house near {s1}, and with them came a {fkind} named {F}.")
     t.say("{F} did not know anybody and always sat alone near {s2}.", "The others played their games, and nobody asked {F} to join in.")
@@ -806,7 +814,7 @@ def plot_newcomer(t):
 def plot_star(t):
     """A wish on a star."""
     t.facts.update(problem="{N} saw a falling star and did not know what to wish for", solved="{he} gave {his} wish to {e}", helper="{F}", object="a falling star", theme="a wish")
-    t.env["lesson"] = t.rng.choice(["a wish for somebody else is the best kind of wish", "you can be rich without having more", "the nicest wishes are the ones you can make true yourself"])
+    t.env["lesson"] = pick(t.rng, ["a wish for somebody else is the best kind of wish", "you can be rich without having more", "the nicest wishes are the ones you can make true yourself"])
     t.para()
     t.say("One clear night, {N} was sitting near {s1} when a star fell from the sky.", "One night, {N} and {F} were looking at the stars near {s1}. Suddenly one of them fell.")
     t.say("It [landed|came down] near {s2}, as soft as a feather, and it was still shining.", "It fell slowly, like a leaf, and [landed|came to rest] near {s2}.")
@@ -825,7 +833,7 @@ def plot_star(t):
 def plot_lamp(t):
     """The light must burn, and somebody must bring it (told by the sea)."""
     t.facts.update(problem="the lamp in the lighthouse went out", solved="{N} and {F} carried a lantern up the stairs and lit the lamp again", helper="{F}", object="a lantern", theme="a lighthouse")
-    t.env["lesson"] = t.rng.choice(["even a small light can be seen from far away", "one small deed can save many", "you do not have to be big to do something big"])
+    t.env["lesson"] = pick(t.rng, ["even a small light can be seen from far away", "one small deed can save many", "you do not have to be big to do something big"])
     t.para()
     t.say("On a hill above the water stood an old lighthouse. Every night, its lamp showed the boats the way home.", "There was an old lighthouse on the cliff, and {N} loved its warm light more than anything.")
     t.say("One evening, a thick fog came in from the sea, and the lamp went out.", "But one stormy evening, the lamp did not shine. Everything was dark.")
@@ -843,8 +851,8 @@ def plot_lamp(t):
 
 
 PLOTS = {
-    "a lost thing": plot_lost, "a lost animal": plot_baby, "a storm": plot_storm, "friendship": plot_quarrel, "a treasure": plot_treasure,
-    "building something": plot_build, "being brave": plot_fear, "sharing": plot_share, "a garden": plot_garden, "a mystery": plot_night,
+    "a treasure": plot_treasure, "a lost thing": plot_lost, "a storm": plot_storm, "building something": plot_build, "a lost animal": plot_baby,
+    "a mystery": plot_night, "friendship": plot_quarrel, "being brave": plot_fear, "sharing": plot_share, "a garden": plot_garden,
     "a birthday": plot_birthday, "honesty": plot_honest, "a race": plot_race, "a long walk": plot_errand, "learning": plot_learn,
     "a new friend": plot_newcomer, "a wish": plot_star, "a lighthouse": plot_lamp,
 }
@@ -867,8 +875,8 @@ def story(rng, plot=None, brief=False, **wishes):
         facts, t.env["friend"] = dict(t.facts), t.env["F"]
         PLOTS[rng.choice([p for p in PLOTS if p not in (plot, "a lighthouse", "a new friend")])](t)
         t.facts = facts
-    t.maybe(0.5, "<moral>")
-    t.maybe(0.8, "<close>")
+    t.maybe(0.75, "<moral>")
+    t.maybe(0.9, "<close>")
     t.plot = plot
     t.answers = {key: expand(value, t.env, rng, sentence=False) for key, value in t.facts.items()}
     return t

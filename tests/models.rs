@@ -6,6 +6,8 @@
 //! the 32 that follow. `X.golden.safetensors` beside a GGUF file was computed in double precision with that
 //! file's weights.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::weights::{Checkpoint, Quantization};
+use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -57,7 +59,7 @@ impl Instance {
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(setup.num_threads, setup.level));
         let options = LoadOptions {
-            quantization: setup.quantization,
+            quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
             max_num_seqs: MAX_TOKENS,
@@ -372,7 +374,7 @@ fn a_step_has_six_dispatches_for_each_layer() {
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
     let options =
-        LoadOptions { quantization: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
+        LoadOptions { quantizer: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
     let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     assert_eq!(context.num_dispatches(), 0);
@@ -399,7 +401,8 @@ fn mistakes_in_a_batch_are_errors() {
         batch
     };
     assert!(instance.model.forward(&good(), &mut instance.cache).is_ok());
-    let mistakes: [(&str, fn(&mut InputBatch)); 9] = [
+    type Change = fn(&mut InputBatch);
+    let mistakes: [(&str, Change); 9] = [
         ("vocabulary", |batch| batch.token_ids[0] = 288),
         ("position 128", |batch| batch.positions[0] = 128),
         ("slot 384", |batch| batch.attention.slot_mapping[0] = NUM_BLOCKS * BLOCK_SIZE),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ops::{Context, Linear, Matrix, RmsNorm};
-use crate::weights::{Checkpoint, Quantization, Quantizer, RawTensor};
+use crate::weights::{Checkpoint, Quantizer, RawTensor};
 use crate::{Error, Result};
 
 /// How far loading is.
@@ -48,22 +48,21 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that quantises dense matrices if asked to. `on_progress` may be called from any thread.
+    /// A loader that converts matrices with `quantizer`, if there is one. `on_progress` may be called from any thread.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if a tensor has a type that cannot be read.
     pub fn new(
         checkpoint: &'a Checkpoint,
         context: &'a Context,
-        quantization: Option<Quantization>,
+        quantizer: Option<Quantizer>,
         on_progress: &'a (dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self> {
         checkpoint.ensure_supported()?;
-        let num_threads = std::num::NonZeroUsize::new(context.num_threads());
         Ok(Self {
             checkpoint,
             context,
-            quantizer: quantization.map(|quantization| Quantizer::new(quantization, checkpoint, num_threads)),
+            quantizer,
             used: RefCell::default(),
             progress: Progress {
                 loaded_bytes: AtomicU64::new(0),
@@ -85,7 +84,8 @@ impl<'a> Loader<'a> {
     /// If it is missing, has another shape, or cannot be quantised or repacked.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         let tensor = self.take(name)?.expect_shape(&[rows, cols])?;
-        let Some(quantizer) = &self.quantizer else {
+        let Some(quantizer) = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor))
+        else {
             let matrix = Matrix::new(self.context, &tensor)?;
             self.progress.advance(tensor.data.len());
             return Ok(matrix);

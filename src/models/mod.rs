@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::config::{Decoder, ModelConfig};
 use crate::layers::Loader;
 use crate::ops::{Buffer, Context, KvCache};
-use crate::weights::{Checkpoint, Quantization};
+use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
 
 pub use crate::layers::LoadProgress;
@@ -37,10 +37,10 @@ pub trait CausalLm: Send {
 }
 
 /// How a model is loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Quantise dense matrices.
-    pub quantization: Option<Quantization>,
+    /// Converts matrices to another type.
+    pub quantizer: Option<Quantizer>,
     /// Longest sequence, in tokens.
     pub max_model_len: usize,
     /// Most tokens in a step.
@@ -77,7 +77,7 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
-    let loader = Loader::new(checkpoint, context, options.quantization, on_progress)?;
+    let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
         Decoder::Llama => Box::new(Llama::load(&loader, config, context, options)?),
     };

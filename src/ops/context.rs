@@ -1,6 +1,7 @@
 //! The device that ops run on, and the count of what was run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use candle_core::Device;
 
@@ -65,6 +66,13 @@ impl Context {
     #[must_use]
     pub fn num_dispatches(&self) -> u64 {
         self.num_dispatches.load(Ordering::Relaxed)
+    }
+
+    /// Time spent in kernels since the start. The rest of a step is the host's: scheduling, sampling,
+    /// and the way from one kernel to the next.
+    #[must_use]
+    pub fn kernel_time(&self) -> Duration {
+        self.cpu.pool.busy_time()
     }
 
     /// Counts a dispatch of `op` and says how it has to be done.

@@ -4,6 +4,7 @@
 //! above are written in ops alone; a layer of a Llama-like model is six of them.
 
 mod attention_metadata;
+mod bandwidth;
 mod buffer;
 mod context;
 pub mod cpu;
@@ -15,6 +16,7 @@ mod rope_kv_write;
 mod weights;
 
 pub use attention_metadata::AttentionMetadata;
+pub use bandwidth::measure_read_bandwidth;
 pub use buffer::Buffer;
 pub use context::{Context, CpuBackend};
 pub use embed::embed;

@@ -1,7 +1,6 @@
 //! A model's weights and configuration, whatever the format.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -255,12 +254,6 @@ impl Checkpoint {
             Some(path) => error.context(path.display()),
             None => error,
         }
-    }
-}
-
-impl fmt::Display for TensorSummary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {:?}", self.name, self.type_name, self.shape)
     }
 }
 

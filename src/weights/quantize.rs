@@ -1,4 +1,4 @@
-//! Quantisation at load: dense tensors of a checkpoint to block types, on several threads.
+//! Conversion at load: dense tensors of a checkpoint to block types or another dense type, on several threads.
 //!
 //! Which tensor gets which type follows the habits of GGUF files, so that a model quantised here is as good
 //! as one that was converted: vectors, norms and routers stay F32, Q4_K gives the output matrix Q6_K, and
@@ -58,17 +58,23 @@ impl FromStr for Quantization {
     }
 }
 
-/// Quantises the tensors of one checkpoint.
+/// Converts the tensors of one checkpoint: to block types, or to another dense type.
 #[derive(Debug, Clone)]
 pub struct Quantizer {
-    quantization: Quantization,
+    target: Target,
     /// The matrix that makes logits: its errors reach the output directly.
     output_matrix: &'static str,
     num_threads: usize,
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Blocks(Quantization),
+    Dense(DType),
+}
+
 impl Quantizer {
-    /// `num_threads` is by default what the operating system grants this process.
+    /// To block types. `num_threads` is by default what the operating system grants this process.
     #[must_use]
     pub fn new(
         quantization: Quantization,
@@ -78,10 +84,44 @@ impl Quantizer {
         let tied = !checkpoint.contains("output.weight");
         let num_threads = num_threads.or_else(|| thread::available_parallelism().ok());
         Self {
-            quantization,
+            target: Target::Blocks(quantization),
             output_matrix: if tied { "token_embd.weight" } else { "output.weight" },
             num_threads: num_threads.map_or(1, NonZeroUsize::get),
         }
+    }
+
+    /// To a dense type; tensors that are quantised already stay as they are.
+    #[must_use]
+    pub fn to_dense(dtype: DType, num_threads: NonZeroUsize) -> Self {
+        Self { target: Target::Dense(dtype), output_matrix: "", num_threads: num_threads.get() }
+    }
+
+    /// Whether a tensor has to be converted, or refused because it cannot be.
+    #[must_use]
+    pub fn applies_to(&self, tensor: &RawTensor<'_>) -> bool {
+        match self.target {
+            Target::Blocks(_) => true,
+            Target::Dense(_) => {
+                !tensor.dtype.is_quantized() && tensor.dtype != self.dtype_of(tensor.name, tensor.shape)
+            }
+        }
+    }
+
+    /// Bytes of all tensors of the checkpoint after conversion.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read.
+    pub fn planned_bytes(&self, checkpoint: &Checkpoint) -> Result<u64> {
+        let mut total = 0;
+        for name in checkpoint.tensor_names() {
+            let tensor = checkpoint.tensor(name)?;
+            let bytes = match self.applies_to(&tensor) && !tensor.dtype.is_quantized() {
+                true => self.dtype_of(name, tensor.shape).row_bytes(tensor.num_elements())?,
+                false => tensor.data.len(),
+            };
+            total += bytes as u64;
+        }
+        Ok(total)
     }
 
     /// The type that a tensor of this canonical name and row-major shape gets.
@@ -93,11 +133,12 @@ impl Quantizer {
             return DType::F32;
         }
         let row_len = shape[shape.len() - 1];
-        let candidates: &[DType] = match self.quantization {
-            Quantization::Q4_0 => &[DType::Q4_0],
-            Quantization::Q8_0 => &[DType::Q8_0],
-            Quantization::Q4K if name == self.output_matrix => &[DType::Q6K, DType::Q8_0],
-            Quantization::Q4K => &[DType::Q4K, DType::Q5_0],
+        let candidates: &[DType] = match self.target {
+            Target::Dense(dtype) => return dtype,
+            Target::Blocks(Quantization::Q4_0) => &[DType::Q4_0],
+            Target::Blocks(Quantization::Q8_0) => &[DType::Q8_0],
+            Target::Blocks(Quantization::Q4K) if name == self.output_matrix => &[DType::Q6K, DType::Q8_0],
+            Target::Blocks(Quantization::Q4K) => &[DType::Q4K, DType::Q5_0],
         };
         let fits = |dtype: &&DType| row_len.is_multiple_of(dtype.block_len());
         candidates.iter().find(fits).copied().unwrap_or(DType::F16)
@@ -111,9 +152,13 @@ impl Quantizer {
     /// [`crate::ErrorKind::InvalidModel`] if it holds infinities or NaN; both name the tensor.
     pub fn quantize(&self, tensor: &RawTensor<'_>, progress: &(dyn Fn(usize) + Sync)) -> Result<OwnedTensor> {
         if tensor.dtype.is_quantized() {
+            let target = match self.target {
+                Target::Blocks(quantization) => quantization.to_string(),
+                Target::Dense(dtype) => dtype.to_string(),
+            };
             return Err(Error::invalid_request(format!(
-                "tensor {:?} is already quantised to {} and cannot be quantised to {}",
-                tensor.name, tensor.dtype, self.quantization
+                "tensor {:?} is already quantised to {} and cannot be converted to {target}",
+                tensor.name, tensor.dtype
             ))
             .with_hint("quantisation at load is for models in F32, F16 or BF16"));
         }

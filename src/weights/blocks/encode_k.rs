@@ -15,24 +15,21 @@ use super::store_f16;
 use crate::Result;
 
 /// Step sizes tried for Q4_K, as the number of steps that span the range of the sub-block.
-const Q4_K_STEPS: [f32; 9] = [15.0, 13.8, 14.2, 14.6, 15.4, 15.8, 16.2, 16.6, 17.0];
+const Q4_K_STEPS: [f32; 6] = [15.0, 13.6, 14.2, 14.6, 15.4, 16.0];
 /// Step sizes tried for Q6_K, as the code that the value of largest magnitude gets, negated.
 const Q6_K_STEPS: [f32; 7] = [32.0, 31.1, 31.4, 31.7, 32.3, 32.6, 32.9];
 
 const LANES: usize = 8;
 
 pub(super) fn q4_k(values: &[f32; 256], block: &mut [u8; 144]) -> Result<()> {
-    let (sub_blocks, _) = values.as_chunks::<32>();
-    let weights: [[f32; 32]; 8] = std::array::from_fn(|j| importance(&sub_blocks[j]));
-    let fits: [Affine; 8] = std::array::from_fn(|j| fit_affine(&sub_blocks[j], &weights[j]));
+    let (values, _) = values.as_chunks::<32>();
+    let sub_blocks: [SubBlock<'_>; 8] = std::array::from_fn(|j| SubBlock::new(&values[j]));
+    let fits = sub_blocks.each_ref().map(fit_affine);
     let largest = |part: fn(&Affine) -> f32| fits.iter().map(part).fold(0.0_f32, f32::max);
     let mut factors = Factors::new(largest(|fit| fit.scale) / 63.0, largest(|fit| fit.min) / 63.0);
-    let levels: [Levels; 8] =
-        std::array::from_fn(|j| round_levels(&sub_blocks[j], &weights[j], fits[j], factors));
-    let refitted = refit_factors(sub_blocks, &weights, &levels, factors);
-    let error =
-        |factors| (0..8).map(|j| affine_error(&sub_blocks[j], &weights[j], levels[j], factors)).sum::<f32>();
-    if error(refitted) < error(factors) {
+    let levels: [Levels; 8] = std::array::from_fn(|j| round_levels(&sub_blocks[j], fits[j], factors));
+    let refitted = refit_factors(&sub_blocks, &levels, factors);
+    if total_error(&sub_blocks, &levels, refitted) < total_error(&sub_blocks, &levels, factors) {
         factors = refitted;
     }
 
@@ -40,8 +37,8 @@ pub(super) fn q4_k(values: &[f32; 256], block: &mut [u8; 144]) -> Result<()> {
     store_f16(factors.min, &mut block[2..4])?;
     pack_levels(&levels, &mut block[4..16]);
     for (pair, bytes) in block[16..].chunks_exact_mut(32).enumerate() {
-        let low = affine_codes(&sub_blocks[2 * pair], levels[2 * pair].under(factors));
-        let high = affine_codes(&sub_blocks[2 * pair + 1], levels[2 * pair + 1].under(factors));
+        let low = affine_codes(&values[2 * pair], levels[2 * pair].under(factors));
+        let high = affine_codes(&values[2 * pair + 1], levels[2 * pair + 1].under(factors));
         for (l, byte) in bytes.iter_mut().enumerate() {
             *byte = low[l] as u8 | ((high[l] as u8) << 4);
         }
@@ -110,44 +107,73 @@ impl Levels {
     }
 }
 
-/// Weighted sums over a sub-block's values and codes.
-#[derive(Clone, Copy, Default)]
-struct Moments {
-    w: f32,
-    q: f32,
-    qq: f32,
-    x: f32,
-    xq: f32,
-    xx: f32,
+/// A sub-block with its weights and the sums over them that no choice of codes changes.
+struct SubBlock<'a> {
+    x: &'a [f32; 32],
+    weights: [f32; 32],
+    sum_w: f32,
+    sum_wx: f32,
+    sum_wxx: f32,
 }
 
-impl Moments {
+/// Weighted sums over a sub-block's codes q and its values.
+#[derive(Clone, Copy)]
+struct CodeSums {
+    wq: f32,
+    wqq: f32,
+    wxq: f32,
+}
+
+impl<'a> SubBlock<'a> {
+    fn new(x: &'a [f32; 32]) -> Self {
+        let weights = importance(x);
+        let sum = |term: fn(f32, f32) -> f32| x.iter().zip(&weights).map(|(x, w)| term(*x, *w)).sum();
+        Self { x, weights, sum_w: sum(|_, w| w), sum_wx: sum(|x, w| w * x), sum_wxx: sum(|x, w| w * x * x) }
+    }
+
+    /// The sums for the codes nearest to the values under `scale` and `min`.
+    fn code_sums(&self, Affine { scale, min }: Affine) -> CodeSums {
+        let inverse = reciprocal(scale);
+        let mut lanes = [[0.0_f32; LANES]; 3];
+        for (x, weights) in self.x.as_chunks::<LANES>().0.iter().zip(self.weights.as_chunks::<LANES>().0) {
+            for lane in 0..LANES {
+                let q = affine_code(x[lane], min, inverse);
+                let wq = weights[lane] * q;
+                lanes[0][lane] += wq;
+                lanes[1][lane] += wq * q;
+                lanes[2][lane] += wq * x[lane];
+            }
+        }
+        let [wq, wqq, wxq] = lanes.map(|lane| lane.iter().sum());
+        CodeSums { wq, wqq, wxq }
+    }
+
     /// The weighted square error of x ≈ scale·q − min.
-    fn error(&self, Affine { scale, min }: Affine) -> f32 {
-        self.xx
-            + scale * (scale * self.qq - 2.0 * self.xq)
-            + min * (min * self.w + 2.0 * self.x - 2.0 * scale * self.q)
+    fn error(&self, sums: CodeSums, Affine { scale, min }: Affine) -> f32 {
+        self.sum_wxx
+            + scale * (scale * sums.wqq - 2.0 * sums.wxq)
+            + min * (min * self.sum_w + 2.0 * self.sum_wx - 2.0 * scale * sums.wq)
     }
 
     /// The least-squares scale and min for these codes, if there is one with min ≥ 0.
-    fn fit(&self) -> Option<Affine> {
-        let determinant = self.w * self.qq - self.q * self.q;
+    fn fit(&self, sums: CodeSums) -> Option<Affine> {
+        let determinant = self.sum_w * sums.wqq - sums.wq * sums.wq;
         if determinant > 0.0 {
-            let scale = (self.w * self.xq - self.x * self.q) / determinant;
-            let min = (scale * self.q - self.x) / self.w;
+            let scale = (self.sum_w * sums.wxq - self.sum_wx * sums.wq) / determinant;
+            let min = (scale * sums.wq - self.sum_wx) / self.sum_w;
             if scale > 0.0 && min >= 0.0 {
                 return Some(Affine { scale, min });
             }
         }
-        let scale = self.xq / self.qq;
+        let scale = sums.wxq / sums.wqq;
         (scale.is_finite() && scale > 0.0).then_some(Affine { scale, min: 0.0 })
     }
 }
 
-fn fit_affine(x: &[f32; 32], weights: &[f32; 32]) -> Affine {
+fn fit_affine(sub_block: &SubBlock<'_>) -> Affine {
     // The format has no positive offset, so zero is always part of the range.
-    let low = x.iter().fold(0.0_f32, |low, &x| low.min(x));
-    let high = x.iter().fold(0.0_f32, |high, &x| high.max(x));
+    let low = sub_block.x.iter().fold(0.0_f32, |low, &x| low.min(x));
+    let high = sub_block.x.iter().fold(0.0_f32, |high, &x| high.max(x));
     let range = high - low;
     if range < f32::MIN_POSITIVE * 64.0 {
         return Affine { scale: 0.0, min: 0.0 };
@@ -155,20 +181,20 @@ fn fit_affine(x: &[f32; 32], weights: &[f32; 32]) -> Affine {
     let mut best = Affine { scale: range / 15.0, min: -low };
     let mut best_error = f32::INFINITY;
     for steps in Q4_K_STEPS {
-        let moments = affine_moments(x, weights, Affine { scale: range / steps, min: -low });
-        let Some(fit) = moments.fit() else { continue };
-        let error = moments.error(fit);
+        let sums = sub_block.code_sums(Affine { scale: range / steps, min: -low });
+        let Some(fit) = sub_block.fit(sums) else { continue };
+        let error = sub_block.error(sums, fit);
         if error < best_error {
             best_error = error;
             best = fit;
         }
     }
     // The codes that belong to the fit may differ from those it was made for.
-    affine_moments(x, weights, best).fit().unwrap_or(best)
+    sub_block.fit(sub_block.code_sums(best)).unwrap_or(best)
 }
 
 /// Rounds a fit to 6-bit integers: for the nearest scale and its two neighbours, the best min.
-fn round_levels(x: &[f32; 32], weights: &[f32; 32], fit: Affine, factors: Factors) -> Levels {
+fn round_levels(sub_block: &SubBlock<'_>, fit: Affine, factors: Factors) -> Levels {
     let nearest = round_level(fit.scale, factors.scale, 63.0);
     let mut best = Levels { scale: nearest, min: round_level(fit.min, factors.min, 63.0) };
     let mut best_error = f32::INFINITY;
@@ -177,10 +203,10 @@ fn round_levels(x: &[f32; 32], weights: &[f32; 32], fit: Affine, factors: Factor
             continue;
         }
         let guess = Levels { scale, min: best.min };
-        let moments = affine_moments(x, weights, guess.under(factors));
-        let min = (scale * factors.scale * moments.q - moments.x) / moments.w;
+        let sums = sub_block.code_sums(guess.under(factors));
+        let min = (scale * factors.scale * sums.wq - sub_block.sum_wx) / sub_block.sum_w;
         let levels = Levels { scale, min: round_level(min, factors.min, 63.0) };
-        let error = moments.error(levels.under(factors));
+        let error = sub_block.error(sums, levels.under(factors));
         if error < best_error {
             best_error = error;
             best = levels;
@@ -190,20 +216,15 @@ fn round_levels(x: &[f32; 32], weights: &[f32; 32], fit: Affine, factors: Factor
 }
 
 /// Least squares for x ≈ scale·(level·q) − min·(level), the two factors being unknown.
-fn refit_factors(
-    x: &[[f32; 32]],
-    weights: &[[f32; 32]; 8],
-    levels: &[Levels; 8],
-    factors: Factors,
-) -> Factors {
+fn refit_factors(sub_blocks: &[SubBlock<'_>; 8], levels: &[Levels; 8], factors: Factors) -> Factors {
     let (mut aa, mut ab, mut bb, mut ax, mut bx) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for ((x, weights), level) in x.iter().zip(weights).zip(levels) {
-        let moments = affine_moments(x, weights, level.under(factors));
-        aa += level.scale * level.scale * moments.qq;
-        ab += level.scale * level.min * moments.q;
-        bb += level.min * level.min * moments.w;
-        ax += level.scale * moments.xq;
-        bx += level.min * moments.x;
+    for (sub_block, level) in sub_blocks.iter().zip(levels) {
+        let sums = sub_block.code_sums(level.under(factors));
+        aa += level.scale * level.scale * sums.wqq;
+        ab += level.scale * level.min * sums.wq;
+        bb += level.min * level.min * sub_block.sum_w;
+        ax += level.scale * sums.wxq;
+        bx += level.min * sub_block.sum_wx;
     }
     let determinant = aa * bb - ab * ab;
     let scale = (ax * bb - bx * ab) / determinant;
@@ -212,9 +233,12 @@ fn refit_factors(
     if usable { Factors::new(scale, min) } else { factors }
 }
 
-fn affine_error(x: &[f32; 32], weights: &[f32; 32], levels: Levels, factors: Factors) -> f32 {
-    let affine = levels.under(factors);
-    affine_moments(x, weights, affine).error(affine)
+fn total_error(sub_blocks: &[SubBlock<'_>; 8], levels: &[Levels; 8], factors: Factors) -> f32 {
+    let error = |(sub_block, level): (&SubBlock<'_>, &Levels)| {
+        let affine = level.under(factors);
+        sub_block.error(sub_block.code_sums(affine), affine)
+    };
+    sub_blocks.iter().zip(levels).map(error).sum()
 }
 
 /// The code of `x`, before clamping, is `(x + min)·inverse`.
@@ -225,25 +249,6 @@ fn affine_code(x: f32, min: f32, inverse: f32) -> f32 {
 fn affine_codes(x: &[f32; 32], Affine { scale, min }: Affine) -> [f32; 32] {
     let inverse = reciprocal(scale);
     x.map(|x| affine_code(x, min, inverse))
-}
-
-fn affine_moments(x: &[f32; 32], weights: &[f32; 32], Affine { scale, min }: Affine) -> Moments {
-    let inverse = reciprocal(scale);
-    let mut lanes = [[0.0_f32; LANES]; 6];
-    for (x, weights) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-        for lane in 0..LANES {
-            let (x, w) = (x[lane], weights[lane]);
-            let q = affine_code(x, min, inverse);
-            lanes[0][lane] += w;
-            lanes[1][lane] += w * q;
-            lanes[2][lane] += w * q * q;
-            lanes[3][lane] += w * x;
-            lanes[4][lane] += w * x * q;
-            lanes[5][lane] += w * x * x;
-        }
-    }
-    let [w, q, qq, x, xq, xx] = lanes.map(|lane| lane.iter().sum());
-    Moments { w, q, qq, x, xq, xx }
 }
 
 /// The inverse of the unpacking in `decode`.

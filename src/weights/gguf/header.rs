@@ -4,8 +4,8 @@
 //! lie inside the file or an error; it never panics, and it allocates at most a small multiple of the
 //! bytes that it was given.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::reader::Reader;
@@ -91,10 +91,15 @@ pub fn parse_header(bytes: &[u8]) -> Result<Header> {
     let metadata = Metadata { entries };
     let alignment = alignment(&metadata)?;
 
-    // Not `with_capacity(num_tensors)`: a sparse file can claim millions of tensors and hold none.
+    // Not `with_capacity(num_tensors)`: a large file can claim millions of tensors and hold none.
     let mut entries = Vec::new();
+    let mut names = HashSet::new();
     for index in 0..num_tensors {
-        entries.push(read_entry(&mut reader).map_err(|error| error.context(format!("tensor {index}")))?);
+        let entry = read_entry(&mut reader).map_err(|error| error.context(format!("tensor {index}")))?;
+        if !names.insert(entry.name) {
+            return Err(Error::invalid_model(format!("tensor {:?} occurs twice", entry.name)));
+        }
+        entries.push(entry);
     }
     let data_start = reader
         .position()
@@ -104,7 +109,6 @@ pub fn parse_header(bytes: &[u8]) -> Result<Header> {
     for entry in entries {
         tensors.push(locate(entry, data_start, alignment, bytes.len())?);
     }
-    check_unique(&tensors)?;
     Ok(Header { version, metadata, tensors })
 }
 
@@ -323,15 +327,6 @@ fn locate(
             "takes {num_bytes} bytes at offset {offset} of the data, beyond the file's {file_len} bytes"
         ))
         .with_hint("the download is incomplete; fetch the file again")),
-    }
-}
-
-fn check_unique(tensors: &[TensorInfo]) -> Result<()> {
-    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Error::invalid_model(format!("tensor {:?} occurs twice", pair[0]))),
-        None => Ok(()),
     }
 }
 

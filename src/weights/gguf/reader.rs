@@ -5,10 +5,16 @@
 
 use crate::{Error, Result};
 
+/// Most bytes of a header. The largest vocabularies take a tenth; the values of small integers take up to
+/// eight times their bytes in memory, so without a limit a large sparse file could exhaust it.
+const MAX_HEADER_BYTES: usize = 128 << 20;
+
 /// Reads little-endian values from the front of a file.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
+    /// The file, or as much of it as a header may take.
     bytes: &'a [u8],
+    is_whole_file: bool,
     position: usize,
     /// Width of counts and lengths: 4 bytes in version 1, 8 later.
     wide_lengths: bool,
@@ -16,7 +22,9 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, position: 0, wide_lengths: true }
+        let is_whole_file = bytes.len() <= MAX_HEADER_BYTES;
+        let bytes = &bytes[..bytes.len().min(MAX_HEADER_BYTES)];
+        Self { bytes, is_whole_file, position: 0, wide_lengths: true }
     }
 
     pub(super) fn set_version(&mut self, version: u32) {
@@ -38,12 +46,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         if len > self.remaining() {
-            return Err(Error::invalid_model(format!(
-                "{len} bytes are needed at offset {} but the file ends at {}",
-                self.position,
-                self.bytes.len()
-            ))
-            .with_hint("the file is damaged or its download is incomplete; fetch it again"));
+            return Err(self.too_short(&format!("{len} bytes are needed at offset {}", self.position)));
         }
         let taken = &self.bytes[self.position..self.position + len];
         self.position += len;
@@ -76,11 +79,18 @@ impl<'a> Reader<'a> {
         let count = self.length()?;
         match count.checked_mul(min_bytes) {
             Some(bytes) if bytes <= self.remaining() => Ok(count),
-            _ => Err(Error::invalid_model(format!(
-                "the file claims {count} {what}, which cannot fit into the {} bytes that follow",
-                self.remaining()
-            ))
-            .with_hint("the file is damaged or its download is incomplete; fetch it again")),
+            _ => Err(self.too_short(&format!("{count} {what} are claimed at offset {}", self.position))),
+        }
+    }
+
+    fn too_short(&self, need: &str) -> Error {
+        let end = self.bytes.len();
+        if self.is_whole_file {
+            Error::invalid_model(format!("{need}, but the file ends at {end}"))
+                .with_hint("the file is damaged or its download is incomplete; fetch it again")
+        } else {
+            Error::invalid_model(format!("{need}, but a header has at most {end} bytes"))
+                .with_hint("the file is damaged; fetch it again")
         }
     }
 

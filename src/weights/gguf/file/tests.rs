@@ -134,3 +134,23 @@ fn names_of_parts() {
         assert_eq!(first, expected.map(|(count, path)| (count, PathBuf::from(path))), "{name}");
     }
 }
+
+/// Holes in a file cost nothing, so its size is no excuse for large allocations.
+#[test]
+fn sparse_files_are_refused_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sparse.gguf");
+    let mut long_text = TestFile::new();
+    long_text.entry("x", 8, &(1_u64 << 28).to_le_bytes());
+    let many_tensors = TestFile { num_tensors: Some(1 << 22), ..TestFile::new() };
+    let far_too_many = TestFile { num_tensors: Some(1 << 25), ..TestFile::new() };
+    for (file, expected) in [
+        (long_text, "at most 134217728 bytes"),
+        (many_tensors, "tensor \"\" occurs twice"),
+        (far_too_many, "at most 134217728 bytes"),
+    ] {
+        fs::write(&path, file.bytes()).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 32).unwrap();
+        check_error(&path, ErrorKind::InvalidModel, expected);
+    }
+}
