@@ -237,9 +237,10 @@ fn rope_kv_write_rotates_and_fills_the_slots() {
                 let norm = |index: usize| has_norms.then_some(&norms[index]);
                 let positions: Vec<u32> = (0..ROWS as u32).map(|i| i * 5 % 31).collect();
                 let slots: Vec<usize> = (0..ROWS).map(|i| i * 7 % 32).collect();
-                let table = RopeTable::new(style, 32, num_pairs, 1.0, |position, pair| {
-                    position as f32 * 0.3 / (pair + 1) as f32
-                });
+                let frequencies = (0..num_pairs).map(|pair| 0.3 / (pair + 1) as f32).collect();
+                let mut table = RopeTable::new(style, frequencies, 1.0, 32);
+                assert!(table.extend_to(33).is_err());
+                table.extend_to(32).unwrap();
                 let config = config(num_heads, num_kv_heads, head_dim);
                 let mut cache = KvCache::new(&config, 4, block_size, KvCacheDType::F32).unwrap();
                 let mut qkv = buffer(context, &values, width);

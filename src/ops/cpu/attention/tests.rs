@@ -80,7 +80,8 @@ impl Case {
         let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
         let mut scratch =
             AttentionScratch::new(self.shape, max_tokens, self.seq_lens.len(), max_len, num_threads);
-        let no_rotation = RopeTable::new(RopeStyle::HalfSplit, max_len, head_dim / 2, 1.0, |_, _| 0.0);
+        let mut no_rotation = RopeTable::new(RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, max_len);
+        no_rotation.extend_to(max_len).unwrap();
 
         let mut results = vec![Vec::new(); self.seq_lens.len()];
         let mut done = vec![0; self.seq_lens.len()];
