@@ -348,6 +348,14 @@ impl<V: F32x16> SixBitScales<V> {
     }
 }
 
+/// Fetches what comes later for one of the eight sub-blocks of a tile: spread over the tile, so that the
+/// machine's queue of misses never overflows.
+#[inline(always)]
+unsafe fn prefetch_eighth<F: Format>(tile: *const u8, block: usize) {
+    // SAFETY: the caller's tile.
+    prefetch(unsafe { tile.add(F::BYTES / 8 * block) }, F::BYTES / 8);
+}
+
 /// Words that several sub-blocks share are read for each of them again, from the cache: kept in registers,
 /// they would push the sums out. The compiler does not know that, so it must not know that the words are
 /// the same.
@@ -385,9 +393,9 @@ unsafe fn add_q4k_half<V: F32x16, const HALF: usize, const P: usize>(
         let scales = SixBitScales::<V>::load::<HALF>(tile);
         for pair in 0..2 {
             let nibbles = tile.add(K_CODES + WORD * (16 * HALF + 8 * pair));
-            prefetch(nibbles, Q4K::BYTES / 8);
+            prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair);
             scales.add_block(2 * pair, SharedNibbles::<false>(afresh(nibbles)), panel, sums);
-            prefetch(nibbles.add(Q4K::BYTES / 8), Q4K::BYTES / 8);
+            prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair + 1);
             scales.add_block(2 * pair + 1, SharedNibbles::<true>(afresh(nibbles)), panel, sums);
         }
     }
@@ -426,10 +434,10 @@ unsafe fn add_q5k_pair<V: F32x16, const EVEN: usize, const ODD: usize, const P: 
     unsafe {
         let fifth = tile.add(K_CODES);
         let nibbles = tile.add(K_CODES + WORD * (8 + 4 * EVEN));
-        prefetch(nibbles, Q5K::BYTES / 8);
+        prefetch_eighth::<Q5K>(tile, EVEN);
         let codes = SharedFiveBits::<false, EVEN> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
         scales.add_block(EVEN % 4, codes, panel, sums);
-        prefetch(nibbles.add(Q5K::BYTES / 8), Q5K::BYTES / 8);
+        prefetch_eighth::<Q5K>(tile, ODD);
         let codes = SharedFiveBits::<true, ODD> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
         scales.add_block(ODD % 4, codes, panel, sums);
     }
@@ -451,9 +459,13 @@ impl Format for Q6K {
                 let lower = tile.add(Q6K_LOWER + 16 * WORD * half);
                 let upper = tile.add(Q6K_UPPER + 8 * WORD * half);
                 let panel = PanelBlock::<P>(panel).skip(4 * half);
+                prefetch_eighth::<Q6K>(tile, 4 * half);
                 add_q6k_block::<V, 0, P>(lower, upper, scale, scales, panel, sums);
+                prefetch_eighth::<Q6K>(tile, 4 * half + 1);
                 add_q6k_block::<V, 1, P>(lower, upper, scale, scales, panel, sums);
+                prefetch_eighth::<Q6K>(tile, 4 * half + 2);
                 add_q6k_block::<V, 2, P>(lower, upper, scale, scales, panel, sums);
+                prefetch_eighth::<Q6K>(tile, 4 * half + 3);
                 add_q6k_block::<V, 3, P>(lower, upper, scale, scales, panel, sums);
             }
         }
@@ -472,8 +484,6 @@ unsafe fn add_q6k_block<V: F32x16, const QUARTER: usize, const P: usize>(
 ) {
     // SAFETY: the caller's tile and panel.
     unsafe {
-        // The distance runs over the tile once, however its parts lie.
-        prefetch(lower.add(Q6K::BYTES / 8 * QUARTER), Q6K::BYTES / 8);
         let codes = SixBits::<QUARTER> { lower: afresh(lower), upper: afresh(upper) };
         let panel = panel.skip(QUARTER);
         let scales = scales.add(2 * TILE_ROWS * QUARTER).cast::<i8>();
