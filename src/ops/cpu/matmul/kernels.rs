@@ -15,7 +15,7 @@ use crate::weights::DType;
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
 /// Bytes between what is read and what is fetched into the cache: some hundred nanoseconds.
-const PREFETCH_DISTANCE: usize = 4096;
+const PREFETCH_DISTANCE: usize = 2048;
 
 /// Sixteen weight rows and a panel of input rows.
 #[derive(Debug, Clone, Copy)]
