@@ -1,1 +1,195 @@
-//! chat
+//! Conversations: from messages to the token ids of a prompt.
+//!
+//! Invariant: only a chat template produces special tokens. A message that spells one is encoded as the
+//! letters it consists of. There is no built-in template: a model without one is an error, because a
+//! guessed format gives answers that are subtly bad. This module does not know the engine.
+
+mod clock;
+mod json;
+mod mask;
+mod template;
+
+use serde_json::{Map, Value};
+
+use self::mask::Mask;
+use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::{Error, ErrorKind, Result};
+
+pub use self::template::ChatTemplate;
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Further fields that the template may read, such as `reasoning_content` or `tool_calls`.
+    pub extra: Map<String, Value>,
+}
+
+impl Message {
+    /// A message with text only.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into(), extra: Map::new() }
+    }
+}
+
+/// How a conversation is made into a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatOptions {
+    /// Whether the prompt ends where the assistant's answer begins.
+    pub add_generation_prompt: bool,
+    /// Descriptions of the tools that the model may call: a list of objects.
+    pub tools: Option<Value>,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+impl Default for ChatOptions {
+    fn default() -> Self {
+        Self { add_generation_prompt: true, tools: None, variables: Map::new() }
+    }
+}
+
+/// A model's chat format.
+#[derive(Debug)]
+pub struct Chat {
+    template: ChatTemplate,
+    /// The template for requests with tools, where the model has a separate one.
+    tool_use: Option<ChatTemplate>,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+impl Chat {
+    /// The chat format that came with the tokenizer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no chat template; [`ErrorKind::InvalidModel`] if the
+    /// template has a syntax error.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self> {
+        let source = tokenizer.chat_template().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the model has no chat template")
+                .with_hint("send the prompt as it is, with --raw")
+        })?;
+        let token_text = |id: u32| tokenizer.token_text(id);
+        Ok(Self {
+            template: ChatTemplate::new(source)?,
+            tool_use: tokenizer.named_chat_template("tool_use").map(ChatTemplate::new).transpose()?,
+            bos_token: tokenizer.bos_token_id().map(token_text),
+            eos_token: tokenizer.template_eos_token_id().map(token_text),
+        })
+    }
+
+    /// The prompt as text, for people to read. In this form a message that spells a special token cannot
+    /// be told from the template's own tokens; [`Self::encode`] keeps them apart.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, fails, runs too long or writes too much.
+    pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
+        self.render_context(self.context(messages, options), options)
+    }
+
+    /// The token ids of the prompt, with the tokens that the model expects at the beginning exactly once.
+    ///
+    /// # Errors
+    /// As [`Self::render`], and [`Tokenizer::encode`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>> {
+        let mut context = self.context(messages, options);
+        let mut mask = Mask::new(tokenizer, [self.template(options).source()]);
+        for name in ["messages", "tools"].into_iter().chain(options.variables.keys().map(String::as_str)) {
+            if let Some(value) = context.get_mut(name) {
+                mask.hide(value)?;
+            }
+        }
+        let rendered = self.render_context(context, options)?;
+        if mask.is_empty() {
+            return Ok(tokenizer.with_prefix(tokenizer.encode(&rendered, SpecialTokens::Parse)?));
+        }
+        let (text, protected) = mask.restore(&rendered);
+        Ok(tokenizer.with_prefix(tokenizer.encode_protected(&text, &protected)?))
+    }
+
+    fn template(&self, options: &ChatOptions) -> &ChatTemplate {
+        let wants_tools = options.tools.is_some();
+        self.tool_use.as_ref().filter(|_| wants_tools).unwrap_or(&self.template)
+    }
+
+    fn render_context(&self, context: Map<String, Value>, options: &ChatOptions) -> Result<String> {
+        self.template(options).render(&Value::Object(context))
+    }
+
+    fn context(&self, messages: &[Message], options: &ChatOptions) -> Map<String, Value> {
+        let messages = messages.iter().map(|message| {
+            let mut fields = Map::new();
+            fields.insert("role".to_owned(), message.role.clone().into());
+            fields.insert("content".to_owned(), message.content.clone().into());
+            fields.extend(message.extra.clone());
+            Value::Object(fields)
+        });
+        let mut context = options.variables.clone();
+        context.insert("messages".to_owned(), messages.collect());
+        context.insert("tools".to_owned(), options.tools.clone().unwrap_or(Value::Null));
+        context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
+        for (name, token) in [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)] {
+            if let Some(token) = token {
+                context.insert(name.to_owned(), token.clone().into());
+            }
+        }
+        context
+    }
+}
+
+/// The history of an interactive chat.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Conversation {
+    system: Option<String>,
+    messages: Vec<Message>,
+}
+
+impl Conversation {
+    /// An empty conversation, or one that begins with a system message.
+    #[must_use]
+    pub fn new(system: Option<String>) -> Self {
+        let mut conversation = Self { system, messages: Vec::new() };
+        conversation.reset();
+        conversation
+    }
+
+    /// Forgets everything but the system message.
+    pub fn reset(&mut self) {
+        self.messages = self.system.iter().map(|text| Message::new("system", text)).collect();
+    }
+
+    /// Adds what the user said.
+    pub fn push_user(&mut self, content: impl Into<String>) {
+        self.messages.push(Message::new("user", content));
+    }
+
+    /// Adds what the model answered.
+    pub fn push_assistant(&mut self, content: impl Into<String>) {
+        self.messages.push(Message::new("assistant", content));
+    }
+
+    /// Takes the last turn back, for instance a question that could not be answered. The system message
+    /// stays.
+    pub fn pop(&mut self) -> Option<Message> {
+        let num_kept = usize::from(self.system.is_some());
+        if self.messages.len() > num_kept { self.messages.pop() } else { None }
+    }
+
+    /// All messages, oldest first.
+    #[must_use]
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+}
+
+#[cfg(test)]
+mod tests;

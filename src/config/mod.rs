@@ -1,1 +1,10 @@
-//! config
+//! Settings of the engine and what the files say of the model, typed and checked before anything heavy
+//! starts.
+
+mod architecture;
+mod engine;
+mod model;
+
+pub use architecture::{ARCHITECTURES, Architecture, Decoder, RopeStyle};
+pub use engine::EngineConfig;
+pub use model::{ModelConfig, RopeConfig, RopeScaling};

@@ -1,1 +1,14 @@
-//! engine
+//! The engine: token ids in, token ids out.
+//!
+//! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on a thread of
+//! its own and hands out iterators.
+
+mod core;
+mod handle;
+mod output;
+mod request;
+
+pub use self::core::{EngineCore, EngineStats};
+pub use handle::{AbortHandle, Engine, RequestStream};
+pub use output::{Event, FinishReason, SequenceStats};
+pub use request::{ModelLimits, Request, RequestId};

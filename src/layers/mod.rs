@@ -1,1 +1,15 @@
-//! layers
+//! The parts that models are made of: each loads its weights and runs as a few ops.
+//!
+//! A layer knows its own tensors and nothing of the model around it, of sequences or of requests.
+
+mod attention;
+mod decoder;
+mod loader;
+mod mlp;
+mod rope;
+
+pub use attention::Attention;
+pub use decoder::{Activations, LayerInput};
+pub use loader::{LoadProgress, Loader};
+pub use mlp::Mlp;
+pub use rope::rope_table;

@@ -1,6 +1,7 @@
 //! The input of a forward pass.
 
 use crate::ops::AttentionMetadata;
+use crate::{Error, Result};
 
 /// The tokens of one step, as a model sees them: no sequences, no requests.
 #[derive(Debug, Clone, Default)]
@@ -22,5 +23,27 @@ impl InputBatch {
         self.positions.clear();
         self.attention.clear();
         self.logits_indices.clear();
+    }
+
+    /// Checks that the lists have one length and that logits are wanted of tokens that exist. Whether
+    /// blocks, positions and token ids exist is checked by the ops that use them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] otherwise: a batch is made by the engine, not by a user.
+    pub fn validate(&self) -> Result<()> {
+        let num_tokens = self.token_ids.len();
+        if self.positions.len() != num_tokens || self.attention.num_tokens() != num_tokens {
+            return Err(Error::internal(format!(
+                "a step of {num_tokens} tokens has {} positions and {} slots",
+                self.positions.len(),
+                self.attention.num_tokens()
+            )));
+        }
+        match self.logits_indices.iter().find(|index| **index >= num_tokens) {
+            Some(index) => {
+                Err(Error::internal(format!("logits of token {index} of {num_tokens} are wanted")))
+            }
+            None => Ok(()),
+        }
     }
 }

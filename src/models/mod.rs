@@ -1,5 +1,86 @@
-//! models
+//! Models: from the tokens of a step to logits.
+//!
+//! A model sees token ids, positions and block tables, never sequences or requests. Which architectures
+//! there are is listed in [`crate::config::ARCHITECTURES`]; this module has one file for each forward pass.
 
 mod batch;
+mod llama;
 
+use std::sync::Arc;
+
+use crate::config::{Decoder, ModelConfig};
+use crate::layers::Loader;
+use crate::ops::{Buffer, Context, KvCache};
+use crate::weights::{Checkpoint, Quantizer};
+use crate::{Error, Result};
+
+pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
+pub use llama::Llama;
+
+/// A language model with its weights and the memory of a step.
+pub trait CausalLm: Send {
+    /// What the model is.
+    fn config(&self) -> &ModelConfig;
+
+    /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of
+    /// `batch.logits_indices`, `[logits_indices.len(), vocab_size]`, which stay valid until the next step.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or names tokens,
+    /// positions or blocks that do not exist.
+    fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
+
+    /// Bytes of weights that a step of one token reads: all matrices but the embedding, of which it
+    /// reads one row.
+    fn num_weight_bytes_per_token(&self) -> usize;
+}
+
+/// How a model is loaded.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Converts matrices to another type.
+    pub quantizer: Option<Quantizer>,
+    /// Longest sequence, in tokens.
+    pub max_model_len: usize,
+    /// Most tokens in a step.
+    pub max_num_batched_tokens: usize,
+    /// Most rows in a step, and most logits.
+    pub max_num_seqs: usize,
+}
+
+impl LoadOptions {
+    fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("max_model_len", self.max_model_len),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_num_seqs", self.max_num_seqs),
+        ];
+        match sizes.iter().find(|(_, size)| *size == 0) {
+            Some((name, _)) => Err(Error::invalid_request(format!("{name} is 0, but has to be at least 1"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Loads the weights of a model. `on_progress` is called after each tensor, or more often while weights
+/// are quantised, and from any thread.
+///
+/// # Errors
+/// If a tensor is missing, has another shape than `config` says or cannot be read, or if the checkpoint
+/// has tensors that the architecture has no use for.
+pub fn load(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    context: &Arc<Context>,
+    options: &LoadOptions,
+    on_progress: &(dyn Fn(LoadProgress) + Sync),
+) -> Result<Box<dyn CausalLm>> {
+    options.validate()?;
+    let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
+    let model: Box<dyn CausalLm> = match config.architecture.decoder {
+        Decoder::Llama => Box::new(Llama::load(&loader, config, context, options)?),
+    };
+    loader.finish()?;
+    Ok(model)
+}

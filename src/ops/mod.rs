@@ -1,6 +1,27 @@
-//! ops
+//! Fused layer operations on preallocated buffers, one file each, with the choice of the device inside.
+//!
+//! An op checks its operands, counts itself as a dispatch and calls the kernel of the device. The layers
+//! above are written in ops alone; a layer of a Llama-like model is six of them.
 
 mod attention_metadata;
+mod bandwidth;
+mod buffer;
+mod context;
 pub mod cpu;
+mod embed;
+mod kv_cache;
+mod linear;
+mod paged_attention;
+mod rope_kv_write;
+mod weights;
 
 pub use attention_metadata::AttentionMetadata;
+pub use bandwidth::measure_read_bandwidth;
+pub use buffer::Buffer;
+pub use context::{Context, CpuBackend};
+pub use embed::embed;
+pub use kv_cache::{KvCache, KvCacheDType};
+pub use linear::{LinearScratch, linear_residual, norm_linear, norm_logits, norm_swiglu};
+pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
+pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
+pub use weights::{Linear, Matrix, RmsNorm};

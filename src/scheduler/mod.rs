@@ -1,1 +1,492 @@
-//! scheduler
+//! Decides what each step computes.
+//!
+//! There is no prefill phase and no decode phase: a sequence has tokens of which
+//! `num_computed_tokens` are in the cache, and a step computes some of the others. Rows that generate
+//! come first, then pieces of prompts as far as the token budget goes, then new sequences. When blocks
+//! run out, the sequence admitted last gives its blocks back and is computed again later, for the most
+//! part from the prefix cache.
+//!
+//! The scheduler is pure: it sees numbers, not tensors, text, parameters or time. Its promise is that
+//! no decision it makes can change a token, only when it is computed.
+
+mod output;
+mod sequence;
+
+use std::collections::{HashMap, VecDeque};
+
+pub use output::{BlockCopy, ScheduledRow, SchedulerOutput};
+pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
+
+use crate::kv_cache::{BlockHasher, BlockPool};
+
+/// Limits of the scheduler. See [`crate::config::EngineConfig`] for their meaning and checks.
+#[derive(Debug, Clone)]
+pub struct SchedulerConfig {
+    /// Most sequences in a step; also the most rows of logits.
+    pub max_num_seqs: usize,
+    /// Most tokens in a step; at least `max_num_seqs`.
+    pub max_num_batched_tokens: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Blocks of the cache; a sequence of the greatest allowed length must fit.
+    pub num_blocks: usize,
+    /// Share computed blocks between sequences.
+    pub enable_prefix_caching: bool,
+    /// Most tokens generated between two decisions.
+    pub num_scheduler_steps: usize,
+    /// Key of the block hashes.
+    pub hash_key: u64,
+}
+
+/// Running totals.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Tokens looked up in the prefix cache.
+    pub prefix_cache_queries: u64,
+    /// Tokens found there.
+    pub prefix_cache_hits: u64,
+    /// Preemptions.
+    pub num_preemptions: u64,
+}
+
+/// The state of all sequences and blocks.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: BlockPool,
+    hasher: BlockHasher,
+    sequences: HashMap<SeqId, Sequence>,
+    waiting: VecDeque<SeqId>,
+    /// In order of admission.
+    running: Vec<SeqId>,
+    /// Forks that will start when a running leader's prompt is computed: they have a seat already.
+    num_reserved_seats: usize,
+    next_id: u64,
+    stats: SchedulerStats,
+}
+
+impl Scheduler {
+    /// A scheduler without sequences.
+    #[must_use]
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self {
+            pool: BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching),
+            hasher: BlockHasher::new(config.hash_key),
+            sequences: HashMap::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            num_reserved_seats: 0,
+            next_id: 0,
+            stats: SchedulerStats::default(),
+            config,
+        }
+    }
+
+    /// Queues a sequence and its forks; returns their ids, the leader's first.
+    ///
+    /// The caller has checked the spec: the prompt is not empty and shorter than `max_len`, `max_len`
+    /// fits into the cache, and `num_sequences` is between 1 and `max_num_seqs`.
+    pub fn add(&mut self, spec: &SequenceSpec) -> Vec<SeqId> {
+        let cache_root = self.hasher.root(spec.cache_salt.as_deref());
+        let ids: Vec<SeqId> = (0..spec.num_sequences as u64).map(|n| SeqId(self.next_id + n)).collect();
+        self.next_id += spec.num_sequences as u64;
+        for (&id, index) in ids.iter().zip(0..) {
+            let is_leader = index == 0;
+            let sequence = Sequence {
+                status: if is_leader { SequenceStatus::Waiting } else { SequenceStatus::Forking },
+                token_ids: spec.prompt_token_ids.clone(),
+                num_prompt_tokens: spec.prompt_token_ids.len(),
+                num_computed_tokens: 0,
+                num_cached_tokens: 0,
+                num_preemptions: 0,
+                max_len: spec.max_len,
+                block_table: Vec::new(),
+                cache_root,
+                block_hashes: Vec::new(),
+                num_published_blocks: 0,
+                forks: if is_leader { ids[1..].to_vec() } else { Vec::new() },
+                prompt_logits: is_leader && spec.prompt_logits,
+            };
+            self.sequences.insert(id, sequence);
+        }
+        self.waiting.push_back(ids[0]);
+        ids
+    }
+
+    /// Plans the next step. The plan is empty exactly if there is no sequence left.
+    pub fn schedule(&mut self) -> SchedulerOutput {
+        let mut plan =
+            Plan { output: SchedulerOutput::default(), budget: self.config.max_num_batched_tokens };
+        // Rows that generate are never held up by somebody's long prompt.
+        let (generating, computing): (Vec<SeqId>, Vec<SeqId>) =
+            self.running.iter().partition(|id| self.sequences[id].num_uncomputed_tokens() == 1);
+        for id in generating.into_iter().chain(computing) {
+            self.schedule_running(id, &mut plan);
+        }
+        if plan.output.preempted.is_empty() {
+            while self.admit_next(&mut plan) {}
+        }
+        plan.output.num_steps = self.reserve_multi_step(&plan.output);
+        plan.output
+    }
+
+    /// Records that a row was computed and that `new_token_ids` follow it: none for an incomplete
+    /// prompt, one for a normal step, several after a multi-step. Forks are started with
+    /// [`start_fork`](Self::start_fork).
+    pub fn advance(&mut self, row: &ScheduledRow, new_token_ids: &[u32]) {
+        let Some(sequence) = self.sequences.get_mut(&row.seq) else { return };
+        sequence.token_ids.extend_from_slice(new_token_ids);
+        // The last new token has been sampled, but not computed.
+        sequence.num_computed_tokens = row.start + row.len + new_token_ids.len().saturating_sub(1);
+        self.publish(row.seq);
+    }
+
+    /// Starts a fork of `leader`, whose prompt has just been computed: all blocks are shared, and the
+    /// fork's first token follows. To be called before the leader's next step.
+    pub fn start_fork(&mut self, leader: SeqId, fork: SeqId, first_token_id: u32) {
+        let Some(source) = self.sequences.get_mut(&leader) else { return };
+        source.forks.retain(|id| *id != fork);
+        self.num_reserved_seats -= 1;
+        let block_table = source.block_table.clone();
+        let block_hashes = source.block_hashes.clone();
+        let (num_computed, num_cached) = (source.num_prompt_tokens, source.num_cached_tokens);
+        let num_published = source.num_published_blocks;
+        let Some(sequence) = self.sequences.get_mut(&fork) else { return };
+        block_table.iter().for_each(|block| self.pool.retain(*block));
+        sequence.block_table = block_table;
+        sequence.block_hashes = block_hashes;
+        sequence.num_published_blocks = num_published;
+        sequence.num_computed_tokens = num_computed;
+        sequence.num_cached_tokens = num_cached;
+        sequence.token_ids.push(first_token_id);
+        sequence.status = SequenceStatus::Running;
+        self.running.push(fork);
+    }
+
+    /// Removes a sequence, finished or not; its blocks stay findable until they are reused. A leader
+    /// takes its forks along if they have not started.
+    pub fn remove(&mut self, id: SeqId) {
+        let Some(sequence) = self.sequences.get(&id) else { return };
+        match sequence.status {
+            SequenceStatus::Running => {
+                self.num_reserved_seats -= sequence.forks.len();
+                self.running.retain(|other| *other != id);
+            }
+            SequenceStatus::Waiting | SequenceStatus::Preempted => {
+                self.waiting.retain(|other| *other != id);
+            }
+            SequenceStatus::Forking => self.drop_unstarted_fork(id),
+        }
+        self.release_blocks(id);
+        if let Some(sequence) = self.sequences.remove(&id) {
+            for fork in sequence.forks {
+                self.sequences.remove(&fork);
+            }
+        }
+    }
+
+    /// A sequence that has not been removed.
+    #[must_use]
+    pub fn sequence(&self, id: SeqId) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
+    /// Sequences in the queue.
+    #[must_use]
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sequences that hold blocks.
+    #[must_use]
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether any sequence is left.
+    #[must_use]
+    pub fn has_unfinished(&self) -> bool {
+        !self.sequences.is_empty()
+    }
+
+    /// Share of the blocks that are in use, 0 to 1.
+    #[must_use]
+    pub fn kv_cache_usage(&self) -> f64 {
+        1.0 - self.pool.num_free() as f64 / self.pool.num_blocks().max(1) as f64
+    }
+
+    /// Running totals.
+    #[must_use]
+    pub fn stats(&self) -> SchedulerStats {
+        self.stats
+    }
+
+    /// Checks that every block is accounted for. Cheap enough for tests and for an idle engine.
+    ///
+    /// # Errors
+    /// A description of the first violation.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        let references = self.sequences.values().flat_map(|sequence| sequence.block_table.iter().copied());
+        self.pool.check_integrity(references)?;
+        let seats = self.running.iter().map(|id| self.sequences[id].forks.len()).sum::<usize>();
+        if seats != self.num_reserved_seats {
+            return Err(format!("{} seats reserved, but {seats} forks wait", self.num_reserved_seats));
+        }
+        if self.running.len() + seats > self.config.max_num_seqs {
+            return Err(format!("{} sequences run, {seats} more have a seat", self.running.len()));
+        }
+        for id in &self.waiting {
+            if !self.sequences[id].block_table.is_empty() {
+                return Err(format!("{id:?} waits with blocks"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `id` its row, taking blocks from the sequence admitted last if there are too few.
+    fn schedule_running(&mut self, id: SeqId, plan: &mut Plan) {
+        let sequence = &self.sequences[&id];
+        if sequence.status != SequenceStatus::Running {
+            return;
+        }
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.budget).min(self.row_limit(sequence));
+        if num_tokens == 0 {
+            return;
+        }
+        while !self.can_reserve(id, num_tokens) {
+            let Some(&victim) = self.running.last() else { return };
+            self.preempt(victim, plan);
+            if victim == id {
+                return;
+            }
+        }
+        self.push_row(id, num_tokens, plan);
+    }
+
+    /// Takes the first of the queue if there is room for it. Nobody overtakes: a long prompt that does
+    /// not fit now must not wait for ever behind short ones.
+    fn admit_next(&mut self, plan: &mut Plan) -> bool {
+        let Some(&id) = self.waiting.front() else { return false };
+        let sequence = &self.sequences[&id];
+        let seats = 1 + sequence.forks.len();
+        let taken = self.running.len() + self.num_reserved_seats;
+        if plan.budget == 0 || taken + seats > self.config.max_num_seqs {
+            return false;
+        }
+        let cached = self.find_cached_blocks(id);
+        let sequence = &self.sequences[&id];
+        // The whole sequence must have room, not only its first piece, and some blocks must stay free
+        // for those that run, or it would be preempted at once.
+        let wanted = self.blocks_for(sequence.token_ids.len()) - cached.len();
+        let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
+        let watermark = if self.running.is_empty() { 0 } else { self.config.num_blocks / 100 + taken };
+        if self.pool.num_free() < wanted + reusable + watermark {
+            return false;
+        }
+        cached.iter().for_each(|block| self.pool.retain(*block));
+        self.waiting.pop_front();
+        self.running.push(id);
+        self.num_reserved_seats += seats - 1;
+        let block_size = self.config.block_size;
+        let num_cached_tokens = cached.len() * block_size;
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        if sequence.status == SequenceStatus::Waiting {
+            sequence.num_cached_tokens = num_cached_tokens;
+            self.stats.prefix_cache_queries += sequence.token_ids.len() as u64;
+            self.stats.prefix_cache_hits += num_cached_tokens as u64;
+        }
+        sequence.status = SequenceStatus::Running;
+        sequence.num_published_blocks = cached.len();
+        sequence.num_computed_tokens = num_cached_tokens;
+        sequence.block_table = cached;
+        let sequence = &self.sequences[&id];
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.budget).min(self.row_limit(sequence));
+        self.push_row(id, num_tokens, plan);
+        true
+    }
+
+    /// The most tokens a row may have: a row whose logits are all wanted takes up rows of logits.
+    fn row_limit(&self, sequence: &Sequence) -> usize {
+        if !sequence.prompt_logits {
+            return usize::MAX;
+        }
+        let others = (self.running.len() + self.num_reserved_seats).saturating_sub(1);
+        self.config.max_num_seqs.saturating_sub(others).max(1)
+    }
+
+    /// Adds a row; the blocks are known to be there.
+    fn push_row(&mut self, id: SeqId, num_tokens: usize, plan: &mut Plan) {
+        let copy = self.reserve(id, num_tokens);
+        let sequence = &self.sequences[&id];
+        let start = sequence.num_computed_tokens;
+        let mut samples = Vec::new();
+        if start + num_tokens == sequence.token_ids.len() {
+            samples.push(id);
+            samples.extend_from_slice(&sequence.forks);
+        }
+        plan.budget -= num_tokens;
+        plan.output.rows.push(ScheduledRow { seq: id, start, len: num_tokens, samples, copy });
+    }
+
+    /// Takes a sequence's blocks, and its row if it already has one.
+    fn preempt(&mut self, id: SeqId, plan: &mut Plan) {
+        if let Some(index) = plan.output.rows.iter().position(|row| row.seq == id) {
+            plan.budget += plan.output.rows.remove(index).len;
+        }
+        self.release_blocks(id);
+        self.running.retain(|other| *other != id);
+        self.waiting.push_front(id);
+        self.stats.num_preemptions += 1;
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.status = SequenceStatus::Preempted;
+            sequence.num_preemptions += 1;
+            sequence.num_computed_tokens = 0;
+            sequence.num_published_blocks = 0;
+            self.num_reserved_seats -= sequence.forks.len();
+        }
+        plan.output.preempted.push(id);
+    }
+
+    /// If every running sequence just generates and nobody waits, reserves blocks for several tokens
+    /// each and returns how many; else 1.
+    fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
+        let generating = |row: &ScheduledRow| {
+            let sequence = &self.sequences[&row.seq];
+            row.len == 1 && row.samples.len() == 1 && !sequence.prompt_logits
+        };
+        if self.config.num_scheduler_steps <= 1
+            || output.rows.is_empty()
+            || !self.waiting.is_empty()
+            || output.rows.len() != self.running.len()
+            || !output.rows.iter().all(generating)
+        {
+            return 1;
+        }
+        let room = |row: &ScheduledRow| {
+            let sequence = &self.sequences[&row.seq];
+            sequence.max_len.saturating_sub(sequence.token_ids.len())
+        };
+        let num_steps =
+            output.rows.iter().map(room).min().unwrap_or(1).min(self.config.num_scheduler_steps).max(1);
+        let missing = |row: &ScheduledRow| {
+            let have = self.sequences[&row.seq].block_table.len();
+            self.blocks_for(row.start + num_steps).saturating_sub(have)
+        };
+        if output.rows.iter().map(missing).sum::<usize>() > self.pool.num_free() {
+            return 1;
+        }
+        for row in &output.rows {
+            self.reserve(row.seq, num_steps);
+        }
+        num_steps
+    }
+
+    /// Whether the pool has the blocks for the next `num_tokens` tokens of a running sequence.
+    fn can_reserve(&self, id: SeqId, num_tokens: usize) -> bool {
+        let sequence = &self.sequences[&id];
+        let wanted = self.blocks_for(sequence.num_computed_tokens + num_tokens);
+        let missing = wanted.saturating_sub(sequence.block_table.len());
+        missing + usize::from(self.shared_block(sequence).is_some()) <= self.pool.num_free()
+    }
+
+    /// Extends the block table for the next `num_tokens` tokens. If the first of them goes into a block
+    /// that a fork shares, the block is replaced by a copy.
+    fn reserve(&mut self, id: SeqId, num_tokens: usize) -> Option<BlockCopy> {
+        let sequence = &self.sequences[&id];
+        let wanted = self.blocks_for(sequence.num_computed_tokens + num_tokens);
+        let shared = self.shared_block(sequence);
+        let sequence = self.sequences.get_mut(&id)?;
+        let mut copy = None;
+        if let Some(index) = shared {
+            let target = self.pool.allocate()?;
+            let source = std::mem::replace(&mut sequence.block_table[index], target);
+            self.pool.release(source);
+            copy = Some(BlockCopy { source, target });
+        }
+        while sequence.block_table.len() < wanted {
+            sequence.block_table.push(self.pool.allocate()?);
+        }
+        copy
+    }
+
+    /// The place in the block table of a partly filled block that others also use. Full blocks are
+    /// never written again, so only the one that the next token goes to can need a copy.
+    fn shared_block(&self, sequence: &Sequence) -> Option<usize> {
+        let index = sequence.num_computed_tokens / self.config.block_size;
+        let block = *sequence.block_table.get(index)?;
+        (self.pool.ref_count(block) > 1).then_some(index)
+    }
+
+    /// The blocks of the sequence's longest cached prefix. Never the whole sequence: at least one token
+    /// is computed, since its logits are needed.
+    fn find_cached_blocks(&mut self, id: SeqId) -> Vec<crate::kv_cache::BlockId> {
+        let mut found = Vec::new();
+        let Some(sequence) = self.sequences.get_mut(&id) else { return found };
+        if sequence.prompt_logits || !self.config.enable_prefix_caching {
+            return found;
+        }
+        let block_size = self.config.block_size;
+        let num_blocks = (sequence.token_ids.len() - 1) / block_size;
+        for index in 0..num_blocks {
+            let parent = index.checked_sub(1).map_or(sequence.cache_root, |i| sequence.block_hashes[i]);
+            let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
+            if sequence.block_hashes.len() == index {
+                sequence.block_hashes.push(self.hasher.child(parent, token_ids));
+            }
+            match self.pool.lookup(sequence.block_hashes[index], parent, token_ids) {
+                Some(block) => found.push(block),
+                None => break,
+            }
+        }
+        found
+    }
+
+    /// Offers the sequence's newly filled blocks to everybody else.
+    fn publish(&mut self, id: SeqId) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let block_size = self.config.block_size;
+        let num_full = sequence.num_computed_tokens / block_size;
+        for index in sequence.num_published_blocks..num_full {
+            let parent = index.checked_sub(1).map_or(sequence.cache_root, |i| sequence.block_hashes[i]);
+            let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
+            if sequence.block_hashes.len() == index {
+                sequence.block_hashes.push(self.hasher.child(parent, token_ids));
+            }
+            self.pool.publish(sequence.block_table[index], sequence.block_hashes[index], parent, token_ids);
+        }
+        sequence.num_published_blocks = num_full.max(sequence.num_published_blocks);
+    }
+
+    /// Gives all blocks back, the last first, so that the beginning of a prefix is evicted last.
+    fn release_blocks(&mut self, id: SeqId) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            for block in std::mem::take(&mut sequence.block_table).into_iter().rev() {
+                self.pool.release(block);
+            }
+        }
+    }
+
+    fn drop_unstarted_fork(&mut self, fork: SeqId) {
+        for sequence in self.sequences.values_mut() {
+            let before = sequence.forks.len();
+            sequence.forks.retain(|id| *id != fork);
+            if sequence.forks.len() < before && sequence.status == SequenceStatus::Running {
+                self.num_reserved_seats -= 1;
+            }
+        }
+    }
+
+    fn blocks_for(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.config.block_size)
+    }
+}
+
+/// A step in the making.
+struct Plan {
+    output: SchedulerOutput,
+    /// Tokens that may still be added.
+    budget: usize,
+}

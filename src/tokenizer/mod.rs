@@ -1,1 +1,261 @@
-//! tokenizer
+//! Text to token ids and back.
+//!
+//! A [`Tokenizer`] is read from a `tokenizer.json`, a model folder or a GGUF header and behaves the same
+//! from then on. Invariants: the same file gives the same ids as its reference implementation; only text
+//! that the caller declares a template may produce special tokens; decoding is the joining of each
+//! token's bytes, so [`Detokenizer`] can stream it. It knows nothing of conversations and templates (it
+//! only carries the template's source) and nothing of the engine.
+
+mod added;
+mod bpe;
+mod byte_level;
+mod detokenizer;
+mod folder;
+mod gguf;
+mod json;
+mod pipeline;
+mod pre;
+mod split;
+mod spm;
+mod stop;
+mod vocabulary;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::added::AddedTokens;
+use self::pipeline::{BpePipeline, Source, Span};
+use self::spm::SpmModel;
+use self::vocabulary::{TokenKind, Vocabulary};
+use crate::Result;
+
+pub use self::detokenizer::Detokenizer;
+pub use self::stop::{StopMatcher, StopOutcome};
+
+/// What to do with text that spells a special token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Make it that token: for templates and for prompts that the user writes out in full.
+    Parse,
+    /// Encode its letters like any other text.
+    AsText,
+}
+
+/// Tokens whose text ends an answer in every model that has them. Files often fail to list them.
+const END_TEXTS: [&str; 9] = [
+    "</s>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// A tokenizer with the special tokens and chat templates that came with it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    added: AddedTokens,
+    pipeline: Pipeline,
+    bos_token_id: Option<u32>,
+    /// The end-of-sequence token alone, as templates name it.
+    eos_token_id: Option<u32>,
+    /// The same and the other tokens that end a turn or message, ascending.
+    eos_token_ids: Vec<u32>,
+    /// What encoding a prompt puts before it, usually the BOS token alone.
+    prefix_token_ids: Vec<u32>,
+    /// Template sources by name; the main one is called `default`.
+    chat_templates: BTreeMap<String, String>,
+    /// Leading spaces that decoding takes off, because encoding puts them there.
+    num_leading_spaces: usize,
+}
+
+/// From text without added tokens to ids.
+#[derive(Debug)]
+enum Pipeline {
+    /// Byte-pair encoding of pieces.
+    Bpe(Box<BpePipeline>),
+    /// Merging by score.
+    Spm(SpmModel),
+}
+
+impl Tokenizer {
+    /// Encodes text, without adding anything to it.
+    ///
+    /// # Errors
+    /// If the vocabulary has no tokens for a character of the text.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
+        match special {
+            SpecialTokens::Parse => self.encode_protected(text, &[]),
+            SpecialTokens::AsText => self.encode_protected(text, std::slice::from_ref(&(0..text.len()))),
+        }
+    }
+
+    /// Encodes a prompt as it is, special tokens included. With `add_bos` the tokens that the model
+    /// expects at the beginning come first, unless the text already begins with them.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_prompt(&self, text: &str, add_bos: bool) -> Result<Vec<u32>> {
+        let ids = self.encode(text, SpecialTokens::Parse)?;
+        Ok(if add_bos { self.with_prefix(ids) } else { ids })
+    }
+
+    /// Encodes text in which the spans of `protected` (sorted, disjoint, in bytes) are plain text and the
+    /// rest may spell special tokens.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub(crate) fn encode_protected(&self, text: &str, protected: &[Span]) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let mut source = Source::new(text, protected);
+        for fragment in source.split(&self.added) {
+            match (fragment.id, &self.pipeline) {
+                (Some(id), _) => ids.push(id),
+                (None, Pipeline::Spm(model)) => model.encode(&text[fragment.range], &mut ids)?,
+                (None, Pipeline::Bpe(bpe)) => {
+                    bpe.encode(&mut source, fragment.range, &self.added, &mut ids)?;
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Puts the tokens that the model expects at the beginning before `ids`, unless they are there.
+    pub(crate) fn with_prefix(&self, ids: Vec<u32>) -> Vec<u32> {
+        if ids.starts_with(&self.prefix_token_ids) {
+            return ids;
+        }
+        let mut prefixed = self.prefix_token_ids.clone();
+        prefixed.extend(ids);
+        prefixed
+    }
+
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD; an id without a token stands for no
+    /// text. With `skip_special`, control tokens are left out.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut bytes = Vec::new();
+        let mut num_leading_spaces = self.num_leading_spaces;
+        for &id in ids {
+            let mut token = self.emitted_bytes(id, skip_special);
+            if num_leading_spaces > 0 {
+                token = strip_leading_spaces(token, &mut num_leading_spaces);
+            }
+            bytes.extend_from_slice(token);
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        }
+    }
+
+    /// One more than the highest token id. The model's embedding may have more rows.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// The bytes that a token stands for; none for an id without a token. They need not be UTF-8.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.vocabulary.bytes(id)
+    }
+
+    /// The text that a token stands for, with U+FFFD for what is not UTF-8.
+    #[must_use]
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.token_bytes(id)).into_owned()
+    }
+
+    /// The id of a token by its spelling in the file (byte-level files write a space as `Ġ`).
+    #[must_use]
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        self.added.id(text).or_else(|| match &self.pipeline {
+            Pipeline::Bpe(bpe) => bpe.model.id(text),
+            Pipeline::Spm(model) => model.id(text),
+        })
+    }
+
+    /// Whether the token is a control token, which is no part of the text.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.kind(id) == TokenKind::Control
+    }
+
+    /// The token at the beginning of a sequence, if the model has one.
+    #[must_use]
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.bos_token_id
+    }
+
+    /// Whether prompts are to begin with tokens that their text does not spell.
+    #[must_use]
+    pub fn add_bos(&self) -> bool {
+        !self.prefix_token_ids.is_empty()
+    }
+
+    /// The tokens that the file itself calls end of sequence, turn or message, ascending.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos_token_ids
+    }
+
+    /// All tokens that end an answer, ascending: the file's own, those of the generation config, and
+    /// those known by their text.
+    #[must_use]
+    pub fn stop_token_ids(&self, generation_config: &[u32]) -> Vec<u32> {
+        let by_text = END_TEXTS.iter().filter_map(|text| self.added.id(text));
+        let all: BTreeSet<u32> =
+            self.eos_token_ids.iter().chain(generation_config).copied().chain(by_text).collect();
+        all.into_iter().collect()
+    }
+
+    /// The source of the chat template, if the files contain one.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&str> {
+        self.named_chat_template("default")
+    }
+
+    /// The source of a further chat template, such as `tool_use`.
+    #[must_use]
+    pub fn named_chat_template(&self, name: &str) -> Option<&str> {
+        self.chat_templates.get(name).map(String::as_str)
+    }
+
+    /// The names of all chat templates.
+    pub fn chat_template_names(&self) -> impl Iterator<Item = &str> {
+        self.chat_templates.keys().map(String::as_str)
+    }
+
+    /// The spans of `text` that spell special tokens.
+    pub(crate) fn find_special(&self, text: &str) -> Vec<Span> {
+        self.added.find_guarded(text)
+    }
+
+    /// What templates call `eos_token`.
+    pub(crate) fn template_eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
+    }
+
+    pub(crate) fn num_leading_spaces(&self) -> usize {
+        self.num_leading_spaces
+    }
+
+    /// The bytes that a token adds to the output.
+    pub(crate) fn emitted_bytes(&self, id: u32, skip_special: bool) -> &[u8] {
+        if skip_special && self.is_special(id) { &[] } else { self.token_bytes(id) }
+    }
+}
+
+/// Takes up to `remaining` spaces off the front. Once something else was seen, none are taken any more.
+pub(crate) fn strip_leading_spaces<'b>(bytes: &'b [u8], remaining: &mut usize) -> &'b [u8] {
+    let num_spaces = bytes.iter().take(*remaining).take_while(|byte| **byte == b' ').count();
+    *remaining = if num_spaces == bytes.len() { *remaining - num_spaces } else { 0 };
+    &bytes[num_spaces..]
+}
+
+#[cfg(test)]
+mod tests;

@@ -145,3 +145,34 @@ impl std::fmt::Display for DType {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_map_both_ways() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_gguf(dtype.gguf_id()), Some(dtype));
+        }
+        for id in [4, 9, 23, 39, u32::MAX] {
+            assert_eq!(DType::from_gguf(id), None);
+        }
+    }
+
+    #[test]
+    fn rows_are_whole_blocks() {
+        for (dtype, len, expected) in [
+            (DType::F32, 3, Some(12)),
+            (DType::BF16, 0, Some(0)),
+            (DType::Q4_0, 64, Some(36)),
+            (DType::Q4_0, 48, None),
+            (DType::Q6K, 512, Some(420)),
+            (DType::Q6K, 64, None),
+            (DType::F32, usize::MAX, None),
+            (DType::Q8_0, usize::MAX - 31, None),
+        ] {
+            assert_eq!(dtype.row_bytes(len).ok(), expected, "{dtype} {len}");
+        }
+    }
+}

@@ -1,8 +1,22 @@
 //! Weight files: GGUF and safetensors behind one [`Checkpoint`].
 //!
-//! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), whatever the file calls them.
+//! Tensors have one set of names, GGUF's (`blk.0.attn_q.weight`), whatever the file calls them. Everything
+//! that a file claims is checked before it is used; data is mapped and decoded only on request. This module
+//! knows no model: which tensors there have to be, and of what shape, is for the caller to say.
 
+pub mod blocks;
+mod checkpoint;
 mod dtype;
+mod foreign;
 pub mod gguf;
+mod mapping;
+mod names;
+mod quantize;
+mod safetensors;
+mod tensor;
 
+pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
+pub use mapping::SharedBytes;
+pub use quantize::{OwnedTensor, Quantization, Quantizer};
+pub use tensor::RawTensor;

@@ -5,9 +5,10 @@
 //! write disjoint data, and a kernel's task division does not depend on the number of threads.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// How often a waiting thread looks before it parks: some tens of microseconds.
 const SPINS: usize = 20_000;
@@ -20,6 +21,7 @@ pub struct ThreadPool {
     workers: Vec<JoinHandle<()>>,
     /// Only one job runs at a time; a second caller waits here.
     caller: Mutex<()>,
+    busy_nanoseconds: AtomicU64,
 }
 
 struct Shared {
@@ -79,7 +81,7 @@ impl ThreadPool {
                     .ok()
             })
             .collect();
-        Self { shared, workers, caller: Mutex::new(()) }
+        Self { shared, workers, caller: Mutex::new(()), busy_nanoseconds: AtomicU64::new(0) }
     }
 
     /// The number of threads that this process may use: the affinity mask and the cgroup quota are
@@ -95,12 +97,26 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
+    /// Time spent inside [`ThreadPool::run`] since the start: what is left of a step is the host's own
+    /// work.
+    #[must_use]
+    pub fn busy_time(&self) -> Duration {
+        Duration::from_nanos(self.busy_nanoseconds.load(Ordering::Relaxed))
+    }
+
     /// Calls `task(0)`, …, `task(num_tasks - 1)`, each once, on any thread in any order; returns when
     /// all are done. Must not be called from inside a task.
     ///
     /// # Panics
     /// If a task panics, after all threads have left the job.
     pub fn run(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
+        let start = Instant::now();
+        self.run_job(num_tasks, task);
+        let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.busy_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    fn run_job(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         if self.workers.is_empty() || num_tasks <= 1 {
             (0..num_tasks).for_each(task);
             return;

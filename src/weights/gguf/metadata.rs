@@ -123,3 +123,50 @@ impl Metadata {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T: PartialEq + std::fmt::Debug>(
+        get: impl Fn(&Metadata, &str) -> Option<T>,
+        value: Value,
+        expected: Option<T>,
+    ) {
+        let metadata = Metadata { entries: [("key".to_owned(), value)].into() };
+        assert_eq!([get(&metadata, "key"), get(&metadata, "other")], [expected, None], "{metadata:?}");
+    }
+
+    #[test]
+    fn numbers_convert() {
+        check(Metadata::usize, Value::Unsigned(7), Some(7));
+        check(Metadata::usize, Value::Signed(7), Some(7));
+        check(Metadata::usize, Value::Signed(-7), None);
+        check(Metadata::usize, Value::Float(7.0), None);
+        check(Metadata::usize, Value::Integers(vec![8, 8]), Some(8));
+        check(Metadata::usize, Value::Integers(vec![8, 9]), None);
+        check(Metadata::usize, Value::Integers(vec![]), None);
+        check(Metadata::token_id, Value::Unsigned(1 << 32), None);
+        check(Metadata::f64, Value::Unsigned(2), Some(2.0));
+        check(Metadata::f64, Value::Signed(-2), Some(-2.0));
+        check(Metadata::f64, Value::Float(0.5), Some(0.5));
+        check(Metadata::f64, Value::String("0.5".into()), None);
+        check(Metadata::bool, Value::Bool(true), Some(true));
+        check(Metadata::bool, Value::Unsigned(1), Some(true));
+        check(Metadata::bool, Value::Signed(0), Some(false));
+        check(Metadata::bool, Value::Unsigned(2), None);
+    }
+
+    #[test]
+    fn values_of_another_kind_are_absent() {
+        let is_string = |metadata: &Metadata, key: &str| metadata.str(key).map(str::to_owned);
+        check(is_string, Value::String("x".into()), Some("x".into()));
+        check(is_string, Value::Unsigned(1), None);
+        let strings = |metadata: &Metadata, key: &str| metadata.strings(key).map(<[_]>::to_vec);
+        check(strings, Value::Strings(vec!["x".into()]), Some(vec!["x".into()]));
+        check(strings, Value::Integers(vec![1]), None);
+        let floats = |metadata: &Metadata, key: &str| metadata.floats(key).map(<[_]>::to_vec);
+        check(floats, Value::Floats(vec![1.0]), Some(vec![1.0]));
+        check(floats, Value::Integers(vec![1]), None);
+    }
+}

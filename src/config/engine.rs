@@ -1,0 +1,87 @@
+//! Limits of the engine. The names are vLLM's flags.
+
+use crate::{Error, Result};
+
+/// Limits of the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Longest sequence, prompt and output together, in tokens.
+    pub max_model_len: usize,
+    /// Most sequences in a step.
+    pub max_num_seqs: usize,
+    /// Most tokens in a step: longer prompts are computed in pieces.
+    pub max_num_batched_tokens: usize,
+    /// Token slots in a block of the KV cache.
+    pub block_size: usize,
+    /// Blocks of the KV cache.
+    pub num_blocks: usize,
+    /// Share the K and V of common prefixes.
+    pub enable_prefix_caching: bool,
+    /// Most tokens generated between two scheduling decisions.
+    pub num_scheduler_steps: usize,
+    /// Most unfinished requests; further ones are refused.
+    pub max_num_requests: usize,
+}
+
+impl Default for EngineConfig {
+    /// Fits tests and examples: 2,048 tokens of context in a cache of 4,096.
+    fn default() -> Self {
+        Self {
+            max_model_len: 2_048,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 512,
+            block_size: 32,
+            num_blocks: 128,
+            enable_prefix_caching: true,
+            num_scheduler_steps: 1,
+            max_num_requests: 1_024,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Tokens that the KV cache can hold.
+    #[must_use]
+    pub fn kv_cache_tokens(&self) -> usize {
+        self.num_blocks.saturating_mul(self.block_size)
+    }
+
+    /// Checks the limits against each other.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidRequest`] naming the flag, its value and the limit.
+    pub fn validate(&self) -> Result<()> {
+        let check = |name: &str, value: usize, low: usize, high: usize| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::invalid_request(format!(
+                "--{name} is {value}; it must be at least {low} and at most {high}"
+            )))
+        };
+        check("block-size", self.block_size, 1, 1_024)?;
+        check("max-num-seqs", self.max_num_seqs, 1, 4_096)?;
+        check("num-scheduler-steps", self.num_scheduler_steps, 1, 256)?;
+        check("max-model-len", self.max_model_len, 2, 1 << 24)?;
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            return Err(Error::invalid_request(format!(
+                "--max-num-batched-tokens is {}, less than --max-num-seqs, which is {}",
+                self.max_num_batched_tokens, self.max_num_seqs
+            ))
+            .with_hint("every running sequence needs a token in each step"));
+        }
+        check("max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 20)?;
+        if self.max_model_len > self.kv_cache_tokens() {
+            return Err(Error::new(
+                crate::ErrorKind::Capacity,
+                format!(
+                    "--max-model-len is {}, but the KV cache holds {} tokens",
+                    self.max_model_len,
+                    self.kv_cache_tokens()
+                ),
+            )
+            .with_hint("lower --max-model-len or raise --kv-cache-memory-bytes"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,226 @@
+//! What a model is: its dimensions and the variant of each part, read from either format and checked.
+//!
+//! Invariant: a [`ModelConfig`] that exists can be computed with; every product of its dimensions fits
+//! into memory addresses, and whatever the file asks for that the models do not do has been refused.
+
+use crate::config::architecture::{Architecture, RopeStyle};
+use crate::weights::Checkpoint;
+use crate::{Error, Result};
+
+mod gguf;
+mod hf;
+
+/// The configuration of a decoder-only language model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The entry of the registry.
+    pub architecture: &'static Architecture,
+    /// Rows of the embedding and of the language-model head.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Values in a head; not always `hidden_size / num_heads`.
+    pub head_dim: usize,
+    /// Width of the feed-forward network.
+    pub intermediate_size: usize,
+    /// Added to the mean square under the root.
+    pub rms_norm_eps: f32,
+    /// Rotary position embedding.
+    pub rope: RopeConfig,
+    /// The longest sequence that the model was made for.
+    pub max_position_embeddings: usize,
+    /// The embedding matrix is also the language-model head.
+    pub tie_word_embeddings: bool,
+    /// A token attends to itself and the `sliding_window - 1` tokens before it; all of them if none.
+    pub sliding_window: Option<usize>,
+    /// The token that starts a text, if the model has one.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a text, as the model's files list them. The tokenizer may know more.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Rotary position embedding: pairs of values are rotated by `position · frequency`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// The base of the frequencies: pair `i` has `theta^(-2i/dim)`.
+    pub theta: f64,
+    /// Values of a head that are rotated, its first ones; even.
+    pub dim: usize,
+    /// Which values make a pair.
+    pub style: RopeStyle,
+    /// How the frequencies are changed for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are changed for longer contexts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All are divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Those with long wavelengths are divided, those with short ones are not, with a ramp between.
+    Llama3 {
+        /// The divisor of long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original_context / low_freq_factor` are long.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_context / high_freq_factor` are short.
+        high_freq_factor: f64,
+        /// The context length before scaling.
+        original_context: usize,
+    },
+    /// A ramp between dividing and not by the number of rotations in the original context, and a factor
+    /// on the rotated values.
+    Yarn {
+        /// The divisor.
+        factor: f64,
+        /// The context length before scaling.
+        original_context: usize,
+        /// Pairs with more rotations than this are not divided.
+        beta_fast: f64,
+        /// Pairs with fewer rotations than this are divided.
+        beta_slow: f64,
+        /// What sine and cosine are multiplied by.
+        attention_factor: f64,
+    },
+    /// Each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
+    FreqFactors,
+}
+
+impl ModelConfig {
+    /// The configuration in a checkpoint of either format.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] if the model is or needs something that cannot be run,
+    /// [`crate::ErrorKind::InvalidModel`] if a value is missing or impossible.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let has_tensor = |name: &str| checkpoint.contains(name);
+        match (checkpoint.gguf_metadata(), checkpoint.config_json()) {
+            (Some(metadata), _) => Self::from_gguf(metadata, has_tensor),
+            (None, Some(config)) => Self::from_hf(config, checkpoint.generation_config_json(), has_tensor),
+            (None, None) => Err(Error::internal("a checkpoint is neither a GGUF file nor a folder")),
+        }
+    }
+
+    /// Values of all query heads.
+    #[must_use]
+    pub fn q_size(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Values of all key heads, and of all value heads.
+    #[must_use]
+    pub fn kv_size(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// Checks what both formats have in common.
+    fn validate(self) -> Result<Self> {
+        const MAX_SIZE: usize = 1 << 24;
+        const MAX_LAYERS: usize = 4096;
+        const MAX_HEAD_DIM: usize = 1024;
+        let in_range = |key: &str, value: usize, max: usize| {
+            if (1..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::invalid_model(format!("{key} is {value}, but has to be from 1 to {max}")))
+            }
+        };
+        in_range("vocab_size", self.vocab_size, MAX_SIZE)?;
+        in_range("hidden_size", self.hidden_size, MAX_SIZE)?;
+        in_range("num_hidden_layers", self.num_layers, MAX_LAYERS)?;
+        in_range("num_attention_heads", self.num_heads, MAX_HEAD_DIM)?;
+        in_range("num_key_value_heads", self.num_kv_heads, self.num_heads)?;
+        in_range("head_dim", self.head_dim, MAX_HEAD_DIM)?;
+        in_range("intermediate_size", self.intermediate_size, MAX_SIZE)?;
+        in_range("max_position_embeddings", self.max_position_embeddings, 1 << 28)?;
+        in_range("the number of rotated values of a head", self.rope.dim, self.head_dim)?;
+        if let Some(window) = self.sliding_window {
+            in_range("sliding_window", window, usize::MAX)?;
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            return Err(Error::invalid_model(format!(
+                "num_attention_heads is {}, which is not a multiple of num_key_value_heads {}",
+                self.num_heads, self.num_kv_heads
+            )));
+        }
+        if !self.rope.dim.is_multiple_of(2) {
+            return Err(Error::invalid_model(format!(
+                "{} values of a head are rotated (head_dim is {}), but they are rotated in pairs",
+                self.rope.dim, self.head_dim
+            )));
+        }
+        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
+            return Err(Error::invalid_model(format!(
+                "rms_norm_eps is {}, but has to be between 0 and 1",
+                self.rms_norm_eps
+            )));
+        }
+        self.rope.validate()?;
+        let vocab_size = self.vocab_size;
+        for id in self.bos_token_id.iter().chain(&self.eos_token_ids) {
+            if *id as usize >= vocab_size {
+                return Err(Error::invalid_model(format!(
+                    "the special token {id} is outside the vocabulary of {vocab_size} tokens"
+                )));
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl RopeConfig {
+    fn validate(&self) -> Result<()> {
+        let positive = |key: &str, value: f64| {
+            if value > 0.0 && value.is_finite() {
+                Ok(())
+            } else {
+                Err(Error::invalid_model(format!("{key} is {value}, but has to be positive")))
+            }
+        };
+        let ordered = |small: (&str, f64), large: (&str, f64)| {
+            if small.1 < large.1 {
+                Ok(())
+            } else {
+                Err(Error::invalid_model(format!(
+                    "the rope scaling has {} {}, which is not below {} {}",
+                    small.0, small.1, large.0, large.1
+                )))
+            }
+        };
+        positive("rope_theta", self.theta)?;
+        match self.scaling {
+            RopeScaling::None | RopeScaling::FreqFactors => Ok(()),
+            RopeScaling::Linear { factor } => positive("the rope scaling factor", factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                positive("the rope scaling factor", factor)?;
+                positive("low_freq_factor", low_freq_factor)?;
+                positive("original_max_position_embeddings", original_context as f64)?;
+                ordered(("low_freq_factor", low_freq_factor), ("high_freq_factor", high_freq_factor))
+            }
+            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+                positive("the rope scaling factor", factor)?;
+                positive("original_max_position_embeddings", original_context as f64)?;
+                positive("beta_slow", beta_slow)?;
+                positive("the rope attention factor", attention_factor)?;
+                if self.theta <= 1.0 {
+                    return Err(Error::invalid_model(format!(
+                        "rope_theta is {}, but yarn scaling needs more than 1",
+                        self.theta
+                    )));
+                }
+                ordered(("beta_slow", beta_slow), ("beta_fast", beta_fast))
+            }
+        }
+    }
+}

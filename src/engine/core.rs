@@ -1,0 +1,488 @@
+//! The step: schedule, execute, update.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::output::{Event, FinishReason, SequenceStats};
+use super::request::{ModelLimits, Request, RequestId};
+use crate::config::EngineConfig;
+use crate::runner::{RowOutput, Runner, Step, StepRow};
+use crate::sampling::{SampledToken, SamplerInput, SamplingParams};
+use crate::scheduler::{
+    ScheduledRow, Scheduler, SchedulerConfig, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec,
+};
+use crate::{Error, ErrorKind, Result};
+
+/// The engine without a thread: whoever owns it calls [`step`](Self::step).
+///
+/// Token ids go in and come out; text exists only above.
+pub struct EngineCore {
+    scheduler: Scheduler,
+    runner: Box<dyn Runner>,
+    config: Arc<EngineConfig>,
+    model: Arc<ModelLimits>,
+    table: Table,
+    next_id: u64,
+    /// Where the seeds of requests without one come from.
+    seeds: std::hash::RandomState,
+    stats: EngineStats,
+}
+
+/// Running totals of an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Steps executed; a multi-step counts once.
+    pub num_steps: u64,
+    /// Tokens computed.
+    pub num_computed_tokens: u64,
+    /// Tokens generated.
+    pub num_output_tokens: u64,
+    /// Sequences in the queue now.
+    pub num_waiting: usize,
+    /// Sequences that hold blocks now.
+    pub num_running: usize,
+    /// The scheduler's totals.
+    pub scheduler: SchedulerStats,
+}
+
+/// Everything that is unfinished.
+#[derive(Default)]
+struct Table {
+    requests: HashMap<RequestId, RequestState>,
+    sequences: HashMap<SeqId, SequenceState>,
+}
+
+struct RequestState {
+    params: Arc<SamplingParams>,
+    seed: u64,
+    end_token_ids: Arc<[u32]>,
+    /// By index; `None` when finished.
+    sequences: Vec<Option<SeqId>>,
+    /// Prompt tokens whose logits have been reported.
+    num_reported_logits: usize,
+    arrival: Instant,
+}
+
+struct SequenceState {
+    request: RequestId,
+    index: usize,
+    first_scheduled: Option<Instant>,
+    first_token: Option<Instant>,
+    /// Aborted while its forks still need it to compute the prompt.
+    is_silent: bool,
+}
+
+impl std::fmt::Debug for EngineCore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineCore").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl EngineCore {
+    /// An engine without requests.
+    ///
+    /// # Errors
+    /// If the limits contradict each other.
+    pub fn new(runner: Box<dyn Runner>, model: ModelLimits, config: EngineConfig) -> Result<Self> {
+        config.validate()?;
+        let seeds = std::hash::RandomState::new();
+        let scheduler = Scheduler::new(SchedulerConfig {
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+            enable_prefix_caching: config.enable_prefix_caching,
+            num_scheduler_steps: config.num_scheduler_steps,
+            hash_key: random(&seeds, u64::MAX),
+        });
+        Ok(Self {
+            scheduler,
+            runner,
+            config: Arc::new(config),
+            model: Arc::new(model),
+            table: Table::default(),
+            next_id: 0,
+            seeds,
+            stats: EngineStats::default(),
+        })
+    }
+
+    /// The engine's limits.
+    #[must_use]
+    pub fn config(&self) -> &Arc<EngineConfig> {
+        &self.config
+    }
+
+    /// The model's limits.
+    #[must_use]
+    pub fn model_limits(&self) -> &Arc<ModelLimits> {
+        &self.model
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// If the request is not valid (see [`Request::validate`]) or the queue is full
+    /// ([`ErrorKind::Capacity`]). Nothing is kept then.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        request.validate(&self.model, &self.config)?;
+        if self.table.requests.len() >= self.config.max_num_requests {
+            return Err(Error::new(
+                ErrorKind::Capacity,
+                format!("{} requests are unfinished, the most allowed", self.table.requests.len()),
+            )
+            .with_hint("try again when some have finished"));
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let max_len = request.max_len(&self.config);
+        let Request { prompt_token_ids, params, cache_salt, prompt_logits } = request;
+        let mut end_token_ids = params.stop_token_ids.clone();
+        if !params.ignore_eos {
+            end_token_ids.extend_from_slice(&self.model.eos_token_ids);
+        }
+        let sequences = self.scheduler.add(&SequenceSpec {
+            prompt_token_ids,
+            max_len,
+            cache_salt,
+            num_sequences: params.n,
+            prompt_logits,
+        });
+        for (index, &sequence) in sequences.iter().enumerate() {
+            let state = SequenceState {
+                request: id,
+                index,
+                first_scheduled: None,
+                first_token: None,
+                is_silent: false,
+            };
+            self.table.sequences.insert(sequence, state);
+        }
+        let state = RequestState {
+            seed: params.seed.unwrap_or_else(|| random(&self.seeds, id.0)),
+            params: Arc::new(params),
+            end_token_ids: end_token_ids.into(),
+            sequences: sequences.into_iter().map(Some).collect(),
+            num_reported_logits: 0,
+            arrival: Instant::now(),
+        };
+        self.table.requests.insert(id, state);
+        Ok(id)
+    }
+
+    /// Gives up a request, or one of its sequences; an unknown or finished one is ignored. Its blocks
+    /// are free when this returns.
+    pub fn abort(&mut self, id: RequestId, index: Option<usize>) -> Vec<(RequestId, Event)> {
+        let mut events = Vec::new();
+        let Some(request) = self.table.requests.get(&id) else { return events };
+        let sequences: Vec<SeqId> = match index {
+            None => request.sequences.iter().copied().flatten().collect(),
+            Some(index) => request.sequences.get(index).copied().flatten().into_iter().collect(),
+        };
+        let aborts_all = sequences.len() == request.sequences.iter().flatten().count();
+        for sequence in sequences {
+            self.finish(sequence, FinishReason::Abort, None, !aborts_all, &mut events);
+        }
+        events
+    }
+
+    /// Whether there is anything to do.
+    #[must_use]
+    pub fn has_unfinished(&self) -> bool {
+        !self.table.requests.is_empty()
+    }
+
+    /// Whether this request still has a sequence that has not ended.
+    #[must_use]
+    pub fn is_unfinished(&self, id: RequestId) -> bool {
+        self.table.requests.contains_key(&id)
+    }
+
+    /// Schedules, executes and updates once; returns what happened. Does nothing without requests.
+    pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        let mut events = Vec::new();
+        let plan = self.scheduler.schedule();
+        if plan.rows.is_empty() {
+            return events;
+        }
+        self.mark_scheduled(&plan);
+        let step = Resolver { scheduler: &self.scheduler, table: &self.table }.step(&plan);
+        match self.runner.execute(&step) {
+            Ok(outputs) => {
+                self.stats.num_steps += 1;
+                self.stats.num_computed_tokens += (plan.num_scheduled_tokens() * plan.num_steps) as u64;
+                for (row, output) in plan.rows.iter().zip(outputs) {
+                    self.update(row, output, &mut events);
+                }
+            }
+            Err(error) => {
+                for row in &plan.rows {
+                    self.fail_request(row.seq, &error, &mut events);
+                }
+            }
+        }
+        events
+    }
+
+    /// Ends every request with an error: the engine cannot go on.
+    pub fn fail_all(&mut self, error: &Error) -> Vec<(RequestId, Event)> {
+        let mut events = Vec::new();
+        let sequences: Vec<SeqId> = self.table.sequences.keys().copied().collect();
+        for id in sequences {
+            self.finish(id, FinishReason::Error, Some(error), false, &mut events);
+        }
+        events
+    }
+
+    /// Checks that every block and sequence is accounted for.
+    ///
+    /// # Errors
+    /// A description of the first violation.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        self.scheduler.check_integrity()?;
+        let known =
+            self.table.requests.values().flat_map(|request| request.sequences.iter().flatten()).count();
+        let silent = self.table.sequences.values().filter(|sequence| sequence.is_silent).count();
+        if known + silent != self.table.sequences.len() {
+            return Err(format!(
+                "{known} sequences belong to requests, {} exist",
+                self.table.sequences.len()
+            ));
+        }
+        if !self.has_unfinished() && self.scheduler.has_unfinished() {
+            return Err("the scheduler has a sequence that no request knows".to_owned());
+        }
+        if !self.has_unfinished() && self.scheduler.kv_cache_usage() != 0.0 {
+            return Err("blocks are in use, but nothing runs".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Running totals.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            num_waiting: self.scheduler.num_waiting(),
+            num_running: self.scheduler.num_running(),
+            scheduler: self.scheduler.stats(),
+            ..self.stats
+        }
+    }
+
+    fn mark_scheduled(&mut self, plan: &SchedulerOutput) {
+        let now = Instant::now();
+        for id in plan.rows.iter().flat_map(|row| std::iter::once(&row.seq).chain(&row.samples)) {
+            if let Some(sequence) = self.table.sequences.get_mut(id) {
+                sequence.first_scheduled.get_or_insert(now);
+            }
+        }
+    }
+
+    fn update(&mut self, row: &ScheduledRow, output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
+        self.report_logits(row, &output.logits, events);
+        let mut samples = row.samples.iter().zip(output.samples);
+        let Some((&leader, tokens)) = samples.next() else {
+            self.scheduler.advance(row, &[]);
+            return;
+        };
+        let (accepted, finish) = self.accept(leader, tokens, events);
+        self.scheduler.advance(row, &accepted);
+        for (&fork, tokens) in samples {
+            let (accepted, finish) = self.accept(fork, tokens, events);
+            if let Some(&token_id) = accepted.first() {
+                self.scheduler.start_fork(leader, fork, token_id);
+            }
+            if let Some(reason) = finish {
+                self.finish(fork, reason, None, false, events);
+            }
+        }
+        if let Some(reason) = finish {
+            self.finish(leader, reason, None, false, events);
+        }
+    }
+
+    /// Takes tokens up to the one that ends the sequence.
+    fn accept(
+        &mut self,
+        id: SeqId,
+        tokens: Vec<Option<SampledToken>>,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> (Vec<u32>, Option<FinishReason>) {
+        let mut accepted = Vec::with_capacity(tokens.len());
+        let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
+        else {
+            return (accepted, None);
+        };
+        let Some(request) = self.table.requests.get(&state.request) else { return (accepted, None) };
+        let num_before = sequence.output_token_ids().len();
+        for token in tokens {
+            let Some(SampledToken { token_id, logprobs }) = token else {
+                return (accepted, Some(FinishReason::Error));
+            };
+            let num_output_tokens = num_before + accepted.len();
+            let is_end =
+                num_output_tokens >= request.params.min_tokens && request.end_token_ids.contains(&token_id);
+            accepted.push(token_id);
+            state.first_token.get_or_insert_with(Instant::now);
+            if state.is_silent {
+                return (accepted, Some(FinishReason::Abort));
+            }
+            self.stats.num_output_tokens += 1;
+            let index = state.index;
+            events.push((state.request, Event::Token { index, token_id, logprobs, is_end }));
+            if is_end {
+                return (accepted, Some(FinishReason::Stop));
+            }
+            if sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
+                return (accepted, Some(FinishReason::Length));
+            }
+        }
+        (accepted, None)
+    }
+
+    /// Reports prompt logits once, also when a preempted prompt is computed again.
+    fn report_logits(&mut self, row: &ScheduledRow, logits: &[f32], events: &mut Vec<(RequestId, Event)>) {
+        let Some(state) = self.table.sequences.get(&row.seq) else { return };
+        let Some(request) = self.table.requests.get_mut(&state.request) else { return };
+        let Some(sequence) = self.scheduler.sequence(row.seq) else { return };
+        if logits.is_empty() {
+            return;
+        }
+        let vocab_size = logits.len() / row.len;
+        let end = (row.start + row.len).min(sequence.prompt_token_ids().len());
+        let first = request.num_reported_logits.max(row.start);
+        if first < end {
+            request.num_reported_logits = end;
+            let wanted = (first - row.start) * vocab_size..(end - row.start) * vocab_size;
+            events.push((state.request, Event::PromptLogits { logits: logits[wanted].to_vec() }));
+        }
+    }
+
+    /// Ends a sequence and frees its blocks. With `keep_for_forks`, a leader whose forks have not
+    /// started goes on in silence until they have.
+    fn finish(
+        &mut self,
+        id: SeqId,
+        reason: FinishReason,
+        error: Option<&Error>,
+        keep_for_forks: bool,
+        events: &mut Vec<(RequestId, Event)>,
+    ) {
+        let Some(state) = self.table.sequences.get_mut(&id) else { return };
+        let (request_id, index, was_silent) = (state.request, state.index, state.is_silent);
+        let num_forks = self.scheduler.sequence(id).map_or(0, |sequence| sequence.num_unstarted_forks());
+        if !was_silent {
+            let stats = self.sequence_stats(id);
+            let error = match (reason, error) {
+                (FinishReason::Error, None) => Some("the model's logits are not numbers".to_owned()),
+                (_, error) => error.map(ToString::to_string),
+            };
+            events.push((request_id, Event::Finished { index, reason, error, stats }));
+            if let Some(request) = self.table.requests.get_mut(&request_id) {
+                request.sequences[index] = None;
+            }
+        }
+        if keep_for_forks && num_forks > 0 {
+            if let Some(state) = self.table.sequences.get_mut(&id) {
+                state.is_silent = true;
+            }
+            return;
+        }
+        self.scheduler.remove(id);
+        self.table.sequences.remove(&id);
+        if self
+            .table
+            .requests
+            .get(&request_id)
+            .is_some_and(|request| request.sequences.iter().all(Option::is_none))
+        {
+            self.table.requests.remove(&request_id);
+            self.remove_silent(request_id);
+        }
+    }
+
+    /// Ends all sequences of the request that `id` belongs to.
+    fn fail_request(&mut self, id: SeqId, error: &Error, events: &mut Vec<(RequestId, Event)>) {
+        let Some(request) = self.table.sequences.get(&id).map(|state| state.request) else { return };
+        let sequences: Vec<SeqId> =
+            self.table.requests[&request].sequences.iter().flatten().copied().collect();
+        for id in sequences {
+            self.finish(id, FinishReason::Error, Some(error), false, events);
+        }
+    }
+
+    /// Removes a leader that went on only for forks which are now all gone.
+    fn remove_silent(&mut self, request: RequestId) {
+        let silent =
+            self.table.sequences.iter().find(|(_, state)| state.request == request).map(|(id, _)| *id);
+        if let Some(id) = silent {
+            self.scheduler.remove(id);
+            self.table.sequences.remove(&id);
+        }
+    }
+
+    fn sequence_stats(&self, id: SeqId) -> SequenceStats {
+        let (Some(state), Some(sequence)) = (self.table.sequences.get(&id), self.scheduler.sequence(id))
+        else {
+            return SequenceStats::default();
+        };
+        let now = Instant::now();
+        let arrival = self.table.requests.get(&state.request).map_or(now, |request| request.arrival);
+        let scheduled = state.first_scheduled.unwrap_or(now);
+        let first_token = state.first_token.unwrap_or(now);
+        SequenceStats {
+            num_prompt_tokens: sequence.prompt_token_ids().len(),
+            num_output_tokens: sequence.output_token_ids().len(),
+            num_cached_tokens: sequence.num_cached_tokens(),
+            num_preemptions: sequence.num_preemptions(),
+            queue_time: scheduled.saturating_duration_since(arrival),
+            prefill_time: first_token.saturating_duration_since(scheduled),
+            decode_time: now.saturating_duration_since(first_token),
+        }
+    }
+}
+
+/// Looks up what a plan refers to by number.
+struct Resolver<'a> {
+    scheduler: &'a Scheduler,
+    table: &'a Table,
+}
+
+impl<'a> Resolver<'a> {
+    fn step(&self, plan: &SchedulerOutput) -> Step<'a> {
+        let rows = plan.rows.iter().filter_map(|row| {
+            let sequence = self.scheduler.sequence(row.seq)?;
+            Some(StepRow {
+                token_ids: sequence.token_ids(),
+                start: row.start,
+                len: row.len,
+                block_table: sequence.block_table(),
+                copy: row.copy,
+                samples: row.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),
+                all_logits: sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len(),
+            })
+        });
+        Step { rows: rows.collect(), num_steps: plan.num_steps }
+    }
+
+    fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {
+        let state = self.table.sequences.get(&id)?;
+        let request = self.table.requests.get(&state.request)?;
+        let sequence = self.scheduler.sequence(id)?;
+        Some(SamplerInput {
+            params: &request.params,
+            seed: request.seed,
+            stream: state.index as u32,
+            prompt_token_ids: sequence.prompt_token_ids(),
+            output_token_ids: sequence.output_token_ids(),
+            end_token_ids: &request.end_token_ids,
+        })
+    }
+}
+
+/// A number that cannot be guessed from outside.
+fn random(seeds: &std::hash::RandomState, salt: u64) -> u64 {
+    use std::hash::BuildHasher;
+    seeds.hash_one(salt)
+}

@@ -1,0 +1,82 @@
+//! What the engine reports.
+
+use std::time::Duration;
+
+use crate::sampling::TokenLogprobs;
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// An end token was generated.
+    Stop,
+    /// `max_tokens` or the context window is reached.
+    Length,
+    /// The caller gave up.
+    Abort,
+    /// The computation failed.
+    Error,
+}
+
+impl FinishReason {
+    /// The name in outputs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Something that happened to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The logits of the next prompt tokens.
+    PromptLogits {
+        /// Row-major `tokens × vocab_size`, f32.
+        logits: Vec<f32>,
+    },
+    /// A token was generated.
+    Token {
+        /// Number of the sequence in the request: below `n`.
+        index: usize,
+        /// The token.
+        token_id: u32,
+        /// If asked for.
+        logprobs: Option<TokenLogprobs>,
+        /// This is an end token: it is part of the tokens, but not of the text.
+        is_end: bool,
+    },
+    /// A sequence ended; nothing more comes for this index.
+    Finished {
+        /// Number of the sequence in the request.
+        index: usize,
+        /// Why.
+        reason: FinishReason,
+        /// With [`FinishReason::Error`], what failed.
+        error: Option<String>,
+        /// Counts and times.
+        stats: SequenceStats,
+    },
+}
+
+/// Counts and times of a sequence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SequenceStats {
+    /// Given tokens.
+    pub num_prompt_tokens: usize,
+    /// Generated tokens.
+    pub num_output_tokens: usize,
+    /// Prompt tokens found in the prefix cache.
+    pub num_cached_tokens: usize,
+    /// How often the sequence had to give its blocks back.
+    pub num_preemptions: usize,
+    /// From submission to the first step.
+    pub queue_time: Duration,
+    /// From the first step to the first token.
+    pub prefill_time: Duration,
+    /// From the first token to the last.
+    pub decode_time: Duration,
+}

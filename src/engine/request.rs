@@ -1,0 +1,92 @@
+//! What a caller submits.
+
+use crate::config::EngineConfig;
+use crate::sampling::SamplingParams;
+use crate::{Error, ErrorKind, Result};
+
+/// The number of a request in its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A prompt in tokens, and what to do with it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Request {
+    /// At least one token.
+    pub prompt_token_ids: Vec<u32>,
+    /// How to choose tokens and when to stop.
+    pub params: SamplingParams,
+    /// Requests with different salts share no cached blocks.
+    pub cache_salt: Option<String>,
+    /// Report the model's logits for every prompt token.
+    pub prompt_logits: bool,
+}
+
+/// What the engine has to know of its model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelLimits {
+    /// Rows of the embedding: token ids are below.
+    pub vocab_size: usize,
+    /// Tokens that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+}
+
+impl Request {
+    /// A request with these tokens and parameters.
+    #[must_use]
+    pub fn new(prompt_token_ids: Vec<u32>, params: SamplingParams) -> Self {
+        Self { prompt_token_ids, params, ..Self::default() }
+    }
+
+    /// The length at which each sequence ends for certain.
+    pub(super) fn max_len(&self, config: &EngineConfig) -> usize {
+        let wanted = self.params.max_tokens.unwrap_or(config.max_model_len);
+        self.prompt_token_ids.len().saturating_add(wanted).min(config.max_model_len)
+    }
+
+    /// Checks the request against the limits, before anything is allocated for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequest`] or [`ErrorKind::ContextLength`], with the value and the limit.
+    pub fn validate(&self, model: &ModelLimits, config: &EngineConfig) -> Result<()> {
+        let num_prompt_tokens = self.prompt_token_ids.len();
+        if num_prompt_tokens == 0 {
+            return Err(Error::invalid_request("the prompt is empty")
+                .with_hint("give at least one token, for instance the model's begin-of-text token"));
+        }
+        if num_prompt_tokens >= config.max_model_len {
+            return Err(Error::new(
+                ErrorKind::ContextLength,
+                format!(
+                    "the prompt has {num_prompt_tokens} tokens, but the context window is {} tokens, prompt \
+                     and output together",
+                    config.max_model_len
+                ),
+            )
+            .with_hint("shorten the prompt or raise --max-model-len"));
+        }
+        if let Some(max_tokens) = self.params.max_tokens
+            && num_prompt_tokens.saturating_add(max_tokens) > config.max_model_len
+        {
+            return Err(Error::new(
+                ErrorKind::ContextLength,
+                format!(
+                    "the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, but the \
+                     context window is {} tokens",
+                    config.max_model_len
+                ),
+            )
+            .with_hint("lower max_tokens, or leave it out to use what is left of the window"));
+        }
+        for &token_id in &self.prompt_token_ids {
+            crate::sampling::token_in_vocabulary("the prompt", token_id, model.vocab_size)?;
+        }
+        self.params.validate(model.vocab_size)?;
+        if self.params.n > config.max_num_seqs {
+            return Err(Error::invalid_request(format!(
+                "n is {}, but at most {} sequences run at once (--max-num-seqs)",
+                self.params.n, config.max_num_seqs
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,290 @@
+//! Reads a `--model` argument: what does the user mean by this word?
+//!
+//! The rules, in this order:
+//!
+//! 1. What exists on disk wins: a file is a GGUF file, a folder is a model folder. A folder that
+//!    happens to be called like an alias or like `org/name` therefore hides it; `./` is never needed.
+//! 2. What looks like a path (`./x`, `/x`, `~x`, `x.gguf`, `a/b/c`, anything with a backslash) and
+//!    does not exist is an error that says so. It is never looked up on the Hub.
+//! 3. `demo` is the model in the binary; an alias stands for its repository; `org/name` is a
+//!    repository. A repository or alias may be followed by `:TYPE` to pick a GGUF file of that type.
+//! 4. Any other word is an error that names the nearest aliases.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::alias::{self, ALIASES, DEMO};
+use crate::{Error, ErrorKind, Result};
+
+/// What a `--model` argument means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The model that is built into the binary.
+    Demo,
+    /// A GGUF file on disk.
+    GgufFile(PathBuf),
+    /// A folder on disk.
+    Folder(PathBuf),
+    /// A repository on the Hub.
+    Hub(HubModel),
+}
+
+/// A model on the Hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubModel {
+    /// Which repository.
+    pub repo: RepoId,
+    /// The GGUF type (`Q4_K_M`) or file name wanted from it; `None` for the safetensors model.
+    pub gguf: Option<String>,
+    /// Branch, tag or commit.
+    pub revision: String,
+}
+
+impl ModelSource {
+    /// Reads a `--model` argument and a `--revision` (branch, tag or commit; `main` if not given).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a path that does not exist and for an unknown word,
+    /// [`ErrorKind::InvalidRequest`] for what cannot be the name of a repository or a revision, and for
+    /// a revision of something that has none, [`ErrorKind::Unsupported`] for a file that is not GGUF.
+    pub fn parse(argument: &str, revision: Option<&str>) -> Result<Self> {
+        if argument.trim().is_empty() {
+            return Err(Error::invalid_request("the model is an empty word").with_hint(HOW_TO_NAME));
+        }
+        let path = Path::new(argument);
+        let source = if path.exists() {
+            Self::from_existing_path(path)?
+        } else if looks_like_path(argument) {
+            return Err(Error::new(ErrorKind::NotFound, format!("there is no file or folder `{argument}`"))
+                .with_hint("a model on the Hub is written org/name"));
+        } else {
+            Self::from_name(argument)?
+        };
+        match (source, revision) {
+            (Self::Hub(model), Some(revision)) => {
+                check_revision(revision)?;
+                Ok(Self::Hub(HubModel { revision: revision.to_owned(), ..model }))
+            }
+            (source, None) => Ok(source),
+            (_, Some(revision)) => Err(Error::invalid_request(format!(
+                "revision `{revision}` was asked for, but `{argument}` is not a model on the Hub"
+            ))
+            .with_hint("leave out --revision")),
+        }
+    }
+
+    fn from_existing_path(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(Self::Folder(path.to_owned()));
+        }
+        if has_gguf_extension(path) || begins_with_gguf_magic(path)? {
+            return Ok(Self::GgufFile(path.to_owned()));
+        }
+        let error = Error::unsupported(format!("`{}` is not a GGUF file", path.display()));
+        Err(match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors" | "json") => {
+                error.with_hint("give the folder that holds config.json and the .safetensors files")
+            }
+            _ => error.with_hint("convert the model to safetensors or GGUF"),
+        })
+    }
+
+    fn from_name(argument: &str) -> Result<Self> {
+        if argument == DEMO {
+            return Ok(Self::Demo);
+        }
+        if let Some((_, address)) = argument.split_once("://") {
+            let name: Vec<_> = address.split('/').skip(1).take(2).collect();
+            return Err(Error::invalid_request(format!("`{argument}` is an address, not a model"))
+                .with_hint(format!("write {}; another Hub is set by HF_ENDPOINT", name.join("/"))));
+        }
+        let (name, gguf) = match argument.split_once(':') {
+            Some((_, "")) => {
+                return Err(Error::invalid_request(format!("`{argument}` has nothing after its colon"))
+                    .with_hint("write org/name, or org/name:TYPE with a type such as Q4_K_M"));
+            }
+            Some((name, gguf)) => (name, Some(gguf.to_owned())),
+            None => (argument, None),
+        };
+        let repo = match alias::find(name) {
+            Some(alias) => RepoId::parse(alias.repo)?,
+            None if name.contains('/') => RepoId::parse(name)?,
+            None => return Err(unknown_word(name)),
+        };
+        Ok(Self::Hub(HubModel { repo, gguf, revision: "main".to_owned() }))
+    }
+}
+
+const HOW_TO_NAME: &str = "give an alias such as tinyllama, org/name, a .gguf file or a folder";
+
+/// The checked name `org/name` of a repository. Both parts hold only letters, digits, `-`, `_` and `.`,
+/// so the name is safe in a path and in an address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RepoId(String);
+
+impl RepoId {
+    /// Checks `org/name`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequest`] if it does not have exactly two parts, or one has a character
+    /// that the Hub does not allow.
+    pub fn parse(name: &str) -> Result<Self> {
+        let valid_part = |part: &str| {
+            !part.is_empty()
+                && part.len() <= 96
+                && !part.starts_with(['.', '-'])
+                && !part.ends_with(['.', '-'])
+                && !part.contains("--")
+                && !part.contains("..")
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
+        match name.split_once('/') {
+            Some((org, model)) if valid_part(org) && valid_part(model) => Ok(Self(name.to_owned())),
+            _ => Err(Error::invalid_request(format!("`{name}` cannot be the name of a model on the Hub"))
+                .with_hint(HOW_TO_NAME)),
+        }
+    }
+
+    /// `org/name`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RepoId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A revision becomes a path below `refs/`, so it must not lead out of there.
+pub(super) fn check_revision(revision: &str) -> Result<()> {
+    let valid = !revision.is_empty()
+        && revision.len() <= 256
+        && revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.') && !part.contains(".."))
+        && revision.bytes().all(|byte| byte.is_ascii_graphic() && !b"\\:*?\"<>|~^[".contains(&byte));
+    if valid {
+        return Ok(());
+    }
+    Err(Error::invalid_request(format!("`{revision}` cannot be a revision"))
+        .with_hint("a revision is a branch, a tag or a commit, such as main"))
+}
+
+fn looks_like_path(argument: &str) -> bool {
+    argument.starts_with(['.', '/', '~'])
+        || argument.contains('\\')
+        || (argument.matches('/').count() > 1 && !argument.contains("://"))
+        || (has_gguf_extension(Path::new(argument)) && !argument.contains(':'))
+}
+
+fn has_gguf_extension(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Some programs keep GGUF files under a hash as name.
+fn begins_with_gguf_magic(path: &Path) -> Result<bool> {
+    let reading = |source| Error::io(format_args!("cannot read `{}`", path.display()), source);
+    let mut magic = Vec::with_capacity(4);
+    std::fs::File::open(path).map_err(reading)?.take(4).read_to_end(&mut magic).map_err(reading)?;
+    Ok(magic == b"GGUF")
+}
+
+fn unknown_word(word: &str) -> Error {
+    let error = Error::new(
+        ErrorKind::NotFound,
+        format!("`{word}` is neither an alias nor an existing file or folder"),
+    );
+    let near = alias::nearest(word);
+    if near.is_empty() {
+        let names: Vec<_> = std::iter::once(DEMO).chain(ALIASES.iter().map(|alias| alias.name)).collect();
+        error.with_hint(format!(
+            "a model on the Hub is written org/name; the aliases are {}",
+            names.join(", ")
+        ))
+    } else {
+        error.with_hint(format!("did you mean {}? A model on the Hub is written org/name", near.join(" or ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(repo: &str, gguf: Option<&str>, revision: &str) -> ModelSource {
+        ModelSource::Hub(HubModel {
+            repo: RepoId::parse(repo).unwrap(),
+            gguf: gguf.map(str::to_owned),
+            revision: revision.to_owned(),
+        })
+    }
+
+    #[test]
+    fn names_are_aliases_or_repositories() {
+        let check = |argument: &str, revision: Option<&str>, expected: ModelSource| {
+            assert_eq!(ModelSource::parse(argument, revision).unwrap(), expected, "{argument}");
+        };
+        check("demo", None, ModelSource::Demo);
+        check("tinyllama", None, hub("TinyLlama/TinyLlama-1.1B-Chat-v1.0", None, "main"));
+        check("TinyLlama", None, hub("TinyLlama/TinyLlama-1.1B-Chat-v1.0", None, "main"));
+        check("qwen3-0.6b:q8_0", Some("v1"), hub("Qwen/Qwen3-0.6B", Some("q8_0"), "v1"));
+        check("org/name", Some("refs/pr/1"), hub("org/name", None, "refs/pr/1"));
+        check("Org/na_me-1.0:Q4_K_M", None, hub("Org/na_me-1.0", Some("Q4_K_M"), "main"));
+        check("org/name:file.gguf", None, hub("org/name", Some("file.gguf"), "main"));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_an_error_with_a_way_out() {
+        let check = |argument: &str, revision: Option<&str>, kind: ErrorKind, word: &str| {
+            let error = ModelSource::parse(argument, revision).unwrap_err();
+            assert_eq!(error.kind(), kind, "{argument}: {error:?}");
+            assert!(format!("{error:?}").contains(word), "{argument}: {error:?}");
+            assert!(error.hint().is_some(), "{argument}");
+        };
+        use ErrorKind::{InvalidRequest, NotFound};
+        check("", None, InvalidRequest, "empty");
+        check("./nothing-here", None, NotFound, "no file or folder `./nothing-here`");
+        check("/nothing-here", None, NotFound, "no file or folder");
+        check("nothing-here.gguf", None, NotFound, "no file or folder");
+        check("nothing/here.GGUF", None, NotFound, "no file or folder");
+        check("C:\\models\\x", None, NotFound, "no file or folder");
+        check("a/b/c", None, NotFound, "no file or folder");
+        check("~/models", None, NotFound, "no file or folder");
+        check("tinylama", None, NotFound, "did you mean tinyllama?");
+        check("tinylama:Q4_0", None, NotFound, "did you mean tinyllama?");
+        check("gpt2", None, NotFound, "demo, tinyllama");
+        check("org/name:", None, InvalidRequest, "after its colon");
+        check("org/na me", None, InvalidRequest, "cannot be the name");
+        check("org/..", None, InvalidRequest, "cannot be the name");
+        check("org/a--b", None, InvalidRequest, "cannot be the name");
+        check("https://huggingface.co/org/name/tree/main", None, InvalidRequest, "write org/name;");
+        check("org/name", Some("../../x"), InvalidRequest, "cannot be a revision");
+        check("org/name", Some(""), InvalidRequest, "cannot be a revision");
+        check("demo", Some("main"), InvalidRequest, "--revision");
+    }
+
+    #[test]
+    fn what_exists_on_disk_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let parse = |path: &Path| ModelSource::parse(path.to_str().unwrap(), None);
+        std::fs::write(at("model.gguf"), b"anything").unwrap();
+        std::fs::write(at("sha256-abc"), b"GGUF\x03\0\0\0").unwrap();
+        std::fs::write(at("model.safetensors"), b"x").unwrap();
+        std::fs::write(at("short"), b"GG").unwrap();
+
+        assert_eq!(parse(folder.path()).unwrap(), ModelSource::Folder(folder.path().to_owned()));
+        assert_eq!(parse(&at("model.gguf")).unwrap(), ModelSource::GgufFile(at("model.gguf")));
+        assert_eq!(parse(&at("sha256-abc")).unwrap(), ModelSource::GgufFile(at("sha256-abc")));
+        let error = parse(&at("model.safetensors")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.hint().unwrap().contains("folder"));
+        assert_eq!(parse(&at("short")).unwrap_err().kind(), ErrorKind::Unsupported);
+
+        // The tests run in the package's folder, where `src` and `src/hub` exist.
+        assert_eq!(ModelSource::parse("src", None).unwrap(), ModelSource::Folder("src".into()));
+        assert_eq!(ModelSource::parse("src/hub", None).unwrap(), ModelSource::Folder("src/hub".into()));
+        assert!(ModelSource::parse("src", Some("main")).is_err());
+    }
+}

@@ -1,0 +1,85 @@
+//! Grouped-query self-attention with rotary positions over the paged cache.
+
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::layers::{Activations, LayerInput, Loader};
+use crate::ops::{
+    HeadNorms, KvCache, Linear, RmsNorm, linear_residual, norm_linear, paged_attention, rope_kv_write,
+};
+
+/// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches.
+#[derive(Debug)]
+pub struct Attention {
+    norm: RmsNorm,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    output: Linear,
+    /// Norms over each query and each key head.
+    head_norms: Option<(RmsNorm, RmsNorm)>,
+}
+
+impl Attention {
+    /// Loads the tensors `{prefix}.attn_*`.
+    ///
+    /// # Errors
+    /// If one is missing or has another shape than `config` says.
+    pub fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let has_bias = config.architecture.qkv_bias;
+        let projection = |name: &str, outputs: usize| {
+            loader.linear(&format!("{prefix}.{name}"), outputs, hidden, has_bias)
+        };
+        let norm =
+            |name: &str, len: usize| loader.norm(&format!("{prefix}.{name}"), len, config.rms_norm_eps);
+        let head_norms = config
+            .architecture
+            .qk_norm
+            .then(|| {
+                Ok::<_, crate::Error>((
+                    norm("attn_q_norm", config.head_dim)?,
+                    norm("attn_k_norm", config.head_dim)?,
+                ))
+            })
+            .transpose()?;
+        Ok(Self {
+            norm: norm("attn_norm", hidden)?,
+            q: projection("attn_q", config.q_size())?,
+            k: projection("attn_k", config.kv_size())?,
+            v: projection("attn_v", config.kv_size())?,
+            output: loader.linear(&format!("{prefix}.attn_output"), hidden, config.q_size(), false)?,
+            head_norms,
+        })
+    }
+
+    /// `hidden += W_o · attention(norm(hidden))`, and the keys and values of the step go to the cache.
+    ///
+    /// # Errors
+    /// If the batch does not fit the cache or the activations.
+    pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
+        let LayerInput { context, positions, attention, rope, layer } = input;
+        let num_tokens = input.num_tokens();
+        let scratch = &mut act.linear_scratch;
+        let projections = [&self.q, &self.k, &self.v];
+        norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
+        let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
+        let slots = &attention.slot_mapping;
+        rope_kv_write(context, &mut act.qkv, positions, slots, head_norms, rope, cache, layer)?;
+        paged_attention(
+            context,
+            &mut act.attention_scratch,
+            &act.qkv,
+            cache,
+            layer,
+            attention,
+            &mut act.attention,
+        )?;
+        linear_residual(context, scratch, num_tokens, &act.attention, &self.output, &mut act.hidden)
+    }
+
+    /// Bytes of the matrices.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        [&self.q, &self.k, &self.v, &self.output].iter().map(|linear| linear.weight.num_bytes()).sum()
+    }
+}

@@ -1,0 +1,145 @@
+//! The frequencies of rotary position embedding, with all ways of scaling them.
+
+use std::f64::consts::PI;
+
+use crate::Result;
+use crate::config::{RopeConfig, RopeScaling};
+use crate::layers::Loader;
+use crate::ops::RopeTable;
+
+/// The angles of positions `0..num_positions`.
+///
+/// # Errors
+/// If the divisors of the frequencies have to come from the checkpoint and are not there.
+pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, num_positions: usize) -> Result<RopeTable> {
+    let num_pairs = config.dim / 2;
+    let divisors = match config.scaling {
+        RopeScaling::FreqFactors => Some(loader.vector("rope_freqs.weight", num_pairs)?),
+        _ => None,
+    };
+    let frequencies = frequencies(config, divisors.as_deref());
+    let factor = match config.scaling {
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        _ => 1.0,
+    };
+    // Angles are products of singles, as the models were trained with.
+    Ok(RopeTable::new(config.style, num_positions, num_pairs, factor, |position, pair| {
+        position as f32 * frequencies[pair]
+    }))
+}
+
+/// Radians per position of each pair.
+fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
+    let dim = config.dim as f64;
+    let base = |pair: usize| config.theta.powf(-2.0 * pair as f64 / dim);
+    let frequency = |pair: usize| match config.scaling {
+        RopeScaling::None => base(pair),
+        RopeScaling::FreqFactors => base(pair) / divisors.map_or(1.0, |divisors| f64::from(divisors[pair])),
+        RopeScaling::Linear { factor } => base(pair) / factor,
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let wavelength = 2.0 * PI / base(pair);
+            let context = original_context as f64;
+            if wavelength < context / high_freq_factor {
+                base(pair)
+            } else if wavelength > context / low_freq_factor {
+                base(pair) / factor
+            } else {
+                let smooth = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                base(pair) * ((1.0 - smooth) / factor + smooth)
+            }
+        }
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+            // The pair that makes this many rotations in the original context.
+            let pair_of = |rotations: f64| {
+                dim * (original_context as f64 / (2.0 * PI * rotations)).ln() / (2.0 * config.theta.ln())
+            };
+            let low = pair_of(beta_fast).floor().max(0.0);
+            let high = pair_of(beta_slow).ceil().min(dim - 1.0);
+            let ramp = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            base(pair) / factor * ramp + base(pair) * (1.0 - ramp)
+        }
+    };
+    (0..config.dim / 2).map(|pair| frequency(pair) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RopeStyle;
+
+    fn scaled(theta: f64, dim: usize, scaling: RopeScaling) -> Vec<f32> {
+        frequencies(&RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling }, None)
+    }
+
+    #[test]
+    fn llama3_divisors_are_those_of_published_files() {
+        let check = |dim, factor, expected: &[(usize, f32)]| {
+            let scaling = RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: 8192,
+            };
+            let plain = scaled(5e5, dim, RopeScaling::None);
+            let scaled = scaled(5e5, dim, scaling);
+            for &(pair, divisor) in expected {
+                let actual = plain[pair] / scaled[pair];
+                assert!((actual / divisor - 1.0).abs() < 1e-5, "pair {pair}: {actual}, wanted {divisor}");
+            }
+        };
+        check(
+            128,
+            8.0,
+            &[
+                (0, 1.0),
+                (28, 1.0),
+                (29, 1.20748),
+                (30, 1.55341),
+                (31, 2.02631),
+                (32, 2.69453),
+                (33, 3.68425),
+                (34, 5.25733),
+                (35, 8.0),
+                (63, 8.0),
+            ],
+        );
+        check(64, 32.0, &[(14, 1.0), (15, 1.65133), (16, 3.29226), (17, 9.66673), (18, 32.0), (31, 32.0)]);
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_divides_slow_ones() {
+        let scaling = RopeScaling::Yarn {
+            factor: 40.0,
+            original_context: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.0,
+        };
+        let plain = scaled(1e4, 64, RopeScaling::None);
+        let scaled = scaled(1e4, 64, scaling);
+        // 64 · ln(4096 / 64π) / (2 ln 10⁴) = 10.47 and 64 · ln(4096 / 2π) / (2 ln 10⁴) = 22.51.
+        for pair in 0..=10 {
+            assert_eq!(scaled[pair], plain[pair], "pair {pair}");
+        }
+        for pair in 23..32 {
+            assert!((plain[pair] / scaled[pair] - 40.0).abs() < 1e-3, "pair {pair}");
+        }
+        // A third of the ramp between: (14 - 10) / (23 - 10).
+        let ramp = 4.0 / 13.0;
+        assert!((scaled[14] / plain[14] - (ramp / 40.0 + 1.0 - ramp)).abs() < 1e-5);
+    }
+
+    #[test]
+    fn linear_and_given_divisors_divide() {
+        let plain = scaled(1e4, 8, RopeScaling::None);
+        assert_eq!(plain, [1.0, 0.1, 0.01, 0.001]);
+        assert_eq!(scaled(1e4, 8, RopeScaling::Linear { factor: 2.0 }), [0.5, 0.05, 0.005, 0.0005]);
+        let config = RopeConfig {
+            theta: 1e4,
+            dim: 8,
+            style: RopeStyle::Interleaved,
+            scaling: RopeScaling::FreqFactors,
+        };
+        assert_eq!(frequencies(&config, Some(&[1.0, 1.0, 2.0, 4.0])), [1.0, 0.1, 0.005, 0.00025]);
+    }
+}

@@ -1,0 +1,256 @@
+//! From files to a running engine.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::{DeviceChoice, Llm};
+use crate::chat::Chat;
+use crate::config::ModelConfig;
+use crate::engine::{Engine, EngineCore, ModelLimits};
+use crate::hub::{ModelFiles, ResolvedModel};
+use crate::models;
+use crate::ops::cpu::pool::ThreadPool;
+use crate::ops::cpu::simd::CpuLevel;
+use crate::ops::{Context, KvCache, KvCacheDType};
+use crate::runner::{EngineLimits, MemoryDemand, ModelRunner, available_memory_bytes, plan_memory};
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
+use crate::{Error, Result, demo};
+
+/// Memory beside the weights and the cache: activations, tables, the program itself.
+const OVERHEAD_BYTES: u64 = 256 << 20;
+
+/// How to load a model.
+#[derive(Debug, Clone, Default)]
+pub struct LlmOptions {
+    /// `--device`.
+    pub device: DeviceChoice,
+    /// `--threads`; by default what the system grants this process.
+    pub threads: Option<usize>,
+    /// The instruction set to use; by default the best one.
+    pub cpu_level: Option<CpuLevel>,
+    /// `--quantization`: block types for dense weights.
+    pub quantization: Option<Quantization>,
+    /// `--dtype`: the type of dense weights that are not quantised.
+    pub dtype: DenseDType,
+    /// `--kv-cache-dtype`.
+    pub kv_cache_dtype: KvCacheDType,
+    /// Context length, batch sizes and memory.
+    pub limits: EngineLimits,
+}
+
+/// The type that dense weights are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DenseDType {
+    /// As in the file.
+    #[default]
+    Auto,
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// The upper half of a single.
+    BF16,
+}
+
+impl DenseDType {
+    /// Every choice, as it is spelled in flags.
+    pub const NAMES: [&str; 4] = ["auto", "f32", "f16", "bf16"];
+
+    /// The type; none for `auto`.
+    #[must_use]
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::BF16 => Some(DType::BF16),
+        }
+    }
+}
+
+impl FromStr for DenseDType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "f32" | "float32" | "float" => Ok(Self::F32),
+            "f16" | "float16" | "half" => Ok(Self::F16),
+            "bf16" | "bfloat16" => Ok(Self::BF16),
+            _ => Err(Error::invalid_request(format!("{name:?} is not a type of dense weights"))
+                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
+        }
+    }
+}
+
+/// Hears how loading gets on.
+pub trait LoadProgress: Sync {
+    /// A stage begins that will advance by `total` bytes.
+    fn begin(&self, stage: &str, total: u64);
+    /// So many more bytes are done.
+    fn advance(&self, bytes: u64);
+    /// The stage is over.
+    fn end(&self);
+}
+
+/// Says nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoProgress;
+
+impl LoadProgress for NoProgress {
+    fn begin(&self, _stage: &str, _total: u64) {}
+    fn advance(&self, _bytes: u64) {}
+    fn end(&self) {}
+}
+
+impl Llm {
+    /// Loads a model and starts its engine.
+    ///
+    /// # Errors
+    /// If a file is damaged or needs something that is not there; if weights and cache do not fit into
+    /// memory; if limits contradict each other. Nothing heavy is done before these checks.
+    pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
+        let start = Instant::now();
+        let opened = OpenedModel::open(model)?;
+        let engine_config = plan_memory(&opened.demand(options)?, &options.limits)?;
+        let context = Arc::new(new_context(options)?);
+        let load_options = models::LoadOptions {
+            quantizer: opened.quantizer(options)?,
+            max_model_len: engine_config.max_model_len,
+            max_num_batched_tokens: engine_config.max_num_batched_tokens,
+            max_num_seqs: engine_config.max_num_seqs,
+        };
+        let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
+        progress.begin(stage, opened.checkpoint.total_bytes());
+        let reported = AtomicU64::new(0);
+        let on_progress = |done: models::LoadProgress| {
+            let before = reported.fetch_max(done.loaded_bytes, Ordering::Relaxed);
+            progress.advance(done.loaded_bytes.saturating_sub(before));
+        };
+        let lm = models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
+        progress.end();
+        let kv_cache = KvCache::new(
+            &opened.config,
+            engine_config.num_blocks,
+            engine_config.block_size,
+            options.kv_cache_dtype,
+        )?;
+        let weight_bytes_per_token = lm.num_weight_bytes_per_token() as u64;
+        let limits = ModelLimits {
+            vocab_size: opened.config.vocab_size,
+            eos_token_ids: match &opened.tokenizer {
+                Some(tokenizer) => tokenizer.stop_token_ids(&opened.config.eos_token_ids),
+                None => opened.config.eos_token_ids.clone(),
+            },
+        };
+        let runner = ModelRunner::new(lm, kv_cache);
+        let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
+        Ok(Self {
+            name: model.display_name.clone(),
+            engine,
+            chat: opened.chat,
+            tokenizer: opened.tokenizer,
+            config: opened.config,
+            context,
+            weight_bytes_per_token,
+            load_time: start.elapsed(),
+        })
+    }
+}
+
+/// Everything that is known of a model without its weights.
+#[derive(Debug)]
+pub(super) struct OpenedModel {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) config: ModelConfig,
+    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    pub(super) chat: Option<Chat>,
+}
+
+impl OpenedModel {
+    pub(super) fn open(model: &ResolvedModel) -> Result<Self> {
+        let checkpoint = match &model.files {
+            ModelFiles::Demo => Checkpoint::from_static(demo::MODEL)?,
+            ModelFiles::Gguf(path) | ModelFiles::Folder(path) => Checkpoint::open(path)?,
+        };
+        let config = ModelConfig::from_checkpoint(&checkpoint)?;
+        checkpoint.ensure_supported()?;
+        let tokenizer = load_tokenizer(&checkpoint)?.map(Arc::new);
+        let chat = match &tokenizer {
+            Some(tokenizer) if tokenizer.chat_template().is_some() => Some(Chat::new(tokenizer)?),
+            _ => None,
+        };
+        Ok(Self { checkpoint, config, tokenizer, chat })
+    }
+
+    /// What the memory plan is made from.
+    pub(super) fn demand(&self, options: &LlmOptions) -> Result<MemoryDemand> {
+        let block_size = options.limits.block_size.max(1);
+        let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
+        Ok(MemoryDemand {
+            weight_bytes: match self.quantizer(options)? {
+                Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
+                None => self.checkpoint.total_bytes(),
+            },
+            kv_bytes_per_token: per_token as u64,
+            max_position_embeddings: self.config.max_position_embeddings,
+            available_bytes: available_memory_bytes().saturating_sub(OVERHEAD_BYTES),
+        })
+    }
+}
+
+impl OpenedModel {
+    /// What converts weights at load, if anything was asked for.
+    fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
+        let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
+        let num_threads = NonZeroUsize::new(num_threads).unwrap_or(NonZeroUsize::MIN);
+        match (options.quantization, options.dtype.dtype()) {
+            (Some(_), Some(dtype)) => {
+                Err(Error::invalid_request(format!("--dtype {dtype} and --quantization exclude each other")))
+            }
+            (Some(quantization), None) => {
+                Ok(Some(Quantizer::new(quantization, &self.checkpoint, Some(num_threads))))
+            }
+            (None, Some(dtype)) => Ok(Some(Quantizer::to_dense(dtype, num_threads))),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A folder may be without a tokenizer; then the model takes token ids only.
+fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    if let Some(metadata) = checkpoint.gguf_metadata() {
+        return match metadata.get("tokenizer.ggml.model") {
+            Some(_) => Tokenizer::from_gguf(metadata).map(Some),
+            None => Ok(None),
+        };
+    }
+    match checkpoint.path() {
+        Some(folder) if has_tokenizer(folder) => Tokenizer::from_dir(folder).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn has_tokenizer(folder: &Path) -> bool {
+    ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
+}
+
+fn new_context(options: &LlmOptions) -> Result<Context> {
+    let device = options.device.open()?;
+    let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
+    if num_threads == 0 || num_threads > 1_024 {
+        return Err(Error::invalid_request(format!(
+            "--threads is {num_threads}; it must be at least 1 and at most 1024"
+        )));
+    }
+    let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
+    match device {
+        candle_core::Device::Cpu => Ok(Context::cpu(num_threads, level)),
+        _ => Err(Error::unsupported(format!("--device {} has no kernels yet", options.device))),
+    }
+}

@@ -1,0 +1,138 @@
+//! A model ready to use: weights, tokenizer, chat template and a running engine behind one value.
+//!
+//! The engine below speaks token ids only; this layer and the ones above speak text.
+
+mod device;
+mod load;
+mod report;
+mod text_stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use device::DeviceChoice;
+pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
+pub use report::ModelReport;
+pub use text_stream::{TextEvent, TextStream};
+
+use crate::chat::{Chat, ChatOptions, Message};
+use crate::config::ModelConfig;
+use crate::engine::{Engine, Request};
+use crate::ops::Context;
+use crate::sampling::SamplingParams;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, ErrorKind, Result};
+
+/// A loaded model with its engine.
+#[derive(Debug)]
+pub struct Llm {
+    name: String,
+    engine: Engine,
+    tokenizer: Option<Arc<Tokenizer>>,
+    chat: Option<Chat>,
+    config: ModelConfig,
+    context: Arc<Context>,
+    weight_bytes_per_token: u64,
+    load_time: Duration,
+}
+
+impl Llm {
+    /// The engine: token ids in, token ids out.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The tokenizer, if the model came with one.
+    #[must_use]
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
+    }
+
+    /// Whether the model came with a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        self.chat.is_some()
+    }
+
+    /// The model's dimensions.
+    #[must_use]
+    pub fn model_config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The device and its counters.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Bytes of weights that a step of one token reads.
+    #[must_use]
+    pub fn weight_bytes_per_token(&self) -> u64 {
+        self.weight_bytes_per_token
+    }
+
+    /// From the start of loading until the engine ran.
+    #[must_use]
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// One line that says what runs where.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        format!(
+            "{} on cpu ({}, {} threads) · KV cache {} tokens, context {} · loaded in {:.2} s",
+            self.name,
+            self.context.cpu_level().name(),
+            self.context.num_threads(),
+            self.engine.config().kv_cache_tokens(),
+            self.engine.config().max_model_len,
+            self.load_time.as_secs_f64()
+        )
+    }
+
+    /// Encodes a prompt as it is; text that spells a special token becomes that token.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no tokenizer.
+    pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
+        self.require_tokenizer()?.encode_prompt(text, true)
+    }
+
+    /// Renders a conversation through the model's chat template and encodes it. Text of messages never
+    /// becomes a special token.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no tokenizer or no template; otherwise as the template
+    /// fails.
+    pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
+        let tokenizer = self.require_tokenizer()?;
+        let chat = self.chat.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("{} has no chat template", self.name))
+                .with_hint("give the prompt as it is with --raw")
+        })?;
+        chat.encode(tokenizer, messages, options)
+    }
+
+    /// Queues a prompt; the stream gives text as it is generated.
+    ///
+    /// # Errors
+    /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
+    pub fn submit(&self, prompt_token_ids: Vec<u32>, params: SamplingParams) -> Result<TextStream> {
+        if !params.stop.is_empty() {
+            self.require_tokenizer()?;
+        }
+        let (num_sequences, stop) = (params.n, params.stop.clone());
+        let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
+        TextStream::new(events, self.tokenizer.as_ref(), num_sequences, &stop)
+    }
+
+    fn require_tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("{} has no tokenizer", self.name))
+                .with_hint("give the prompt in token ids with --prompt-ids")
+        })
+    }
+}

@@ -1,0 +1,70 @@
+//! What can be said of a model before its weights are loaded.
+
+use super::load::OpenedModel;
+use super::{Llm, LlmOptions};
+use crate::Result;
+use crate::config::EngineConfig;
+use crate::hub::ResolvedModel;
+use crate::runner::MemoryDemand;
+use crate::weights::TypeSummary;
+
+/// Configuration, weights and memory plan of a model.
+#[derive(Debug, Clone)]
+pub struct ModelReport {
+    /// What to call it.
+    pub name: String,
+    /// The architecture's name.
+    pub architecture: String,
+    /// Dimensions and variants, as names and values.
+    pub config: Vec<(&'static str, String)>,
+    /// How much of the weights is stored in which type.
+    pub types: Vec<TypeSummary>,
+    /// What the memory plan was made from.
+    pub demand: MemoryDemand,
+    /// The memory plan, or why there is none.
+    pub plan: Result<EngineConfig, String>,
+    /// Tokens of the tokenizer, if there is one.
+    pub tokenizer_vocab_size: Option<usize>,
+    /// Whether there is a chat template.
+    pub has_chat_template: bool,
+}
+
+impl Llm {
+    /// Reads everything but the weights.
+    ///
+    /// # Errors
+    /// If a file is damaged, or the model is none that can be run.
+    pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
+        let opened = OpenedModel::open(model)?;
+        let demand = opened.demand(options)?;
+        let plan = crate::runner::plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
+        let config = &opened.config;
+        let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
+        let entries = vec![
+            ("vocab_size", config.vocab_size.to_string()),
+            ("hidden_size", config.hidden_size.to_string()),
+            ("num_layers", config.num_layers.to_string()),
+            ("num_heads", config.num_heads.to_string()),
+            ("num_kv_heads", config.num_kv_heads.to_string()),
+            ("head_dim", config.head_dim.to_string()),
+            ("intermediate_size", config.intermediate_size.to_string()),
+            ("max_position_embeddings", config.max_position_embeddings.to_string()),
+            ("rms_norm_eps", config.rms_norm_eps.to_string()),
+            ("rope_theta", config.rope.theta.to_string()),
+            ("rope_scaling", format!("{:?}", config.rope.scaling)),
+            ("sliding_window", optional(config.sliding_window)),
+            ("tie_word_embeddings", config.tie_word_embeddings.to_string()),
+            ("eos_token_ids", format!("{:?}", config.eos_token_ids)),
+        ];
+        Ok(ModelReport {
+            name: model.display_name.clone(),
+            architecture: config.architecture.hf_name.to_owned(),
+            config: entries,
+            types: opened.checkpoint.type_summaries(),
+            demand,
+            plan,
+            tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),
+            has_chat_template: opened.chat.is_some(),
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! The Llama family: Llama, Mistral, Qwen 2 and Qwen 3.
+//!
+//! They differ in biases, norms of heads, rotary scaling and sliding windows, all of which the layers take
+//! from the configuration, so that there is one forward pass for all of them.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::layers::{Activations, Attention, LayerInput, Loader, Mlp, rope_table};
+use crate::models::{CausalLm, InputBatch, LoadOptions};
+use crate::ops::{Buffer, Context, KvCache, Matrix, RmsNorm, RopeTable, embed, norm_logits};
+
+/// A decoder of pre-normalised attention and feed-forward layers.
+#[derive(Debug)]
+pub struct Llama {
+    config: ModelConfig,
+    context: Arc<Context>,
+    embedding: Matrix,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// None if the embedding is also the head.
+    head: Option<Matrix>,
+    rope: RopeTable,
+    activations: Activations,
+}
+
+#[derive(Debug)]
+struct Layer {
+    attention: Attention,
+    mlp: Mlp,
+}
+
+impl Llama {
+    /// Loads the weights and allocates the memory of a step.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape than `config` says, or there is no memory.
+    pub fn load(
+        loader: &Loader<'_>,
+        config: &ModelConfig,
+        context: &Arc<Context>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let layer = |index: usize| {
+            let prefix = format!("blk.{index}");
+            Ok(Layer {
+                attention: Attention::load(loader, config, &prefix)?,
+                mlp: Mlp::load(loader, config, &prefix)?,
+            })
+        };
+        if config.tie_word_embeddings {
+            // Some checkpoints store the head although it is the embedding.
+            loader.ignore("output.weight");
+        }
+        Ok(Self {
+            embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
+            layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
+            norm: loader.norm("output_norm", hidden, config.rms_norm_eps)?,
+            head: (!config.tie_word_embeddings)
+                .then(|| loader.matrix("output.weight", vocab, hidden))
+                .transpose()?,
+            rope: rope_table(loader, &config.rope, options.max_model_len)?,
+            activations: Activations::new(
+                context,
+                config,
+                options.max_num_batched_tokens,
+                options.max_num_seqs,
+                options.max_model_len,
+            )?,
+            config: config.clone(),
+            context: Arc::clone(context),
+        })
+    }
+}
+
+impl CausalLm for Llama {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
+        let Self { context, activations, .. } = self;
+        batch.validate()?;
+        embed(context, &batch.token_ids, &self.embedding, &mut activations.hidden)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let input = LayerInput {
+                context,
+                positions: &batch.positions,
+                attention: &batch.attention,
+                rope: &self.rope,
+                layer: index,
+            };
+            layer.attention.forward(input, activations, cache)?;
+            layer.mlp.forward(input, activations)?;
+        }
+        norm_logits(
+            context,
+            &mut activations.linear_scratch,
+            &batch.logits_indices,
+            &activations.hidden,
+            &self.norm,
+            self.head.as_ref().unwrap_or(&self.embedding),
+            &mut activations.gathered,
+            &mut activations.logits,
+        )?;
+        Ok(&activations.logits)
+    }
+
+    fn num_weight_bytes_per_token(&self) -> usize {
+        let layers: usize =
+            self.layers.iter().map(|layer| layer.attention.num_bytes() + layer.mlp.num_bytes()).sum();
+        layers + self.head.as_ref().unwrap_or(&self.embedding).num_bytes()
+    }
+}

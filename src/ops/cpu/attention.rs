@@ -1,0 +1,344 @@
+//! Attention of a step's tokens over their block tables.
+//!
+//! The context of a token is cut at fixed absolute positions, every [`SPLIT`] tokens. Each piece gives a
+//! partial result (largest score, sum, weighted values), computed in the order of the positions, and the
+//! partial results are merged in ascending order. A token's result therefore has the same bits whatever
+//! else is in the step, however its prompt was divided, whatever the block size and the number of threads.
+//!
+//! Work is divided into tiles: up to [`TILE_ROWS`] pairs of a token and a query head that share one key
+//! and value head, so that K and V are read once for all of them. If there are fewer tiles than the
+//! threads need, the pieces of the context become tasks of their own.
+
+mod kernel;
+
+use std::sync::Mutex;
+
+use half::{bf16, f16};
+
+use self::kernel::{Merge, Partial, Piece, Source, TileScratch};
+use crate::ops::AttentionMetadata;
+use crate::ops::cpu::pool::ThreadPool;
+use crate::ops::cpu::simd::CpuLevel;
+use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement};
+
+/// Positions between two cuts of the context.
+pub(crate) const SPLIT: usize = 256;
+/// Rows that a tile may have, unless one token has more heads for a key head.
+const TILE_ROWS: usize = 32;
+/// Tasks for each thread below which the context is divided as well.
+const TASKS_PER_THREAD: usize = 4;
+
+/// The shape of an attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttentionShape {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// What scores are multiplied by.
+    pub(crate) scale: f32,
+    pub(crate) sliding_window: Option<usize>,
+}
+
+/// Memory for [`paged_attention`], allocated once.
+pub(crate) struct AttentionScratch {
+    shape: AttentionShape,
+    tiles: Vec<Tile>,
+    max_tiles: usize,
+    /// One for each thread; a task takes any that is free.
+    workers: Vec<Mutex<TileScratch>>,
+    /// Partial results, if the context is divided: `[tile][kv_head][piece][row]`.
+    partials: Vec<f32>,
+}
+
+/// Some consecutive tokens of one row of the step.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    row: usize,
+    first_token: usize,
+    num_tokens: usize,
+    /// Position of the first token in its sequence.
+    first_position: usize,
+    /// First piece of the context that any of the tokens attends to, and the end.
+    first_piece: usize,
+    end_piece: usize,
+}
+
+impl AttentionScratch {
+    /// Memory for steps of at most `max_num_tokens` tokens in at most `max_num_rows` rows, with contexts
+    /// of at most `max_model_len`.
+    pub(crate) fn new(
+        shape: AttentionShape,
+        max_num_tokens: usize,
+        max_num_rows: usize,
+        max_model_len: usize,
+        num_threads: usize,
+    ) -> Self {
+        let group = shape.num_heads / shape.num_kv_heads;
+        let rows = tile_tokens(group) * group;
+        let max_tiles = max_num_tokens.div_ceil(tile_tokens(group)) + max_num_rows;
+        // Dividing the context is for steps with few tiles, whose tiles mostly have one token. The memory
+        // is only touched as far as it is used.
+        let divided_tiles = (TASKS_PER_THREAD * num_threads).div_ceil(shape.num_kv_heads);
+        let partials = divided_tiles
+            * shape.num_heads
+            * max_model_len.div_ceil(SPLIT)
+            * kernel::partial_len(shape.head_dim);
+        Self {
+            shape,
+            tiles: Vec::with_capacity(max_tiles),
+            max_tiles,
+            workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, shape.head_dim))).collect(),
+            partials: vec![0.0; partials],
+        }
+    }
+}
+
+impl std::fmt::Debug for AttentionScratch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AttentionScratch({:?}, {} tiles at most)", self.shape, self.max_tiles)
+    }
+}
+
+/// Writes the attention of all tokens of the step.
+///
+/// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not
+/// scaled; `out` has `num_heads · head_dim` values for each token. The keys and values of the step's tokens
+/// are in the cache already. The caller has checked that block tables, lengths and strides fit.
+///
+/// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
+#[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
+pub(crate) fn paged_attention(
+    scratch: &mut AttentionScratch,
+    queries: &[f32],
+    query_stride: usize,
+    cache: &KvCache,
+    layer: usize,
+    metadata: &AttentionMetadata,
+    out: &mut [f32],
+    pool: &ThreadPool,
+    level: CpuLevel,
+) -> usize {
+    match cache.dtype() {
+        KvCacheDType::F16 => {
+            typed::<f16>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
+        }
+        KvCacheDType::Bf16 => {
+            typed::<bf16>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
+        }
+        KvCacheDType::F32 => {
+            typed::<f32>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
+        }
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "as above")]
+fn typed<E: KvElement>(
+    scratch: &mut AttentionScratch,
+    queries: &[f32],
+    query_stride: usize,
+    cache: &KvCache,
+    layer: usize,
+    metadata: &AttentionMetadata,
+    out: &mut [f32],
+    pool: &ThreadPool,
+    level: CpuLevel,
+) -> usize {
+    let shape = scratch.shape;
+    let group = shape.num_heads / shape.num_kv_heads;
+    fill_tiles(&mut scratch.tiles, group, shape.sliding_window, metadata);
+    let tiles = &scratch.tiles[..];
+    let num_tiles = tiles.len();
+    let (k_pool, v_pool) = cache.pools(layer);
+    let source = Source::<E> {
+        queries: queries.as_ptr(),
+        query_stride,
+        k_pool: k_pool.cast(),
+        v_pool: v_pool.cast(),
+        layout: cache.layout(),
+        shape,
+    };
+    let out_rows = OutputRows { start: out.as_mut_ptr(), shape };
+    let with_scratch = |work: &mut dyn FnMut(&mut TileScratch)| with_free(&scratch.workers, work);
+    let piece = |tile: &Tile, kv_head: usize, index: usize| Piece {
+        tokens: tile.first_token..tile.first_token + tile.num_tokens,
+        first_position: tile.first_position,
+        kv_head,
+        block_table: metadata.block_table(tile.row),
+        start: index * SPLIT,
+    };
+
+    let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
+    let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * group;
+    let partial_len = kernel::partial_len(shape.head_dim);
+    let num_partials = num_tiles * shape.num_kv_heads * max_pieces * tile_rows;
+    let divide = max_pieces > 1
+        && pool.num_threads() > 1
+        && num_tiles * shape.num_kv_heads < TASKS_PER_THREAD * pool.num_threads()
+        && num_partials * partial_len <= scratch.partials.len();
+    if !divide {
+        pool.run(num_tiles * shape.num_kv_heads, |task| {
+            let (tile, kv_head) = (&tiles[task / shape.num_kv_heads], task % shape.num_kv_heads);
+            with_scratch(&mut |scratch| {
+                let num_rows = tile.num_tokens * group;
+                scratch.start(num_rows);
+                for index in tile.first_piece..tile.end_piece {
+                    let piece = piece(tile, kv_head, index);
+                    level.run(Partial { source: &source, piece: &piece, scratch, wide: is_wide(level) });
+                    level.run(Merge { scratch, num_rows, head_dim: shape.head_dim, partials: None });
+                }
+                out_rows.write(tile, kv_head, scratch);
+            });
+        });
+        return 1;
+    }
+
+    let partials = SharedPointer(scratch.partials.as_mut_ptr());
+    let slot = |tile: usize, kv_head: usize, index: usize| {
+        ((tile * shape.num_kv_heads + kv_head) * max_pieces + index) * tile_rows * partial_len
+    };
+    pool.run(num_tiles * shape.num_kv_heads * max_pieces, |task| {
+        let (index, task) = (task % max_pieces, task / max_pieces);
+        let (tile_index, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
+        let tile = &tiles[tile_index];
+        if tile.first_piece + index >= tile.end_piece {
+            return;
+        }
+        with_scratch(&mut |scratch| {
+            let piece = piece(tile, kv_head, tile.first_piece + index);
+            level.run(Partial { source: &source, piece: &piece, scratch, wide: is_wide(level) });
+            // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
+            let target = unsafe {
+                std::slice::from_raw_parts_mut(
+                    partials.get().add(slot(tile_index, kv_head, index)),
+                    tile.num_tokens * group * partial_len,
+                )
+            };
+            scratch.save_partial(tile.num_tokens * group, target);
+        });
+    });
+    pool.run(num_tiles * shape.num_kv_heads, |task| {
+        let (tile_index, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
+        let tile = &tiles[tile_index];
+        with_scratch(&mut |scratch| {
+            let num_rows = tile.num_tokens * group;
+            scratch.start(num_rows);
+            for index in 0..tile.end_piece - tile.first_piece {
+                // SAFETY: as above; the tasks that wrote here have ended.
+                let saved = unsafe {
+                    std::slice::from_raw_parts(
+                        partials.get().add(slot(tile_index, kv_head, index)),
+                        num_rows * partial_len,
+                    )
+                };
+                level.run(Merge { scratch, num_rows, head_dim: shape.head_dim, partials: Some(saved) });
+            }
+            out_rows.write(tile, kv_head, scratch);
+        });
+    });
+    2
+}
+
+/// True if the machine has registers for the larger micro-tiles. Their results are the same.
+fn is_wide(level: CpuLevel) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return level == CpuLevel::Avx512Vnni;
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = level;
+        false
+    }
+}
+
+/// Tokens of a tile with `group` query heads for a key head.
+fn tile_tokens(group: usize) -> usize {
+    (TILE_ROWS / group).max(1)
+}
+
+fn fill_tiles(
+    tiles: &mut Vec<Tile>,
+    group: usize,
+    sliding_window: Option<usize>,
+    metadata: &AttentionMetadata,
+) {
+    tiles.clear();
+    for row in 0..metadata.num_rows() {
+        let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
+        let row_position = metadata.seq_lens[row] - (end - start);
+        for first_token in (start..end).step_by(tile_tokens(group)) {
+            let num_tokens = tile_tokens(group).min(end - first_token);
+            let first_position = row_position + first_token - start;
+            let oldest = sliding_window.map_or(0, |window| (first_position + 1).saturating_sub(window));
+            tiles.push(Tile {
+                row,
+                first_token,
+                num_tokens,
+                first_position,
+                first_piece: oldest / SPLIT,
+                end_piece: (first_position + num_tokens).div_ceil(SPLIT),
+            });
+        }
+    }
+}
+
+/// Lends one of the scratch areas, of which there is one for each thread.
+fn with_free(workers: &[Mutex<TileScratch>], work: &mut dyn FnMut(&mut TileScratch)) {
+    loop {
+        for worker in workers {
+            let guard = match worker.try_lock() {
+                Ok(guard) => Some(guard),
+                // A task that panicked leaves numbers that the next one overwrites.
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(std::sync::TryLockError::WouldBlock) => None,
+            };
+            if let Some(mut scratch) = guard {
+                work(&mut scratch);
+                return;
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A pointer that tasks share; each writes to a part of its own.
+#[derive(Clone, Copy)]
+struct SharedPointer(*mut f32);
+
+impl SharedPointer {
+    fn get(self) -> *mut f32 {
+        self.0
+    }
+}
+
+// SAFETY: tasks use disjoint parts, see the uses.
+unsafe impl Send for SharedPointer {}
+// SAFETY: as above.
+unsafe impl Sync for SharedPointer {}
+
+/// Where the results go: `[token][head][head_dim]`.
+struct OutputRows {
+    start: *mut f32,
+    shape: AttentionShape,
+}
+
+// SAFETY: every tile and key head has its own tokens and heads, so that tasks write disjoint parts.
+unsafe impl Sync for OutputRows {}
+
+impl OutputRows {
+    fn write(&self, tile: &Tile, kv_head: usize, scratch: &TileScratch) {
+        let group = self.shape.num_heads / self.shape.num_kv_heads;
+        for token in 0..tile.num_tokens {
+            for head in 0..group {
+                let row = (tile.first_token + token) * self.shape.num_heads + kv_head * group + head;
+                // SAFETY: the caller of `paged_attention` gave `num_heads · head_dim` values for each
+                // token, and this token and head belong to this task alone.
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(
+                        self.start.add(row * self.shape.head_dim),
+                        self.shape.head_dim,
+                    )
+                };
+                scratch.read_result(token * group + head, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! One tile against one piece of the context, and the merging of pieces.
+//!
+//! A tile's rows are pairs of a token and a query head. The arithmetic of a row does not depend on the
+//! other rows: a score is a sum over the head's values in their order; the scores of a piece are taken in
+//! vectors that begin at multiples of sixteen positions; the weighted values are added position by
+//! position. Micro-tiles of several rows only change which row's next operation comes first.
+
+use std::ops::Range;
+
+use super::{AttentionShape, SPLIT};
+use crate::ops::cpu::simd::{F32x16, Kernel};
+use crate::ops::kv_cache::{KvElement, KvLayout, LANES};
+
+/// Scores of a row: a piece, and a vector on either side, because groups of sixteen tokens may stick out.
+const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
+/// Most groups of tokens, and most runs of values, that a piece can consist of: one for each token, if
+/// blocks have one token.
+const MAX_RUNS: usize = SPLIT;
+
+/// f32 values of a saved partial result: the largest score, the sum, and the padded values.
+pub(super) fn partial_len(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES) + 2
+}
+
+/// What all tasks read.
+pub(super) struct Source<E> {
+    pub(super) queries: *const f32,
+    pub(super) query_stride: usize,
+    pub(super) k_pool: *const E,
+    pub(super) v_pool: *const E,
+    pub(super) layout: KvLayout,
+    pub(super) shape: AttentionShape,
+}
+
+// SAFETY: the pointers are only read while the caller of `paged_attention` holds the borrows.
+unsafe impl<E: KvElement> Sync for Source<E> {}
+
+/// A tile's share of the work: its tokens against the positions `start..start + SPLIT`.
+pub(super) struct Piece<'a> {
+    /// The tokens, as indices into the step.
+    pub(super) tokens: Range<usize>,
+    /// Position of the first token; the others follow.
+    pub(super) first_position: usize,
+    pub(super) kv_head: usize,
+    pub(super) block_table: &'a [u32],
+    /// First position of the piece.
+    pub(super) start: usize,
+}
+
+/// Memory of one task.
+pub(super) struct TileScratch {
+    head_dim: usize,
+    /// Where the piece's positions lie, first in K and then in V.
+    runs: Vec<Run>,
+    /// Scaled queries, `[head_dim][rows]`.
+    queries: Vec<f32>,
+    /// `[rows][SCORE_STRIDE]`: scores, then weights.
+    scores: Vec<f32>,
+    /// The piece: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
+    values: Vec<f32>,
+    maxima: Vec<f32>,
+    sums: Vec<f32>,
+    /// All pieces so far.
+    merged_values: Vec<f32>,
+    merged_maxima: Vec<f32>,
+    merged_sums: Vec<f32>,
+}
+
+impl TileScratch {
+    pub(super) fn new(rows: usize, head_dim: usize) -> Self {
+        let width = head_dim.next_multiple_of(LANES);
+        Self {
+            head_dim,
+            runs: Vec::with_capacity(MAX_RUNS),
+            queries: vec![0.0; rows * head_dim],
+            scores: vec![0.0; rows * SCORE_STRIDE],
+            values: vec![0.0; rows * width],
+            maxima: vec![0.0; rows],
+            sums: vec![0.0; rows],
+            merged_values: vec![0.0; rows * width],
+            merged_maxima: vec![0.0; rows],
+            merged_sums: vec![0.0; rows],
+        }
+    }
+
+    /// Forgets merged pieces.
+    pub(super) fn start(&mut self, num_rows: usize) {
+        self.merged_sums[..num_rows].fill(0.0);
+    }
+
+    /// Copies the piece to `[row][max, sum, values…]`.
+    pub(super) fn save_partial(&self, num_rows: usize, target: &mut [f32]) {
+        let width = self.head_dim.next_multiple_of(LANES);
+        for (row, target) in target.chunks_exact_mut(width + 2).take(num_rows).enumerate() {
+            target[0] = self.maxima[row];
+            target[1] = self.sums[row];
+            target[2..].copy_from_slice(&self.values[row * width..][..width]);
+        }
+    }
+
+    /// The result of a row: the merged values divided by the merged sum.
+    pub(super) fn read_result(&self, row: usize, out: &mut [f32]) {
+        let width = self.head_dim.next_multiple_of(LANES);
+        let inverse = 1.0 / self.merged_sums[row];
+        for (out, value) in out.iter_mut().zip(&self.merged_values[row * width..]) {
+            *out = value * inverse;
+        }
+    }
+}
+
+/// Computes a piece of a tile into its scratch.
+pub(super) struct Partial<'a, E> {
+    pub(super) source: &'a Source<E>,
+    pub(super) piece: &'a Piece<'a>,
+    pub(super) scratch: &'a mut TileScratch,
+    /// Use the micro-tiles for 32 registers of sixteen lanes.
+    pub(super) wide: bool,
+}
+
+/// Sixteen tokens of K, or consecutive rows of V.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Offset in the pool.
+    start: usize,
+    /// Offset of the first position from the start of the piece; groups of K may begin before it.
+    offset: isize,
+    len: usize,
+}
+
+impl<E: KvElement> Kernel for Partial<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let Self { source, piece, scratch, wide } = self;
+        let shape = source.shape;
+        let group = shape.num_heads / shape.num_kv_heads;
+        let num_rows = piece.tokens.len() * group;
+        let oldest_of =
+            |position: usize| shape.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+        // The positions of the piece that any row attends to.
+        let last_position = piece.first_position + piece.tokens.len() - 1;
+        let low = oldest_of(piece.first_position).max(piece.start);
+        let high = (last_position + 1).min(piece.start + SPLIT);
+        load_queries(source, piece, group, scratch);
+
+        list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, true, |block, slot| {
+            source.layout.k_group(block, piece.kv_head, slot)
+        });
+        let (queries, scores) = (scratch.queries.as_ptr(), scratch.scores.as_mut_ptr());
+        let mut row = 0;
+        while row < num_rows {
+            // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose
+            // scores fit between the margins of a row of scores.
+            unsafe {
+                let tile = ScoreTile {
+                    queries: queries.add(row),
+                    num_rows,
+                    head_dim: shape.head_dim,
+                    k_pool: source.k_pool,
+                    groups: &scratch.runs,
+                    scores: scores.add(row * SCORE_STRIDE + LANES),
+                };
+                row += match (num_rows - row, wide) {
+                    (8.., true) => tile.compute::<V, 8, 2>(),
+                    (4.., true) => tile.compute::<V, 4, 4>(),
+                    (4.., false) => tile.compute::<V, 4, 1>(),
+                    (2.., _) => tile.compute::<V, 2, 2>(),
+                    _ => tile.compute::<V, 1, 4>(),
+                };
+            }
+        }
+
+        let relative = low - piece.start..high - piece.start;
+        for row in 0..num_rows {
+            let position = piece.first_position + row / group;
+            let row_low = oldest_of(position).max(piece.start).min(high) - piece.start;
+            let row_high = (position + 1).min(piece.start + SPLIT).max(piece.start) - piece.start;
+            let scores = &mut scratch.scores[row * SCORE_STRIDE + LANES..][..SPLIT + LANES];
+            (scratch.maxima[row], scratch.sums[row]) =
+                weigh::<V>(scores, &relative, row_low..row_high.max(row_low));
+        }
+
+        list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, false, |block, slot| {
+            source.layout.v_row(block, piece.kv_head, slot)
+        });
+        let width = source.layout.v_stride();
+        let mut row = 0;
+        while row < num_rows {
+            // SAFETY: the scratch has `num_rows` rows of `width` values, and each run is rows of the pool.
+            unsafe {
+                let tile = ValueTile {
+                    weights: scratch.scores.as_ptr().add(row * SCORE_STRIDE + LANES),
+                    v_pool: source.v_pool,
+                    runs: &scratch.runs,
+                    width,
+                    values: scratch.values.as_mut_ptr().add(row * width),
+                };
+                row += match (num_rows - row, wide) {
+                    (8.., true) => tile.compute::<V, 8, 2>(),
+                    (4.., true) => tile.compute::<V, 4, 4>(),
+                    (4.., false) => tile.compute::<V, 4, 1>(),
+                    (2.., _) => tile.compute::<V, 2, 2>(),
+                    _ => tile.compute::<V, 1, 4>(),
+                };
+            }
+        }
+    }
+}
+
+/// Scales the tile's queries and puts the rows side by side.
+#[inline(always)]
+fn load_queries<E>(source: &Source<E>, piece: &Piece<'_>, group: usize, scratch: &mut TileScratch) {
+    let shape = source.shape;
+    let num_rows = piece.tokens.len() * group;
+    for (index, token) in piece.tokens.clone().enumerate() {
+        for head in 0..group {
+            let offset = token * source.query_stride + (piece.kv_head * group + head) * shape.head_dim;
+            // SAFETY: the caller of `paged_attention` gave `query_stride` values for each token, which
+            // begin with all query heads.
+            let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), shape.head_dim) };
+            let row = index * group + head;
+            for (d, value) in query.iter().enumerate() {
+                scratch.queries[d * num_rows + row] = value * shape.scale;
+            }
+        }
+    }
+}
+
+/// Lists where the positions lie: in groups of sixteen slots of a block, or in as much as a block has.
+/// `address` gives the offset of a block's slot in the pool.
+#[inline(always)]
+fn list_runs(
+    runs: &mut Vec<Run>,
+    piece: &Piece<'_>,
+    positions: Range<usize>,
+    block_size: usize,
+    in_groups: bool,
+    address: impl Fn(usize, usize) -> usize,
+) {
+    runs.clear();
+    let mut position = positions.start;
+    while position < positions.end {
+        let (index, slot) = (position / block_size, position % block_size);
+        // A group is always taken as a whole: scores of other positions in it are dropped later.
+        let (first_slot, end_slot) = if in_groups {
+            let first_slot = slot / LANES * LANES;
+            (first_slot, (first_slot + LANES).min(block_size))
+        } else {
+            (slot, block_size.min(slot + positions.end - position))
+        };
+        runs.push(Run {
+            start: address(piece.block_table[index] as usize, first_slot),
+            offset: (index * block_size + first_slot) as isize - piece.start as isize,
+            len: end_slot - first_slot,
+        });
+        position += end_slot - slot;
+    }
+}
+
+/// Some rows' scores.
+struct ScoreTile<'a, E> {
+    /// First row's first value; rows are next to each other, values `num_rows` apart.
+    queries: *const f32,
+    num_rows: usize,
+    head_dim: usize,
+    k_pool: *const E,
+    groups: &'a [Run],
+    /// First row's score of the piece's first position; rows are `SCORE_STRIDE` apart.
+    scores: *mut f32,
+}
+
+impl<E: KvElement> ScoreTile<'_, E> {
+    /// Computes `ROWS` rows, `GROUPS` groups at a time, and returns `ROWS`.
+    ///
+    /// # Safety
+    /// There are as many rows, and all pointers hold what their descriptions say.
+    #[inline(always)]
+    unsafe fn compute<V: F32x16, const ROWS: usize, const GROUPS: usize>(&self) -> usize {
+        let (several, single) = self.groups.as_chunks::<GROUPS>();
+        for groups in several {
+            // SAFETY: the caller's guarantees.
+            unsafe { self.compute_groups::<V, ROWS, GROUPS>(groups) };
+        }
+        for group in single {
+            // SAFETY: the caller's guarantees.
+            unsafe { self.compute_groups::<V, ROWS, 1>(&[*group]) };
+        }
+        ROWS
+    }
+
+    #[inline(always)]
+    unsafe fn compute_groups<V: F32x16, const ROWS: usize, const GROUPS: usize>(
+        &self,
+        groups: &[Run; GROUPS],
+    ) {
+        let mut sums = [[V::splat(0.0); GROUPS]; ROWS];
+        // SAFETY: a group has sixteen values for each of `head_dim`, and the queries `num_rows`; scores
+        // of a group begin at most fifteen before and end at most fifteen after the piece.
+        unsafe {
+            for d in 0..self.head_dim {
+                let mut keys = [V::splat(0.0); GROUPS];
+                for (key, group) in keys.iter_mut().zip(groups) {
+                    *key = E::load(self.k_pool.add(group.start + d * LANES));
+                }
+                let query = self.queries.add(d * self.num_rows);
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let query = V::splat(*query.add(row));
+                    for (sum, key) in sums.iter_mut().zip(&keys) {
+                        *sum = query.mul_add(*key, *sum);
+                    }
+                }
+            }
+            // In ascending order, because a group that is not full is overlapped by the next one.
+            for (row, sums) in sums.iter().enumerate() {
+                for (sum, group) in sums.iter().zip(groups) {
+                    sum.store(self.scores.add(row * SCORE_STRIDE).offset(group.offset));
+                }
+            }
+        }
+    }
+}
+
+/// Turns the scores of a row into weights: e^(score - max) inside `own`, 0 in the rest of `all`. Offsets
+/// are from the start of the piece. Returns the largest score and the sum of the weights.
+#[inline(always)]
+fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Range<usize>) -> (f32, f32) {
+    if own.is_empty() {
+        scores[all.clone()].fill(0.0);
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    let (first, end) = (own.start / LANES * LANES, own.end.next_multiple_of(LANES));
+    scores[first..own.start].fill(f32::NEG_INFINITY);
+    scores[own.end..end].fill(f32::NEG_INFINITY);
+    let mut max = V::splat(f32::NEG_INFINITY);
+    // SAFETY: `end` is at most SPLIT, and `scores` has more.
+    unsafe {
+        for offset in (first..end).step_by(LANES) {
+            max = max.max(V::load(scores.as_ptr().add(offset)));
+        }
+    }
+    let max = max.max_lane();
+    let mut sum = V::splat(0.0);
+    // SAFETY: as above.
+    unsafe {
+        for offset in (first..end).step_by(LANES) {
+            let weight = V::load(scores.as_ptr().add(offset)).sub(V::splat(max)).exp();
+            weight.store(scores.as_mut_ptr().add(offset));
+            sum = sum.add(weight);
+        }
+    }
+    scores[all.start.min(first)..own.start].fill(0.0);
+    scores[own.end..all.end.max(end)].fill(0.0);
+    (max, sum.sum())
+}
+
+/// Some rows' weighted values.
+struct ValueTile<'a, E> {
+    /// First row's weight of the piece's first position; rows are `SCORE_STRIDE` apart.
+    weights: *const f32,
+    v_pool: *const E,
+    runs: &'a [Run],
+    /// Values between two rows of V and of the result; a multiple of sixteen.
+    width: usize,
+    values: *mut f32,
+}
+
+impl<E: KvElement> ValueTile<'_, E> {
+    /// Computes `ROWS` rows, `VECTORS` vectors of values at a time, and returns `ROWS`.
+    ///
+    /// # Safety
+    /// There are as many rows, and all pointers hold what their descriptions say.
+    #[inline(always)]
+    unsafe fn compute<V: F32x16, const ROWS: usize, const VECTORS: usize>(&self) -> usize {
+        let mut column = 0;
+        while column < self.width {
+            // SAFETY: the caller's guarantees; `column` leaves as many vectors as are computed.
+            unsafe {
+                if self.width - column >= VECTORS * LANES {
+                    self.compute_columns::<V, ROWS, VECTORS>(column);
+                    column += VECTORS * LANES;
+                } else {
+                    self.compute_columns::<V, ROWS, 1>(column);
+                    column += LANES;
+                }
+            }
+        }
+        ROWS
+    }
+
+    #[inline(always)]
+    unsafe fn compute_columns<V: F32x16, const ROWS: usize, const VECTORS: usize>(&self, column: usize) {
+        let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+        // SAFETY: runs are `len` rows of `width` values, with weights at their offsets.
+        unsafe {
+            for run in self.runs {
+                let weights = self.weights.offset(run.offset);
+                for token in 0..run.len {
+                    let value = self.v_pool.add(run.start + token * self.width + column);
+                    let mut values = [V::splat(0.0); VECTORS];
+                    for (vector, slot) in values.iter_mut().enumerate() {
+                        *slot = E::load(value.add(vector * LANES));
+                    }
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let weight = V::splat(*weights.add(row * SCORE_STRIDE + token));
+                        for (sum, value) in sums.iter_mut().zip(&values) {
+                            *sum = weight.mul_add(*value, *sum);
+                        }
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate() {
+                for (vector, sum) in sums.iter().enumerate() {
+                    sum.store(self.values.add(row * self.width + column + vector * LANES));
+                }
+            }
+        }
+    }
+}
+
+/// Adds a piece to the merged ones: the piece in the scratch, or a saved one.
+pub(super) struct Merge<'a> {
+    pub(super) scratch: &'a mut TileScratch,
+    pub(super) num_rows: usize,
+    pub(super) head_dim: usize,
+    pub(super) partials: Option<&'a [f32]>,
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let Self { scratch, num_rows, head_dim, partials } = self;
+        let width = head_dim.next_multiple_of(LANES);
+        for row in 0..num_rows {
+            let (max, sum, values) = match partials {
+                Some(partials) => {
+                    let saved = &partials[row * (width + 2)..][..width + 2];
+                    (saved[0], saved[1], &saved[2..])
+                }
+                None => (scratch.maxima[row], scratch.sums[row], &scratch.values[row * width..][..width]),
+            };
+            // No position of the piece is visible to this row.
+            if sum == 0.0 {
+                continue;
+            }
+            let merged = &mut scratch.merged_values[row * width..][..width];
+            if scratch.merged_sums[row] == 0.0 {
+                merged.copy_from_slice(values);
+                scratch.merged_maxima[row] = max;
+                scratch.merged_sums[row] = sum;
+                continue;
+            }
+            let new_max = max.max(scratch.merged_maxima[row]);
+            // The largest lane of equal lanes is a lane.
+            let old_factor = V::splat(scratch.merged_maxima[row] - new_max).exp();
+            let factor = V::splat(max - new_max).exp();
+            for offset in (0..width).step_by(LANES) {
+                // SAFETY: both have `width` values, a multiple of sixteen.
+                unsafe {
+                    let old = V::load(merged.as_ptr().add(offset)).mul(old_factor);
+                    let value = V::load(values.as_ptr().add(offset));
+                    value.mul_add(factor, old).store(merged.as_mut_ptr().add(offset));
+                }
+            }
+            scratch.merged_maxima[row] = new_max;
+            scratch.merged_sums[row] =
+                scratch.merged_sums[row] * old_factor.max_lane() + sum * factor.max_lane();
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Token embeddings.
+
+use crate::ops::buffer::Buffer;
+use crate::ops::context::{Backend, Context};
+use crate::ops::cpu::rows::RowsMut;
+use crate::ops::weights::Matrix;
+use crate::{Error, Result};
+
+/// Tokens of a task.
+const TOKENS_PER_TASK: usize = 8;
+
+/// `out[i] = table[token_ids[i]]`, decoded if the table is quantised.
+///
+/// `table` is `[vocabulary, hidden]`, `out` is `[token_ids.len(), hidden]`.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if a token is not in the vocabulary or shapes do not fit together.
+pub fn embed(context: &Context, token_ids: &[u32], table: &Matrix, out: &mut Buffer) -> Result<()> {
+    if let Some(token) = token_ids.iter().find(|token| **token as usize >= table.rows()) {
+        return Err(Error::internal(format!(
+            "token {token} is outside the vocabulary of {} tokens",
+            table.rows()
+        )));
+    }
+    if out.width() != table.cols() {
+        return Err(Error::internal(format!(
+            "embed: its output has {} values in a row, not {}",
+            out.width(),
+            table.cols()
+        )));
+    }
+    let width = out.width();
+    let Backend::Cpu(cpu) = context.launch("embed")?;
+    out.write(token_ids.len(), |out| {
+        let rows = RowsMut::new(out, width);
+        cpu.pool.run(token_ids.len().div_ceil(TOKENS_PER_TASK), |task| {
+            let first = task * TOKENS_PER_TASK;
+            for (index, &token) in token_ids.iter().enumerate().skip(first).take(TOKENS_PER_TASK) {
+                // SAFETY: each token has a row of its own, and each token is in one task.
+                let row = unsafe { rows.get(index) };
+                table.cpu().dequantize_row(token as usize, row);
+            }
+        });
+    })
+}

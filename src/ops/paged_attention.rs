@@ -1,0 +1,157 @@
+//! Attention over the paged cache.
+
+use crate::ops::AttentionMetadata;
+use crate::ops::buffer::Buffer;
+use crate::ops::context::{Backend, Context};
+use crate::ops::cpu::attention::{self, AttentionShape};
+use crate::ops::kv_cache::KvCache;
+use crate::{Error, Result};
+
+/// The shape of attention and the memory that it needs, allocated once.
+#[derive(Debug)]
+pub struct AttentionScratch {
+    shape: AttentionShape,
+    max_model_len: usize,
+    max_num_rows: usize,
+    cpu: attention::AttentionScratch,
+}
+
+/// What [`AttentionScratch`] is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionLimits {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// A token attends to itself and the `sliding_window - 1` tokens before it.
+    pub sliding_window: Option<usize>,
+    /// Longest sequence.
+    pub max_model_len: usize,
+    /// Most tokens in a step.
+    pub max_num_tokens: usize,
+    /// Most rows (sequences) in a step.
+    pub max_num_rows: usize,
+}
+
+impl AttentionScratch {
+    /// Memory for attention with scores divided by `√head_dim`.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] for a device without kernels.
+    pub fn new(context: &Context, limits: AttentionLimits) -> Result<Self> {
+        let shape = AttentionShape {
+            num_heads: limits.num_heads,
+            num_kv_heads: limits.num_kv_heads,
+            head_dim: limits.head_dim,
+            scale: 1.0 / (limits.head_dim as f32).sqrt(),
+            sliding_window: limits.sliding_window,
+        };
+        let Backend::Cpu(cpu) = context.backend("allocate")?;
+        let cpu = attention::AttentionScratch::new(
+            shape,
+            limits.max_num_tokens,
+            limits.max_num_rows,
+            limits.max_model_len,
+            cpu.pool.num_threads(),
+        );
+        Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_num_rows, cpu })
+    }
+}
+
+/// `out = softmax(q·K / √head_dim)·V` for each token and head, over the tokens of its sequence up to
+/// itself. Long contexts with few tokens are divided and merged, which counts as a second dispatch.
+///
+/// `qkv` is `[num_tokens, (num_heads + 2 · num_kv_heads) · head_dim]` of which the rotated queries are used,
+/// `out` is `[num_tokens, num_heads · head_dim]`. The tokens' own keys and values are in the cache already.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if shapes do not fit together or a block does not exist.
+pub fn paged_attention(
+    context: &Context,
+    scratch: &mut AttentionScratch,
+    qkv: &Buffer,
+    cache: &KvCache,
+    layer: usize,
+    metadata: &AttentionMetadata,
+    out: &mut Buffer,
+) -> Result<()> {
+    check(scratch, qkv, cache, layer, metadata, out)
+        .map_err(|reason| Error::internal(format!("paged_attention: {reason}")))?;
+    let num_tokens = metadata.num_tokens();
+    let Backend::Cpu(cpu) = context.launch("paged_attention")?;
+    let width = qkv.width();
+    let regions = out.write(num_tokens, |out| {
+        qkv.read(num_tokens, |qkv| {
+            attention::paged_attention(
+                &mut scratch.cpu,
+                qkv,
+                width,
+                cache,
+                layer,
+                metadata,
+                out,
+                &cpu.pool,
+                cpu.level,
+            )
+        })
+    })??;
+    if regions > 1 {
+        context.launch("paged_attention_merge")?;
+    }
+    Ok(())
+}
+
+/// Everything that the kernels rely on.
+fn check(
+    scratch: &AttentionScratch,
+    qkv: &Buffer,
+    cache: &KvCache,
+    layer: usize,
+    metadata: &AttentionMetadata,
+    out: &Buffer,
+) -> Result<(), String> {
+    let (shape, layout) = (scratch.shape, cache.layout());
+    if (layout.num_kv_heads, layout.head_dim) != (shape.num_kv_heads, shape.head_dim)
+        || layer >= cache.num_layers()
+    {
+        return Err(format!("layer {layer} of {cache:?} does not fit {shape:?}"));
+    }
+    if out.width() != shape.num_heads * shape.head_dim || qkv.width() < out.width() {
+        return Err(format!("rows of {} and {} values do not fit {shape:?}", qkv.width(), out.width()));
+    }
+    let (num_rows, num_tokens) = (metadata.num_rows(), metadata.num_tokens());
+    if metadata.query_start_loc.len() != num_rows + 1
+        || metadata.block_table_starts.len() != num_rows + 1
+        || metadata.query_start_loc.first() != Some(&0)
+        || metadata.query_start_loc.last() != Some(&num_tokens)
+        || metadata.block_table_starts.last().is_none_or(|end| *end > metadata.block_tables.len())
+        || metadata.block_size != layout.block_size
+        || num_rows > scratch.max_num_rows
+    {
+        return Err(format!("the lists of {num_rows} rows and {num_tokens} tokens do not fit together"));
+    }
+    for row in 0..num_rows {
+        let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
+        let seq_len = metadata.seq_lens[row];
+        let ascending = metadata.block_table_starts[row] <= metadata.block_table_starts[row + 1];
+        if start >= end
+            || end > num_tokens
+            || seq_len < end - start
+            || seq_len > scratch.max_model_len
+            || !ascending
+        {
+            return Err(format!("row {row} has tokens {start}..{end} of a sequence of {seq_len}"));
+        }
+        let table = metadata.block_table(row);
+        let num_used = seq_len.div_ceil(layout.block_size);
+        if table.len() < num_used {
+            return Err(format!("row {row} has {} blocks for {seq_len} tokens", table.len()));
+        }
+        if let Some(block) = table[..num_used].iter().find(|block| **block as usize >= cache.num_blocks()) {
+            return Err(format!("block {block} is not below the {} of the cache", cache.num_blocks()));
+        }
+    }
+    Ok(())
+}

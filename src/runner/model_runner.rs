@@ -1,0 +1,158 @@
+//! The runner that computes: a model, its KV cache and a sampler.
+
+use super::{RowOutput, Runner, Step, StepRow};
+use crate::models::{CausalLm, InputBatch};
+use crate::ops::KvCache;
+use crate::sampling::{SampledToken, Sampler, SamplerInput};
+use crate::{Error, Result};
+
+/// Runs a model over the paged cache.
+pub struct ModelRunner {
+    model: Box<dyn CausalLm>,
+    kv_cache: KvCache,
+    sampler: Sampler,
+    /// Kept between steps for its memory.
+    batch: InputBatch,
+}
+
+impl std::fmt::Debug for ModelRunner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelRunner").field("kv_cache", &self.kv_cache).finish_non_exhaustive()
+    }
+}
+
+impl ModelRunner {
+    /// A runner for this model, with this cache.
+    #[must_use]
+    pub fn new(model: Box<dyn CausalLm>, kv_cache: KvCache) -> Self {
+        Self { model, kv_cache, sampler: Sampler::default(), batch: InputBatch::default() }
+    }
+
+    /// The first forward pass: all rows as they are.
+    fn prepare(&mut self, step: &Step<'_>) {
+        self.batch.clear();
+        self.batch.attention.block_size = self.kv_cache.block_size();
+        for row in &step.rows {
+            let first = self.batch.token_ids.len();
+            let end = row.start + row.len;
+            self.push_row(row, row.start, &row.token_ids[row.start..end]);
+            if row.all_logits {
+                self.batch.logits_indices.extend(first..first + row.len);
+            } else if !row.samples.is_empty() {
+                self.batch.logits_indices.push(first + row.len - 1);
+            }
+        }
+    }
+
+    /// A further pass of a multi-step: one new token for each row.
+    fn prepare_next(&mut self, step: &Step<'_>, token_ids: &[u32], offset: usize) {
+        self.batch.clear();
+        self.batch.attention.block_size = self.kv_cache.block_size();
+        for (row, token_id) in step.rows.iter().zip(token_ids) {
+            self.batch.logits_indices.push(self.batch.token_ids.len());
+            self.push_row(row, row.start + offset, &[*token_id]);
+        }
+    }
+
+    fn push_row(&mut self, row: &StepRow<'_>, start: usize, token_ids: &[u32]) {
+        let block_size = self.kv_cache.block_size();
+        let end = start + token_ids.len();
+        let batch = &mut self.batch;
+        batch.token_ids.extend_from_slice(token_ids);
+        for position in start..end {
+            batch.positions.push(position as u32);
+            let block = row.block_table[position / block_size].index();
+            batch.attention.slot_mapping.push(block * block_size + position % block_size);
+        }
+        let attention = &mut batch.attention;
+        attention.query_start_loc.push(batch.token_ids.len());
+        attention.seq_lens.push(end);
+        let blocks = &row.block_table[..end.div_ceil(block_size)];
+        attention.block_tables.extend(blocks.iter().map(|block| block.0));
+        attention.block_table_starts.push(attention.block_tables.len());
+    }
+}
+
+impl Runner for ModelRunner {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        for copy in step.rows.iter().filter_map(|row| row.copy) {
+            self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
+        }
+        self.prepare(step);
+        let vocab_size = self.model.config().vocab_size;
+        let sampler = &mut self.sampler;
+        let num_logits = self.batch.logits_indices.len();
+        let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+        let mut outputs = logits.read(num_logits, |logits| {
+            let mut rest = logits;
+            let mut outputs = Vec::with_capacity(step.rows.len());
+            for row in &step.rows {
+                let num_rows = match (row.all_logits, row.samples.is_empty()) {
+                    (true, _) => row.len,
+                    (false, true) => 0,
+                    (false, false) => 1,
+                };
+                let (own, others) = rest.split_at(num_rows * vocab_size);
+                rest = others;
+                let last = own.len().saturating_sub(vocab_size);
+                let draw = |input| vec![sampler.sample(&own[last..], input)];
+                outputs.push(RowOutput {
+                    samples: row.samples.iter().map(draw).collect(),
+                    logits: if row.all_logits { own.to_vec() } else { Vec::new() },
+                });
+            }
+            outputs
+        })?;
+        if step.num_steps > 1 {
+            self.continue_multi_step(step, &mut outputs)?;
+        }
+        Ok(outputs)
+    }
+}
+
+impl ModelRunner {
+    /// Feeds the sampled tokens back until each row has its tokens or has ended.
+    fn continue_multi_step(&mut self, step: &Step<'_>, outputs: &mut [RowOutput]) -> Result<()> {
+        let vocab_size = self.model.config().vocab_size;
+        let mut rows = step
+            .rows
+            .iter()
+            .map(|row| match &row.samples[..] {
+                [input] if row.len == 1 => Ok((input, input.output_token_ids.to_vec())),
+                _ => Err(Error::internal("a multi-step has a row that does not just generate")),
+            })
+            .collect::<Result<Vec<(&SamplerInput<'_>, Vec<u32>)>>>()?;
+        for offset in 1..step.num_steps {
+            let mut token_ids = Vec::with_capacity(rows.len());
+            let mut all_ended = true;
+            for ((input, tokens), output) in rows.iter_mut().zip(&*outputs) {
+                match output.samples[0].last() {
+                    Some(Some(SampledToken { token_id, .. })) => {
+                        let can_end = tokens.len() >= input.params.min_tokens;
+                        all_ended &= can_end && input.end_token_ids.contains(token_id);
+                        tokens.push(*token_id);
+                    }
+                    // The sequence has failed; it is carried along, since rows are independent.
+                    _ => tokens.push(0),
+                }
+                token_ids.extend(tokens.last());
+            }
+            if all_ended {
+                return Ok(());
+            }
+            self.prepare_next(step, &token_ids, offset);
+            let sampler = &mut self.sampler;
+            let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+            logits.read(rows.len(), |logits| {
+                let logits = logits.chunks_exact(vocab_size);
+                for (((input, tokens), output), logits) in rows.iter().zip(&mut *outputs).zip(logits) {
+                    let input = SamplerInput { output_token_ids: tokens, ..**input };
+                    if output.samples[0].last().is_some_and(Option::is_some) {
+                        output.samples[0].push(sampler.sample(logits, &input));
+                    }
+                }
+            })?;
+        }
+        Ok(())
+    }
+}

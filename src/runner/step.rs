@@ -1,0 +1,53 @@
+//! What the engine asks of a runner in a step, and what it gets back.
+
+use crate::Result;
+use crate::kv_cache::BlockId;
+use crate::sampling::{SampledToken, SamplerInput};
+use crate::scheduler::BlockCopy;
+
+/// One step, with everything that it needs resolved.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Rows; their copies are carried out in order before anything is computed.
+    pub rows: Vec<StepRow<'a>>,
+    /// Tokens to generate for each row. Above 1 only if every row has one token and one sample.
+    pub num_steps: usize,
+}
+
+/// Part of a sequence to compute.
+#[derive(Debug)]
+pub struct StepRow<'a> {
+    /// All tokens of the sequence so far.
+    pub token_ids: &'a [u32],
+    /// Position of the first token to compute.
+    pub start: usize,
+    /// Tokens to compute.
+    pub len: usize,
+    /// Blocks for all positions up to `start + len + num_steps - 1`.
+    pub block_table: &'a [BlockId],
+    /// Copy this block first.
+    pub copy: Option<BlockCopy>,
+    /// Draws to make from the last token's logits.
+    pub samples: Vec<SamplerInput<'a>>,
+    /// Return the logits of all the row's tokens.
+    pub all_logits: bool,
+}
+
+/// What a row gave.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowOutput {
+    /// For each draw its tokens, one for each step; `None` for logits that are no numbers, which ends
+    /// the list. A runner may leave out the tokens after one that ends the sequence.
+    pub samples: Vec<Vec<Option<SampledToken>>>,
+    /// If all logits were wanted: `len × vocab_size` f32.
+    pub logits: Vec<f32>,
+}
+
+/// Computes steps: the engine's view of a model on a device.
+pub trait Runner: Send {
+    /// Computes a step; one output for each row, in order.
+    ///
+    /// # Errors
+    /// If the step failed as a whole. The engine then ends the sequences of this step and goes on.
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>>;
+}

@@ -1,0 +1,132 @@
+//! One token list that is being generated, as far as scheduling has to know it.
+
+use crate::kv_cache::{BlockHash, BlockId};
+
+/// The number of a sequence, never reused by a scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u64);
+
+/// Where a sequence stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SequenceStatus {
+    /// In the queue, never run.
+    Waiting,
+    /// Has blocks and takes part in steps.
+    Running,
+    /// Its blocks were taken; in the queue to be computed again.
+    Preempted,
+    /// A fork that begins when the prompt of its leader is computed.
+    Forking,
+}
+
+/// What a caller gives for a new sequence.
+#[derive(Debug, Clone)]
+pub struct SequenceSpec {
+    /// At least one token.
+    pub prompt_token_ids: Vec<u32>,
+    /// Length, prompt included, at which the sequence ends for certain. Multi-step looks no further.
+    pub max_len: usize,
+    /// Requests with different salts share no cache.
+    pub cache_salt: Option<String>,
+    /// Sequences that continue the prompt, this one counted in: the `n` of a request.
+    pub num_sequences: usize,
+    /// The logits of every prompt token are wanted, so none may come from the prefix cache.
+    pub prompt_logits: bool,
+}
+
+/// A sequence inside the scheduler.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(super) status: SequenceStatus,
+    /// Prompt and output.
+    pub(super) token_ids: Vec<u32>,
+    pub(super) num_prompt_tokens: usize,
+    /// Tokens whose K and V are in the cache.
+    pub(super) num_computed_tokens: usize,
+    /// Of these, the ones found in the prefix cache when the sequence was first admitted.
+    pub(super) num_cached_tokens: usize,
+    pub(super) num_preemptions: usize,
+    pub(super) max_len: usize,
+    pub(super) block_table: Vec<BlockId>,
+    /// The name of the empty prefix.
+    pub(super) cache_root: BlockHash,
+    /// Names of the sequence's full blocks, as far as they have been computed.
+    pub(super) block_hashes: Vec<BlockHash>,
+    /// Blocks offered to the prefix cache since the last admission.
+    pub(super) num_published_blocks: usize,
+    /// Sequences that fork off when the prompt is computed.
+    pub(super) forks: Vec<SeqId>,
+    pub(super) prompt_logits: bool,
+}
+
+impl Sequence {
+    /// Prompt and output tokens.
+    #[must_use]
+    pub fn token_ids(&self) -> &[u32] {
+        &self.token_ids
+    }
+
+    /// The given tokens.
+    #[must_use]
+    pub fn prompt_token_ids(&self) -> &[u32] {
+        &self.token_ids[..self.num_prompt_tokens]
+    }
+
+    /// The generated tokens.
+    #[must_use]
+    pub fn output_token_ids(&self) -> &[u32] {
+        &self.token_ids[self.num_prompt_tokens..]
+    }
+
+    /// The blocks that hold the sequence's K and V, in order.
+    #[must_use]
+    pub fn block_table(&self) -> &[BlockId] {
+        &self.block_table
+    }
+
+    /// Tokens whose K and V are in the cache.
+    #[must_use]
+    pub fn num_computed_tokens(&self) -> usize {
+        self.num_computed_tokens
+    }
+
+    /// Prompt tokens that were found in the prefix cache at the first admission.
+    #[must_use]
+    pub fn num_cached_tokens(&self) -> usize {
+        self.num_cached_tokens
+    }
+
+    /// How often the sequence's blocks were taken.
+    #[must_use]
+    pub fn num_preemptions(&self) -> usize {
+        self.num_preemptions
+    }
+
+    /// Where the sequence stands.
+    #[must_use]
+    pub fn status(&self) -> SequenceStatus {
+        self.status
+    }
+
+    /// Whether the logits of every prompt token are wanted.
+    #[must_use]
+    pub fn prompt_logits(&self) -> bool {
+        self.prompt_logits
+    }
+
+    /// Length at which the sequence ends for certain.
+    #[must_use]
+    pub fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    /// Forks that wait for the prompt to be computed.
+    #[must_use]
+    pub fn num_unstarted_forks(&self) -> usize {
+        self.forks.len()
+    }
+
+    pub(super) fn num_uncomputed_tokens(&self) -> usize {
+        self.token_ids.len() - self.num_computed_tokens
+    }
+}

@@ -1,0 +1,185 @@
+//! A model folder's tokenizer: `tokenizer.json` and the small files beside it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Tokenizer;
+use crate::{Error, ErrorKind, Result};
+
+impl Tokenizer {
+    /// Reads the tokenizer of a model folder: `tokenizer.json`, and where they exist
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`, `chat_template.json` and
+    /// `additional_chat_templates/*.jinja`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no `tokenizer.json`; otherwise as [`Self::from_file`].
+    pub fn from_dir(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let path = folder.join("tokenizer.json");
+        if !path.exists() {
+            let error =
+                Error::new(ErrorKind::NotFound, format!("{} has no tokenizer.json", folder.display()));
+            return Err(if folder.join("tokenizer.model").exists() {
+                error.with_hint(
+                    "a tokenizer.model alone is not read; convert it to tokenizer.json or use a GGUF file",
+                )
+            } else {
+                error.with_hint("pass token ids instead of text")
+            });
+        }
+        let mut tokenizer = Self::from_file(&path)?;
+        let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let special = read_json(&folder.join("special_tokens_map.json"))?;
+        let named = |key: &str| token_content(&config[key]).or_else(|| token_content(&special[key]));
+        if let Some(bos) = named("bos_token").and_then(|text| tokenizer.token_id(text)) {
+            tokenizer.bos_token_id = Some(bos);
+        }
+        if let Some(eos) = named("eos_token").and_then(|text| tokenizer.token_id(text)) {
+            tokenizer.eos_token_id = Some(eos);
+            tokenizer.eos_token_ids = vec![eos];
+        }
+        match (config["add_bos_token"].as_bool(), tokenizer.bos_token_id) {
+            (Some(true), Some(bos)) if !tokenizer.prefix_token_ids.contains(&bos) => {
+                tokenizer.prefix_token_ids.insert(0, bos);
+            }
+            (Some(false), Some(bos)) => tokenizer.prefix_token_ids.retain(|id| *id != bos),
+            _ => {}
+        }
+        tokenizer.chat_templates = chat_templates(folder, &config)?;
+        Ok(tokenizer)
+    }
+}
+
+/// All chat templates by name. Files of their own take precedence over the entry in the config.
+fn chat_templates(folder: &Path, config: &Value) -> Result<BTreeMap<String, String>> {
+    let mut templates = BTreeMap::new();
+    add_templates(&config["chat_template"], &mut templates);
+    add_templates(&read_json(&folder.join("chat_template.json"))?["chat_template"], &mut templates);
+    if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
+        templates.insert("default".to_owned(), source);
+    }
+    let further = folder.join("additional_chat_templates");
+    if further.is_dir() {
+        let doing = || format!("reading {}", further.display());
+        for entry in std::fs::read_dir(&further).map_err(|error| Error::io(doing(), error))? {
+            let path = entry.map_err(|error| Error::io(doing(), error))?.path();
+            let name = path.file_stem().and_then(|name| name.to_str()).map(str::to_owned);
+            if let (Some(name), true) = (name, path.extension().is_some_and(|extension| extension == "jinja"))
+                && let Some(source) = read_text(&path)?
+            {
+                templates.insert(name, source);
+            }
+        }
+    }
+    Ok(templates)
+}
+
+/// A template entry is the source, or a list of names and sources.
+fn add_templates(entry: &Value, templates: &mut BTreeMap<String, String>) {
+    if let Some(source) = entry.as_str() {
+        templates.insert("default".to_owned(), source.to_owned());
+    }
+    for item in entry.as_array().into_iter().flatten() {
+        if let (Some(name), Some(source)) = (item["name"].as_str(), item["template"].as_str()) {
+            templates.insert(name.to_owned(), source.to_owned());
+        }
+    }
+}
+
+/// A token entry is its text, or an object with the text under `content`.
+fn token_content(entry: &Value) -> Option<&str> {
+    entry.as_str().or_else(|| entry["content"].as_str())
+}
+
+fn read_text(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(format!("reading {}", path.display()), error)),
+    }
+}
+
+/// The contents of a file, or null if there is none.
+fn read_json(path: &Path) -> Result<Value> {
+    let Some(text) = read_text(path)? else { return Ok(Value::Null) };
+    serde_json::from_str(&text)
+        .map_err(|error| Error::invalid_model(format!("{}: {error}", path.display())).with_source(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKENIZER: &str = r#"{"added_tokens": [
+        {"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "</s>", "special": true}],
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    fn open(files: &[(&str, &str)]) -> Result<Tokenizer> {
+        Tokenizer::from_dir(folder(&[&[("tokenizer.json", TOKENIZER)], files].concat()).path())
+    }
+
+    #[test]
+    fn the_post_processor_alone_gives_bos() {
+        let tokenizer = open(&[]).unwrap();
+        assert_eq!(tokenizer.encode_prompt("ab", tokenizer.add_bos()).unwrap(), [2, 0, 1]);
+        assert_eq!(tokenizer.stop_token_ids(&[1]), [1, 3]);
+        assert_eq!(tokenizer.chat_template(), None);
+    }
+
+    #[test]
+    fn the_config_wins() {
+        let config = r#"{"bos_token": {"content": "</s>"}, "eos_token": "<s>", "add_bos_token": true,
+            "chat_template": [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]}"#;
+        let tokenizer = open(&[("tokenizer_config.json", config)]).unwrap();
+        assert_eq!((tokenizer.bos_token_id(), tokenizer.eos_token_ids()), (Some(3), [2].as_slice()));
+        assert_eq!(tokenizer.chat_template(), Some("D"));
+        assert_eq!(tokenizer.named_chat_template("rag"), Some("R"));
+        let off = r#"{"bos_token": "<s>", "add_bos_token": false}"#;
+        let tokenizer = open(&[("tokenizer_config.json", off)]).unwrap();
+        assert_eq!((tokenizer.bos_token_id(), tokenizer.add_bos()), (Some(2), false));
+        let special = r#"{"eos_token": {"content": "</s>"}, "bos_token": null}"#;
+        assert_eq!(open(&[("special_tokens_map.json", special)]).unwrap().eos_token_ids(), [3]);
+    }
+
+    #[test]
+    fn template_files_win_over_the_config() {
+        let tokenizer = open(&[
+            ("tokenizer_config.json", r#"{"chat_template": "config"}"#),
+            ("chat_template.json", r#"{"chat_template": "json"}"#),
+        ]);
+        assert_eq!(tokenizer.unwrap().chat_template(), Some("json"));
+        let tokenizer = open(&[
+            ("chat_template.json", r#"{"chat_template": "json"}"#),
+            ("chat_template.jinja", "jinja"),
+            ("additional_chat_templates/tool_use.jinja", "tools"),
+        ])
+        .unwrap();
+        assert_eq!(tokenizer.chat_template(), Some("jinja"));
+        assert_eq!(tokenizer.named_chat_template("tool_use"), Some("tools"));
+    }
+
+    #[test]
+    fn missing_and_damaged_files_are_errors() {
+        let error = Tokenizer::from_dir(folder(&[("tokenizer.model", "")]).path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.hint().unwrap().contains("tokenizer.model"));
+        let error = open(&[("tokenizer_config.json", "{")]).unwrap_err();
+        assert!(error.message().contains("tokenizer_config.json"), "{error:?}");
+    }
+}

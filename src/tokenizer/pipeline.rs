@@ -1,0 +1,153 @@
+//! Byte-pair encoding from raw text: normalise, cut into pieces, write as the vocabulary does, merge.
+
+use tokenizers::normalizer::Range;
+use tokenizers::{
+    NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer as _, PreTokenizerWrapper,
+};
+
+use super::added::{AddedTokens, Fragment};
+use super::bpe::BpeModel;
+use super::byte_level;
+use super::split::SplitRegex;
+use crate::{Error, Result};
+
+/// A stretch of text, in bytes.
+pub(super) type Span = std::ops::Range<usize>;
+
+/// The steps from text without added tokens to ids.
+#[derive(Debug)]
+pub(super) struct BpePipeline {
+    pub(super) normalizer: Option<NormalizerWrapper>,
+    pub(super) pieces: Pieces,
+    pub(super) model: BpeModel,
+}
+
+/// How text is cut into pieces that are encoded on their own.
+#[derive(Debug)]
+pub(super) enum Pieces {
+    /// By expressions, one after the other; then bytes are written as characters.
+    ByteLevel(Vec<SplitRegex>),
+    /// As the file says, by the library.
+    Library(PreTokenizerWrapper),
+    /// Not at all.
+    Whole,
+}
+
+/// The whole text that is being encoded.
+#[derive(Debug)]
+pub(super) struct Source<'t> {
+    text: &'t str,
+    /// Spans that are plain text, whatever they spell.
+    protected: &'t [Span],
+    /// The text with its alignment, made when a step asks for it.
+    aligned: Option<NormalizedString>,
+}
+
+impl<'t> Source<'t> {
+    /// `protected` spans are sorted and disjoint.
+    pub(super) fn new(text: &'t str, protected: &'t [Span]) -> Self {
+        Self { text, protected, aligned: None }
+    }
+
+    /// Cuts out the added tokens that are looked for in raw text.
+    pub(super) fn split(&self, added: &AddedTokens) -> Vec<Fragment> {
+        added.split_raw(self.text, |span| overlaps(self.protected, &span))
+    }
+}
+
+impl BpePipeline {
+    /// Appends the ids of a span of the source that contains no added token in its raw form.
+    ///
+    /// # Errors
+    /// If the vocabulary has no token for a byte of it.
+    pub(super) fn encode(
+        &self,
+        source: &mut Source<'_>,
+        span: Span,
+        added: &AddedTokens,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        if let (None, false, Pieces::ByteLevel(splits)) =
+            (&self.normalizer, added.has_normalized(), &self.pieces)
+        {
+            return self.encode_byte_level(&source.text[span], splits, ids);
+        }
+        let aligned = source.aligned.get_or_insert_with(|| NormalizedString::from(source.text));
+        // The slice remembers where it stood in the text, which some pre-tokenizers ask for. Nothing is
+        // normalised yet, so both kinds of offset are the same, and this one is looked up in no time.
+        let mut normalized = slice(aligned, Range::Normalized(span.clone()))?;
+        if let Some(normalizer) = &self.normalizer {
+            normalizer
+                .normalize(&mut normalized)
+                .map_err(|error| Error::invalid_request(format!("the text cannot be normalised: {error}")))?;
+        }
+        for part in split_normalized(added, &normalized, &span, source.protected) {
+            match part.id {
+                Some(id) => ids.push(id),
+                None => self.encode_normalized(&normalized, part.range, ids)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_normalized(&self, text: &NormalizedString, span: Span, ids: &mut Vec<u32>) -> Result<()> {
+        match &self.pieces {
+            Pieces::ByteLevel(splits) => self.encode_byte_level(&text.get()[span], splits, ids),
+            Pieces::Whole => self.model.encode(&text.get()[span], ids),
+            Pieces::Library(pre_tokenizer) => {
+                let mut pieces = PreTokenizedString::from(slice(text, Range::Normalized(span))?);
+                pre_tokenizer
+                    .pre_tokenize(&mut pieces)
+                    .map_err(|error| Error::invalid_request(format!("the text cannot be split: {error}")))?;
+                for (piece, ..) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+                    self.model.encode(piece, ids)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn encode_byte_level(&self, text: &str, splits: &[SplitRegex], ids: &mut Vec<u32>) -> Result<()> {
+        let mut pieces = vec![text];
+        for split in splits {
+            let mut next = Vec::with_capacity(pieces.len());
+            for piece in pieces {
+                split.split(piece, &mut next);
+            }
+            pieces = next;
+        }
+        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+            self.model.encode(&byte_level::encode_text(piece), ids)?;
+        }
+        Ok(())
+    }
+}
+
+/// Cuts out the added tokens that are looked for in normalised text, which came from `span`.
+fn split_normalized(
+    added: &AddedTokens,
+    normalized: &NormalizedString,
+    span: &Span,
+    protected: &[Span],
+) -> Vec<Fragment> {
+    let text = normalized.get();
+    if !added.has_normalized() {
+        return vec![Fragment { range: 0..text.len(), id: None }];
+    }
+    added.split_normalized(text, |part| {
+        normalized
+            .convert_offsets(Range::Normalized(part))
+            .is_some_and(|part| overlaps(protected, &(span.start + part.start..span.start + part.end)))
+    })
+}
+
+/// Whether a span shares a byte with one of several that are sorted and disjoint.
+fn overlaps(sorted: &[Span], span: &Span) -> bool {
+    let next = sorted.partition_point(|other| other.end <= span.start);
+    sorted.get(next).is_some_and(|other| other.start < span.end)
+}
+
+fn slice(text: &NormalizedString, range: Range<Span>) -> Result<NormalizedString> {
+    text.slice(range).ok_or_else(|| Error::internal("a part of the text is not on a character boundary"))
+}

@@ -1,0 +1,139 @@
+//! The block formats of ggml: f32 values out of and into their packed bytes.
+//!
+//! All formats are little endian and made of independent blocks, so any whole number of blocks can be
+//! converted on its own. The code is plain scalar Rust: it is the reference that fast kernels are tested
+//! against and the encoder for quantisation at load. It knows nothing of files, tensors or threads.
+
+mod decode;
+mod encode;
+mod encode_k;
+
+use half::{bf16, f16};
+
+use super::DType;
+use crate::{Error, Result};
+
+/// Unpacks whole blocks of `dtype` into f32 values, exactly as the format defines them.
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidModel`] if `out` is not a whole number of blocks or `bytes` does not hold
+/// exactly that many.
+pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    check_lengths(dtype, out.len(), bytes.len())?;
+    match dtype {
+        DType::F32 => each_block(bytes, out, |block, out| *out = [f32::from_le_bytes(*block)]),
+        DType::F16 => each_block(bytes, out, |block, out| *out = [f16::from_le_bytes(*block).to_f32()]),
+        DType::BF16 => each_block(bytes, out, |block, out| *out = [bf16::from_le_bytes(*block).to_f32()]),
+        DType::Q4_0 => each_block(bytes, out, decode::q4_0),
+        DType::Q4_1 => each_block(bytes, out, decode::q4_1),
+        DType::Q5_0 => each_block(bytes, out, decode::q5_0),
+        DType::Q5_1 => each_block(bytes, out, decode::q5_1),
+        DType::Q8_0 => each_block(bytes, out, decode::q8_0),
+        DType::Q4K => each_block(bytes, out, decode::q4_k),
+        DType::Q5K => each_block(bytes, out, decode::q5_k),
+        DType::Q6K => each_block(bytes, out, decode::q6_k),
+    }
+    Ok(())
+}
+
+/// True if [`quantize`] can produce `dtype`.
+#[must_use]
+pub fn can_quantize(dtype: DType) -> bool {
+    !matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q5K)
+}
+
+/// Packs f32 values into whole blocks of `dtype`.
+///
+/// Q4_0, Q5_0 and Q8_0 follow ggml's reference rounding, so the bytes equal those of other GGUF writers.
+/// Q4_K and Q6_K search for the scales with the least weighted error.
+///
+/// # Errors
+/// [`crate::ErrorKind::Unsupported`] if there is no encoder for `dtype` (see [`can_quantize`]);
+/// [`crate::ErrorKind::InvalidModel`] if the lengths do not fit together, or if a value is infinite, not a
+/// number, or too large for the f16 numbers of the format.
+pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
+    check_lengths(dtype, values.len(), out.len())?;
+    if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+        return Err(Error::invalid_model(format!(
+            "value {index} is {} and cannot be stored as {dtype}",
+            values[index]
+        )));
+    }
+    match dtype {
+        DType::F32 => encode_blocks(values, out, |[value], block| {
+            *block = value.to_le_bytes();
+            Ok(())
+        }),
+        DType::F16 => encode_blocks(values, out, |[value], block: &mut [u8; 2]| store_f16(*value, block)),
+        DType::BF16 => encode_blocks(values, out, |[value], block| {
+            *block = bf16::from_f32(*value).to_le_bytes();
+            Ok(())
+        }),
+        DType::Q4_0 => encode_blocks(values, out, encode::q4_0),
+        DType::Q5_0 => encode_blocks(values, out, encode::q5_0),
+        DType::Q8_0 => encode_blocks(values, out, encode::q8_0),
+        DType::Q4K => encode_blocks(values, out, encode_k::q4_k),
+        DType::Q6K => encode_blocks(values, out, encode_k::q6_k),
+        DType::Q4_1 | DType::Q5_1 | DType::Q5K => {
+            Err(Error::unsupported(format!("values cannot be quantised to {dtype}"))
+                .with_hint("use q4_0, q8_0 or q4_k"))
+        }
+    }
+}
+
+fn check_lengths(dtype: DType, num_values: usize, num_bytes: usize) -> Result<()> {
+    let expected = dtype.row_bytes(num_values)?;
+    if num_bytes != expected {
+        return Err(Error::invalid_model(format!(
+            "{num_values} values of {dtype} take {expected} bytes, not {num_bytes}"
+        )));
+    }
+    Ok(())
+}
+
+/// Runs `decode` over all blocks. The lengths were checked, so there are no remainders.
+fn each_block<const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    let (blocks, _) = bytes.as_chunks::<BYTES>();
+    let (out, _) = out.as_chunks_mut::<LEN>();
+    for (block, out) in blocks.iter().zip(out) {
+        decode(block, out);
+    }
+}
+
+/// Runs `encode` over all blocks and says which one failed.
+fn encode_blocks<const LEN: usize, const BYTES: usize>(
+    values: &[f32],
+    out: &mut [u8],
+    encode: impl Fn(&[f32; LEN], &mut [u8; BYTES]) -> Result<()>,
+) -> Result<()> {
+    let (values, _) = values.as_chunks::<LEN>();
+    let (blocks, _) = out.as_chunks_mut::<BYTES>();
+    for (index, (values, block)) in values.iter().zip(blocks).enumerate() {
+        encode(values, block).map_err(|error| error.context(format!("block {index}")))?;
+    }
+    Ok(())
+}
+
+fn read_f16(bytes: &[u8], offset: usize) -> f32 {
+    f16::from_le_bytes([bytes[offset], bytes[offset + 1]]).to_f32()
+}
+
+/// Writes `value` to the first two bytes of `out`, or fails if f16 would make it infinite.
+fn store_f16(value: f32, out: &mut [u8]) -> Result<()> {
+    let half = f16::from_f32(value);
+    if !half.is_finite() {
+        return Err(Error::invalid_model(format!(
+            "{value} is beyond the range of f16 (±{})",
+            f16::MAX.to_f32()
+        )));
+    }
+    out[..2].copy_from_slice(&half.to_le_bytes());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+use super::*;
+
+fn fixture(path: &str) -> Vec<u8> {
+    let path = format!("{}/tests/fixtures/{path}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0xAA; dtype.row_bytes(values.len()).unwrap()];
+    quantize(dtype, values, &mut bytes).unwrap();
+    bytes
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let mut values = vec![f32::NAN; bytes.len() / dtype.block_bytes() * dtype.block_len()];
+    dequantize(dtype, bytes, &mut values).unwrap();
+    values
+}
+
+/// Repeatable values with the shape of weights: a sum of uniform numbers, with a few outliers.
+fn weights(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut uniform = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5
+    };
+    (0..len)
+        .map(|i| {
+            let normal = (0..12).map(|_| uniform()).sum::<f32>() * 0.02;
+            if i % 997 == 0 { normal * 6.0 } else { normal }
+        })
+        .collect()
+}
+
+fn mean_square_error(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / a.len() as f64
+}
+
+#[test]
+fn random_blocks_decode_bit_for_bit() {
+    let file = fixture("blocks.safetensors");
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let mut checked = 0;
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+        let raw = tensors.tensor(&format!("{dtype}.raw")).unwrap();
+        let expected = floats(tensors.tensor(&format!("{dtype}.f32")).unwrap().data());
+        let values = decode(dtype, raw.data());
+        assert!(!values.is_empty() && values.len() == expected.len());
+        for (index, (value, expected)) in values.iter().zip(&expected).enumerate() {
+            assert_eq!(value.to_bits(), expected.to_bits(), "{dtype} value {index}: {value} {expected}");
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, 8);
+}
+
+#[test]
+fn dense_types_decode() {
+    assert_eq!(decode(DType::F32, &[0, 0, 0x80, 0x3F]), [1.0]);
+    assert_eq!(decode(DType::F16, &[0x00, 0x3C, 0x00, 0xC0]), [1.0, -2.0]);
+    assert_eq!(decode(DType::BF16, &[0x80, 0x3F, 0x00, 0xC0]), [1.0, -2.0]);
+}
+
+#[test]
+fn dense_types_round_to_nearest_even() {
+    // 1 + 2⁻¹¹ lies halfway between two halves, 1 + 2⁻⁸ between two bf16 numbers.
+    assert_eq!(encode(DType::F16, &[1.0 + 0.5_f32.powi(11)]), [0x00, 0x3C]);
+    assert_eq!(encode(DType::BF16, &[1.0 + 0.5_f32.powi(8)]), [0x80, 0x3F]);
+    assert_eq!(encode(DType::F32, &[-2.5]), (-2.5_f32).to_le_bytes());
+}
+
+#[test]
+fn block_of_zeros_decodes_to_zeros() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| can_quantize(*dtype)) {
+        let zeros = vec![0.0; 512];
+        let values = decode(dtype, &encode(dtype, &zeros));
+        assert!(values.iter().all(|value| *value == 0.0), "{dtype}");
+    }
+}
+
+#[test]
+fn known_q4_0_block() {
+    let bytes: [u8; 18] = [
+        0x00, 0x34, 0x80, 0x91, 0x91, 0xA2, 0xA2, 0xB3, 0xB3, 0xC4, 0xC4, 0xD5, 0xD5, 0xE6, 0xE6, 0xF7, 0xF7,
+        0xF8,
+    ];
+    let values = decode(DType::Q4_0, &bytes);
+    assert_eq!([values[0], values[1], values[15], values[16], values[31]], [-2.0, -1.75, 0.0, 0.0, 1.75]);
+    assert_eq!(encode(DType::Q4_0, &values), bytes);
+}
+
+/// candle's encoder is a port of ggml's: ours has to be at least as good.
+#[test]
+fn k_quants_are_as_exact_as_the_reference() {
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+    for (dtype, reference, skewed) in [
+        (DType::Q4K, GgmlDType::Q4K, false),
+        (DType::Q4K, GgmlDType::Q4K, true),
+        (DType::Q6K, GgmlDType::Q6K, false),
+    ] {
+        let mut values = weights(256 * 64, 3);
+        if skewed {
+            values.iter_mut().for_each(|value| *value = value.abs() * 3.0 + 0.01);
+        }
+        let tensor = Tensor::from_slice(&values, (64, 256), &Device::Cpu).unwrap();
+        let theirs = QTensor::quantize(&tensor, reference).unwrap().dequantize(&Device::Cpu).unwrap();
+        let theirs = theirs.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let ours = decode(dtype, &encode(dtype, &values));
+        let (ours, theirs) = (mean_square_error(&ours, &values), mean_square_error(&theirs, &values));
+        println!("{dtype} skewed={skewed} ours {ours:e} theirs {theirs:e}");
+        assert!(ours <= theirs * 1.005, "{dtype}: {ours:e} against {theirs:e}");
+    }
+}
+
+#[test]
+fn values_of_the_format_survive_a_round_trip() {
+    // Codes that use the whole range in every sub-block have one best encoding: themselves.
+    let values: Vec<f32> = (0..256).map(|i| ((i * 7) % 16) as f32 * 0.5 - 3.0).collect();
+    let decoded = decode(DType::Q4K, &encode(DType::Q4K, &values));
+    for (value, decoded) in values.iter().zip(&decoded) {
+        assert!((value - decoded).abs() < 0.02, "{value} {decoded}");
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors() {
+    let mut values = [0.0; 32];
+    for (num_values, num_bytes) in [(31, 18), (32, 17), (32, 19), (32, 0), (0, 18)] {
+        let error = dequantize(DType::Q4_0, &[0; 64][..num_bytes], &mut values[..num_values]).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::InvalidModel, "{num_values} {num_bytes}");
+        let error = quantize(DType::Q4_0, &values[..num_values], &mut [0; 64][..num_bytes]).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::InvalidModel, "{num_values} {num_bytes}");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_stored_are_errors() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| can_quantize(*dtype)) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = vec![0.5; 512];
+            values[300] = bad;
+            let mut out = vec![0; dtype.row_bytes(512).unwrap()];
+            let error = quantize(dtype, &values, &mut out).unwrap_err();
+            assert!(error.message().contains("value 300"), "{dtype}: {error}");
+        }
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            for huge in [f32::MAX, 1e20, 1e9] {
+                let mut values = vec![0.5; 512];
+                values[300] = huge;
+                let mut out = vec![0; dtype.row_bytes(512).unwrap()];
+                let error = quantize(dtype, &values, &mut out).unwrap_err();
+                assert!(error.message().contains("beyond the range of f16"), "{dtype} {huge}: {error}");
+            }
+        }
+    }
+    let error = quantize(DType::Q5K, &[0.0; 256], &mut [0; 176]).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
+}
+
+proptest! {
+    /// No step of a code is larger than the range over the number of codes, within rounding of the scales.
+    #[test]
+    fn error_is_bounded_by_the_step(
+        values in prop::collection::vec(-4.0_f32..4.0, 256),
+        magnitude in -2_i32..3,
+    ) {
+        let factor = 10.0_f32.powi(magnitude);
+        let values: Vec<f32> = values.iter().map(|value| value * factor).collect();
+        for (dtype, steps) in [
+            (DType::Q8_0, 250.0), (DType::Q6K, 58.0), (DType::Q5_0, 30.0), (DType::Q4_0, 14.0), (DType::Q4K, 10.0)
+        ] {
+            let decoded = decode(dtype, &encode(dtype, &values));
+            for (value, decoded) in values.iter().zip(&decoded) {
+                // The factor of a super-block is rounded to multiples of 6e-8 at least, times 63 · 15.
+                let bound = 8.0 * factor / steps + 6e-5;
+                prop_assert!((value - decoded).abs() <= bound, "{} {} {}", dtype, value, decoded);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_decode(bytes in prop::collection::vec(any::<u8>(), 210)) {
+        for dtype in DType::ALL {
+            let num_blocks = bytes.len() / dtype.block_bytes();
+            let mut values = vec![0.0; num_blocks * dtype.block_len()];
+            dequantize(dtype, &bytes[..num_blocks * dtype.block_bytes()], &mut values)?;
+        }
+    }
+}

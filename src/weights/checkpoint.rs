@@ -1,0 +1,330 @@
+//! A model's weights and configuration, whatever the format.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::gguf::{GgufFile, Metadata};
+use super::safetensors::{self, INDEX_FILE, SINGLE_FILE, SafetensorsFiles};
+use super::{RawTensor, names};
+use crate::{Error, ErrorKind, Result};
+
+/// Most bytes of a `config.json`; real ones have a few thousand.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// An opened model: a GGUF file, or a folder with safetensors and `config.json`.
+///
+/// Tensors have GGUF's names in both cases. Their contents are those of the file: a GGUF file of arch
+/// `llama` has the rows of its rotary projections in another order than a folder.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// The GGUF file or the folder; none for a model inside the program.
+    path: Option<PathBuf>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Gguf(GgufFile),
+    Folder { files: SafetensorsFiles, config: Value, generation_config: Option<Value> },
+}
+
+/// What is known of a tensor without reading it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSummary<'a> {
+    /// The canonical name, or the file's own for tensors that have none.
+    pub name: &'a str,
+    /// The element type; may be one that cannot be read.
+    pub type_name: String,
+    /// Row-major dimensions.
+    pub shape: &'a [usize],
+    /// Bytes in the file; 0 for a type of unknown size.
+    pub num_bytes: usize,
+}
+
+/// How much of a checkpoint is stored in one type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeSummary {
+    /// The element type.
+    pub type_name: String,
+    /// Tensors of this type.
+    pub num_tensors: usize,
+    /// Their bytes; 0 for a type of unknown size.
+    pub num_bytes: u64,
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file (any part of a split one), a folder with `config.json` and safetensors, or a
+    /// folder with one GGUF model.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there are no weights at `path` or a part is missing,
+    /// [`ErrorKind::Unsupported`] for formats that cannot be read, [`ErrorKind::InvalidModel`] for damaged
+    /// files, [`ErrorKind::InvalidRequest`] if the folder has several models. The message has the path.
+    pub fn open(path: &Path) -> Result<Self> {
+        let metadata = fs::metadata(path)
+            .map_err(|error| Error::io(format!("cannot open the model {}", path.display()), error))?;
+        if !metadata.is_dir() {
+            return Self::open_gguf(path);
+        }
+        if SafetensorsFiles::are_in(path) {
+            return Self::open_folder(path);
+        }
+        match &gguf_models_in(path)?[..] {
+            [] => Err(no_weights(path)),
+            [file] => Self::open_gguf(file),
+            several => {
+                let list: Vec<_> = several.iter().map(|file| file.display().to_string()).collect();
+                Err(Error::invalid_request(format!(
+                    "{} has several models: {}",
+                    path.display(),
+                    list.join(", ")
+                ))
+                .with_hint("give the path of one of the files"))
+            }
+        }
+    }
+
+    /// A GGUF model that is part of the program.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] or [`ErrorKind::Unsupported`] if the bytes are no good GGUF file.
+    pub fn from_static(bytes: &'static [u8]) -> Result<Self> {
+        Ok(Self { path: None, source: Source::Gguf(GgufFile::from_static(bytes)?) })
+    }
+
+    /// The GGUF file or folder that was opened; none for a model inside the program.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The metadata, if this is a GGUF file.
+    #[must_use]
+    pub fn gguf_metadata(&self) -> Option<&Metadata> {
+        match &self.source {
+            Source::Gguf(file) => Some(file.metadata()),
+            Source::Folder { .. } => None,
+        }
+    }
+
+    /// `config.json`, if this is a folder.
+    #[must_use]
+    pub fn config_json(&self) -> Option<&Value> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Folder { config, .. } => Some(config),
+        }
+    }
+
+    /// `generation_config.json`, if this is a folder that has one.
+    #[must_use]
+    pub fn generation_config_json(&self) -> Option<&Value> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Folder { generation_config, .. } => generation_config.as_ref(),
+        }
+    }
+
+    /// Bytes of all weight files.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        match &self.source {
+            Source::Gguf(file) => file.total_bytes(),
+            Source::Folder { files, .. } => files.total_bytes(),
+        }
+    }
+
+    /// True if there is a tensor of this canonical name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        match &self.source {
+            Source::Gguf(file) => file.contains(name),
+            Source::Folder { files, .. } => files.contains(name),
+        }
+    }
+
+    /// The tensor of this canonical name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] if there is none, [`ErrorKind::Unsupported`] if its type cannot be read.
+    pub fn tensor(&self, name: &str) -> Result<RawTensor<'_>> {
+        match &self.source {
+            Source::Gguf(file) => file.tensor(name),
+            Source::Folder { files, .. } => files.tensor(name),
+        }
+        .map_err(|error| self.in_path(error))
+    }
+
+    /// All names, in the order of the file.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors().into_iter().map(|tensor| tensor.name)
+    }
+
+    /// All tensors, in the order of the file, including those that cannot be read.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<TensorSummary<'_>> {
+        match &self.source {
+            Source::Gguf(file) => file
+                .tensors()
+                .map(|info| TensorSummary {
+                    name: &info.name,
+                    type_name: info.tensor_type.to_string(),
+                    shape: &info.shape,
+                    num_bytes: info.range.len(),
+                })
+                .collect(),
+            Source::Folder { files, .. } => files
+                .tensors()
+                .iter()
+                .map(|tensor| TensorSummary {
+                    name: &tensor.name,
+                    type_name: tensor.stored_type.to_string(),
+                    shape: &tensor.shape,
+                    num_bytes: tensor.range.len(),
+                })
+                .collect(),
+        }
+    }
+
+    /// How the weights are stored, the type with the most bytes first.
+    #[must_use]
+    pub fn type_summaries(&self) -> Vec<TypeSummary> {
+        let mut types = BTreeMap::<String, (usize, u64)>::new();
+        for tensor in self.tensors() {
+            let (num_tensors, num_bytes) = types.entry(tensor.type_name).or_default();
+            *num_tensors += 1;
+            *num_bytes += tensor.num_bytes as u64;
+        }
+        let mut summaries: Vec<_> = types
+            .into_iter()
+            .map(|(type_name, (num_tensors, num_bytes))| TypeSummary { type_name, num_tensors, num_bytes })
+            .collect();
+        summaries.sort_by_key(|summary| std::cmp::Reverse(summary.num_bytes));
+        summaries
+    }
+
+    /// Checks that every tensor has a type that can be read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming the first tensor that has not, and its type.
+    pub fn ensure_supported(&self) -> Result<()> {
+        match &self.source {
+            Source::Gguf(file) => file.ensure_supported(),
+            Source::Folder { files, .. } => {
+                // Masks and the like may have any type, because nobody reads them.
+                let bad = |tensor: &&safetensors::StoredTensor| {
+                    tensor.dtype().is_none() && !names::is_derived(&tensor.name)
+                };
+                files
+                    .tensors()
+                    .iter()
+                    .find(bad)
+                    .map_or(Ok(()), |tensor| Err(safetensors::unsupported(tensor)))
+            }
+        }
+        .map_err(|error| self.in_path(error))
+    }
+
+    /// The tensors for which `is_used` is false, less those that hold no weights (rotary frequencies and
+    /// masks of old checkpoints). A loader that finds any has misunderstood the model.
+    #[must_use]
+    pub fn unused_tensors(&self, is_used: impl Fn(&str) -> bool) -> Vec<&str> {
+        self.tensor_names().filter(|name| !is_used(name) && !names::is_derived(name)).collect()
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self> {
+        Ok(Self { path: Some(path.to_owned()), source: Source::Gguf(GgufFile::open(path)?) })
+    }
+
+    fn open_folder(path: &Path) -> Result<Self> {
+        let config = read_json(&path.join("config.json"))?.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("{} has weights but no config.json", path.display()))
+                .with_hint("fetch config.json and the tokenizer files into the same folder")
+        })?;
+        let generation_config = read_json(&path.join("generation_config.json"))?;
+        let files = SafetensorsFiles::open(path)?;
+        Ok(Self { path: Some(path.to_owned()), source: Source::Folder { files, config, generation_config } })
+    }
+
+    fn in_path(&self, error: Error) -> Error {
+        match &self.path {
+            Some(path) => error.context(path.display()),
+            None => error,
+        }
+    }
+}
+
+/// The GGUF models in a folder: one path each, the first part of a split one, present or not. Vision
+/// projectors, which lie beside their models under the name `mmproj…`, are none.
+fn gguf_models_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let models: BTreeSet<PathBuf> = file_names(folder)?
+        .into_iter()
+        .filter(|name| name.ends_with(".gguf") && !name.starts_with("mmproj"))
+        .map(|name| GgufFile::first_part(&folder.join(name)))
+        .collect();
+    Ok(models.into_iter().collect())
+}
+
+fn file_names(folder: &Path) -> Result<Vec<String>> {
+    let doing = format!("cannot list {}", folder.display());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| Error::io(&doing, error))? {
+        let entry = entry.map_err(|error| Error::io(&doing, error))?;
+        // Names that are not Unicode cannot be those of any file looked for.
+        names.extend(entry.file_name().into_string().ok());
+    }
+    Ok(names)
+}
+
+fn no_weights(folder: &Path) -> Error {
+    let names = match file_names(folder) {
+        Ok(names) => names,
+        Err(error) => return error,
+    };
+    let has = |endings: &[&str]| names.iter().any(|name| endings.iter().any(|ending| name.ends_with(ending)));
+    if has(&[".bin", ".pth", ".pt"]) {
+        Error::unsupported(format!("{} has only PyTorch weights (.bin, .pth)", folder.display())).with_hint(
+            "use a revision with safetensors, or convert: load the model with transformers and call save_pretrained",
+        )
+    } else if has(&[".safetensors"]) {
+        Error::new(
+            ErrorKind::NotFound,
+            format!("{} has neither {SINGLE_FILE} nor {INDEX_FILE}", folder.display()),
+        )
+        .with_hint("weights under other names cannot be used: they name tensors differently or are adapters")
+    } else {
+        Error::new(ErrorKind::NotFound, format!("{} has no weights", folder.display())).with_hint(format!(
+            "a model folder has config.json and {SINGLE_FILE} (or shards), or a .gguf file"
+        ))
+    }
+}
+
+/// None if there is no such file.
+fn read_json(path: &Path) -> Result<Option<Value>> {
+    let doing = format!("cannot read {}", path.display());
+    let len = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io(doing, error)),
+    };
+    if len > MAX_CONFIG_BYTES {
+        return Err(Error::invalid_model(format!(
+            "{} has {len} bytes, more than {MAX_CONFIG_BYTES}",
+            path.display()
+        )));
+    }
+    let text = fs::read(path).map_err(|error| Error::io(&doing, error))?;
+    let value: Value = serde_json::from_slice(&text).map_err(|error| {
+        Error::invalid_model(format!("{} is not JSON: {error}", path.display())).with_source(error)
+    })?;
+    if !value.is_object() {
+        return Err(Error::invalid_model(format!("{} is not a JSON object", path.display())));
+    }
+    Ok(Some(value))
+}
+
+#[cfg(test)]
+mod tests;

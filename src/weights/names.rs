@@ -1,0 +1,148 @@
+//! Hugging Face tensor names to canonical ones, which are GGUF's.
+//!
+//! Only renaming happens here. Where the two formats differ in the order of rows (the rotary projections
+//! of arch `llama`) or in the grouping of tensors (`kv_b_proj`, single experts), the tensor keeps its own
+//! form under a name of its own, and the model deals with it.
+
+/// Tensors outside the layers.
+const GLOBAL: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Modules of a layer, without the `.weight` or `.bias` at the end.
+const LAYER: [(&str, &str); 21] = [
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+];
+
+/// The projections of expert `E`: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in GGUF files from before
+/// experts were stacked.
+const EXPERT: [(&str, &str); 3] =
+    [("gate_proj", "ffn_gate"), ("up_proj", "ffn_up"), ("down_proj", "ffn_down")];
+
+/// The one tensor whose ending changes as well.
+const ROUTER_BIAS: (&str, &str) = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
+
+/// The canonical name of a Hugging Face tensor, if it has one. The `model.` in front may be missing, as
+/// in checkpoints that were saved without the language-model head.
+pub(super) fn canonical(name: &str) -> Option<String> {
+    let bare = |(theirs, ours): &(&str, &'static str)| {
+        (name == *theirs || Some(name) == theirs.strip_prefix("model.")).then_some(*ours)
+    };
+    if let Some(ours) = GLOBAL.iter().find_map(bare) {
+        return Some(ours.to_owned());
+    }
+    let (layer, rest) =
+        name.strip_prefix("model.").unwrap_or(name).strip_prefix("layers.")?.split_once('.')?;
+    let layer: u32 = layer.parse().ok()?;
+    if rest == ROUTER_BIAS.0 {
+        return Some(format!("blk.{layer}.{}", ROUTER_BIAS.1));
+    }
+    let (module, ending) = rest.rsplit_once('.')?;
+    if !matches!(ending, "weight" | "bias") {
+        return None;
+    }
+    if let Some((expert, projection)) =
+        module.strip_prefix("mlp.experts.").and_then(|module| module.split_once('.'))
+    {
+        let expert: u32 = expert.parse().ok()?;
+        let (_, ours) = EXPERT.iter().find(|(theirs, _)| *theirs == projection)?;
+        return Some(format!("blk.{layer}.{ours}.{expert}.{ending}"));
+    }
+    let (_, ours) = LAYER.iter().find(|(theirs, _)| *theirs == module)?;
+    Some(format!("blk.{layer}.{ours}.{ending}"))
+}
+
+/// The Hugging Face name of a canonical tensor, for messages about files that use those names.
+pub(super) fn hugging_face(name: &str) -> Option<String> {
+    if let Some((theirs, _)) = GLOBAL.iter().find(|(_, ours)| *ours == name) {
+        return Some((*theirs).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    if rest == ROUTER_BIAS.1 {
+        return Some(format!("model.layers.{layer}.{}", ROUTER_BIAS.0));
+    }
+    let (module, ending) = rest.rsplit_once('.')?;
+    if let Some((theirs, _)) = LAYER.iter().find(|(_, ours)| *ours == module) {
+        return Some(format!("model.layers.{layer}.{theirs}.{ending}"));
+    }
+    let (module, expert) = module.rsplit_once('.')?;
+    let (theirs, _) = EXPERT.iter().find(|(_, ours)| *ours == module)?;
+    Some(format!("model.layers.{layer}.mlp.experts.{expert}.{theirs}.{ending}"))
+}
+
+/// True for tensors that hold no weights but what any implementation computes itself, so that nobody
+/// misses them if they stay unread: rotary frequencies and attention masks of old checkpoints.
+pub(super) fn is_derived(name: &str) -> bool {
+    ["rotary_emb.inv_freq", "attn_rot_embd.weight", "self_attn.bias", "attn.masked_bias"]
+        .iter()
+        .any(|ending| name.ends_with(ending))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_map_both_ways() {
+        for (theirs, ours) in [
+            ("model.embed_tokens.weight", "token_embd.weight"),
+            ("model.norm.weight", "output_norm.weight"),
+            ("lm_head.weight", "output.weight"),
+            ("model.layers.0.input_layernorm.weight", "blk.0.attn_norm.weight"),
+            ("model.layers.17.self_attn.q_proj.bias", "blk.17.attn_q.bias"),
+            ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
+            ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "blk.3.attn_kv_a_mqa.weight"),
+            ("model.layers.3.self_attn.kv_b_proj.weight", "blk.3.attn_kv_b.weight"),
+            ("model.layers.3.mlp.down_proj.weight", "blk.3.ffn_down.weight"),
+            ("model.layers.3.mlp.gate.weight", "blk.3.ffn_gate_inp.weight"),
+            ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
+            ("model.layers.3.mlp.experts.63.up_proj.weight", "blk.3.ffn_up.63.weight"),
+            ("model.layers.3.mlp.shared_experts.gate_proj.weight", "blk.3.ffn_gate_shexp.weight"),
+        ] {
+            assert_eq!(canonical(theirs).as_deref(), Some(ours));
+            assert_eq!(hugging_face(ours).as_deref(), Some(theirs));
+        }
+        assert_eq!(canonical("layers.1.mlp.up_proj.weight").as_deref(), Some("blk.1.ffn_up.weight"));
+        assert_eq!(canonical("embed_tokens.weight").as_deref(), Some("token_embd.weight"));
+    }
+
+    #[test]
+    fn other_names_do_not_map() {
+        for name in [
+            "",
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "model.layers.x.mlp.up_proj.weight",
+            "model.layers.-1.mlp.up_proj.weight",
+            "model.layers.0.mlp.up_proj.qweight",
+            "model.layers.0.mlp.experts.x.up_proj.weight",
+            "vision_tower.layers.0.mlp.up_proj.weight",
+            "blk.0.attn_q.weight",
+        ] {
+            assert_eq!(canonical(name), None, "{name}");
+        }
+        assert_eq!(hugging_face("rope_freqs.weight"), None);
+        assert_eq!(hugging_face("blk.0.nextn.eh_proj.weight"), None);
+    }
+}

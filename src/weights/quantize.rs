@@ -1,0 +1,235 @@
+//! Conversion at load: dense tensors of a checkpoint to block types or another dense type, on several threads.
+//!
+//! Which tensor gets which type follows the habits of GGUF files, so that a model quantised here is as good
+//! as one that was converted: vectors, norms and routers stay F32, Q4_K gives the output matrix Q6_K, and
+//! rows that are no whole number of blocks get the next type that fits.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use super::mapping::Mapping;
+use super::{Checkpoint, DType, RawTensor, blocks};
+use crate::{Error, Result};
+
+/// Values that a thread converts at a time: large enough to hide the hand-over, small enough for progress
+/// to move and for the last thread to end soon.
+const CHUNK_LEN: usize = 1 << 16;
+
+/// What to quantise a dense model to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantization {
+    /// Q4_0 throughout: 4.5 bits per weight.
+    Q4_0,
+    /// Q8_0 throughout: 8.5 bits per weight.
+    Q8_0,
+    /// Q4_K with a Q6_K output matrix: 4.5 to 5 bits per weight.
+    Q4K,
+}
+
+impl Quantization {
+    /// Every choice, as it is spelled in flags.
+    pub const NAMES: [&str; 3] = ["q4_0", "q8_0", "q4_k"];
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Q4_0 => "q4_0",
+            Self::Q8_0 => "q8_0",
+            Self::Q4K => "q4_k",
+        })
+    }
+}
+
+impl FromStr for Quantization {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name.to_ascii_lowercase().as_str() {
+            "q4_0" => Ok(Self::Q4_0),
+            "q8_0" => Ok(Self::Q8_0),
+            "q4_k" => Ok(Self::Q4K),
+            _ => Err(Error::invalid_request(format!("{name:?} is not a quantisation"))
+                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
+        }
+    }
+}
+
+/// Converts the tensors of one checkpoint: to block types, or to another dense type.
+#[derive(Debug, Clone)]
+pub struct Quantizer {
+    target: Target,
+    /// The matrix that makes logits: its errors reach the output directly.
+    output_matrix: &'static str,
+    num_threads: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Blocks(Quantization),
+    Dense(DType),
+}
+
+impl Quantizer {
+    /// To block types. `num_threads` is by default what the operating system grants this process.
+    #[must_use]
+    pub fn new(
+        quantization: Quantization,
+        checkpoint: &Checkpoint,
+        num_threads: Option<NonZeroUsize>,
+    ) -> Self {
+        let tied = !checkpoint.contains("output.weight");
+        let num_threads = num_threads.or_else(|| thread::available_parallelism().ok());
+        Self {
+            target: Target::Blocks(quantization),
+            output_matrix: if tied { "token_embd.weight" } else { "output.weight" },
+            num_threads: num_threads.map_or(1, NonZeroUsize::get),
+        }
+    }
+
+    /// To a dense type; tensors that are quantised already stay as they are.
+    #[must_use]
+    pub fn to_dense(dtype: DType, num_threads: NonZeroUsize) -> Self {
+        Self { target: Target::Dense(dtype), output_matrix: "", num_threads: num_threads.get() }
+    }
+
+    /// Whether a tensor has to be converted, or refused because it cannot be.
+    #[must_use]
+    pub fn applies_to(&self, tensor: &RawTensor<'_>) -> bool {
+        match self.target {
+            Target::Blocks(_) => true,
+            Target::Dense(_) => {
+                !tensor.dtype.is_quantized() && tensor.dtype != self.dtype_of(tensor.name, tensor.shape)
+            }
+        }
+    }
+
+    /// Bytes of all tensors of the checkpoint after conversion.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read.
+    pub fn planned_bytes(&self, checkpoint: &Checkpoint) -> Result<u64> {
+        let mut total = 0;
+        for name in checkpoint.tensor_names() {
+            let tensor = checkpoint.tensor(name)?;
+            let bytes = match self.applies_to(&tensor) && !tensor.dtype.is_quantized() {
+                true => self.dtype_of(name, tensor.shape).row_bytes(tensor.num_elements())?,
+                false => tensor.data.len(),
+            };
+            total += bytes as u64;
+        }
+        Ok(total)
+    }
+
+    /// The type that a tensor of this canonical name and row-major shape gets.
+    #[must_use]
+    pub fn dtype_of(&self, name: &str, shape: &[usize]) -> DType {
+        let stays_exact =
+            shape.len() < 2 || name.ends_with("_norm.weight") || name.ends_with("ffn_gate_inp.weight");
+        if stays_exact {
+            return DType::F32;
+        }
+        let row_len = shape[shape.len() - 1];
+        let candidates: &[DType] = match self.target {
+            Target::Dense(dtype) => return dtype,
+            Target::Blocks(Quantization::Q4_0) => &[DType::Q4_0],
+            Target::Blocks(Quantization::Q8_0) => &[DType::Q8_0],
+            Target::Blocks(Quantization::Q4K) if name == self.output_matrix => &[DType::Q6K, DType::Q8_0],
+            Target::Blocks(Quantization::Q4K) => &[DType::Q4K, DType::Q5_0],
+        };
+        let fits = |dtype: &&DType| row_len.is_multiple_of(dtype.block_len());
+        candidates.iter().find(fits).copied().unwrap_or(DType::F16)
+    }
+
+    /// Converts `tensor` to the type that [`Self::dtype_of`] gives it. `progress` is called from any of the
+    /// threads with the number of values done since the last call.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidRequest`] if the tensor is quantised already,
+    /// [`crate::ErrorKind::InvalidModel`] if it holds infinities or NaN; both name the tensor.
+    pub fn quantize(&self, tensor: &RawTensor<'_>, progress: &(dyn Fn(usize) + Sync)) -> Result<OwnedTensor> {
+        if tensor.dtype.is_quantized() {
+            let target = match self.target {
+                Target::Blocks(quantization) => quantization.to_string(),
+                Target::Dense(dtype) => dtype.to_string(),
+            };
+            return Err(Error::invalid_request(format!(
+                "tensor {:?} is already quantised to {} and cannot be converted to {target}",
+                tensor.name, tensor.dtype
+            ))
+            .with_hint("quantisation at load is for models in F32, F16 or BF16"));
+        }
+        let dtype = self.dtype_of(tensor.name, tensor.shape);
+        let mut data = vec![0; dtype.row_bytes(tensor.num_elements())?];
+        convert(tensor, dtype, &mut data, self.num_threads, progress)
+            .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))?;
+        Ok(OwnedTensor {
+            name: tensor.name.to_owned(),
+            dtype,
+            shape: tensor.shape.to_vec(),
+            bytes: Arc::new(Mapping::Owned(data)),
+        })
+    }
+}
+
+/// A tensor that was made here instead of read from a file.
+#[derive(Debug, Clone)]
+pub struct OwnedTensor {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: Arc<Mapping>,
+}
+
+impl OwnedTensor {
+    /// The same view that a checkpoint gives of its tensors.
+    #[must_use]
+    pub fn as_raw(&self) -> RawTensor<'_> {
+        RawTensor::new(&self.name, self.dtype, &self.shape, &self.bytes, 0..self.bytes.len())
+    }
+}
+
+/// Converts in chunks of whole blocks. A row is a whole number of blocks in both types, so chunks need not
+/// end with rows.
+fn convert(
+    tensor: &RawTensor<'_>,
+    dtype: DType,
+    out: &mut [u8],
+    num_threads: usize,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<()> {
+    let in_bytes = tensor.dtype.row_bytes(CHUNK_LEN)?;
+    let out_bytes = dtype.row_bytes(CHUNK_LEN)?;
+    let num_chunks = tensor.num_elements().div_ceil(CHUNK_LEN);
+    let queue = Mutex::new(tensor.data.chunks(in_bytes).zip(out.chunks_mut(out_bytes)));
+    let failure = Mutex::new(None);
+    let work = || {
+        let mut values = vec![0.0; CHUNK_LEN.min(tensor.num_elements())];
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((input, output)) = next else { return };
+            let values = &mut values[..input.len() / tensor.dtype.block_bytes()];
+            let result = blocks::dequantize(tensor.dtype, input, values)
+                .and_then(|()| blocks::quantize(dtype, values, output));
+            if let Err(error) = result {
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return;
+            }
+            progress(values.len());
+        }
+    };
+    thread::scope(|scope| {
+        // The calling thread works as well.
+        for _ in 1..num_threads.min(num_chunks) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests;

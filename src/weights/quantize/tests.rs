@@ -1,0 +1,135 @@
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::ErrorKind;
+use crate::weights::gguf::test_file::TestFile;
+
+fn open(path: &str) -> Checkpoint {
+    Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)).unwrap()
+}
+
+fn threads(num_threads: usize) -> Option<NonZeroUsize> {
+    NonZeroUsize::new(num_threads)
+}
+
+/// A checkpoint with one F32 tensor of these values.
+fn one_tensor(name: &str, dims: &[u64], values: &[f32]) -> Checkpoint {
+    let mut file = TestFile::new();
+    let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    file.tensor(name, dims, 0, &data);
+    Checkpoint::from_static(file.bytes().leak()).unwrap()
+}
+
+/// The files were quantised by other code from the folders beside them.
+#[test]
+fn bytes_equal_those_of_converted_files() {
+    for (quantization, folder, file) in [
+        (Quantization::Q8_0, "tiny/qwen2", "tiny/qwen2/qwen2.q8_0.gguf"),
+        (Quantization::Q8_0, "tiny/llama", "tiny/llama/llama.q8_0.gguf"),
+        (Quantization::Q4_0, "tiny/llama3", "tiny/llama3/llama3.q4_0.gguf"),
+    ] {
+        let (dense, converted) = (open(folder), open(file));
+        let quantizer = Quantizer::new(quantization, &dense, threads(2));
+        let mut num_compared = 0;
+        for name in dense.tensor_names() {
+            // The converter reorders the rows of these.
+            let reordered = name.ends_with("attn_q.weight") || name.ends_with("attn_k.weight");
+            if reordered && folder != "tiny/qwen2" {
+                continue;
+            }
+            let ours = quantizer.quantize(&dense.tensor(name).unwrap(), &|_| ()).unwrap();
+            let (ours, theirs) = (ours.as_raw(), converted.tensor(name).unwrap());
+            assert_eq!((ours.dtype, ours.shape), (theirs.dtype, theirs.shape), "{name}");
+            assert!(ours.data == theirs.data, "{file}: {name} differs");
+            num_compared += 1;
+        }
+        assert!(num_compared > 20);
+    }
+}
+
+#[test]
+fn types_follow_name_and_shape() {
+    let untied = one_tensor("output.weight", &[1], &[0.0]);
+    let tied = one_tensor("token_embd.weight", &[1], &[0.0]);
+    for (quantization, checkpoint, name, shape, expected) in [
+        (Quantization::Q4K, &untied, "output.weight", [8, 512], DType::Q6K),
+        (Quantization::Q4K, &untied, "token_embd.weight", [8, 512], DType::Q4K),
+        (Quantization::Q4K, &tied, "token_embd.weight", [8, 512], DType::Q6K),
+        (Quantization::Q4K, &tied, "token_embd.weight", [8, 96], DType::Q8_0),
+        (Quantization::Q4K, &tied, "blk.0.ffn_up.weight", [8, 512], DType::Q4K),
+        (Quantization::Q4K, &tied, "blk.0.ffn_up.weight", [8, 96], DType::Q5_0),
+        (Quantization::Q4K, &tied, "blk.0.ffn_up.weight", [8, 100], DType::F16),
+        (Quantization::Q4_0, &tied, "blk.0.ffn_up.weight", [8, 96], DType::Q4_0),
+        (Quantization::Q4_0, &tied, "token_embd.weight", [8, 100], DType::F16),
+        (Quantization::Q8_0, &untied, "output.weight", [8, 512], DType::Q8_0),
+        (Quantization::Q8_0, &untied, "blk.0.ffn_gate_inp.weight", [8, 512], DType::F32),
+        (Quantization::Q8_0, &untied, "blk.0.attn_norm.weight", [1, 512], DType::F32),
+    ] {
+        let quantizer = Quantizer::new(quantization, checkpoint, None);
+        assert_eq!(quantizer.dtype_of(name, &shape), expected, "{quantization} {name} {shape:?}");
+    }
+    assert_eq!(
+        Quantizer::new(Quantization::Q4K, &tied, None).dtype_of("blk.0.attn_q.bias", &[512]),
+        DType::F32
+    );
+}
+
+#[test]
+fn result_does_not_depend_on_threads() {
+    let values: Vec<f32> =
+        (0..5 * 65536).map(|i| ((i * 2_654_435_761_usize) % 1009) as f32 - 504.0).collect();
+    let checkpoint = one_tensor("blk.0.ffn_up.weight", &[256, 1280], &values);
+    let tensor = checkpoint.tensor("blk.0.ffn_up.weight").unwrap();
+    for quantization in [Quantization::Q4_0, Quantization::Q8_0, Quantization::Q4K] {
+        let results = [1, 2, 7].map(|num_threads| {
+            let num_done = AtomicUsize::new(0);
+            let quantizer = Quantizer::new(quantization, &checkpoint, threads(num_threads));
+            let result = quantizer
+                .quantize(&tensor, &|done| {
+                    num_done.fetch_add(done, Ordering::Relaxed);
+                })
+                .unwrap();
+            assert_eq!(num_done.into_inner(), values.len());
+            result.as_raw().data.to_vec()
+        });
+        assert!(results[0] == results[1] && results[0] == results[2], "{quantization}");
+    }
+}
+
+#[test]
+fn tensors_that_cannot_be_quantised_are_named() {
+    let quantized = open("tiny/qwen2/qwen2.q8_0.gguf");
+    let quantizer = Quantizer::new(Quantization::Q4_0, &quantized, None);
+    let tensor = quantized.tensor("blk.0.attn_q.weight").unwrap();
+    let error = quantizer.quantize(&tensor, &|_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    assert!(error.message().contains("blk.0.attn_q.weight") && error.message().contains("Q8_0"), "{error}");
+
+    let mut values = vec![1.0; 3 * 65536];
+    values[65536] = f32::NAN;
+    let checkpoint = one_tensor("blk.7.ffn_up.weight", &[256, 768], &values);
+    let quantizer = Quantizer::new(Quantization::Q4K, &checkpoint, threads(3));
+    let error = quantizer.quantize(&checkpoint.tensor("blk.7.ffn_up.weight").unwrap(), &|_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidModel);
+    assert!(error.message().contains("blk.7.ffn_up.weight") && error.message().contains("NaN"), "{error}");
+}
+
+#[test]
+fn names_of_quantisations() {
+    for (name, expected) in
+        Quantization::NAMES.into_iter().zip([Quantization::Q4_0, Quantization::Q8_0, Quantization::Q4K])
+    {
+        assert_eq!(name.parse::<Quantization>().unwrap(), expected);
+        assert_eq!(name.to_uppercase().parse::<Quantization>().unwrap(), expected);
+        assert_eq!(expected.to_string(), name);
+    }
+    for name in ["", "q4", "q4_k_m", "int8"] {
+        let error = name.parse::<Quantization>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert!(
+            error.message().contains(&format!("{name:?}")) && error.hint().unwrap().contains("q4_k"),
+            "{error}"
+        );
+    }
+}

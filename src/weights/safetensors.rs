@@ -1,0 +1,232 @@
+//! Hugging Face checkpoints: `model.safetensors`, or several shards with an index.
+//!
+//! The header format and the layout of the data are checked by the `safetensors` crate; this module reads
+//! the length in front of the header itself, so that every sum is checked against the file.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::ops::Range;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use ::safetensors::Dtype;
+use ::safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use super::mapping::Mapping;
+use super::{DType, RawTensor, foreign, names};
+use crate::{Error, ErrorKind, Result};
+
+/// The file of an unsharded checkpoint.
+pub(super) const SINGLE_FILE: &str = "model.safetensors";
+/// The list of shards of any other.
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Most bytes of a header, the limit of the format's reference implementation.
+const MAX_HEADER_BYTES: usize = 100_000_000;
+/// Most bytes of an index: a few hundred for each of a hundred thousand tensors.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+/// All files of a checkpoint in safetensors format, mapped.
+#[derive(Debug)]
+pub(super) struct SafetensorsFiles {
+    parts: Vec<Arc<Mapping>>,
+    tensors: Vec<StoredTensor>,
+    /// Canonical name → position in `tensors`.
+    index: HashMap<String, usize>,
+}
+
+/// A tensor as a header describes it.
+#[derive(Debug)]
+pub(super) struct StoredTensor {
+    /// The canonical name, or the file's own if it has none.
+    pub(super) name: String,
+    pub(super) stored_type: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) range: Range<usize>,
+    part: usize,
+}
+
+impl StoredTensor {
+    /// The type as one that can be read, if it is.
+    pub(super) fn dtype(&self) -> Option<DType> {
+        match self.stored_type {
+            Dtype::F32 => Some(DType::F32),
+            Dtype::F16 => Some(DType::F16),
+            Dtype::BF16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    /// Tensor → file name.
+    weight_map: BTreeMap<String, String>,
+}
+
+impl SafetensorsFiles {
+    /// True if `folder` has a checkpoint of this format.
+    pub(super) fn are_in(folder: &Path) -> bool {
+        folder.join(SINGLE_FILE).exists() || folder.join(INDEX_FILE).exists()
+    }
+
+    /// Opens the checkpoint in `folder`, the single file if there is one.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
+        let mut files = Self { parts: Vec::new(), tensors: Vec::new(), index: HashMap::new() };
+        let single = folder.join(SINGLE_FILE);
+        if single.exists() {
+            files.add(&single)?;
+            return Ok(files);
+        }
+        let path = folder.join(INDEX_FILE);
+        let index = read_index(&path)?;
+        let shards: BTreeSet<&String> = index.weight_map.values().collect();
+        for shard in shards {
+            if !matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
+                return Err(Error::invalid_model(format!(
+                    "{}: {shard:?} is not the name of a file in this folder",
+                    path.display()
+                )));
+            }
+            let start = files.tensors.len();
+            files.add(&folder.join(shard)).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => error
+                    .context("a shard is missing")
+                    .with_hint(format!("fetch all files that {INDEX_FILE} names into one folder")),
+                _ => error,
+            })?;
+            let present: BTreeSet<&str> =
+                files.tensors[start..].iter().map(|tensor| tensor.name.as_str()).collect();
+            let listed = index.weight_map.iter().filter(|(_, file)| *file == shard);
+            for name in listed.map(|(name, _)| name) {
+                let canonical = names::canonical(name);
+                if !present.contains(canonical.as_deref().unwrap_or(name)) {
+                    return Err(Error::invalid_model(format!(
+                        "{} lists tensor {name:?} in {shard}, which does not hold it",
+                        path.display()
+                    )));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    pub(super) fn tensors(&self) -> &[StoredTensor] {
+        &self.tensors
+    }
+
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    pub(super) fn tensor(&self, name: &str) -> Result<RawTensor<'_>> {
+        let Some(&index) = self.index.get(name) else {
+            let theirs = names::hugging_face(name).map(|name| format!(" ({name})")).unwrap_or_default();
+            return Err(Error::invalid_model(format!("the checkpoint has no tensor {name:?}{theirs}")));
+        };
+        let stored = &self.tensors[index];
+        let dtype = stored.dtype().ok_or_else(|| unsupported(stored))?;
+        Ok(RawTensor::new(&stored.name, dtype, &stored.shape, &self.parts[stored.part], stored.range.clone()))
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let mapping = Mapping::open(path)?;
+        let part = self.parts.len();
+        let in_file = |error: Error| error.context(path.display());
+        for mut tensor in parse_header(&mapping).map_err(in_file)? {
+            tensor.part = part;
+            if self.index.insert(tensor.name.clone(), self.tensors.len()).is_some() {
+                return Err(in_file(Error::invalid_model(format!("tensor {:?} occurs twice", tensor.name))));
+            }
+            self.tensors.push(tensor);
+        }
+        self.parts.push(Arc::new(mapping));
+        Ok(())
+    }
+}
+
+/// The error for a tensor whose type cannot be read.
+pub(super) fn unsupported(tensor: &StoredTensor) -> Error {
+    Error::unsupported(format!(
+        "tensor {:?} has the type {}, which this version cannot read from safetensors",
+        tensor.name, tensor.stored_type
+    ))
+    .with_hint("use a checkpoint in F32, F16 or BF16, or a GGUF file")
+}
+
+/// The tensors of one file, in the order of their data. All ranges lie inside `bytes`.
+fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(foreign::not_a("safetensors file", bytes));
+    };
+    if rest.first() != Some(&b'{') {
+        return Err(foreign::not_a("safetensors file", &bytes[..bytes.len().min(64)]));
+    }
+    let length = u64::from_le_bytes(*length);
+    let Some(header) = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= MAX_HEADER_BYTES)
+        .and_then(|length| rest.get(..length))
+    else {
+        return Err(Error::invalid_model(format!(
+            "the header claims {length} bytes, but the file has {} and the limit is {MAX_HEADER_BYTES}",
+            rest.len()
+        ))
+        .with_hint("the file is damaged or its download is incomplete; fetch it again"));
+    };
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|error| Error::invalid_model(format!("the header is wrong: {error}")).with_source(error))?;
+    let data = &rest[header.len()..];
+    if metadata.data_len() != data.len() {
+        return Err(Error::invalid_model(format!(
+            "the tensors take {} bytes, but {} follow the header",
+            metadata.data_len(),
+            data.len()
+        ))
+        .with_hint("the download is incomplete; fetch the file again"));
+    }
+    let data_start = bytes.len() - data.len();
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        if start > end || end > data.len() {
+            return Err(Error::invalid_model(format!("tensor {name:?} lies outside of the file")));
+        }
+        tensors.push(StoredTensor {
+            name: names::canonical(&name).unwrap_or(name),
+            stored_type: info.dtype,
+            shape: info.shape.clone(),
+            range: data_start + start..data_start + end,
+            part: 0,
+        });
+    }
+    tensors.sort_by(|a, b| (a.range.start, &a.name).cmp(&(b.range.start, &b.name)));
+    Ok(tensors)
+}
+
+fn read_index(path: &Path) -> Result<Index> {
+    let doing = format!("cannot read {}", path.display());
+    let len = fs::metadata(path).map_err(|error| Error::io(&doing, error))?.len();
+    if len > MAX_INDEX_BYTES {
+        return Err(Error::invalid_model(format!(
+            "{} has {len} bytes, more than {MAX_INDEX_BYTES}",
+            path.display()
+        )));
+    }
+    let text = fs::read(path).map_err(|error| Error::io(&doing, error))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|error| {
+        Error::invalid_model(format!("{} is wrong: {error}", path.display())).with_source(error)
+    })?;
+    if index.weight_map.is_empty() {
+        return Err(Error::invalid_model(format!("{} lists no tensors", path.display())));
+    }
+    Ok(index)
+}
+
+#[cfg(test)]
+mod tests;

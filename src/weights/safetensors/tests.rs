@@ -1,0 +1,194 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn file(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+/// A tensor entry of a header.
+fn entry(name: &str, dtype: &str, shape: &[usize], start: u64, end: u64) -> String {
+    format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#)
+}
+
+fn sample() -> Vec<u8> {
+    let header = format!(
+        r#"{{"__metadata__":{{"format":"pt"}},{},{},{}}}"#,
+        entry("model.norm.weight", "F32", &[2], 0, 8),
+        entry("lm_head.weight", "BF16", &[2, 2], 8, 16),
+        entry("model.layers.0.self_attn.q_proj.bias", "F16", &[1], 16, 18),
+    );
+    let data = [
+        &1.0_f32.to_le_bytes()[..],
+        &(-2.0_f32).to_le_bytes(),
+        &[0x80, 0x3F, 0, 0, 0, 0, 0x80, 0x3F],
+        &[0, 0x3C],
+    ];
+    file(&header, &data.concat())
+}
+
+fn check_error(bytes: &[u8], kind: ErrorKind, expected: &str) {
+    let error = parse_header(bytes).expect_err(expected);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(format!("{error:?}").contains(expected), "{error:?} does not contain {expected:?}");
+}
+
+fn check_folder_error(folder: &Path, kind: ErrorKind, expected: &str) {
+    let error = SafetensorsFiles::open(folder).expect_err(expected);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(format!("{error:?}").contains(expected), "{error:?} does not contain {expected:?}");
+}
+
+#[test]
+fn single_file_is_read_under_canonical_names() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(SINGLE_FILE), sample()).unwrap();
+    let files = SafetensorsFiles::open(folder.path()).unwrap();
+    let read = |name| {
+        let tensor = files.tensor(name).unwrap();
+        (tensor.dtype, tensor.shape.to_vec(), tensor.to_f32().unwrap())
+    };
+    assert_eq!(read("output_norm.weight"), (DType::F32, vec![2], vec![1.0, -2.0]));
+    assert_eq!(read("output.weight"), (DType::BF16, vec![2, 2], vec![1.0, 0.0, 0.0, 1.0]));
+    assert_eq!(read("blk.0.attn_q.bias"), (DType::F16, vec![1], vec![1.0]));
+    let error = files.tensor("blk.0.attn_q.weight").unwrap_err();
+    for name in ["blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj.weight"] {
+        assert!(error.message().contains(name), "{error}");
+    }
+}
+
+#[test]
+fn shards_are_found_through_the_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+    let one = format!("{{{}}}", entry("model.norm.weight", "F32", &[1], 0, 4));
+    let two = format!("{{{}}}", entry("lm_head.weight", "F32", &[1], 0, 4));
+    write("one.safetensors", &file(&one, &1.0_f32.to_le_bytes()));
+    write("two.safetensors", &file(&two, &2.0_f32.to_le_bytes()));
+    let index = |norm: &str, head: &str| {
+        let text = format!(r#"{{"weight_map":{{"model.norm.weight":"{norm}","lm_head.weight":"{head}"}}}}"#);
+        write(INDEX_FILE, text.as_bytes());
+    };
+
+    index("one.safetensors", "two.safetensors");
+    let files = SafetensorsFiles::open(folder.path()).unwrap();
+    assert_eq!(files.tensor("output_norm.weight").unwrap().to_f32().unwrap(), [1.0]);
+    assert_eq!(files.tensor("output.weight").unwrap().to_f32().unwrap(), [2.0]);
+
+    index("one.safetensors", "three.safetensors");
+    check_folder_error(folder.path(), ErrorKind::NotFound, "three.safetensors");
+    index("two.safetensors", "one.safetensors");
+    check_folder_error(folder.path(), ErrorKind::InvalidModel, "which does not hold it");
+    for outside in ["../one.safetensors", "/etc/passwd", "", ".", "a/one.safetensors"] {
+        index("one.safetensors", outside);
+        check_folder_error(folder.path(), ErrorKind::InvalidModel, "not the name of a file in this folder");
+    }
+    write("two.safetensors", &file(&one, &[0; 4]));
+    write(
+        INDEX_FILE,
+        br#"{"weight_map":{"model.norm.weight":"one.safetensors","norm.weight":"two.safetensors"}}"#,
+    );
+    check_folder_error(folder.path(), ErrorKind::InvalidModel, "occurs twice");
+    for (text, expected) in
+        [("", "is wrong"), ("[]", "is wrong"), ("{}", "is wrong"), (r#"{"weight_map":{}}"#, "no tensors")]
+    {
+        write(INDEX_FILE, text.as_bytes());
+        check_folder_error(folder.path(), ErrorKind::InvalidModel, expected);
+    }
+}
+
+#[test]
+fn types_that_cannot_be_read_fail_when_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = format!(
+        "{{{},{}}}",
+        entry("model.norm.weight", "F8_E4M3", &[4], 0, 4),
+        entry("lm_head.weight", "F32", &[1], 4, 8)
+    );
+    fs::write(folder.path().join(SINGLE_FILE), file(&header, &[0; 8])).unwrap();
+    let files = SafetensorsFiles::open(folder.path()).unwrap();
+    assert!(files.tensor("output.weight").is_ok());
+    let error = files.tensor("output_norm.weight").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("output_norm.weight") && error.message().contains("F8_E4M3"), "{error}");
+}
+
+#[test]
+fn broken_headers() {
+    let good = entry("a", "F32", &[2], 0, 8);
+    for (header, expected) in [
+        (String::from("{"), "header is wrong"),
+        (String::from(r#"{"a":7}"#), "header is wrong"),
+        (format!("{{{}}}", entry("a", "F33", &[2], 0, 8)), "F33"),
+        (format!("{{{}}}", entry("a", "F32", &[3], 0, 8)), "header is wrong"),
+        (format!("{{{}}}", entry("a", "F32", &[2], 8, 0)), "header is wrong"),
+        (format!("{{{}}}", entry("a", "F32", &[2], 4, 12)), "header is wrong"),
+        // Overlap, and a hole.
+        (format!("{{{good},{}}}", entry("b", "F32", &[1], 4, 8)), "header is wrong"),
+        (format!("{{{good},{}}}", entry("b", "F32", &[1], 12, 16)), "header is wrong"),
+        (format!("{{{}}}", entry("a", "F32", &[1 << 32, 1 << 32], 0, 8)), "header is wrong"),
+        (format!("{{{}}}", entry("a", "U8", &[1 << 60], 0, 1 << 60)), "take 1152921504606846976 bytes"),
+        (format!("{{{good},{}}}", entry("b", "F32", &[1], 8, 12)), "take 12 bytes, but 8 follow"),
+        (String::from("{}"), "take 0 bytes"),
+    ] {
+        check_error(&file(&header, &[0; 8]), ErrorKind::InvalidModel, expected);
+    }
+}
+
+/// Together these ranges end just below 2⁶⁴, where adding the length of the header would overflow.
+#[test]
+fn sum_of_sizes_near_the_end_of_the_address_space() {
+    let size = (1_u64 << 61) - 1;
+    let entries: Vec<_> =
+        (0..8).map(|i| entry(&format!("t{i}"), "U8", &[size as usize], i * size, (i + 1) * size)).collect();
+    check_error(&file(&format!("{{{}}}", entries.join(",")), &[]), ErrorKind::InvalidModel, "but 0 follow");
+}
+
+#[test]
+fn broken_lengths() {
+    let mut bytes = sample();
+    for length in [u64::MAX, 1 << 63, 1 << 32, 100_000_001, bytes.len() as u64 - 7] {
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        check_error(&bytes, ErrorKind::InvalidModel, "header claims");
+    }
+    let bytes = sample();
+    for len in 0..bytes.len() {
+        assert!(parse_header(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+    }
+    check_error(&[bytes, vec![0]].concat(), ErrorKind::InvalidModel, "take 18 bytes, but 19 follow");
+}
+
+#[test]
+fn files_of_other_kinds_are_named() {
+    for (bytes, expected) in [
+        (b"".as_slice(), "an empty file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
+        (b"<!doctype html><html></html>", "an HTML page"),
+        (b"GGUF\x03\0\0\0\0\0\0\0", "a GGUF file"),
+        (b"PK\x03\x04\x14\0\0\0\x08\x08", "PyTorch"),
+    ] {
+        check_error(bytes, ErrorKind::InvalidModel, expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_files_never_panic(
+        mutations in prop::collection::vec((0.0..1.0, any::<u8>()), 1..6),
+        keep in 0.5..1.5,
+    ) {
+        let mut bytes = sample();
+        let len = bytes.len();
+        for (position, value) in mutations {
+            bytes[(position * len as f64) as usize] = value;
+        }
+        bytes.truncate((keep * len as f64) as usize);
+        if let Ok(tensors) = parse_header(&bytes) {
+            for tensor in tensors {
+                prop_assert!(bytes.get(tensor.range.clone()).is_some(), "{:?}", tensor);
+            }
+        }
+    }
+}

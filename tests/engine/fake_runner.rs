@@ -1,0 +1,148 @@
+//! A model without tensors that notices every mistake of the scheduler and the cache.
+//!
+//! It keeps a token in each cache slot, as a real model keeps K and V. The next token's logits are a
+//! function of all tokens that it *reads back through the block table*, so a block that is shared
+//! wrongly, overwritten, or used before it is computed changes the output.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tinyvllm::config::EngineConfig;
+use tinyvllm::runner::{RowOutput, Runner, Step};
+use tinyvllm::sampling::{SampledToken, Sampler, SamplerInput, SamplingParams};
+use tinyvllm::{Error, Result};
+
+pub(crate) const VOCAB_SIZE: usize = 24;
+pub(crate) const EOS: u32 = 0;
+
+/// The logits that follow these tokens.
+pub(crate) fn logits(context: &[u32]) -> Vec<f32> {
+    (0..VOCAB_SIZE as u32)
+        .map(|token| {
+            let mut hasher = DefaultHasher::new();
+            (context, token).hash(&mut hasher);
+            (hasher.finish() % 10_000) as f32 / 2_000.0
+        })
+        .collect()
+}
+
+/// What a request must give, computed without any engine.
+pub(crate) fn reference(
+    prompt: &[u32],
+    params: &SamplingParams,
+    seed: u64,
+    stream: u32,
+    max_len: usize,
+) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    let mut end_token_ids = params.stop_token_ids.clone();
+    if !params.ignore_eos {
+        end_token_ids.push(EOS);
+    }
+    let max_len = max_len.min(prompt.len() + params.max_tokens.unwrap_or(usize::MAX / 2));
+    while tokens.len() < max_len {
+        let input = SamplerInput {
+            params,
+            seed,
+            stream,
+            prompt_token_ids: prompt,
+            output_token_ids: &tokens[prompt.len()..],
+            end_token_ids: &end_token_ids,
+        };
+        let token = Sampler::default().sample(&logits(&tokens), &input).unwrap().token_id;
+        tokens.push(token);
+        if end_token_ids.contains(&token) {
+            break;
+        }
+    }
+    tokens.split_off(prompt.len())
+}
+
+pub(crate) struct FakeRunner {
+    config: EngineConfig,
+    slots: Vec<Option<(u32, usize)>>,
+    sampler: Sampler,
+    /// Fail the step with this number, if any.
+    pub(crate) fail_at: Option<u64>,
+    num_steps: u64,
+}
+
+impl FakeRunner {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        Self {
+            slots: vec![None; config.kv_cache_tokens()],
+            config: config.clone(),
+            sampler: Sampler::default(),
+            fail_at: None,
+            num_steps: 0,
+        }
+    }
+}
+
+impl Runner for FakeRunner {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        self.num_steps += 1;
+        if self.fail_at == Some(self.num_steps) {
+            return Err(Error::internal("planned failure"));
+        }
+        let block_size = self.config.block_size;
+        let num_tokens: usize = step.rows.iter().map(|row| row.len).sum();
+        assert!(num_tokens <= self.config.max_num_batched_tokens, "{num_tokens} tokens are over the budget");
+        let num_samples: usize = step.rows.iter().map(|row| row.samples.len()).sum();
+        assert!(num_samples.max(step.rows.len()) <= self.config.max_num_seqs, "too many sequences");
+        let num_logits: usize = step.rows.iter().map(|row| if row.all_logits { row.len } else { 1 }).sum();
+        assert!(num_logits <= self.config.max_num_seqs, "too many rows of logits");
+        for copy in step.rows.iter().filter_map(|row| row.copy) {
+            for offset in 0..block_size {
+                let content = self.slots[copy.source.index() * block_size + offset];
+                self.slots[copy.target.index() * block_size + offset] = content;
+            }
+        }
+        let slot = |row: &tinyvllm::runner::StepRow<'_>, position: usize| {
+            row.block_table[position / block_size].index() * block_size + position % block_size
+        };
+        let mut written = std::collections::HashSet::new();
+        let mut outputs = Vec::new();
+        // All rows write before any row reads, as in a real layer.
+        for row in &step.rows {
+            assert!(row.len > 0 && row.start + row.len <= row.token_ids.len());
+            for position in row.start..row.start + row.len {
+                assert!(written.insert(slot(row, position)), "two rows write one slot");
+                self.slots[slot(row, position)] = Some((row.token_ids[position], position));
+            }
+        }
+        for row in &step.rows {
+            let mut tokens = row.token_ids[..row.start + row.len].to_vec();
+            let mut samples = vec![Vec::new(); row.samples.len()];
+            let mut all_logits = Vec::new();
+            if row.all_logits {
+                (row.start..row.start + row.len).for_each(|end| all_logits.extend(logits(&tokens[..=end])));
+            }
+            for index in 0..step.num_steps {
+                if index > 0 {
+                    assert_eq!((row.len, row.samples.len()), (1, 1), "a multi-step of something else");
+                    let position = tokens.len() - 1;
+                    self.slots[slot(row, position)] = Some((tokens[position], position));
+                }
+                let read: Vec<u32> = (0..tokens.len())
+                    .map(|position| {
+                        let (token, at) = self.slots[slot(row, position)].expect("an empty slot was read");
+                        assert_eq!(at, position, "a slot holds another position");
+                        token
+                    })
+                    .collect();
+                let mut last = 0;
+                for (input, samples) in row.samples.iter().zip(&mut samples) {
+                    let mut output = input.output_token_ids.to_vec();
+                    output.extend(&tokens[row.start + row.len..]);
+                    let input = SamplerInput { output_token_ids: &output, ..*input };
+                    let token: Option<SampledToken> = self.sampler.sample(&logits(&read), &input);
+                    last = token.as_ref().map_or(0, |token| token.token_id);
+                    samples.push(token);
+                }
+                tokens.push(last);
+            }
+            outputs.push(RowOutput { samples, logits: all_logits });
+        }
+        Ok(outputs)
+    }
+}

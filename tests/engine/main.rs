@@ -1,0 +1,398 @@
+//! The promises of scheduling and caching, against a model that notices every mistake.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod fake_runner;
+
+use std::collections::HashMap;
+
+use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
+use proptest::prelude::*;
+use tinyvllm::ErrorKind;
+use tinyvllm::config::EngineConfig;
+use tinyvllm::engine::{Engine, EngineCore, Event, FinishReason, ModelLimits, Request, RequestId};
+use tinyvllm::sampling::SamplingParams;
+
+fn limits() -> ModelLimits {
+    ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
+}
+
+fn core(config: &EngineConfig) -> EngineCore {
+    EngineCore::new(Box::new(FakeRunner::new(config)), limits(), config.clone()).unwrap()
+}
+
+fn small_config() -> EngineConfig {
+    EngineConfig {
+        max_model_len: 64,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        block_size: 4,
+        num_blocks: 32,
+        ..EngineConfig::default()
+    }
+}
+
+/// What came out of a request, by index of the sequence.
+#[derive(Debug, Default, Clone)]
+struct Collected {
+    tokens: HashMap<usize, Vec<u32>>,
+    finished: HashMap<usize, (FinishReason, Option<String>)>,
+    num_cached_tokens: usize,
+    num_preemptions: usize,
+    prompt_logits: Vec<f32>,
+}
+
+impl Collected {
+    fn add(&mut self, event: Event) {
+        match event {
+            Event::PromptLogits { logits } => self.prompt_logits.extend(logits),
+            Event::Token { index, token_id, .. } => {
+                assert!(!self.finished.contains_key(&index), "a token after the end");
+                self.tokens.entry(index).or_default().push(token_id);
+            }
+            Event::Finished { index, reason, error, stats } => {
+                assert_eq!(error.is_some(), reason == FinishReason::Error);
+                assert!(self.finished.insert(index, (reason, error)).is_none(), "ended twice");
+                self.num_cached_tokens += stats.num_cached_tokens;
+                self.num_preemptions += stats.num_preemptions;
+            }
+        }
+    }
+}
+
+fn run_to_end(core: &mut EngineCore) -> HashMap<RequestId, Collected> {
+    let mut collected: HashMap<RequestId, Collected> = HashMap::new();
+    for _ in 0..100_000 {
+        if !core.has_unfinished() {
+            assert_eq!(core.check_integrity(), Ok(()));
+            return collected;
+        }
+        for (id, event) in core.step() {
+            collected.entry(id).or_default().add(event);
+        }
+        assert_eq!(core.check_integrity(), Ok(()));
+    }
+    panic!("the engine does not come to an end");
+}
+
+#[derive(Debug, Clone)]
+struct Arrival {
+    step: usize,
+    abort_after: Option<usize>,
+    request: Request,
+}
+
+fn arrival() -> impl Strategy<Value = Arrival> {
+    let prompt = (0_usize..4, 0_usize..12, proptest::collection::vec(1_u32..4, 1..14));
+    let params = (0_usize..6, 1_usize..30, 0_usize..4, any::<bool>(), 1_usize..4, any::<u64>());
+    (0_usize..30, proptest::option::weighted(0.15, 0_usize..12), prompt, params, any::<bool>()).prop_map(
+        |(
+            step,
+            abort_after,
+            (family, shared, mut tail),
+            (kind, max_tokens, min, ignore_eos, n, seed),
+            salted,
+        )| {
+            // Prompts of a family have a common prefix.
+            let mut prompt: Vec<u32> = (0..shared).map(|i| (family * 5 + i) as u32 % 20 + 1).collect();
+            prompt.append(&mut tail);
+            let mut params = SamplingParams {
+                max_tokens: Some(max_tokens),
+                min_tokens: min.min(max_tokens),
+                ignore_eos,
+                n,
+                seed: Some(seed),
+                ..SamplingParams::default()
+            };
+            match kind {
+                0 | 1 => params.temperature = 0.0,
+                2 => params.top_k = 3,
+                3 => params.top_p = 0.7,
+                4 => (params.repetition_penalty, params.frequency_penalty) = (1.3, 0.4),
+                _ => params.stop_token_ids = vec![5, 6],
+            }
+            let cache_salt = salted.then(|| format!("salt {}", seed % 2));
+            let request = Request { cache_salt, ..Request::new(prompt, params) };
+            Arrival { step, abort_after, request }
+        },
+    )
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, 1_usize..6, any::<bool>()).prop_map(
+        |(block_size, max_num_seqs, tokens, extra_blocks, num_scheduler_steps, enable_prefix_caching)| {
+            EngineConfig {
+                max_model_len: 60,
+                max_num_seqs: max_num_seqs.max(3),
+                max_num_batched_tokens: tokens.max(max_num_seqs.max(3)),
+                block_size,
+                num_blocks: 60_usize.div_ceil(block_size) + extra_blocks / block_size,
+                enable_prefix_caching,
+                num_scheduler_steps,
+                max_num_requests: 100,
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
+    /// step count, and whatever others do, abort included.
+    #[test]
+    fn tokens_do_not_depend_on_scheduling(
+        config in config(),
+        arrivals in proptest::collection::vec(arrival(), 1..16),
+    ) {
+        let mut core = core(&config);
+        let mut collected: HashMap<RequestId, Collected> = HashMap::new();
+        let mut ids: HashMap<RequestId, (usize, bool)> = HashMap::new();
+        for step in 0..5_000 {
+            for (index, arrival) in arrivals.iter().enumerate().filter(|(_, a)| a.step == step) {
+                ids.insert(core.submit(arrival.request.clone()).unwrap(), (index, false));
+            }
+            for (&id, (index, aborted)) in &mut ids {
+                let arrival = &arrivals[*index];
+                if arrival.abort_after.is_some_and(|after| arrival.step + after == step) {
+                    *aborted = true;
+                    let which = arrival.abort_after.filter(|after| after % 2 == 1).map(|after| after % 3);
+                    for (id, event) in core.abort(id, which) {
+                        collected.entry(id).or_default().add(event);
+                    }
+                }
+            }
+            for (id, event) in core.step() {
+                collected.entry(id).or_default().add(event);
+            }
+            prop_assert_eq!(core.check_integrity(), Ok(()));
+            if step > 60 && !core.has_unfinished() {
+                break;
+            }
+        }
+        prop_assert!(!core.has_unfinished(), "a request never ends");
+        prop_assert_eq!(ids.len(), arrivals.len());
+        for (id, (index, _)) in ids {
+            let Request { prompt_token_ids, params, .. } = &arrivals[index].request;
+            let collected = &collected[&id];
+            prop_assert_eq!(collected.finished.len(), params.n);
+            for (&index, (reason, _)) in &collected.finished {
+                let wanted = reference(prompt_token_ids, params, params.seed.unwrap(), index as u32, 60);
+                let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
+                match reason {
+                    FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
+                    reason => {
+                        prop_assert_eq!(&tokens, &wanted);
+                        let ended = wanted.last().is_some_and(|token| {
+                            params.stop_token_ids.contains(token) || (*token == EOS && !params.ignore_eos)
+                        });
+                        let wanted = if ended { FinishReason::Stop } else { FinishReason::Length };
+                        prop_assert_eq!(*reason, wanted);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn running_requests_share_what_is_computed() {
+    let mut core = core(&small_config());
+    let prompt: Vec<u32> = (1..=13).collect();
+    let request = Request::new(
+        prompt.clone(),
+        SamplingParams { max_tokens: Some(20), ignore_eos: true, ..SamplingParams::greedy() },
+    );
+    let first = core.submit(request.clone()).unwrap();
+    let early = core.step();
+    let second = core.submit(request).unwrap();
+    let mut collected = run_to_end(&mut core);
+    early.into_iter().for_each(|(id, event)| {
+        let mut with_early = Collected::default();
+        with_early.add(event);
+        let rest = collected.remove(&id).unwrap();
+        with_early.tokens.entry(0).or_default().extend(&rest.tokens[&0]);
+        collected.insert(id, Collected { tokens: with_early.tokens, ..rest });
+    });
+    assert_eq!(collected[&first].num_cached_tokens, 0);
+    assert_eq!(collected[&second].num_cached_tokens, 12, "three full blocks, while the first still runs");
+    assert_eq!(collected[&first].tokens, collected[&second].tokens);
+}
+
+#[test]
+fn a_hit_never_covers_the_whole_prompt_and_salts_separate() {
+    let mut core = core(&small_config());
+    let params = SamplingParams { max_tokens: Some(2), ..SamplingParams::greedy() };
+    let request = Request::new((1..=8).collect(), params);
+    let cached = |core: &mut EngineCore, salt: Option<&str>| {
+        let request = Request { cache_salt: salt.map(str::to_owned), ..request.clone() };
+        let id = core.submit(request).unwrap();
+        run_to_end(core)[&id].num_cached_tokens
+    };
+    assert_eq!(cached(&mut core, None), 0);
+    assert_eq!(cached(&mut core, None), 4, "eight tokens are two blocks, but one token must be computed");
+    assert_eq!(cached(&mut core, Some("tenant")), 0);
+    assert_eq!(cached(&mut core, Some("tenant")), 4);
+    assert_eq!(cached(&mut core, Some("other")), 0);
+}
+
+#[test]
+fn preemption_happens_and_changes_nothing() {
+    let config = EngineConfig { num_blocks: 16, max_num_seqs: 4, ..small_config() };
+    let mut core = core(&config);
+    let params = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::greedy() };
+    let prompts: Vec<Vec<u32>> = (0..4).map(|i| vec![i + 1; 6]).collect();
+    let ids: Vec<RequestId> = prompts
+        .iter()
+        .map(|prompt| core.submit(Request::new(prompt.clone(), params.clone())).unwrap())
+        .collect();
+    let collected = run_to_end(&mut core);
+    for (id, prompt) in ids.iter().zip(&prompts) {
+        assert_eq!(collected[id].tokens[&0], reference(prompt, &params, 0, 0, 64));
+    }
+    assert!(collected.values().map(|c| c.num_preemptions).sum::<usize>() > 0, "the cache was too large");
+}
+
+#[test]
+fn prompt_logits_come_once_and_in_order() {
+    for max_num_seqs in [3, 4] {
+        let mut core = core(&EngineConfig { max_num_seqs, ..small_config() });
+        let prompt: Vec<u32> = (0..21).map(|i| i % 7 + 1).collect();
+        let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+        let other = core.submit(Request::new(prompt.clone(), params.clone())).unwrap();
+        let request = Request { prompt_logits: true, ..Request::new(prompt.clone(), params) };
+        let id = core.submit(request).unwrap();
+        let collected = run_to_end(&mut core);
+        let wanted: Vec<f32> = (1..=prompt.len()).flat_map(|end| logits(&prompt[..end])).collect();
+        assert_eq!(collected[&id].prompt_logits, wanted);
+        assert!(collected[&other].prompt_logits.is_empty());
+    }
+}
+
+#[test]
+fn a_failed_step_ends_its_requests_and_no_others() {
+    let config = EngineConfig { max_num_seqs: 2, ..small_config() };
+    let mut runner = FakeRunner::new(&config);
+    runner.fail_at = Some(2);
+    let mut core = EngineCore::new(Box::new(runner), limits(), config).unwrap();
+    let params = SamplingParams { max_tokens: Some(5), ignore_eos: true, n: 2, ..SamplingParams::greedy() };
+    let ids: Vec<RequestId> =
+        (1..=2).map(|i| core.submit(Request::new(vec![i; 5], params.clone())).unwrap()).collect();
+    let collected = run_to_end(&mut core);
+    for index in 0..2 {
+        let (reason, error) = &collected[&ids[0]].finished[&index];
+        assert_eq!(*reason, FinishReason::Error);
+        assert_eq!(error.as_deref(), Some("planned failure"));
+        assert_eq!(collected[&ids[1]].finished[&index].0, FinishReason::Length);
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_with_value_and_limit() {
+    let mut core = core(&small_config());
+    let mut check = |request: Request, kind: ErrorKind, wanted: &[&str]| {
+        let error = core.submit(request).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        wanted.iter().for_each(|text| assert!(error.message().contains(text), "{error} should say {text}"));
+    };
+    let params = SamplingParams::default();
+    check(Request::new(vec![], params.clone()), ErrorKind::InvalidRequest, &["empty"]);
+    check(
+        Request::new(vec![1; 64], params.clone()),
+        ErrorKind::ContextLength,
+        &["64 tokens", "window is 64"],
+    );
+    check(Request::new(vec![24], params.clone()), ErrorKind::InvalidRequest, &["24", "24 tokens"]);
+    let long = SamplingParams { max_tokens: Some(60), ..params.clone() };
+    check(Request::new(vec![1; 5], long), ErrorKind::ContextLength, &["5 tokens", "60", "64"]);
+    let huge = SamplingParams { max_tokens: Some(usize::MAX), ..params.clone() };
+    check(Request::new(vec![1; 5], huge), ErrorKind::ContextLength, &["18446744073709551615"]);
+    let wide = SamplingParams { n: 5, ..params };
+    check(Request::new(vec![1], wide), ErrorKind::InvalidRequest, &["n is 5", "at most 4"]);
+    assert_eq!(core.check_integrity(), Ok(()));
+    assert!(!core.has_unfinished());
+}
+
+#[test]
+fn a_full_queue_refuses_and_keeps_the_rest() {
+    let mut core = core(&EngineConfig { max_num_requests: 2, ..small_config() });
+    let request =
+        Request::new(vec![1, 2], SamplingParams { max_tokens: Some(3), ..SamplingParams::greedy() });
+    core.submit(request.clone()).unwrap();
+    core.submit(request.clone()).unwrap();
+    assert_eq!(core.submit(request.clone()).unwrap_err().kind(), ErrorKind::Capacity);
+    assert_eq!(run_to_end(&mut core).len(), 2);
+    assert!(core.submit(request).is_ok());
+}
+
+#[test]
+fn impossible_limits_are_refused() {
+    let check = |change: fn(&mut EngineConfig), wanted: &str| {
+        let mut config = small_config();
+        change(&mut config);
+        let error = config.validate().unwrap_err();
+        assert!(error.message().contains(wanted), "{error} should say {wanted}");
+    };
+    check(|c| c.block_size = 0, "--block-size is 0");
+    check(|c| c.max_num_seqs = 0, "--max-num-seqs is 0");
+    check(|c| c.max_num_batched_tokens = 3, "--max-num-batched-tokens is 3");
+    check(|c| c.num_scheduler_steps = 0, "--num-scheduler-steps is 0");
+    check(|c| c.max_model_len = 1_000, "holds 128 tokens");
+}
+
+#[test]
+fn streams_give_the_same_as_steps_and_survive_dropped_readers() {
+    let config = small_config();
+    let engine = Engine::start(core(&config)).unwrap();
+    let params = SamplingParams { max_tokens: Some(12), ..SamplingParams::greedy() };
+    let streams: Vec<_> = (1..20_u32)
+        .map(|i| (i, engine.submit(Request::new(vec![i % 5 + 1; 7], params.clone())).unwrap()))
+        .collect();
+    for (i, mut stream) in streams {
+        match i % 4 {
+            0 => drop(stream),
+            1 => {
+                stream.next();
+                drop(stream);
+            }
+            2 => {
+                stream.abort(None);
+                let mut collected = Collected::default();
+                stream.for_each(|event| collected.add(event));
+                assert_eq!(collected.finished.len(), 1);
+            }
+            _ => {
+                let mut collected = Collected::default();
+                stream.for_each(|event| collected.add(event));
+                let wanted = reference(&[i % 5 + 1; 7], &params, 0, 0, 64);
+                assert_eq!(collected.tokens[&0], wanted);
+            }
+        }
+    }
+    // Aborts are commands: after the answer to a later one they have been carried out.
+    let stats = engine.stats().unwrap();
+    assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
+}
+
+#[test]
+fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
+    struct Panicking;
+    impl tinyvllm::runner::Runner for Panicking {
+        fn execute(
+            &mut self,
+            _: &tinyvllm::runner::Step<'_>,
+        ) -> tinyvllm::Result<Vec<tinyvllm::runner::RowOutput>> {
+            panic!("broken kernel");
+        }
+    }
+    let core = EngineCore::new(Box::new(Panicking), limits(), small_config()).unwrap();
+    let engine = Engine::start(core).unwrap();
+    let request = Request::new(vec![1], SamplingParams::default());
+    let events: Vec<Event> = engine.submit(request.clone()).unwrap().collect();
+    assert!(
+        matches!(&events[..], [Event::Finished { reason: FinishReason::Error, error: Some(text), .. }]
+            if text.contains("broken kernel")),
+        "{events:?}"
+    );
+    assert_eq!(engine.submit(request).unwrap_err().kind(), ErrorKind::Internal);
+}

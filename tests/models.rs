@@ -1,0 +1,422 @@
+//! Models against the logits of independent implementations, and against themselves under every
+//! division of the work.
+//!
+//! The fixtures are tiny random models. `golden.safetensors` of a folder was computed with the original
+//! weights in single precision: `ids`, `logits` for each of them, and `greedy`, eight prompt tokens with
+//! the 32 that follow. `X.golden.safetensors` beside a GGUF file was computed in double precision with that
+//! file's weights.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tinyvllm::config::ModelConfig;
+use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
+use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
+use tinyvllm::ops::{Context, KvCache, KvCacheDType};
+use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
+
+const BLOCK_SIZE: usize = 16;
+const NUM_BLOCKS: usize = 24;
+const MAX_TOKENS: usize = 64;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A loaded model with a cache of its own.
+struct Instance {
+    model: Box<dyn CausalLm>,
+    cache: KvCache,
+    block_size: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Setup {
+    num_threads: usize,
+    level: CpuLevel,
+    block_size: usize,
+    dtype: KvCacheDType,
+    quantization: Option<Quantization>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            num_threads: 2,
+            level: CpuLevel::detect(),
+            block_size: BLOCK_SIZE,
+            dtype: KvCacheDType::F32,
+            quantization: None,
+        }
+    }
+}
+
+impl Instance {
+    fn open(path: &str, setup: Setup) -> Self {
+        let checkpoint = Checkpoint::open(&fixture(path)).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(setup.num_threads, setup.level));
+        let options = LoadOptions {
+            quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
+            max_model_len: 128,
+            max_num_batched_tokens: MAX_TOKENS,
+            max_num_seqs: MAX_TOKENS,
+        };
+        let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
+        let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
+        let cache = KvCache::new(&config, num_blocks, setup.block_size, setup.dtype).unwrap();
+        Self { model, cache, block_size: setup.block_size }
+    }
+
+    /// The logits of every token of a step. A row is a sequence's number, its tokens so far and how many
+    /// of them are new. Sequence `s` has every third block from `s` on, backwards.
+    fn step(&mut self, rows: &[(usize, &[u32], usize)]) -> Vec<Vec<f32>> {
+        let mut batch = InputBatch::default();
+        batch.clear();
+        batch.attention.block_size = self.block_size;
+        for &(sequence, tokens, num_new) in rows {
+            let table: Vec<usize> =
+                (0..self.cache.num_blocks() / 3).rev().map(|index| 3 * index + sequence).collect();
+            for (position, &token) in tokens.iter().enumerate().skip(tokens.len() - num_new) {
+                batch.logits_indices.push(batch.token_ids.len());
+                batch.token_ids.push(token);
+                batch.positions.push(position as u32);
+                let slot = table[position / self.block_size] * self.block_size + position % self.block_size;
+                batch.attention.slot_mapping.push(slot);
+            }
+            batch.attention.query_start_loc.push(batch.token_ids.len());
+            batch.attention.seq_lens.push(tokens.len());
+            let used = tokens.len().div_ceil(self.block_size);
+            batch.attention.block_tables.extend(table[..used].iter().map(|block| *block as u32));
+            batch.attention.block_table_starts.push(batch.attention.block_tables.len());
+        }
+        let vocab_size = self.model.config().vocab_size;
+        let logits = self.model.forward(&batch, &mut self.cache).unwrap();
+        let num_rows = batch.logits_indices.len();
+        logits.read(num_rows, |logits| logits.chunks(vocab_size).map(<[f32]>::to_vec).collect()).unwrap()
+    }
+
+    /// The logits of all tokens of a sequence that is computed in pieces.
+    fn run(&mut self, tokens: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
+        let mut logits = Vec::new();
+        for &piece in pieces {
+            let end = logits.len() + piece;
+            logits.extend(self.step(&[(0, &tokens[..end], piece)]));
+        }
+        assert_eq!(logits.len(), tokens.len());
+        logits
+    }
+}
+
+struct Golden {
+    ids: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+    greedy: Vec<u32>,
+}
+
+impl Golden {
+    fn read(path: &str) -> Self {
+        let bytes = std::fs::read(fixture(path)).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let ids = |name: &str| {
+            file.tensor(name).map_or_else(
+                |_| Vec::new(),
+                |tensor| {
+                    let (values, []) = tensor.data().as_chunks::<8>() else { panic!("{name} is not i64") };
+                    values.iter().map(|value| i64::from_le_bytes(*value) as u32).collect()
+                },
+            )
+        };
+        let logits = file.tensor("logits").unwrap();
+        let vocab_size = logits.shape()[1];
+        let (values, []) = logits.data().as_chunks::<4>() else { panic!("logits are not f32") };
+        let values: Vec<f32> = values.iter().map(|value| f32::from_le_bytes(*value)).collect();
+        Self {
+            ids: ids("ids"),
+            logits: values.chunks(vocab_size).map(<[f32]>::to_vec).collect(),
+            greedy: ids("greedy"),
+        }
+    }
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let better = |best: usize, index: usize| if logits[index] > logits[best] { index } else { best };
+    (0..logits.len()).reduce(better).unwrap() as u32
+}
+
+/// Largest difference, root mean square of the differences, and share of rows with the same argmax.
+fn compare(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> (f32, f32, f32) {
+    assert_eq!(actual.len(), expected.len());
+    let differences: Vec<f32> =
+        actual.iter().flatten().zip(expected.iter().flatten()).map(|(a, b)| (a - b).abs()).collect();
+    let squares: f32 = differences.iter().map(|difference| difference * difference).sum();
+    let same = actual.iter().zip(expected).filter(|(a, b)| argmax(a) == argmax(b)).count();
+    (
+        differences.iter().fold(0.0, |a, b| a.max(*b)),
+        (squares / differences.len() as f32).sqrt(),
+        same as f32 / actual.len() as f32,
+    )
+}
+
+/// Dense models are exact: logits within 1e-3, and the same 32 tokens.
+fn check_dense(model: &str, golden: &str) {
+    for &level in CpuLevel::available() {
+        let golden = Golden::read(golden);
+        let mut instance = Instance::open(model, Setup { level, ..Setup::default() });
+        let logits = instance.run(&golden.ids, &[golden.ids.len()]);
+        let (max, rms, _) = compare(&logits, &golden.logits);
+        assert!(max < 1e-3 && rms < 1e-4, "{model} on {level:?}: logits differ by {max}, rms {rms}");
+
+        let mut tokens = golden.greedy[..8].to_vec();
+        let mut next = argmax(instance.step(&[(1, &tokens, 8)]).last().unwrap());
+        while tokens.len() < golden.greedy.len() {
+            tokens.push(next);
+            next = argmax(&instance.step(&[(1, &tokens, 1)])[0]);
+        }
+        assert_eq!(tokens, golden.greedy, "{model} on {level:?}");
+    }
+}
+
+#[test]
+fn llama_folder() {
+    check_dense("tiny/llama", "tiny/llama/golden.safetensors");
+}
+
+#[test]
+fn llama_gguf() {
+    check_dense("tiny/llama/llama.f32.gguf", "tiny/llama/golden.safetensors");
+}
+
+#[test]
+fn llama3_folder() {
+    check_dense("tiny/llama3", "tiny/llama3/golden.safetensors");
+}
+
+#[test]
+fn mistral_folder() {
+    check_dense("tiny/mistral", "tiny/mistral/golden.safetensors");
+}
+
+#[test]
+fn qwen2_folder() {
+    check_dense("tiny/qwen2", "tiny/qwen2/golden.safetensors");
+}
+
+#[test]
+fn qwen3_folder() {
+    check_dense("tiny/qwen3", "tiny/qwen3/golden.safetensors");
+}
+
+/// Quantised models round their activations to 8 bits, which moves logits (of standard deviation 1) by
+/// some hundredths.
+fn check_quantized(model: &str) {
+    for &level in CpuLevel::available() {
+        let golden = Golden::read(&model.replace(".gguf", ".golden.safetensors"));
+        let mut instance = Instance::open(model, Setup { level, ..Setup::default() });
+        let (max, rms, same) = compare(&instance.run(&golden.ids, &[golden.ids.len()]), &golden.logits);
+        assert!(
+            max < 0.3 && rms < 0.05 && same >= 0.9,
+            "{model} on {level:?}: logits differ by {max}, rms {rms}, and {same} of the tokens agree"
+        );
+    }
+}
+
+#[test]
+fn llama_q8_0() {
+    check_quantized("tiny/llama/llama.q8_0.gguf");
+}
+
+#[test]
+fn llama3_q4_0() {
+    check_quantized("tiny/llama3/llama3.q4_0.gguf");
+}
+
+#[test]
+fn qwen2_q8_0() {
+    check_quantized("tiny/qwen2/qwen2.q8_0.gguf");
+}
+
+#[test]
+fn llama_k_quants() {
+    check_quantized("kquant/llama/llama.q4_k_mix.gguf");
+}
+
+#[test]
+fn qwen3_k_quants() {
+    check_quantized("kquant/qwen3/qwen3.q4_k_mix.gguf");
+}
+
+#[test]
+fn quantising_at_load_is_what_the_quantised_file_has() {
+    let golden = Golden::read("tiny/llama/llama.q8_0.golden.safetensors");
+    let setup = Setup { quantization: Some(Quantization::Q8_0), ..Setup::default() };
+    let at_load = Instance::open("tiny/llama/llama.f32.gguf", setup).run(&golden.ids, &[48]);
+    let from_file = Instance::open("tiny/llama/llama.q8_0.gguf", Setup::default()).run(&golden.ids, &[48]);
+    assert_eq!(at_load, from_file);
+}
+
+const MODELS: [&str; 5] = [
+    "tiny/llama",
+    "tiny/mistral",
+    "tiny/llama3/llama3.q4_0.gguf",
+    "tiny/qwen2/qwen2.q8_0.gguf",
+    "kquant/qwen3/qwen3.q4_k_mix.gguf",
+];
+
+/// A generator of numbers that need not be good, only different.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % limit
+    }
+}
+
+#[test]
+fn logits_have_the_same_bits_however_the_prompt_is_divided() {
+    for name in MODELS {
+        let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+        let whole = Instance::open(name, Setup::default()).run(&tokens, &[tokens.len()]);
+        let mut numbers = Numbers(7);
+        let mut divisions = vec![vec![1; tokens.len()]];
+        for _ in 0..3 {
+            let mut pieces = Vec::new();
+            while pieces.iter().sum::<usize>() < tokens.len() {
+                let left = tokens.len() - pieces.iter().sum::<usize>();
+                pieces.push(left.min(1 + numbers.below(20)));
+            }
+            divisions.push(pieces);
+        }
+        for pieces in divisions {
+            let divided = Instance::open(name, Setup::default()).run(&tokens, &pieces);
+            assert_eq!(divided, whole, "{name} in pieces of {pieces:?}");
+        }
+    }
+}
+
+#[test]
+fn logits_have_the_same_bits_whatever_else_is_in_the_step() {
+    for name in MODELS {
+        let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+        let (first, second, third) = (&tokens[..17], &tokens[5..48], &tokens[20..40]);
+        let alone = |tokens: &[u32]| Instance::open(name, Setup::default()).run(tokens, &[tokens.len()]);
+        let expected = [alone(first), alone(second), alone(third)];
+
+        let mut instance = Instance::open(name, Setup::default());
+        let mut logits = [Vec::new(), Vec::new(), Vec::new()];
+        let mut numbers = Numbers(11);
+        while logits.iter().zip([first, second, third]).any(|(logits, tokens)| logits.len() < tokens.len()) {
+            let mut rows = Vec::new();
+            for (sequence, tokens) in [first, second, third].into_iter().enumerate() {
+                let done = logits[sequence].len();
+                let num_new = (tokens.len() - done).min(numbers.below(9));
+                if num_new > 0 {
+                    rows.push((sequence, &tokens[..done + num_new], num_new));
+                }
+            }
+            let mut results = instance.step(&rows).into_iter();
+            for (sequence, _, num_new) in rows {
+                logits[sequence].extend(results.by_ref().take(num_new));
+            }
+        }
+        assert_eq!(logits, expected, "{name}");
+    }
+}
+
+#[test]
+fn logits_have_the_same_bits_for_any_number_of_threads_and_block_size() {
+    for name in MODELS {
+        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32] {
+            let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+            let base = Setup { dtype, ..Setup::default() };
+            let expected = Instance::open(name, base).run(&tokens, &[40, 8]);
+            for (num_threads, block_size) in [(1, 32), (3, 8), (2, 12)] {
+                let setup = Setup { num_threads, block_size, ..base };
+                let logits = Instance::open(name, setup).run(&tokens, &[40, 8]);
+                assert_eq!(logits, expected, "{name}, {num_threads} threads, blocks of {block_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_in_half_precision_is_close() {
+    for (dtype, bound) in [(KvCacheDType::F16, 0.01), (KvCacheDType::Bf16, 0.08)] {
+        for name in ["llama", "llama3", "mistral", "qwen2", "qwen3"] {
+            let golden = Golden::read(&format!("tiny/{name}/golden.safetensors"));
+            let setup = Setup { dtype, ..Setup::default() };
+            let logits = Instance::open(&format!("tiny/{name}"), setup).run(&golden.ids, &[48]);
+            let (max, _, _) = compare(&logits, &golden.logits);
+            assert!(max < bound && max > 0.0, "{name} with {dtype}: logits differ by {max}");
+        }
+    }
+}
+
+#[test]
+fn a_copied_block_has_the_keys_and_values_of_its_source() {
+    let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+    let mut instance = Instance::open("tiny/llama", Setup::default());
+    let expected = instance.step(&[(0, &tokens[..10], 10)]);
+    instance.step(&[(0, &tokens[..9], 9)]);
+    // The first blocks of sequences 0 and 1.
+    let first = (NUM_BLOCKS / 3 - 1) as u32 * 3;
+    instance.cache.copy_block(first, first + 1).unwrap();
+    assert_eq!(instance.step(&[(1, &tokens[..10], 1)])[0], expected[9]);
+    assert!(instance.cache.copy_block(0, NUM_BLOCKS as u32).is_err());
+}
+
+#[test]
+fn a_step_has_six_dispatches_for_each_layer() {
+    let checkpoint = Checkpoint::open(&fixture("tiny/llama")).unwrap();
+    let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+    let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
+    let options =
+        LoadOptions { quantizer: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
+    let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
+    let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    assert_eq!(context.num_dispatches(), 0);
+    let mut instance = Instance { model, cache, block_size: BLOCK_SIZE };
+    instance.step(&[(0, &[5], 1)]);
+    assert_eq!(context.num_dispatches(), 2 + 6 * config.num_layers as u64);
+}
+
+#[test]
+fn mistakes_in_a_batch_are_errors() {
+    let mut instance = Instance::open("tiny/llama", Setup::default());
+    let good = || {
+        let mut batch = InputBatch::default();
+        batch.clear();
+        batch.attention.block_size = BLOCK_SIZE;
+        batch.token_ids.push(3);
+        batch.positions.push(0);
+        batch.attention.slot_mapping.push(0);
+        batch.attention.query_start_loc.push(1);
+        batch.attention.seq_lens.push(1);
+        batch.attention.block_tables.push(0);
+        batch.attention.block_table_starts.push(1);
+        batch.logits_indices.push(0);
+        batch
+    };
+    assert!(instance.model.forward(&good(), &mut instance.cache).is_ok());
+    type Change = fn(&mut InputBatch);
+    let mistakes: [(&str, Change); 9] = [
+        ("vocabulary", |batch| batch.token_ids[0] = 288),
+        ("position 128", |batch| batch.positions[0] = 128),
+        ("slot 384", |batch| batch.attention.slot_mapping[0] = NUM_BLOCKS * BLOCK_SIZE),
+        ("block 24", |batch| batch.attention.block_tables[0] = NUM_BLOCKS as u32),
+        ("0 blocks", |batch| batch.attention.block_table_starts[1] = 0),
+        ("sequence of 0", |batch| batch.attention.seq_lens[0] = 0),
+        ("lists of", |batch| batch.attention.query_start_loc[1] = 2),
+        ("2 positions", |batch| batch.positions.push(1)),
+        ("token 1 of 1", |batch| batch.logits_indices[0] = 1),
+    ];
+    for (expected, mistake) in mistakes {
+        let mut batch = good();
+        mistake(&mut batch);
+        let error = instance.model.forward(&batch, &mut instance.cache).unwrap_err();
+        assert!(error.message().contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,160 @@
+//! The promises of the engine once more, with the real kernels and the built-in model: a request gives
+//! the same tokens however it is scheduled.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use tinyvllm::engine::{Event, FinishReason, Request};
+use tinyvllm::hub::{ModelFiles, ResolvedModel};
+use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::cpu::simd::CpuLevel;
+use tinyvllm::runner::EngineLimits;
+use tinyvllm::sampling::SamplingParams;
+
+fn load(options: &LlmOptions) -> Llm {
+    let model = ResolvedModel {
+        display_name: "demo".to_owned(),
+        files: ModelFiles::Demo,
+        revision: None,
+        notice: None,
+    };
+    Llm::load(&model, options, &NoProgress).unwrap()
+}
+
+fn with_limits(change: impl FnOnce(&mut EngineLimits)) -> LlmOptions {
+    let mut options = LlmOptions::default();
+    options.limits.max_model_len = Some(512);
+    options.limits.kv_cache_memory_bytes = Some(64 << 20);
+    change(&mut options.limits);
+    options
+}
+
+/// Prompts of different lengths, two with a long common beginning, and different ways to sample.
+fn requests(llm: &Llm) -> Vec<Request> {
+    let story = "Once upon a time, in a small village by the sea, there lived a little girl who loved to \
+                 look at the ships. One morning, she found a strange green bottle in the sand, and in it";
+    let prompts = [
+        story.to_owned(),
+        format!("{story} there was a letter. She read it aloud:"),
+        "The".to_owned(),
+        "A paged cache is a way to".to_owned(),
+        "One day, the fox and the owl".repeat(9),
+    ];
+    let greedy = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::greedy() };
+    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
+    let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, n: 2, ..seeded.clone() };
+    let mut requests = Vec::new();
+    for (prompt, params) in prompts.iter().zip([&greedy, &seeded, &filtered].into_iter().cycle()) {
+        requests.push(Request::new(llm.encode_raw(prompt).unwrap(), params.clone()));
+    }
+    requests
+}
+
+/// Output tokens by sequence, cached tokens and preemptions.
+#[derive(Debug, Default)]
+struct Outcome {
+    tokens: Vec<Vec<u32>>,
+    num_cached_tokens: usize,
+    num_preemptions: usize,
+}
+
+fn collect(events: impl Iterator<Item = Event>, n: usize) -> Outcome {
+    let mut outcome = Outcome { tokens: vec![Vec::new(); n], ..Outcome::default() };
+    for event in events {
+        match event {
+            Event::Token { index, token_id, .. } => outcome.tokens[index].push(token_id),
+            Event::Finished { reason, stats, .. } => {
+                assert_eq!(reason, FinishReason::Length);
+                outcome.num_cached_tokens += stats.num_cached_tokens;
+                outcome.num_preemptions += stats.num_preemptions;
+            }
+            Event::PromptLogits { .. } => {}
+        }
+    }
+    outcome
+}
+
+/// One request after the other, nothing shared.
+fn alone(llm: &Llm) -> Vec<Outcome> {
+    let run = |request: Request| {
+        let n = request.params.n;
+        collect(llm.engine().submit(request).unwrap(), n)
+    };
+    requests(llm).into_iter().map(run).collect()
+}
+
+/// All requests at once.
+fn together(llm: &Llm) -> Vec<Outcome> {
+    let submit = |request: Request| (request.params.n, llm.engine().submit(request).unwrap());
+    let streams: Vec<_> = requests(llm).into_iter().map(submit).collect();
+    streams.into_iter().map(|(n, stream)| collect(stream, n)).collect()
+}
+
+fn tokens(outcomes: &[Outcome]) -> Vec<&Vec<Vec<u32>>> {
+    outcomes.iter().map(|outcome| &outcome.tokens).collect()
+}
+
+#[test]
+fn same_tokens_however_they_are_scheduled() {
+    let reference_llm = load(&with_limits(|limits| limits.enable_prefix_caching = false));
+    let reference = alone(&reference_llm);
+    assert!(reference.iter().all(|outcome| outcome.tokens.iter().all(|tokens| tokens.len() == 40)));
+    let check = |what: &str, options: &LlmOptions| {
+        let llm = load(options);
+        let first = together(&llm);
+        assert_eq!(tokens(&first), tokens(&reference), "{what}");
+        let again = together(&llm);
+        assert_eq!(tokens(&again), tokens(&reference), "{what}, again");
+        (first, again)
+    };
+
+    let (_, again) = check("a batch", &with_limits(|_| ()));
+    assert!(again.iter().map(|outcome| outcome.num_cached_tokens).sum::<usize>() > 64, "no prefix hit");
+
+    check(
+        "chunked prompts",
+        &with_limits(|limits| {
+            (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
+        }),
+    );
+    check("multi-step", &with_limits(|limits| limits.num_scheduler_steps = 5));
+    check("small blocks", &with_limits(|limits| limits.block_size = 8));
+    check("odd blocks", &with_limits(|limits| limits.block_size = 5));
+    check("one thread", &LlmOptions { threads: Some(1), ..with_limits(|_| ()) });
+    check("five threads", &LlmOptions { threads: Some(5), ..with_limits(|_| ()) });
+
+    // A cache that holds the longest sequence and little more.
+    let per_token = reference_llm.engine().config().kv_cache_tokens();
+    let bytes_per_token = (64 << 20) / per_token as u64;
+    let (first, _) = check(
+        "preemption",
+        &with_limits(|limits| {
+            limits.max_model_len = Some(256);
+            limits.block_size = 16;
+            limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
+        }),
+    );
+    assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
+}
+
+#[test]
+fn every_instruction_set_writes_the_story() {
+    let prompt = tinyvllm::demo::PROMPT;
+    for &level in CpuLevel::available() {
+        let llm = load(&LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) });
+        let params = SamplingParams { max_tokens: Some(24), ..SamplingParams::greedy() };
+        let request = Request::new(llm.encode_raw(prompt).unwrap(), params);
+        let outcome = collect_any(llm.engine().submit(request).unwrap());
+        assert_eq!(outcome, GREEDY, "{}", level.name());
+    }
+}
+
+fn collect_any(events: impl Iterator<Item = Event>) -> Vec<u32> {
+    let token = |event| match event {
+        Event::Token { token_id, .. } => Some(token_id),
+        _ => None,
+    };
+    events.filter_map(token).collect()
+}
+
+/// What the training script's own forward pass, on the weights of the file, gives for the prompt.
+const GREEDY: [u32; 24] = [0; 24];

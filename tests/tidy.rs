@@ -1,0 +1,405 @@
+//! Rules of the house that no compiler checks: what may use what, how long files are, what text must
+//! not be in them. They are tests so that CI has no rules of its own.
+
+#![expect(clippy::unwrap_used, reason = "a file that cannot be read fails the test, as it should")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Lines of a source file, without its tests.
+const MAX_LINES: usize = 700;
+
+/// What each module may use of the crate, besides `config` and `error`. `cli` may use everything.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("chat", &["tokenizer", "weights"]),
+    ("config", &["weights"]),
+    ("demo", &[]),
+    ("engine", &["kv_cache", "runner", "sampling", "scheduler"]),
+    ("hub", &[]),
+    ("kv_cache", &[]),
+    ("layers", &["ops", "weights"]),
+    (
+        "llm",
+        &["chat", "demo", "engine", "hub", "models", "ops", "runner", "sampling", "tokenizer", "weights"],
+    ),
+    ("models", &["layers", "ops", "weights"]),
+    ("ops", &["weights"]),
+    ("runner", &["kv_cache", "models", "ops", "sampling", "scheduler"]),
+    ("sampling", &[]),
+    ("scheduler", &["kv_cache"]),
+    ("tokenizer", &["weights"]),
+    ("weights", &["ops"]),
+];
+
+/// Crates and parts of `std`, and the only modules that may name them.
+const ONLY_IN: &[(&str, &[&str])] = &[
+    ("candle_core", &["config", "error", "layers", "llm", "models", "ops", "runner", "weights"]),
+    ("clap", &["cli", "main"]),
+    ("ctrlc", &["cli"]),
+    ("hf_hub", &["hub"]),
+    ("indicatif", &["cli"]),
+    ("memmap2", &["ops", "weights"]),
+    ("minijinja", &["chat"]),
+    ("rustyline", &["cli"]),
+    ("tokenizers", &["tokenizer"]),
+];
+
+/// What a pure module must not name: it decides by numbers alone.
+const IMPURE: &[&str] = &[
+    "std::time",
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::env",
+    "std::thread",
+    "std::sync",
+    "std::process",
+    "SystemTime",
+    "Instant",
+];
+const PURE: &[&str] = &["kv_cache", "scheduler"];
+
+struct Source {
+    /// Relative to the repository, with forward slashes.
+    path: String,
+    text: String,
+    /// Line number and code of each line that is neither comment nor test.
+    code: Vec<(usize, String)>,
+}
+
+impl Source {
+    fn module(&self) -> &str {
+        let name = self.path.strip_prefix("src/").unwrap_or(&self.path);
+        name.split(['/', '.']).next().unwrap_or_default()
+    }
+
+    fn is_test(&self) -> bool {
+        let stem = self.path.rsplit('/').next().unwrap_or_default();
+        stem.ends_with("tests.rs") || stem.starts_with("test_") || self.path.contains("/tests/")
+    }
+
+    /// Lines that contain `word`, neither as part of a longer name nor in a string.
+    fn lines_with<'a>(&'a self, word: &'a str) -> impl Iterator<Item = String> + 'a {
+        let found = move |(_, line): &&(usize, String)| contains_word(line, word);
+        self.code.iter().filter(found).map(move |(number, _)| format!("{}:{number}: {word}", self.path))
+    }
+
+    /// The modules of this crate that the code names.
+    fn uses(&self) -> Vec<(usize, String)> {
+        let mut uses = Vec::new();
+        let all: String = self.code.iter().map(|(_, line)| format!("{line}\n")).collect();
+        for (start, found) in all.match_indices("crate::") {
+            if all[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                continue;
+            }
+            let number = self.code[all[..start].matches('\n').count()].0;
+            let rest = &all[start + found.len()..];
+            for name in first_segments(rest) {
+                uses.push((number, name));
+            }
+        }
+        uses
+    }
+}
+
+/// `a::b` gives a; `{a::{b, c}, d}` gives a and d.
+fn first_segments(rest: &str) -> Vec<String> {
+    let name = |text: &str| -> String {
+        text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    };
+    let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
+    let mut names = vec![name(group)];
+    let mut depth = 1;
+    for (position, character) in group.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => names.push(name(&group[position + 1..])),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    names
+}
+
+fn contains_word(line: &str, word: &str) -> bool {
+    let part_of_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    line.match_indices(word).any(|(start, _)| {
+        let end = start + word.len();
+        let closed = !part_of_name(word.chars().next_back());
+        !part_of_name(line[..start].chars().next_back())
+            && (closed || !part_of_name(line[end..].chars().next()))
+    })
+}
+
+/// The line without a comment and without what is in string literals.
+fn strip(line: &str) -> String {
+    let mut stripped = String::new();
+    let mut characters = line.chars().peekable();
+    let mut in_string = false;
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' if in_string => {
+                characters.next();
+            }
+            '\'' if !in_string && characters.peek() == Some(&'"') => {
+                characters.next();
+            }
+            '"' => {
+                in_string = !in_string;
+                stripped.push('"');
+            }
+            '/' if !in_string && characters.peek() == Some(&'/') => break,
+            _ if in_string => {}
+            _ => stripped.push(character),
+        }
+    }
+    stripped
+}
+
+/// The code of a file up to its tests module, which by the house style comes last.
+fn code_of(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_tests = |index: usize| {
+        lines[index].trim() == "#[cfg(test)]"
+            && lines.get(index + 1).is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'))
+    };
+    let end = (0..lines.len()).find(|&index| is_tests(index)).unwrap_or(lines.len());
+    lines[..end].iter().enumerate().map(|(index, line)| (index + 1, strip(line))).collect()
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && name != "target" {
+            walk(&path, found);
+        } else if path.is_file() {
+            found.push(path);
+        }
+    }
+}
+
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/")
+}
+
+fn sources() -> Vec<Source> {
+    let mut paths = Vec::new();
+    walk(&root().join("src"), &mut paths);
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    paths.sort();
+    assert!(paths.len() > 20, "only {} source files found", paths.len());
+    paths
+        .iter()
+        .map(|path| {
+            let text = fs::read_to_string(path).unwrap();
+            Source { path: relative(path), code: code_of(&text), text }
+        })
+        .collect()
+}
+
+/// What is under version control; in an unpacked archive, everything that is not hidden.
+fn tracked_files() -> Vec<String> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
+    if let Ok(output) = listed
+        && output.status.success()
+        && !output.stdout.is_empty()
+    {
+        let names = String::from_utf8(output.stdout).unwrap();
+        return names
+            .split_terminator('\0')
+            .map(str::to_owned)
+            .filter(|name| root().join(name).is_file())
+            .collect();
+    }
+    let mut paths = Vec::new();
+    walk(&root(), &mut paths);
+    paths.iter().map(|path| relative(path)).filter(|path| !path.starts_with('.')).collect()
+}
+
+#[track_caller]
+fn none(rule: &str, violations: impl IntoIterator<Item = String>) {
+    let violations: Vec<String> = violations.into_iter().collect();
+    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+}
+
+#[test]
+fn source_files_are_short_and_say_what_they_are_for() {
+    let sources = sources();
+    none(
+        &format!("a source file has at most {MAX_LINES} lines without its tests"),
+        sources
+            .iter()
+            .filter(|source| !source.is_test() && source.code.len() > MAX_LINES)
+            .map(|source| format!("{}: {}", source.path, source.code.len())),
+    );
+    none(
+        "a source file starts with its purpose (//!)",
+        sources
+            .iter()
+            .filter(|source| !source.is_test() && !source.text.starts_with("//!"))
+            .map(|source| source.path.clone()),
+    );
+    let vague = ["utils", "util", "helpers", "helper", "common", "misc"];
+    none(
+        "a module is named after what it is for",
+        sources
+            .iter()
+            .filter(|source| source.path.split(['/', '.']).any(|part| vague.contains(&part)))
+            .map(|source| source.path.clone()),
+    );
+}
+
+#[test]
+fn modules_use_only_what_they_may() {
+    let mut violations = Vec::new();
+    for source in sources() {
+        let module = source.module();
+        if source.is_test() || ["cli", "error", "lib", "main"].contains(&module) {
+            continue;
+        }
+        let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == module) else {
+            violations.push(format!("{}: {module} is missing in MAY_USE", source.path));
+            continue;
+        };
+        for (number, used) in source.uses() {
+            let is_module = used.starts_with(|c: char| c.is_lowercase());
+            let for_all = used == module || used == "config";
+            if is_module && !for_all && !allowed.contains(&used.as_str()) {
+                violations.push(format!("{}:{number}: {module} uses {used}", source.path));
+            }
+        }
+    }
+    none("who may use whom is the code map of ARCHITECTURE.md", violations);
+}
+
+#[test]
+fn foreign_crates_stay_behind_their_module() {
+    let sources = sources();
+    for (name, modules) in ONLY_IN {
+        none(
+            &format!("{name} is used in {modules:?} only"),
+            sources
+                .iter()
+                .filter(|source| !modules.contains(&source.module()) && !source.is_test())
+                .flat_map(|source| source.lines_with(name)),
+        );
+    }
+    for name in IMPURE {
+        none(
+            &format!("{PURE:?} know no clock, file, thread or environment"),
+            sources
+                .iter()
+                .filter(|source| PURE.contains(&source.module()) && !source.is_test())
+                .flat_map(|source| source.lines_with(name)),
+        );
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_kernels_and_memory_maps() {
+    none(
+        "unsafe code is in src/ops, and in src/weights to map files",
+        sources()
+            .iter()
+            .filter(|source| source.module() != "ops")
+            .filter(|source| source.module() != "weights" || !source.text.contains("memmap2"))
+            .flat_map(|source| source.lines_with("unsafe").collect::<Vec<_>>()),
+    );
+}
+
+#[test]
+fn only_the_command_line_prints() {
+    let sources = sources();
+    for name in ["println!", "eprintln!", "print!", "eprint!", "dbg!"] {
+        none(
+            "output is written in src/cli and src/main.rs only",
+            sources
+                .iter()
+                .filter(|source| !["cli", "main"].contains(&source.module()) && !source.is_test())
+                .flat_map(|source| source.lines_with(name)),
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let mut files = sources();
+    for name in tracked_files() {
+        if name.ends_with(".rs") && name.starts_with("tests/") && name != "tests/tidy.rs" {
+            let text = fs::read_to_string(root().join(&name)).unwrap();
+            let code = text.lines().enumerate().map(|(index, line)| (index + 1, strip(line))).collect();
+            files.push(Source { path: name, text, code });
+        }
+    }
+    for name in ["todo!", "unimplemented!", "#[ignore", "#[allow(", "#![allow(", "#[should_panic"] {
+        let mut found = Vec::new();
+        for source in &files {
+            let lines = source.text.lines().enumerate();
+            found.extend(
+                lines
+                    .filter(|(_, line)| strip(line).contains(name))
+                    .map(|(index, _)| format!("{}:{}", source.path, index + 1)),
+            );
+        }
+        none(&format!("{name} has no place here"), found);
+    }
+}
+
+#[test]
+fn the_top_level_stays_as_it_is() {
+    let allowed = [".ci", ".github", "benches", "metal_kernels", "scripts", "src", "tests"];
+    let mut folders: Vec<String> = tracked_files()
+        .iter()
+        .filter_map(|name| name.split_once('/').map(|(folder, _)| folder.to_owned()))
+        .filter(|folder| !allowed.contains(&folder.as_str()))
+        .collect();
+    folders.dedup();
+    none("a new top-level folder needs a reason and an entry here", folders);
+}
+
+#[test]
+fn no_file_knows_the_machine_it_was_written_on() {
+    // Put together, so that this file does not contain what it looks for.
+    let places: Vec<String> = ["work", "root", "tmp"].iter().map(|name| format!("/{name}/")).collect();
+    let text_files = [".rs", ".md", ".toml", ".yml", ".py", ".metal", ".sh", ".ci/run"];
+    let mut violations = Vec::new();
+    for name in tracked_files() {
+        if !text_files.iter().any(|end| name.ends_with(end)) {
+            continue;
+        }
+        let text = fs::read_to_string(root().join(&name)).unwrap();
+        for (index, line) in text.lines().enumerate() {
+            for place in &places {
+                let from_root = |start: usize| {
+                    !line[..start].ends_with(|c: char| c.is_alphanumeric() || "._-~>})".contains(c))
+                };
+                if line.match_indices(place.as_str()).any(|(start, _)| from_root(start)) {
+                    violations.push(format!("{name}:{}: {place}", index + 1));
+                }
+            }
+        }
+    }
+    none("files name no place of one machine", violations);
+}
+
+#[test]
+fn the_checks_see_what_they_should() {
+    assert_eq!(first_segments("{config::{A, b}, Error, ops}"), ["config", "Error", "ops"]);
+    assert_eq!(first_segments("kv_cache::BlockId;"), ["kv_cache"]);
+    assert_eq!(strip(r#"call("unsafe // {}"); // unsafe"#), r#"call(""); "#);
+    assert!(contains_word("let x = unsafe { f() };", "unsafe"));
+    assert!(!contains_word("unsafe_op()", "unsafe"));
+    assert!(!contains_word("eprintln!()", "println!"));
+    let text = "use crate::a;\n#[cfg(test)]\nmod tests {\n    use crate::b;\n}\n";
+    let source = Source { path: "src/c/d.rs".to_owned(), text: text.to_owned(), code: code_of(text) };
+    assert_eq!((source.module(), source.uses()), ("c", vec![(1, "a".to_owned())]));
+}
