@@ -112,6 +112,22 @@ pub struct RequestStream {
     unfinished: usize,
 }
 
+/// Gives up a request from anywhere, for instance when the user presses Ctrl-C. Does nothing once the
+/// request has ended.
+#[derive(Debug, Clone)]
+pub struct AbortHandle {
+    id: RequestId,
+    commands: SyncSender<Command>,
+}
+
+impl AbortHandle {
+    /// Gives up the request, or one of its sequences, as [`RequestStream::abort`] does.
+    pub fn abort(&self, index: Option<usize>) {
+        // A stopped engine has ended the request already.
+        let _ = self.commands.send(Command::Abort { id: self.id, index });
+    }
+}
+
 impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -133,8 +149,13 @@ impl RequestStream {
     /// Gives up the request, or one of its sequences. Events that are already on their way still come;
     /// the last is [`Event::Finished`].
     pub fn abort(&self, index: Option<usize>) {
-        // A stopped engine has ended the request already.
-        let _ = self.commands.send(Command::Abort { id: self.id, index });
+        self.abort_handle().abort(index);
+    }
+
+    /// A way to give up the request while another thread waits for its events.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { id: self.id, commands: self.commands.clone() }
     }
 
     /// The next event if there already is one.

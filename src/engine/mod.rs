@@ -9,6 +9,6 @@ mod output;
 mod request;
 
 pub use self::core::{EngineCore, EngineStats};
-pub use handle::{Engine, RequestStream};
+pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, SequenceStats};
 pub use request::{ModelLimits, Request, RequestId};

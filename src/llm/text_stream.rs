@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::engine::{Event, FinishReason, RequestStream, SequenceStats};
+use crate::engine::{AbortHandle, Event, FinishReason, RequestStream, SequenceStats};
 use crate::sampling::TokenLogprobs;
 use crate::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
@@ -79,6 +79,12 @@ impl TextStream {
     /// [`TextEvent::Finished`].
     pub fn abort(&self, index: Option<usize>) {
         self.events.abort(index);
+    }
+
+    /// A way to give up the request while another thread waits for its events.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.events.abort_handle()
     }
 
     /// The next event if there already is one.
