@@ -6,6 +6,8 @@
 //! the 32 that follow. `X.golden.safetensors` beside a GGUF file was computed in double precision with that
 //! file's weights.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -399,7 +401,8 @@ fn mistakes_in_a_batch_are_errors() {
         batch
     };
     assert!(instance.model.forward(&good(), &mut instance.cache).is_ok());
-    let mistakes: [(&str, fn(&mut InputBatch)); 9] = [
+    type Change = fn(&mut InputBatch);
+    let mistakes: [(&str, Change); 9] = [
         ("vocabulary", |batch| batch.token_ids[0] = 288),
         ("position 128", |batch| batch.positions[0] = 128),
         ("slot 384", |batch| batch.attention.slot_mapping[0] = NUM_BLOCKS * BLOCK_SIZE),

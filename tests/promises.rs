@@ -1,6 +1,8 @@
 //! The promises of the engine once more, with the real kernels and the built-in model: a request gives
 //! the same tokens however it is scheduled.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};

@@ -142,7 +142,7 @@ impl EngineCore {
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
         }
-        let sequences = self.scheduler.add(SequenceSpec {
+        let sequences = self.scheduler.add(&SequenceSpec {
             prompt_token_ids,
             max_len,
             cache_salt,
@@ -280,7 +280,7 @@ impl EngineCore {
     }
 
     fn update(&mut self, row: &ScheduledRow, output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
-        self.report_logits(row, output.logits, events);
+        self.report_logits(row, &output.logits, events);
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
@@ -342,7 +342,7 @@ impl EngineCore {
     }
 
     /// Reports prompt logits once, also when a preempted prompt is computed again.
-    fn report_logits(&mut self, row: &ScheduledRow, logits: Vec<f32>, events: &mut Vec<(RequestId, Event)>) {
+    fn report_logits(&mut self, row: &ScheduledRow, logits: &[f32], events: &mut Vec<(RequestId, Event)>) {
         let Some(state) = self.table.sequences.get(&row.seq) else { return };
         let Some(request) = self.table.requests.get_mut(&state.request) else { return };
         let Some(sequence) = self.scheduler.sequence(row.seq) else { return };

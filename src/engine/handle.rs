@@ -19,7 +19,7 @@ const COMMAND_QUEUE: usize = 256;
 
 /// Everything that the engine's thread can be told.
 enum Command {
-    Submit { request: Request, reply: SyncSender<Result<RequestId>>, events: Sender<Event> },
+    Submit { request: Box<Request>, reply: SyncSender<Result<RequestId>>, events: Sender<Event> },
     Abort { id: RequestId, index: Option<usize> },
     Stats { reply: SyncSender<EngineStats> },
     Shutdown,
@@ -69,7 +69,7 @@ impl Engine {
         let num_sequences = request.params.n;
         let (reply, answer) = mpsc::sync_channel(1);
         let (events, stream) = mpsc::channel();
-        self.send(Command::Submit { request, reply, events })?;
+        self.send(Command::Submit { request: Box::new(request), reply, events })?;
         let id = answer.recv().map_err(|_| stopped())??;
         Ok(RequestStream { id, events: stream, commands: self.commands.clone(), unfinished: num_sequences })
     }
@@ -248,7 +248,7 @@ impl EngineThread {
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Submit { request, reply, events } => {
-                let id = self.core.submit(request);
+                let id = self.core.submit(*request);
                 if let Ok(id) = id {
                     self.readers.insert(id, events);
                 }

@@ -3,7 +3,7 @@
 //! The cache is divided into blocks of `block_size` token slots. [`BlockPool`] counts references and
 //! keeps the unused blocks in the order in which they will be reused; [`PrefixCache`] finds blocks
 //! whose content is already computed. Nothing here knows tensors, devices or time: contents live in
-//! [`crate::ops::KvCache`], under the same block numbers.
+//! `ops::KvCache`, under the same block numbers.
 //!
 //! Invariant: a block is in use (reference count above 0) or in the free list, never both. A free block
 //! keeps its published content until it is allocated again.

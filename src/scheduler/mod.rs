@@ -86,7 +86,7 @@ impl Scheduler {
     ///
     /// The caller has checked the spec: the prompt is not empty and shorter than `max_len`, `max_len`
     /// fits into the cache, and `num_sequences` is between 1 and `max_num_seqs`.
-    pub fn add(&mut self, spec: SequenceSpec) -> Vec<SeqId> {
+    pub fn add(&mut self, spec: &SequenceSpec) -> Vec<SeqId> {
         let cache_root = self.hasher.root(spec.cache_salt.as_deref());
         let ids: Vec<SeqId> = (0..spec.num_sequences as u64).map(|n| SeqId(self.next_id + n)).collect();
         self.next_id += spec.num_sequences as u64;

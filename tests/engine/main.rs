@@ -1,5 +1,7 @@
 //! The promises of scheduling and caching, against a model that notices every mistake.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod fake_runner;
 
 use std::collections::HashMap;
@@ -362,7 +364,7 @@ fn streams_give_the_same_as_steps_and_survive_dropped_readers() {
             _ => {
                 let mut collected = Collected::default();
                 stream.for_each(|event| collected.add(event));
-                let wanted = reference(&vec![i % 5 + 1; 7], &params, 0, 0, 64);
+                let wanted = reference(&[i % 5 + 1; 7], &params, 0, 0, 64);
                 assert_eq!(collected.tokens[&0], wanted);
             }
         }
