@@ -10,6 +10,7 @@ mod buffer;
 mod kernels;
 mod layout;
 mod packed;
+mod quantized;
 #[cfg(test)]
 mod tests;
 
@@ -200,7 +201,9 @@ fn multiply(
     let dtype = matrix.dtype();
     let panel = if dtype.is_quantized() { x.int8_panel(row) } else { x.dense_panel(row).cast() };
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
-    level.run(TileRow { dtype, tiles, num_tiles, panel, width, out: products });
+    let task = TileRow { dtype, tiles, num_tiles, panel, width };
+    // SAFETY: the panel has the matrix's columns, which the callers have checked.
+    unsafe { task.multiply(products, level) };
 }
 
 fn check_shapes(

@@ -1,0 +1,494 @@
+//! Every flag of the program, each defined once.
+//!
+//! A command is made of groups ([`ModelArgs`], [`EngineArgs`], …) by `flatten`, so a flag means the same
+//! wherever it is accepted. From these definitions `clap` makes the help, the completions and, by the one
+//! rule in [`command`], the environment variables. This module only says what was typed, with a library
+//! type where there is one; it opens no file and asks no terminal.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use tinyvllm::llm::{DenseDType, DeviceChoice, LlmOptions};
+use tinyvllm::ops::KvCacheDType;
+use tinyvllm::ops::cpu::simd::CpuLevel;
+use tinyvllm::runner::EngineLimits;
+use tinyvllm::sampling::SamplingParams;
+use tinyvllm::weights::Quantization;
+
+use super::bench::BenchArgs;
+use super::value::{LogitBias, TokenIds, parse_bytes, parse_cpu_level, parse_value};
+
+const EXAMPLES: &str = "\
+Examples:
+  tinyvllm                                  The built-in model tells a story
+  tinyvllm -m tinyllama                     Download TinyLlama and chat with it
+  tinyvllm -m model.gguf --prompt 'Why is the sky blue?'
+  tinyvllm -m model.gguf --raw --prompt 'The sky is' --max-tokens 20
+  cat letter.txt | tinyvllm -m qwen3-0.6b --system 'Say it in one sentence.'";
+
+const MORE_EXAMPLES: &str = "\
+Examples:
+  tinyvllm                                  The built-in model tells a story
+  tinyvllm -m tinyllama                     Download TinyLlama and chat with it
+  tinyvllm -m model.gguf --prompt 'Why is the sky blue?'
+  tinyvllm -m model.gguf --raw --prompt 'The sky is' --max-tokens 20
+  cat letter.txt | tinyvllm -m qwen3-0.6b --system 'Say it in one sentence.'
+
+  Several prompts run as one batch; --json prints one object per sequence:
+  tinyvllm -m model.gguf --prompt One --prompt Two --json
+  tinyvllm -m model.gguf --prompt-ids 5,6,7 --temperature 0 --ignore-eos --max-tokens 32 --json
+
+  tinyvllm info -m model.gguf               What is in the file, and the memory it needs
+  tinyvllm pull Qwen/Qwen3-0.6B             Download, and print where it is
+
+Environment:
+  Every flag can be set by a variable: --max-model-len by TINYVLLM_MAX_MODEL_LEN, and so on.
+  HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean to the Hugging Face tools.
+  NO_COLOR switches colours off.
+
+Exit status:
+  0 success, 1 error, 2 wrong usage, 130 interrupted.";
+
+/// Runs a language model on this machine.
+///
+/// Without a command it generates: from --prompt, from text on standard input, or, on a terminal and
+/// with a model given, in a chat. Without anything it runs the small model that is built in.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tinyvllm",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = EXAMPLES,
+    after_long_help = MORE_EXAMPLES
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue or answer prompts (the same as without a command)
+    Generate(Box<GenerateArgs>),
+    /// Chat with a model
+    #[command(visible_alias = "run")]
+    Chat(Box<ChatArgs>),
+    /// Measure tokens per second
+    Bench(Box<BenchArgs>),
+    /// Download a model and print where it is
+    Pull(PullArgs),
+    /// Show what a model is and the memory it needs, without loading it
+    Info(Box<InfoArgs>),
+    /// Compare logits and greedy tokens with a reference file
+    Verify(Box<VerifyArgs>),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// The command with its environment variables: `--max-model-len` is also `TINYVLLM_MAX_MODEL_LEN`, and
+/// so for every flag.
+pub(crate) fn command() -> clap::Command {
+    with_environment(Cli::command())
+}
+
+fn with_environment(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let Some(long) = arg.get_long() else { return arg };
+        let variable = format!("TINYVLLM_{}", long.replace('-', "_").to_uppercase());
+        // `TINYVLLM_JSON=1` is what people write; by itself a flag takes `true` and `false` only.
+        let arg = match arg.get_action() {
+            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+            _ => arg,
+        };
+        arg.env(variable).hide_env(true)
+    });
+    command.mut_subcommands(with_environment)
+}
+
+/// Which model.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Alias (tinyllama, qwen3-0.6b, …), org/name, org/name:Q4_K_M, .gguf file or folder
+    ///
+    /// An alias or org/name is downloaded from the Hugging Face Hub into the cache that all Hugging
+    /// Face tools share; org/name:Q4_K_M picks the GGUF file of that type. A folder holds config.json
+    /// and safetensors. Without this flag the small model that is built in runs.
+    #[arg(long, short)]
+    pub(crate) model: Option<String>,
+    /// Branch, tag or commit of a model on the Hub
+    #[arg(long)]
+    pub(crate) revision: Option<String>,
+}
+
+/// The model as an argument by itself: `tinyvllm chat tinyllama`.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PositionalModel {
+    /// The model, instead of --model
+    #[arg(value_name = "MODEL")]
+    pub(crate) positional_model: Option<String>,
+}
+
+/// How the model is loaded, and the limits of the engine.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// auto, cpu, metal, cuda or cuda:N; a device that is not there is an error
+    #[arg(long, default_value = "auto", value_parser = parse_value::<DeviceChoice>)]
+    pub(crate) device: DeviceChoice,
+    /// Threads [default: as many as the system grants this process]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Instruction set, if not the best one that this machine has
+    #[arg(long, value_parser = parse_cpu_level, hide_short_help = true)]
+    pub(crate) cpu_level: Option<CpuLevel>,
+    /// Type of weights that are not quantised: auto, f32, f16, bf16
+    #[arg(long, default_value = "auto", value_parser = parse_value::<DenseDType>)]
+    pub(crate) dtype: DenseDType,
+    /// Quantise dense weights while loading: q4_0, q8_0, q4_k
+    #[arg(long, value_parser = parse_value::<Quantization>)]
+    pub(crate) quantization: Option<Quantization>,
+    /// Longest sequence in tokens, prompt and output together [default: the model's]
+    #[arg(long, short = 'c', visible_alias = "ctx-size")]
+    pub(crate) max_model_len: Option<usize>,
+    /// Type of cached keys and values: auto (f16), f16, bf16, f32
+    #[arg(long, value_parser = parse_value::<KvCacheDType>)]
+    pub(crate) kv_cache_dtype: Option<KvCacheDType>,
+    /// Memory for keys and values, such as 512M or 2G [default: half of what is free]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) kv_cache_memory_bytes: Option<u64>,
+    /// Most sequences in a step
+    #[arg(long, default_value_t = EngineLimits::default().max_num_seqs)]
+    pub(crate) max_num_seqs: usize,
+    /// Most tokens in a step; longer prompts are computed in pieces
+    #[arg(long, default_value_t = EngineLimits::default().max_num_batched_tokens)]
+    pub(crate) max_num_batched_tokens: usize,
+    /// Tokens in a block of the KV cache
+    #[arg(long, default_value_t = EngineLimits::default().block_size, hide_short_help = true)]
+    pub(crate) block_size: usize,
+    /// Steps between two scheduling decisions
+    #[arg(long, default_value_t = EngineLimits::default().num_scheduler_steps, hide_short_help = true)]
+    pub(crate) num_scheduler_steps: usize,
+    /// Share the keys and values of common prefixes (the default)
+    #[arg(long, overrides_with = "no_enable_prefix_caching", hide_short_help = true)]
+    pub(crate) enable_prefix_caching: bool,
+    /// Compute every prompt in full
+    #[arg(long, overrides_with = "enable_prefix_caching", hide_short_help = true)]
+    pub(crate) no_enable_prefix_caching: bool,
+}
+
+impl EngineArgs {
+    /// The library's form of these flags.
+    pub(crate) fn options(&self) -> LlmOptions {
+        LlmOptions {
+            device: self.device,
+            threads: self.threads,
+            cpu_level: self.cpu_level,
+            quantization: self.quantization,
+            dtype: self.dtype,
+            kv_cache_dtype: self.kv_cache_dtype.unwrap_or_default(),
+            limits: EngineLimits {
+                max_model_len: self.max_model_len,
+                max_num_seqs: self.max_num_seqs,
+                max_num_batched_tokens: self.max_num_batched_tokens,
+                block_size: self.block_size,
+                kv_cache_memory_bytes: self.kv_cache_memory_bytes,
+                enable_prefix_caching: !self.no_enable_prefix_caching,
+                num_scheduler_steps: self.num_scheduler_steps,
+            },
+        }
+    }
+}
+
+/// How tokens are chosen and when a sequence ends.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Most tokens to generate [default: what is left of the context]
+    #[arg(long)]
+    pub(crate) max_tokens: Option<usize>,
+    /// 0 always takes the most likely token, higher values vary more
+    #[arg(long, default_value_t = 0.7)]
+    pub(crate) temperature: f32,
+    /// Sample from the most likely tokens that together have this probability
+    #[arg(long, default_value_t = 0.95)]
+    pub(crate) top_p: f32,
+    /// Sample from this many most likely tokens; 0 is all
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Drop tokens less likely than this times the most likely one
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) min_p: f32,
+    /// Makes every request reproducible, each by itself [default: a new one for each]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// End before this text; may be repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    /// End at these tokens too
+    #[arg(long, value_name = "IDS", hide_short_help = true)]
+    pub(crate) stop_token_ids: Option<TokenIds>,
+    /// Tokens before a sequence may end
+    #[arg(long, default_value_t = 0, hide_short_help = true)]
+    pub(crate) min_tokens: usize,
+    /// Do not end at the model's own end tokens
+    #[arg(long, hide_short_help = true)]
+    pub(crate) ignore_eos: bool,
+    /// Above 1, tokens that were there before become less likely
+    #[arg(long, default_value_t = 1.0, hide_short_help = true)]
+    pub(crate) repetition_penalty: f32,
+    /// Subtracted from the logits of tokens in the output
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, hide_short_help = true)]
+    pub(crate) presence_penalty: f32,
+    /// Subtracted once for each time that the token is in the output
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, hide_short_help = true)]
+    pub(crate) frequency_penalty: f32,
+    /// Add BIAS to the logit of token ID; may be repeated
+    #[arg(long, value_name = "ID=BIAS", hide_short_help = true)]
+    pub(crate) logit_bias: Vec<LogitBias>,
+}
+
+impl SamplingArgs {
+    /// The library's form of these flags.
+    pub(crate) fn params(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            stop: self.stop.clone(),
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or_default().0,
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
+            ignore_eos: self.ignore_eos,
+            logit_bias: self.logit_bias.iter().map(|entry| (entry.token_id, entry.bias)).collect(),
+            ..SamplingParams::default()
+        }
+    }
+}
+
+/// What is told about the run, beside its result.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Messages")]
+pub(crate) struct MessageArgs {
+    /// Print results and errors only
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print more about what happens
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
+/// The system message.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub(crate) struct SystemArgs {
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+/// What to generate from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub(crate) struct PromptArgs {
+    /// Text to answer or continue; several run as one batch
+    ///
+    /// A model with a chat template answers, another one continues. Without --prompt and --prompt-ids
+    /// the text comes from standard input.
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) prompt: Vec<String>,
+    /// Token ids such as 5,6,7 instead of text; several run as one batch
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system"])]
+    pub(crate) prompt_ids: Vec<TokenIds>,
+    /// Continue the text as it is, without the chat template
+    #[arg(long, conflicts_with = "system")]
+    pub(crate) raw: bool,
+}
+
+/// The form of the output.
+#[derive(Debug, Clone, Copy, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutputArgs {
+    /// One JSON object per sequence, one a line, in the order of the prompts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Sequences for each prompt
+    #[arg(long = "n", value_name = "N", default_value_t = 1)]
+    pub(crate) num_sequences: usize,
+    /// Report log-probabilities, and those of this many alternatives to each token
+    #[arg(long, value_name = "N", requires = "json", hide_short_help = true)]
+    pub(crate) logprobs: Option<usize>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PullArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InfoArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// One JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+/// The file holds `ids` (i64, n tokens), `logits` (f32, n × vocabulary: what must follow each of the ids)
+/// and perhaps `greedy` (i64: a prompt and its greedy continuation; the prompt is the part that `greedy`
+/// and `ids` begin with alike, at least one token). Keys and values are kept in f32 unless
+/// --kv-cache-dtype says otherwise. The exit status is 1 if a logit differs by more than the tolerance
+/// or a greedy token differs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The safetensors file to compare with
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reference: PathBuf,
+    /// Largest difference of a logit that is accepted
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) tolerance: f32,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
+        let matches = command().try_get_matches_from([&["tinyvllm"], words].concat())?;
+        Cli::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn definitions_are_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_has_a_variable_and_a_line_of_help() {
+        fn check(command: &clap::Command) {
+            for arg in command.get_arguments().filter(|arg| arg.get_long().is_some()) {
+                let variable = arg.get_env().unwrap_or_else(|| panic!("{arg} has no variable"));
+                assert!(variable.to_str().unwrap().starts_with("TINYVLLM_"), "{arg}");
+                assert!(arg.get_help().is_some(), "{arg} has no help");
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&command());
+    }
+
+    #[test]
+    fn flags_become_library_values() {
+        let words = "--prompt-ids 5,6,7 --prompt-ids 8 --kv-cache-memory-bytes 2M --device cuda:1 \
+                     --quantization q4_k --logit-bias 5=-1.5 --stop-token-ids 1,2 -c 64 --temperature 0";
+        let cli = parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let GenerateArgs { prompt, sampling, engine, .. } = cli.generate;
+        let ids: Vec<_> = prompt.prompt_ids.into_iter().map(|ids| ids.0).collect();
+        assert_eq!(ids, [vec![5, 6, 7], vec![8]]);
+        let options = engine.options();
+        assert_eq!(options.limits.kv_cache_memory_bytes, Some(2 << 20));
+        assert_eq!(options.limits.max_model_len, Some(64));
+        assert!(options.limits.enable_prefix_caching);
+        assert_eq!((options.device, options.quantization), (DeviceChoice::Cuda(1), Some(Quantization::Q4K)));
+        let params = sampling.params();
+        assert_eq!((params.logit_bias[&5], params.stop_token_ids), (-1.5, vec![1, 2]));
+        assert_eq!(params.temperature, 0.0);
+    }
+
+    #[test]
+    fn the_last_of_two_opposite_flags_counts() {
+        let check = |words: &[&str], expected: bool| {
+            let engine = parse(words).unwrap().generate.engine;
+            assert_eq!(engine.options().limits.enable_prefix_caching, expected, "{words:?}");
+        };
+        check(&[], true);
+        check(&["--no-enable-prefix-caching"], false);
+        check(&["--no-enable-prefix-caching", "--enable-prefix-caching"], true);
+        check(&["--enable-prefix-caching", "--no-enable-prefix-caching"], false);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for words in [
+            "--prompt a --prompt-ids 1",
+            "--raw --system be-brief",
+            "--prompt-ids 1 --system be-brief",
+            "--quiet --verbose",
+            "--logprobs 2",
+            "chat --prompt a",
+            "chat --n 2",
+            "verify",
+            "completions",
+            "completions cmd",
+            "nonsense",
+        ] {
+            let error = parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{words}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! `tinyvllm chat`: a conversation on the terminal, or one question a line from a pipe.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{Behavior, Config, Editor};
+use tinyvllm::chat::{ChatOptions, Conversation};
+use tinyvllm::engine::FinishReason;
+use tinyvllm::llm::Llm;
+use tinyvllm::sampling::SamplingParams;
+use tinyvllm::{Error, ErrorKind};
+
+use super::args::{ChatArgs, EngineArgs, ModelArgs, SamplingArgs, SystemArgs};
+use super::console::{Console, print_error};
+use super::interrupt::Interrupt;
+use super::load::{load, merge_model};
+use super::render::{TextRender, render_request};
+use super::timings::Summary;
+
+const HELP: &str = "\
+/reset   forget the conversation
+/quit    leave (also /exit or Ctrl-D)
+/help    show this
+Ctrl-C   stop the answer";
+
+/// Runs the command.
+///
+/// # Errors
+/// As [`chat`].
+pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
+    let model = merge_model(&args.positional, &args.model)?;
+    chat(&model, &args.engine, &args.sampling, &args.system, Console::new(args.messages))
+}
+
+/// Chats until the user leaves.
+///
+/// # Errors
+/// If the model cannot be loaded or has no chat template, or reading or writing fails. A question that
+/// cannot be answered is reported, and the chat goes on.
+pub(crate) fn chat(
+    model: &ModelArgs,
+    engine: &EngineArgs,
+    sampling: &SamplingArgs,
+    system: &SystemArgs,
+    console: Console,
+) -> anyhow::Result<ExitCode> {
+    let params = sampling.params();
+    params.validate(usize::MAX)?;
+    let interrupt = Interrupt::install()?;
+    let llm = load(model, &engine.options(), console)?;
+    if !llm.has_chat_template() {
+        return Err(Error::new(ErrorKind::Unsupported, "the model has no chat template, so it cannot chat")
+            .with_hint("let it continue a text with --raw --prompt TEXT")
+            .into());
+    }
+    let mut input = Input::open(console)?;
+    let mut conversation = Conversation::new(system.system.clone());
+    while let Some(line) = input.next_line()? {
+        match Entry::parse(&line) {
+            Entry::Nothing => {}
+            Entry::Quit => break,
+            Entry::Help => console.note(HELP),
+            Entry::Reset => {
+                conversation.reset();
+                console.note("the conversation is forgotten");
+            }
+            Entry::Unknown(command) => {
+                console.note(format_args!("there is no command {command}; /help lists them"));
+            }
+            Entry::Question(question) => {
+                conversation.push_user(question);
+                answer(&llm, &mut conversation, &params, &interrupt, console)?;
+            }
+        }
+    }
+    input.save_history(console);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Answers the last message, or takes it back and says why it could not be answered.
+fn answer(
+    llm: &Llm,
+    conversation: &mut Conversation,
+    params: &SamplingParams,
+    interrupt: &Interrupt,
+    console: Console,
+) -> anyhow::Result<()> {
+    let request = llm
+        .encode_chat(conversation.messages(), &ChatOptions::default())
+        .and_then(|prompt| Ok((llm.submit(prompt.clone(), params.clone())?, prompt)));
+    let (stream, prompt) = match request {
+        Ok(request) => request,
+        Err(error) => {
+            conversation.pop();
+            let error = match error.kind() {
+                ErrorKind::ContextLength => error.with_hint("make room with /reset"),
+                _ => error,
+            };
+            print_error(&error.into());
+            return Ok(());
+        }
+    };
+    let guard = interrupt.guard(vec![stream.abort_handle()]);
+    let mut text = String::new();
+    let events = stream.inspect(|event| {
+        if let tinyvllm::llm::TextEvent::Delta { text: delta, .. } = event {
+            text.push_str(delta);
+        }
+    });
+    let mut output = TextRender::new(io::stdout(), Vec::new(), true);
+    let outcomes = render_request(events, 1, (0, &prompt), &mut output)?;
+    drop(guard);
+    let mut summary = Summary::default();
+    for finished in outcomes {
+        summary.add(finished.stats);
+        match finished.reason {
+            FinishReason::Error => {
+                let message = finished.error.unwrap_or_default();
+                print_error(&Error::internal(format!("the answer failed: {message}")).into());
+            }
+            FinishReason::Length => console.note("(the answer ends here: its limit of tokens is reached)"),
+            FinishReason::Abort => console.note("(stopped)"),
+            FinishReason::Stop => {}
+        }
+        console.detail(summary.line(finished.stats.decode_time));
+    }
+    // Half an answer is still what the model said; a question without any answer is taken back, because
+    // templates want the roles to alternate.
+    if text.is_empty() {
+        conversation.pop();
+    } else {
+        conversation.push_assistant(text);
+    }
+    Ok(())
+}
+
+/// What a line means.
+#[derive(Debug, PartialEq, Eq)]
+enum Entry<'a> {
+    Nothing,
+    Quit,
+    Help,
+    Reset,
+    Unknown(&'a str),
+    Question(&'a str),
+}
+
+impl<'a> Entry<'a> {
+    fn parse(line: &'a str) -> Self {
+        let line = line.trim();
+        // A question may begin with a path; commands are single words.
+        let is_command = line.starts_with('/') && line[1..].chars().all(char::is_alphabetic);
+        match line {
+            "" => Self::Nothing,
+            "/quit" | "/exit" => Self::Quit,
+            "/help" | "/" => Self::Help,
+            "/reset" => Self::Reset,
+            command if is_command => Self::Unknown(command),
+            question => Self::Question(question),
+        }
+    }
+}
+
+/// Where questions come from.
+enum Input {
+    Terminal { editor: Box<Editor<(), FileHistory>>, history: Option<PathBuf>, console: Console },
+    Pipe(io::Lines<io::StdinLock<'static>>),
+}
+
+impl Input {
+    fn open(console: Console) -> anyhow::Result<Self> {
+        if !io::stdin().is_terminal() {
+            return Ok(Self::Pipe(io::stdin().lines()));
+        }
+        // With standard output going to a file the prompt belongs on the terminal all the same.
+        let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
+        let config = Config::builder().behavior(behavior).auto_add_history(true).build();
+        let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
+        let history = history_path();
+        if let Some(path) = &history {
+            // There is none before the first chat.
+            let _ = editor.load_history(path);
+        }
+        console.note("/help lists the commands, Ctrl-D leaves");
+        Ok(Self::Terminal { editor: Box::new(editor), history, console })
+    }
+
+    /// The next line; `None` when the user leaves.
+    fn next_line(&mut self) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Pipe(lines) => lines.next().transpose().context("cannot read standard input"),
+            Self::Terminal { editor, console, .. } => loop {
+                match editor.readline("> ") {
+                    Ok(line) => return Ok(Some(line)),
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(ReadlineError::Interrupted) => console.note("(Ctrl-D or /quit leaves)"),
+                    Err(error) => return Err(error).context("cannot read from the terminal"),
+                }
+            },
+        }
+    }
+
+    fn save_history(&mut self, console: Console) {
+        let Self::Terminal { editor, history: Some(path), .. } = self else { return };
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        if let Err(error) = folder.map_err(ReadlineError::from).and_then(|()| editor.save_history(path)) {
+            console.detail(format_args!("cannot save the history in `{}`: {error}", path.display()));
+        }
+    }
+}
+
+/// `$XDG_DATA_HOME/tinyvllm/chat_history`, by default in `~/.local/share`.
+fn history_path() -> Option<PathBuf> {
+    let data = std::env::var_os("XDG_DATA_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = data.or_else(|| std::env::home_dir().map(|home| home.join(".local").join("share")))?;
+    Some(data.join("tinyvllm").join("chat_history"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands_or_questions() {
+        let check = |line: &str, expected: Entry<'_>| assert_eq!(Entry::parse(line), expected, "{line:?}");
+        check("  ", Entry::Nothing);
+        check("/quit", Entry::Quit);
+        check(" /exit ", Entry::Quit);
+        check("/help", Entry::Help);
+        check("/reset", Entry::Reset);
+        check("/foo", Entry::Unknown("/foo"));
+        check("/etc/hosts is what?", Entry::Question("/etc/hosts is what?"));
+        check("/quit now", Entry::Question("/quit now"));
+        check(" Why? ", Entry::Question("Why?"));
+    }
+}

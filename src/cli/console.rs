@@ -1,0 +1,98 @@
+//! Where words go: results to standard output, everything else to standard error.
+//!
+//! Only this file decides whether something is said (`--quiet`, `--verbose`) and whether in colour
+//! (a terminal, and no `NO_COLOR`).
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use super::args::MessageArgs;
+
+/// How much is said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Verbosity {
+    Quiet,
+    #[default]
+    Normal,
+    Verbose,
+}
+
+/// The way to the user.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Console {
+    verbosity: Verbosity,
+}
+
+/// How a word looks on a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// An error's name.
+    Error,
+    /// Something to notice.
+    Bold,
+    /// Something to overlook.
+    Dim,
+}
+
+impl Console {
+    pub(crate) fn new(args: MessageArgs) -> Self {
+        let verbosity = match (args.quiet, args.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, false) => Verbosity::Normal,
+            (false, true) => Verbosity::Verbose,
+        };
+        Self { verbosity }
+    }
+
+    /// Whether progress and summaries are wanted.
+    pub(crate) fn is_quiet(self) -> bool {
+        self.verbosity == Verbosity::Quiet
+    }
+
+    /// A line about the run, unless quiet.
+    pub(crate) fn note(self, line: impl Display) {
+        if self.verbosity >= Verbosity::Normal {
+            write_message(&line);
+        }
+    }
+
+    /// A line for those who asked for more.
+    pub(crate) fn detail(self, line: impl Display) {
+        if self.verbosity >= Verbosity::Verbose {
+            write_message(&paint(&line.to_string(), Style::Dim, &io::stderr()));
+        }
+    }
+}
+
+/// Prints `error: …` and, after an empty line, `hint: …`. Nothing silences an error.
+pub(crate) fn print_error(error: &anyhow::Error) {
+    let stderr = io::stderr();
+    write_message(&format_args!("{} {error:#}", paint("error:", Style::Error, &stderr)));
+    let hint = error.downcast_ref::<tinyvllm::Error>().and_then(|error| error.hint());
+    if let Some(hint) = hint {
+        write_message(&format_args!("\n{} {hint}", paint("hint:", Style::Bold, &stderr)));
+    }
+}
+
+/// `text` in `style` if `stream` shows styles.
+pub(crate) fn paint(text: &str, style: Style, stream: &impl IsTerminal) -> String {
+    if !has_styles(stream) {
+        return text.to_owned();
+    }
+    let code = match style {
+        Style::Error => "1;31",
+        Style::Bold => "1",
+        Style::Dim => "2",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+fn has_styles(stream: &impl IsTerminal) -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+fn write_message(line: &dyn Display) {
+    // Whoever closed standard error does not want to hear that it is closed.
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}

@@ -1,0 +1,246 @@
+//! `tinyvllm` and `tinyvllm generate`: from prompts to output.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::error::ErrorKind;
+use tinyvllm::chat::{ChatOptions, Message};
+use tinyvllm::demo;
+use tinyvllm::engine::FinishReason;
+use tinyvllm::llm::{Llm, TextStream};
+use tinyvllm::sampling::SamplingParams;
+
+use super::args::GenerateArgs;
+use super::console::{Console, Style, paint};
+use super::interrupt::{self, Interrupt};
+use super::render::{JsonRender, Render, TextRender, render_request};
+use super::timings::Summary;
+use super::{chat, load, usage_error};
+
+/// Tokens and seed of a run that nothing was asked of: the same story on every machine's first run.
+const DEMO_MAX_TOKENS: usize = 200;
+const DEMO_SEED: u64 = 0;
+
+/// Silence of standard input after which the user is told what is waited for.
+const STDIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Which words led here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// `tinyvllm` alone, which may also chat or show the built-in model.
+    NoCommand,
+    /// `tinyvllm generate`, which does what it says.
+    Command,
+}
+
+/// What to do, decided before a model is loaded.
+#[derive(Debug, PartialEq)]
+enum Task {
+    Prompts(Vec<Prompt>),
+    /// The built-in prompt for the built-in model.
+    Demo,
+    Chat,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// Generates for every prompt.
+///
+/// # Errors
+/// If there is no prompt, the model cannot be loaded, a request is not valid, or output fails.
+pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCode> {
+    let console = Console::new(args.messages);
+    let mut params = SamplingParams {
+        n: args.output.num_sequences,
+        logprobs: args.output.logprobs,
+        ..args.sampling.params()
+    };
+    // Everything but token ids can be checked before a model is there.
+    params.validate(usize::MAX)?;
+    let task = choose_task(args, caller, console)?;
+    if task == Task::Chat {
+        return chat::chat(&args.model, &args.engine, &args.sampling, &args.system, console);
+    }
+    let interrupt = Interrupt::install()?;
+    let llm = load::load(&args.model, &args.engine.options(), console)?;
+    let is_demo = task == Task::Demo;
+    let prompts = match task {
+        Task::Prompts(prompts) => prompts,
+        Task::Demo | Task::Chat => vec![Prompt::Text(demo::PROMPT.to_owned())],
+    };
+    let encoded = encode(&llm, &prompts, args, is_demo, console)?;
+    if is_demo {
+        let num_prompt = encoded.first().map_or(0, Vec::len);
+        let left = llm.engine().config().max_model_len.saturating_sub(num_prompt);
+        params.max_tokens = params.max_tokens.or(Some(DEMO_MAX_TOKENS.min(left)));
+        params.seed = params.seed.or(Some(DEMO_SEED));
+    }
+    let mut output = new_output(args, &llm, &prompts);
+    if is_demo && !args.output.json {
+        write!(io::stdout(), "{}", paint(demo::PROMPT, Style::Bold, &io::stdout()))?;
+    }
+    generate(&llm, &encoded, &params, output.as_mut(), &interrupt, console)
+}
+
+fn generate(
+    llm: &Llm,
+    prompts: &[Vec<u32>],
+    params: &SamplingParams,
+    output: &mut dyn Render,
+    interrupt: &Interrupt,
+    console: Console,
+) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    // All before the first token is read, so that they run as one batch and a bad one stops the run
+    // before there is output.
+    let submit = |(index, prompt): (usize, &Vec<u32>)| {
+        let stream = llm.submit(prompt.clone(), params.clone());
+        stream.map_err(|error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error })
+    };
+    let streams: Vec<TextStream> = prompts.iter().enumerate().map(submit).collect::<Result<_, _>>()?;
+    let guard = interrupt.guard(streams.iter().map(TextStream::abort_handle).collect());
+
+    let mut summary = Summary::default();
+    let mut failure = None;
+    for (index, stream) in streams.into_iter().enumerate() {
+        for finished in render_request(stream, params.n, (index, &prompts[index]), output)? {
+            summary.add(finished.stats);
+            if finished.reason == FinishReason::Error {
+                failure = failure.or(Some(finished.error.unwrap_or_default()));
+            }
+        }
+    }
+    console.note(paint(&summary.line(start.elapsed()), Style::Dim, &io::stderr()));
+    if let Some(message) = failure {
+        return Err(tinyvllm::Error::internal(format!("generation failed: {message}")).into());
+    }
+    Ok(if guard.is_interrupted() { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
+}
+
+fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow::Result<Task> {
+    let texts = args.prompt.prompt.iter().cloned().map(Prompt::Text);
+    let ids = args.prompt.prompt_ids.iter().map(|ids| Prompt::Ids(ids.0.clone()));
+    let prompts: Vec<_> = texts.chain(ids).collect();
+    if !prompts.is_empty() {
+        return Ok(Task::Prompts(prompts));
+    }
+    let wants_nothing = caller == Caller::NoCommand && args.model.model.is_none();
+    if !io::stdin().is_terminal() {
+        let text = read_stdin(console)?;
+        return match text.is_empty() {
+            false => Ok(Task::Prompts(vec![Prompt::Text(text)])),
+            true if wants_nothing => Ok(Task::Demo),
+            true => Err(tinyvllm::Error::invalid_request("standard input has no text to generate from")
+                .with_hint("give the prompt with --prompt TEXT")
+                .into()),
+        };
+    }
+    if wants_nothing && !args.prompt.raw && args.system.system.is_none() {
+        return Ok(Task::Demo);
+    }
+    let is_chat = caller == Caller::NoCommand
+        && !args.prompt.raw
+        && !args.output.json
+        && args.output.num_sequences == 1;
+    if is_chat {
+        return Ok(Task::Chat);
+    }
+    let message = "there is no prompt: give --prompt TEXT, --prompt-ids IDS, or text on standard input";
+    Err(usage_error(ErrorKind::MissingRequiredArgument, message))
+}
+
+/// All of standard input, without the line end that `echo` adds.
+fn read_stdin(console: Console) -> anyhow::Result<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let result = io::stdin().read_to_string(&mut text).map(|_| text);
+        // The receiver only goes away with the program.
+        let _ = sender.send(result);
+    });
+    let text = match receiver.recv_timeout(STDIN_PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => {
+            console.note("waiting for the prompt on standard input (use --prompt TEXT to give it here)");
+            receiver.recv()?
+        }
+        result => result?,
+    };
+    let mut text = text.context("cannot read the prompt from standard input")?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+fn encode(
+    llm: &Llm,
+    prompts: &[Prompt],
+    args: &GenerateArgs,
+    is_raw: bool,
+    console: Console,
+) -> tinyvllm::Result<Vec<Vec<u32>>> {
+    let system = args.system.system.as_deref();
+    let is_raw = is_raw || args.prompt.raw;
+    let has_text = prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
+    // A system message without a template is an error that `encode_chat` makes; a prompt alone is not.
+    let uses_template = !is_raw && (llm.has_chat_template() || system.is_some());
+    if has_text && !is_raw && !uses_template && llm.tokenizer().is_some() {
+        console.note("the model has no chat template: it continues the prompt as it is");
+    }
+    let encode = |prompt: &Prompt| match prompt {
+        Prompt::Ids(ids) => Ok(ids.clone()),
+        Prompt::Text(text) if uses_template => {
+            let system = system.map(|text| Message::new("system", text));
+            let messages: Vec<_> = system.into_iter().chain([Message::new("user", text)]).collect();
+            llm.encode_chat(&messages, &ChatOptions::default())
+        }
+        Prompt::Text(text) => llm.encode_raw(text),
+    };
+    prompts.iter().map(encode).collect()
+}
+
+fn new_output<'a>(args: &GenerateArgs, llm: &'a Llm, prompts: &[Prompt]) -> Box<dyn Render + 'a> {
+    if args.output.json {
+        return Box::new(JsonRender::new(io::stdout(), llm.tokenizer(), args.output.logprobs.is_some()));
+    }
+    let is_single = prompts.len() == 1 && args.output.num_sequences == 1;
+    let labels = if is_single { Vec::new() } else { prompts.iter().map(label).collect() };
+    Box::new(TextRender::new(io::stdout(), labels, llm.tokenizer().is_some()))
+}
+
+/// The beginning of a prompt, on one line.
+fn label(prompt: &Prompt) -> String {
+    const MAX_CHARS: usize = 60;
+    let text = match prompt {
+        Prompt::Text(text) => text.split_whitespace().collect::<Vec<_>>().join(" "),
+        Prompt::Ids(ids) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+    };
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_short_and_on_one_line() {
+        let check = |prompt: Prompt, expected: &str| assert_eq!(label(&prompt), expected);
+        check(Prompt::Text("two\n lines".to_owned()), "two lines");
+        check(Prompt::Ids(vec![5, 6]), "5,6");
+        check(Prompt::Text("ü".repeat(61)), &format!("{}…", "ü".repeat(60)));
+        check(Prompt::Text("ü".repeat(60)), &"ü".repeat(60));
+    }
+}

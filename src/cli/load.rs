@@ -1,0 +1,61 @@
+//! From the flags to files and to a running engine, with progress and notices on the way.
+
+use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
+use tinyvllm::llm::{Llm, LlmOptions};
+
+use super::args::{ModelArgs, PositionalModel};
+use super::console::Console;
+use super::progress::Progress;
+
+/// The model's name, from `--model`, its variable, or the argument by itself.
+///
+/// # Errors
+/// If it was given twice.
+pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> anyhow::Result<ModelArgs> {
+    let Some(word) = &positional.positional_model else { return Ok(args.clone()) };
+    // What was typed wins over the variable, as everywhere; two typed models are a contradiction.
+    let from_variable = std::env::var("TINYVLLM_MODEL").ok();
+    if let Some(model) = args.model.as_ref().filter(|model| Some(*model) != from_variable.as_ref()) {
+        return Err(tinyvllm::Error::invalid_request(format!(
+            "two models were given, `{word}` and --model {model}"
+        ))
+        .with_hint("leave one of them out")
+        .into());
+    }
+    Ok(ModelArgs { model: Some(word.clone()), ..args.clone() })
+}
+
+/// Gets the files of the model, downloading them if need be.
+///
+/// # Errors
+/// If there is no such model, or it cannot be had.
+pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<ResolvedModel> {
+    let name = args.model.as_deref().unwrap_or(alias::DEMO);
+    let source = ModelSource::parse(name, args.revision.as_deref())?;
+    let config = match &source {
+        ModelSource::Hub(_) => HubConfig::from_env()?,
+        // A local model needs no cache, and so no home folder to keep one in.
+        ModelSource::Demo | ModelSource::GgufFile(_) | ModelSource::Folder(_) => HubConfig::new(""),
+    };
+    let model = hub::resolve(&source, &config, &Progress::new(console))?;
+    if let Some(notice) = &model.notice {
+        console.note(notice);
+    }
+    if let Some(revision) = &model.revision {
+        console.detail(format_args!("revision {revision}"));
+    }
+    Ok(model)
+}
+
+/// Loads the model and says what runs where.
+///
+/// # Errors
+/// If the device is not there, or the model cannot be had or loaded.
+pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> anyhow::Result<Llm> {
+    // Before gigabytes are downloaded for a device that is not there.
+    options.device.open()?;
+    let model = resolve(args, console)?;
+    let llm = Llm::load(&model, options, &Progress::new(console))?;
+    console.note(llm.summary());
+    Ok(llm)
+}

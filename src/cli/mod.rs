@@ -1,0 +1,76 @@
+//! The command line. The only code of the crate that prints, asks the terminal, and picks exit codes.
+//!
+//! [`args`] says what can be typed; one file for each command does it, through the library's public
+//! interface alone. Results go to standard output, everything else to standard error ([`console`]).
+
+mod args;
+mod bench;
+mod chat;
+mod console;
+mod generate;
+mod info;
+mod interrupt;
+mod load;
+mod progress;
+mod pull;
+mod render;
+mod timings;
+mod value;
+mod verify;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::FromArgMatches;
+
+use args::{Cli, Command};
+
+/// Runs the program.
+pub(crate) fn main() -> ExitCode {
+    let matches = args::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match run(&cli) {
+        Ok(code) => code,
+        // The reader has what it wanted: `tinyvllm … | head -1` is no failure.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            if let Some(usage) = error.downcast_ref::<clap::Error>() {
+                usage.exit();
+            }
+            console::print_error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
+        None => generate::run(&cli.generate, generate::Caller::NoCommand),
+        Some(Command::Generate(args)) => generate::run(args, generate::Caller::Command),
+        Some(Command::Chat(args)) => chat::run(args),
+        Some(Command::Bench(args)) => bench::run(args),
+        Some(Command::Pull(args)) => pull::run(args),
+        Some(Command::Info(args)) => info::run(args),
+        Some(Command::Verify(args)) => verify::run(args),
+        Some(Command::Completions { shell }) => print_completions(*shell),
+    }
+}
+
+fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    // Into memory first: `clap_complete` panics if the pipe is closed.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut args::command(), "tinyvllm", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A use of the flags that `clap` cannot know is wrong; exit status 2.
+fn usage_error(kind: clap::error::ErrorKind, message: &str) -> anyhow::Error {
+    args::command().error(kind, message).into()
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+    })
+}

@@ -1,0 +1,137 @@
+//! Values of flags that have a form of their own: lists of ids, sizes, biases.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use tinyvllm::Error;
+use tinyvllm::ops::cpu::simd::CpuLevel;
+
+/// Token ids separated by commas.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TokenIds(pub(crate) Vec<u32>);
+
+impl FromStr for TokenIds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse_id = |word: &str| {
+            let word = word.trim();
+            word.parse().map_err(|_| format!("{word:?} is not a token id; write ids as in 5,6,7"))
+        };
+        text.split(',').map(parse_id).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// `ID=BIAS`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LogitBias {
+    pub(crate) token_id: u32,
+    pub(crate) bias: f32,
+}
+
+impl FromStr for LogitBias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (token_id, bias) = text.split_once('=')?;
+            Some(Self { token_id: token_id.trim().parse().ok()?, bias: bias.trim().parse().ok()? })
+        };
+        parse().ok_or_else(|| "write it as ID=BIAS, such as 42=-5".to_owned())
+    }
+}
+
+/// A number of bytes, with K, M, G or T (powers of 1,024; `Ki`, `KiB` and `KB` are the same as `K`).
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_uppercase();
+    let unit = unit.strip_suffix('B').unwrap_or(&unit);
+    let factor: u64 = match unit.strip_suffix('I').unwrap_or(unit) {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        "T" => 1 << 40,
+        _ => return Err("write a size as in 512M or 2G".to_owned()),
+    };
+    let too_large = || "the size is too large".to_owned();
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor).ok_or_else(too_large);
+    }
+    let value: f64 = number.parse().map_err(|_| "write a size as in 512M or 2G".to_owned())?;
+    let bytes = value * factor as f64;
+    if bytes < 1e18 { Ok(bytes as u64) } else { Err(too_large()) }
+}
+
+/// The name of an instruction set that this machine has.
+pub(crate) fn parse_cpu_level(name: &str) -> Result<CpuLevel, String> {
+    let available = CpuLevel::available();
+    available.iter().copied().find(|level| level.name() == name).ok_or_else(|| {
+        let names: Vec<_> = available.iter().map(|level| level.name()).collect();
+        format!("this machine has {}", names.join(", "))
+    })
+}
+
+/// Any value of the library. The hint of its error becomes part of the message, because `clap` prints
+/// only that.
+pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: Error| match error.hint() {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    })
+}
+
+/// Bytes for people to read: `1.1 GiB`.
+pub(crate) fn human_bytes(bytes: u64) -> impl Display {
+    indicatif::BinaryBytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_bytes(text).ok(), expected, "{text}");
+        check("0", Some(0));
+        check("1000", Some(1_000));
+        check("2G", Some(2 << 30));
+        check("512m", Some(512 << 20));
+        check("1.5K", Some(1_536));
+        check("3 GiB", Some(3 << 30));
+        check("1MB", Some(1 << 20));
+        for text in ["", "G", "-1", "1X", "1e3", "1.2.3M", "99999999999T", "1GG", "0x10", "."] {
+            check(text, None);
+        }
+    }
+
+    #[test]
+    fn token_ids() {
+        let check = |text: &str, expected: Option<&[u32]>| {
+            assert_eq!(text.parse::<TokenIds>().ok().map(|ids| ids.0).as_deref(), expected, "{text}");
+        };
+        check("5,6,7", Some(&[5, 6, 7]));
+        check(" 5, 6 ", Some(&[5, 6]));
+        check("4294967295", Some(&[u32::MAX]));
+        for text in ["", "5,", ",5", "5,,6", "a", "-1", "4294967296", "1.0", "5 6"] {
+            check(text, None);
+        }
+    }
+
+    #[test]
+    fn logit_biases() {
+        assert_eq!("42=-1.5".parse(), Ok(LogitBias { token_id: 42, bias: -1.5 }));
+        for text in ["", "42", "=1", "42=", "x=1", "42=x", "42:1"] {
+            assert!(text.parse::<LogitBias>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn instruction_sets_that_are_not_there_are_refused() {
+        let level = CpuLevel::detect();
+        assert_eq!(parse_cpu_level(level.name()), Ok(level));
+        assert!(parse_cpu_level("mmx").unwrap_err().contains(level.name()));
+    }
+}

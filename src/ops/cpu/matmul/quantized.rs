@@ -1,0 +1,493 @@
+//! Products of quantised tiles with int8 panels.
+//!
+//! Integer sums are of 32 columns (16 for `Q6_K`) and exact; they are scaled and enter the f32 sum in the
+//! order of the columns. Where codes have an offset, the integer sum starts at minus offset · sum of
+//! activations; minima enter as minimum · scale · sum of activations.
+//!
+//! Whatever a kernel calls is a function with `inline(always)`, never a closure: code that is not inlined
+//! is not compiled for the kernel's instruction set.
+
+use super::activations::{BLOCK, BLOCK_BYTES};
+use super::kernels::{Format, prefetch};
+use super::layout::{K_CODES, Q6K_LOWER, Q6K_UPPER, SCALES, TILE_ROWS, WORD};
+use crate::ops::cpu::simd::F32x16;
+
+/// One block of a panel of P rows.
+#[derive(Clone, Copy)]
+struct PanelBlock<const P: usize>(*const u8);
+
+impl<const P: usize> PanelBlock<P> {
+    /// # Safety
+    /// The panel goes on for `blocks` blocks.
+    #[inline(always)]
+    unsafe fn skip(self, blocks: usize) -> Self {
+        // SAFETY: the caller guarantees it.
+        Self(unsafe { self.0.add(blocks * P * BLOCK_BYTES) })
+    }
+
+    /// The four codes of word `word`.
+    #[inline(always)]
+    unsafe fn codes(self, row: usize, word: usize) -> *const i8 {
+        // SAFETY: rows below P and words below 8 are in the block.
+        unsafe { self.0.add(BLOCK * row + 4 * word).cast() }
+    }
+
+    /// Value `row` of array `array` of the four arrays that follow the codes.
+    #[inline(always)]
+    unsafe fn float(self, array: usize, row: usize) -> f32 {
+        // SAFETY: rows below P are in the block.
+        unsafe { self.0.add(BLOCK * P).cast::<f32>().add(array * P + row).read() }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, row: usize) -> f32 {
+        // SAFETY: as for `float`.
+        unsafe { self.float(0, row) }
+    }
+
+    /// Scale × sum of the codes.
+    #[inline(always)]
+    unsafe fn scaled_sum(self, row: usize) -> f32 {
+        // SAFETY: as for `float`.
+        unsafe { self.float(1, row) }
+    }
+
+    /// Sum of the codes of all eight words, or of the four from `first_word`.
+    #[inline(always)]
+    unsafe fn sum(self, row: usize, first_word: usize, num_words: usize) -> i32 {
+        // SAFETY: as for `float`; the arrays hold i32.
+        let (all, first) = unsafe { (self.float(2, row).to_bits(), self.float(3, row).to_bits()) };
+        match (num_words, first_word) {
+            (8, _) => all as i32,
+            (_, 0) => first as i32,
+            _ => all as i32 - first as i32,
+        }
+    }
+}
+
+/// The codes of a block, word by word.
+trait Codes<V: F32x16>: Copy {
+    /// What the codes are above the values that they stand for.
+    const OFFSET: i32;
+
+    /// Word `word` of all sixteen rows.
+    ///
+    /// # Safety
+    /// The tile has the layout that the implementation is for.
+    unsafe fn word(self, word: usize) -> V::Codes;
+
+    /// Adds the products of a word.
+    ///
+    /// # Safety
+    /// There are four activations.
+    #[inline(always)]
+    unsafe fn dot(sums: V::Sums, codes: V::Codes, activations: *const i8) -> V::Sums {
+        // SAFETY: the caller guarantees it.
+        unsafe { V::dot(sums, codes, activations) }
+    }
+}
+
+/// Σ value · activation over `WORDS` words from `first_word`, before any scale.
+#[inline(always)]
+unsafe fn dots<V: F32x16, C: Codes<V>, const P: usize, const WORDS: usize>(
+    codes: C,
+    panel: PanelBlock<P>,
+    first_word: usize,
+) -> [V::Sums; P] {
+    let mut sums = [V::splat_sum(0); P];
+    if C::OFFSET != 0 {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the row is in the panel.
+            *sum = V::splat_sum(-C::OFFSET * unsafe { panel.sum(row, first_word, WORDS) });
+        }
+    }
+    for word in first_word..first_word + WORDS {
+        // SAFETY: a block has eight words.
+        let codes = unsafe { codes.word(word) };
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the row and the word are in the panel's block.
+            *sum = unsafe { C::dot(*sum, codes, panel.codes(row, word)) };
+        }
+    }
+    sums
+}
+
+/// `sums += value · activation` over a block of 32 columns.
+#[inline(always)]
+unsafe fn add_block<V: F32x16, C: Codes<V>, const P: usize>(
+    codes: C,
+    scales: V,
+    panel: PanelBlock<P>,
+    sums: &mut [V; P],
+) {
+    // SAFETY: the caller's tile and panel.
+    let dots = unsafe { dots::<V, C, P, 8>(codes, panel, 0) };
+    for row in 0..P {
+        // SAFETY: the row is in the panel.
+        let factor = scales.mul(V::splat(unsafe { panel.scale(row) }));
+        sums[row] = V::from_sums(dots[row]).mul_add(factor, sums[row]);
+    }
+}
+
+/// `sums += minimum · activation` over a block of 32 columns.
+#[inline(always)]
+unsafe fn add_minima<V: F32x16, const P: usize>(minima: V, panel: PanelBlock<P>, sums: &mut [V; P]) {
+    for (row, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the row is in the panel.
+        *sum = minima.mul_add(V::splat(unsafe { panel.scaled_sum(row) }), *sum);
+    }
+}
+
+/// Four words of nibbles: the low ones are words 0..4 of the block, the high ones words 4..8.
+#[derive(Clone, Copy)]
+struct Nibbles<const OFFSET: i32>(*const u8);
+
+impl<V: F32x16, const OFFSET: i32> Codes<V> for Nibbles<OFFSET> {
+    const OFFSET: i32 = OFFSET;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees four words.
+        let codes = unsafe { V::load_codes(self.0.add(WORD * (word % 4))) };
+        V::and(if word < 4 { codes } else { V::shift_right(codes, 4) }, 15)
+    }
+}
+
+/// A word of fifth bits, transposed, and then nibbles.
+#[derive(Clone, Copy)]
+struct FiveBits<const OFFSET: i32>(*const u8);
+
+impl<V: F32x16, const OFFSET: i32> Codes<V> for FiveBits<OFFSET> {
+    const OFFSET: i32 = OFFSET;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees five words.
+        unsafe {
+            let nibbles = <Nibbles<OFFSET> as Codes<V>>::word(Nibbles(self.0.add(WORD)), word);
+            V::or(nibbles, fifth_bits::<V>(V::load_codes(self.0), word))
+        }
+    }
+}
+
+/// Bit `bit` of each byte, moved to bit 4.
+#[inline(always)]
+fn fifth_bits<V: F32x16>(bits: V::Codes, bit: usize) -> V::Codes {
+    let moved =
+        if bit < 4 { V::shift_left(bits, 4 - bit as u32) } else { V::shift_right(bits, bit as u32 - 4) };
+    V::and(moved, 16)
+}
+
+/// Eight words of i8.
+#[derive(Clone, Copy)]
+struct Bytes(*const u8);
+
+impl<V: F32x16> Codes<V> for Bytes {
+    const OFFSET: i32 = V::SIGNED_BIAS;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees eight words.
+        unsafe { V::load_codes(self.0.add(WORD * word)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: V::Sums, codes: V::Codes, activations: *const i8) -> V::Sums {
+        // SAFETY: the caller guarantees four activations.
+        unsafe { V::dot_signed(sums, codes, activations) }
+    }
+}
+
+/// Eight words of nibbles that two sub-blocks share; the odd one has the high nibbles.
+#[derive(Clone, Copy)]
+struct SharedNibbles<const ODD: bool>(*const u8);
+
+impl<V: F32x16, const ODD: bool> Codes<V> for SharedNibbles<ODD> {
+    const OFFSET: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees eight words.
+        let codes = unsafe { V::load_codes(self.0.add(WORD * word)) };
+        V::and(if ODD { V::shift_right(codes, 4) } else { codes }, 15)
+    }
+}
+
+/// The same with eight words of fifth bits that all sub-blocks share, one bit for each.
+#[derive(Clone, Copy)]
+struct SharedFiveBits<const ODD: bool, const BLOCK: usize> {
+    nibbles: *const u8,
+    fifth: *const u8,
+}
+
+impl<V: F32x16, const ODD: bool, const BLOCK: usize> Codes<V> for SharedFiveBits<ODD, BLOCK> {
+    const OFFSET: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees eight words of each.
+        unsafe {
+            let nibbles = <SharedNibbles<ODD> as Codes<V>>::word(SharedNibbles(self.nibbles), word);
+            let fifth = V::load_codes(self.fifth.add(WORD * word));
+            V::or(nibbles, fifth_bits::<V>(fifth, BLOCK))
+        }
+    }
+}
+
+/// The codes of `Q6_K` in sub-block `QUARTER` of four that share two upper bits of eight words and nibbles
+/// of sixteen words.
+#[derive(Clone, Copy)]
+struct SixBits<const QUARTER: usize> {
+    lower: *const u8,
+    upper: *const u8,
+}
+
+impl<V: F32x16, const QUARTER: usize> Codes<V> for SixBits<QUARTER> {
+    const OFFSET: i32 = 32;
+
+    #[inline(always)]
+    unsafe fn word(self, word: usize) -> V::Codes {
+        // SAFETY: the caller guarantees the words.
+        let (lower, upper) = unsafe {
+            (
+                V::load_codes(self.lower.add(WORD * (8 * (QUARTER % 2) + word))),
+                V::load_codes(self.upper.add(WORD * word)),
+            )
+        };
+        let lower = if QUARTER < 2 { lower } else { V::shift_right(lower, 4) };
+        let upper = match QUARTER {
+            0 => V::shift_left(upper, 4),
+            1 => V::shift_left(upper, 2),
+            2 => upper,
+            _ => V::shift_right(upper, 2),
+        };
+        V::or(V::and(lower, 15), V::and(upper, 0x30))
+    }
+}
+
+/// Types of 32 columns: f16 scales, perhaps f16 minima, then the codes.
+macro_rules! block_format {
+    ($name:ident, $bytes:literal, $codes:ident $(< $offset:literal >)?, minima: $minima:literal) => {
+        pub(super) struct $name;
+
+        impl Format for $name {
+            const BYTES: usize = $bytes;
+            const PANEL_BYTES: usize = BLOCK_BYTES;
+
+            #[inline(always)]
+            unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+                let panel = PanelBlock::<P>(panel);
+                prefetch(tile, $bytes);
+                // SAFETY: the layout of the tile.
+                unsafe {
+                    let codes = $codes $(::<$offset>)? (tile.add(if $minima { 2 * SCALES } else { SCALES }));
+                    add_block(codes, V::load_f16(tile.cast()), panel, sums);
+                    if $minima {
+                        add_minima(V::load_f16(tile.add(SCALES).cast()), panel, sums);
+                    }
+                }
+            }
+        }
+    };
+}
+
+block_format!(Q4_0, 288, Nibbles<8>, minima: false);
+block_format!(Q4_1, 320, Nibbles<0>, minima: true);
+block_format!(Q5_0, 352, FiveBits<16>, minima: false);
+block_format!(Q5_1, 384, FiveBits<0>, minima: true);
+block_format!(Q8_0, 544, Bytes, minima: false);
+
+/// The 6-bit scales and minima of four sub-blocks of a `Q4_K` or `Q5_K` tile.
+struct SixBitScales<V: F32x16> {
+    scale: V,
+    minimum: V,
+    /// Byte j of a row's word is that of sub-block j.
+    scales: V::Codes,
+    minima: V::Codes,
+}
+
+impl<V: F32x16> SixBitScales<V> {
+    /// Those of sub-blocks 0..4 or 4..8.
+    #[inline(always)]
+    unsafe fn load<const HALF: usize>(tile: *const u8) -> Self {
+        // SAFETY: the caller guarantees a tile of `Q4_K` or `Q5_K`.
+        unsafe {
+            let words = tile.add(2 * SCALES);
+            let (first, second) = (V::load_codes(words), V::load_codes(words.add(WORD)));
+            let (scales, minima) = if HALF == 0 {
+                (V::and(first, 63), V::and(second, 63))
+            } else {
+                let third = V::load_codes(words.add(2 * WORD));
+                (
+                    V::or(V::and(third, 15), V::and(V::shift_right(first, 2), 0x30)),
+                    V::or(V::and(V::shift_right(third, 4), 15), V::and(V::shift_right(second, 2), 0x30)),
+                )
+            };
+            let minimum = V::splat(0.0).sub(V::load_f16(tile.add(SCALES).cast()));
+            Self { scale: V::load_f16(tile.cast()), minimum, scales, minima }
+        }
+    }
+
+    /// `sums += value · activation` over sub-block `block` of the four.
+    #[inline(always)]
+    unsafe fn add_block<C: Codes<V>, const P: usize>(
+        &self,
+        block: usize,
+        codes: C,
+        panel: PanelBlock<P>,
+        sums: &mut [V; P],
+    ) {
+        let scales = V::lowest_byte(V::shift_right(self.scales, 8 * block as u32));
+        let minima = V::lowest_byte(V::shift_right(self.minima, 8 * block as u32));
+        // SAFETY: the caller's tile and panel.
+        unsafe {
+            let panel = panel.skip(block);
+            add_block(codes, self.scale.mul(scales), panel, sums);
+            add_minima(self.minimum.mul(minima), panel, sums);
+        }
+    }
+}
+
+/// Words that several sub-blocks share are read for each of them again, from the cache: kept in registers,
+/// they would push the sums out. The compiler does not know that, so it must not know that the words are
+/// the same.
+#[inline(always)]
+fn afresh(words: *const u8) -> *const u8 {
+    std::hint::black_box(words)
+}
+
+pub(super) struct Q4K;
+
+impl Format for Q4K {
+    const BYTES: usize = 2304;
+    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+
+    #[inline(always)]
+    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+        let panel = PanelBlock::<P>(panel);
+        // SAFETY: the layout of the tile.
+        unsafe {
+            add_q4k_half::<V, 0, P>(tile, panel, sums);
+            add_q4k_half::<V, 1, P>(tile, panel.skip(4), sums);
+        }
+    }
+}
+
+/// Half a tile of `Q4_K`.
+#[inline(always)]
+unsafe fn add_q4k_half<V: F32x16, const HALF: usize, const P: usize>(
+    tile: *const u8,
+    panel: PanelBlock<P>,
+    sums: &mut [V; P],
+) {
+    // SAFETY: the layout of the tile.
+    unsafe {
+        let scales = SixBitScales::<V>::load::<HALF>(tile);
+        for pair in 0..2 {
+            let nibbles = tile.add(K_CODES + WORD * (16 * HALF + 8 * pair));
+            prefetch(nibbles, Q4K::BYTES / 8);
+            scales.add_block(2 * pair, SharedNibbles::<false>(afresh(nibbles)), panel, sums);
+            prefetch(nibbles.add(Q4K::BYTES / 8), Q4K::BYTES / 8);
+            scales.add_block(2 * pair + 1, SharedNibbles::<true>(afresh(nibbles)), panel, sums);
+        }
+    }
+}
+
+pub(super) struct Q5K;
+
+impl Format for Q5K {
+    const BYTES: usize = 2816;
+    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+
+    #[inline(always)]
+    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+        let panel = PanelBlock::<P>(panel);
+        // SAFETY: the layout of the tile.
+        unsafe {
+            let scales = SixBitScales::<V>::load::<0>(tile);
+            add_q5k_pair::<V, 0, 1, P>(tile, &scales, panel, sums);
+            add_q5k_pair::<V, 2, 3, P>(tile, &scales, panel, sums);
+            let scales = SixBitScales::<V>::load::<1>(tile);
+            add_q5k_pair::<V, 4, 5, P>(tile, &scales, panel.skip(4), sums);
+            add_q5k_pair::<V, 6, 7, P>(tile, &scales, panel.skip(4), sums);
+        }
+    }
+}
+
+/// Two sub-blocks of a `Q5_K` tile that share their words of nibbles.
+#[inline(always)]
+unsafe fn add_q5k_pair<V: F32x16, const EVEN: usize, const ODD: usize, const P: usize>(
+    tile: *const u8,
+    scales: &SixBitScales<V>,
+    panel: PanelBlock<P>,
+    sums: &mut [V; P],
+) {
+    // SAFETY: the layout of the tile.
+    unsafe {
+        let fifth = tile.add(K_CODES);
+        let nibbles = tile.add(K_CODES + WORD * (8 + 4 * EVEN));
+        prefetch(nibbles, Q5K::BYTES / 8);
+        let codes = SharedFiveBits::<false, EVEN> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
+        scales.add_block(EVEN % 4, codes, panel, sums);
+        prefetch(nibbles.add(Q5K::BYTES / 8), Q5K::BYTES / 8);
+        let codes = SharedFiveBits::<true, ODD> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
+        scales.add_block(ODD % 4, codes, panel, sums);
+    }
+}
+
+pub(super) struct Q6K;
+
+impl Format for Q6K {
+    const BYTES: usize = 3360;
+    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+
+    #[inline(always)]
+    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+        for half in 0..2 {
+            // SAFETY: the layout of the tile.
+            unsafe {
+                let scale = V::load_f16(tile.cast());
+                let scales = tile.add(SCALES + 8 * TILE_ROWS * half);
+                let lower = tile.add(Q6K_LOWER + 16 * WORD * half);
+                let upper = tile.add(Q6K_UPPER + 8 * WORD * half);
+                let panel = PanelBlock::<P>(panel).skip(4 * half);
+                add_q6k_block::<V, 0, P>(lower, upper, scale, scales, panel, sums);
+                add_q6k_block::<V, 1, P>(lower, upper, scale, scales, panel, sums);
+                add_q6k_block::<V, 2, P>(lower, upper, scale, scales, panel, sums);
+                add_q6k_block::<V, 3, P>(lower, upper, scale, scales, panel, sums);
+            }
+        }
+    }
+}
+
+/// `sums += value · activation` over sub-block `QUARTER` of four, whose halves have scales of their own.
+#[inline(always)]
+unsafe fn add_q6k_block<V: F32x16, const QUARTER: usize, const P: usize>(
+    lower: *const u8,
+    upper: *const u8,
+    scale: V,
+    scales: *const u8,
+    panel: PanelBlock<P>,
+    sums: &mut [V; P],
+) {
+    // SAFETY: the caller's tile and panel.
+    unsafe {
+        // The distance runs over the tile once, however its parts lie.
+        prefetch(lower.add(Q6K::BYTES / 8 * QUARTER), Q6K::BYTES / 8);
+        let codes = SixBits::<QUARTER> { lower: afresh(lower), upper: afresh(upper) };
+        let panel = panel.skip(QUARTER);
+        let scales = scales.add(2 * TILE_ROWS * QUARTER).cast::<i8>();
+        let first_scale = scale.mul(V::load_i8(scales));
+        let second_scale = scale.mul(V::load_i8(scales.add(TILE_ROWS)));
+        let first = dots::<V, _, P, 4>(codes, panel, 0);
+        let mut products = [V::splat(0.0); P];
+        for row in 0..P {
+            products[row] = V::from_sums(first[row]).mul(first_scale);
+        }
+        let second = dots::<V, _, P, 4>(codes, panel, 4);
+        for row in 0..P {
+            let product = V::from_sums(second[row]).mul_add(second_scale, products[row]);
+            sums[row] = product.mul_add(V::splat(panel.scale(row)), sums[row]);
+        }
+    }
+}
