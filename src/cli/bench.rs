@@ -1,10 +1,23 @@
-//! `tinyvllm bench`.
+//! `tinyvllm bench`: tokens per second, and how much of the machine's memory bandwidth they use.
+//!
+//! Generating a token reads every weight once, so on most machines memory decides the speed. A number
+//! of tokens per second says little by itself; beside the measured bandwidth it says what is left.
 
+mod measure;
+mod report;
+
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
+use tinyvllm::llm::Llm;
+use tinyvllm::ops::{KvCache, measure_read_bandwidth};
 
+use self::measure::{GenerationRun, RandomPrompts};
+use self::report::{GenerationResult, PromptResult, Report, Spread};
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
+use super::console::Console;
+use super::load::{load, merge_model};
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
@@ -13,19 +26,22 @@ pub(crate) struct BenchArgs {
     pub(crate) positional: PositionalModel,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Sequences that run at once, such as 1,4,8
-    #[arg(long, value_delimiter = ',', default_value = "1,4,8")]
-    pub(crate) batch_sizes: Vec<usize>,
-    /// Prompt lengths in tokens, such as 128,512
-    #[arg(long, visible_alias = "contexts", value_delimiter = ',', default_value = "128,512")]
+    /// Prompt lengths in tokens, such as 128,512 [default: 512, or less in a small context window]
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) prompt_lens: Vec<usize>,
-    /// Tokens to generate for each sequence
-    #[arg(long, default_value_t = 64)]
-    pub(crate) output_len: usize,
-    /// Measurements of each combination
+    /// Sequences that generate at once, such as 1,4,8
+    #[arg(long, value_delimiter = ',', value_name = "SEQUENCES", default_value = "1")]
+    pub(crate) batch_sizes: Vec<usize>,
+    /// Tokens in each sequence when generation starts [default: 128, or less in a small context window]
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
+    pub(crate) context_lens: Vec<usize>,
+    /// Tokens to generate for each sequence [default: 64, or less in a small context window]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) output_len: Option<usize>,
+    /// Measurements of each combination, after one that does not count
     #[arg(long, default_value_t = 3)]
     pub(crate) repeats: usize,
-    /// One JSON object per measurement instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -34,11 +50,195 @@ pub(crate) struct BenchArgs {
     pub(crate) messages: MessageArgs,
 }
 
+/// What is measured, with the defaults filled in.
+#[derive(Debug)]
+struct Plan {
+    prompt_lens: Vec<usize>,
+    batch_sizes: Vec<usize>,
+    context_lens: Vec<usize>,
+    output_len: usize,
+    repeats: usize,
+}
+
+impl Plan {
+    fn new(args: &BenchArgs, max_model_len: usize) -> anyhow::Result<Self> {
+        let or_default = |given: &[usize], default: usize| match given {
+            [] => vec![default.max(1)],
+            given => given.to_vec(),
+        };
+        let plan = Self {
+            prompt_lens: or_default(&args.prompt_lens, 512.min(max_model_len / 2)),
+            batch_sizes: args.batch_sizes.clone(),
+            context_lens: or_default(&args.context_lens, 128.min(max_model_len / 4)),
+            output_len: args.output_len.unwrap_or_else(|| 64.min(max_model_len / 8).max(1)),
+            repeats: args.repeats,
+        };
+        let lists = [
+            ("--batch-sizes", &plan.batch_sizes[..]),
+            ("--context-lens", &plan.context_lens[..]),
+            ("--output-len", &[plan.output_len][..]),
+            ("--repeats", &[plan.repeats][..]),
+        ];
+        for (flag, values) in lists {
+            if values.contains(&0) {
+                let message = format!("{flag} is 0; it must be at least 1");
+                return Err(tinyvllm::Error::invalid_request(message).into());
+            }
+        }
+        // A prompt length of 0 means that no prompt is measured.
+        Ok(Self { prompt_lens: plan.prompt_lens.iter().copied().filter(|len| *len > 0).collect(), ..plan })
+    }
+}
+
 /// Measures and prints.
 ///
 /// # Errors
-/// If the model cannot be loaded or a measurement fails.
+/// If the model cannot be loaded, a combination does not fit into its context, or a measurement fails.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    let _ = args;
-    Err(tinyvllm::Error::unsupported("bench is not part of this build").into())
+    let console = Console::new(args.messages);
+    let mut options = args.engine.options();
+    let largest_batch = args.batch_sizes.iter().copied().max().unwrap_or(1);
+    options.limits.max_num_seqs = options.limits.max_num_seqs.max(largest_batch);
+    let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
+    let plan = Plan::new(args, llm.engine().config().max_model_len)?;
+    for (batch_size, context_len) in plan.generations() {
+        measure::check_generation(&llm, batch_size, context_len, plan.output_len)?;
+    }
+    let block_size = llm.engine().config().block_size;
+    let kv_bytes_per_token = KvCache::bytes_per_token(llm.model_config(), block_size, options.kv_cache_dtype);
+    let report = measure_all(&llm, &plan, kv_bytes_per_token, console)?;
+    let mut output = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut output, &report).map_err(io::Error::from)?;
+        writeln!(output)?;
+    } else {
+        write!(output, "{report}")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Plan {
+    fn generations(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let pairs = |context_len: usize| self.batch_sizes.iter().map(move |size| (*size, context_len));
+        self.context_lens.iter().flat_map(move |context_len| pairs(*context_len))
+    }
+}
+
+fn measure_all(
+    llm: &Llm,
+    plan: &Plan,
+    kv_bytes_per_token: usize,
+    console: Console,
+) -> anyhow::Result<Report> {
+    let mut random = RandomPrompts::new(llm.model_config().vocab_size);
+    // One run that does not count touches every page of the weights.
+    measure::prompt(llm, &mut random, 8.min(llm.engine().config().max_model_len - 1))?;
+
+    let mut prompts = Vec::new();
+    for &num_tokens in &plan.prompt_lens {
+        console.detail(format_args!("measuring prompts of {num_tokens} tokens"));
+        let mut rates = Vec::with_capacity(plan.repeats);
+        for _ in 0..plan.repeats {
+            rates.push(num_tokens as f64 / measure::prompt(llm, &mut random, num_tokens)?);
+        }
+        prompts.push(PromptResult { num_prompt_tokens: num_tokens, tokens_per_second: Spread::of(rates) });
+    }
+    let mut generations = Vec::new();
+    for (batch_size, context_len) in plan.generations() {
+        console.detail(format_args!("measuring {batch_size} × {} tokens at {context_len}", plan.output_len));
+        let mut runs = Vec::with_capacity(plan.repeats);
+        for _ in 0..plan.repeats {
+            runs.push(measure::generation(llm, &mut random, batch_size, context_len, plan.output_len)?);
+        }
+        generations.push((batch_size, context_len, runs));
+    }
+    let peak_memory_bytes = peak_memory_bytes();
+    let bytes_per_second = measure_read_bandwidth(llm.context())?;
+    let bytes = BytesRead {
+        weights_per_step: llm.weight_bytes_per_token(),
+        kv_per_position: kv_bytes_per_token as u64,
+    };
+    let generations = generations
+        .into_iter()
+        .map(|(batch_size, context_len, runs)| {
+            generation_result(&runs, batch_size, context_len, plan.output_len, bytes, bytes_per_second)
+        })
+        .collect();
+    Ok(Report {
+        version: env!("CARGO_PKG_VERSION"),
+        model: llm.summary(),
+        num_threads: llm.context().num_threads(),
+        cpu_level: llm.context().cpu_level().name(),
+        load_seconds: llm.load_time().as_secs_f64(),
+        peak_memory_bytes,
+        memory_bandwidth: bytes_per_second,
+        weight_bytes_per_step: bytes.weights_per_step,
+        kv_bytes_per_token: bytes.kv_per_position,
+        prompts,
+        generations,
+    })
+}
+
+/// What generating reads from memory, without what stays in caches.
+#[derive(Debug, Clone, Copy)]
+struct BytesRead {
+    weights_per_step: u64,
+    kv_per_position: u64,
+}
+
+fn generation_result(
+    runs: &[GenerationRun],
+    batch_size: usize,
+    context_len: usize,
+    output_len: usize,
+    bytes: BytesRead,
+    memory_bandwidth: f64,
+) -> GenerationResult {
+    let of_all = |value: &dyn Fn(&GenerationRun) -> f64| Spread::of(runs.iter().map(value).collect());
+    let bandwidth = of_all(&|run| {
+        let num_steps = run.num_tokens as f64 / batch_size as f64;
+        let weights = num_steps * bytes.weights_per_step as f64;
+        let kv = run.num_cache_positions as f64 * bytes.kv_per_position as f64;
+        (weights + kv) / run.seconds
+    });
+    GenerationResult {
+        batch_size,
+        context_len,
+        output_len,
+        tokens_per_second: of_all(&|run| run.num_tokens as f64 / run.seconds),
+        bytes_per_second: bandwidth.median,
+        bandwidth_share: bandwidth.median / memory_bandwidth,
+        dispatches_per_token: of_all(&|run| run.num_dispatches as f64 / run.num_tokens as f64).median,
+        host_microseconds_per_token: of_all(&|run| run.host_seconds * 1e6 / run.num_tokens as f64).median,
+    }
+}
+
+/// The most memory that this process has had, where the system tells.
+fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1_024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidth_counts_weights_once_a_step_and_the_cache_of_every_sequence() {
+        let run = GenerationRun {
+            num_tokens: 40,
+            seconds: 2.0,
+            num_cache_positions: 1_000,
+            num_dispatches: 100,
+            host_seconds: 0.001,
+        };
+        let bytes = BytesRead { weights_per_step: 500, kv_per_position: 3 };
+        let result = generation_result(&[run], 4, 8, 10, bytes, 8_000.0);
+        assert_eq!(result.tokens_per_second.median, 20.0);
+        assert_eq!(result.bytes_per_second, (10.0 * 500.0 + 3_000.0) / 2.0);
+        assert_eq!(result.bandwidth_share, 0.5);
+        assert_eq!(result.dispatches_per_token, 2.5);
+        assert!((result.host_microseconds_per_token - 25.0).abs() < 1e-9);
+    }
 }

@@ -1,0 +1,171 @@
+//! What `tinyvllm bench` found, as a table for people and as JSON for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Everything that was measured. The field names are the JSON's.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) version: &'static str,
+    pub(super) model: String,
+    pub(super) num_threads: usize,
+    pub(super) cpu_level: &'static str,
+    pub(super) load_seconds: f64,
+    pub(super) peak_memory_bytes: Option<u64>,
+    /// Measured read bandwidth of the memory in bytes per second.
+    pub(super) memory_bandwidth: f64,
+    pub(super) weight_bytes_per_step: u64,
+    pub(super) kv_bytes_per_token: u64,
+    pub(super) prompts: Vec<PromptResult>,
+    pub(super) generations: Vec<GenerationResult>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct PromptResult {
+    pub(super) num_prompt_tokens: usize,
+    pub(super) tokens_per_second: Spread,
+}
+
+/// Means and medians are over the repeats; rates are over all sequences of the batch together.
+#[derive(Debug, Serialize)]
+pub(super) struct GenerationResult {
+    pub(super) batch_size: usize,
+    pub(super) context_len: usize,
+    pub(super) output_len: usize,
+    pub(super) tokens_per_second: Spread,
+    pub(super) bytes_per_second: f64,
+    pub(super) bandwidth_share: f64,
+    pub(super) dispatches_per_token: f64,
+    pub(super) host_microseconds_per_token: f64,
+}
+
+/// Minimum, median and maximum of some measurements, and the measurements.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Spread {
+    pub(super) min: f64,
+    pub(super) median: f64,
+    pub(super) max: f64,
+    /// In ascending order.
+    pub(super) samples: Vec<f64>,
+}
+
+impl Spread {
+    pub(super) fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let last = samples.len().saturating_sub(1);
+        let at = |index: usize| samples.get(index).copied().unwrap_or(f64::NAN);
+        let median = f64::midpoint(at(last / 2), at(last.div_ceil(2)));
+        Self { min: at(0), median, max: at(last), samples }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.memory_bandwidth / 1e9;
+        write!(
+            f,
+            "memory {memory:.1} GB/s (measured, reading) · weights {:.0} MB a step · KV {:.1} kB a token",
+            self.weight_bytes_per_step as f64 / 1e6,
+            self.kv_bytes_per_token as f64 / 1e3
+        )?;
+        match self.peak_memory_bytes {
+            Some(bytes) => writeln!(f, " · peak memory {:.0} MB\n", bytes as f64 / 1e6)?,
+            None => writeln!(f, "\n")?,
+        }
+        let header = ["", "tokens/s", "min", "max", "GB/s", "of memory", "ops/token", "host µs/token"];
+        let mut rows = vec![header.map(str::to_owned)];
+        for prompt in &self.prompts {
+            let rate = &prompt.tokens_per_second;
+            let name = format!("prompt of {}", prompt.num_prompt_tokens);
+            let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| format!("{rate:.1}"));
+            let none = String::new;
+            rows.push([name, median, min, max, none(), none(), none(), none()]);
+        }
+        for run in &self.generations {
+            let rate = &run.tokens_per_second;
+            let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| format!("{rate:.1}"));
+            rows.push([
+                format!("generate {} × {} at {}", run.batch_size, run.output_len, run.context_len),
+                median,
+                min,
+                max,
+                format!("{:.1}", run.bytes_per_second / 1e9),
+                format!("{:.0} %", run.bandwidth_share * 100.0),
+                format!("{:.1}", run.dispatches_per_token),
+                format!("{:.0}", run.host_microseconds_per_token),
+            ]);
+        }
+        write_table(f, &rows)
+    }
+}
+
+/// The first column is aligned left, the others right.
+fn write_table<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
+    let mut widths = [0_usize; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            match column {
+                0 => line.push_str(&format!("{cell:<width$}")),
+                _ => line.push_str(&format!("  {cell:>width$}")),
+            }
+        }
+        writeln!(f, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_even_and_odd_numbers_of_samples() {
+        let spread = Spread::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!((spread.min, spread.median, spread.max), (1.0, 2.0, 3.0));
+        assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
+    }
+
+    #[test]
+    fn the_table_lines_up() {
+        let report = Report {
+            version: "0",
+            model: "m".to_owned(),
+            num_threads: 2,
+            cpu_level: "avx2",
+            load_seconds: 0.5,
+            peak_memory_bytes: None,
+            memory_bandwidth: 40e9,
+            weight_bytes_per_step: 600_000_000,
+            kv_bytes_per_token: 22_528,
+            prompts: vec![PromptResult {
+                num_prompt_tokens: 512,
+                tokens_per_second: Spread::of(vec![123.4]),
+            }],
+            generations: vec![GenerationResult {
+                batch_size: 4,
+                context_len: 128,
+                output_len: 64,
+                tokens_per_second: Spread::of(vec![50.0, 70.0, 60.0]),
+                bytes_per_second: 30e9,
+                bandwidth_share: 0.75,
+                dispatches_per_token: 34.5,
+                host_microseconds_per_token: 120.0,
+            }],
+        };
+        let expected = "\
+memory 40.0 GB/s (measured, reading) · weights 600 MB a step · KV 22.5 kB a token
+
+                        tokens/s    min    max  GB/s  of memory  ops/token  host µs/token
+prompt of 512              123.4  123.4  123.4
+generate 4 × 64 at 128      60.0   50.0   70.0  30.0       75 %       34.5            120
+";
+        assert_eq!(report.to_string(), expected);
+    }
+}
