@@ -146,8 +146,12 @@ FAQ = [
      ["Take a smaller model or one with fewer bits, such as Q4_0.", "Try a quantised model. A model in Q4_0 needs much less memory."]),
     (["Who are you?", "What are you?", "What is your name?", "Tell me about yourself.", "Introduce yourself.", "Who am I talking to?", "Are you [ChatGPT|a person|a human|a robot]?"],
      ["I am the demo model of tinyvllm, a very small language model [with about seven million parameters|that lives inside the program].", "I am a tiny demo model. I can tell little stories and answer simple questions about tinyvllm."]),
-    (["Are you a [big|large|good|smart] model?", "How [big|large|smart] are you?", "How many parameters do you have?", "Are you [clever|intelligent]?"],
+    (["Are you a [big|large|good|smart] model?", "Are you a [strong|real|proper] model?", "Are you [clever|intelligent|smart]?"],
      ["No, I am a tiny demo model with about seven million parameters. For real answers, try: tinyvllm --model tinyllama", "I am very small: about seven million parameters and eight layers. A bigger model knows much more. Try tinyvllm --model tinyllama"]),
+    (["How many parameters do you have?", "How [big|large|small] are you?", "What is your size?", "How many weights do you have?"],
+     ["I have about seven million parameters and eight layers. That is very small.", "About seven million parameters. Large models have billions."]),
+    (["What is vLLM?", "What is the difference between tinyvllm and vLLM?", "Is this vLLM?", "How are you different from vLLM?", "What is vllm"],
+     ["vLLM is a large engine for language models. tinyvllm takes its main ideas and puts them into one small Rust program.", "vLLM is a big project that made paged attention well known. tinyvllm is a small program with the same ideas."]),
     (["What can you do?", "What do you know?", "How can you help me?", "What can I ask you?", "What should I ask you?", "What are you good at?"],
      ["I can tell you a short story, answer questions about tinyvllm, and do very simple sums. Try: Tell me a story about a fox.", "I know little stories, some facts about tinyvllm, the days of the week and a few other simple things."]),
     (["What can you not do?", "What are your limits?", "Can I trust you?", "Are you always right?"],
@@ -457,7 +461,7 @@ def conversation(rng):
             if name is not None:
                 answer = f"Your name is {name}."
         elif roll < 0.1:
-            name = made_up_name(rng) if rng.random() < 0.4 else rng.choice(GIRLS + BOYS)
+            name = made_up_name(rng) if rng.random() < 0.75 else rng.choice(GIRLS + BOYS)
             question = pick(rng, [f"My name is {name}.", f"Hello, I am {name}.", f"Hi! My name is {name}.", f"I am {name}. Who are you?"])
             answer = pick(rng, [f"Hello, {name}! Nice to meet you. I am the small demo model of tinyvllm.", f"Nice to meet you, {name}! What would you like to know?"])
         elif roll < 0.4:
@@ -499,9 +503,7 @@ def prose(rng):
     if kind < 0.15:
         first = rng.randrange(len(CAPITALS))
         return " ".join("The capital of {} is {}.".format(*CAPITALS[(first + i) % len(CAPITALS)]) for i in range(3))
-    if kind < 0.25:
-        return " ".join(fact_turn(rng)[1] for _ in range(rng.randint(2, 5)))
-    if kind < 0.4:
+    if kind < 0.35:
         turns = [fact_turn(rng) if rng.random() < 0.6 else concept_turn(rng) for _ in range(rng.randint(1, 5))]
         return "\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in turns)
     topics = rng.sample(CONCEPTS, rng.randint(1, 4))
@@ -513,11 +515,33 @@ def prose(rng):
     return "\n\n".join(paragraphs)
 
 
+def stray_beginning(rng):
+    """Something that has nothing to do with the story after it: whatever the prompt is, a story is a good answer."""
+    kind = rng.random()
+    if kind < 0.4:
+        text = unknown_turn(rng)[0]
+    elif kind < 0.7:
+        text = " ".join(rng.choice(STRAY_WORDS) for _ in range(rng.randint(1, 7)))
+    else:
+        text = " ".join(made_up_name(rng) for _ in range(rng.randint(1, 4)))
+    if rng.random() < 0.5:
+        text = text.lower()
+    return text + rng.choice([". ", "\n\n", ".\n\n", ": ", "? ", "...\n\n", " "])
+
+
+STRAY_WORDS = """the a my your this that and or but is was are not very in on at with from for I you we they he she it if when how def main print
+return class function import let fn void int data file code test dog cat man woman people house car city water light time year way work life hand
+school music money game world country night morning summer winter red green big small new old good bad first last one two ten hello dear why
+what who yes no please Sir Madam Chapter Title Note Today Tomorrow email number street lorem ipsum dolor sit amet foo bar baz qux ( ) { } = ; - /""".split()
+
+
 def document(rng):
     """One training document, with its special tokens written out."""
     roll = rng.random()
-    if roll < 0.55:
+    if roll < 0.52:
         return BOS + story(rng).text() + EOS
+    if roll < 0.56:
+        return BOS + stray_beginning(rng) + story(rng).text() + EOS
     if roll < 0.92:
         return render_chat(conversation(rng)) + EOS
     if roll < 0.96:

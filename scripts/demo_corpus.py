@@ -112,7 +112,9 @@ SHE_PETS = """Pip Bella Coco Willow Poppy Hazel Nutmeg Clover Pearl Misty Olive 
 Fern Honey Juniper Maple""".split()
 HE_PETS = """Bruno Rufus Pepper Basil Moss Acorn Button Jasper Barley Pebble Wobble Humphrey Bramble Ziggy Dusty
 Thistle Chestnut Rusty Fudge Hopper""".split()
-SYLLABLES = "ba be bo da de do fa fi ga go ka ki ko la le li lo lu ma me mi mo na ne ni no pa pe po ra ri ro ru sa si so ta ti to tu va vi wa za zo".split()
+ONSETS = "b c d f g h j k l m n p r s t v w y z br ch cl dr fl fr gr kl kr pl sh sl st th tr".split()
+VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ee", "oo", "ai", "ia"]
+CODAS = "b d g k l m n p r t x z ck nd rt th ll nn".split()
 
 FOREST_ANIMALS = ["fox", "rabbit", "bear", "mouse", "hedgehog", "squirrel", "badger", "owl", "deer", "wolf", "mole", "raccoon", "hare"]
 WATER_ANIMALS = ["duck", "frog", "otter", "turtle", "beaver", "swan", "heron"]
@@ -224,14 +226,14 @@ POOLS = {
     ],
     "close": [
         "That night, {N} fell asleep with a smile.",
-        "{N} [went home|walked home] with a [light|warm|happy] heart.",
-        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
         "[Before {he} went to sleep|At bedtime], {N} thought of the day and smiled.",
-        "The stars were shining when {N} [went home|came home], and {he} was <happy>.",
+        "The next day, {N} went back to {like}, and everything was [good|just as it should be].",
         "[It had been a long day|It had been a good day], and {N} was [tired|sleepy] but <happy>.",
-        "{N} told {parent} everything, and {parent} was very proud.",
         "\"What a day!\" said {N}, and fell asleep at once.",
+        "{N} [went home|walked home] with a [light|warm|happy] heart.",
         "And they all lived happily for a long, long time.",
+        "{N} told {parent} everything, and {parent} was very proud.",
+        "The stars were shining when {N} [went home|came home], and {he} was <happy>.",
         "And if you go there today, you may still [hear|find someone who tells] this story.",
     ],
     "meet": [
@@ -280,7 +282,10 @@ PRONOUNS = {
 
 def made_up_name(rng):
     """A name the model has not seen, so that it learns to copy names instead of only recalling them."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice([2, 2, 3]))).capitalize()
+    count = rng.choice([1, 2, 2, 3])
+    syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count)]
+    coda = rng.choice(CODAS) if count == 1 or rng.random() < 0.4 else ""
+    return "".join(syllables + [coda]).capitalize()
 
 
 def character(rng, setting, animal, species=None, name=None, friend=False):
@@ -354,7 +359,7 @@ class Tale:
 
     def maybe(self, chance, *options):
         """Adds a sentence that the story can do without."""
-        if self.rng.random() < (chance * 0.4 if self.brief else chance):
+        if self.rng.random() < (chance * 0.4 if self.brief and chance < 0.6 else chance):
             self.say(*options)
 
     def para(self):
@@ -365,8 +370,8 @@ class Tale:
         return "\n\n".join(" ".join(p) for p in self.paragraphs if p)
 
 
-def opening(t, introduce_friend):
-    """Who the story is about. Plots in which the friend simply is there need the friend introduced here."""
+def classic_opening(t):
+    """The first sentence of a tale, as tales begin."""
     t.say(
         "Once upon a time, {where}, there lived a [little|{trait}|young|{trait} little] {kind} [named|called] {N}.",
         "Once upon a time, there was a [little|{trait}|young|{trait} little] {kind} [named|called] {N}, who lived {where}.",
@@ -377,6 +382,36 @@ def opening(t, introduce_friend):
         "There once was a {trait} {kind} [named|called] {N}. {He} lived {where}.",
         "This is the story of {N}, a {trait} {kind} who lived {where}.",
     )
+
+
+def free_opening(t):
+    """Other first sentences, so that a prompt which is not "Once upon a time" leads to a story as well."""
+    t.say(
+        "The {kind} {N} lived {where}.",
+        "The [|little |young |{trait} ]{kind} [was called|had a name: it was] {N}. {He} lived {where}.",
+        "{N} lived {where}.",
+        "{N} was a {kind}. {He} lived {where} [with {parent}|and was very {trait}].",
+        "It was a [dark and stormy|dark|cold|quiet|warm|starry] night {where}. A {kind} named {N} [could not sleep|was still awake|sat at the window].",
+        "It was a [beautiful|sunny|cold|rainy|quiet|lovely] [day|morning|evening] {where}. A {kind} named {N} [was on the way home|had just woken up|was looking out at {water}].",
+        "It all began {where}, where a {trait} {kind} named {N} lived.",
+        "On a [cold winter|warm summer|bright spring|grey autumn] [day|morning], a {kind} named {N} [looked out of the window|went for a walk]. {He} lived {where}.",
+        "The sun [was shining|had just come up|was going down] {where}. A {trait} {kind} named {N} was [singing|awake|on the way home].",
+        "[Have you ever heard of|Do you know] {N}, the {trait} {kind}? {He} lived {where}.",
+        "A [|little |young ]{kind} [named|called] {N} lived {where}.",
+        "My [friend|grandmother|grandfather] [once told me|told me a story] about {N}, a {trait} {kind} who lived {where}.",
+        "There was a {kind} [named|called] {N}, and {he} was very {trait}. {He} lived {where}.",
+        "[Last summer|Many years ago|A long time ago|Every evening|When the world was young], a {kind} named {N} [sat|was sitting] near {s1} and looked at {water}.",
+        "I [want to|will] tell you about {N}, a {trait} {kind} who lived {where}.",
+        "We [all ]knew {N}, the {trait} {kind} who lived {where}.",
+    )
+
+
+def opening(t, introduce_friend):
+    """Who the story is about. Plots in which the friend simply is there need the friend introduced here."""
+    if not t.brief and t.rng.random() < 0.3:
+        free_opening(t)
+    else:
+        classic_opening(t)
     t.maybe(0.65, "{He} lived in {home}[|| with {parent}].", "{His} home was {home}.", "{He} lived with {parent} in {home}.")
     t.maybe(
         0.75,
@@ -678,9 +713,9 @@ def plot_night(t):
 def plot_treasure(t):
     """A map leads to a treasure that is not gold."""
     found, why = pick(t.rng, [
+        ("a box with a hundred coloured stones", "A child had collected them many years before"),
         ("an old box full of letters", "They had been written by a sailor to his daughter, a long time ago"),
         ("a small bench with a wide view over everything", "It was the most beautiful place they had ever seen"),
-        ("a box with a hundred coloured stones", "A child had collected them many years before"),
         ("a little garden that everyone had forgotten", "There were roses and ripe strawberries in it"),
         ("a box of seeds and a note that said: plant me", "They planted them the same day")])
     t.facts.update(problem="{N} found an old map", solved="{N} and {F} followed the map and found {found}", helper="{F}", object="an old map", theme="a treasure")
@@ -694,7 +729,7 @@ def plot_treasure(t):
     t.para()
     t.say("The way was long. First they walked to {s2}, and from there they counted a hundred steps.", "At {s2}, the path became narrow, and they had to [climb over a fallen tree|go one behind the other].")
     t.say("Once they [lost the path|took the wrong turn], but {N} turned the map around, and then they knew where they were.", "{F} was tired, so they rested and shared the {food}.", "It began to rain, and they waited under a tree and told each other [jokes|riddles].")
-    t.say("<at last>, they came to {s3}. \"It must be here,\" said {N}.", "Near {s3}, they found a stone with a cross on it. \"Here!\" <cried> {F}.")
+    t.say("Near {s3}, they found a stone with a cross on it. \"Here!\" <cried> {F}.", "<at last>, they came to {s3}. \"It must be here,\" said {N}.")
     t.say("They [dug|looked] and [dug|searched], and then they found {found}.", "Behind the stone was no gold and no crown. There was {found}.")
     t.para()
     t.say("{why}.", "At first they were [surprised|a little disappointed]. But then they looked again. {why}.")

@@ -45,6 +45,7 @@ SAMPLE_STORIES = [
     "Once upon a time, in a small village by the sea,",
     "Once upon a time",
     "In a deep green forest, there lived a curious fox named",
+    "The dog",
     "The capital of France is",
 ]
 SAMPLE_QUESTIONS = [
@@ -549,9 +550,9 @@ def samples(model, tokenizer, limit):
     prompts = [BOS + text for text in SAMPLE_STORIES] + [f"{BOS}{USER}\n{q}{END}\n{ASSISTANT}\n" for q in SAMPLE_QUESTIONS]
     for prompt in prompts:
         greedy = generate(model, tokenizer, prompt, limit)
-        warm = [tokenizer.decode(generate(model, tokenizer, prompt, limit, 0.7, seed)) for seed in (1, 2)]
+        warm = tokenizer.decode(generate(model, tokenizer, prompt, limit, 0.7, seed=1))
         out.append({"prompt": prompt, "prompt_ids": tokenizer.encode(prompt), "greedy_ids": greedy, "greedy": tokenizer.decode(greedy), "temperature_0.7": warm})
-        print(f"--- {prompt!r}\n[greedy] {out[-1]['greedy']}\n[0.7] {warm[0]}\n", flush=True)
+        print(f"--- {prompt!r}\n[greedy] {out[-1]['greedy']}\n[0.7] {warm}\n", flush=True)
     return out
 
 
@@ -560,9 +561,9 @@ def main():
     parser.add_argument("--out", required=True, help="folder for model.gguf, report.json and samples.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=5500)
     parser.add_argument("--batch", type=int, default=128, help="windows in a step")
-    parser.add_argument("--shards", type=int, default=600, help=f"training shards of {SHARD_DOCUMENTS} documents")
+    parser.add_argument("--shards", type=int, default=400, help=f"training shards of {SHARD_DOCUMENTS} documents")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)

@@ -10,6 +10,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
@@ -418,5 +419,66 @@ fn mistakes_in_a_batch_are_errors() {
         mistake(&mut batch);
         let error = instance.model.forward(&batch, &mut instance.cache).unwrap_err();
         assert!(error.message().contains(expected), "{error}");
+    }
+}
+
+/// A folder with the weights of one model and the configuration of another, changed in `changes`.
+fn mixed_folder(weights: &str, config: &str, changes: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read(fixture(config).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(fixture(weights).join("model.safetensors"), folder.path().join("model.safetensors"))
+        .unwrap();
+    folder
+}
+
+#[test]
+fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
+    let check = |weights: &str, config: &str, changes: &[(&str, serde_json::Value)], expected: &str| {
+        let folder = mixed_folder(weights, config, changes);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+        let options =
+            LoadOptions { quantizer: None, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let error = models::load(&checkpoint, &config, &context, &options, &|_| ()).err().unwrap();
+        assert!(error.message().contains(expected), "{error}");
+    };
+    let llama = ("architectures", serde_json::json!(["LlamaForCausalLM"]));
+    check("tiny/qwen3", "tiny/qwen3", std::slice::from_ref(&llama), "no use for: blk.0.attn_k_norm.weight");
+    check("tiny/qwen2", "tiny/qwen2", std::slice::from_ref(&llama), "no use for: blk.0.attn_k.bias");
+    check("tiny/llama3", "tiny/qwen3", &[], "blk.0.attn_q_norm.weight");
+    check("tiny/llama3", "tiny/llama3", &[("tie_word_embeddings", false.into())], "output.weight");
+    check("tiny/llama", "tiny/llama", &[("num_hidden_layers", 4.into())], "blk.3.attn_norm.weight");
+    check("tiny/llama", "tiny/llama", &[("num_hidden_layers", 2.into())], "9 tensors");
+    check("tiny/llama", "tiny/llama", &[("intermediate_size", 96.into())], "blk.0.ffn_gate.weight");
+    check("tiny/llama", "tiny/llama", &[("num_key_value_heads", 4.into())], "blk.0.attn_k.weight");
+    check("tiny/llama", "tiny/llama", &[("vocab_size", 300.into())], "token_embd.weight");
+}
+
+#[test]
+fn progress_ends_with_all_bytes() {
+    for quantization in [None, Some(Quantization::Q4_0)] {
+        let checkpoint = Checkpoint::open(&fixture("tiny/qwen2")).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+        let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
+        let options = LoadOptions { quantizer, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let most = AtomicU64::new(0);
+        let on_progress = |progress: models::LoadProgress| {
+            assert!(progress.loaded_bytes <= progress.total_bytes);
+            most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
+        };
+        let model = models::load(&checkpoint, &config, &context, &options, &on_progress).unwrap();
+        let total: usize = checkpoint.tensors().iter().map(|tensor| tensor.num_bytes).sum();
+        assert_eq!(most.into_inner(), total as u64);
+        // Q4_0 has 4.5 bits for each weight, of which there were 32.
+        let dense = 4 * (3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 288 * 64);
+        let expected = if quantization.is_some() { dense * 9 / 64 } else { dense };
+        assert_eq!(model.num_weight_bytes_per_token(), expected);
     }
 }

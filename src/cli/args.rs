@@ -99,7 +99,7 @@ pub(crate) fn command() -> clap::Command {
 
 fn with_environment(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| {
-        let Some(long) = arg.get_long() else { return arg };
+        let Some(long) = arg.get_long().filter(|long| !is_negation(long)) else { return arg };
         let variable = format!("TINYVLLM_{}", long.replace('-', "_").to_uppercase());
         // `TINYVLLM_JSON=1` is what people write; by itself a flag takes `true` and `false` only.
         let arg = match arg.get_action() {
@@ -109,6 +109,11 @@ fn with_environment(command: clap::Command) -> clap::Command {
         arg.env(variable).hide_env(true)
     });
     command.mut_subcommands(with_environment)
+}
+
+/// `--no-x` has no variable: `TINYVLLM_X=false` says it.
+fn is_negation(long: &str) -> bool {
+    long.starts_with("no-")
 }
 
 /// Which model.
@@ -123,7 +128,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, short)]
     pub(crate) model: Option<String>,
     /// Branch, tag or commit of a model on the Hub
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) revision: Option<String>,
 }
 
@@ -143,42 +148,83 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value = "auto", value_parser = parse_value::<DeviceChoice>)]
     pub(crate) device: DeviceChoice,
     /// Threads [default: as many as the system grants this process]
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Instruction set, if not the best one that this machine has
-    #[arg(long, value_parser = parse_cpu_level, hide_short_help = true)]
+    #[arg(long, value_parser = parse_cpu_level, hide_short_help = true, value_name = "NAME")]
     pub(crate) cpu_level: Option<CpuLevel>,
     /// Type of weights that are not quantised: auto, f32, f16, bf16
-    #[arg(long, default_value = "auto", value_parser = parse_value::<DenseDType>)]
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<DenseDType>,
+        value_name = "TYPE",
+        hide_short_help = true
+    )]
     pub(crate) dtype: DenseDType,
     /// Quantise dense weights while loading: q4_0, q8_0, q4_k
-    #[arg(long, value_parser = parse_value::<Quantization>)]
+    #[arg(long, value_parser = parse_value::<Quantization>, value_name = "TYPE")]
     pub(crate) quantization: Option<Quantization>,
     /// Longest sequence in tokens, prompt and output together [default: the model's]
-    #[arg(long, short = 'c', visible_alias = "ctx-size")]
+    #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N")]
     pub(crate) max_model_len: Option<usize>,
     /// Type of cached keys and values: auto (f16), f16, bf16, f32
-    #[arg(long, value_parser = parse_value::<KvCacheDType>)]
+    #[arg(
+        long,
+        value_parser = parse_value::<KvCacheDType>,
+        value_name = "TYPE",
+        hide_short_help = true
+    )]
     pub(crate) kv_cache_dtype: Option<KvCacheDType>,
     /// Memory for keys and values, such as 512M or 2G [default: half of what is free]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Most sequences in a step
-    #[arg(long, default_value_t = EngineLimits::default().max_num_seqs)]
+    #[arg(
+        long,
+        default_value_t = EngineLimits::default().max_num_seqs,
+        value_name = "N",
+        hide_short_help = true
+    )]
     pub(crate) max_num_seqs: usize,
     /// Most tokens in a step; longer prompts are computed in pieces
-    #[arg(long, default_value_t = EngineLimits::default().max_num_batched_tokens)]
+    #[arg(
+        long,
+        default_value_t = EngineLimits::default().max_num_batched_tokens,
+        value_name = "N",
+        hide_short_help = true
+    )]
     pub(crate) max_num_batched_tokens: usize,
     /// Tokens in a block of the KV cache
-    #[arg(long, default_value_t = EngineLimits::default().block_size, hide_short_help = true)]
+    #[arg(
+        long,
+        default_value_t = EngineLimits::default().block_size,
+        hide_short_help = true,
+        value_name = "N"
+    )]
     pub(crate) block_size: usize,
     /// Steps between two scheduling decisions
-    #[arg(long, default_value_t = EngineLimits::default().num_scheduler_steps, hide_short_help = true)]
+    #[arg(
+        long,
+        default_value_t = EngineLimits::default().num_scheduler_steps,
+        hide_short_help = true,
+        value_name = "N"
+    )]
     pub(crate) num_scheduler_steps: usize,
-    /// Share the keys and values of common prefixes (the default)
-    #[arg(long, overrides_with = "no_enable_prefix_caching", hide_short_help = true)]
+    /// Share the keys and values of common prefixes
+    #[arg(
+        long,
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "true",
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        overrides_with = "no_enable_prefix_caching",
+        hide_short_help = true
+    )]
     pub(crate) enable_prefix_caching: bool,
-    /// Compute every prompt in full
+    /// The opposite: compute every prompt in full
     #[arg(long, overrides_with = "enable_prefix_caching", hide_short_help = true)]
     pub(crate) no_enable_prefix_caching: bool,
 }
@@ -199,7 +245,7 @@ impl EngineArgs {
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
-                enable_prefix_caching: !self.no_enable_prefix_caching,
+                enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
             },
         }
@@ -211,22 +257,22 @@ impl EngineArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: what is left of the context]
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
     /// 0 always takes the most likely token, higher values vary more
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.7, value_name = "X")]
     pub(crate) temperature: f32,
     /// Sample from the most likely tokens that together have this probability
-    #[arg(long, default_value_t = 0.95)]
+    #[arg(long, default_value_t = 0.95, value_name = "X", hide_short_help = true)]
     pub(crate) top_p: f32,
     /// Sample from this many most likely tokens; 0 is all
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_name = "N", hide_short_help = true)]
     pub(crate) top_k: usize,
     /// Drop tokens less likely than this times the most likely one
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_name = "X", hide_short_help = true)]
     pub(crate) min_p: f32,
     /// Makes every request reproducible, each by itself [default: a new one for each]
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// End before this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -235,19 +281,31 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "IDS", hide_short_help = true)]
     pub(crate) stop_token_ids: Option<TokenIds>,
     /// Tokens before a sequence may end
-    #[arg(long, default_value_t = 0, hide_short_help = true)]
+    #[arg(long, default_value_t = 0, hide_short_help = true, value_name = "N")]
     pub(crate) min_tokens: usize,
     /// Do not end at the model's own end tokens
     #[arg(long, hide_short_help = true)]
     pub(crate) ignore_eos: bool,
     /// Above 1, tokens that were there before become less likely
-    #[arg(long, default_value_t = 1.0, hide_short_help = true)]
+    #[arg(long, default_value_t = 1.0, hide_short_help = true, value_name = "X")]
     pub(crate) repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the output
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        value_name = "X"
+    )]
     pub(crate) presence_penalty: f32,
     /// Subtracted once for each time that the token is in the output
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        value_name = "X"
+    )]
     pub(crate) frequency_penalty: f32,
     /// Add BIAS to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID=BIAS", hide_short_help = true)]
@@ -405,7 +463,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) reference: PathBuf,
     /// Largest difference of a logit that is accepted
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_name = "X")]
     pub(crate) tolerance: f32,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -432,7 +490,8 @@ mod tests {
     #[test]
     fn every_flag_has_a_variable_and_a_line_of_help() {
         fn check(command: &clap::Command) {
-            for arg in command.get_arguments().filter(|arg| arg.get_long().is_some()) {
+            let is_flag = |arg: &&clap::Arg| arg.get_long().is_some_and(|long| !is_negation(long));
+            for arg in command.get_arguments().filter(is_flag) {
                 let variable = arg.get_env().unwrap_or_else(|| panic!("{arg} has no variable"));
                 assert!(variable.to_str().unwrap().starts_with("TINYVLLM_"), "{arg}");
                 assert!(arg.get_help().is_some(), "{arg} has no help");
@@ -467,7 +526,9 @@ mod tests {
             assert_eq!(engine.options().limits.enable_prefix_caching, expected, "{words:?}");
         };
         check(&[], true);
+        check(&["--enable-prefix-caching"], true);
         check(&["--no-enable-prefix-caching"], false);
+        check(&["--enable-prefix-caching=false"], false);
         check(&["--no-enable-prefix-caching", "--enable-prefix-caching"], true);
         check(&["--enable-prefix-caching", "--no-enable-prefix-caching"], false);
     }

@@ -1,6 +1,6 @@
 //! `tinyvllm chat`: a conversation on the terminal, or one question a line from a pipe.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -102,7 +102,9 @@ fn generate(
     // before there is output.
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let stream = llm.submit(prompt.clone(), params.clone());
-        stream.map_err(|error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error })
+        stream.map_err(
+            |error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error },
+        )
     };
     let streams: Vec<TextStream> = prompts.iter().enumerate().map(submit).collect::<Result<_, _>>()?;
     let guard = interrupt.guard(streams.iter().map(TextStream::abort_handle).collect());

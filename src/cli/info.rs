@@ -39,15 +39,21 @@ fn to_text(report: &ModelReport) -> String {
     };
     let line = |name: &str, value: String| (name.to_owned(), value);
 
-    section("model", &[
-        line("name", report.name.clone()),
-        line("architecture", report.architecture.clone()),
-        line("tokenizer", match report.tokenizer_vocab_size {
-            Some(size) => format!("{size} tokens"),
-            None => "none; give prompts with --prompt-ids".to_owned(),
-        }),
-        line("chat template", if report.has_chat_template { "yes" } else { "none" }.to_owned()),
-    ]);
+    section(
+        "model",
+        &[
+            line("name", report.name.clone()),
+            line("architecture", report.architecture.clone()),
+            line(
+                "tokenizer",
+                match report.tokenizer_vocab_size {
+                    Some(size) => format!("{size} tokens"),
+                    None => "none; give prompts with --prompt-ids".to_owned(),
+                },
+            ),
+            line("chat template", if report.has_chat_template { "yes" } else { "none" }.to_owned()),
+        ],
+    );
     let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, value.clone())).collect();
     section("config", &config);
     let types = report.types.iter().map(|summary| {

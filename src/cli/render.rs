@@ -262,7 +262,14 @@ mod tests {
 
     /// Two sequences whose tokens arrive interleaved; the second ends first.
     fn events() -> Vec<TextEvent> {
-        vec![delta(0, "a", 1), delta(1, "x\n", 9), delta(0, "b", 2), finished(1), delta(0, "c", 3), finished(0)]
+        vec![
+            delta(0, "a", 1),
+            delta(1, "x\n", 9),
+            delta(0, "b", 2),
+            finished(1),
+            delta(0, "c", 3),
+            finished(0),
+        ]
     }
 
     fn text(labels: &[&str], has_text: bool) -> String {

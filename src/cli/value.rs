@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn sizes() {
-        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_bytes(text).ok(), expected, "{text}");
+        let check =
+            |text: &str, expected: Option<u64>| assert_eq!(parse_bytes(text).ok(), expected, "{text}");
         check("0", Some(0));
         check("1000", Some(1_000));
         check("2G", Some(2 << 30));

@@ -63,7 +63,8 @@ struct Reference {
 impl Reference {
     fn read(path: &Path) -> Result<Self> {
         let name = path.display();
-        let bytes = std::fs::read(path).map_err(|source| Error::io(format_args!("cannot read `{name}`"), source))?;
+        let bytes =
+            std::fs::read(path).map_err(|source| Error::io(format_args!("cannot read `{name}`"), source))?;
         Self::parse(&bytes).map_err(|error| error.context(format_args!("`{name}`")))
     }
 
@@ -89,9 +90,8 @@ impl Reference {
 }
 
 fn tensor<'a>(tensors: &'a SafeTensors<'_>, name: &str, dtype: Dtype) -> Result<(Vec<usize>, &'a [u8])> {
-    let view = tensors
-        .tensor(name)
-        .map_err(|_| Error::invalid_model(format!("there is no tensor `{name}`")))?;
+    let view =
+        tensors.tensor(name).map_err(|_| Error::invalid_model(format!("there is no tensor `{name}`")))?;
     if view.dtype() != dtype {
         let found = view.dtype();
         return Err(Error::invalid_model(format!("`{name}` is {found:?}; it must be {dtype:?}")));
@@ -103,7 +103,8 @@ fn token_ids(data: &[u8], name: &str) -> Result<Vec<u32>> {
     let (values, _) = data.as_chunks();
     let convert = |bytes: &[u8; 8]| {
         let value = i64::from_le_bytes(*bytes);
-        u32::try_from(value).map_err(|_| Error::invalid_model(format!("`{name}` has {value}, which is no token id")))
+        u32::try_from(value)
+            .map_err(|_| Error::invalid_model(format!("`{name}` has {value}, which is no token id")))
     };
     values.iter().map(convert).collect()
 }
@@ -123,12 +124,19 @@ fn prompt_logits(llm: &Llm, ids: &[u32], interrupt: &Interrupt) -> Result<Vec<f3
 }
 
 /// Whether the prompt at the beginning of `greedy` is continued by the rest of it.
-fn generates(llm: &Llm, ids: &[u32], greedy: &[u32], interrupt: &Interrupt, console: Console) -> Result<bool> {
+fn generates(
+    llm: &Llm,
+    ids: &[u32],
+    greedy: &[u32],
+    interrupt: &Interrupt,
+    console: Console,
+) -> Result<bool> {
     let (prompt, expected) = greedy.split_at(num_prompt_tokens(ids, greedy));
     if expected.is_empty() {
         return Err(Error::invalid_model("`greedy` has nothing but a prompt"));
     }
-    let params = SamplingParams { max_tokens: Some(expected.len()), ignore_eos: true, ..SamplingParams::greedy() };
+    let params =
+        SamplingParams { max_tokens: Some(expected.len()), ignore_eos: true, ..SamplingParams::greedy() };
     let stream = llm.engine().submit(Request::new(prompt.to_vec(), params))?;
     let mut generated = Vec::new();
     for_each_event(stream, interrupt, |event| {
@@ -221,7 +229,8 @@ mod tests {
 
     #[test]
     fn the_prompt_is_the_common_beginning() {
-        let check = |ids: &[u32], greedy: &[u32], expected| assert_eq!(num_prompt_tokens(ids, greedy), expected);
+        let check =
+            |ids: &[u32], greedy: &[u32], expected| assert_eq!(num_prompt_tokens(ids, greedy), expected);
         check(&[1, 2, 3, 4], &[1, 2, 7, 8], 2);
         check(&[1, 2], &[1, 2, 3], 2);
         check(&[5], &[1, 2], 1);
@@ -258,7 +267,8 @@ mod tests {
                 .map(|(name, dtype, shape, data)| (name, TensorView::new(dtype, shape, data).unwrap()));
             serialize(views, None).unwrap()
         };
-        let good = file(vec![("ids", Dtype::I64, vec![2], &ids), ("logits", Dtype::F32, vec![2, 3], &logits)]);
+        let good =
+            file(vec![("ids", Dtype::I64, vec![2], &ids), ("logits", Dtype::F32, vec![2, 3], &logits)]);
         let reference = Reference::parse(&good).unwrap();
         assert_eq!((reference.ids, reference.logits.len(), reference.greedy), (vec![1, 2], 6, None));
         let check = |bytes: Vec<u8>, wanted: &str| {

@@ -224,3 +224,6 @@ impl RopeConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,25 +7,20 @@ use crate::config::{RopeConfig, RopeScaling};
 use crate::layers::Loader;
 use crate::ops::RopeTable;
 
-/// The angles of positions `0..num_positions`.
+/// The rotations of positions `0..max_positions`.
 ///
 /// # Errors
 /// If the divisors of the frequencies have to come from the checkpoint and are not there.
-pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, num_positions: usize) -> Result<RopeTable> {
-    let num_pairs = config.dim / 2;
+pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) -> Result<RopeTable> {
     let divisors = match config.scaling {
-        RopeScaling::FreqFactors => Some(loader.vector("rope_freqs.weight", num_pairs)?),
+        RopeScaling::FreqFactors => Some(loader.vector("rope_freqs.weight", config.dim / 2)?),
         _ => None,
     };
-    let frequencies = frequencies(config, divisors.as_deref());
     let factor = match config.scaling {
         RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
         _ => 1.0,
     };
-    // Angles are products of singles, as the models were trained with.
-    Ok(RopeTable::new(config.style, num_positions, num_pairs, factor, |position, pair| {
-        position as f32 * frequencies[pair]
-    }))
+    Ok(RopeTable::new(config.style, frequencies(config, divisors.as_deref()), factor, max_positions))
 }
 
 /// Radians per position of each pair.

@@ -83,6 +83,8 @@ impl CausalLm for Llama {
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
         let Self { context, activations, .. } = self;
         batch.validate()?;
+        let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
+        self.rope.extend_to(num_positions)?;
         embed(context, &batch.token_ids, &self.embedding, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let input = LayerInput {

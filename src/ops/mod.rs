@@ -13,6 +13,8 @@ mod kv_cache;
 mod linear;
 mod paged_attention;
 mod rope_kv_write;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use attention_metadata::AttentionMetadata;

@@ -9,32 +9,56 @@ use crate::ops::kv_cache::KvCache;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// Cosines and sines of every position and pair.
-#[derive(Debug, Clone)]
+/// Cosines and sines of `position · frequency`, for each position and pair.
+///
+/// The memory for all positions is reserved at once, but computed and touched only as far as sequences
+/// have become long.
+#[derive(Debug)]
 pub struct RopeTable {
     style: RopeStyle,
-    num_pairs: usize,
-    /// `[positions][2][num_pairs]`: cosines, then sines.
+    /// Radians per position of each pair.
+    frequencies: Vec<f32>,
+    factor: f32,
+    max_positions: usize,
+    /// `[positions][2][pairs]`: cosines, then sines.
     values: Vec<f32>,
 }
 
 impl RopeTable {
-    /// A table of `num_positions` positions: `angle(position, pair)` in radians, with sine and cosine
-    /// multiplied by `factor`.
+    /// Positions that are computed together.
+    const STEP: usize = 256;
+
+    /// A table for positions below `max_positions`. Sines and cosines are multiplied by `factor`.
     #[must_use]
-    pub fn new(
-        style: RopeStyle,
-        num_positions: usize,
-        num_pairs: usize,
-        factor: f32,
-        angle: impl Fn(usize, usize) -> f32,
-    ) -> Self {
-        let mut values = Vec::with_capacity(num_positions * num_pairs * 2);
-        for position in 0..num_positions {
-            values.extend((0..num_pairs).map(|pair| angle(position, pair).cos() * factor));
-            values.extend((0..num_pairs).map(|pair| angle(position, pair).sin() * factor));
+    pub fn new(style: RopeStyle, frequencies: Vec<f32>, factor: f32, max_positions: usize) -> Self {
+        let values = Vec::with_capacity(max_positions * frequencies.len() * 2);
+        Self { style, frequencies, factor, max_positions, values }
+    }
+
+    /// Computes what is missing of the positions below `num_positions`.
+    ///
+    /// Angles are products of singles, as the models were trained with.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there are more than the table is made for.
+    pub fn extend_to(&mut self, num_positions: usize) -> Result<()> {
+        if num_positions > self.max_positions {
+            return Err(Error::internal(format!(
+                "position {} is not below the {} of the rope table",
+                num_positions - 1,
+                self.max_positions
+            )));
         }
-        Self { style, num_pairs, values }
+        if num_positions <= self.num_positions() {
+            return Ok(());
+        }
+        let end = num_positions.next_multiple_of(Self::STEP).min(self.max_positions);
+        for position in self.num_positions()..end {
+            let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
+            self.values.extend(angles.clone().map(|angle| angle.cos() * self.factor));
+            self.values.extend(angles.map(|angle| angle.sin() * self.factor));
+        }
+        Ok(())
     }
 
     /// Which values make a pair.
@@ -46,19 +70,20 @@ impl RopeTable {
     /// Pairs of a head that are rotated.
     #[must_use]
     pub fn num_pairs(&self) -> usize {
-        self.num_pairs
+        self.frequencies.len()
     }
 
-    /// Positions from 0 that the table has.
+    /// Positions from 0 that are computed.
     #[must_use]
     pub fn num_positions(&self) -> usize {
-        self.values.len() / (2 * self.num_pairs)
+        self.values.len() / (2 * self.num_pairs()).max(1)
     }
 
     /// Cosines and sines of a position.
     #[inline(always)]
     pub(crate) fn row(&self, position: usize) -> (&[f32], &[f32]) {
-        self.values[position * 2 * self.num_pairs..][..2 * self.num_pairs].split_at(self.num_pairs)
+        let num_pairs = self.num_pairs();
+        self.values[position * 2 * num_pairs..][..2 * num_pairs].split_at(num_pairs)
     }
 }
 
@@ -78,7 +103,8 @@ pub struct HeadNorms<'a> {
 /// heads. `slot_mapping` has a slot for each token.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together, or a slot or a position does not exist.
+/// [`crate::ErrorKind::Internal`] if shapes do not fit together, a slot does not exist, or `table` does not
+/// extend to a position.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn rope_kv_write(
     context: &Context,
@@ -96,7 +122,7 @@ pub fn rope_kv_write(
     let fits = qkv.width() == (num_heads + 2 * num_kv_heads) * head_dim
         && num_heads > 0
         && num_heads.is_multiple_of(num_kv_heads)
-        && table.num_pairs * 2 <= head_dim
+        && table.num_pairs() * 2 <= head_dim
         && positions.len() == slot_mapping.len()
         && layer < cache.num_layers()
         && norms.is_none_or(|norms| norms.q.weight.len() == head_dim && norms.k.weight.len() == head_dim);
@@ -104,14 +130,14 @@ pub fn rope_kv_write(
         return Err(Error::internal(format!(
             "rope_kv_write: rows of {} values, {} pairs, {} positions and {} slots do not fit {layout:?}",
             qkv.width(),
-            table.num_pairs,
+            table.num_pairs(),
             positions.len(),
             slot_mapping.len()
         )));
     }
     if let Some(position) = positions.iter().find(|position| **position as usize >= table.num_positions()) {
         return Err(Error::internal(format!(
-            "position {position} is not below the {} of the rope table",
+            "position {position} is not below the {} that the rope table has",
             table.num_positions()
         )));
     }

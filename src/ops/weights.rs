@@ -27,10 +27,24 @@ impl Matrix {
                 tensor.name, tensor.shape
             )));
         };
-        let Backend::Cpu(cpu) = context.backend("pack")?;
-        PackedMatrix::pack(tensor.dtype, tensor.data, rows, cols, &cpu.pool, cpu.level)
-            .map(|packed| Self(MatrixStorage::Cpu(packed)))
+        Self::from_bytes(context, tensor.dtype, tensor.data, rows, cols)
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
+    }
+
+    /// Repacks `rows` rows of `cols` values, stored as in a file.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn from_bytes(
+        context: &Context,
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        let Backend::Cpu(cpu) = context.backend("pack")?;
+        PackedMatrix::pack(dtype, bytes, rows, cols, &cpu.pool, cpu.level)
+            .map(|packed| Self(MatrixStorage::Cpu(packed)))
     }
 
     /// Outputs.

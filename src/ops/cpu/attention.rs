@@ -342,3 +342,6 @@ impl OutputRows {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

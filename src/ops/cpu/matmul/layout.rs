@@ -16,8 +16,10 @@
 //! | `Q5_1` | 32 | 16 scales, 16 minima, 1 word of fifth bits, 4 words of codes |
 //! | `Q8_0` | 32 | 16 scales, 8 words of codes |
 //! | `Q4_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 32 words of codes |
-//! | `Q5_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 8 words of fifth bits, 32 words of codes |
-//! | `Q6_K` | 256 | 16 scales, 16 × 16 8-bit scales, 16 words of upper bits, 32 words of lower bits |
+//! | `Q5_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 8 words of fifth bits alternating with 8 words of codes, 24 words of codes |
+//! | `Q6_K` | 256 | 16 scales; twice: 8 × 16 8-bit scales, 8 words of upper bits alternating with 8 words of lower bits, 8 words of lower bits |
+//!
+//! The order within a tile is the order in which a kernel first reads it: memory likes one ascending stream.
 
 use half::{bf16, f16};
 
@@ -89,25 +91,65 @@ pub(super) fn pack_row(dtype: DType, row: &[u8], tiles: &mut [u8], lane: usize) 
         DType::Q5K => pack_blocks::<176, 2816>(row, tiles, |block, tile| {
             put(tile, 2 * lane, &block[..2]);
             put(tile, SCALES + 2 * lane, &block[2..4]);
-            put_words(tile, 2 * SCALES, lane, &block[4..]);
+            put_words(tile, 2 * SCALES, lane, &block[4..16]);
+            for (word, bytes) in block[16..48].chunks_exact(4).enumerate() {
+                put(tile, q5k_fifth(word) + 4 * lane, bytes);
+            }
+            for (word, bytes) in block[48..].chunks_exact(4).enumerate() {
+                put(tile, q5k_nibbles(word) + 4 * lane, bytes);
+            }
         }),
         DType::Q6K => pack_blocks::<210, 3360>(row, tiles, |block, tile| {
             put(tile, 2 * lane, &block[208..]);
             for (index, &scale) in block[192..208].iter().enumerate() {
-                tile[SCALES + TILE_ROWS * index + lane] = scale;
+                tile[q6k_scales(index) + lane] = scale;
             }
-            put_words(tile, Q6K_UPPER, lane, &block[128..192]);
-            put_words(tile, Q6K_LOWER, lane, &block[..128]);
+            for (word, bytes) in block[128..192].chunks_exact(4).enumerate() {
+                put(tile, q6k_upper(word) + 4 * lane, bytes);
+            }
+            for (word, bytes) in block[..128].chunks_exact(4).enumerate() {
+                put(tile, q6k_lower(word) + 4 * lane, bytes);
+            }
         }),
     }
 }
 
-/// Where the upper two bits lie in a `Q6_K` tile: 16 words.
-pub(super) const Q6K_UPPER: usize = SCALES + 16 * TILE_ROWS;
-/// Where the lower four bits lie in a `Q6_K` tile: 32 words.
-pub(super) const Q6K_LOWER: usize = Q6K_UPPER + 16 * WORD;
-/// Where the codes of a `Q4_K` tile and the fifth bits of a `Q5_K` tile start.
+/// Where the codes of a `Q4_K` or `Q5_K` tile start.
 pub(super) const K_CODES: usize = 2 * SCALES + 3 * WORD;
+
+/// Where word 0..8 of the fifth bits of a `Q5_K` tile lies.
+#[inline(always)]
+pub(super) fn q5k_fifth(word: usize) -> usize {
+    K_CODES + 2 * WORD * word
+}
+
+/// Where word 0..32 of the nibbles of a `Q5_K` tile lies.
+#[inline(always)]
+pub(super) fn q5k_nibbles(word: usize) -> usize {
+    K_CODES + if word < 8 { WORD + 2 * WORD * word } else { WORD * (8 + word) }
+}
+
+/// Where the scales of sub-block 0..16 of a `Q6_K` tile lie.
+#[inline(always)]
+pub(super) fn q6k_scales(block: usize) -> usize {
+    SCALES + Q6K_HALF * (block / 8) + TILE_ROWS * (block % 8)
+}
+
+/// Where word 0..16 of the upper bits of a `Q6_K` tile lies.
+#[inline(always)]
+pub(super) fn q6k_upper(word: usize) -> usize {
+    q6k_scales(8 * (word / 8)) + 8 * TILE_ROWS + 2 * WORD * (word % 8)
+}
+
+/// Where word 0..32 of the lower bits of a `Q6_K` tile lies.
+#[inline(always)]
+pub(super) fn q6k_lower(word: usize) -> usize {
+    let words = q6k_upper(8 * (word / 16));
+    words + if word % 16 < 8 { WORD + 2 * WORD * (word % 16) } else { WORD * (8 + word % 16) }
+}
+
+/// Bytes of 128 columns of a `Q6_K` tile.
+const Q6K_HALF: usize = 8 * TILE_ROWS + 24 * WORD;
 
 /// The values of the columns of one tile in lane `lane`, the same f32 as those of the file's block.
 pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32]) {
@@ -156,14 +198,15 @@ pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32
         }
         DType::Q4K | DType::Q5K => {
             let scales: [u8; 12] = std::array::from_fn(|index| byte_at(2 * SCALES, index));
-            let codes = if dtype == DType::Q4K { K_CODES } else { K_CODES + 8 * WORD };
             let (scale, minimum) = (half_at(0), half_at(SCALES));
             fill(out, |col| {
                 let (block, index) = (col / 32, col % 32);
                 let (block_scale, block_minimum) = six_bit_scales(&scales, block);
-                let mut code = byte_at(codes, 32 * (block / 2) + index) >> (4 * (block % 2)) & 15;
+                let word = 8 * (block / 2) + index / 4;
+                let at = if dtype == DType::Q4K { K_CODES + WORD * word } else { q5k_nibbles(word) };
+                let mut code = byte_at(at, index % 4) >> (4 * (block % 2)) & 15;
                 if dtype == DType::Q5K {
-                    code |= (byte_at(K_CODES, index) >> block & 1) << 4;
+                    code |= (byte_at(q5k_fifth(index / 4), index % 4) >> block & 1) << 4;
                 }
                 scale * f32::from(block_scale) * f32::from(code) - minimum * f32::from(block_minimum)
             });
@@ -172,10 +215,10 @@ pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32
             let scale = half_at(0);
             fill(out, |col| {
                 let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
-                let lower =
-                    byte_at(Q6K_LOWER, 64 * half + 32 * (quarter % 2) + index) >> (4 * (quarter / 2)) & 15;
-                let upper = byte_at(Q6K_UPPER, 32 * half + index) >> (2 * quarter) & 3;
-                let block_scale = tile[SCALES + TILE_ROWS * (col / 16) + lane] as i8;
+                let word = 16 * half + 8 * (quarter % 2) + index / 4;
+                let lower = byte_at(q6k_lower(word), index % 4) >> (4 * (quarter / 2)) & 15;
+                let upper = byte_at(q6k_upper(8 * half + index / 4), index % 4) >> (2 * quarter) & 3;
+                let block_scale = tile[q6k_scales(col / 16) + lane] as i8;
                 scale * f32::from(block_scale) * (f32::from(lower | upper << 4) - 32.0)
             });
         }

@@ -9,7 +9,9 @@
 
 use super::activations::{BLOCK, BLOCK_BYTES};
 use super::kernels::{Format, prefetch};
-use super::layout::{K_CODES, Q6K_LOWER, Q6K_UPPER, SCALES, TILE_ROWS, WORD};
+use super::layout::{
+    K_CODES, SCALES, TILE_ROWS, WORD, q5k_fifth, q5k_nibbles, q6k_lower, q6k_scales, q6k_upper,
+};
 use crate::ops::cpu::simd::F32x16;
 
 /// One block of a panel of P rows.
@@ -213,33 +215,32 @@ impl<V: F32x16, const ODD: bool> Codes<V> for SharedNibbles<ODD> {
     }
 }
 
-/// The same with eight words of fifth bits that all sub-blocks share, one bit for each.
+/// The codes of sub-block `BLOCK` of a `Q5_K` tile.
 #[derive(Clone, Copy)]
-struct SharedFiveBits<const ODD: bool, const BLOCK: usize> {
-    nibbles: *const u8,
-    fifth: *const u8,
-}
+struct FiveBitsOf<const BLOCK: usize>(*const u8);
 
-impl<V: F32x16, const ODD: bool, const BLOCK: usize> Codes<V> for SharedFiveBits<ODD, BLOCK> {
+impl<V: F32x16, const BLOCK: usize> Codes<V> for FiveBitsOf<BLOCK> {
     const OFFSET: i32 = 0;
 
     #[inline(always)]
     unsafe fn word(self, word: usize) -> V::Codes {
-        // SAFETY: the caller guarantees eight words of each.
-        unsafe {
-            let nibbles = <SharedNibbles<ODD> as Codes<V>>::word(SharedNibbles(self.nibbles), word);
-            let fifth = V::load_codes(self.fifth.add(WORD * word));
-            V::or(nibbles, fifth_bits::<V>(fifth, BLOCK))
-        }
+        // SAFETY: the caller guarantees the tile.
+        let (nibbles, fifth) = unsafe {
+            (
+                V::load_codes(self.0.add(q5k_nibbles(8 * (BLOCK / 2) + word))),
+                V::load_codes(self.0.add(q5k_fifth(word))),
+            )
+        };
+        let nibbles = if BLOCK % 2 == 1 { V::shift_right(nibbles, 4) } else { nibbles };
+        V::or(V::and(nibbles, 15), fifth_bits::<V>(fifth, BLOCK))
     }
 }
 
-/// The codes of `Q6_K` in sub-block `QUARTER` of four that share two upper bits of eight words and nibbles
-/// of sixteen words.
+/// The codes of 32 columns of a `Q6_K` tile: quarter `QUARTER` of half `half`.
 #[derive(Clone, Copy)]
 struct SixBits<const QUARTER: usize> {
-    lower: *const u8,
-    upper: *const u8,
+    tile: *const u8,
+    half: usize,
 }
 
 impl<V: F32x16, const QUARTER: usize> Codes<V> for SixBits<QUARTER> {
@@ -247,11 +248,11 @@ impl<V: F32x16, const QUARTER: usize> Codes<V> for SixBits<QUARTER> {
 
     #[inline(always)]
     unsafe fn word(self, word: usize) -> V::Codes {
-        // SAFETY: the caller guarantees the words.
+        // SAFETY: the caller guarantees the tile.
         let (lower, upper) = unsafe {
             (
-                V::load_codes(self.lower.add(WORD * (8 * (QUARTER % 2) + word))),
-                V::load_codes(self.upper.add(WORD * word)),
+                V::load_codes(self.tile.add(q6k_lower(16 * self.half + 8 * (QUARTER % 2) + word))),
+                V::load_codes(self.tile.add(q6k_upper(8 * self.half + word))),
             )
         };
         let lower = if QUARTER < 2 { lower } else { V::shift_right(lower, 4) };
@@ -348,6 +349,14 @@ impl<V: F32x16> SixBitScales<V> {
     }
 }
 
+/// Fetches what comes later for one of the eight sub-blocks of a tile: spread over the tile, so that the
+/// machine's queue of misses never overflows.
+#[inline(always)]
+unsafe fn prefetch_eighth<F: Format>(tile: *const u8, block: usize) {
+    // SAFETY: the caller's tile.
+    prefetch(unsafe { tile.add(F::BYTES / 8 * block) }, F::BYTES / 8);
+}
+
 /// Words that several sub-blocks share are read for each of them again, from the cache: kept in registers,
 /// they would push the sums out. The compiler does not know that, so it must not know that the words are
 /// the same.
@@ -385,9 +394,9 @@ unsafe fn add_q4k_half<V: F32x16, const HALF: usize, const P: usize>(
         let scales = SixBitScales::<V>::load::<HALF>(tile);
         for pair in 0..2 {
             let nibbles = tile.add(K_CODES + WORD * (16 * HALF + 8 * pair));
-            prefetch(nibbles, Q4K::BYTES / 8);
+            prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair);
             scales.add_block(2 * pair, SharedNibbles::<false>(afresh(nibbles)), panel, sums);
-            prefetch(nibbles.add(Q4K::BYTES / 8), Q4K::BYTES / 8);
+            prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair + 1);
             scales.add_block(2 * pair + 1, SharedNibbles::<true>(afresh(nibbles)), panel, sums);
         }
     }
@@ -424,14 +433,10 @@ unsafe fn add_q5k_pair<V: F32x16, const EVEN: usize, const ODD: usize, const P: 
 ) {
     // SAFETY: the layout of the tile.
     unsafe {
-        let fifth = tile.add(K_CODES);
-        let nibbles = tile.add(K_CODES + WORD * (8 + 4 * EVEN));
-        prefetch(nibbles, Q5K::BYTES / 8);
-        let codes = SharedFiveBits::<false, EVEN> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
-        scales.add_block(EVEN % 4, codes, panel, sums);
-        prefetch(nibbles.add(Q5K::BYTES / 8), Q5K::BYTES / 8);
-        let codes = SharedFiveBits::<true, ODD> { nibbles: afresh(nibbles), fifth: afresh(fifth) };
-        scales.add_block(ODD % 4, codes, panel, sums);
+        prefetch_eighth::<Q5K>(tile, EVEN);
+        scales.add_block(EVEN % 4, FiveBitsOf::<EVEN>(afresh(tile)), panel, sums);
+        prefetch_eighth::<Q5K>(tile, ODD);
+        scales.add_block(ODD % 4, FiveBitsOf::<ODD>(afresh(tile)), panel, sums);
     }
 }
 
@@ -443,40 +448,37 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+        let panel = PanelBlock::<P>(panel);
         for half in 0..2 {
             // SAFETY: the layout of the tile.
             unsafe {
-                let scale = V::load_f16(tile.cast());
-                let scales = tile.add(SCALES + 8 * TILE_ROWS * half);
-                let lower = tile.add(Q6K_LOWER + 16 * WORD * half);
-                let upper = tile.add(Q6K_UPPER + 8 * WORD * half);
-                let panel = PanelBlock::<P>(panel).skip(4 * half);
-                add_q6k_block::<V, 0, P>(lower, upper, scale, scales, panel, sums);
-                add_q6k_block::<V, 1, P>(lower, upper, scale, scales, panel, sums);
-                add_q6k_block::<V, 2, P>(lower, upper, scale, scales, panel, sums);
-                add_q6k_block::<V, 3, P>(lower, upper, scale, scales, panel, sums);
+                let panel = panel.skip(4 * half);
+                add_q6k_block::<V, 0, P>(tile, half, panel, sums);
+                add_q6k_block::<V, 1, P>(tile, half, panel, sums);
+                add_q6k_block::<V, 2, P>(tile, half, panel, sums);
+                add_q6k_block::<V, 3, P>(tile, half, panel, sums);
             }
         }
     }
 }
 
-/// `sums += value · activation` over sub-block `QUARTER` of four, whose halves have scales of their own.
+/// `sums += value · activation` over 32 columns, whose halves have scales of their own. `panel` starts at
+/// the first of the four blocks of `half`.
 #[inline(always)]
 unsafe fn add_q6k_block<V: F32x16, const QUARTER: usize, const P: usize>(
-    lower: *const u8,
-    upper: *const u8,
-    scale: V,
-    scales: *const u8,
+    tile: *const u8,
+    half: usize,
     panel: PanelBlock<P>,
     sums: &mut [V; P],
 ) {
     // SAFETY: the caller's tile and panel.
     unsafe {
-        // The distance runs over the tile once, however its parts lie.
-        prefetch(lower.add(Q6K::BYTES / 8 * QUARTER), Q6K::BYTES / 8);
-        let codes = SixBits::<QUARTER> { lower: afresh(lower), upper: afresh(upper) };
+        let block = 4 * half + QUARTER;
+        prefetch_eighth::<Q6K>(tile, block);
+        let codes = SixBits::<QUARTER> { tile: afresh(tile), half };
         let panel = panel.skip(QUARTER);
-        let scales = scales.add(2 * TILE_ROWS * QUARTER).cast::<i8>();
+        let scale = V::load_f16(tile.cast());
+        let scales = tile.add(q6k_scales(2 * block)).cast::<i8>();
         let first_scale = scale.mul(V::load_i8(scales));
         let second_scale = scale.mul(V::load_i8(scales.add(TILE_ROWS)));
         let first = dots::<V, _, P, 4>(codes, panel, 0);

@@ -1,0 +1,315 @@
+//! Attention against double precision, and against itself under every division of the work.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::ops::cpu::rope::{RopeKvWrite, rope_kv_write};
+use crate::ops::cpu::rows::RowsMut;
+use crate::ops::rope_kv_write::RopeTable;
+
+/// Deterministic values in -1..1, without a pattern that attention could hide.
+fn noise(seed: u64, index: usize) -> f32 {
+    let mut bits =
+        (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits >> 40) as f32) / (1 << 23) as f32 - 1.0
+}
+
+/// Sequences whose rows of query, key and value heads are known for every position.
+struct Case {
+    shape: AttentionShape,
+    dtype: KvCacheDType,
+    block_size: usize,
+    seq_lens: Vec<usize>,
+}
+
+impl Case {
+    fn width(&self) -> usize {
+        (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
+    }
+
+    /// Values of a token: queries, keys, values.
+    fn row(&self, sequence: usize, position: usize) -> Vec<f32> {
+        let width = self.width();
+        (0..width).map(|i| 2.0 * noise(sequence as u64 + 1, position * width + i)).collect()
+    }
+
+    fn config(&self) -> ModelConfig {
+        ModelConfig {
+            architecture: &ARCHITECTURES[0],
+            vocab_size: 1,
+            hidden_size: 1,
+            num_layers: 1,
+            num_heads: self.shape.num_heads,
+            num_kv_heads: self.shape.num_kv_heads,
+            head_dim: self.shape.head_dim,
+            intermediate_size: 1,
+            rms_norm_eps: 1e-5,
+            rope: RopeConfig {
+                theta: 1e4,
+                dim: self.shape.head_dim,
+                style: RopeStyle::HalfSplit,
+                scaling: RopeScaling::None,
+            },
+            max_position_embeddings: 4096,
+            tie_word_embeddings: true,
+            sliding_window: None,
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+        }
+    }
+
+    /// Runs all sequences in steps: `steps` lists for each step how many tokens of each sequence.
+    fn run(&self, steps: &[Vec<usize>], num_threads: usize, level: CpuLevel) -> Vec<Vec<f32>> {
+        let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let pool = ThreadPool::new(num_threads);
+        let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
+        let num_blocks = blocks_each.iter().sum::<usize>() + 3;
+        let mut cache = KvCache::new(&self.config(), num_blocks, self.block_size, self.dtype).unwrap();
+        poison(&mut cache);
+        // Blocks in an order that is neither ascending nor contiguous.
+        let mut order: Vec<u32> = (0..num_blocks as u32).collect();
+        order.sort_by_key(|block| (noise(99, *block as usize) * 1e6) as i64);
+        let mut tables = Vec::new();
+        for blocks in blocks_each {
+            tables.push(order.split_off(order.len() - blocks));
+        }
+        let max_tokens = steps.iter().map(|step| step.iter().sum()).max().unwrap_or(0);
+        let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
+        let mut scratch =
+            AttentionScratch::new(self.shape, max_tokens, self.seq_lens.len(), max_len, num_threads);
+        let mut no_rotation = RopeTable::new(RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, max_len);
+        no_rotation.extend_to(max_len).unwrap();
+
+        let mut results = vec![Vec::new(); self.seq_lens.len()];
+        let mut done = vec![0; self.seq_lens.len()];
+        for step in steps {
+            let mut metadata = AttentionMetadata { block_size: self.block_size, ..Default::default() };
+            metadata.clear();
+            let (mut qkv, mut positions) = (Vec::new(), Vec::new());
+            let mut rows = Vec::new();
+            for (sequence, &num_new) in step.iter().enumerate().filter(|(_, num_new)| **num_new > 0) {
+                for position in done[sequence]..done[sequence] + num_new {
+                    qkv.extend(self.row(sequence, position));
+                    positions.push(position as u32);
+                    let block = tables[sequence][position / self.block_size] as usize;
+                    metadata.slot_mapping.push(block * self.block_size + position % self.block_size);
+                }
+                done[sequence] += num_new;
+                metadata.query_start_loc.push(positions.len());
+                metadata.seq_lens.push(done[sequence]);
+                metadata.block_tables.extend(&tables[sequence]);
+                metadata.block_table_starts.push(metadata.block_tables.len());
+                rows.push((sequence, num_new));
+            }
+            let operands = RopeKvWrite {
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                positions: &positions,
+                slot_mapping: &metadata.slot_mapping,
+                norms: None,
+                table: &no_rotation,
+            };
+            let width = self.width();
+            rope_kv_write(operands, &RowsMut::new(&mut qkv, width), &mut cache, 0, &pool, level);
+            let out_width = num_heads * head_dim;
+            let mut out = vec![f32::NAN; positions.len() * out_width];
+            paged_attention(&mut scratch, &qkv, width, &cache, 0, &metadata, &mut out, &pool, level);
+            let mut out = out.chunks_exact(out_width);
+            for (sequence, num_new) in rows {
+                results[sequence].extend(out.by_ref().take(num_new).flatten());
+            }
+        }
+        assert_eq!(done, self.seq_lens);
+        results
+    }
+
+    fn in_one_step(&self) -> Vec<Vec<usize>> {
+        vec![self.seq_lens.clone()]
+    }
+
+    /// The definition, in double precision, with the keys and values that the cache holds.
+    fn oracle(&self, sequence: usize) -> Vec<f64> {
+        let AttentionShape { num_heads, num_kv_heads, head_dim, scale, sliding_window } = self.shape;
+        let stored = |value: f32| match self.dtype {
+            KvCacheDType::F16 => f64::from(f16::from_f32(value)),
+            KvCacheDType::Bf16 => f64::from(bf16::from_f32(value)),
+            KvCacheDType::F32 => f64::from(value),
+        };
+        let rows: Vec<Vec<f32>> =
+            (0..self.seq_lens[sequence]).map(|position| self.row(sequence, position)).collect();
+        let mut out = Vec::new();
+        for (position, row) in rows.iter().enumerate() {
+            let oldest = sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+            for head in 0..num_heads {
+                let query = &row[head * head_dim..][..head_dim];
+                let kv_head = head / (num_heads / num_kv_heads);
+                let key = |row: &[f32], d: usize| stored(row[(num_heads + kv_head) * head_dim + d]);
+                let value =
+                    |row: &[f32], d: usize| stored(row[(num_heads + num_kv_heads + kv_head) * head_dim + d]);
+                let scores: Vec<f64> = rows[oldest..=position]
+                    .iter()
+                    .map(|row| {
+                        (0..head_dim).map(|d| f64::from(query[d]) * key(row, d)).sum::<f64>()
+                            * f64::from(scale)
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                out.extend((0..head_dim).map(|d| {
+                    let weighted = rows[oldest..=position].iter().zip(&weights);
+                    weighted.map(|(row, weight)| weight * value(row, d)).sum::<f64>() / sum
+                }));
+            }
+        }
+        out
+    }
+}
+
+/// Fills the cache with what must never be seen: NaN in every type.
+fn poison(cache: &mut KvCache) {
+    let layout = cache.layout();
+    let bytes = |elements: usize| elements * cache.dtype().size_in_bytes();
+    let k_len = bytes(layout.k_group(cache.num_blocks(), 0, 0));
+    let v_len = bytes(layout.v_row(cache.num_blocks(), 0, 0));
+    let (k, v) = cache.pools_mut(0);
+    // SAFETY: these are the lengths of the pools.
+    unsafe {
+        std::slice::from_raw_parts_mut(k, k_len).fill(0xff);
+        std::slice::from_raw_parts_mut(v, v_len).fill(0xff);
+    }
+}
+
+fn shape(
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    sliding_window: Option<usize>,
+) -> AttentionShape {
+    AttentionShape {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        sliding_window,
+    }
+}
+
+fn check_against_oracle(case: &Case) {
+    for &level in CpuLevel::available() {
+        let results = case.run(&case.in_one_step(), 2, level);
+        for (sequence, result) in results.iter().enumerate() {
+            let expected = case.oracle(sequence);
+            assert_eq!(result.len(), expected.len());
+            let error: f64 = result.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+            let nmse = error / expected.iter().map(|b| b * b).sum::<f64>();
+            assert!(
+                nmse < 1e-11,
+                "{:?} {} blocks of {} on {level:?}: error {nmse} for {} tokens",
+                case.shape,
+                case.dtype,
+                case.block_size,
+                case.seq_lens[sequence]
+            );
+        }
+    }
+}
+
+#[test]
+fn every_head_dim_and_group_agrees_with_double_precision() {
+    for (num_heads, num_kv_heads, head_dim) in [
+        (4, 2, 24),
+        (3, 3, 16),
+        (7, 1, 32),
+        (8, 1, 64),
+        (6, 2, 80),
+        (4, 1, 96),
+        (5, 5, 128),
+        (2, 1, 256),
+        (40, 1, 8),
+    ] {
+        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32] {
+            check_against_oracle(&Case {
+                shape: shape(num_heads, num_kv_heads, head_dim, None),
+                dtype,
+                block_size: 16,
+                seq_lens: vec![1, 37],
+            });
+        }
+    }
+}
+
+#[test]
+fn contexts_of_several_pieces_and_windows_agree_with_double_precision() {
+    for sliding_window in [None, Some(1), Some(20), Some(256), Some(300)] {
+        for block_size in [1, 24, 32, 512] {
+            check_against_oracle(&Case {
+                shape: shape(4, 2, 16, sliding_window),
+                dtype: KvCacheDType::F32,
+                block_size,
+                seq_lens: vec![600, 3, 257],
+            });
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn results_have_the_same_bits_however_the_work_is_divided(
+        (num_kv_heads, group, head_dim) in (1_usize..4, 1_usize..10, prop::sample::select(vec![8, 24, 64, 80])),
+        dtype in prop::sample::select(vec![KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32]),
+        sliding_window in prop::option::of(1_usize..700),
+        block_sizes in prop::array::uniform2(prop::sample::select(vec![1, 8, 16, 24, 32, 100])),
+        seq_lens in prop::collection::vec(1_usize..700, 1..4),
+        pieces in prop::collection::vec(1_usize..300, 12),
+        num_threads in 1_usize..4,
+    ) {
+        let mut case = Case {
+            shape: shape(num_kv_heads * group, num_kv_heads, head_dim, sliding_window),
+            dtype,
+            block_size: block_sizes[0],
+            seq_lens,
+        };
+        // Some of the sequences in each step, in pieces of many lengths.
+        let mut steps = Vec::new();
+        let mut left = case.seq_lens.clone();
+        let mut pieces = pieces.iter().cycle().enumerate();
+        while left.iter().any(|left| *left > 0) {
+            let step: Vec<usize> = left
+                .iter_mut()
+                .map(|left| {
+                    let (index, piece) = pieces.next().unwrap();
+                    let num_new = if index % 5 == 0 { (*left).min(1) } else { *piece.min(left) };
+                    *left -= num_new;
+                    num_new
+                })
+                .collect();
+            steps.push(step);
+        }
+        for &level in CpuLevel::available() {
+            case.block_size = block_sizes[0];
+            let whole = case.run(&case.in_one_step(), 1, level);
+            case.block_size = block_sizes[1];
+            let divided = case.run(&steps, num_threads, level);
+            prop_assert!(whole == divided, "{:?} on {level:?}", case.shape);
+        }
+    }
+}
+
+#[test]
+fn a_decode_of_a_long_context_is_divided_without_changing_a_bit() {
+    let case =
+        Case { shape: shape(8, 1, 64, None), dtype: KvCacheDType::F16, block_size: 32, seq_lens: vec![1500] };
+    let steps = vec![vec![1490], vec![1], vec![1], vec![8]];
+    for &level in CpuLevel::available() {
+        let alone = case.run(&steps, 1, level);
+        assert_eq!(case.run(&steps, 4, level), alone, "{level:?}");
+        assert_eq!(case.run(&case.in_one_step(), 2, level), alone, "{level:?}");
+    }
+}
