@@ -78,7 +78,13 @@ pub(super) fn generation(
     num_tokens: usize,
 ) -> Result<GenerationRun> {
     let max_tokens = num_output_tokens(llm, batch_size, context, num_tokens);
-    let clock = Clock { llm, batch_size, num_started: AtomicUsize::new(0), begin: OnceLock::new(), end: OnceLock::new() };
+    let clock = Clock {
+        llm,
+        batch_size,
+        num_started: AtomicUsize::new(0),
+        begin: OnceLock::new(),
+        end: OnceLock::new(),
+    };
     let requests: Vec<Request> =
         (0..batch_size).map(|_| Request::new(prompts.next(context), params(max_tokens))).collect();
     let streams =
@@ -112,7 +118,12 @@ pub(super) fn generation(
 ///
 /// # Errors
 /// [`ErrorKind::Capacity`] or [`ErrorKind::ContextLength`], with the numbers.
-pub(super) fn check_generation(llm: &Llm, batch_size: usize, context: usize, num_tokens: usize) -> Result<()> {
+pub(super) fn check_generation(
+    llm: &Llm,
+    batch_size: usize,
+    context: usize,
+    num_tokens: usize,
+) -> Result<()> {
     let config = llm.engine().config();
     if batch_size > config.max_num_seqs {
         return Err(Error::invalid_request(format!(

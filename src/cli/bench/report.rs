@@ -144,7 +144,10 @@ mod tests {
             memory_bandwidth: 40e9,
             weight_bytes_per_step: 600_000_000,
             kv_bytes_per_token: 22_528,
-            prompts: vec![PromptResult { num_prompt_tokens: 512, tokens_per_second: Spread::of(vec![123.4]) }],
+            prompts: vec![PromptResult {
+                num_prompt_tokens: 512,
+                tokens_per_second: Spread::of(vec![123.4]),
+            }],
             generations: vec![GenerationResult {
                 batch_size: 4,
                 context_len: 128,
