@@ -9,7 +9,7 @@ use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::{Error, Result};
 
-/// A device with what its kernels need. Every op starts with [`Context::launch`], the one place where
+/// A device with what its kernels need. Every op starts with `launch`, the one place where
 /// dispatches are counted.
 #[derive(Debug)]
 pub struct Context {
