@@ -76,7 +76,8 @@ impl Reference {
         let ids = token_ids(ids, "ids")?;
         if ids_shape.len() != 1 || logits_shape.len() != 2 || logits_shape[0] != ids.len() || ids.is_empty() {
             return Err(Error::invalid_model(format!(
-                "`ids` has the shape {ids_shape:?} and `logits` {logits_shape:?}; they must be [n] and [n, vocabulary]"
+                "`ids` has the shape {ids_shape:?} and `logits` {logits_shape:?}; they must be [n] and \
+                 [n, vocabulary]"
             )));
         }
         let (logits, _) = logits.as_chunks();

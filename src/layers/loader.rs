@@ -88,12 +88,14 @@ impl<'a> Loader<'a> {
         else {
             let matrix = Matrix::new(self.context, &tensor)?;
             self.progress.advance(tensor.data.len());
+            tensor.release();
             return Ok(matrix);
         };
         let value_bytes = tensor.dtype.block_bytes();
         let progress = &self.progress;
         let quantized =
             quantizer.quantize(&tensor, &|num_values| progress.advance(num_values * value_bytes))?;
+        tensor.release();
         Matrix::new(self.context, &quantized.as_raw())
     }
 

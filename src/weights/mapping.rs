@@ -44,6 +44,25 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Lets the operating system take back the memory of these bytes. They stay readable: what is read
+    /// again comes from the file again.
+    pub(super) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self {
+            // SAFETY: the map is private and never written, so its pages hold nothing but the file's
+            // contents, and dropping them cannot change what a reader sees.
+            let result = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+            // Advice that is not taken costs memory, nothing else.
+            let _ = result;
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
 impl Deref for Mapping {
     type Target = [u8];
 

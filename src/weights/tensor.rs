@@ -71,6 +71,11 @@ impl<'a> RawTensor<'a> {
         Ok(values)
     }
 
+    /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
+    pub fn release(&self) {
+        self.mapping.release(self.range.clone());
+    }
+
     /// The bytes with a share in the mapped file, for weights that outlive the checkpoint.
     #[must_use]
     pub fn share(&self) -> SharedBytes {

@@ -1,0 +1,175 @@
+//! Model files that are damaged, cut off, or lie about themselves: one line that says what is wrong,
+//! exit status 1, never a panic and never silent nonsense.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::program::{fixture, tinyvllm};
+
+/// A copy of the small model's folder that a test may damage.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["config.json", "generation_config.json", "model.safetensors"] {
+            fs::copy(fixture("tiny/llama").join(name), folder.path().join(name)).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Replaces text in a file, once; the file keeps its length only if the texts have the same.
+    fn replace(&self, name: &str, from: &str, to: &str) {
+        let bytes = fs::read(self.file(name)).unwrap();
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes());
+        let at = at.unwrap_or_else(|| panic!("{name} has no {from}"));
+        let changed = [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat();
+        fs::write(self.file(name), changed).unwrap();
+    }
+
+    #[track_caller]
+    fn check(&self, expected: &[&str]) {
+        for command in ["generate --prompt-ids 5 --max-tokens 2", "info"] {
+            tinyvllm(command).model(self.path()).run().error(1, expected);
+        }
+    }
+}
+
+#[test]
+fn an_undamaged_copy_works() {
+    let folder = Folder::new();
+    tinyvllm("--prompt-ids 5 --max-tokens 2").model(folder.path()).run().success();
+}
+
+#[test]
+fn folders_with_missing_files() {
+    let folder = Folder::new();
+    fs::remove_file(folder.file("model.safetensors")).unwrap();
+    folder.check(&["safetensors"]);
+    let folder = Folder::new();
+    fs::remove_file(folder.file("config.json")).unwrap();
+    tinyvllm("info").model(folder.path()).run().error(1, &[]);
+}
+
+#[test]
+fn damaged_safetensors() {
+    let bytes = fs::read(fixture("tiny/llama/model.safetensors")).unwrap();
+    let check = |bytes: &[u8], expected: &[&str]| {
+        let folder = Folder::new();
+        fs::write(folder.file("model.safetensors"), bytes).unwrap();
+        folder.check(expected);
+    };
+    check(&[], &["model.safetensors"]);
+    check(&bytes[..4], &["model.safetensors"]);
+    check(&bytes[..100], &["model.safetensors"]);
+    check(&bytes[..bytes.len() - 1], &["model.safetensors"]);
+    let huge_header = [&(1u64 << 63).to_le_bytes(), &bytes[8..]].concat();
+    check(&huge_header, &["model.safetensors"]);
+    let no_json = [&bytes[..8], &vec![b'x'; bytes.len() - 8]].concat();
+    check(&no_json, &["model.safetensors"]);
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration() {
+    let norm = "model.layers.1.input_layernorm.weight";
+    let folder = Folder::new();
+    folder.replace("model.safetensors", norm, "model.layers.1.inputXlayernorm.weight");
+    folder.check_generate(&[norm]);
+    let folder = Folder::new();
+    folder.replace("config.json", "\"vocab_size\": 288", "\"vocab_size\": 300");
+    folder.check_generate(&["embed_tokens", "300", "288"]);
+    let folder = Folder::new();
+    folder.replace("config.json", "\"intermediate_size\": 128", "\"intermediate_size\": 96");
+    folder.check_generate(&["96", "128"]);
+}
+
+impl Folder {
+    /// For what only shows when tensors are looked at.
+    #[track_caller]
+    fn check_generate(&self, expected: &[&str]) {
+        tinyvllm("--prompt-ids 5 --max-tokens 2").model(self.path()).run().error(1, expected);
+    }
+}
+
+#[test]
+fn configurations_that_cannot_be() {
+    let check = |from: &str, to: &str, expected: &[&str]| {
+        let folder = Folder::new();
+        folder.replace("config.json", from, to);
+        folder.check(expected);
+    };
+    check("\"hidden_size\": 64,", "", &["hidden_size"]);
+    check("\"hidden_size\": 64", "\"hidden_size\": 0", &["hidden_size"]);
+    check("\"hidden_size\": 64", "\"hidden_size\": -64", &["hidden_size"]);
+    check("\"hidden_size\": 64", "\"hidden_size\": \"64\"", &["hidden_size"]);
+    check("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4000000000", &["num_hidden_layers"]);
+    check("LlamaForCausalLM", "GptNeverForCausalLM", &["GptNeverForCausalLM"]);
+    check("{", "[", &["config.json"]);
+}
+
+#[test]
+fn end_tokens_may_be_a_list_and_generation_config_wins() {
+    let folder = Folder::new();
+    // The first greedy tokens after this prompt are 165, 80, 189.
+    folder.replace("generation_config.json", "\"eos_token_id\": 2", "\"eos_token_id\": [2, 189]");
+    let words = "--prompt-ids 168,190,169,239,181,120,50,62 --temperature 0 --max-tokens 9 --json";
+    let object = tinyvllm(words).model(folder.path()).run().json().remove(0);
+    assert_eq!(object["output_token_ids"], serde_json::json!([165, 80, 189]));
+    assert_eq!(object["finish_reason"], "stop");
+}
+
+#[test]
+fn damaged_gguf_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let bytes = fs::read(fixture("tiny/llama/llama.q8_0.gguf")).unwrap();
+    let check = |bytes: &[u8], expected: &[&str]| {
+        fs::write(&path, bytes).unwrap();
+        for command in ["generate --prompt-ids 5 --max-tokens 2", "info"] {
+            tinyvllm(command).model(&path).run().error(1, expected);
+        }
+    };
+    check(&[], &["model.gguf"]);
+    check(b"GGUF", &["model.gguf"]);
+    check(b"GGML\x03\0\0\0", &["model.gguf"]);
+    for length in [20, 100, 2_000, bytes.len() / 2, bytes.len() - 1] {
+        check(&bytes[..length], &["model.gguf"]);
+    }
+    // Magic and version, then the counts of tensors and of metadata entries.
+    let with_counts = |tensors: u64, entries: u64| {
+        [&bytes[..8], &tensors.to_le_bytes(), &entries.to_le_bytes(), &bytes[24..]].concat()
+    };
+    check(&with_counts(u64::MAX, 1), &["model.gguf"]);
+    check(&with_counts(1, u64::MAX), &["model.gguf"]);
+    check(&with_counts(1 << 62, 1 << 62), &["model.gguf"]);
+    let with_version = |version: u32| [&bytes[..4], &version.to_le_bytes(), &bytes[8..]].concat();
+    check(&with_version(99), &["version", "99"]);
+    let mut unknown = bytes.clone();
+    let name = b"blk.0.ffn_up.weight";
+    let at = unknown.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+    // Number of dimensions (4 bytes), two dimensions (8 bytes each), then the type.
+    unknown[at + 20..at + 24].copy_from_slice(&250u32.to_le_bytes());
+    check(&unknown, &["blk.0.ffn_up.weight", "250"]);
+    let mut overflowing = bytes;
+    overflowing[at + 4..at + 12].copy_from_slice(&(u64::MAX / 32 * 32).to_le_bytes());
+    check(&overflowing, &["blk.0.ffn_up.weight"]);
+}
+
+#[test]
+fn damaged_tokenizers() {
+    let folder = Folder::new();
+    fs::write(folder.file("tokenizer.json"), "{}").unwrap();
+    folder.check(&["tokenizer"]);
+    fs::write(folder.file("tokenizer.json"), "not json").unwrap();
+    folder.check(&["tokenizer"]);
+}

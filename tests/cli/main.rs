@@ -1,0 +1,15 @@
+//! The program from outside: flags, standard streams, exit codes, signals and the terminal.
+//!
+//! Everything runs the real binary on the model that is built in or on the small ones in
+//! `tests/fixtures`; nothing needs a network.
+
+#![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
+
+mod bad_files;
+mod errors;
+mod generate;
+mod other_commands;
+mod program;
+#[cfg(unix)]
+mod terminal;
+mod verify;

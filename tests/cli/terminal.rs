@@ -1,0 +1,167 @@
+//! The program on a pseudo-terminal: chat with line editing, colours, Ctrl-C.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::program::{Program, tinyvllm};
+
+/// A loaded machine may need long; a hanging program needs for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Terminal {
+    child: Child,
+    keyboard: File,
+    screen: Receiver<Vec<u8>>,
+    shown: String,
+    home: TempDir,
+}
+
+impl Terminal {
+    fn new(program: Program) -> Self {
+        let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(&size, None).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let mut command = program.env("TERM", "xterm").env("XDG_DATA_HOME", home.path()).into_command();
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let keyboard = File::from(master.try_clone().unwrap());
+        let mut reader = File::from(master);
+        let (sender, screen) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4_096];
+            // An error is how a terminal without programs ends.
+            while let Ok(length @ 1..) = reader.read(&mut buffer) {
+                if sender.send(buffer[..length].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, keyboard, screen, shown: String::new(), home }
+    }
+
+    /// Waits until `text` is shown after what was waited for before, and returns all up to there.
+    #[track_caller]
+    fn wait_for(&mut self, text: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.shown.find(text) {
+                let rest = self.shown.split_off(at + text.len());
+                return std::mem::replace(&mut self.shown, rest);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.screen.recv_timeout(left) {
+                Ok(bytes) => self.shown.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(error) => panic!("{error} while waiting for {text:?}; shown: {:?}", self.shown),
+            }
+        }
+    }
+
+    fn type_text(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn interrupt(&self) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+    }
+
+    /// Waits for the end; returns the exit code and what was shown since the last wait.
+    fn end(mut self) -> (Option<i32>, String, TempDir) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > deadline {
+                self.child.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        while let Ok(bytes) = self.screen.recv_timeout(Duration::from_millis(500)) {
+            self.shown.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        (status.code(), self.shown, self.home)
+    }
+}
+
+#[test]
+fn a_chat_with_line_editing_and_history() {
+    let mut terminal = Terminal::new(tinyvllm("chat demo --temperature 0 --max-tokens 8"));
+    terminal.wait_for("/help lists the commands");
+    terminal.wait_for("> ");
+    // A typing mistake, corrected with the line editor: Ctrl-A goes to the beginning, Ctrl-D deletes.
+    terminal.type_text("xHello\x01\x04\r");
+    terminal.wait_for("Hello");
+    terminal.wait_for("> ");
+    // Ctrl-C at the prompt does not end the program.
+    terminal.type_text("half a line\x03");
+    terminal.wait_for("/quit leaves");
+    terminal.wait_for("> ");
+    terminal.type_text("/reset\r");
+    terminal.wait_for("forgotten");
+    terminal.wait_for("> ");
+    terminal.type_text("\x04");
+    let (code, _, home) = terminal.end();
+    assert_eq!(code, Some(0));
+    let history = std::fs::read_to_string(home.path().join("tinyvllm/chat_history")).unwrap();
+    assert!(history.lines().any(|line| line == "Hello"), "{history}");
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_and_not_the_chat() {
+    let mut terminal = Terminal::new(tinyvllm("chat demo --ignore-eos"));
+    terminal.wait_for("> ");
+    terminal.type_text("Tell me a story\r");
+    // The answer has begun when there is a line of text after the typed one.
+    terminal.wait_for("story");
+    terminal.wait_for("\r\n");
+    terminal.wait_for(" ");
+    terminal.interrupt();
+    terminal.wait_for("(stopped)");
+    terminal.wait_for("> ");
+    terminal.type_text("/quit\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn a_model_alone_on_a_terminal_chats() {
+    let mut terminal = Terminal::new(tinyvllm("--model demo"));
+    terminal.wait_for("> ");
+    terminal.type_text("\x04");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn nothing_at_all_on_a_terminal_shows_the_built_in_model() {
+    let (code, shown, _) = Terminal::new(tinyvllm("")).end();
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.contains("Once upon a time, in a small village by the sea,"), "{shown}");
+    assert!(shown.contains("\x1b[1m"), "the prompt is bold: {shown:?}");
+    assert_eq!(shown.matches("tokens/s").count(), 2, "{shown}");
+}
+
+#[test]
+fn no_color_is_respected() {
+    let program = tinyvllm("--raw --prompt Once --prompt Two --max-tokens 4").env("NO_COLOR", "1");
+    let (code, shown, _) = Terminal::new(program).end();
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.contains("[1] Once") && !shown.contains("\x1b[1m"), "{shown:?}");
+    let (_, shown, _) = Terminal::new(tinyvllm("--prompt a --temperature 9").env("NO_COLOR", "1")).end();
+    assert!(shown.contains("error: ") && !shown.contains('\x1b'), "{shown:?}");
+}
+
+#[test]
+fn generate_without_a_prompt_is_wrong_usage() {
+    for words in ["generate", "--json --model demo", "--raw --model demo"] {
+        let (code, shown, _) = Terminal::new(tinyvllm(words)).end();
+        assert_eq!(code, Some(2), "{words}: {shown}");
+        assert!(shown.contains("--prompt TEXT"), "{words}: {shown}");
+    }
+}
