@@ -10,7 +10,7 @@
 //! use tinyvllm::sampling::SamplingParams;
 //!
 //! # fn main() -> tinyvllm::Result<()> {
-//! let source = ModelSource::parse("demo")?; // or "tinyllama", "org/name:Q4_K_M", a path, …
+//! let source = ModelSource::parse("demo", None)?; // or "tinyllama", "org/name:Q4_K_M", a path, …
 //! let model = resolve(&source, &HubConfig::from_env()?, &NoProgress)?;
 //! let llm = Llm::load(&model, &LlmOptions::default(), &llm::NoProgress)?;
 //!

@@ -3,9 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
-use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::llm::{Llm, LlmOptions, NoProgress, TextEvent};
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
@@ -136,25 +137,67 @@ fn same_tokens_however_they_are_scheduled() {
     assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
 }
 
+/// Prompts with the tokens and texts that the training script's own forward pass gives, in single
+/// precision on the weights of the file.
+fn goldens() -> Vec<serde_json::Value> {
+    serde_json::from_str(include_str!("fixtures/demo/greedy.json")).unwrap()
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
 #[test]
-fn every_instruction_set_writes_the_story() {
-    let prompt = tinyvllm::demo::PROMPT;
-    for &level in CpuLevel::available() {
-        let llm = load(&LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) });
-        let params = SamplingParams { max_tokens: Some(24), ..SamplingParams::greedy() };
-        let request = Request::new(llm.encode_raw(prompt).unwrap(), params);
-        let outcome = collect_any(llm.engine().submit(request).unwrap());
-        assert_eq!(outcome, GREEDY, "{}", level.name());
+fn the_built_in_model_says_what_its_training_script_says() {
+    let llm = load(&with_limits(|_| ()));
+    let tokenizer = llm.tokenizer().unwrap();
+    for golden in goldens() {
+        let prompt = golden["prompt"].as_str().unwrap();
+        let prompt_ids = llm.encode_raw(prompt).unwrap();
+        assert_eq!(prompt_ids, ids(&golden["prompt_ids"]), "{prompt}");
+        let greedy_ids = ids(&golden["greedy_ids"]);
+        let params = SamplingParams { max_tokens: Some(greedy_ids.len() + 1), ..SamplingParams::greedy() };
+        let tokens: Vec<u32> = generated(llm.engine().submit(Request::new(prompt_ids, params)).unwrap());
+        let (end, text) = tokens.split_last().unwrap();
+        assert_eq!(text, greedy_ids, "{prompt}");
+        assert!(llm.engine().model_limits().eos_token_ids.contains(end), "{prompt}");
+        assert_eq!(tokenizer.decode(text, true), golden["greedy"].as_str().unwrap());
     }
 }
 
-fn collect_any(events: impl Iterator<Item = Event>) -> Vec<u32> {
+#[test]
+fn it_answers_in_its_chat_template() {
+    let llm = load(&with_limits(|_| ()));
+    let messages = [Message::new("user", "Are you a big model?")];
+    let prompt = llm.encode_chat(&messages, &ChatOptions::default()).unwrap();
+    let params = SamplingParams { max_tokens: Some(60), ..SamplingParams::greedy() };
+    let mut answer = String::new();
+    for event in llm.submit(prompt, params).unwrap() {
+        match event {
+            TextEvent::Delta { text, .. } => answer.push_str(&text),
+            TextEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Stop),
+        }
+    }
+    assert!(answer.starts_with("No, I am a tiny demo model"), "{answer}");
+}
+
+#[test]
+fn every_instruction_set_writes_the_story() {
+    for &level in CpuLevel::available() {
+        let llm = load(&LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) });
+        let golden = &goldens()[0];
+        let greedy_ids = ids(&golden["greedy_ids"]);
+        let params = SamplingParams { max_tokens: Some(64), ..SamplingParams::greedy() };
+        let request = Request::new(llm.encode_raw(tinyvllm::demo::PROMPT).unwrap(), params);
+        let tokens = generated(llm.engine().submit(request).unwrap());
+        assert_eq!(tokens, greedy_ids[..64], "{}", level.name());
+    }
+}
+
+fn generated(events: impl Iterator<Item = Event>) -> Vec<u32> {
     let token = |event| match event {
         Event::Token { token_id, .. } => Some(token_id),
         _ => None,
     };
     events.filter_map(token).collect()
 }
-
-/// What the training script's own forward pass, on the weights of the file, gives for the prompt.
-const GREEDY: [u32; 24] = [0; 24];

@@ -1,8 +1,8 @@
 //! Input rows in the form that the kernels read.
 //!
 //! Rows are grouped into panels of eight, and the rest into panels of four, two and one: the widths that
-//! kernels exist for. A panel interleaves its rows, so that a kernel reaches all of them at fixed offsets
-//! from one pointer. What is stored for a row is computed from that row alone.
+//! kernels exist for. An int8 panel interleaves its rows, so that a kernel reaches all of them at fixed
+//! offsets from one pointer; f32 rows simply follow each other. What is stored for a row is computed from that row alone.
 
 use super::buffer::{AlignedBuffer, SharedPointer};
 use crate::ops::cpu::pool::ThreadPool;
@@ -23,7 +23,7 @@ pub struct Activations {
     rows: usize,
     cols: usize,
     has_int8: bool,
-    /// [panels][cols, padded to even][panel rows] of f32.
+    /// [rows][cols, padded to even] of f32.
     dense: AlignedBuffer,
     /// [panels][blocks][panel rows × `BLOCK_BYTES`].
     int8: AlignedBuffer,
@@ -110,7 +110,7 @@ impl Activations {
                 // it end, and each task writes its own panels.
                 let (dense, int8) = unsafe {
                     (
-                        dense.get().add(first_row * padded(cols)),
+                        dense.get().add((first_row + index) * padded(cols)),
                         int8.map(|int8| int8.get().add(first_row * cols / BLOCK * BLOCK_BYTES)),
                     )
                 };
@@ -122,7 +122,12 @@ impl Activations {
             let end = rows.min((task + 1) * MAX_PANEL);
             panels(task * MAX_PANEL, end).for_each(|(first_row, width)| prepare_panel(first_row, width));
         };
-        if num_tasks == 1 { run_task(0) } else { pool.run(num_tasks, run_task) }
+        // Waking the other threads costs more than a few rows.
+        if rows * cols <= SERIAL_VALUES {
+            (0..num_tasks).for_each(run_task);
+        } else {
+            pool.run(num_tasks, run_task);
+        }
     }
 
     /// True if the rows can be multiplied with quantised matrices.
@@ -130,9 +135,14 @@ impl Activations {
         self.has_int8
     }
 
-    /// The f32 panel that starts at `first_row`.
+    /// The f32 rows from `first_row`.
     pub(super) fn dense_panel(&self, first_row: usize) -> *const f32 {
         self.dense.as_ptr().cast::<f32>().wrapping_add(first_row * padded(self.cols))
+    }
+
+    /// Bytes between f32 rows.
+    pub(super) fn dense_stride(&self) -> usize {
+        padded(self.cols) * size_of::<f32>()
     }
 
     /// The int8 panel that starts at `first_row`.
@@ -205,12 +215,9 @@ impl Kernel for PrepareRow<'_> {
                 }
             }
             let stored = padded(chunk.len());
-            // SAFETY: the panel has `width` rows of this row's padded length, and so many blocks.
+            // SAFETY: there is room for the row's padded length, and for `width` rows of its blocks.
             unsafe {
-                let dense = dense.add(block * BLOCK * width + index);
-                for (col, &value) in values[..stored].iter().enumerate() {
-                    *dense.add(col * width) = value;
-                }
+                dense.add(block * BLOCK).copy_from_nonoverlapping(values.as_ptr(), stored);
                 if let Some(int8) = int8 {
                     quantize_block::<V>(&values, int8.add(block * BLOCK_BYTES * width), width, index);
                 }
@@ -276,6 +283,9 @@ unsafe fn quantize_block<V: F32x16>(values: &[f32; BLOCK], block: *mut u8, width
         floats.add(3 * width + index).cast::<i32>().write_unaligned(low_sum as i32);
     }
 }
+
+/// Inputs up to this many values are prepared by the calling thread alone: some ten microseconds.
+const SERIAL_VALUES: usize = 1 << 14;
 
 /// Blocks below this are zero: the reciprocal of their scale would overflow.
 const SMALLEST: f32 = 1e-35;

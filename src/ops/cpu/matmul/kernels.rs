@@ -24,8 +24,10 @@ pub(super) struct TileRow {
     /// The first tile.
     pub(super) tiles: *const u8,
     pub(super) num_tiles: usize,
-    /// Interleaved input rows, in the form that the type reads.
+    /// Input rows in the form that the type reads: f32 rows, or an interleaved int8 panel.
     pub(super) panel: *const u8,
+    /// Bytes between the rows of an f32 panel.
+    pub(super) stride: usize,
     /// Rows of the panel: 1, 2, 4 or 8.
     pub(super) width: usize,
 }
@@ -84,9 +86,9 @@ impl<F: Format, const P: usize> Kernel for TileKernel<'_, F, P> {
         let mut panel = self.task.panel;
         for _ in 0..self.task.num_tiles {
             // SAFETY: the tiles and the panel have this step.
-            unsafe { F::step::<V, P>(tile, panel, &mut sums) };
+            unsafe { F::step::<V, P>(tile, panel, self.task.stride, &mut sums) };
             tile = tile.wrapping_add(F::BYTES);
-            panel = panel.wrapping_add(F::PANEL_BYTES * P);
+            panel = panel.wrapping_add(if F::INTERLEAVED { F::PANEL_BYTES * P } else { F::PANEL_BYTES });
         }
         for (sum, out) in sums.into_iter().zip(self.out.iter_mut()) {
             // SAFETY: the row has sixteen values.
@@ -114,24 +116,36 @@ pub(super) trait Format {
     const BYTES: usize;
     /// Bytes of one panel row that belong to the columns of a tile.
     const PANEL_BYTES: usize;
+    /// True if the rows of a panel are interleaved, false if they are `stride` bytes apart.
+    const INTERLEAVED: bool = true;
 
     /// Adds the products of a tile to `sums`, and fetches the bytes that come later.
     ///
     /// # Safety
-    /// `tile` has `BYTES` bytes, `panel` has `P × PANEL_BYTES`.
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]);
+    /// `tile` has `BYTES` bytes, `panel` has `PANEL_BYTES` in each of P rows.
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        stride: usize,
+        sums: &mut [V; P],
+    );
 }
 
 struct F32;
 struct F16;
 struct BF16;
 
-/// `sums += weights · value` for each row of one column of a dense panel.
+/// `sums += weights · value` for one column, `stride` bytes from row to row.
 #[inline(always)]
-unsafe fn add_column<V: F32x16, const P: usize>(weights: V, column: *const f32, sums: &mut [V; P]) {
+unsafe fn add_column<V: F32x16, const P: usize>(
+    weights: V,
+    column: *const u8,
+    stride: usize,
+    sums: &mut [V; P],
+) {
     for (row, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: a column has P values.
-        let value = unsafe { column.add(row).read() };
+        // SAFETY: the panel has P rows.
+        let value = unsafe { column.add(row * stride).cast::<f32>().read() };
         *sum = weights.mul_add(V::splat(value), *sum);
     }
 }
@@ -139,39 +153,57 @@ unsafe fn add_column<V: F32x16, const P: usize>(weights: V, column: *const f32, 
 impl Format for F32 {
     const BYTES: usize = 64;
     const PANEL_BYTES: usize = 4;
+    const INTERLEAVED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        stride: usize,
+        sums: &mut [V; P],
+    ) {
         prefetch(tile, Self::BYTES);
         // SAFETY: a tile is sixteen f32.
-        unsafe { add_column(V::load(tile.cast()), panel.cast(), sums) }
+        unsafe { add_column(V::load(tile.cast()), panel, stride, sums) }
     }
 }
 
 impl Format for F16 {
     const BYTES: usize = 32;
     const PANEL_BYTES: usize = 4;
+    const INTERLEAVED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        stride: usize,
+        sums: &mut [V; P],
+    ) {
         prefetch(tile, Self::BYTES);
         // SAFETY: a tile is sixteen f16.
-        unsafe { add_column(V::load_f16(tile.cast()), panel.cast(), sums) }
+        unsafe { add_column(V::load_f16(tile.cast()), panel, stride, sums) }
     }
 }
 
 impl Format for BF16 {
     const BYTES: usize = 64;
     const PANEL_BYTES: usize = 8;
+    const INTERLEAVED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        stride: usize,
+        sums: &mut [V; P],
+    ) {
         prefetch(tile, Self::BYTES);
         // SAFETY: a tile is sixteen pairs of bf16, a panel step two columns of P values.
         unsafe {
             let (even, odd) = V::load_bf16_pairs(tile);
-            add_column(even, panel.cast(), sums);
-            add_column(odd, panel.cast::<f32>().add(P), sums);
+            add_column(even, panel, stride, sums);
+            add_column(odd, panel.add(4), stride, sums);
         }
     }
 }

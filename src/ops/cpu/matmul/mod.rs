@@ -201,7 +201,7 @@ fn multiply(
     let dtype = matrix.dtype();
     let panel = if dtype.is_quantized() { x.int8_panel(row) } else { x.dense_panel(row).cast() };
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
-    let task = TileRow { dtype, tiles, num_tiles, panel, width };
+    let task = TileRow { dtype, tiles, num_tiles, panel, stride: x.dense_stride(), width };
     // SAFETY: the panel has the matrix's columns, which the callers have checked.
     unsafe { task.multiply(products, level) };
 }

@@ -276,7 +276,7 @@ macro_rules! block_format {
             const PANEL_BYTES: usize = BLOCK_BYTES;
 
             #[inline(always)]
-            unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+            unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, _: usize, sums: &mut [V; P]) {
                 let panel = PanelBlock::<P>(panel);
                 prefetch(tile, $bytes);
                 // SAFETY: the layout of the tile.
@@ -372,7 +372,12 @@ impl Format for Q4K {
     const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        _: usize,
+        sums: &mut [V; P],
+    ) {
         let panel = PanelBlock::<P>(panel);
         // SAFETY: the layout of the tile.
         unsafe {
@@ -409,7 +414,12 @@ impl Format for Q5K {
     const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        _: usize,
+        sums: &mut [V; P],
+    ) {
         let panel = PanelBlock::<P>(panel);
         // SAFETY: the layout of the tile.
         unsafe {
@@ -447,7 +457,12 @@ impl Format for Q6K {
     const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, sums: &mut [V; P]) {
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        _: usize,
+        sums: &mut [V; P],
+    ) {
         let panel = PanelBlock::<P>(panel);
         for half in 0..2 {
             // SAFETY: the layout of the tile.
