@@ -217,6 +217,7 @@ pub(crate) struct EngineArgs {
         long,
         action = ArgAction::Set,
         num_args = 0..=1,
+        value_name = "BOOL",
         require_equals = true,
         default_value = "true",
         default_missing_value = "true",

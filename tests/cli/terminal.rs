@@ -47,6 +47,15 @@ impl Terminal {
         Self { child, keyboard, screen, shown: String::new(), home }
     }
 
+    /// A chat that waits for the first question.
+    fn chat(words: &str) -> Self {
+        let mut terminal = Self::new(tinyvllm(words));
+        // The progress bar of loading may have a `> ` of its own.
+        terminal.wait_for("Ctrl-D leaves");
+        terminal.wait_for("> ");
+        terminal
+    }
+
     /// Waits until `text` is shown after what was waited for before, and returns all up to there.
     #[track_caller]
     fn wait_for(&mut self, text: &str) -> String {
@@ -93,9 +102,7 @@ impl Terminal {
 
 #[test]
 fn a_chat_with_line_editing_and_history() {
-    let mut terminal = Terminal::new(tinyvllm("chat demo --temperature 0 --max-tokens 8"));
-    terminal.wait_for("/help lists the commands");
-    terminal.wait_for("> ");
+    let mut terminal = Terminal::chat("chat demo --temperature 0 --max-tokens 8");
     // A typing mistake, corrected with the line editor: Ctrl-A goes to the beginning, Ctrl-D deletes.
     terminal.type_text("xHello\x01\x04\r");
     // The editor draws the line again and again; this comes after the answer.
@@ -117,8 +124,7 @@ fn a_chat_with_line_editing_and_history() {
 
 #[test]
 fn ctrl_c_stops_the_answer_and_not_the_chat() {
-    let mut terminal = Terminal::new(tinyvllm("chat demo --ignore-eos"));
-    terminal.wait_for("> ");
+    let mut terminal = Terminal::chat("chat demo --ignore-eos");
     terminal.type_text("Tell me a story\r");
     // The answer has begun when there is a line of text after the typed one.
     terminal.wait_for("story");
@@ -133,8 +139,7 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
 
 #[test]
 fn a_model_alone_on_a_terminal_chats() {
-    let mut terminal = Terminal::new(tinyvllm("--model demo"));
-    terminal.wait_for("> ");
+    let mut terminal = Terminal::chat("--model demo");
     terminal.type_text("\x04");
     assert_eq!(terminal.end().0, Some(0));
 }
