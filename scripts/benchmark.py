@@ -141,9 +141,8 @@ class Runner:
             self.commands.append(shown)
         wait_until_idle(self.arguments)
         cpu = Cpu()
-        finished = subprocess.run(
-            command, env=os.environ | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        environment = os.environ | (environment or {})
+        finished = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         foreign = cpu.foreign()
         if finished.returncode:
             say(f"{engine} failed on {model.name}: {finished.stderr.strip()[-500:]}")
@@ -196,7 +195,8 @@ def run_llama_cpp(runner, model, programs):
             runner.note("llama.cpp", model, generation(a, 1), json.loads(output)[0]["avg_ts"], foreign)
     batches = [size for size in a.batch_sizes if size > 1]
     if batches:
-        cache = max(batches) * (a.context + a.generate)
+        # In whole pieces and with some to spare: what does not fit is skipped without a word.
+        cache = (max(batches) * (a.context + a.generate) // 512 + 2) * 512
         command = [programs / "llama-batched-bench", "-m", model, "-t", a.threads, "-c", cache]
         command += ["-npp", a.context, "-ntg", a.generate, "-npl", ",".join(map(str, batches))]
         output, foreign = runner.run("llama.cpp", model, [*command, "--output-format", "jsonl"])

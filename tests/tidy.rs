@@ -391,8 +391,68 @@ fn no_file_knows_the_machine_it_was_written_on() {
     none("files name no place of one machine", violations);
 }
 
+fn help(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_tinyvllm")).args(arguments).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{arguments:?} --help failed");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The subcommands that the help names.
+fn subcommands() -> Vec<String> {
+    let help = help(&[]);
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names: Vec<String> = lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next().map(str::to_owned))
+        .filter(|name| name != "help" && name.starts_with(|c: char| c.is_lowercase()))
+        .collect();
+    assert!(names.len() >= 5, "the help lists only {names:?}");
+    names
+}
+
+/// Flags in a help text with nothing said about them, beside or below.
+fn unexplained_flags(help: &str) -> Vec<String> {
+    let lines: Vec<&str> = help.lines().collect();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let flag = line.trim_start();
+        // Deeper lines are explanations, which may begin with a flag as well.
+        if !flag.starts_with('-') || indent(line) > 6 || indent(line) == 0 {
+            continue;
+        }
+        let beside = flag.contains("  ");
+        let below = lines.get(index + 1).is_some_and(|next| indent(next) > 6 && !next.trim().is_empty());
+        if !beside && !below {
+            found.push(flag.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn every_flag_is_explained_and_the_readme_shows_every_command() {
+    let commands = subcommands();
+    let mut pages = vec![(String::new(), help(&[]))];
+    pages.extend(commands.iter().map(|name| (name.clone(), help(&[name]))));
+    none(
+        "the help says what each flag is for",
+        pages.iter().flat_map(|(name, page)| {
+            unexplained_flags(page).into_iter().map(move |flag| format!("{name}: {flag}"))
+        }),
+    );
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    none(
+        "the README shows every command",
+        commands.into_iter().filter(|name| !readme.contains(&format!("tinyvllm {name}"))),
+    );
+}
+
 #[test]
 fn the_checks_see_what_they_should() {
+    let page =
+        "Options:\n  -m, --model <MODEL>\n          Which\n\n      --quiet\n  -h, --help  Print help\n";
+    assert_eq!(unexplained_flags(page), ["--quiet"]);
     assert_eq!(first_segments("{config::{A, b}, Error, ops}"), ["config", "Error", "ops"]);
     assert_eq!(first_segments("kv_cache::BlockId;"), ["kv_cache"]);
     assert_eq!(strip(r#"call("unsafe // {}"); // unsafe"#), r#"call(""); "#);

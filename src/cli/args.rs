@@ -91,13 +91,12 @@ pub(crate) enum Command {
     },
 }
 
-/// The command with its environment variables: `--max-model-len` is also `TINYVLLM_MAX_MODEL_LEN`, and
-/// so for every flag.
+/// The command with what holds for every flag: `--max-model-len` is also `TINYVLLM_MAX_MODEL_LEN`.
 pub(crate) fn command() -> clap::Command {
-    with_environment(Cli::command())
+    with_rules(Cli::command())
 }
 
-fn with_environment(command: clap::Command) -> clap::Command {
+fn with_rules(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| {
         let Some(long) = arg.get_long().filter(|long| !is_negation(long)) else { return arg };
         let variable = format!("TINYVLLM_{}", long.replace('-', "_").to_uppercase());
@@ -106,9 +105,11 @@ fn with_environment(command: clap::Command) -> clap::Command {
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
             _ => arg,
         };
-        arg.env(variable).hide_env(true)
+        // `--temperature -1` is a value out of range, not an unknown flag.
+        let takes_values = arg.get_action().takes_values();
+        arg.env(variable).hide_env(true).allow_negative_numbers(takes_values)
     });
-    command.mut_subcommands(with_environment)
+    command.mut_subcommands(with_rules)
 }
 
 /// `--no-x` has no variable: `TINYVLLM_X=false` says it.
@@ -290,22 +291,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, default_value_t = 1.0, hide_short_help = true, value_name = "X")]
     pub(crate) repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the output
-    #[arg(
-        long,
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        hide_short_help = true,
-        value_name = "X"
-    )]
+    #[arg(long, default_value_t = 0.0, hide_short_help = true, value_name = "X")]
     pub(crate) presence_penalty: f32,
     /// Subtracted once for each time that the token is in the output
-    #[arg(
-        long,
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        hide_short_help = true,
-        value_name = "X"
-    )]
+    #[arg(long, default_value_t = 0.0, hide_short_help = true, value_name = "X")]
     pub(crate) frequency_penalty: f32,
     /// Add BIAS to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID=BIAS", hide_short_help = true)]

@@ -63,13 +63,13 @@ pub(crate) fn chat(
         match Entry::parse(&line) {
             Entry::Nothing => {}
             Entry::Quit => break,
-            Entry::Help => console.note(HELP),
+            Entry::Help => console.reply(HELP),
             Entry::Reset => {
                 conversation.reset();
-                console.note("the conversation is forgotten");
+                console.reply("the conversation is forgotten");
             }
             Entry::Unknown(command) => {
-                console.note(format_args!("there is no command {command}; /help lists them"));
+                console.reply(format_args!("there is no command {command}; /help lists them"));
             }
             Entry::Question(question) => {
                 conversation.push_user(question);

@@ -56,6 +56,11 @@ impl Console {
         }
     }
 
+    /// The answer to something that the user asked of the program itself.
+    pub(crate) fn reply(self, line: impl Display) {
+        write_message(&line);
+    }
+
     /// A line for those who asked for more.
     pub(crate) fn detail(self, line: impl Display) {
         if self.verbosity >= Verbosity::Verbose {

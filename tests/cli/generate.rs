@@ -254,12 +254,9 @@ fn ctrl_c_ends_the_sequences_and_the_exit_code_says_so() {
         program = program.args(["--prompt", &"Once upon a time there was a fox. ".repeat(20)]);
     }
     let mut child = program.into_command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    stderr.read_line(&mut line).unwrap();
-    assert!(line.contains("KV cache"), "{line}");
-    // From the summary to the first request it is milliseconds; the batch takes seconds.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mut messages = BufReader::new(child.stderr.take().unwrap()).lines();
+    // From here on the batch takes seconds.
+    messages.find(|line| line.as_ref().unwrap().contains("generating from")).unwrap().unwrap();
     kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

@@ -6,7 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod bad_files;
+mod download;
 mod errors;
+#[expect(dead_code, reason = "the tests of the hub use all of it")]
+#[path = "../hub/fake.rs"]
+mod fake;
 mod generate;
 mod other_commands;
 mod program;

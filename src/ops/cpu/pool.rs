@@ -1,7 +1,8 @@
 //! The one thread pool: every kernel that uses several cores runs through it.
 //!
 //! Workers spin for a short while after a job, because the next kernel of a step follows within
-//! microseconds, and then park. Which thread takes which task has no influence on any result: tasks
+//! microseconds, and then park. Nobody waits for a worker that has not begun: if the system runs something
+//! else in its place, the others do the work. Which thread takes which task has no influence on any result: tasks
 //! write disjoint data, and a kernel's task division does not depend on the number of threads.
 
 use std::cell::UnsafeCell;
@@ -24,14 +25,20 @@ pub struct ThreadPool {
     busy_nanoseconds: AtomicU64,
 }
 
+/// The part of [`Shared::state`] that counts the workers inside the job.
+const INSIDE: u64 = OPEN - 1;
+/// The bit of [`Shared::state`] that lets workers into the job.
+const OPEN: u64 = 1 << 16;
+/// One job in [`Shared::state`].
+const EPOCH: u64 = 1 << 17;
+
 struct Shared {
-    /// Rises by one with each job; workers wait for a change.
-    epoch: AtomicUsize,
-    /// The job; valid while `remaining_workers` > 0 or the caller is inside `run`.
+    /// The number of the job, whether workers may still enter it, and how many are inside. One word, so
+    /// that a worker enters only while the job that it saw is open.
+    state: AtomicU64,
+    /// The job. Written while nobody can enter and nobody is inside.
     job: UnsafeCell<Option<Job>>,
     next_task: AtomicUsize,
-    /// Workers that have not yet finished the current job.
-    remaining_workers: AtomicUsize,
     panicked: AtomicBool,
     shutdown: AtomicBool,
     parked: Mutex<usize>,
@@ -44,8 +51,8 @@ struct Job {
     num_tasks: usize,
 }
 
-// SAFETY: `job` is written only by the caller while no worker is in a job (`remaining_workers` is 0),
-// and the release store of `epoch` publishes it.
+// SAFETY: `job` is written only by the caller while the job is closed and no worker is inside, and read
+// only by workers that entered, which the release store that opens it precedes.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `job` refers to a closure that is `Sync`.
 unsafe impl Send for Shared {}
@@ -63,16 +70,15 @@ impl ThreadPool {
     #[must_use]
     pub fn new(num_threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             next_task: AtomicUsize::new(0),
-            remaining_workers: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             parked: Mutex::new(0),
             wake: Condvar::new(),
         });
-        let workers = (1..num_threads)
+        let workers = (1..num_threads.min(INSIDE as usize))
             .filter_map(|index| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
@@ -123,24 +129,20 @@ impl ThreadPool {
         }
         let _only_caller = self.caller.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let task: &Task<'_> = &task;
-        // SAFETY: only the lifetime is changed. `run` does not return before every worker has left the
-        // job, so the closure outlives its use.
+        // SAFETY: only the lifetime is changed. `run` does not return before the job is closed and every
+        // worker has left it, so the closure outlives its use.
         let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
         let job = Job { task, num_tasks };
         self.shared.next_task.store(0, Ordering::Relaxed);
-        self.shared.remaining_workers.store(self.workers.len(), Ordering::Relaxed);
-        // SAFETY: no worker reads `job` until `epoch` changes, and all have left the job before.
+        // SAFETY: the job is closed and nobody is inside; both hold since the end of the last `run`.
         unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.epoch.fetch_add(1, Ordering::Release);
-        {
-            let parked = self.shared.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if *parked > 0 {
-                self.shared.wake.notify_all();
-            }
-        }
+        let last_epoch = self.shared.state.load(Ordering::Relaxed) / EPOCH;
+        self.shared.state.store((last_epoch + 1) * EPOCH + OPEN, Ordering::Release);
+        self.shared.wake_parked();
         self.shared.run_tasks(job);
+        let mut inside = self.shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
         let mut spins = 0_usize;
-        while self.shared.remaining_workers.load(Ordering::Acquire) > 0 {
+        while inside > 0 {
             spins += 1;
             // Where there are more threads than cores, a worker needs this core to finish.
             if spins > SPINS {
@@ -148,6 +150,7 @@ impl ThreadPool {
             } else {
                 std::hint::spin_loop();
             }
+            inside = self.shared.state.load(Ordering::Acquire) & INSIDE;
         }
         assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a task of the thread pool panicked");
     }
@@ -156,11 +159,8 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Release);
-        self.shared.epoch.fetch_add(1, Ordering::Release);
-        {
-            let _parked = self.shared.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            self.shared.wake.notify_all();
-        }
+        self.shared.state.fetch_add(EPOCH, Ordering::Release);
+        self.shared.wake_parked();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its tasks, so joining cannot fail.
             let _ = worker.join();
@@ -170,24 +170,33 @@ impl Drop for ThreadPool {
 
 impl Shared {
     fn work(&self) {
-        let mut seen = 0;
+        let mut epoch = 0;
         loop {
-            seen = self.wait_for_job(seen);
+            epoch = self.wait_for_job(epoch);
             if self.shutdown.load(Ordering::Acquire) {
                 return;
             }
-            // SAFETY: the acquire load of `epoch` saw the store that came after `job` was written.
-            if let Some(job) = unsafe { *self.job.get() } {
-                self.run_tasks(job);
+            if self.enter(epoch) {
+                // SAFETY: this worker is inside, so `job` is not written, and entering acquired the store
+                // that opened it.
+                if let Some(job) = unsafe { *self.job.get() } {
+                    self.run_tasks(job);
+                }
+                self.state.fetch_sub(1, Ordering::Release);
             }
-            self.remaining_workers.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Returns the new epoch once it differs from `seen`.
-    fn wait_for_job(&self, seen: usize) -> usize {
+    /// Enters the job with this number, unless it is closed already.
+    fn enter(&self, epoch: u64) -> bool {
+        let entered = |state: u64| (state / EPOCH == epoch && state & OPEN != 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, entered).is_ok()
+    }
+
+    /// Returns the number of the newest job once it differs from `seen`.
+    fn wait_for_job(&self, seen: u64) -> u64 {
         for _ in 0..SPINS {
-            let epoch = self.epoch.load(Ordering::Acquire);
+            let epoch = self.state.load(Ordering::Acquire) / EPOCH;
             if epoch != seen {
                 return epoch;
             }
@@ -196,12 +205,20 @@ impl Shared {
         let mut parked = self.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *parked += 1;
         loop {
-            let epoch = self.epoch.load(Ordering::Acquire);
+            let epoch = self.state.load(Ordering::Acquire) / EPOCH;
             if epoch != seen {
                 *parked -= 1;
                 return epoch;
             }
             parked = self.wake.wait(parked).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// Wakes whoever parked before the state changed; whoever parks later sees the change itself.
+    fn wake_parked(&self) {
+        let parked = self.parked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *parked > 0 {
+            self.wake.notify_all();
         }
     }
 
@@ -237,6 +254,23 @@ mod tests {
                     counts[index].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    /// Workers that come late must neither enter the next job with the tasks of the last one nor hold
+    /// it up. There are more threads than cores, so that many do come late.
+    #[test]
+    fn jobs_in_quick_succession_keep_apart() {
+        let pool = ThreadPool::new(8);
+        for job in 0..3_000_usize {
+            let num_tasks = 2 + job % 7;
+            let results: Vec<AtomicUsize> = (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(num_tasks, |index| {
+                results[index].fetch_add(job + index + 1, Ordering::Relaxed);
+            });
+            for (index, result) in results.iter().enumerate() {
+                assert_eq!(result.load(Ordering::Relaxed), job + index + 1, "job {job}, task {index}");
             }
         }
     }
