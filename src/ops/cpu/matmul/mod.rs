@@ -2,8 +2,8 @@
 //!
 //! The promise: the bits of an output row depend on that input row, the weights and the level alone. Not on
 //! the other rows, the number of threads or how the work is divided. Three things give it: rows are
-//! quantised one by one ([`activations`]), a kernel adds the columns in one order for every panel width
-//! ([`kernels`]), and an output is computed by one task over all columns. Knows nothing of models.
+//! quantised one by one (`activations`), a kernel adds the columns in one order for every panel width
+//! (`kernels`), and an output is computed by one task over all columns. Knows nothing of models.
 
 mod activations;
 mod buffer;
