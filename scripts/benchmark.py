@@ -348,6 +348,8 @@ def parse():
     for model in arguments.models:
         if not model.is_file():
             p.error(f"{model} is not a file")
+    if arguments.rounds < 1:
+        p.error("--rounds must be at least 1")
     if "tinyvllm" not in arguments.engines:
         p.error("--engines must name tinyvllm: the ratios are its own")
     if not shutil.which("cargo") and not arguments.tinyvllm:
@@ -375,13 +377,19 @@ def main():
             for turn in range(len(engines)):
                 _, run, program = engines[(turn + number) % len(engines)]
                 run(runner, model, program)
+        # After every round, so that an interrupted measurement leaves what it found.
+        table = write_results(arguments, runner)
+    print(table)
+    say(f"written: {arguments.work}/results.md, results.json, chart.svg")
+
+
+def write_results(arguments, runner):
     table = markdown(arguments, runner, arguments.models, arguments.engines)
     results = {"machine": machine(), "threads": arguments.threads, "commands": runner.commands, "samples": runner.samples}
     (arguments.work / "results.md").write_text(table)
     (arguments.work / "results.json").write_text(json.dumps(results, indent=1))
     (arguments.work / "chart.svg").write_text(chart(arguments, runner, arguments.models, arguments.engines))
-    print(table)
-    say(f"written: {arguments.work}/results.md, results.json, chart.svg")
+    return table
 
 
 if __name__ == "__main__":
