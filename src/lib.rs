@@ -1,12 +1,13 @@
 //! An inference engine for language models: vLLM's core (paged KV cache, continuous batching, prefix
 //! sharing) in one small crate, on [candle](https://github.com/huggingface/candle).
 //!
-//! [`Llm`](llm::Llm) is a model ready to use: text in, text out, many requests at once, and no async
-//! runtime. This example uses the small model that is part of the crate:
+//! [`Llm`](llm::Llm) is a model ready to use, with a running [`Engine`](engine::Engine): many requests at
+//! once, and no async runtime. This example uses the small model that is part of the crate:
 //!
 //! ```
+//! use tinyvllm::engine::{Event, Request};
 //! use tinyvllm::hub::{HubConfig, ModelSource, NoProgress, resolve};
-//! use tinyvllm::llm::{self, Llm, LlmOptions, TextEvent};
+//! use tinyvllm::llm::{self, Llm, LlmOptions};
 //! use tinyvllm::sampling::SamplingParams;
 //!
 //! # fn main() -> tinyvllm::Result<()> {
@@ -15,23 +16,20 @@
 //! let llm = Llm::load(&model, &LlmOptions::default(), &llm::NoProgress)?;
 //!
 //! let params = SamplingParams { max_tokens: Some(16), ..SamplingParams::greedy() };
+//! let submit = |text| llm.engine().submit(Request::new(llm.encode_raw(text)?, params.clone()));
 //! // Both requests run in the same steps, and share what their prompts have in common.
-//! let first = llm.submit(llm.encode_raw("Once upon a time")?, params.clone())?;
-//! let second = llm.submit(llm.encode_raw("Once upon a time, in a forest")?, params)?;
-//! for stream in [first, second] {
-//!     let mut text = String::new();
-//!     for event in stream {
-//!         if let TextEvent::Delta { text: delta, .. } = event {
-//!             text.push_str(&delta);
-//!         }
-//!     }
-//!     assert!(text.len() > 20);
+//! for stream in [submit("Once upon a time, in a village")?, submit("Once upon a time, in a forest")?] {
+//!     let token_ids: Vec<u32> = stream.filter_map(|event| match event {
+//!         Event::Token { token_id, .. } => Some(token_id),
+//!         _ => None,
+//!     }).collect();
+//!     assert_eq!(token_ids.len(), 16);
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! One level below, [`engine::Engine::submit`] takes token ids and gives an iterator of events, and
+//! [`Llm::submit`](llm::Llm::submit) is the same with text instead of token ids. One level below,
 //! [`engine::EngineCore::step`] is the engine without a thread, for whoever wants to drive it.
 //! `ARCHITECTURE.md` in the repository says how the parts fit together.
 
