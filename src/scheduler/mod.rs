@@ -113,7 +113,8 @@ impl Scheduler {
         ids
     }
 
-    /// Plans the next step. The plan is empty exactly if there is no sequence left.
+    /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
+    /// give its blocks back; then the next plan admits again.
     pub fn schedule(&mut self) -> SchedulerOutput {
         let mut plan =
             Plan { output: SchedulerOutput::default(), budget: self.config.max_num_batched_tokens };
