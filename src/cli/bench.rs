@@ -208,8 +208,8 @@ fn generation_result(
         tokens_per_second: of_all(&|run| run.num_tokens as f64 / run.seconds),
         bytes_per_second: bandwidth.median,
         bandwidth_share: bandwidth.median / memory_bandwidth,
-        dispatches_per_token: of_all(&|run| run.num_dispatches as f64 / run.num_tokens as f64).median,
-        host_microseconds_per_token: of_all(&|run| run.host_seconds * 1e6 / run.num_tokens as f64).median,
+        dispatches_per_token: of_all(&|run| run.dispatches_per_token).median,
+        host_microseconds_per_token: of_all(&|run| run.host_seconds_per_token * 1e6).median,
     }
 }
 
@@ -230,8 +230,8 @@ mod tests {
             num_tokens: 40,
             seconds: 2.0,
             num_cache_positions: 1_000,
-            num_dispatches: 100,
-            host_seconds: 0.001,
+            dispatches_per_token: 2.5,
+            host_seconds_per_token: 25e-6,
         };
         let bytes = BytesRead { weights_per_step: 500, kv_per_position: 3 };
         let result = generation_result(&[run], 4, 8, 10, bytes, 8_000.0);

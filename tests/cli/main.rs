@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod bad_files;
+mod bench;
 mod download;
 mod errors;
 #[expect(dead_code, reason = "the tests of the hub use all of it")]

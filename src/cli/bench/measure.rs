@@ -1,30 +1,29 @@
 //! The measurements behind `tinyvllm bench`: how fast a loaded model computes prompts and generates.
 //!
 //! Prompts are random token ids, different in every run, so that no run finds another one's blocks in
-//! the prefix cache.
+//! the prefix cache. Times are the engine's own ([`SequenceStats`]): when a reader gets to see a token
+//! depends on when the system lets it run, beside threads that use every core.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tinyvllm::engine::{Event, Request, RequestStream};
+use tinyvllm::engine::{Event, Request, RequestStream, SequenceStats};
 use tinyvllm::llm::Llm;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, ErrorKind, Result};
 
-/// What one run of a generation measurement found, per window (see [`generation`]).
+/// What one run of a generation measurement found, in the time in which all sequences generate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GenerationRun {
-    /// Tokens generated in the window, over all sequences.
+    /// Tokens generated, over all sequences.
     pub(super) num_tokens: usize,
-    /// Length of the window.
+    /// How long it took.
     pub(super) seconds: f64,
     /// Sum over these tokens of the cache positions that computing them reads.
     pub(super) num_cache_positions: usize,
-    /// Dispatches in the window.
-    pub(super) num_dispatches: u64,
-    /// Time of the window that was not spent in kernels, in seconds.
-    pub(super) host_seconds: f64,
+    /// Dispatches for each of these tokens.
+    pub(super) dispatches_per_token: f64,
+    /// Time that was not spent in kernels, for each of these tokens.
+    pub(super) host_seconds_per_token: f64,
 }
 
 /// Random token ids below `vocab_size`, a new sequence with every call.
@@ -52,24 +51,17 @@ impl RandomPrompts {
 
 /// Seconds from handing over a prompt of this length until its first token is there.
 pub(super) fn prompt(llm: &Llm, prompts: &mut RandomPrompts, num_tokens: usize) -> Result<f64> {
-    let request = Request::new(prompts.next(num_tokens), params(1));
-    let start = Instant::now();
-    let mut stream = llm.engine().submit(request)?;
-    let first = stream.find_map(|event| match event {
-        Event::Token { .. } => Some(Ok(start.elapsed().as_secs_f64())),
-        Event::Finished { error, .. } => Some(Err(failed(error))),
-        Event::PromptLogits { .. } => None,
-    });
-    // The rest is read, so that the engine is idle before the next run begins.
-    stream.for_each(drop);
-    first.unwrap_or_else(|| Err(failed(None)))
+    let stream = llm.engine().submit(Request::new(prompts.next(num_tokens), params(1)))?;
+    let stats = finish(stream)?;
+    Ok((stats.queue_time + stats.prefill_time).as_secs_f64())
 }
 
 /// Generates with `batch_size` sequences that have `context` tokens each in the cache when they start.
 ///
-/// The sequences do not start together, since their prompts are computed one after another. So what
-/// counts is the window in which all of them generate: from the moment that the last one has its
-/// first token until the first one has all of its own. Each generates at least `num_tokens` in it.
+/// The sequences do not start together, since their prompts are computed one after another. The one
+/// that came last starts last, and it has `num_tokens` to generate after its first, while the others
+/// have all that there is room for. So from its first token to its last each step gives one token to
+/// each sequence.
 pub(super) fn generation(
     llm: &Llm,
     prompts: &mut RandomPrompts,
@@ -77,40 +69,62 @@ pub(super) fn generation(
     context: usize,
     num_tokens: usize,
 ) -> Result<GenerationRun> {
-    let max_tokens = num_output_tokens(llm, batch_size, context, num_tokens);
-    let clock = Clock {
-        llm,
-        batch_size,
-        num_started: AtomicUsize::new(0),
-        begin: OnceLock::new(),
-        end: OnceLock::new(),
-    };
-    let requests: Vec<Request> =
-        (0..batch_size).map(|_| Request::new(prompts.next(context), params(max_tokens))).collect();
-    let streams =
-        requests.into_iter().map(|request| llm.engine().submit(request)).collect::<Result<Vec<_>>>()?;
-    let clock_ref = &clock;
-    let times = std::thread::scope(|scope| {
-        let readers: Vec<_> = streams
-            .into_iter()
-            .map(|stream| scope.spawn(move || clock_ref.read(stream, max_tokens)))
-            .collect();
-        readers
-            .into_iter()
-            .map(|reader| reader.join().unwrap_or_else(|_| Err(failed(None))))
-            .collect::<Result<Vec<Vec<Instant>>>>()
-    })?;
-    let (Some(begin), Some(end)) = (clock.begin.get(), clock.end.get()) else { return Err(failed(None)) };
-    let window = Window::of(&times, begin.at, end.at, context);
-    let seconds = end.at.saturating_duration_since(begin.at).as_secs_f64();
-    let kernel_seconds = end.kernel_time.saturating_sub(begin.kernel_time).as_secs_f64();
-    Ok(GenerationRun {
-        num_tokens: window.num_tokens,
-        seconds,
-        num_cache_positions: window.num_cache_positions,
-        num_dispatches: end.num_dispatches.saturating_sub(begin.num_dispatches),
-        host_seconds: (seconds - kernel_seconds).max(0.0),
-    })
+    // A tiny model can be at the end of its context before the system lets this thread submit the rest.
+    for _ in 1..NUM_ATTEMPTS {
+        if let Some(run) = attempt(llm, prompts, batch_size, context, num_tokens)? {
+            return Ok(run);
+        }
+    }
+    attempt(llm, prompts, batch_size, context, num_tokens)?.ok_or_else(|| failed(None))
+}
+
+/// How often a measurement is tried in which a sequence ended before the last one did.
+const NUM_ATTEMPTS: usize = 20;
+
+/// None if a sequence ended before the last one.
+fn attempt(
+    llm: &Llm,
+    prompts: &mut RandomPrompts,
+    batch_size: usize,
+    context: usize,
+    num_tokens: usize,
+) -> Result<Option<GenerationRun>> {
+    let config = llm.engine().config();
+    let room = (config.num_blocks / batch_size).saturating_mul(config.block_size).min(config.max_model_len);
+    let max_tokens = room.saturating_sub(context).max(num_tokens + 1);
+    let mut request = |max_tokens| Request::new(prompts.next(context), params(max_tokens));
+    let others: Vec<Request> = (1..batch_size).map(|_| request(max_tokens)).collect();
+    let last = request(num_tokens + 1);
+
+    let before = Counters::when_idle(llm)?;
+    let mut others =
+        others.into_iter().map(|request| llm.engine().submit(request)).collect::<Result<Vec<_>>>()?;
+    let stats = finish(llm.engine().submit(last)?)?;
+    for stream in &mut others {
+        while let Some(event) = stream.try_next() {
+            match event {
+                Event::Finished { error: None, .. } => return Ok(None),
+                Event::Finished { error, .. } => return Err(failed(error)),
+                Event::Token { .. } | Event::PromptLogits { .. } => {}
+            }
+        }
+    }
+    // Gives the others up.
+    drop(others);
+    let after = Counters::when_idle(llm)?;
+
+    let num_steps = after.num_steps.saturating_sub(before.num_steps).max(1) as f64;
+    let num_dispatches = after.num_dispatches.saturating_sub(before.num_dispatches) as f64;
+    let kernel_time = after.kernel_time.saturating_sub(before.kernel_time);
+    let host_time = after.at.saturating_duration_since(before.at).saturating_sub(kernel_time);
+    let per_token = |total: f64| total / num_steps / batch_size as f64;
+    Ok(Some(GenerationRun {
+        num_tokens: batch_size * num_tokens,
+        seconds: stats.decode_time.as_secs_f64(),
+        num_cache_positions: batch_size * (1..=num_tokens).map(|index| context + index).sum::<usize>(),
+        dispatches_per_token: per_token(num_dispatches),
+        host_seconds_per_token: per_token(host_time.as_secs_f64()),
+    }))
 }
 
 /// Checks that a generation measurement fits into the context window and the cache, so that no
@@ -157,8 +171,8 @@ pub(super) fn check_generation(
     Ok(())
 }
 
-/// Tokens that each sequence generates: the wanted ones, and one for each step that computes prompts of
-/// the others before all have started.
+/// Tokens that a sequence has to have room for: the wanted ones, and one for each step that computes
+/// prompts of the others before all have started.
 fn num_output_tokens(llm: &Llm, batch_size: usize, context: usize, num_tokens: usize) -> usize {
     let budget = llm.engine().config().max_num_batched_tokens.saturating_sub(batch_size).max(1);
     let num_prompt_steps = batch_size.saturating_mul(context).div_ceil(budget);
@@ -178,87 +192,49 @@ fn failed(error: Option<String>) -> Error {
     })
 }
 
-/// Notes when tokens arrive, and what the counters are at both ends of the window.
-struct Clock<'a> {
-    llm: &'a Llm,
-    batch_size: usize,
-    num_started: AtomicUsize,
-    begin: OnceLock<Snapshot>,
-    end: OnceLock<Snapshot>,
+/// Reads a request of one sequence to its end.
+fn finish(stream: RequestStream) -> Result<SequenceStats> {
+    for event in stream {
+        if let Event::Finished { error, stats, .. } = event {
+            return match error {
+                None => Ok(stats),
+                error => Err(failed(error)),
+            };
+        }
+    }
+    Err(failed(None))
 }
 
-struct Snapshot {
+/// What has been done since the start.
+#[derive(Debug)]
+struct Counters {
     at: Instant,
+    num_steps: u64,
     num_dispatches: u64,
     kernel_time: Duration,
 }
 
-impl Clock<'_> {
-    fn read(&self, stream: RequestStream, max_tokens: usize) -> Result<Vec<Instant>> {
-        let mut times = Vec::with_capacity(max_tokens);
-        for event in stream {
-            match event {
-                Event::Token { .. } => {
-                    times.push(Instant::now());
-                    if times.len() == 1
-                        && self.num_started.fetch_add(1, Ordering::Relaxed) + 1 == self.batch_size
-                    {
-                        self.begin.get_or_init(|| self.snapshot());
-                    }
-                    if times.len() == max_tokens {
-                        self.end.get_or_init(|| self.snapshot());
-                    }
-                }
-                Event::Finished { error: Some(error), .. } => return Err(failed(Some(error))),
-                Event::Finished { .. } | Event::PromptLogits { .. } => {}
-            }
+impl Counters {
+    /// Waits until the engine has nothing to do, and reads the counters.
+    fn when_idle(llm: &Llm) -> Result<Self> {
+        // The engine answers between two steps, so this does not spin.
+        let mut stats = llm.engine().stats()?;
+        while stats.num_running + stats.num_waiting > 0 {
+            stats = llm.engine().stats()?;
         }
-        Ok(times)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let context = self.llm.context();
-        Snapshot {
+        let context = llm.context();
+        Ok(Self {
             at: Instant::now(),
+            num_steps: stats.num_steps,
             num_dispatches: context.num_dispatches(),
             kernel_time: context.kernel_time(),
-        }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Window {
-    num_tokens: usize,
-    num_cache_positions: usize,
-}
-
-impl Window {
-    /// Tokens that arrived after `begin` and until `end`.
-    fn of(times: &[Vec<Instant>], begin: Instant, end: Instant, context: usize) -> Self {
-        let mut window = Self { num_tokens: 0, num_cache_positions: 0 };
-        for times in times {
-            for (index, _) in times.iter().enumerate().filter(|(_, at)| **at > begin && **at <= end) {
-                window.num_tokens += 1;
-                // Output `index` was computed from the prompt and the outputs before it.
-                window.num_cache_positions += context + index;
-            }
-        }
-        window
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_window_counts_what_arrives_while_all_generate() {
-        let start = Instant::now();
-        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
-        let times = [vec![at(1), at(4), at(6), at(8)], vec![at(3), at(5), at(7), at(9)]];
-        let window = Window::of(&times, at(3), at(8), 10);
-        assert_eq!(window, Window { num_tokens: 5, num_cache_positions: 11 + 12 + 13 + 11 + 12 });
-    }
 
     #[test]
     fn prompts_differ_and_stay_in_the_vocabulary() {

@@ -1,0 +1,52 @@
+//! `bench`: what it prints, and that a measurement that cannot be made is refused with its numbers.
+
+use crate::program::tinyvllm;
+
+#[test]
+fn json_has_every_measurement_that_was_asked_for() {
+    let flags =
+        "--prompt-lens 16,40 --batch-sizes 1,3 --context-lens 8,20 --output-len 5 --repeats 2 --json -q";
+    let output = tinyvllm(&format!("bench {flags}")).run().success();
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let number = |value: &serde_json::Value, name: &str| value[name].as_f64().unwrap();
+    assert!(number(&report, "memory_bandwidth") > 1e8);
+    assert!(number(&report, "weight_bytes_per_step") > 1e5);
+
+    let prompts = report["prompts"].as_array().unwrap();
+    let lens: Vec<_> = prompts.iter().map(|prompt| number(prompt, "num_prompt_tokens")).collect();
+    assert_eq!(lens, [16.0, 40.0]);
+
+    let generations = report["generations"].as_array().unwrap();
+    let name = |run| (number(run, "batch_size") as usize, number(run, "context_len") as usize);
+    assert_eq!(generations.iter().map(name).collect::<Vec<_>>(), [(1, 8), (3, 8), (1, 20), (3, 20)]);
+    for run in generations.iter().chain(prompts) {
+        let rate = &run["tokens_per_second"];
+        assert_eq!(rate["samples"].as_array().unwrap().len(), 2);
+        assert!(0.0 < number(rate, "min") && number(rate, "min") <= number(rate, "median"), "{run}");
+        assert!(number(rate, "median") <= number(rate, "max"), "{run}");
+    }
+    // A step is the same ops whatever the batch, so three sequences share them.
+    let dispatches = |index: usize| number(&generations[index], "dispatches_per_token");
+    assert!(dispatches(0) > 10.0 && dispatches(1) < 0.6 * dispatches(0), "{report}");
+}
+
+#[test]
+fn the_table_has_a_row_for_each_measurement() {
+    let flags = "--prompt-lens 16 --context-lens 8 --output-len 4 --repeats 1 -q";
+    let table = tinyvllm(&format!("bench {flags}")).run().success();
+    for text in ["GB/s", "prompt of 16", "generate 1 × 4 at 8", "host µs/token"] {
+        assert!(table.contains(text), "{text} is missing in\n{table}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_its_numbers() {
+    for (flags, words) in [
+        ("--repeats 0", &["--repeats", "0"][..]),
+        ("--batch-sizes 1,0", &["--batch-sizes", "0"]),
+        ("--context-lens 60 --output-len 20 --max-model-len 64", &["60", "20", "64"]),
+        ("--prompt-lens 64 --max-model-len 64", &["64"]),
+    ] {
+        tinyvllm(&format!("bench -q {flags}")).run().error(1, words);
+    }
+}
