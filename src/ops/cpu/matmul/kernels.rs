@@ -15,6 +15,7 @@ use crate::weights::DType;
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
 /// Bytes between what is read and what is fetched into the cache: some hundred nanoseconds.
+#[cfg(target_arch = "x86_64")]
 const PREFETCH_DISTANCE: usize = 2048;
 
 /// Sixteen weight rows and a panel of input rows.
@@ -97,7 +98,8 @@ impl<F: Format, const P: usize> Kernel for TileKernel<'_, F, P> {
     }
 }
 
-/// Fetches `len` bytes that lie [`PREFETCH_DISTANCE`] behind `weights` into the cache.
+/// Fetches `len` bytes that lie some way behind `weights` into the cache, where the target has an
+/// instruction for it.
 #[inline(always)]
 pub(super) fn prefetch(weights: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
