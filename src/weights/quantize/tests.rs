@@ -133,3 +133,35 @@ fn names_of_quantisations() {
         );
     }
 }
+
+#[test]
+fn dense_types_are_converted_and_quantised_ones_left_alone() {
+    let folder = open("tiny/llama");
+    for dtype in [DType::F16, DType::BF16] {
+        let quantizer = Quantizer::to_dense(dtype, NonZeroUsize::MIN);
+        let tensor = folder.tensor("blk.0.attn_q.weight").unwrap();
+        assert!(quantizer.applies_to(&tensor));
+        let converted = quantizer.quantize(&tensor, &|_| ()).unwrap();
+        assert_eq!(converted.as_raw().dtype, dtype);
+        let (wanted, values) = (tensor.to_f32().unwrap(), converted.as_raw().to_f32().unwrap());
+        let same = |(a, b): (&f32, &f32)| (a - b).abs() <= a.abs() / 128.0;
+        assert!(wanted.iter().zip(&values).all(same));
+        assert!(!quantizer.applies_to(&folder.tensor("output_norm.weight").unwrap()), "norms stay F32");
+        let quantized = open("tiny/llama/llama.q8_0.gguf");
+        assert!(!quantizer.applies_to(&quantized.tensor("blk.0.attn_q.weight").unwrap()));
+        assert_eq!(
+            quantizer.planned_bytes(&quantized).unwrap(),
+            Quantizer::to_dense(DType::F32, NonZeroUsize::MIN).planned_bytes(&quantized).unwrap(),
+            "nothing in this file is converted"
+        );
+    }
+}
+
+#[test]
+fn planned_bytes_are_those_of_the_converted_file() {
+    let folder = open("tiny/qwen2");
+    let converted = open("tiny/qwen2/qwen2.q8_0.gguf");
+    let planned = Quantizer::new(Quantization::Q8_0, &folder, None).planned_bytes(&folder).unwrap();
+    let bytes = |name: &str| converted.tensor(name).unwrap().data.len() as u64;
+    assert_eq!(planned, converted.tensor_names().map(bytes).sum::<u64>());
+}
