@@ -9,9 +9,7 @@ use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
 use crate::runner::{RowOutput, Runner, Step, StepRow};
 use crate::sampling::{SampledToken, SamplerInput, SamplingParams};
-use crate::scheduler::{
-    ScheduledRow, Scheduler, SchedulerConfig, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec,
-};
+use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
 use crate::{Error, ErrorKind, Result};
 
 /// The engine without a thread: whoever owns it calls [`step`](Self::step).
@@ -87,15 +85,7 @@ impl EngineCore {
     pub fn new(runner: Box<dyn Runner>, model: ModelLimits, config: EngineConfig) -> Result<Self> {
         config.validate()?;
         let seeds = std::hash::RandomState::new();
-        let scheduler = Scheduler::new(SchedulerConfig {
-            max_num_seqs: config.max_num_seqs,
-            max_num_batched_tokens: config.max_num_batched_tokens,
-            block_size: config.block_size,
-            num_blocks: config.num_blocks,
-            enable_prefix_caching: config.enable_prefix_caching,
-            num_scheduler_steps: config.num_scheduler_steps,
-            hash_key: random(&seeds, u64::MAX),
-        });
+        let scheduler = Scheduler::new(config.clone(), random(&seeds, u64::MAX));
         Ok(Self {
             scheduler,
             runner,

@@ -17,26 +17,8 @@ use std::collections::{HashMap, VecDeque};
 pub use output::{BlockCopy, ScheduledRow, SchedulerOutput};
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
+use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool};
-
-/// Limits of the scheduler. See [`crate::config::EngineConfig`] for their meaning and checks.
-#[derive(Debug, Clone)]
-pub struct SchedulerConfig {
-    /// Most sequences in a step; also the most rows of logits.
-    pub max_num_seqs: usize,
-    /// Most tokens in a step; at least `max_num_seqs`.
-    pub max_num_batched_tokens: usize,
-    /// Tokens in a block.
-    pub block_size: usize,
-    /// Blocks of the cache; a sequence of the greatest allowed length must fit.
-    pub num_blocks: usize,
-    /// Share computed blocks between sequences.
-    pub enable_prefix_caching: bool,
-    /// Most tokens generated between two decisions.
-    pub num_scheduler_steps: usize,
-    /// Key of the block hashes.
-    pub hash_key: u64,
-}
 
 /// Running totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,7 +34,7 @@ pub struct SchedulerStats {
 /// The state of all sequences and blocks.
 #[derive(Debug)]
 pub struct Scheduler {
-    config: SchedulerConfig,
+    config: EngineConfig,
     pool: BlockPool,
     hasher: BlockHasher,
     sequences: HashMap<SeqId, Sequence>,
@@ -66,12 +48,14 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler without sequences.
+    /// A scheduler without sequences, whose block hashes are computed under `hash_key`. The limits are
+    /// valid (see [`EngineConfig::validate`]): a sequence of the greatest length fits into the cache, and
+    /// a step has room for a token of every sequence.
     #[must_use]
-    pub fn new(config: SchedulerConfig) -> Self {
+    pub fn new(config: EngineConfig, hash_key: u64) -> Self {
         Self {
             pool: BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching),
-            hasher: BlockHasher::new(config.hash_key),
+            hasher: BlockHasher::new(hash_key),
             sequences: HashMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
