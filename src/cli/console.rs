@@ -72,11 +72,27 @@ impl Console {
 /// Prints `error: …` and, after an empty line, `hint: …`. Nothing silences an error.
 pub(crate) fn print_error(error: &anyhow::Error) {
     let stderr = io::stderr();
-    write_message(&format_args!("{} {error:#}", paint("error:", Style::Error, &stderr)));
+    write_message(&format_args!("{} {}", paint("error:", Style::Error, &stderr), message(error)));
     let hint = error.downcast_ref::<tinyvllm::Error>().and_then(|error| error.hint());
     if let Some(hint) = hint {
         write_message(&format_args!("\n{} {hint}", paint("hint:", Style::Bold, &stderr)));
     }
+}
+
+/// What was being done, and what went wrong. The library's messages are complete: they say what their own
+/// causes said, so the chain of causes ends with them.
+fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause.to_string());
+        if cause.is::<tinyvllm::Error>() {
+            break;
+        }
+    }
+    text
 }
 
 /// `text` in `style` if `stream` shows styles.
@@ -100,4 +116,22 @@ fn has_styles(stream: &impl IsTerminal) -> bool {
 fn write_message(line: &dyn Display) {
     // Whoever closed standard error does not want to hear that it is closed.
     let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || io::Error::new(io::ErrorKind::PermissionDenied, "not allowed");
+        let library = || tinyvllm::Error::io("cannot open the model", cause());
+        let check = |error: anyhow::Error, wanted| assert_eq!(message(&error), wanted);
+        check(library().into(), "cannot open the model: not allowed");
+        check(
+            anyhow::Error::from(library()).context("prompt 2"),
+            "prompt 2: cannot open the model: not allowed",
+        );
+        check(anyhow::Error::from(cause()).context("cannot write"), "cannot write: not allowed");
+    }
 }

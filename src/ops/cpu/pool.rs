@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a waiting thread looks before it parks: some tens of microseconds.
+/// How often a waiting thread looks before it parks.
 const SPINS: usize = 20_000;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;

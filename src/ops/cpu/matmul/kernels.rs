@@ -14,7 +14,7 @@ use crate::weights::DType;
 /// The products of one panel with sixteen weight rows, one array for each input row.
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
-/// Bytes between what is read and what is fetched into the cache: some hundred nanoseconds.
+/// Bytes between what is read and what is fetched into the cache.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_DISTANCE: usize = 2048;
 
