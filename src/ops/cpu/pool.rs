@@ -6,7 +6,8 @@
 //! write disjoint data, and a kernel's task division does not depend on the number of threads.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,17 +39,54 @@ struct Shared {
     state: AtomicU64,
     /// The job. Written while nobody can enter and nobody is inside.
     job: UnsafeCell<Option<Job>>,
-    next_task: AtomicUsize,
+    /// What is left of each thread's share of the tasks.
+    shares: Box<[Share]>,
     panicked: AtomicBool,
     shutdown: AtomicBool,
     parked: Mutex<usize>,
     wake: Condvar,
 }
 
+/// Consecutive tasks that nobody has taken yet: the first in the lower half of the word, the end in the upper
+/// half. Aligned so that two threads' shares are never in one cache line.
+#[repr(align(128))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, tasks: Range<usize>) {
+        self.0.store(tasks.start as u64 | (tasks.end as u64) << 32, Ordering::Relaxed);
+    }
+
+    /// Takes the first task: the owner goes upwards.
+    fn take_first(&self) -> Option<usize> {
+        self.take(|first, end| (first, first + 1, end))
+    }
+
+    /// Takes the last task: whoever helps stays out of the owner's way.
+    fn take_last(&self) -> Option<usize> {
+        self.take(|first, end| (end - 1, first, end - 1))
+    }
+
+    fn take(&self, split: impl Fn(u64, u64) -> (u64, u64, u64)) -> Option<usize> {
+        let mut tasks = self.0.load(Ordering::Relaxed);
+        loop {
+            let (first, end) = (tasks & u64::from(u32::MAX), tasks >> 32);
+            if first >= end {
+                return None;
+            }
+            let (taken, first, end) = split(first, end);
+            match self.0.compare_exchange_weak(tasks, first | end << 32, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return Some(taken as usize),
+                Err(now) => tasks = now,
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
-    num_tasks: usize,
 }
 
 // SAFETY: `job` is written only by the caller while the job is closed and no worker is inside, and read
@@ -72,7 +110,7 @@ impl ThreadPool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next_task: AtomicUsize::new(0),
+            shares: (0..num_threads.clamp(1, INSIDE as usize)).map(|_| Share(AtomicU64::new(0))).collect(),
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             parked: Mutex::new(0),
@@ -83,7 +121,7 @@ impl ThreadPool {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
                     .name(format!("tinyvllm-cpu-{index}"))
-                    .spawn(move || shared.work())
+                    .spawn(move || shared.work(index))
                     .ok()
             })
             .collect();
@@ -132,14 +170,18 @@ impl ThreadPool {
         // SAFETY: only the lifetime is changed. `run` does not return before the job is closed and every
         // worker has left it, so the closure outlives its use.
         let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
-        let job = Job { task, num_tasks };
-        self.shared.next_task.store(0, Ordering::Relaxed);
+        let job = Job { task };
+        let shares = &self.shared.shares;
+        for (index, share) in shares.iter().enumerate() {
+            let start = |index: usize| num_tasks * index / shares.len();
+            share.set(start(index)..start(index + 1));
+        }
         // SAFETY: the job is closed and nobody is inside; both hold since the end of the last `run`.
         unsafe { *self.shared.job.get() = Some(job) };
         let last_epoch = self.shared.state.load(Ordering::Relaxed) / EPOCH;
         self.shared.state.store((last_epoch + 1) * EPOCH + OPEN, Ordering::Release);
         self.shared.wake_parked();
-        self.shared.run_tasks(job);
+        self.shared.run_tasks(job, 0);
         let mut inside = self.shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
         let mut spins = 0_usize;
         while inside > 0 {
@@ -169,7 +211,7 @@ impl Drop for ThreadPool {
 }
 
 impl Shared {
-    fn work(&self) {
+    fn work(&self, index: usize) {
         let mut epoch = 0;
         loop {
             epoch = self.wait_for_job(epoch);
@@ -180,7 +222,7 @@ impl Shared {
                 // SAFETY: this worker is inside, so `job` is not written, and entering acquired the store
                 // that opened it.
                 if let Some(job) = unsafe { *self.job.get() } {
-                    self.run_tasks(job);
+                    self.run_tasks(job, index);
                 }
                 self.state.fetch_sub(1, Ordering::Release);
             }
@@ -222,16 +264,21 @@ impl Shared {
         }
     }
 
-    fn run_tasks(&self, job: Job) {
+    /// Does the tasks of share `index`, then what is left of the others'.
+    fn run_tasks(&self, job: Job, index: usize) {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // SAFETY: the closure lives until `ThreadPool::run` returns, which waits for this thread.
             let task = unsafe { &*job.task };
-            loop {
-                let index = self.next_task.fetch_add(1, Ordering::Relaxed);
-                if index >= job.num_tasks {
-                    return;
+            let (before, own_and_after) = self.shares.split_at(index);
+            if let [own, after @ ..] = own_and_after {
+                while let Some(index) = own.take_first() {
+                    task(index);
                 }
-                task(index);
+                for other in after.iter().chain(before) {
+                    while let Some(index) = other.take_last() {
+                        task(index);
+                    }
+                }
             }
         }));
         if result.is_err() {
@@ -242,6 +289,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]

@@ -79,16 +79,6 @@ impl CpuLevel {
         }
     }
 
-    /// The next level whose loads have 32 bytes at most.
-    #[must_use]
-    pub(crate) fn without_wide_loads(self) -> Self {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => Self::Avx2,
-            other => other,
-        }
-    }
-
     /// Runs `kernel` compiled for this level.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {

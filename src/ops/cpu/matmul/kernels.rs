@@ -14,9 +14,10 @@ use crate::weights::DType;
 /// The products of one panel with sixteen weight rows, one array for each input row.
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];
 
-/// Bytes between what is read and what is fetched into the cache.
+/// Bytes between what is read and what is fetched into the second-level cache: a page ahead, where the
+/// machine's own prefetcher stops.
 #[cfg(target_arch = "x86_64")]
-const PREFETCH_DISTANCE: usize = 2048;
+const PREFETCH_DISTANCE: usize = 4096;
 
 /// Sixteen weight rows and a panel of input rows.
 #[derive(Debug, Clone, Copy)]
@@ -50,10 +51,6 @@ impl TileRow {
             DType::Q8_0 => self.with_format::<Q8_0>(out, level),
             DType::Q4K => self.with_format::<Q4K>(out, level),
             DType::Q5K => self.with_format::<Q5K>(out, level),
-            // Every second wide load of a tile crosses a cache line. Where a weight is used once, that costs
-            // more than the wide arithmetic gains. The bits are the same: both levels compute the integers
-            // exactly and add the floats in the same order.
-            DType::Q6K if self.width == 1 => self.with_format::<Q6K>(out, level.without_wide_loads()),
             DType::Q6K => self.with_format::<Q6K>(out, level),
         }
     }
@@ -102,15 +99,16 @@ impl<F: Format, const P: usize> Kernel for TileKernel<'_, F, P> {
     }
 }
 
-/// Fetches `len` bytes that lie some way behind `weights` into the cache, where the target has an
-/// instruction for it.
+/// Fetches `len` bytes that lie some way behind `weights` into the second-level cache, where the target has
+/// an instruction for it. Into the first-level cache would be slower: its queue of misses is short, and the
+/// loads need it.
 #[inline(always)]
 pub(super) fn prefetch(weights: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..len.div_ceil(64) {
         let address = weights.wrapping_add(PREFETCH_DISTANCE + 64 * line);
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast()) };
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (weights, len);

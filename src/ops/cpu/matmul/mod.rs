@@ -235,7 +235,7 @@ fn rows_per_block(x: &Activations) -> usize {
 /// Groups of sixteen weight rows in a task: enough work to outweigh taking it, little enough to keep all
 /// threads busy to the end.
 fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations) -> usize {
-    const TASK_BYTES: usize = 64 << 10;
+    const TASK_BYTES: usize = 32 << 10;
     let panels = x.rows().min(rows_per_block(x)).div_ceil(MAX_PANEL).max(1);
     (TASK_BYTES / (matrix.tile_row_bytes().max(1) * panels)).clamp(1, 64)
 }
