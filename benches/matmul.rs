@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use tinyvllm::ops::cpu::matmul::{Activations, Mode, PackedMatrix, Part, matmul};
+use tinyvllm::ops::cpu::matmul::{Activations, Forms, Mode, PackedMatrix, Part, matmul};
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::weights::DType;
@@ -80,7 +80,7 @@ fn measure(dtype: DType, setup: &Setup) {
         let (mut times, mut prepare_times) = (Vec::new(), Vec::new());
         for _ in 0..(200 / used.len()).clamp(5, 50) {
             let start = Instant::now();
-            activations.prepare(&x, cols, rows, cols, None, dtype.is_quantized(), pool, level);
+            activations.prepare(&x, cols, rows, cols, None, Forms::of([dtype], level), pool, level);
             prepare_times.push(start.elapsed().as_secs_f64());
             for matrix in used {
                 let start = Instant::now();

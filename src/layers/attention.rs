@@ -4,7 +4,8 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
-    HeadNorms, KvCache, Linear, RmsNorm, linear_residual, norm_linear, paged_attention, rope_kv_write,
+    HeadNorms, KvCache, Linear, RmsNorm, gather_rows, linear_residual, norm_linear, paged_attention,
+    rope_kv_write,
 };
 
 /// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches.
@@ -57,7 +58,7 @@ impl Attention {
     /// # Errors
     /// If the batch does not fit the cache or the activations.
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
-        let LayerInput { context, positions, attention, rope, layer } = input;
+        let LayerInput { context, positions, attention, rope, layer, outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let projections = [&self.q, &self.k, &self.v];
@@ -74,7 +75,12 @@ impl Attention {
             attention,
             &mut act.attention,
         )?;
-        linear_residual(context, scratch, num_tokens, &act.attention, &self.output, &mut act.hidden)
+        if let Some(outputs) = outputs {
+            gather_rows(context, outputs, &mut act.attention)?;
+            gather_rows(context, outputs, &mut act.hidden)?;
+        }
+        let num_outputs = input.num_outputs();
+        linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
     }
 
     /// Bytes of the matrices.

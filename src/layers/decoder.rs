@@ -17,8 +17,6 @@ pub struct Activations {
     pub attention: Buffer,
     /// The inside of the feed-forward network, `[tokens, intermediate]`.
     pub intermediate: Buffer,
-    /// The rows of the residual stream whose logits are wanted, `[sequences, hidden]`.
-    pub gathered: Buffer,
     /// `[sequences, vocabulary]`.
     pub logits: Buffer,
     /// Memory of products with weights.
@@ -47,7 +45,6 @@ impl Activations {
             qkv: buffer(max_num_tokens, config.q_size() + 2 * config.kv_size())?,
             attention: buffer(max_num_tokens, config.q_size())?,
             intermediate: buffer(max_num_tokens, config.intermediate_size)?,
-            gathered: buffer(max_num_seqs, config.hidden_size)?,
             logits: buffer(max_num_seqs, config.vocab_size)?,
             linear_scratch: LinearScratch::new(context, max_num_tokens.max(max_num_seqs), widest)?,
             attention_scratch: AttentionScratch::new(
@@ -79,6 +76,9 @@ pub struct LayerInput<'a> {
     pub rope: &'a RopeTable,
     /// The index of the layer, which is also its index in the cache.
     pub layer: usize,
+    /// The tokens whose results are wanted, ascending, or none for all. Behind attention, their rows are the
+    /// first ones and the others are not computed any more.
+    pub outputs: Option<&'a [usize]>,
 }
 
 impl LayerInput<'_> {
@@ -86,5 +86,11 @@ impl LayerInput<'_> {
     #[must_use]
     pub fn num_tokens(&self) -> usize {
         self.positions.len()
+    }
+
+    /// Tokens whose results are wanted.
+    #[must_use]
+    pub fn num_outputs(&self) -> usize {
+        self.outputs.map_or(self.num_tokens(), <[usize]>::len)
     }
 }

@@ -34,19 +34,19 @@ impl Mlp {
     /// # Errors
     /// If the batch does not fit the activations.
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations) -> Result<()> {
-        let (context, num_tokens) = (input.context, input.num_tokens());
+        let (context, num_rows) = (input.context, input.num_outputs());
         let scratch = &mut act.linear_scratch;
         norm_swiglu(
             context,
             scratch,
-            num_tokens,
+            num_rows,
             &act.hidden,
             &self.norm,
             &self.gate,
             &self.up,
             &mut act.intermediate,
         )?;
-        linear_residual(context, scratch, num_tokens, &act.intermediate, &self.down, &mut act.hidden)
+        linear_residual(context, scratch, num_rows, &act.intermediate, &self.down, &mut act.hidden)
     }
 
     /// Bytes of the matrices.

@@ -25,7 +25,8 @@ impl InputBatch {
         self.logits_indices.clear();
     }
 
-    /// Checks that the lists have one length and that logits are wanted of tokens that exist. Whether
+    /// Checks that the lists have one length and that logits are wanted of tokens that exist, in their order.
+    /// Whether
     /// blocks, positions and token ids exist is checked by the ops that use them.
     ///
     /// # Errors
@@ -39,11 +40,15 @@ impl InputBatch {
                 self.attention.num_tokens()
             )));
         }
-        match self.logits_indices.iter().find(|index| **index >= num_tokens) {
-            Some(index) => {
-                Err(Error::internal(format!("logits of token {index} of {num_tokens} are wanted")))
-            }
-            None => Ok(()),
+        let indices = &self.logits_indices;
+        if let Some(index) = indices.iter().find(|index| **index >= num_tokens) {
+            return Err(Error::internal(format!("logits of token {index} of {num_tokens} are wanted")));
         }
+        if !indices.is_sorted_by(|a, b| a < b) {
+            return Err(Error::internal(format!(
+                "logits are wanted of the tokens {indices:?}, not in order"
+            )));
+        }
+        Ok(())
     }
 }

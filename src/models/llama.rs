@@ -86,13 +86,17 @@ impl CausalLm for Llama {
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.rope.extend_to(num_positions)?;
         embed(context, &batch.token_ids, &self.embedding, &mut activations.hidden)?;
+        let outputs = &batch.logits_indices[..];
         for (index, layer) in self.layers.iter().enumerate() {
+            // Behind the last layer's attention, only tokens whose logits are wanted matter.
+            let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
             let input = LayerInput {
                 context,
                 positions: &batch.positions,
                 attention: &batch.attention,
                 rope: &self.rope,
                 layer: index,
+                outputs: only_outputs.then_some(outputs),
             };
             layer.attention.forward(input, activations, cache)?;
             layer.mlp.forward(input, activations)?;
@@ -100,11 +104,10 @@ impl CausalLm for Llama {
         norm_logits(
             context,
             &mut activations.linear_scratch,
-            &batch.logits_indices,
+            outputs.len(),
             &activations.hidden,
             &self.norm,
             self.head.as_ref().unwrap_or(&self.embedding),
-            &mut activations.gathered,
             &mut activations.logits,
         )?;
         Ok(&activations.logits)

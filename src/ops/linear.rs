@@ -4,7 +4,7 @@
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
-use crate::ops::cpu::matmul::{Activations, Mode, Part, matmul, matmul_swiglu};
+use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, matmul, matmul_swiglu};
 use crate::ops::weights::{Linear, Matrix, RmsNorm};
 use crate::{Error, Result};
 
@@ -22,8 +22,8 @@ impl LinearScratch {
     pub fn new(context: &Context, max_rows: usize, max_cols: usize) -> Result<Self> {
         let mut scratch = Self::default();
         let Backend::Cpu(cpu) = context.backend("allocate")?;
-        let zeros = vec![0.0; max_rows * max_cols];
-        scratch.prepare(cpu, &zeros, max_rows, max_cols, None, true);
+        let forms = Forms { dense: true, int8: true, bf16: cpu.level.has_bf16_dot() };
+        scratch.activations.reserve(max_rows, max_cols, forms);
         Ok(scratch)
     }
 
@@ -34,10 +34,11 @@ impl LinearScratch {
         num_rows: usize,
         width: usize,
         norm: Option<&RmsNorm>,
-        int8: bool,
+        matrices: &[&Matrix],
     ) {
         let norm = norm.map(|norm| (&norm.weight[..], norm.eps));
-        self.activations.prepare(x, width, num_rows, width, norm, int8, &cpu.pool, cpu.level);
+        let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), cpu.level);
+        self.activations.prepare(x, width, num_rows, width, norm, forms, &cpu.pool, cpu.level);
     }
 }
 
@@ -67,9 +68,9 @@ pub fn norm_linear<const N: usize>(
     }
     check_width("norm_linear", "its norm", norm.weight.len(), x.width())?;
     check_width("norm_linear", "its output", out.width(), width)?;
-    let int8 = linears.iter().any(|linear| linear.weight.dtype().is_quantized());
+    let matrices = linears.map(|linear| &linear.weight);
     let Backend::Cpu(cpu) = context.launch("norm_linear")?;
-    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), int8))?;
+    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &matrices))?;
     out.write(num_rows, |out| {
         matmul(&scratch.activations, &parts, out, width, Mode::Store, &cpu.pool, cpu.level);
     })
@@ -90,9 +91,8 @@ pub fn linear_residual(
     x: &mut Buffer,
 ) -> Result<()> {
     check_linear("linear_residual", linear, h.width(), Some(x.width()))?;
-    let int8 = linear.weight.dtype().is_quantized();
     let Backend::Cpu(cpu) = context.launch("linear_residual")?;
-    h.read(num_rows, |h| scratch.prepare(cpu, h, num_rows, linear.weight.cols(), None, int8))?;
+    h.read(num_rows, |h| scratch.prepare(cpu, h, num_rows, linear.weight.cols(), None, &[&linear.weight]))?;
     let part = Part { matrix: linear.weight.cpu(), out_offset: 0, bias: linear.bias.as_deref() };
     let width = x.width();
     x.write(num_rows, |x| {
@@ -122,52 +122,37 @@ pub fn norm_swiglu(
         check_width("norm_swiglu", "its output", matrix.rows(), out.width())?;
     }
     check_width("norm_swiglu", "its norm", norm.weight.len(), x.width())?;
-    let int8 = gate.dtype().is_quantized() || up.dtype().is_quantized();
     let Backend::Cpu(cpu) = context.launch("norm_swiglu")?;
-    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), int8))?;
+    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &[gate, up]))?;
     let width = out.width();
     out.write(num_rows, |out| {
         matmul_swiglu(&scratch.activations, gate.cpu(), up.cpu(), out, width, &cpu.pool, cpu.level);
     })
 }
 
-/// `logits[i] = W·norm(x[rows[i]])`.
+/// `logits = W·norm(x)`.
 ///
-/// `x` is `[.., hidden]`, `gathered` takes the wanted rows of it, `logits` is `[rows.len(), vocabulary]`.
+/// `x` is `[num_rows, hidden]`, `logits` is `[num_rows, vocabulary]`.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Internal`] if shapes do not fit together or a row does not exist.
-#[expect(clippy::too_many_arguments, reason = "an op's operands")]
+/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
 pub fn norm_logits(
     context: &Context,
     scratch: &mut LinearScratch,
-    rows: &[usize],
+    num_rows: usize,
     x: &Buffer,
     norm: &RmsNorm,
     head: &Matrix,
-    gathered: &mut Buffer,
     logits: &mut Buffer,
 ) -> Result<()> {
     let hidden = x.width();
     check_width("norm_logits", "its input", head.cols(), hidden)?;
-    check_width("norm_logits", "its gathered rows", gathered.width(), hidden)?;
     check_width("norm_logits", "its norm", norm.weight.len(), hidden)?;
     check_width("norm_logits", "its output", logits.width(), head.rows())?;
-    if let Some(row) = rows.iter().find(|row| **row >= x.max_rows()) {
-        return Err(Error::internal(format!("norm_logits: row {row} of {} does not exist", x.max_rows())));
-    }
     let Backend::Cpu(cpu) = context.launch("norm_logits")?;
-    gathered.write(rows.len(), |gathered| {
-        x.read(x.max_rows(), |x| {
-            for (target, &row) in gathered.chunks_exact_mut(hidden).zip(rows) {
-                target.copy_from_slice(&x[row * hidden..][..hidden]);
-            }
-        })
-    })??;
-    let int8 = head.dtype().is_quantized();
-    gathered.read(rows.len(), |x| scratch.prepare(cpu, x, rows.len(), hidden, Some(norm), int8))?;
+    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, hidden, Some(norm), &[head]))?;
     let width = logits.width();
-    logits.write(rows.len(), |logits| {
+    logits.write(num_rows, |logits| {
         let part = Part { matrix: head.cpu(), out_offset: 0, bias: None };
         matmul(&scratch.activations, &[part], logits, width, Mode::Store, &cpu.pool, cpu.level);
     })

@@ -140,7 +140,7 @@ fn norm_swiglu_is_silu_of_the_gate_times_up() {
 }
 
 #[test]
-fn embed_and_norm_logits_take_rows() {
+fn embed_gather_rows_and_norm_logits() {
     on_every_level(|context| {
         let vocab = 50;
         let mut scratch = LinearScratch::new(context, ROWS, HIDDEN).unwrap();
@@ -157,19 +157,18 @@ fn embed_and_norm_logits_take_rows() {
 
         let norm = RmsNorm { weight: noise(2, HIDDEN), eps: 1e-6 };
         let wanted = [2, 3, ROWS - 1];
-        let mut gathered = Buffer::new(context.device(), 4, HIDDEN).unwrap();
         let mut logits = Buffer::new(context.device(), 4, vocab).unwrap();
-        let mut run = |rows: &[usize], logits: &mut Buffer| {
-            norm_logits(context, &mut scratch, rows, &x, &norm, &matrix, &mut gathered, logits)
-        };
-        run(&wanted, &mut logits).unwrap();
+        assert!(gather_rows(context, &[ROWS], &mut x).is_err(), "a row that does not exist");
+        assert!(gather_rows(context, &[1, 1], &mut x).is_err(), "a row that comes twice");
+        gather_rows(context, &wanted, &mut x).unwrap();
+        norm_logits(context, &mut scratch, 3, &x, &norm, &matrix, &mut logits).unwrap();
         let expected: Vec<f64> = wanted
             .iter()
             .flat_map(|row| product_f64(&table, &norm_f64(&embedded[row * HIDDEN..][..HIDDEN], &norm)))
             .collect();
         assert_close("norm_logits", &rows_of(&logits, 3), &expected);
-        assert!(run(&[ROWS], &mut logits).is_err(), "a row that does not exist");
-        assert!(run(&[0; 5], &mut logits).is_err(), "more rows than there is room for");
+        let too_many = norm_logits(context, &mut scratch, 5, &x, &norm, &matrix, &mut logits);
+        assert!(too_many.is_err(), "more rows than there is room for");
     });
 }
 

@@ -183,7 +183,12 @@ fn typed<E: KvElement>(
                 scratch.start(num_rows);
                 for index in tile.first_piece..tile.end_piece {
                     let piece = piece(tile, kv_head, index);
-                    level.run(Partial { source: &source, piece: &piece, scratch, wide: is_wide(level) });
+                    level.run(Partial {
+                        source: &source,
+                        piece: &piece,
+                        scratch,
+                        wide: level.has_32_vectors(),
+                    });
                     level.run(Merge { scratch, num_rows, head_dim: shape.head_dim, partials: None });
                 }
                 out_rows.write(tile, kv_head, scratch);
@@ -205,7 +210,7 @@ fn typed<E: KvElement>(
         }
         with_scratch(&mut |scratch| {
             let piece = piece(tile, kv_head, tile.first_piece + index);
-            level.run(Partial { source: &source, piece: &piece, scratch, wide: is_wide(level) });
+            level.run(Partial { source: &source, piece: &piece, scratch, wide: level.has_32_vectors() });
             // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
             let target = unsafe {
                 std::slice::from_raw_parts_mut(
@@ -236,17 +241,6 @@ fn typed<E: KvElement>(
         });
     });
     2
-}
-
-/// True if the machine has registers for the larger micro-tiles. Their results are the same.
-fn is_wide(level: CpuLevel) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return level == CpuLevel::Avx512Vnni;
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = level;
-        false
-    }
 }
 
 /// Tokens of a tile with `group` query heads for a key head.

@@ -1,12 +1,15 @@
 //! Input rows in the form that the kernels read.
 //!
-//! Rows are grouped into panels of eight, and the rest into panels of four, two and one: the widths that
-//! kernels exist for. An int8 panel interleaves its rows, so that a kernel reaches all of them at fixed
-//! offsets from one pointer; f32 rows simply follow each other. What is stored for a row is computed from that row alone.
+//! Rows are grouped into panels of eight (four, where the machine has few registers), and the rest into
+//! panels of four, two and one: the widths that kernels exist for. Panels of int8 and of bf16 interleave
+//! their rows, so that a kernel reaches all of them at fixed offsets from one pointer; f32 rows simply follow
+//! each other. What is stored for a row is computed from that row alone ([`super::prepare`]).
 
 use super::buffer::{AlignedBuffer, SharedPointer};
+use super::prepare::{DenseRow, PanelRow, PrepareRow};
 use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::{CpuLevel, F32x16, Kernel};
+use crate::ops::cpu::simd::CpuLevel;
+use crate::weights::DType;
 
 /// Rows of the widest panel.
 pub(super) const MAX_PANEL: usize = 8;
@@ -16,22 +19,60 @@ pub(super) const BLOCK: usize = 32;
 /// first sixteen codes. In a panel of P rows, each of these five is an array of P.
 pub(super) const BLOCK_BYTES: usize = BLOCK + 16;
 
-/// Rows of f32, and if wanted also quantised to 8 bits in blocks of 32 with an f32 scale.
+/// Inputs up to this many values are prepared by the calling thread alone: some ten microseconds.
+const SERIAL_VALUES: usize = 1 << 14;
+
+/// The forms in which kernels read rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forms {
+    /// f32.
+    pub dense: bool,
+    /// 8 bits in blocks of 32 with an f32 scale.
+    pub int8: bool,
+    /// bf16.
+    pub bf16: bool,
+}
+
+impl Forms {
+    /// What products with matrices of these types read.
+    #[must_use]
+    pub fn of(dtypes: impl IntoIterator<Item = DType>, level: CpuLevel) -> Self {
+        let mut forms = Self::default();
+        for dtype in dtypes {
+            match dtype {
+                _ if dtype.is_quantized() => forms.int8 = true,
+                DType::BF16 if level.has_bf16_dot() => forms.bf16 = true,
+                _ => forms.dense = true,
+            }
+        }
+        forms
+    }
+
+    fn include(self, wanted: Self) -> bool {
+        (self.dense || !wanted.dense) && (self.int8 || !wanted.int8) && (self.bf16 || !wanted.bf16)
+    }
+}
+
+/// Rows in the forms that products with weights read.
 ///
 /// Memory is kept from one use to the next.
 pub struct Activations {
     rows: usize,
     cols: usize,
-    has_int8: bool,
+    forms: Forms,
+    /// Rows of the widest panel.
+    widest: usize,
     /// [rows][cols, padded to even] of f32.
     dense: AlignedBuffer,
     /// [panels][blocks][panel rows × `BLOCK_BYTES`].
     int8: AlignedBuffer,
+    /// [panels][pairs of columns][panel rows] of two bf16.
+    bf16: AlignedBuffer,
 }
 
 impl std::fmt::Debug for Activations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Activations({} × {}, int8: {})", self.rows, self.cols, self.has_int8)
+        write!(f, "Activations({} × {}, {:?})", self.rows, self.cols, self.forms)
     }
 }
 
@@ -48,9 +89,11 @@ impl Activations {
         Self {
             rows: 0,
             cols: 0,
-            has_int8: false,
+            forms: Forms::default(),
+            widest: MAX_PANEL,
             dense: AlignedBuffer::empty(),
             int8: AlignedBuffer::empty(),
+            bf16: AlignedBuffer::empty(),
         }
     }
 
@@ -66,14 +109,30 @@ impl Activations {
         self.cols
     }
 
-    /// Loads `rows` × `cols` values from `x`, whose rows start `stride` values apart.
-    ///
-    /// With `norm` = (weights, epsilon) each row x becomes weights · x / sqrt(mean(x²) + epsilon). With
-    /// `int8` the rows are also quantised, which products with quantised matrices need; `cols` not a
-    /// multiple of 32 has no such matrix and is left dense.
+    /// Makes room for `rows` × `cols` values in these forms. The memory is touched when it is used.
     ///
     /// # Panics
-    /// If `x` or the weights of the norm are too short, or there is no memory.
+    /// If there is no memory, as in `Vec`.
+    pub fn reserve(&mut self, rows: usize, cols: usize, forms: Forms) {
+        if forms.dense {
+            reserve(&mut self.dense, rows * padded(cols) * size_of::<f32>());
+        }
+        if forms.int8 {
+            reserve(&mut self.int8, rows * cols.div_ceil(BLOCK) * BLOCK_BYTES);
+        }
+        if forms.bf16 {
+            reserve(&mut self.bf16, rows * padded(cols) * size_of::<u16>());
+        }
+    }
+
+    /// Loads `rows` × `cols` values from `x`, whose rows start `stride` values apart, in the given forms.
+    ///
+    /// With `norm` = (weights, epsilon) each row x becomes weights · x / sqrt(mean(x²) + epsilon). Does not
+    /// allocate if there is room.
+    ///
+    /// # Panics
+    /// If `x` or the weights of the norm are too short, `cols` is not a multiple of 32 for int8, or there is
+    /// no memory.
     #[expect(clippy::too_many_arguments, reason = "one call describes one fused operation")]
     pub fn prepare(
         &mut self,
@@ -82,7 +141,7 @@ impl Activations {
         rows: usize,
         cols: usize,
         norm: Option<(&[f32], f32)>,
-        int8: bool,
+        forms: Forms,
         pool: &ThreadPool,
         level: CpuLevel,
     ) {
@@ -94,45 +153,61 @@ impl Activations {
             norm.is_none_or(|(weights, _)| weights.len() == cols),
             "the norm does not have {cols} weights"
         );
-        self.rows = rows;
-        self.cols = cols;
-        self.has_int8 = int8 && cols.is_multiple_of(BLOCK);
-        reserve(&mut self.dense, rows * padded(cols) * size_of::<f32>());
-        if self.has_int8 {
-            reserve(&mut self.int8, rows * cols / BLOCK * BLOCK_BYTES);
-        }
+        assert!(!forms.int8 || cols.is_multiple_of(BLOCK), "{cols} columns are no blocks of {BLOCK}");
+        self.reserve(rows, cols, forms);
+        let widest = widest_panel(level);
+        (self.rows, self.cols, self.forms, self.widest) = (rows, cols, forms, widest);
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
-        let int8 = self.has_int8.then(|| SharedPointer::new(self.int8.as_mut_ptr()));
-        let prepare_panel = |first_row: usize, width: usize| {
-            for index in 0..width {
-                let row = &x[(first_row + index) * stride..][..cols];
-                // SAFETY: the buffers have room for `rows` rows; a panel starts where the rows before
-                // it end, and each task writes its own panels.
-                let (dense, int8) = unsafe {
-                    (
-                        dense.get().add((first_row + index) * padded(cols)),
-                        int8.map(|int8| int8.get().add(first_row * cols / BLOCK * BLOCK_BYTES)),
-                    )
-                };
-                level.run(PrepareRow { row, norm, dense, int8, width, index });
+        let int8 = SharedPointer::new(self.int8.as_mut_ptr());
+        let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
+        let prepare_row = |index: usize| {
+            let (first_row, width) = panel_of(index, rows, widest);
+            let row = &x[index * stride..][..cols];
+            let index_in_panel = index - first_row;
+            // SAFETY: the buffers of the wanted forms have room for `rows` rows; a panel starts where the
+            // rows before it end, and each task writes its own row.
+            unsafe {
+                if forms.dense {
+                    let target = DenseRow(dense.get().add(index * padded(cols)));
+                    level.run(PrepareRow { row, norm, target });
+                }
+                if forms.int8 {
+                    let panel = int8.get().add(first_row * cols / BLOCK * BLOCK_BYTES);
+                    let target = PanelRow { panel, width, index: index_in_panel };
+                    level.run(PrepareRow { row, norm, target });
+                }
+                if forms.bf16 {
+                    let panel = bf16.get().add(first_row * padded(cols) / 2);
+                    let target = PanelRow { panel, width, index: index_in_panel };
+                    level.run(PrepareRow { row, norm, target });
+                }
             }
-        };
-        let num_tasks = rows.div_ceil(MAX_PANEL);
-        let run_task = |task: usize| {
-            let end = rows.min((task + 1) * MAX_PANEL);
-            panels(task * MAX_PANEL, end).for_each(|(first_row, width)| prepare_panel(first_row, width));
         };
         // Waking the other threads costs more than a few rows.
         if rows * cols <= SERIAL_VALUES {
-            (0..num_tasks).for_each(run_task);
+            (0..rows).for_each(prepare_row);
         } else {
-            pool.run(num_tasks, run_task);
+            pool.run(rows, prepare_row);
         }
     }
 
-    /// True if the rows can be multiplied with quantised matrices.
-    pub(super) fn has_int8(&self) -> bool {
-        self.has_int8
+    /// True if the rows were loaded in these forms.
+    pub(super) fn has(&self, forms: Forms) -> bool {
+        self.forms.include(forms)
+    }
+
+    /// Bytes of a row in the largest form that was loaded.
+    pub(super) fn row_bytes(&self) -> usize {
+        match self.forms {
+            Forms { dense: true, .. } => self.dense_stride(),
+            Forms { bf16: true, .. } => self.dense_stride() / 2,
+            _ => self.cols / BLOCK * BLOCK_BYTES,
+        }
+    }
+
+    /// The panels of rows `start..end` as (first row, rows); `start` is a multiple of `MAX_PANEL`.
+    pub(super) fn panels(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        panels(start, end, self.widest)
     }
 
     /// The f32 rows from `first_row`.
@@ -149,10 +224,15 @@ impl Activations {
     pub(super) fn int8_panel(&self, first_row: usize) -> *const u8 {
         self.int8.as_ptr().wrapping_add(first_row * self.cols / BLOCK * BLOCK_BYTES)
     }
+
+    /// The bf16 panel that starts at `first_row`.
+    pub(super) fn bf16_panel(&self, first_row: usize) -> *const u8 {
+        self.bf16.as_ptr().wrapping_add(first_row * padded(self.cols) * size_of::<u16>())
+    }
 }
 
-/// The panels of rows `start..end` as (first row, rows); `start` is a multiple of eight.
-pub(super) fn panels(start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+/// The panels of rows `start..end` as (first row, rows); `start` is a multiple of `widest`.
+fn panels(start: usize, end: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = start;
     std::iter::from_fn(move || {
         let width = match end - next {
@@ -160,15 +240,26 @@ pub(super) fn panels(start: usize, end: usize) -> impl Iterator<Item = (usize, u
             1 => 1,
             2..4 => 2,
             4..8 => 4,
-            _ => MAX_PANEL,
+            _ => widest,
         };
         next += width;
         Some((next - width, width))
     })
 }
 
+/// The panel of row `row` of `rows` as (first row, rows).
+fn panel_of(row: usize, rows: usize, widest: usize) -> (usize, usize) {
+    let own = |(first, width): &(usize, usize)| row < first + width;
+    panels(row / widest * widest, rows, widest).find(own).unwrap_or((row, 1))
+}
+
+/// Rows of which a kernel keeps all sums in registers.
+fn widest_panel(level: CpuLevel) -> usize {
+    if level.has_32_vectors() { MAX_PANEL } else { MAX_PANEL / 2 }
+}
+
 /// BF16 weights come in pairs of columns.
-fn padded(cols: usize) -> usize {
+pub(super) fn padded(cols: usize) -> usize {
     cols.next_multiple_of(2)
 }
 
@@ -181,111 +272,3 @@ fn reserve(buffer: &mut AlignedBuffer, len: usize) {
             AlignedBuffer::zeroed(len).unwrap_or_else(|| panic!("no memory for {len} bytes of activations"));
     }
 }
-
-/// Writes one row into its panel.
-struct PrepareRow<'a> {
-    row: &'a [f32],
-    norm: Option<(&'a [f32], f32)>,
-    dense: *mut f32,
-    int8: Option<*mut u8>,
-    width: usize,
-    index: usize,
-}
-
-impl Kernel for PrepareRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: F32x16>(self) {
-        let Self { row, norm, dense, int8, width, index } = self;
-        let factor = match norm {
-            Some((_, epsilon)) => {
-                let mean = sum_of_squares::<V>(row) / row.len() as f32;
-                1.0 / (mean + epsilon).sqrt()
-            }
-            None => 1.0,
-        };
-        let mut values = [0.0_f32; BLOCK];
-        for (block, chunk) in row.chunks(BLOCK).enumerate() {
-            values[..chunk.len()].copy_from_slice(chunk);
-            values[chunk.len()..].fill(0.0);
-            if let Some((weights, _)) = norm {
-                for (value, weight) in values.iter_mut().zip(&weights[block * BLOCK..]) {
-                    *value = *value * factor * weight;
-                }
-            }
-            let stored = padded(chunk.len());
-            // SAFETY: there is room for the row's padded length, and for `width` rows of its blocks.
-            unsafe {
-                dense.add(block * BLOCK).copy_from_nonoverlapping(values.as_ptr(), stored);
-                if let Some(int8) = int8 {
-                    quantize_block::<V>(&values, int8.add(block * BLOCK_BYTES * width), width, index);
-                }
-            }
-        }
-    }
-}
-
-/// Σ x² in a fixed order: 32 partial sums over the columns, then a tree.
-#[inline(always)]
-fn sum_of_squares<V: F32x16>(row: &[f32]) -> f32 {
-    let mut sums = [V::splat(0.0); 2];
-    let mut add = |values: &[f32; BLOCK]| {
-        for (half, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: each half has sixteen values.
-            let values = unsafe { V::load(values.as_ptr().add(16 * half)) };
-            *sum = values.mul_add(values, *sum);
-        }
-    };
-    let (blocks, rest) = row.as_chunks::<BLOCK>();
-    blocks.iter().for_each(&mut add);
-    if !rest.is_empty() {
-        let mut last = [0.0; BLOCK];
-        last[..rest.len()].copy_from_slice(rest);
-        add(&last);
-    }
-    sums[0].add(sums[1]).sum()
-}
-
-/// Quantises 32 values to codes in −127..=127: code = round(value / scale), scale = largest magnitude / 127.
-///
-/// A NaN or an infinity makes the scale NaN, so that it reaches the result instead of being lost.
-///
-/// # Safety
-/// `block` has room for `width` rows.
-#[inline(always)]
-unsafe fn quantize_block<V: F32x16>(values: &[f32; BLOCK], block: *mut u8, width: usize, index: usize) {
-    // SAFETY: `values` has 32 values; the offsets are those of row `index` in a block of `width` rows.
-    unsafe {
-        let low = V::load(values.as_ptr());
-        let high = V::load(values.as_ptr().add(16));
-        let zero = V::splat(0.0);
-        let largest = low.max(zero.sub(low)).max(high.max(zero.sub(high))).max_lane();
-        // x · 0 is 0 for a finite x and NaN otherwise.
-        let poison = low.mul(zero).add(high.mul(zero)).sum();
-        let (scale, inverse) =
-            if largest < SMALLEST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
-        let scale = scale + poison;
-        let inverse = V::splat(inverse);
-        let limit = V::splat(127.0);
-        let clamp = |codes: V| codes.round().min(limit).max(zero.sub(limit));
-        let low = clamp(low.mul(inverse));
-        let high = clamp(high.mul(inverse));
-        low.store_i8(block.add(BLOCK * index).cast());
-        high.store_i8(block.add(BLOCK * index + 16).cast());
-        // Sums of integers this small are exact in f32.
-        let (low_sum, high_sum) = (low.sum(), high.sum());
-        let sum = low_sum + high_sum;
-        let floats = block.add(BLOCK * width).cast::<f32>();
-        floats.add(index).write_unaligned(scale);
-        floats.add(width + index).write_unaligned(scale * sum);
-        floats.add(2 * width + index).cast::<i32>().write_unaligned(sum as i32);
-        floats.add(3 * width + index).cast::<i32>().write_unaligned(low_sum as i32);
-    }
-}
-
-/// Inputs up to this many values are prepared by the calling thread alone: some ten microseconds.
-const SERIAL_VALUES: usize = 1 << 14;
-
-/// Blocks below this are zero: the reciprocal of their scale would overflow.
-const SMALLEST: f32 = 1e-35;

@@ -26,7 +26,7 @@ pub(super) struct TileRow {
     /// The first tile.
     pub(super) tiles: *const u8,
     pub(super) num_tiles: usize,
-    /// Input rows in the form that the type reads: f32 rows, or an interleaved int8 panel.
+    /// Input rows in the form that the type reads: f32 rows, or an interleaved panel of int8 or bf16.
     pub(super) panel: *const u8,
     /// Bytes between the rows of an f32 panel.
     pub(super) stride: usize,
@@ -43,6 +43,7 @@ impl TileRow {
         match self.dtype {
             DType::F32 => self.with_format::<F32>(out, level),
             DType::F16 => self.with_format::<F16>(out, level),
+            DType::BF16 if level.has_bf16_dot() => self.with_bf16_dot(out, level),
             DType::BF16 => self.with_format::<BF16>(out, level),
             DType::Q4_0 => self.with_format::<Q4_0>(out, level),
             DType::Q4_1 => self.with_format::<Q4_1>(out, level),
@@ -61,6 +62,16 @@ impl TileRow {
             2 => level.run(TileKernel::<F, 2>::new(self, out)),
             4 => level.run(TileKernel::<F, 4>::new(self, out)),
             _ => level.run(TileKernel::<F, 8>::new(self, out)),
+        }
+    }
+
+    /// The products of BF16 with activations in bf16, for the levels that have an instruction for them.
+    fn with_bf16_dot(self, out: &mut PanelOutput, level: CpuLevel) {
+        match self.width {
+            1 => level.run_bf16(TileKernel::<BF16Dot, 1>::new(self, out)),
+            2 => level.run_bf16(TileKernel::<BF16Dot, 2>::new(self, out)),
+            4 => level.run_bf16(TileKernel::<BF16Dot, 4>::new(self, out)),
+            _ => level.run_bf16(TileKernel::<BF16Dot, 8>::new(self, out)),
         }
     }
 }
@@ -138,6 +149,7 @@ pub(super) trait Format {
 struct F32;
 struct F16;
 struct BF16;
+struct BF16Dot;
 
 /// `sums += weights · value` for one column, `stride` bytes from row to row.
 #[inline(always)]
@@ -208,6 +220,25 @@ impl Format for BF16 {
             let (even, odd) = V::load_bf16_pairs(tile);
             add_column(even, panel, stride, sums);
             add_column(odd, panel.add(4), stride, sums);
+        }
+    }
+}
+
+impl Format for BF16Dot {
+    const BYTES: usize = 64;
+    const PANEL_BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        _: usize,
+        sums: &mut [V; P],
+    ) {
+        prefetch(tile, Self::BYTES);
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a tile is sixteen pairs of bf16, a panel step one pair of P rows.
+            *sum = unsafe { sum.dot_bf16(tile, panel.cast::<u32>().add(row).read_unaligned()) };
         }
     }
 }

@@ -10,16 +10,17 @@ mod buffer;
 mod kernels;
 mod layout;
 mod packed;
+mod prepare;
 mod quantized;
 #[cfg(test)]
 mod tests;
 
-pub use activations::Activations;
+pub use activations::{Activations, Forms};
 pub use packed::PackedMatrix;
 
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
-use activations::{MAX_PANEL, panels};
+use activations::MAX_PANEL;
 use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
@@ -57,7 +58,7 @@ impl<'a> Part<'a> {
 /// Rows of `out` start `out_stride` values apart. Does not allocate.
 ///
 /// # Panics
-/// If the shapes do not fit together, or a quantised matrix meets activations without int8.
+/// If the shapes do not fit together, or the activations do not have the form that a matrix needs.
 pub fn matmul(
     x: &Activations,
     parts: &[Part<'_>],
@@ -69,7 +70,7 @@ pub fn matmul(
 ) {
     for part in parts {
         let rows = part.matrix.rows();
-        check_shapes(x, part.matrix, out.len(), part.out_offset, out_stride);
+        check_shapes(x, part.matrix, out.len(), part.out_offset, out_stride, level);
         assert!(part.bias.is_none_or(|bias| bias.len() == rows), "the bias does not have {rows} values");
     }
     let out = SharedPointer::new(out.as_mut_ptr());
@@ -77,29 +78,27 @@ pub fn matmul(
     let chunks_of =
         |part: &Part<'_>| part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x));
     let num_chunks: usize = parts.iter().map(chunks_of).sum();
-    pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
+    // The part that a task works on, and its first group of rows.
+    let locate = |task: usize| {
         let mut chunk = task % num_chunks;
-        let Some(part) = parts.iter().find(|part| {
+        parts.iter().find_map(|part| {
             let chunks = chunks_of(part);
-            let found = chunk < chunks;
-            if !found {
-                chunk -= chunks;
-            }
+            let found = (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x)));
+            chunk = chunk.wrapping_sub(chunks);
             found
-        }) else {
-            return;
-        };
-        let tile_rows = chunk * tile_rows_per_task(part.matrix, x)..;
-        let tile_rows = tile_rows
-            .take(tile_rows_per_task(part.matrix, x))
-            .take_while(|&tile_row| tile_row < part.matrix.num_tile_rows());
+        })
+    };
+    pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
+        let Some((part, first_tile_row)) = locate(task) else { return };
+        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x);
+        let tile_rows = first_tile_row..part.matrix.num_tile_rows().min(end_tile_row);
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
+        let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
         for tile_row in tile_rows {
-            let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(part.matrix.rows() - first_output);
-            for (row, width) in panels(first_row, end_row) {
+            for (row, width) in x.panels(first_row, end_row) {
                 multiply(x, part.matrix, tile_row, row, width, &mut products, level);
                 for (index, products) in products[..width].iter().enumerate() {
                     // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
@@ -133,8 +132,8 @@ pub fn matmul_swiglu(
     level: CpuLevel,
 ) {
     assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
-    check_shapes(x, gate, out.len(), 0, out_stride);
-    check_shapes(x, up, out.len(), 0, out_stride);
+    check_shapes(x, gate, out.len(), 0, out_stride, level);
+    check_shapes(x, up, out.len(), 0, out_stride, level);
     let out = SharedPointer::new(out.as_mut_ptr());
     let row_block = rows_per_block(x);
     let per_task = tile_rows_per_task(gate, x);
@@ -143,12 +142,12 @@ pub fn matmul_swiglu(
         let first_tile_row = task % num_chunks * per_task;
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
+        let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+        let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
         for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
-            let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
-            let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
-            for (row, width) in panels(first_row, end_row) {
+            for (row, width) in x.panels(first_row, end_row) {
                 multiply(x, gate, tile_row, row, width, &mut gates, level);
                 multiply(x, up, tile_row, row, width, &mut ups, level);
                 level.run(Swiglu { gates: &mut gates[..width], ups: &ups });
@@ -199,7 +198,11 @@ fn multiply(
     level: CpuLevel,
 ) {
     let dtype = matrix.dtype();
-    let panel = if dtype.is_quantized() { x.int8_panel(row) } else { x.dense_panel(row).cast() };
+    let panel = match Forms::of([dtype], level) {
+        Forms { int8: true, .. } => x.int8_panel(row),
+        Forms { bf16: true, .. } => x.bf16_panel(row),
+        _ => x.dense_panel(row).cast(),
+    };
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
     let task = TileRow { dtype, tiles, num_tiles, panel, stride: x.dense_stride(), width };
     // SAFETY: the panel has the matrix's columns, which the callers have checked.
@@ -212,10 +215,12 @@ fn check_shapes(
     out_len: usize,
     out_offset: usize,
     out_stride: usize,
+    level: CpuLevel,
 ) {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     assert_eq!(x.cols(), cols, "the input does not have the matrix's {cols} columns");
-    assert!(!matrix.dtype().is_quantized() || x.has_int8(), "a quantised matrix needs int8 activations");
+    let forms = Forms::of([matrix.dtype()], level);
+    assert!(x.has(forms), "a {} matrix needs {forms:?} of {x:?}", matrix.dtype());
     assert!(x.rows() <= 1 || out_offset + rows <= out_stride, "{rows} outputs overlap the next row");
     assert!(
         x.rows() == 0 || (x.rows() - 1) * out_stride + out_offset + rows <= out_len,
@@ -228,8 +233,7 @@ fn check_shapes(
 /// the second-level cache.
 fn rows_per_block(x: &Activations) -> usize {
     const CACHE_BYTES: usize = 384 << 10;
-    let row_bytes = x.cols().max(1) * if x.has_int8() { 2 } else { 4 };
-    (CACHE_BYTES / row_bytes).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
+    (CACHE_BYTES / x.row_bytes().max(1)).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
 }
 
 /// Groups of sixteen weight rows in a task: enough work to outweigh taking it, little enough to keep all

@@ -7,7 +7,7 @@
 //! Whatever a kernel calls is a function with `inline(always)`, never a closure: code that is not inlined
 //! is not compiled for the kernel's instruction set.
 
-use super::activations::{BLOCK, BLOCK_BYTES};
+use super::activations::{BLOCK, BLOCK_BYTES, MAX_PANEL};
 use super::kernels::{Format, prefetch};
 use super::layout::{
     K_CODES, SCALES, TILE_ROWS, WORD, q5k_fifth, q5k_nibbles, q6k_lower, q6k_scales, q6k_upper,
@@ -87,6 +87,21 @@ trait Codes<V: F32x16>: Copy {
         // SAFETY: the caller guarantees it.
         unsafe { V::dot(sums, codes, activations) }
     }
+
+    /// Adds the products of two words with two rows.
+    ///
+    /// # Safety
+    /// There are eight activations at both pointers.
+    #[inline(always)]
+    unsafe fn dot_pair(
+        sums: V::PairSums,
+        codes: [V::Codes; 2],
+        first: *const i8,
+        second: *const i8,
+    ) -> V::PairSums {
+        // SAFETY: the caller guarantees it.
+        unsafe { V::dot_pair(sums, codes, first, second) }
+    }
 }
 
 /// Σ value · activation over `WORDS` words from `first_word`, before any scale.
@@ -97,19 +112,38 @@ unsafe fn dots<V: F32x16, C: Codes<V>, const P: usize, const WORDS: usize>(
     first_word: usize,
 ) -> [V::Sums; P] {
     let mut sums = [V::splat_sum(0); P];
+    let mut starts = [0; P];
     if C::OFFSET != 0 {
-        for (row, sum) in sums.iter_mut().enumerate() {
+        for (row, start) in starts.iter_mut().enumerate() {
             // SAFETY: the row is in the panel.
-            *sum = V::splat_sum(-C::OFFSET * unsafe { panel.sum(row, first_word, WORDS) });
+            *start = -C::OFFSET * unsafe { panel.sum(row, first_word, WORDS) };
         }
     }
-    for word in first_word..first_word + WORDS {
-        // SAFETY: a block has eight words.
-        let codes = unsafe { codes.word(word) };
-        for (row, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the row and the word are in the panel's block.
-            *sum = unsafe { C::dot(*sum, codes, panel.codes(row, word)) };
+    if P == 1 {
+        sums[0] = V::splat_sum(starts[0]);
+        for word in first_word..first_word + WORDS {
+            // SAFETY: a block has eight words, and a panel a first row.
+            sums[0] = unsafe { C::dot(sums[0], codes.word(word), panel.codes(0, word)) };
         }
+        return sums;
+    }
+    let mut pairs = [V::splat_pair(0, 0); MAX_PANEL / 2];
+    for (starts, pair) in starts.as_chunks::<2>().0.iter().zip(&mut pairs) {
+        *pair = V::splat_pair(starts[0], starts[1]);
+    }
+    for word in (first_word..first_word + WORDS).step_by(2) {
+        // SAFETY: a block has eight words.
+        let codes = unsafe { [codes.word(word), codes.word(word + 1)] };
+        for (index, pair) in pairs[..P / 2].iter_mut().enumerate() {
+            // SAFETY: the rows and the words are in the panel's block.
+            unsafe {
+                let (first, second) = (panel.codes(2 * index, word), panel.codes(2 * index + 1, word));
+                *pair = C::dot_pair(*pair, codes, first, second);
+            }
+        }
+    }
+    for (sums, pair) in sums.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+        (sums[0], sums[1]) = V::split_pair(pair);
     }
     sums
 }
@@ -197,6 +231,17 @@ impl<V: F32x16> Codes<V> for Bytes {
     unsafe fn dot(sums: V::Sums, codes: V::Codes, activations: *const i8) -> V::Sums {
         // SAFETY: the caller guarantees four activations.
         unsafe { V::dot_signed(sums, codes, activations) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pair(
+        sums: V::PairSums,
+        codes: [V::Codes; 2],
+        first: *const i8,
+        second: *const i8,
+    ) -> V::PairSums {
+        // SAFETY: the caller guarantees eight activations at both pointers.
+        unsafe { V::dot_pair_signed(sums, codes, first, second) }
     }
 }
 

@@ -134,7 +134,7 @@ impl Case {
     fn activations(&self, x: &[f32], pool: &ThreadPool, level: CpuLevel) -> Activations {
         let mut activations = Activations::new();
         let rows = x.len() / self.cols;
-        activations.prepare(x, self.cols, rows, self.cols, None, self.dtype.is_quantized(), pool, level);
+        activations.prepare(x, self.cols, rows, self.cols, None, Forms::of([self.dtype], level), pool, level);
         activations
     }
 
@@ -197,8 +197,11 @@ fn products_are_exact_up_to_the_rounding_of_f32() {
         let cols = test_cols(dtype);
         let case = case(dtype, 37, cols, level);
         let x = Random(3).values(13 * cols);
-        let rounded: Vec<f32> =
-            if dtype.is_quantized() { x.chunks(cols).flat_map(quantized).collect() } else { x.clone() };
+        let rounded: Vec<f32> = match Forms::of([dtype], level) {
+            Forms { int8: true, .. } => x.chunks(cols).flat_map(quantized).collect(),
+            Forms { bf16: true, .. } => x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+            _ => x.clone(),
+        };
         let results = case.multiply(&x, &ThreadPool::new(2), level);
         for (index, (result, (expected, magnitude))) in
             results.into_iter().zip(case.oracle(&rounded)).enumerate()
@@ -214,7 +217,7 @@ fn products_are_exact_up_to_the_rounding_of_f32() {
 }
 
 #[test]
-fn eight_bit_activations_cost_little_accuracy() {
+fn rounded_activations_cost_little_accuracy() {
     each_type_and_level(|dtype, level| {
         let cols = test_cols(dtype);
         let case = case(dtype, 64, cols, level);
@@ -226,7 +229,11 @@ fn eight_bit_activations_cost_little_accuracy() {
                 (error + (f64::from(result) - expected).powi(2), power + expected.powi(2))
             },
         );
-        let bound = if dtype.is_quantized() { 1e-4 } else { 1e-12 };
+        let bound = match Forms::of([dtype], level) {
+            Forms { int8: true, .. } => 1e-4,
+            Forms { bf16: true, .. } => 5e-6,
+            _ => 1e-12,
+        };
         assert!(error <= bound * power, "{dtype} {level:?}: normalised error {}", error / power);
     });
 }
@@ -276,7 +283,8 @@ fn parts_bias_and_residual() {
         let x = Random(7).values(3 * 256);
         let bias = Random(8).values(17);
         let mut activations = Activations::new();
-        activations.prepare(&x, 256, 3, 256, None, true, &pool, level);
+        let forms = Forms::of([DType::Q4K, DType::Q6K, DType::F16], level);
+        activations.prepare(&x, 256, 3, 256, None, forms, &pool, level);
         let parts = [
             Part::new(&q.matrix, 0),
             Part { matrix: &k.matrix, out_offset: 43, bias: Some(&bias) },
@@ -346,7 +354,16 @@ fn the_norm_is_that_of_the_definition() {
             let x = Random(12).values(9 * (cols + 3));
             let weights = Random(13).values(cols);
             let mut activations = Activations::new();
-            activations.prepare(&x, cols + 3, 9, cols, Some((&weights, 1e-5)), true, &pool, level);
+            activations.prepare(
+                &x,
+                cols + 3,
+                9,
+                cols,
+                Some((&weights, 1e-5)),
+                Forms::of([DType::F32], level),
+                &pool,
+                level,
+            );
             let mut out = vec![0.0; 9 * cols];
             matmul(&activations, &[Part::new(&identity, 0)], &mut out, cols, Mode::Store, &pool, level);
             for row in 0..9 {
@@ -372,7 +389,7 @@ fn activations_can_be_reused() {
     let mut activations = Activations::new();
     let mut results = Vec::new();
     for rows in [9, 2, 0, 1, 9] {
-        activations.prepare(&x, 160, rows, 160, None, true, &pool, level);
+        activations.prepare(&x, 160, rows, 160, None, Forms::of([DType::Q8_0], level), &pool, level);
         let mut out = vec![0.0; rows * 16];
         matmul(&activations, &[Part::new(&small.matrix, 0)], &mut out, 16, Mode::Store, &pool, level);
         results.push(out);
@@ -457,7 +474,7 @@ fn empty_shapes() {
     for dtype in DType::ALL {
         let none = PackedMatrix::pack(dtype, &[], 0, 256, &pool, level).unwrap();
         let mut activations = Activations::new();
-        activations.prepare(&[1.0; 256], 256, 1, 256, None, true, &pool, level);
+        activations.prepare(&[1.0; 256], 256, 1, 256, None, Forms::of([dtype], level), &pool, level);
         matmul(&activations, &[Part::new(&none, 0)], &mut [], 0, Mode::Store, &pool, level);
         matmul(&activations, &[], &mut [], 0, Mode::Store, &pool, level);
         assert_eq!(none.num_bytes(), 0);

@@ -4,8 +4,6 @@
 //! consecutive columns. One [`Int8Dot::dot`] adds the four products of every lane to its sum. Integer
 //! sums are exact, so these operations give the same result at every level.
 
-use super::PortableVector;
-
 /// Integer vectors that go with a vector of sixteen f32.
 ///
 /// # Safety
@@ -40,6 +38,27 @@ pub unsafe trait Int8Dot: Copy {
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
     /// The same for codes that are i8 (−128 included); activations are above −128.
     unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
+    /// The sums of two rows of activations, in the order in which the machine's instruction wants them.
+    type PairSums: Copy;
+    /// All sums of the first row equal to `first`, of the second to `second`.
+    fn splat_pair(first: i32, second: i32) -> Self::PairSums;
+    /// Adds the products of two words of codes, 0..=63, with the eight i8 at `first` and at `second`.
+    unsafe fn dot_pair(
+        sums: Self::PairSums,
+        codes: [Self::Codes; 2],
+        first: *const i8,
+        second: *const i8,
+    ) -> Self::PairSums;
+    /// The same for codes that are i8 (−128 included); activations are above −128.
+    unsafe fn dot_pair_signed(
+        sums: Self::PairSums,
+        codes: [Self::Codes; 2],
+        first: *const i8,
+        second: *const i8,
+    ) -> Self::PairSums;
+    /// The sums of the first row and of the second.
+    fn split_pair(sums: Self::PairSums) -> (Self::Sums, Self::Sums);
+
     /// The sums as f32.
     fn from_sums(sums: Self::Sums) -> Self;
 
@@ -49,261 +68,51 @@ pub unsafe trait Int8Dot: Copy {
     unsafe fn store_i8(self, target: *mut i8);
 }
 
-// SAFETY: plain Rust on arrays; the pointer methods touch the elements that they name.
-unsafe impl Int8Dot for PortableVector {
-    type Codes = [u32; 16];
-    type Sums = [i32; 16];
-    const SIGNED_BIAS: i32 = 0;
+/// The operations on pairs of rows, for machines that multiply one row at a time.
+macro_rules! pairs_of_rows {
+    () => {
+        type PairSums = (Self::Sums, Self::Sums);
 
-    #[inline(always)]
-    unsafe fn load_codes(source: *const u8) -> Self::Codes {
-        // SAFETY: the caller guarantees 64 readable bytes.
-        unsafe { source.cast::<[u32; 16]>().read_unaligned() }.map(u32::from_le)
-    }
-    #[inline(always)]
-    fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
-        let mask = u32::from_ne_bytes([mask; 4]);
-        codes.map(|lane| lane & mask)
-    }
-    #[inline(always)]
-    fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
-        std::array::from_fn(|lane| a[lane] | b[lane])
-    }
-    #[inline(always)]
-    fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
-        codes.map(|lane| lane << count)
-    }
-    #[inline(always)]
-    fn shift_right(codes: Self::Codes, count: u32) -> Self::Codes {
-        codes.map(|lane| lane >> count)
-    }
-    #[inline(always)]
-    fn lowest_byte(codes: Self::Codes) -> Self {
-        Self(codes.map(|lane| (lane & 255) as f32))
-    }
-    #[inline(always)]
-    fn splat_sum(value: i32) -> Self::Sums {
-        [value; 16]
-    }
-    #[inline(always)]
-    unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-        // SAFETY: the caller guarantees four readable i8; unsigned codes below 64 are i8 as well.
-        unsafe { Self::dot_signed(sums, codes, activations) }
-    }
-    #[inline(always)]
-    unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-        // SAFETY: the caller guarantees four readable i8.
-        let [a, b, c, d] = unsafe { activations.cast::<[i8; 4]>().read_unaligned() }.map(i32::from);
-        // Shifts of whole lanes, not bytes, because those are what baseline vector units have.
-        std::array::from_fn(|lane| {
-            let code = codes[lane] as i32;
-            sums[lane]
-                + ((code << 24) >> 24) * a
-                + ((code << 16) >> 24) * b
-                + ((code << 8) >> 24) * c
-                + (code >> 24) * d
-        })
-    }
-    #[inline(always)]
-    fn from_sums(sums: Self::Sums) -> Self {
-        Self(sums.map(|sum| sum as f32))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(source: *const i8) -> Self {
-        // SAFETY: the caller guarantees sixteen readable i8.
-        Self(unsafe { source.cast::<[i8; 16]>().read_unaligned() }.map(f32::from))
-    }
-    #[inline(always)]
-    unsafe fn store_i8(self, target: *mut i8) {
-        // SAFETY: the caller guarantees sixteen writable i8.
-        unsafe { target.cast::<[i8; 16]>().write_unaligned(self.0.map(|lane| lane as i8)) }
-    }
+        #[inline(always)]
+        fn splat_pair(first: i32, second: i32) -> Self::PairSums {
+            (Self::splat_sum(first), Self::splat_sum(second))
+        }
+        #[inline(always)]
+        unsafe fn dot_pair(
+            (mut a, mut b): Self::PairSums,
+            codes: [Self::Codes; 2],
+            first: *const i8,
+            second: *const i8,
+        ) -> Self::PairSums {
+            for (word, codes) in codes.into_iter().enumerate() {
+                // SAFETY: the caller guarantees eight readable i8 at both.
+                unsafe {
+                    a = Self::dot(a, codes, first.add(4 * word));
+                    b = Self::dot(b, codes, second.add(4 * word));
+                }
+            }
+            (a, b)
+        }
+        #[inline(always)]
+        unsafe fn dot_pair_signed(
+            (mut a, mut b): Self::PairSums,
+            codes: [Self::Codes; 2],
+            first: *const i8,
+            second: *const i8,
+        ) -> Self::PairSums {
+            for (word, codes) in codes.into_iter().enumerate() {
+                // SAFETY: the caller guarantees eight readable i8 at both.
+                unsafe {
+                    a = Self::dot_signed(a, codes, first.add(4 * word));
+                    b = Self::dot_signed(b, codes, second.add(4 * word));
+                }
+            }
+            (a, b)
+        }
+        #[inline(always)]
+        fn split_pair(sums: Self::PairSums) -> (Self::Sums, Self::Sums) {
+            sums
+        }
+    };
 }
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::super::x86::{Avx2Vector, Avx512Vector};
-    use super::Int8Dot;
-
-    /// Applies an operation to both halves.
-    macro_rules! halves {
-        ($op:ident($a:expr $(, $rest:expr)*)) => {
-            // SAFETY: `Avx2Vector` is only used on machines with AVX2.
-            unsafe { ($op($a.0 $(, $rest.0)*), $op($a.1 $(, $rest.1)*)) }
-        };
-    }
-
-    // SAFETY: loads and stores touch the elements that the trait names.
-    unsafe impl Int8Dot for Avx2Vector {
-        type Codes = (__m256i, __m256i);
-        type Sums = (__m256i, __m256i);
-        const SIGNED_BIAS: i32 = 0;
-
-        #[inline(always)]
-        unsafe fn load_codes(source: *const u8) -> Self::Codes {
-            // SAFETY: the caller guarantees 64 readable bytes.
-            unsafe { (_mm256_loadu_si256(source.cast()), _mm256_loadu_si256(source.add(32).cast())) }
-        }
-        #[inline(always)]
-        fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
-            // SAFETY: see `halves`.
-            let mask = unsafe { _mm256_set1_epi8(mask as i8) };
-            halves!(_mm256_and_si256(codes, (mask, mask)))
-        }
-        #[inline(always)]
-        fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
-            halves!(_mm256_or_si256(a, b))
-        }
-        #[inline(always)]
-        fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
-            // SAFETY: see `halves`.
-            let count = unsafe { _mm_cvtsi32_si128(count as i32) };
-            halves!(_mm256_sll_epi32(codes, (count, count)))
-        }
-        #[inline(always)]
-        fn shift_right(codes: Self::Codes, count: u32) -> Self::Codes {
-            // SAFETY: see `halves`.
-            let count = unsafe { _mm_cvtsi32_si128(count as i32) };
-            halves!(_mm256_srl_epi32(codes, (count, count)))
-        }
-        #[inline(always)]
-        fn lowest_byte(codes: Self::Codes) -> Self {
-            // SAFETY: see `halves`.
-            let mask = unsafe { _mm256_set1_epi32(255) };
-            Self::from_sums(halves!(_mm256_and_si256(codes, (mask, mask))))
-        }
-        #[inline(always)]
-        fn splat_sum(value: i32) -> Self::Sums {
-            // SAFETY: see `halves`.
-            unsafe { (_mm256_set1_epi32(value), _mm256_set1_epi32(value)) }
-        }
-        #[inline(always)]
-        unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-            // SAFETY: the caller guarantees four readable i8.
-            let four = unsafe { _mm256_set1_epi32(activations.cast::<i32>().read_unaligned()) };
-            // SAFETY: see `halves`.
-            let ones = unsafe { _mm256_set1_epi16(1) };
-            // A pair is at most 2 · 63 · 127, far from the limit of i16.
-            let pairs = halves!(_mm256_maddubs_epi16(codes, (four, four)));
-            let quads = halves!(_mm256_madd_epi16(pairs, (ones, ones)));
-            halves!(_mm256_add_epi32(sums, quads))
-        }
-        #[inline(always)]
-        unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-            // SAFETY: the caller guarantees four readable i8.
-            let four = unsafe { _mm256_set1_epi32(activations.cast::<i32>().read_unaligned()) };
-            // SAFETY: see `halves`.
-            let ones = unsafe { _mm256_set1_epi16(1) };
-            // The sign moves to the activation. A pair is at most 2 · 128 · 127 = 32,512: no saturation.
-            let magnitudes = halves!(_mm256_abs_epi8(codes));
-            let signed = halves!(_mm256_sign_epi8((four, four), codes));
-            let pairs = halves!(_mm256_maddubs_epi16(magnitudes, signed));
-            let quads = halves!(_mm256_madd_epi16(pairs, (ones, ones)));
-            halves!(_mm256_add_epi32(sums, quads))
-        }
-        #[inline(always)]
-        fn from_sums(sums: Self::Sums) -> Self {
-            let (low, high) = halves!(_mm256_cvtepi32_ps(sums));
-            Self(low, high)
-        }
-        #[inline(always)]
-        unsafe fn load_i8(source: *const i8) -> Self {
-            // SAFETY: the caller guarantees sixteen readable i8.
-            unsafe {
-                let bytes = _mm_loadu_si128(source.cast());
-                let low = _mm256_cvtepi8_epi32(bytes);
-                let high = _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes));
-                Self(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
-            }
-        }
-        #[inline(always)]
-        unsafe fn store_i8(self, target: *mut i8) {
-            // SAFETY: the caller guarantees sixteen writable i8.
-            unsafe {
-                let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
-                // The pack works within 128-bit halves; this puts the quarters back in order.
-                let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-                let bytes =
-                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-                _mm_storeu_si128(target.cast(), bytes);
-            }
-        }
-    }
-
-    // SAFETY: loads and stores touch the elements that the trait names. Every intrinsic here is only
-    // reached inside `run_avx512`, on machines with AVX-512 VNNI.
-    unsafe impl Int8Dot for Avx512Vector {
-        type Codes = __m512i;
-        type Sums = __m512i;
-        const SIGNED_BIAS: i32 = 128;
-
-        #[inline(always)]
-        unsafe fn load_codes(source: *const u8) -> Self::Codes {
-            // SAFETY: the caller guarantees 64 readable bytes.
-            unsafe { _mm512_loadu_si512(source.cast()) }
-        }
-        #[inline(always)]
-        fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
-            // SAFETY: see the implementation's note.
-            unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(mask as i8)) }
-        }
-        #[inline(always)]
-        fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
-            // SAFETY: see the implementation's note.
-            unsafe { _mm512_or_si512(a, b) }
-        }
-        #[inline(always)]
-        fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
-            // SAFETY: see the implementation's note.
-            unsafe { _mm512_sll_epi32(codes, _mm_cvtsi32_si128(count as i32)) }
-        }
-        #[inline(always)]
-        fn shift_right(codes: Self::Codes, count: u32) -> Self::Codes {
-            // SAFETY: see the implementation's note.
-            unsafe { _mm512_srl_epi32(codes, _mm_cvtsi32_si128(count as i32)) }
-        }
-        #[inline(always)]
-        fn lowest_byte(codes: Self::Codes) -> Self {
-            // SAFETY: see the implementation's note.
-            unsafe { Self(_mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(255)))) }
-        }
-        #[inline(always)]
-        fn splat_sum(value: i32) -> Self::Sums {
-            // SAFETY: see the implementation's note.
-            unsafe { _mm512_set1_epi32(value) }
-        }
-        #[inline(always)]
-        unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-            // SAFETY: the caller guarantees four readable i8.
-            unsafe {
-                let four = _mm512_set1_epi32(activations.cast::<i32>().read_unaligned());
-                _mm512_dpbusd_epi32(sums, codes, four)
-            }
-        }
-        #[inline(always)]
-        unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {
-            // SAFETY: the caller guarantees four readable i8. Flipping the top bit of an i8 adds 128 to
-            // it as a u8.
-            unsafe { Self::dot(sums, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)), activations) }
-        }
-        #[inline(always)]
-        fn from_sums(sums: Self::Sums) -> Self {
-            // SAFETY: see the implementation's note.
-            unsafe { Self(_mm512_cvtepi32_ps(sums)) }
-        }
-        #[inline(always)]
-        unsafe fn load_i8(source: *const i8) -> Self {
-            // SAFETY: the caller guarantees sixteen readable i8.
-            unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast())))) }
-        }
-        #[inline(always)]
-        unsafe fn store_i8(self, target: *mut i8) {
-            // SAFETY: the caller guarantees sixteen writable i8.
-            unsafe {
-                _mm_storeu_si128(target.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)));
-            }
-        }
-    }
-}
+pub(super) use pairs_of_rows;
