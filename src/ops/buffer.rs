@@ -1,17 +1,16 @@
 //! Preallocated activations.
 
-use std::cell::Cell;
-
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, Device, Storage};
 
 use crate::{Error, Result};
 
-/// Rows of f32 in a tensor that is allocated once and written in place: `[max_rows, width]`.
+/// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
-/// A step uses the first rows; the rest keeps what earlier steps left.
+/// A step uses the first rows; the rest keeps what earlier steps left. The memory is candle's storage without
+/// a tensor around it: what a tensor adds (a graph, locks, views) allocates in every operation.
 #[derive(Debug)]
 pub struct Buffer {
-    tensor: Tensor,
+    storage: Storage,
     max_rows: usize,
     width: usize,
 }
@@ -20,9 +19,15 @@ impl Buffer {
     /// Zeros.
     ///
     /// # Errors
-    /// If the device has no memory.
+    /// [`crate::ErrorKind::Unsupported`] for a device without kernels.
     pub fn new(device: &Device, max_rows: usize, width: usize) -> Result<Self> {
-        Ok(Self { tensor: Tensor::zeros((max_rows, width), DType::F32, device)?, max_rows, width })
+        let storage = match device {
+            Device::Cpu => Storage::Cpu(CpuStorage::F32(vec![0.0; max_rows * width])),
+            other => {
+                return Err(Error::unsupported(format!("there are no buffers on {:?}", other.location())));
+            }
+        };
+        Ok(Self { storage, max_rows, width })
     }
 
     /// Most rows of a step.
@@ -37,20 +42,13 @@ impl Buffer {
         self.width
     }
 
-    /// The memory, on whichever device it is.
-    #[must_use]
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
-    }
-
     /// Calls `read` with the first `num_rows` rows of a buffer on the CPU.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or the buffer is on another device.
     pub fn read<R>(&self, num_rows: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        let (storage, _) = self.tensor.storage_and_layout();
-        match &*storage {
+        match &self.storage {
             Storage::Cpu(CpuStorage::F32(values)) => Ok(read(&values[..len])),
             _ => Err(Error::internal("a buffer was read that is not on the CPU")),
         }
@@ -58,15 +56,14 @@ impl Buffer {
 
     /// Calls `write` with the first `num_rows` rows of a buffer on the CPU.
     ///
-    /// `write` must not use this buffer in another way: it is locked.
-    ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or the buffer is on another device.
     pub fn write<R>(&mut self, num_rows: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        let access = WriteAccess { len, write: Cell::new(Some(write)), result: Cell::new(None) };
-        self.tensor.inplace_op1(&access)?;
-        access.result.into_inner().ok_or_else(|| Error::internal("a buffer was not written"))
+        match &mut self.storage {
+            Storage::Cpu(CpuStorage::F32(values)) => Ok(write(&mut values[..len])),
+            _ => Err(Error::internal("a buffer was written that is not on the CPU")),
+        }
     }
 
     fn len_of(&self, num_rows: usize) -> Result<usize> {
@@ -77,26 +74,6 @@ impl Buffer {
             )));
         }
         Ok(num_rows * self.width)
-    }
-}
-
-/// The way to a tensor's memory that candle offers: an operation in place.
-struct WriteAccess<F, R> {
-    len: usize,
-    write: Cell<Option<F>>,
-    result: Cell<Option<R>>,
-}
-
-impl<R, F: FnOnce(&mut [f32]) -> R> InplaceOp1 for WriteAccess<F, R> {
-    fn name(&self) -> &'static str {
-        "write-buffer"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        if let (CpuStorage::F32(values), Some(write)) = (storage, self.write.take()) {
-            self.result.set(Some(write(&mut values[..self.len])));
-        }
-        Ok(())
     }
 }
 

@@ -25,7 +25,10 @@ impl ModelRunner {
     /// A runner for this model, with this cache.
     #[must_use]
     pub fn new(model: Box<dyn CausalLm>, kv_cache: KvCache) -> Self {
-        Self { model, kv_cache, sampler: Sampler::default(), batch: InputBatch::default() }
+        let mut batch = InputBatch::default();
+        // Block tables grow while sequences generate; their memory is here before.
+        batch.attention.block_tables.reserve(kv_cache.num_blocks());
+        Self { model, kv_cache, sampler: Sampler::default(), batch }
     }
 
     /// The first forward pass: all rows as they are.
@@ -95,7 +98,11 @@ impl Runner for ModelRunner {
                 let (own, others) = rest.split_at(num_rows * vocab_size);
                 rest = others;
                 let last = own.len().saturating_sub(vocab_size);
-                let draw = |input| vec![sampler.sample(&own[last..], input)];
+                let draw = |input| {
+                    let mut tokens = Vec::with_capacity(step.num_steps);
+                    tokens.push(sampler.sample(&own[last..], input));
+                    tokens
+                };
                 outputs.push(RowOutput {
                     samples: row.samples.iter().map(draw).collect(),
                     logits: if row.all_logits { own.to_vec() } else { Vec::new() },
@@ -111,19 +118,25 @@ impl Runner for ModelRunner {
 }
 
 impl ModelRunner {
-    /// Feeds the sampled tokens back until each row has its tokens or has ended.
+    /// Feeds the sampled tokens back until each row has its tokens or has ended. From one token to the next
+    /// nothing is allocated.
     fn continue_multi_step(&mut self, step: &Step<'_>, outputs: &mut [RowOutput]) -> Result<()> {
         let vocab_size = self.model.config().vocab_size;
         let mut rows = step
             .rows
             .iter()
             .map(|row| match &row.samples[..] {
-                [input] if row.len == 1 => Ok((input, input.output_token_ids.to_vec())),
+                [input] if row.len == 1 => {
+                    let mut tokens = Vec::with_capacity(input.output_token_ids.len() + step.num_steps);
+                    tokens.extend_from_slice(input.output_token_ids);
+                    Ok((input, tokens))
+                }
                 _ => Err(Error::internal("a multi-step has a row that does not just generate")),
             })
             .collect::<Result<Vec<(&SamplerInput<'_>, Vec<u32>)>>>()?;
+        let mut token_ids = Vec::with_capacity(rows.len());
         for offset in 1..step.num_steps {
-            let mut token_ids = Vec::with_capacity(rows.len());
+            token_ids.clear();
             let mut all_ended = true;
             for ((input, tokens), output) in rows.iter_mut().zip(&*outputs) {
                 match output.samples[0].last() {
