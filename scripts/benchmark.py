@@ -157,42 +157,61 @@ class Runner:
 
 
 def measures(arguments):
-    names = [f"prompt of {arguments.prompt}"] if arguments.prompt else []
-    return names + [generation(arguments, size) for size in arguments.batch_sizes]
+    prompts = [0, *arguments.depths] if arguments.prompt else []
+    names = [prompt(arguments, depth) for depth in prompts]
+    names += [generation(arguments, size) for size in arguments.batch_sizes]
+    return names + [generation(arguments, 1, depth) for depth in arguments.depths]
 
 
-def generation(arguments, batch_size):
-    return f"generate, {batch_size} at once" if batch_size > 1 else "generate"
+def prompt(arguments, depth=0):
+    return f"prompt of {arguments.prompt}" + (f" behind {depth}" if depth else "")
+
+
+def generation(arguments, batch_size, depth=0):
+    return "generate" + (f", {batch_size} at once" if batch_size > 1 else "") + (f" behind {depth}" if depth else "")
 
 
 def run_tinyvllm(runner, model, program):
     a = runner.arguments
+    command = [program, "bench", "--model", model, "--threads", a.threads, "--repeats", 1, "--json", "--quiet"]
+    command += ["--output-len", a.generate]
+    depths = ",".join(map(str, [0, *a.depths]))
     sizes = ",".join(map(str, a.batch_sizes))
-    command = [program, "bench", "--model", model, "--threads", a.threads, "--prompt-lens", a.prompt]
-    command += ["--batch-sizes", sizes, "--context-lens", a.context, "--output-len", a.generate]
-    output, foreign = runner.run("tinyvllm", model, [*command, "--repeats", 1, "--json", "--quiet"])
-    if output is None:
-        return
-    report = json.loads(output)
-    for entry in report["prompts"]:
-        runner.note("tinyvllm", model, f"prompt of {a.prompt}", entry["tokens_per_second"]["median"], foreign)
-    for entry in report["generations"]:
-        measure = generation(a, entry["batch_size"])
-        runner.note("tinyvllm", model, measure, entry["tokens_per_second"]["median"], foreign)
-        runner.samples[-1] |= {"bandwidth_share": entry["bandwidth_share"], "bytes_per_second": entry["bytes_per_second"]}
+    plans = [["--prompt-lens", a.prompt, "--prompt-depths", depths, "--batch-sizes", sizes, "--context-lens", a.context]]
+    if a.depths:
+        plans += [["--prompt-lens", 0, "--batch-sizes", 1, "--context-lens", depths.removeprefix("0,")]]
+    for plan in plans:
+        output, foreign = runner.run("tinyvllm", model, [*command, *plan])
+        if output is None:
+            return
+        report = json.loads(output)
+        for entry in report["prompts"]:
+            runner.note("tinyvllm", model, prompt(a, entry["depth"]), entry["tokens_per_second"]["median"], foreign)
+        for entry in report["generations"]:
+            depth = 0 if entry["context_len"] == a.context else entry["context_len"]
+            measure = generation(a, entry["batch_size"], depth)
+            runner.note("tinyvllm", model, measure, entry["tokens_per_second"]["median"], foreign)
+            kept = {key: entry[key] for key in ("bandwidth_share", "bytes_per_second")}
+            runner.samples[-1] |= kept | {"peak_memory_bytes": report["peak_memory_bytes"]}
 
 
 def run_llama_cpp(runner, model, programs):
     a = runner.arguments
     bench = [programs / "llama-bench", "-m", model, "-t", a.threads, "-r", 1, "-o", "json"]
+
+    def measure(name, *options):
+        output, foreign = runner.run("llama.cpp", model, [*bench, *options])
+        if output is not None:
+            runner.note("llama.cpp", model, name, json.loads(output)[0]["avg_ts"], foreign)
+
     if a.prompt:
-        output, foreign = runner.run("llama.cpp", model, [*bench, "-p", a.prompt, "-n", 0])
-        if output is not None:
-            runner.note("llama.cpp", model, f"prompt of {a.prompt}", json.loads(output)[0]["avg_ts"], foreign)
+        measure(prompt(a), "-p", a.prompt, "-n", 0)
     if 1 in a.batch_sizes:
-        output, foreign = runner.run("llama.cpp", model, [*bench, "-p", 0, "-n", a.generate, "-d", a.context])
-        if output is not None:
-            runner.note("llama.cpp", model, generation(a, 1), json.loads(output)[0]["avg_ts"], foreign)
+        measure(generation(a, 1), "-p", 0, "-n", a.generate, "-d", a.context)
+    for depth in a.depths:
+        if a.prompt:
+            measure(prompt(a, depth), "-p", a.prompt, "-n", 0, "-d", depth)
+        measure(generation(a, 1, depth), "-p", 0, "-n", a.generate, "-d", depth)
     batches = [size for size in a.batch_sizes if size > 1]
     if batches:
         # In whole pieces and with some to spare: what does not fit is skipped without a word.
@@ -215,7 +234,7 @@ def run_candle(runner, model, program):
         return
     report = json.loads(output)
     if a.prompt:
-        runner.note("candle", model, f"prompt of {a.prompt}", report["prompt"], foreign)
+        runner.note("candle", model, prompt(a), report["prompt"], foreign)
     if generate:
         runner.note("candle", model, generation(a, 1), report["generation"], foreign)
 
@@ -333,6 +352,7 @@ def parse():
     p.add_argument("--context", type=int, default=128, help="tokens before generation (default %(default)s)")
     p.add_argument("--generate", type=int, default=64, help="tokens to generate (default %(default)s)")
     p.add_argument("--batch-sizes", default="1,4,8", help="sequences at once (default %(default)s)")
+    p.add_argument("--depths", default="", help="also a prompt and a generation behind this many tokens, such as 1900")
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for an idle machine before each run")
     p.add_argument("--max-foreign-cpu", type=float, default=0.15, help="cores that others may use (default %(default)s)")
     p.add_argument("--work", type=Path, default=REPOSITORY / "target" / "benchmark", help="folder for builds and results")
@@ -341,6 +361,7 @@ def parse():
     p.add_argument("--candle", type=Path, help="this candle_baseline instead of building it")
     arguments = p.parse_args()
     arguments.batch_sizes = [int(size) for size in arguments.batch_sizes.split(",")]
+    arguments.depths = [int(depth) for depth in arguments.depths.split(",") if depth]
     arguments.engines = arguments.engines.split(",")
     for engine in arguments.engines:
         if engine not in ENGINES:

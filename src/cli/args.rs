@@ -151,6 +151,9 @@ pub(crate) struct EngineArgs {
     /// Threads [default: as many as the system grants this process]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// Keep each thread on a processor of its own (Linux); for machines that do nothing else
+    #[arg(long, hide_short_help = true)]
+    pub(crate) pin_threads: bool,
     /// Instruction set, if not the best one that this machine has
     #[arg(long, value_parser = parse_cpu_level, hide_short_help = true, value_name = "NAME")]
     pub(crate) cpu_level: Option<CpuLevel>,
@@ -237,6 +240,7 @@ impl EngineArgs {
         LlmOptions {
             device: self.device,
             threads: self.threads,
+            pin_threads: self.pin_threads,
             cpu_level: self.cpu_level,
             quantization: self.quantization,
             dtype: self.dtype,

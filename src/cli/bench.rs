@@ -29,6 +29,9 @@ pub(crate) struct BenchArgs {
     /// Prompt lengths in tokens, such as 128,512 [default: 512, or less in a small context window]
     #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) prompt_lens: Vec<usize>,
+    /// Tokens that are in the cache before each of the prompts, such as 0,1900
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
+    pub(crate) prompt_depths: Vec<usize>,
     /// Sequences that generate at once, such as 1,4,8
     #[arg(long, value_delimiter = ',', value_name = "SEQUENCES", default_value = "1")]
     pub(crate) batch_sizes: Vec<usize>,
@@ -54,6 +57,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug)]
 struct Plan {
     prompt_lens: Vec<usize>,
+    prompt_depths: Vec<usize>,
     batch_sizes: Vec<usize>,
     context_lens: Vec<usize>,
     output_len: usize,
@@ -68,6 +72,7 @@ impl Plan {
         };
         let plan = Self {
             prompt_lens: or_default(&args.prompt_lens, 512.min(max_model_len / 2)),
+            prompt_depths: args.prompt_depths.clone(),
             batch_sizes: args.batch_sizes.clone(),
             context_lens: or_default(&args.context_lens, 128.min(max_model_len / 4)),
             output_len: args.output_len.unwrap_or_else(|| 64.min(max_model_len / 8).max(1)),
@@ -118,6 +123,11 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Plan {
+    fn prompts(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let pairs = |depth: usize| self.prompt_lens.iter().map(move |len| (depth, *len));
+        self.prompt_depths.iter().flat_map(move |depth| pairs(*depth))
+    }
+
     fn generations(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let pairs = |context_len: usize| self.batch_sizes.iter().map(move |size| (*size, context_len));
         self.context_lens.iter().flat_map(move |context_len| pairs(*context_len))
@@ -132,16 +142,17 @@ fn measure_all(
 ) -> anyhow::Result<Report> {
     let mut random = RandomPrompts::new(llm.model_config().vocab_size);
     // One run that does not count touches every page of the weights.
-    measure::prompt(llm, &mut random, 8.min(llm.engine().config().max_model_len - 1))?;
+    measure::prompt(llm, &mut random, 0, 8.min(llm.engine().config().max_model_len - 1))?;
 
     let mut prompts = Vec::new();
-    for &num_tokens in &plan.prompt_lens {
-        console.detail(format_args!("measuring prompts of {num_tokens} tokens"));
+    for (depth, num_tokens) in plan.prompts() {
+        console.detail(format_args!("measuring prompts of {num_tokens} tokens at {depth}"));
         let mut rates = Vec::with_capacity(plan.repeats);
         for _ in 0..plan.repeats {
-            rates.push(num_tokens as f64 / measure::prompt(llm, &mut random, num_tokens)?);
+            rates.push(measure::prompt(llm, &mut random, depth, num_tokens)?);
         }
-        prompts.push(PromptResult { num_prompt_tokens: num_tokens, tokens_per_second: Spread::of(rates) });
+        let tokens_per_second = Spread::of(rates);
+        prompts.push(PromptResult { num_prompt_tokens: num_tokens, depth, tokens_per_second });
     }
     let mut generations = Vec::new();
     for (batch_size, context_len) in plan.generations() {

@@ -31,6 +31,8 @@ pub struct LlmOptions {
     pub device: DeviceChoice,
     /// `--threads`; by default what the system grants this process.
     pub threads: Option<usize>,
+    /// `--pin-threads`: keep each thread on a processor.
+    pub pin_threads: bool,
     /// The instruction set to use; by default the best one.
     pub cpu_level: Option<CpuLevel>,
     /// `--quantization`: block types for dense weights.
@@ -250,7 +252,10 @@ fn new_context(options: &LlmOptions) -> Result<Context> {
     }
     let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
     match device {
-        candle_core::Device::Cpu => Ok(Context::cpu(num_threads, level)),
+        candle_core::Device::Cpu => {
+            let start = if options.pin_threads { ThreadPool::pinned } else { ThreadPool::new };
+            Ok(Context::cpu_with(start(num_threads), level))
+        }
         _ => Err(Error::unsupported(format!("--device {} has no kernels yet", options.device))),
     }
 }

@@ -37,11 +37,13 @@ impl Context {
     /// The CPU, with `num_threads` threads and kernels for `level`.
     #[must_use]
     pub fn cpu(num_threads: usize, level: CpuLevel) -> Self {
-        Self {
-            device: Device::Cpu,
-            cpu: CpuBackend { pool: ThreadPool::new(num_threads), level },
-            num_dispatches: AtomicU64::new(0),
-        }
+        Self::cpu_with(ThreadPool::new(num_threads), level)
+    }
+
+    /// The CPU, with these threads and kernels for `level`.
+    #[must_use]
+    pub fn cpu_with(pool: ThreadPool, level: CpuLevel) -> Self {
+        Self { device: Device::Cpu, cpu: CpuBackend { pool, level }, num_dispatches: AtomicU64::new(0) }
     }
 
     /// Where buffers are allocated.

@@ -4,8 +4,7 @@ use crate::program::tinyvllm;
 
 #[test]
 fn json_has_every_measurement_that_was_asked_for() {
-    let flags =
-        "--prompt-lens 16,40 --batch-sizes 1,3 --context-lens 8,20 --output-len 5 --repeats 2 --json -q";
+    let flags = "--prompt-lens 16,40 --prompt-depths 0,24 --batch-sizes 1,3 --context-lens 8,20 --output-len 5 --repeats 2 --json -q";
     let output = tinyvllm(&format!("bench {flags}")).run().success();
     let report: serde_json::Value = serde_json::from_str(&output).unwrap();
     let number = |value: &serde_json::Value, name: &str| value[name].as_f64().unwrap();
@@ -13,8 +12,8 @@ fn json_has_every_measurement_that_was_asked_for() {
     assert!(number(&report, "weight_bytes_per_step") > 1e5);
 
     let prompts = report["prompts"].as_array().unwrap();
-    let lens: Vec<_> = prompts.iter().map(|prompt| number(prompt, "num_prompt_tokens")).collect();
-    assert_eq!(lens, [16.0, 40.0]);
+    let shape = |prompt| (number(prompt, "depth") as usize, number(prompt, "num_prompt_tokens") as usize);
+    assert_eq!(prompts.iter().map(shape).collect::<Vec<_>>(), [(0, 16), (0, 40), (24, 16), (24, 40)]);
 
     let generations = report["generations"].as_array().unwrap();
     let name = |run| (number(run, "batch_size") as usize, number(run, "context_len") as usize);
@@ -46,6 +45,7 @@ fn what_cannot_be_measured_is_refused_with_its_numbers() {
         ("--batch-sizes 1,0", &["--batch-sizes", "0"]),
         ("--context-lens 60 --output-len 20 --max-model-len 64", &["60", "20", "64"]),
         ("--prompt-lens 64 --max-model-len 64", &["64"]),
+        ("--prompt-lens 20 --prompt-depths 50 --max-model-len 64", &["70", "64"]),
     ] {
         tinyvllm(&format!("bench -q {flags}")).run().error(1, words);
     }

@@ -49,11 +49,19 @@ impl RandomPrompts {
     }
 }
 
-/// Seconds from handing over a prompt of this length until its first token is there.
-pub(super) fn prompt(llm: &Llm, prompts: &mut RandomPrompts, num_tokens: usize) -> Result<f64> {
-    let stream = llm.engine().submit(Request::new(prompts.next(num_tokens), params(1)))?;
-    let stats = finish(stream)?;
-    Ok((stats.queue_time + stats.prefill_time).as_secs_f64())
+/// Prompt tokens a second, from handing over a prompt of `num_tokens` behind `depth` tokens, which are in the
+/// cache already, until its first token is there.
+pub(super) fn prompt(llm: &Llm, prompts: &mut RandomPrompts, depth: usize, num_tokens: usize) -> Result<f64> {
+    let mut tokens = prompts.next(depth);
+    if depth > 0 {
+        finish(llm.engine().submit(Request::new(tokens.clone(), params(1)))?)?;
+    }
+    tokens.extend(prompts.next(num_tokens));
+    let len = tokens.len();
+    let stats = finish(llm.engine().submit(Request::new(tokens, params(1)))?)?;
+    // Blocks are shared as a whole: what is left of the last one is computed again.
+    let num_computed = len - stats.num_cached_tokens;
+    Ok(num_computed as f64 / (stats.queue_time + stats.prefill_time).as_secs_f64())
 }
 
 /// Generates with `batch_size` sequences that have `context` tokens each in the cache when they start.

@@ -24,6 +24,8 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 pub(super) struct PromptResult {
     pub(super) num_prompt_tokens: usize,
+    /// Tokens in the cache before the prompt.
+    pub(super) depth: usize,
     pub(super) tokens_per_second: Spread,
 }
 
@@ -77,7 +79,10 @@ impl fmt::Display for Report {
         let mut rows = vec![header.map(str::to_owned)];
         for prompt in &self.prompts {
             let rate = &prompt.tokens_per_second;
-            let name = format!("prompt of {}", prompt.num_prompt_tokens);
+            let name = match prompt.depth {
+                0 => format!("prompt of {}", prompt.num_prompt_tokens),
+                depth => format!("prompt of {} at {depth}", prompt.num_prompt_tokens),
+            };
             let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| format!("{rate:.1}"));
             let none = String::new;
             rows.push([name, median, min, max, none(), none(), none(), none()]);
@@ -144,10 +149,13 @@ mod tests {
             memory_bandwidth: 40e9,
             weight_bytes_per_step: 600_000_000,
             kv_bytes_per_token: 22_528,
-            prompts: vec![PromptResult {
-                num_prompt_tokens: 512,
-                tokens_per_second: Spread::of(vec![123.4]),
-            }],
+            prompts: [(0, 123.4), (1_900, 101.0)]
+                .map(|(depth, rate)| PromptResult {
+                    num_prompt_tokens: 512,
+                    depth,
+                    tokens_per_second: Spread::of(vec![rate]),
+                })
+                .into(),
             generations: vec![GenerationResult {
                 batch_size: 4,
                 context_len: 128,
@@ -164,6 +172,7 @@ memory 40.0 GB/s (measured, reading) · weights 600 MB a step · KV 22.5 kB a to
 
                         tokens/s    min    max  GB/s  of memory  ops/token  host µs/token
 prompt of 512              123.4  123.4  123.4
+prompt of 512 at 1900      101.0  101.0  101.0
 generate 4 × 64 at 128      60.0   50.0   70.0  30.0       75 %       34.5            120
 ";
         assert_eq!(report.to_string(), expected);

@@ -107,6 +107,19 @@ impl ThreadPool {
     /// A thread that cannot be started is left out: the pool is then smaller, not broken.
     #[must_use]
     pub fn new(num_threads: usize) -> Self {
+        Self::start(num_threads, &[])
+    }
+
+    /// The same, with each started thread kept on a processor of its own among those that this process may
+    /// use. The caller keeps its freedom: the processor that is left is where the system will run it.
+    /// Without effect on systems other than Linux.
+    #[must_use]
+    pub fn pinned(num_threads: usize) -> Self {
+        Self::start(num_threads, &affinity::allowed())
+    }
+
+    /// Worker `index` goes to processor `index` of the list, where there is one.
+    fn start(num_threads: usize, processors: &[usize]) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -119,9 +132,13 @@ impl ThreadPool {
         let workers = (1..num_threads.min(INSIDE as usize))
             .filter_map(|index| {
                 let shared = Arc::clone(&shared);
+                let processor = processors.get(index).copied();
                 std::thread::Builder::new()
                     .name(format!("tinyvllm-cpu-{index}"))
-                    .spawn(move || shared.work(index))
+                    .spawn(move || {
+                        processor.into_iter().for_each(affinity::pin);
+                        shared.work(index);
+                    })
                     .ok()
             })
             .collect();
@@ -287,6 +304,37 @@ impl Shared {
     }
 }
 
+/// Which processors threads run on.
+#[cfg(target_os = "linux")]
+mod affinity {
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+
+    /// The processors that this thread may use.
+    pub(super) fn allowed() -> Vec<usize> {
+        let this_thread = Pid::from_raw(0);
+        let Ok(set) = sched_getaffinity(this_thread) else { return Vec::new() };
+        (0..CpuSet::count()).filter(|processor| set.is_set(*processor).unwrap_or(false)).collect()
+    }
+
+    /// Keeps this thread on a processor. If the system refuses, the thread runs where it likes.
+    pub(super) fn pin(processor: usize) {
+        let mut set = CpuSet::new();
+        if set.set(processor).is_ok() {
+            let _ = sched_setaffinity(Pid::from_raw(0), &set);
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod affinity {
+    pub(super) fn allowed() -> Vec<usize> {
+        Vec::new()
+    }
+
+    pub(super) fn pin(_: usize) {}
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
@@ -349,5 +397,24 @@ mod tests {
             sum.fetch_add(index, Ordering::Relaxed);
         });
         assert_eq!(sum.load(Ordering::Relaxed), 6);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pinned_threads_stay_on_their_processors() {
+        let before = affinity::allowed();
+        let pool = ThreadPool::pinned(before.len().min(4));
+        let seen = Mutex::new(std::collections::HashMap::new());
+        // Long tasks, so that every thread takes some.
+        pool.run(64, |_| {
+            std::thread::sleep(Duration::from_millis(2));
+            seen.lock().unwrap().insert(std::thread::current().id(), affinity::allowed());
+        });
+        let mut seen = seen.into_inner().unwrap();
+        assert_eq!(seen.remove(&std::thread::current().id()).as_ref(), Some(&before), "the caller is free");
+        for processors in seen.values() {
+            assert!(processors.len() == 1 && before[1..].contains(&processors[0]), "{processors:?}");
+        }
+        assert_eq!(seen.values().collect::<std::collections::HashSet<_>>().len(), seen.len());
     }
 }

@@ -1,0 +1,146 @@
+//! Attention over the paged cache: GB/s where sequences generate, and Gop/s where prompts are computed.
+//!
+//! `cargo bench --bench attention -- [level=avx2] [threads=2] [heads=32] [kv_heads=4] [head_dim=64]`
+//!
+//! As many layers are used in turn as fill 64 MB, so that keys and values come from memory and not from a
+//! cache. A key or value counts once for all heads that share it; an operation is an addition or a
+//! multiplication of scores and weighted values. Every figure is of the fastest tenth of the calls.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+
+use std::time::Instant;
+
+use tinyvllm::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use tinyvllm::ops::cpu::pool::ThreadPool;
+use tinyvllm::ops::cpu::simd::CpuLevel;
+use tinyvllm::ops::{
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, KvCache, KvCacheDType,
+    paged_attention,
+};
+
+const BLOCK_SIZE: usize = 16;
+const CACHE_BYTES: usize = 64 << 20;
+
+fn main() {
+    let option = |name: &str| {
+        std::env::args().find_map(|argument| Some(argument.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    };
+    let number =
+        |name: &str, default: usize| option(name).and_then(|value| value.parse().ok()).unwrap_or(default);
+    let level = option("level")
+        .and_then(|name| CpuLevel::available().iter().copied().find(|level| level.name() == name))
+        .unwrap_or_else(CpuLevel::detect);
+    let context = Context::cpu(number("threads", ThreadPool::default_num_threads()), level);
+    let config = config(number("heads", 32), number("kv_heads", 4), number("head_dim", 64));
+    let ModelConfig { num_heads, num_kv_heads, head_dim, .. } = config;
+    println!(
+        "{num_heads} heads over {num_kv_heads}, dimension {head_dim}, f16 cache, {}, {} threads",
+        level.name(),
+        context.num_threads()
+    );
+    for (num_sequences, num_new, context_len) in [
+        (1, 1, 128),
+        (1, 1, 1_900),
+        (1, 1, 8_000),
+        (8, 1, 128),
+        (8, 1, 1_900),
+        (1, 512, 0),
+        (1, 512, 1_900),
+        (8, 64, 448),
+    ] {
+        measure(&context, config.clone(), num_sequences, num_new, context_len);
+    }
+}
+
+fn config(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
+    ModelConfig {
+        architecture: &ARCHITECTURES[0],
+        vocab_size: 1,
+        hidden_size: 1,
+        num_layers: 1,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        intermediate_size: 1,
+        rms_norm_eps: 1e-5,
+        rope: RopeConfig {
+            theta: 1e4,
+            dim: head_dim,
+            style: RopeStyle::HalfSplit,
+            scaling: RopeScaling::None,
+        },
+        max_position_embeddings: 1 << 15,
+        tie_word_embeddings: true,
+        sliding_window: None,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+    }
+}
+
+/// `num_sequences` sequences that each compute `num_new` tokens behind `context_len` others.
+fn measure(
+    context: &Context,
+    mut config: ModelConfig,
+    num_sequences: usize,
+    num_new: usize,
+    context_len: usize,
+) {
+    let seq_len = context_len + num_new;
+    let num_tokens = num_sequences * num_new;
+    let blocks_each = seq_len.div_ceil(BLOCK_SIZE);
+    let layer_bytes =
+        num_sequences * seq_len * KvCache::bytes_per_token(&config, BLOCK_SIZE, KvCacheDType::F16);
+    config.num_layers = CACHE_BYTES.div_ceil(layer_bytes).min(1_000);
+    let cache =
+        KvCache::new(&config, num_sequences * blocks_each, BLOCK_SIZE, KvCacheDType::F16).expect("memory");
+    let limits = AttentionLimits {
+        num_heads: config.num_heads,
+        num_kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+        sliding_window: None,
+        max_model_len: seq_len,
+        max_num_tokens: num_tokens,
+        max_num_rows: num_sequences,
+    };
+    let mut scratch = AttentionScratch::new(context, limits).expect("memory");
+    let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..AttentionMetadata::default() };
+    metadata.clear();
+    for sequence in 0..num_sequences {
+        let blocks = (sequence * blocks_each..(sequence + 1) * blocks_each).map(|block| block as u32);
+        metadata
+            .slot_mapping
+            .extend((context_len..seq_len).map(|at| sequence * blocks_each * BLOCK_SIZE + at));
+        metadata.query_start_loc.push(metadata.slot_mapping.len());
+        metadata.seq_lens.push(seq_len);
+        metadata.block_tables.extend(blocks);
+        metadata.block_table_starts.push(metadata.block_tables.len());
+    }
+    let qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+    let mut qkv = Buffer::new(context.device(), num_tokens, qkv_width).expect("memory");
+    let mut out =
+        Buffer::new(context.device(), num_tokens, config.num_heads * config.head_dim).expect("memory");
+    let fill = |values: &mut [f32]| {
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = (index as f32 * 0.37).sin();
+        }
+    };
+    qkv.write(num_tokens, fill).expect("room");
+
+    let mut times = Vec::new();
+    let started = Instant::now();
+    while times.len() < 2 * config.num_layers || started.elapsed().as_secs_f64() < 0.5 {
+        let layer = times.len() % config.num_layers;
+        let start = Instant::now();
+        paged_attention(context, &mut scratch, &qkv, &cache, layer, &metadata, &mut out).expect("it fits");
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let best = times[times.len() / 10];
+    // Each new token attends to the context and to the new tokens up to itself.
+    let pairs = num_sequences * (num_new * context_len + num_new * (num_new + 1) / 2);
+    let gigaops = (4 * config.num_heads * config.head_dim * pairs) as f64 / best / 1e9;
+    println!(
+        "{num_sequences} × {num_new:3} tokens behind {context_len:4}: {:7.1} us, {:5.1} GB/s, {gigaops:5.0} Gop/s",
+        best * 1e6,
+        layer_bytes as f64 / best / 1e9
+    );
+}
