@@ -252,9 +252,9 @@ pub unsafe trait F32x16: Int8Dot {
     fn mul(self, other: Self) -> Self;
     /// `self / other`.
     fn div(self, other: Self) -> Self;
-    /// The larger of each lane.
+    /// The larger of each lane; `other` where `self` is NaN.
     fn max(self, other: Self) -> Self;
-    /// The smaller of each lane.
+    /// The smaller of each lane; `other` where `self` is NaN.
     fn min(self, other: Self) -> Self;
     /// `self * factor + addend`, fused where the machine can.
     fn mul_add(self, factor: Self, addend: Self) -> Self;

@@ -185,6 +185,7 @@ impl Target for PanelRow<u8> {
         let scale = scale + poison;
         let inverse = V::splat(inverse);
         let limit = V::splat(127.0);
+        // This order makes NaN a code like any other.
         let low = low.mul(inverse).round().min(limit).max(zero.sub(limit));
         let high = high.mul(inverse).round().min(limit).max(zero.sub(limit));
         // Sums of integers this small are exact in f32.
@@ -205,7 +206,7 @@ impl Target for PanelRow<u8> {
     }
 }
 
-/// The value of a float that is an integer of magnitude below 2²²; anything for NaN.
+/// The value of a float that is an integer of magnitude below 2²².
 #[inline(always)]
 fn small_integer(value: f32) -> i32 {
     // The sum's mantissa ends at the units.

@@ -72,11 +72,11 @@ unsafe impl<const I8MM: bool> F32x16 for NeonVector<I8MM> {
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        Self(quarters!(|q| vmaxq_f32(self.0[q], other.0[q])))
+        Self(quarters!(|q| vmaxnmq_f32(self.0[q], other.0[q])))
     }
     #[inline(always)]
     fn min(self, other: Self) -> Self {
-        Self(quarters!(|q| vminq_f32(self.0[q], other.0[q])))
+        Self(quarters!(|q| vminnmq_f32(self.0[q], other.0[q])))
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
@@ -107,7 +107,7 @@ unsafe impl<const I8MM: bool> F32x16 for NeonVector<I8MM> {
     fn max_lane(self) -> f32 {
         let [a, b, c, d] = self.0;
         // SAFETY: see `quarters`.
-        unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(a, b), vmaxq_f32(c, d))) }
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, b), vmaxnmq_f32(c, d))) }
     }
 }
 
