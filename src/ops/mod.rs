@@ -12,6 +12,7 @@ mod embed;
 mod gather_rows;
 mod kv_cache;
 mod linear;
+pub mod metal;
 mod paged_attention;
 mod rope_kv_write;
 #[cfg(test)]

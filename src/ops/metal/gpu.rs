@@ -1,0 +1,208 @@
+//! What the launch code asks of a GPU: memory, pipelines, dispatches.
+//!
+//! Everything that decides *what* is launched (kernels, grids, arguments, scratch memory) is written once
+//! against [`Gpu`]. On a Mac the trait is candle's Metal device; in the tests it is a machine that executes
+//! the same kernel sources on the processor and checks every access.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::Library;
+use crate::Result;
+use crate::weights::SharedBytes;
+
+/// A GPU with one queue of work.
+///
+/// Dispatches take effect in the order in which they are made: a dispatch sees what earlier ones wrote to
+/// the buffers that both of them declare.
+pub trait Gpu: fmt::Debug + Send + Sync {
+    /// The name of the chip, such as `Apple M2 Max`.
+    fn name(&self) -> &str;
+
+    /// Which parameters suit the chip.
+    fn class(&self) -> ChipClass;
+
+    /// Bytes that the system recommends to use at most.
+    fn working_set_bytes(&self) -> u64;
+
+    /// Zeroed memory of exactly `len` bytes (at least 16), aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if there is none.
+    fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer>;
+
+    /// The pages of a mapped file that hold `bytes` as a buffer, without a copy, and where in it `bytes` begin;
+    /// none if these bytes cannot be shared with the device.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if the device cannot address more memory.
+    fn wrap(&self, bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>>;
+
+    /// The kernel `function` of a library, compiled for these constants. The same arguments give the same
+    /// pipeline, so that it is compiled once.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] with the compiler's message.
+    fn pipeline(&self, library: &'static Library, function: &str, constants: &[Constant])
+    -> Result<Pipeline>;
+
+    /// Queues one kernel. `args` and the list of buffers are read before this returns.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the launch is outside the limits of the device or the kernel fails.
+    fn dispatch(&self, launch: &Launch<'_>) -> Result<()>;
+
+    /// Copies `bytes` to `offset`. Work that is queued and still reads these bytes may see old or new ones;
+    /// work that is queued later sees the new ones.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the range is not in the buffer.
+    fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Waits for all queued work and copies from `offset` into `bytes`.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the range is not in the buffer or queued work failed.
+    fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()>;
+
+    /// Lets the device start on what is queued, and gives what to wait for.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the device does not take the work.
+    fn commit(&self) -> Result<Ticket>;
+
+    /// Waits until everything up to a commit is done. Shared memory then holds its results.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the device reported an error.
+    fn wait(&self, ticket: Ticket) -> Result<()>;
+}
+
+/// Parameters of kernels are chosen for each class, which is the last letter of Apple's name for the
+/// architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChipClass {
+    /// Phones, and the plain and Pro chips: 4 to 20 cores.
+    Base,
+    /// Max chips: 24 to 40 cores.
+    Max,
+    /// Ultra chips: two Max chips.
+    Ultra,
+}
+
+/// Where the memory of a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Seen by the device only.
+    Private,
+    /// Seen by both; [`GpuBuffer::host`] gives its address.
+    Shared,
+}
+
+/// Memory of a [`Gpu`].
+pub trait GpuMemory: fmt::Debug + Send + Sync {
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// Where the host sees the memory, if it does.
+    fn host(&self) -> Option<NonNull<u8>>;
+
+    /// For the device that allocated it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A buffer in memory of a [`Gpu`], freed when dropped.
+#[derive(Debug)]
+pub struct GpuBuffer(pub Box<dyn GpuMemory>);
+
+impl GpuBuffer {
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no buffer is empty")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A compiled kernel: an index into the device's own list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pipeline(pub usize);
+
+/// A point in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// The value of a function constant of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Constant {
+    /// `constant bool name [[function_constant(index)]]`.
+    Bool(u32, bool),
+    /// `constant ushort name [[function_constant(index)]]`.
+    U16(u32, u16),
+}
+
+/// How a kernel uses a buffer. A wrong declaration is a race, so the tests compare it with what is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Only written.
+    Write,
+    /// Read and written.
+    ReadWrite,
+}
+
+/// A buffer of a launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Binding<'a> {
+    /// The buffer.
+    pub buffer: &'a GpuBuffer,
+    /// Where the kernel's view of it begins, in bytes.
+    pub offset: usize,
+    /// What the kernel does with it.
+    pub access: Access,
+}
+
+impl<'a> Binding<'a> {
+    /// All of a buffer, to be read.
+    #[must_use]
+    pub fn read(buffer: &'a GpuBuffer) -> Self {
+        Self { buffer, offset: 0, access: Access::Read }
+    }
+
+    /// All of a buffer, to be written.
+    #[must_use]
+    pub fn write(buffer: &'a GpuBuffer) -> Self {
+        Self { buffer, offset: 0, access: Access::Write }
+    }
+
+    /// All of a buffer, to be read and written.
+    #[must_use]
+    pub fn read_write(buffer: &'a GpuBuffer) -> Self {
+        Self { buffer, offset: 0, access: Access::ReadWrite }
+    }
+
+    /// The same from `offset` bytes on.
+    #[must_use]
+    pub fn at(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+}
+
+/// One kernel with everything that it needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// The kernel.
+    pub pipeline: Pipeline,
+    /// The structure of arguments, at `buffer(0)`; at most 4096 bytes.
+    pub args: &'a [u8],
+    /// The buffers from `buffer(1)` on.
+    pub buffers: &'a [Binding<'a>],
+    /// Bytes of `threadgroup(0)`; 0 if the kernel has none. At most 32768 together with what it declares itself.
+    pub threadgroup_memory: usize,
+    /// Threadgroups in each dimension; none may be 0.
+    pub grid: [usize; 3],
+    /// Threads of a threadgroup, a multiple of 32.
+    pub num_threads: usize,
+}

@@ -1,0 +1,48 @@
+//! The kernel sources, as they are compiled on the device.
+
+/// The source of some kernels that are compiled together.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Library {
+    /// The name of the file in `metal_kernels`, without `.metal`.
+    pub name: &'static str,
+    /// The file.
+    pub source: &'static str,
+}
+
+/// What the files include, by name.
+const HEADERS: [(&str, &str); 1] = [("threads.h", include_str!("../../../metal_kernels/threads.h"))];
+
+impl Library {
+    /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so
+    /// that a compiler's messages point to the files of `metal_kernels`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::with_capacity(2 * self.source.len());
+        let mut included = Vec::new();
+        expand(&format!("{}.metal", self.name), self.source, &mut included, &mut text);
+        text
+    }
+}
+
+/// Each header is put in once, where it is first included.
+fn expand(name: &str, source: &str, included: &mut Vec<&'static str>, text: &mut String) {
+    text.push_str(&format!("#line 1 \"{name}\"\n"));
+    for (index, line) in source.lines().enumerate() {
+        let header = line
+            .strip_prefix("#include \"")
+            .and_then(|rest| rest.strip_suffix('"'))
+            .and_then(|wanted| HEADERS.iter().find(|(header, _)| *header == wanted));
+        match header {
+            Some((header, _)) if included.contains(header) => text.push('\n'),
+            Some((header, source)) => {
+                included.push(header);
+                expand(header, source, included, text);
+                text.push_str(&format!("#line {} \"{name}\"\n", index + 2));
+            }
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+}
