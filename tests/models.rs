@@ -64,10 +64,11 @@ impl Instance {
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
             max_num_seqs: MAX_TOKENS,
+            block_size: setup.block_size,
         };
         let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
-        let cache = KvCache::new(&config, num_blocks, setup.block_size, setup.dtype).unwrap();
+        let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size }
     }
 
@@ -374,10 +375,15 @@ fn a_step_has_six_dispatches_for_each_layer() {
     let checkpoint = Checkpoint::open(&fixture("tiny/llama")).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
-    let options =
-        LoadOptions { quantizer: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
+    let options = LoadOptions {
+        quantizer: None,
+        max_model_len: 64,
+        max_num_batched_tokens: 8,
+        max_num_seqs: 4,
+        block_size: BLOCK_SIZE,
+    };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
-    let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let cache = KvCache::new(&context, &config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     assert_eq!(context.num_dispatches(), 0);
     let mut instance = Instance { model, cache, block_size: BLOCK_SIZE };
     instance.step(&[(0, &[5], 1)]);

@@ -126,6 +126,7 @@ impl Llm {
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
             max_num_seqs: engine_config.max_num_seqs,
+            block_size: engine_config.block_size,
         };
         let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
         progress.begin(stage, opened.checkpoint.total_bytes());
@@ -137,6 +138,7 @@ impl Llm {
         let lm = models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
         progress.end();
         let kv_cache = KvCache::new(
+            &context,
             &opened.config,
             engine_config.num_blocks,
             engine_config.block_size,

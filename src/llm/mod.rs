@@ -83,10 +83,9 @@ impl Llm {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{} on cpu ({}, {} threads) · KV cache {} tokens, context {} · loaded in {:.2} s",
+            "{} on {} · KV cache {} tokens, context {} · loaded in {:.2} s",
             self.name,
-            self.context.cpu_level().name(),
-            self.context.num_threads(),
+            self.context.description(),
             self.engine.config().kv_cache_tokens(),
             self.engine.config().max_model_len,
             self.load_time.as_secs_f64()
