@@ -101,6 +101,7 @@ pub enum Placement {
 }
 
 /// Memory of a [`Gpu`].
+#[expect(clippy::len_without_is_empty, reason = "no memory is empty")]
 pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;
