@@ -46,6 +46,16 @@ impl Context {
         Self { device: Device::Cpu, cpu: CpuBackend { pool, level }, num_dispatches: AtomicU64::new(0) }
     }
 
+    /// A GPU.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`]: its kernels are not there yet.
+    pub fn gpu(gpu: std::sync::Arc<dyn crate::ops::metal::Gpu>) -> Result<Self> {
+        let error = Error::unsupported(format!("{} has no kernels yet", gpu.name()));
+        drop(gpu);
+        Err(error.with_hint("use --device cpu"))
+    }
+
     /// Where buffers are allocated.
     #[must_use]
     pub fn device(&self) -> &Device {

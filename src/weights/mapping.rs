@@ -105,6 +105,12 @@ impl SharedBytes {
         Self { mapping: Arc::clone(mapping), range }
     }
 
+    /// A range of a file, for tests of what shares mapped bytes.
+    #[cfg(test)]
+    pub(crate) fn of_file(path: &Path, range: Range<usize>) -> Self {
+        Self::new(&Arc::new(Mapping::open(path).unwrap()), range)
+    }
+
     /// The pages that hold these bytes, for a device that can read a file's pages in place. They stay
     /// mapped as long as a clone of this value lives.
     ///
@@ -154,9 +160,8 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let contents: Vec<u8> = (0..3 * PAGE + 100).map(|i| (i % 251) as u8).collect();
         file.write_all(&contents).unwrap();
-        let mapping = Arc::new(Mapping::open(file.path()).unwrap());
         let check = |range: Range<usize>, offset: usize, num_pages: usize| {
-            let bytes = SharedBytes::new(&mapping, range);
+            let bytes = SharedBytes::of_file(file.path(), range);
             let pages = bytes.pages(PAGE).unwrap();
             assert_eq!((pages.offset, pages.len), (offset, num_pages * PAGE));
             assert_eq!(pages.address.as_ptr().wrapping_add(offset).cast_const(), bytes.as_ptr());
@@ -166,9 +171,9 @@ mod tests {
         check(PAGE - 1..PAGE + 1, PAGE - 1, 2);
         check(2 * PAGE + 7..3 * PAGE + 100, 7, 2);
         check(3 * PAGE..3 * PAGE + 100, 0, 1);
-        assert_eq!(SharedBytes::new(&mapping, 5..5).pages(PAGE), None);
+        assert_eq!(SharedBytes::of_file(file.path(), 5..5).pages(PAGE), None);
         // No map begins at a multiple of half the address space.
-        assert_eq!(SharedBytes::new(&mapping, 0..1).pages(1 << (usize::BITS - 1)), None);
+        assert_eq!(SharedBytes::of_file(file.path(), 0..1).pages(1 << (usize::BITS - 1)), None);
         let owned = Arc::new(Mapping::Owned(contents));
         assert_eq!(SharedBytes::new(&owned, 0..PAGE).pages(PAGE), None);
     }
