@@ -96,7 +96,7 @@ pub enum ChipClass {
 pub enum Placement {
     /// Seen by the device only.
     Private,
-    /// Seen by both; [`GpuBuffer::host`] gives its address.
+    /// Seen by both; [`GpuMemory::host`] gives its address.
     Shared,
 }
 
