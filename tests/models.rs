@@ -449,8 +449,13 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
-        let options =
-            LoadOptions { quantizer: None, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let options = LoadOptions {
+            quantizer: None,
+            max_model_len: 8,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 1,
+            block_size: 8,
+        };
         let error = models::load(&checkpoint, &config, &context, &options, &|_| ()).err().unwrap();
         assert!(error.message().contains(expected), "{error}");
     };
@@ -473,7 +478,13 @@ fn progress_ends_with_all_bytes() {
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
         let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
-        let options = LoadOptions { quantizer, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let options = LoadOptions {
+            quantizer,
+            max_model_len: 8,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 1,
+            block_size: 8,
+        };
         let most = AtomicU64::new(0);
         let on_progress = |progress: models::LoadProgress| {
             assert!(progress.loaded_bytes <= progress.total_bytes);

@@ -10,7 +10,7 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use device::DeviceChoice;
+pub use device::{DeviceChoice, OpenedDevice};
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;
 pub use text_stream::{TextEvent, TextStream};

@@ -98,8 +98,8 @@ impl Context {
         }
     }
 
-    /// Time spent in kernels since the start; of a GPU, the time that was spent waiting for it. The rest of a step is the host's: scheduling, sampling,
-    /// and the way from one kernel to the next.
+    /// Time spent in kernels since the start; of a GPU, the time spent waiting for it. The rest of a step is the
+    /// host's: scheduling, sampling, and the way from one kernel to the next.
     #[must_use]
     pub fn kernel_time(&self) -> Duration {
         match &self.device {

@@ -1,7 +1,11 @@
 //! Apple GPUs: the kernels of `metal_kernels` and everything that launches them.
 
+#[cfg(all(target_os = "macos", feature = "metal"))]
+mod apple;
 mod attention;
 mod backend;
+#[cfg(any(test, all(target_os = "macos", feature = "metal")))]
+mod chip;
 mod gpu;
 mod inputs;
 mod kernel;
@@ -12,6 +16,8 @@ mod matrix;
 mod rows;
 mod tuning;
 
+#[cfg(all(target_os = "macos", feature = "metal"))]
+pub use apple::AppleGpu;
 pub use gpu::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, Placement, Ticket,
 };
