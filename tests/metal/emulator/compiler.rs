@@ -1,0 +1,316 @@
+//! From a kernel source to a shared object, by way of clang, once for each content.
+//!
+//! Objects lie in cargo's folder for the temporary files of tests, in a folder named after everything that
+//! goes into them. A folder appears there whole or not at all, so processes need not know of each other.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::object::Object;
+use super::rewriter::{Mode, Rewritten, rewrite};
+
+/// How a library is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Variant {
+    /// As fast as this machine runs it.
+    Fast,
+    /// With the freedom that Apple's compiler takes by default.
+    FastMath,
+    /// Every access is checked: bounds, races, declarations, values.
+    Checked,
+    /// With the address and undefined-behaviour sanitizers, whose run time has to be in the process already.
+    Sanitized,
+}
+
+impl Variant {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Fast => &["-O2", "-ffp-contract=off"],
+            Self::FastMath => &["-O2", "-ffast-math", "-ffp-contract=fast"],
+            Self::Checked => &[
+                "-O1",
+                "-ffp-contract=off",
+                "-fsanitize=thread",
+                "-mllvm",
+                "-tsan-instrument-func-entry-exit=0",
+            ],
+            Self::Sanitized => &[
+                "-O1",
+                "-ffp-contract=off",
+                "-fsanitize=address,undefined",
+                "-fno-sanitize=vptr,function",
+                "-fno-sanitize-recover=all",
+            ],
+        }
+    }
+
+    fn run_time_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Fast | Self::FastMath => &[],
+            Self::Checked => &["-DMSL_CHECKED"],
+            Self::Sanitized => &["-DMSL_ASAN"],
+        }
+    }
+
+    fn link_flags(self) -> &'static [&'static str] {
+        match self {
+            // The functions that the thread sanitizer's code calls are in the run time.
+            Self::Fast | Self::FastMath | Self::Checked => &[],
+            Self::Sanitized => &["-fsanitize=address,undefined", "-shared-libasan"],
+        }
+    }
+}
+
+/// clang of a version that knows everything that is asked of it.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    program: &'static str,
+    version: String,
+}
+
+/// The oldest that is known to compile the shim in all modes.
+const MIN_VERSION: u32 = 19;
+
+static COMPILER: LazyLock<Option<Compiler>> = LazyLock::new(|| {
+    let names = ["clang++-19", "clang++", "clang++-20", "clang++-21", "clang++-22"];
+    names.into_iter().find_map(|program| {
+        let output = Command::new(program).arg("--version").output().ok()?;
+        let version = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, number) = version.split_once("clang version ")?;
+        let major: u32 = number.split('.').next()?.parse().ok()?;
+        (major >= MIN_VERSION).then_some(Compiler { program, version })
+    })
+});
+
+type Slot = Arc<OnceLock<Result<Arc<Object>, String>>>;
+static OBJECTS: LazyLock<Mutex<HashMap<(Variant, u128), Slot>>> = LazyLock::new(Mutex::default);
+
+impl Compiler {
+    /// The compiler of this machine, if there is one.
+    pub(crate) fn find() -> Option<&'static Self> {
+        COMPILER.as_ref()
+    }
+
+    /// The object of a library; compiled if no process has done so before.
+    ///
+    /// # Errors
+    /// The compiler's messages.
+    pub(crate) fn object(&self, text: &str, variant: Variant) -> Result<Arc<Object>, String> {
+        let key = (variant, xxhash_rust::xxh3::xxh3_128(text.as_bytes()));
+        let slot = {
+            let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(objects.entry(key).or_default())
+        };
+        slot.get_or_init(|| self.load(text, variant).map(Arc::new)).clone()
+    }
+
+    /// Whether pointers stay in their address spaces, and what else a stricter language finds.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check_address_spaces(&self, text: &str) -> Result<(), String> {
+        let rewritten = self.rewrite(text, Mode::AddressSpaces)?;
+        if !rewritten.findings.is_empty() {
+            return Err(rewritten.findings.join("\n"));
+        }
+        let flags = [
+            "-x",
+            "clcpp",
+            "-cl-std=clc++2021",
+            "-cl-no-stdinc",
+            "-target",
+            "x86_64-linux-gnu",
+            "-nostdinc",
+            "-w",
+            "-fsyntax-only",
+        ];
+        self.syntax("address-spaces", &rewritten.text, &flags)
+    }
+
+    /// Whether the library compiles for CUDA.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check_cuda(&self, text: &str) -> Result<String, String> {
+        let rewritten = self.rewrite(text, Mode::Cuda)?;
+        let flags = [
+            "-x",
+            "cuda",
+            "--cuda-device-only",
+            "--cuda-gpu-arch=sm_90",
+            "-nocudainc",
+            "-nocudalib",
+            "--cuda-feature=+ptx81",
+            "-std=gnu++17",
+            "-DMSL_CUDA",
+            "-nostdinc",
+            "-w",
+            "-fsyntax-only",
+        ];
+        self.syntax("cuda", &rewritten.text, &flags)?;
+        Ok(rewritten.text)
+    }
+
+    /// Only compiles, and remembers by an empty folder that it did.
+    fn syntax(&self, name: &str, text: &str, flags: &[&str]) -> Result<(), String> {
+        let mut hash = self.hash(text)?;
+        hash.update(flags.join(" ").as_bytes());
+        in_cache(&format!("{name}-{:032x}", hash.digest128()), |folder| {
+            let source = folder.join("kernels.cpp");
+            fs::write(&source, text).map_err(|error| error.to_string())?;
+            run(self.command().args(flags).arg("-I").arg(shim()).arg(&source)).map(drop)
+        })
+        .map(drop)
+    }
+
+    fn load(&self, text: &str, variant: Variant) -> Result<Object, String> {
+        let rewritten = self.rewrite(text, Mode::Run)?;
+        if !rewritten.findings.is_empty() {
+            return Err(rewritten.findings.join("\n"));
+        }
+        let run_time = self.run_time(variant)?;
+        let mut flags = vec!["-x", "c++", "-std=gnu++17", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"];
+        flags.extend(["-Xclang", "-ffloat16-excess-precision=none"]);
+        flags.extend(["-Xclang", "-fbfloat16-excess-precision=none"]);
+        flags.extend(["-nostdinc", "-w", "-fPIC", "-gline-tables-only", machine()]);
+        flags.extend(variant.flags());
+        let mut hash = self.hash(&rewritten.text)?;
+        hash.update(flags.join(" ").as_bytes());
+        hash.update(run_time.as_os_str().as_encoded_bytes());
+        let folder = in_cache(&format!("kernels-{:032x}", hash.digest128()), |folder| {
+            let (source, object) = (folder.join("kernels.cpp"), folder.join("kernels.o"));
+            fs::write(&source, &rewritten.text).map_err(|error| error.to_string())?;
+            let mut compile = self.command();
+            run(compile.args(&flags).arg("-I").arg(shim()).arg("-c").arg(&source).arg("-o").arg(&object))?;
+            let mut link = self.command();
+            link.arg("-shared").args(variant.link_flags()).arg(&object).arg(run_time.join("run_time.o"));
+            run(link.arg("-o").arg(folder.join("kernels.so")).arg("-lm"))?;
+            fs::remove_file(object).map_err(|error| error.to_string())
+        })?;
+        Object::load(&folder.join("kernels.so"), rewritten.barriers)
+    }
+
+    fn run_time(&self, variant: Variant) -> Result<PathBuf, String> {
+        let mut flags = vec!["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"];
+        flags.extend(variant.run_time_flags());
+        let mut hash = self.hash("")?;
+        hash.update(flags.join(" ").as_bytes());
+        in_cache(&format!("run-time-{:032x}", hash.digest128()), |folder| {
+            let source = here().join("runtime/runtime.cpp");
+            run(self.command().args(&flags).arg("-c").arg(source).arg("-o").arg(folder.join("run_time.o")))
+                .map(drop)
+        })
+    }
+
+    fn rewrite(&self, text: &str, mode: Mode) -> Result<Rewritten, String> {
+        // The library's headers are the shim's; what is left for the preprocessor are macros and conditions.
+        let text: String = text
+            .lines()
+            .map(|line| {
+                if line.trim_start().starts_with("#include <metal_") {
+                    "\n".to_owned()
+                } else {
+                    format!("{line}\n")
+                }
+            })
+            .collect();
+        let mut command = self.command();
+        command.args([
+            "-E",
+            "-x",
+            "c++",
+            "-nostdinc",
+            "-undef",
+            "-D__METAL__",
+            "-D__METAL_VERSION__=320",
+            "-",
+        ]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        // The preprocessor reads everything before it writes more than a pipe holds only if it is small; so
+        // another thread writes.
+        let input = child.stdin.take();
+        let writer = std::thread::spawn(move || input.map(|mut input| input.write_all(text.as_bytes())));
+        let output = child.wait_with_output().map_err(|error| error.to_string())?;
+        drop(writer.join());
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        rewrite(&String::from_utf8_lossy(&output.stdout), mode)
+    }
+
+    fn command(&self) -> Command {
+        Command::new(self.program)
+    }
+
+    /// Of the compiler, the shim, the run time and `text`.
+    fn hash(&self, text: &str) -> Result<Xxh3, String> {
+        let mut hash = Xxh3::new();
+        hash.update(self.version.as_bytes());
+        hash.update(text.as_bytes());
+        for folder in [shim(), here().join("runtime")] {
+            let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+            let mut files: Vec<PathBuf> =
+                entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+            files.sort();
+            for file in files {
+                hash.update(&fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?);
+            }
+        }
+        Ok(hash)
+    }
+}
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metal/emulator")
+}
+
+fn shim() -> PathBuf {
+    here().join("shim")
+}
+
+/// With conversions of half precision in the processor where it has them.
+fn machine() -> &'static str {
+    let is_v3 = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("fma");
+    if is_v3 { "-march=x86-64-v3" } else { "-march=x86-64" }
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(messages) } else { Err(messages) }
+}
+
+/// The folder with this name; if there is none, `make` fills one, which gets the name when it is complete.
+fn in_cache(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("metal-emulator");
+    let folder = cache.join(name);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let unfinished = cache.join(format!("unfinished-{}-{number}", std::process::id()));
+    fs::create_dir_all(&unfinished).map_err(|error| format!("{}: {error}", unfinished.display()))?;
+    let made = make(&unfinished);
+    // If another process was faster, its folder is as good.
+    let renamed = made.is_ok() && fs::rename(&unfinished, &folder).is_ok();
+    if !renamed {
+        drop(fs::remove_dir_all(&unfinished));
+    }
+    made?;
+    if folder.is_dir() { Ok(folder) } else { Err(format!("cannot make {}", folder.display())) }
+}

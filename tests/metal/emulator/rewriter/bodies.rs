@@ -1,0 +1,125 @@
+//! What is rewritten inside functions and initialisers.
+
+use super::tokens::{Kind, Token, closing, code, is_attribute, newlines, spaced, split_at_commas};
+use super::{Barrier, Mode, Rewriter};
+
+/// What C++ has and the kernels' language has not.
+const NOT_IN_THE_LANGUAGE: [&str; 12] = [
+    "asm",
+    "catch",
+    "delete",
+    "double",
+    "dynamic_cast",
+    "goto",
+    "new",
+    "thread_local",
+    "throw",
+    "try",
+    "typeid",
+    "virtual",
+];
+
+impl Rewriter {
+    /// Literals get their type, statement attributes go, arrays in threadgroup memory become references to
+    /// what the run time allocates, and barriers get their number.
+    pub(super) fn body<'a>(&mut self, tokens: &[Token<'a>]) -> Result<Vec<Token<'a>>, String> {
+        let mut out: Vec<Token<'a>> = Vec::with_capacity(tokens.len());
+        let mut index = 0;
+        // Whether the next token begins a statement.
+        let mut begins = true;
+        while index < tokens.len() {
+            let token = &tokens[index];
+            if begins && token.is("threadgroup") {
+                let end = (index..tokens.len()).find(|&i| tokens[i].is(";"));
+                let end = end.ok_or_else(|| format!("{}: a declaration without end", token.place()))?;
+                if let Some(text) = self.threadgroup_variable(&tokens[index + 1..end])? {
+                    out.push(token.raw(text));
+                    out.extend(newlines(&tokens[index..end]));
+                    index = end + 1;
+                    continue;
+                }
+            }
+            if is_attribute(tokens, index) {
+                index = closing(tokens, index)? + 1;
+                continue;
+            }
+            if token.is_any(&["threadgroup_barrier", "simdgroup_barrier"]) && self.mode == Mode::Run {
+                let open = (index + 1..tokens.len()).find(|&i| !tokens[i].is_blank());
+                let open = open.ok_or_else(|| format!("{}: a barrier without argument", token.place()))?;
+                let end = closing(tokens, open)?;
+                out.extend_from_slice(&tokens[index..end]);
+                out.push(token.raw(format!(", {}", self.barriers.len())));
+                self.barriers.push(Barrier {
+                    call: spaced(&tokens[index..=end]),
+                    file: token.file.to_owned(),
+                    line: token.line,
+                });
+                index = end;
+                continue;
+            }
+            out.push(self.literal(token));
+            if !token.is_blank() {
+                begins = token.is_any(&["{", "}", ";"]);
+            }
+            index += 1;
+        }
+        Ok(out)
+    }
+
+    /// In the kernels' language `1.0` is a float and `1.0h` a half.
+    fn literal<'a>(&mut self, token: &Token<'a>) -> Token<'a> {
+        if token.is_any(&NOT_IN_THE_LANGUAGE) {
+            self.findings.push(format!("{}: `{}` is not in the language", token.place(), token.text));
+        }
+        let text = &*token.text;
+        if token.kind != Kind::Number || text.starts_with("0x") || text.starts_with("0X") {
+            return token.clone();
+        }
+        let number = text.trim_end_matches(['h', 'H']);
+        let is_floating = number.contains(['.', 'e', 'E']);
+        if number.len() < text.len() {
+            let point = if is_floating { "" } else { ".0" };
+            token.raw(format!("half({number}{point}f)"))
+        } else if is_floating && text.ends_with(|last: char| last.is_ascii_digit() || last == '.') {
+            token.raw(format!("{text}f"))
+        } else {
+            token.clone()
+        }
+    }
+
+    /// What follows `threadgroup` at the begin of a statement; none if it declares a pointer or a reference.
+    fn threadgroup_variable<'a>(&mut self, declaration: &[Token<'a>]) -> Result<Option<String>, String> {
+        let mut parts = split_at_commas(&code(declaration)).into_iter();
+        let first = parts.next().unwrap_or_default();
+        let (mut brackets, mut angles) = (0_usize, 0_usize);
+        for token in &first {
+            match &*token.text {
+                "(" | "[" | "{" => brackets += 1,
+                ")" | "]" | "}" => brackets = brackets.saturating_sub(1),
+                "<" => angles += 1,
+                ">" => angles = angles.saturating_sub(1),
+                "*" | "&" if brackets == 0 && angles == 0 => return Ok(None),
+                "=" => return Err(format!("{}: threadgroup memory has no initial value", token.place())),
+                _ => {}
+            }
+        }
+        let name = first.iter().position(|token| token.is("[")).unwrap_or(first.len());
+        let Some(name) = name.checked_sub(1).filter(|name| *name > 0) else { return Ok(None) };
+        let element = spaced(&first[..name]);
+        let mut text = String::new();
+        for declarator in std::iter::once(first[name..].to_vec()).chain(parts) {
+            let Some(name) = declarator.first() else { continue };
+            let (name, extents) = (&name.text, spaced(&declarator[1..]));
+            let site = self.num_threadgroup_variables;
+            self.num_threadgroup_variables += 1;
+            text += &match self.mode {
+                Mode::Cuda => format!("MSL_SHARED {element} {name} {extents}; "),
+                Mode::Run | Mode::AddressSpaces => format!(
+                    "threadgroup {element} (&{name}) {extents} = *(threadgroup {element} (*) {extents}) \
+                     msl_threadgroup_variable({site}, sizeof({element} {extents}), alignof({element})); "
+                ),
+            };
+        }
+        Ok(Some(text))
+    }
+}

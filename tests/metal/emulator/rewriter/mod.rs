@@ -1,0 +1,136 @@
+//! Turns a preprocessed kernel source into what clang compiles for this machine.
+//!
+//! It works on tokens, never moves code to another line and keeps the line markers, so that every message of
+//! a compiler or a checker names the line of the `.metal` file. It knows the part of the language that the
+//! kernels of this project use and says what it does not know; types are left to the compiler.
+
+mod bodies;
+mod declarations;
+mod glue;
+mod tokens;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the result is compiled as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// C++ for this machine, to be run.
+    Run,
+    /// OpenCL C++, whose address spaces are the language's: to be checked, not run.
+    AddressSpaces,
+    /// CUDA, for a GPU that is at hand.
+    Cuda,
+}
+
+/// A source that clang compiles, and what it found on the way.
+#[derive(Debug)]
+pub(crate) struct Rewritten {
+    /// Source code; it includes `msl.hpp`.
+    pub(crate) text: String,
+    /// The names of the kernels, in the order of their table.
+    pub(crate) kernels: Vec<String>,
+    /// The barriers in the order of the source, each known to the run time by its position here.
+    pub(crate) barriers: Vec<Barrier>,
+    /// What is wrong although C++ would accept it.
+    pub(crate) findings: Vec<String>,
+}
+
+/// A call of `threadgroup_barrier` or `simdgroup_barrier`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Barrier {
+    /// The call.
+    pub(crate) call: String,
+    /// The file with the call.
+    pub(crate) file: String,
+    /// Its line.
+    pub(crate) line: usize,
+}
+
+/// What a kernel knows about its place in the grid. The number of a name is its position.
+const BUILT_INS: [&str; 12] = [
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threadgroup_position_in_grid",
+    "threadgroups_per_grid",
+    "threads_per_grid",
+    "threads_per_threadgroup",
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+    "simdgroups_per_threadgroup",
+    "threads_per_simdgroup",
+    "thread_execution_width",
+];
+
+#[derive(Debug)]
+struct FunctionConstant {
+    index: u32,
+    kind: String,
+    name: String,
+}
+
+/// A kernel that the host can name.
+#[derive(Debug)]
+struct Instance {
+    name: String,
+    expression: String,
+    kernel: String,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    kind: ParameterKind,
+    is_reference: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum ParameterKind {
+    Buffer(usize),
+    Threadgroup(usize),
+    BuiltIn(usize),
+}
+
+struct Rewriter {
+    mode: Mode,
+    kernels: BTreeMap<String, Vec<Parameter>>,
+    instances: Vec<Instance>,
+    constants: Vec<FunctionConstant>,
+    /// Names of constants that depend on function constants.
+    derived: BTreeSet<String>,
+    barriers: Vec<Barrier>,
+    num_threadgroup_variables: usize,
+    findings: Vec<String>,
+}
+
+/// Rewrites a source without macros and includes.
+///
+/// # Errors
+/// The place and what is not understood there.
+pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
+    let mut rewriter = Rewriter {
+        mode,
+        kernels: BTreeMap::new(),
+        instances: Vec::new(),
+        constants: Vec::new(),
+        derived: BTreeSet::new(),
+        barriers: Vec::new(),
+        num_threadgroup_variables: 0,
+        findings: Vec::new(),
+    };
+    let mut text = String::from("#include \"msl.hpp\"\n");
+    for token in rewriter.all(&tokens::tokenize(source))? {
+        // Pragmas for Apple's compiler say nothing to clang; unrolling only costs time here.
+        let is_pragma = token.kind == tokens::Kind::Directive && token.text.starts_with("#pragma");
+        if !is_pragma || (mode == Mode::Cuda && token.text.contains("unroll")) {
+            text.push_str(&token.text);
+        }
+    }
+    text.push_str("\n#line 1 \"generated\"\n");
+    rewriter.glue(&mut text)?;
+    Ok(Rewritten {
+        text,
+        kernels: rewriter.instances.iter().map(|instance| instance.name.clone()).collect(),
+        barriers: rewriter.barriers,
+        findings: rewriter.findings,
+    })
+}
