@@ -3,3 +3,4 @@
 
 mod emulator;
 mod example;
+mod ops;
