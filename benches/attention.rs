@@ -13,7 +13,7 @@ use tinyvllm::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, Rope
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, KvCache, KvCacheDType,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, KvCache, KvCacheDType, StepInputs,
     paged_attention,
 };
 
@@ -90,8 +90,8 @@ fn measure(
     let layer_bytes =
         num_sequences * seq_len * KvCache::bytes_per_token(&config, BLOCK_SIZE, KvCacheDType::F16);
     config.num_layers = CACHE_BYTES.div_ceil(layer_bytes).min(1_000);
-    let cache =
-        KvCache::new(&config, num_sequences * blocks_each, BLOCK_SIZE, KvCacheDType::F16).expect("memory");
+    let cache = KvCache::new(context, &config, num_sequences * blocks_each, BLOCK_SIZE, KvCacheDType::F16)
+        .expect("memory");
     let limits = AttentionLimits {
         num_heads: config.num_heads,
         num_kv_heads: config.num_kv_heads,
@@ -115,9 +115,8 @@ fn measure(
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
     let qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
-    let mut qkv = Buffer::new(context.device(), num_tokens, qkv_width).expect("memory");
-    let mut out =
-        Buffer::new(context.device(), num_tokens, config.num_heads * config.head_dim).expect("memory");
+    let mut qkv = Buffer::new(context, num_tokens, qkv_width).expect("memory");
+    let mut out = Buffer::new(context, num_tokens, config.num_heads * config.head_dim).expect("memory");
     let fill = |values: &mut [f32]| {
         for (index, value) in values.iter_mut().enumerate() {
             *value = (index as f32 * 0.37).sin();
@@ -125,12 +124,13 @@ fn measure(
     };
     qkv.write(num_tokens, fill).expect("room");
 
+    let step = StepInputs::new(&[], &[], &[], &metadata);
     let mut times = Vec::new();
     let started = Instant::now();
     while times.len() < 2 * config.num_layers || started.elapsed().as_secs_f64() < 0.5 {
         let layer = times.len() % config.num_layers;
         let start = Instant::now();
-        paged_attention(context, &mut scratch, &qkv, &cache, layer, &metadata, &mut out).expect("it fits");
+        paged_attention(context, &mut scratch, &qkv, &cache, layer, &step, &mut out).expect("it fits");
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);

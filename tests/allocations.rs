@@ -59,9 +59,10 @@ fn runner(model: &str) -> ModelRunner {
         max_model_len: 128,
         max_num_batched_tokens: 64,
         max_num_seqs: NUM_ROWS,
+        block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
-    let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let cache = KvCache::new(&context, &config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     ModelRunner::new(model, cache)
 }
 

@@ -64,10 +64,11 @@ impl Instance {
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
             max_num_seqs: MAX_TOKENS,
+            block_size: setup.block_size,
         };
         let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
-        let cache = KvCache::new(&config, num_blocks, setup.block_size, setup.dtype).unwrap();
+        let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size }
     }
 
@@ -374,10 +375,15 @@ fn a_step_has_six_dispatches_for_each_layer() {
     let checkpoint = Checkpoint::open(&fixture("tiny/llama")).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
-    let options =
-        LoadOptions { quantizer: None, max_model_len: 64, max_num_batched_tokens: 8, max_num_seqs: 4 };
+    let options = LoadOptions {
+        quantizer: None,
+        max_model_len: 64,
+        max_num_batched_tokens: 8,
+        max_num_seqs: 4,
+        block_size: BLOCK_SIZE,
+    };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
-    let cache = KvCache::new(&config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let cache = KvCache::new(&context, &config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     assert_eq!(context.num_dispatches(), 0);
     let mut instance = Instance { model, cache, block_size: BLOCK_SIZE };
     instance.step(&[(0, &[5], 1)]);
@@ -443,8 +449,13 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
-        let options =
-            LoadOptions { quantizer: None, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let options = LoadOptions {
+            quantizer: None,
+            max_model_len: 8,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 1,
+            block_size: 8,
+        };
         let error = models::load(&checkpoint, &config, &context, &options, &|_| ()).err().unwrap();
         assert!(error.message().contains(expected), "{error}");
     };
@@ -467,7 +478,13 @@ fn progress_ends_with_all_bytes() {
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
         let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
-        let options = LoadOptions { quantizer, max_model_len: 8, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        let options = LoadOptions {
+            quantizer,
+            max_model_len: 8,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 1,
+            block_size: 8,
+        };
         let most = AtomicU64::new(0);
         let on_progress = |progress: models::LoadProgress| {
             assert!(progress.loaded_bytes <= progress.total_bytes);

@@ -34,6 +34,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Crates and parts of `std`, and the only modules that may name them.
 const ONLY_IN: &[(&str, &[&str])] = &[
+    ("block2", &["ops"]),
+    ("candle_metal_kernels", &["ops"]),
     ("candle_core", &["config", "error", "layers", "llm", "models", "ops", "runner", "weights"]),
     ("clap", &["cli", "main"]),
     ("ctrlc", &["cli"]),
@@ -41,6 +43,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("indicatif", &["cli"]),
     ("memmap2", &["ops", "weights"]),
     ("minijinja", &["chat"]),
+    ("objc2", &["ops"]),
+    ("objc2_metal", &["ops"]),
     ("rustyline", &["cli"]),
     ("tokenizers", &["tokenizer"]),
 ];

@@ -179,7 +179,7 @@ fn measure_all(
         version: env!("CARGO_PKG_VERSION"),
         model: llm.summary(),
         num_threads: llm.context().num_threads(),
-        cpu_level: llm.context().cpu_level().name(),
+        cpu_level: llm.context().cpu_level().map_or("none", tinyvllm::ops::cpu::CpuLevel::name),
         load_seconds: llm.load_time().as_secs_f64(),
         peak_memory_bytes,
         memory_bandwidth: bytes_per_second,

@@ -58,26 +58,25 @@ impl Attention {
     /// # Errors
     /// If the batch does not fit the cache or the activations.
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
-        let LayerInput { context, positions, attention, rope, layer, outputs } = input;
+        let LayerInput { context, step, rope, layer, only_outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let projections = [&self.q, &self.k, &self.v];
         norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
-        let slots = &attention.slot_mapping;
-        rope_kv_write(context, &mut act.qkv, positions, slots, head_norms, rope, cache, layer)?;
+        rope_kv_write(context, &mut act.qkv, step, head_norms, rope, cache, layer)?;
         paged_attention(
             context,
             &mut act.attention_scratch,
             &act.qkv,
             cache,
             layer,
-            attention,
+            step,
             &mut act.attention,
         )?;
-        if let Some(outputs) = outputs {
-            gather_rows(context, outputs, &mut act.attention)?;
-            gather_rows(context, outputs, &mut act.hidden)?;
+        if only_outputs {
+            gather_rows(context, step, &mut act.attention)?;
+            gather_rows(context, step, &mut act.hidden)?;
         }
         let num_outputs = input.num_outputs();
         linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)

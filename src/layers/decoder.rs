@@ -2,9 +2,7 @@
 
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, LinearScratch, RopeTable,
-};
+use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScratch, RopeTable, StepInputs};
 
 /// The activations of a step and the scratch memory of the ops, allocated once.
 #[derive(Debug)]
@@ -26,19 +24,13 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Memory for steps of at most `max_num_tokens` tokens in `max_num_seqs` rows, with contexts of at
-    /// most `max_model_len`.
+    /// Memory for steps within these limits.
     ///
     /// # Errors
     /// If the device has no memory.
-    pub fn new(
-        context: &Context,
-        config: &ModelConfig,
-        max_num_tokens: usize,
-        max_num_seqs: usize,
-        max_model_len: usize,
-    ) -> Result<Self> {
-        let buffer = |rows: usize, width: usize| Buffer::new(context.device(), rows, width);
+    pub fn new(context: &Context, config: &ModelConfig, limits: &AttentionLimits) -> Result<Self> {
+        let (max_num_tokens, max_num_seqs) = (limits.max_num_tokens, limits.max_num_rows);
+        let buffer = |rows: usize, width: usize| Buffer::new(context, rows, width);
         let widest = config.hidden_size.max(config.q_size()).max(config.intermediate_size);
         Ok(Self {
             hidden: buffer(max_num_tokens, config.hidden_size)?,
@@ -47,18 +39,7 @@ impl Activations {
             intermediate: buffer(max_num_tokens, config.intermediate_size)?,
             logits: buffer(max_num_seqs, config.vocab_size)?,
             linear_scratch: LinearScratch::new(context, max_num_tokens.max(max_num_seqs), widest)?,
-            attention_scratch: AttentionScratch::new(
-                context,
-                AttentionLimits {
-                    num_heads: config.num_heads,
-                    num_kv_heads: config.num_kv_heads,
-                    head_dim: config.head_dim,
-                    sliding_window: config.sliding_window,
-                    max_model_len,
-                    max_num_tokens,
-                    max_num_rows: max_num_seqs,
-                },
-            )?,
+            attention_scratch: AttentionScratch::new(context, *limits)?,
         })
     }
 }
@@ -68,29 +49,27 @@ impl Activations {
 pub struct LayerInput<'a> {
     /// The device.
     pub context: &'a Context,
-    /// Position of each token in its sequence.
-    pub positions: &'a [u32],
-    /// Where the tokens' sequences are in the cache.
-    pub attention: &'a AttentionMetadata,
+    /// The tokens and where their sequences are in the cache.
+    pub step: &'a StepInputs<'a>,
     /// The angles of all positions.
     pub rope: &'a RopeTable,
     /// The index of the layer, which is also its index in the cache.
     pub layer: usize,
-    /// The tokens whose results are wanted, ascending, or none for all. Behind attention, their rows are the
-    /// first ones and the others are not computed any more.
-    pub outputs: Option<&'a [usize]>,
+    /// Whether only the step's outputs are wanted. Behind attention, their rows are then the first ones and the
+    /// others are not computed any more.
+    pub only_outputs: bool,
 }
 
 impl LayerInput<'_> {
     /// Tokens of the step.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
-        self.positions.len()
+        self.step.num_tokens()
     }
 
     /// Tokens whose results are wanted.
     #[must_use]
     pub fn num_outputs(&self) -> usize {
-        self.outputs.map_or(self.num_tokens(), <[usize]>::len)
+        if self.only_outputs { self.step.outputs.len() } else { self.num_tokens() }
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ops::{Context, Linear, Matrix, RmsNorm};
+use crate::ops::{Context, Linear, Matrix, RmsNorm, Vector};
 use crate::weights::{Checkpoint, Quantizer, RawTensor};
 use crate::{Error, Result};
 
@@ -105,8 +105,9 @@ impl<'a> Loader<'a> {
     /// As [`Self::matrix`].
     pub fn linear(&self, name: &str, outputs: usize, inputs: usize, has_bias: bool) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
-        let bias = has_bias.then(|| self.vector(&format!("{name}.bias"), outputs)).transpose()?;
-        Ok(Linear { weight, bias })
+        let bias =
+            has_bias.then(|| Vector::new(self.context, self.vector(&format!("{name}.bias"), outputs)?));
+        Ok(Linear { weight, bias: bias.transpose()? })
     }
 
     /// The norm `name` (without `.weight`) over `len` values.
@@ -114,7 +115,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`Self::vector`].
     pub fn norm(&self, name: &str, len: usize, eps: f32) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: self.vector(&format!("{name}.weight"), len)?, eps })
+        let weight = Vector::new(self.context, self.vector(&format!("{name}.weight"), len)?)?;
+        Ok(RmsNorm { weight, eps })
     }
 
     /// The vector `name` of `len` values.

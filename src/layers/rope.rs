@@ -20,7 +20,8 @@ pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize
         RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
         _ => 1.0,
     };
-    Ok(RopeTable::new(config.style, frequencies(config, divisors.as_deref()), factor, max_positions))
+    let frequencies = frequencies(config, divisors.as_deref());
+    RopeTable::new(loader.context(), config.style, frequencies, factor, max_positions)
 }
 
 /// Radians per position of each pair.

@@ -1,8 +1,10 @@
 //! Which device computes: asked for, or chosen. Never a silent fallback.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
-use crate::{Error, Result};
+use crate::ops::metal::Gpu;
+use crate::{Error, ErrorKind, Result};
 
 /// The device that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,20 +49,47 @@ impl std::fmt::Display for DeviceChoice {
     }
 }
 
+/// A device that was found and opened.
+#[derive(Debug, Clone)]
+pub enum OpenedDevice {
+    /// The processor.
+    Cpu,
+    /// A GPU.
+    Gpu(Arc<dyn Gpu>),
+}
+
 impl DeviceChoice {
-    /// The device itself. `Auto` is the CPU: the only device of this version.
+    /// Opens the device. `Auto` is Metal where this build and this machine have it, and the CPU elsewhere.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] for a device that this build does not have.
-    pub fn open(self) -> Result<candle_core::Device> {
+    /// [`ErrorKind::Unsupported`] for a device that this build or this machine does not have.
+    pub fn open(self) -> Result<OpenedDevice> {
         match self {
-            Self::Auto | Self::Cpu => Ok(candle_core::Device::Cpu),
-            Self::Metal | Self::Cuda(_) => {
-                Err(Error::unsupported(format!("--device {self} is not available: this build has cpu only"))
-                    .with_hint("leave --device out, or use --device cpu"))
-            }
+            Self::Cpu => Ok(OpenedDevice::Cpu),
+            Self::Metal => open_metal().map(OpenedDevice::Gpu),
+            // Not a silent fallback: nobody asked for a GPU, and the summary line names the device.
+            Self::Auto => match open_metal() {
+                Ok(gpu) => Ok(OpenedDevice::Gpu(gpu)),
+                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(OpenedDevice::Cpu),
+                Err(error) => Err(error),
+            },
+            Self::Cuda(_) => Err(Error::unsupported(format!(
+                "--device {self} is not available: there are kernels for cpu and metal only"
+            ))
+            .with_hint("leave --device out, or use --device cpu")),
         }
     }
+}
+
+#[cfg(all(target_os = "macos", feature = "metal"))]
+fn open_metal() -> Result<Arc<dyn Gpu>> {
+    Ok(Arc::new(crate::ops::metal::AppleGpu::open()?))
+}
+
+#[cfg(not(all(target_os = "macos", feature = "metal")))]
+fn open_metal() -> Result<Arc<dyn Gpu>> {
+    Err(Error::unsupported("--device metal is not available: this build has no metal")
+        .with_hint("build with --features metal on a Mac, or use --device cpu"))
 }
 
 #[cfg(test)]
@@ -76,8 +105,23 @@ mod tests {
         for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU:1", "cpu:0"] {
             assert!(name.parse::<DeviceChoice>().is_err(), "{name}");
         }
-        assert!(DeviceChoice::Auto.open().is_ok());
-        assert_eq!(DeviceChoice::Metal.open().unwrap_err().kind(), crate::ErrorKind::Unsupported);
-        assert_eq!(DeviceChoice::Cuda(0).open().unwrap_err().kind(), crate::ErrorKind::Unsupported);
+        assert_eq!(DeviceChoice::Cuda(0).open().unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn auto_is_metal_where_there_is_metal() {
+        assert!(matches!(DeviceChoice::Cpu.open().unwrap(), OpenedDevice::Cpu));
+        let auto = DeviceChoice::Auto.open().unwrap();
+        match DeviceChoice::Metal.open() {
+            Ok(opened) => {
+                let both = (&opened, &auto);
+                assert!(matches!(both, (OpenedDevice::Gpu(_), OpenedDevice::Gpu(_))), "{both:?}");
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported);
+                assert!(error.hint().is_some_and(|hint| hint.contains("--device cpu")));
+                assert!(matches!(auto, OpenedDevice::Cpu));
+            }
+        }
     }
 }

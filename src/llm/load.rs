@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::{DeviceChoice, Llm};
+use super::{DeviceChoice, Llm, OpenedDevice};
 use crate::chat::Chat;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
@@ -119,13 +119,15 @@ impl Llm {
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
         let opened = OpenedModel::open(model)?;
-        let engine_config = plan_memory(&opened.demand(options)?, &options.limits)?;
-        let context = Arc::new(new_context(options)?);
+        let device = options.device.open()?;
+        let engine_config = plan_memory(&opened.demand(options, &device)?, &options.limits)?;
+        let context = Arc::new(new_context(options, &device)?);
         let load_options = models::LoadOptions {
             quantizer: opened.quantizer(options)?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
             max_num_seqs: engine_config.max_num_seqs,
+            block_size: engine_config.block_size,
         };
         let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
         progress.begin(stage, opened.checkpoint.total_bytes());
@@ -137,6 +139,7 @@ impl Llm {
         let lm = models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
         progress.end();
         let kv_cache = KvCache::new(
+            &context,
             &opened.config,
             engine_config.num_blocks,
             engine_config.block_size,
@@ -191,7 +194,11 @@ impl OpenedModel {
     }
 
     /// What the memory plan is made from.
-    pub(super) fn demand(&self, options: &LlmOptions) -> Result<MemoryDemand> {
+    pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
+        let available_bytes = match device {
+            OpenedDevice::Cpu => available_memory_bytes(),
+            OpenedDevice::Gpu(gpu) => gpu.working_set_bytes(),
+        };
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
         Ok(MemoryDemand {
@@ -201,7 +208,7 @@ impl OpenedModel {
             },
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
-            available_bytes: available_memory_bytes().saturating_sub(OVERHEAD_BYTES),
+            available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
         })
     }
 }
@@ -242,8 +249,7 @@ fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
 }
 
-fn new_context(options: &LlmOptions) -> Result<Context> {
-    let device = options.device.open()?;
+fn new_context(options: &LlmOptions, device: &OpenedDevice) -> Result<Context> {
     let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
     if num_threads == 0 || num_threads > 1_024 {
         return Err(Error::invalid_request(format!(
@@ -252,10 +258,10 @@ fn new_context(options: &LlmOptions) -> Result<Context> {
     }
     let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
     match device {
-        candle_core::Device::Cpu => {
+        OpenedDevice::Cpu => {
             let start = if options.pin_threads { ThreadPool::pinned } else { ThreadPool::new };
             Ok(Context::cpu_with(start(num_threads), level))
         }
-        _ => Err(Error::unsupported(format!("--device {} has no kernels yet", options.device))),
+        OpenedDevice::Gpu(gpu) => Ok(Context::gpu(Arc::clone(gpu))),
     }
 }

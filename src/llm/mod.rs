@@ -10,7 +10,7 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use device::DeviceChoice;
+pub use device::{DeviceChoice, OpenedDevice};
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;
 pub use text_stream::{TextEvent, TextStream};
@@ -83,10 +83,9 @@ impl Llm {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{} on cpu ({}, {} threads) · KV cache {} tokens, context {} · loaded in {:.2} s",
+            "{} on {} · KV cache {} tokens, context {} · loaded in {:.2} s",
             self.name,
-            self.context.cpu_level().name(),
-            self.context.num_threads(),
+            self.context.description(),
             self.engine.config().kv_cache_tokens(),
             self.engine.config().max_model_len,
             self.load_time.as_secs_f64()

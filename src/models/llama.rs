@@ -9,7 +9,9 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, Attention, LayerInput, Loader, Mlp, rope_table};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
-use crate::ops::{Buffer, Context, KvCache, Matrix, RmsNorm, RopeTable, embed, norm_logits};
+use crate::ops::{
+    Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, RopeTable, StepInputs, embed, norm_logits,
+};
 
 /// A decoder of pre-normalised attention and feed-forward layers.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub struct Llama {
     head: Option<Matrix>,
     rope: RopeTable,
     activations: Activations,
+    device_inputs: DeviceInputs,
 }
 
 #[derive(Debug)]
@@ -43,6 +46,7 @@ impl Llama {
         options: &LoadOptions,
     ) -> Result<Self> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let limits = options.attention_limits(config);
         let layer = |index: usize| {
             let prefix = format!("blk.{index}");
             Ok(Layer {
@@ -62,13 +66,8 @@ impl Llama {
                 .then(|| loader.matrix("output.weight", vocab, hidden))
                 .transpose()?,
             rope: rope_table(loader, &config.rope, options.max_model_len)?,
-            activations: Activations::new(
-                context,
-                config,
-                options.max_num_batched_tokens,
-                options.max_num_seqs,
-                options.max_model_len,
-            )?,
+            activations: Activations::new(context, config, &limits)?,
+            device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
             config: config.clone(),
             context: Arc::clone(context),
         })
@@ -81,23 +80,18 @@ impl CausalLm for Llama {
     }
 
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
-        let Self { context, activations, .. } = self;
+        let Self { context, activations, device_inputs, .. } = self;
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.rope.extend_to(num_positions)?;
-        embed(context, &batch.token_ids, &self.embedding, &mut activations.hidden)?;
         let outputs = &batch.logits_indices[..];
+        let step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
+        let step = &device_inputs.upload(context, step, cache)?;
+        embed(context, step, &self.embedding, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             // Behind the last layer's attention, only tokens whose logits are wanted matter.
             let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
-            let input = LayerInput {
-                context,
-                positions: &batch.positions,
-                attention: &batch.attention,
-                rope: &self.rope,
-                layer: index,
-                outputs: only_outputs.then_some(outputs),
-            };
+            let input = LayerInput { context, step, rope: &self.rope, layer: index, only_outputs };
             layer.attention.forward(input, activations, cache)?;
             layer.mlp.forward(input, activations)?;
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::config::{Decoder, ModelConfig};
 use crate::layers::Loader;
-use crate::ops::{Buffer, Context, KvCache};
+use crate::ops::{AttentionLimits, Buffer, Context, KvCache};
 use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
 
@@ -47,14 +47,30 @@ pub struct LoadOptions {
     pub max_num_batched_tokens: usize,
     /// Most rows in a step, and most logits.
     pub max_num_seqs: usize,
+    /// Tokens of a block of the cache, or fewer.
+    pub block_size: usize,
 }
 
 impl LoadOptions {
+    /// What attention has to be ready for.
+    pub(crate) fn attention_limits(&self, config: &ModelConfig) -> AttentionLimits {
+        AttentionLimits {
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            sliding_window: config.sliding_window,
+            max_model_len: self.max_model_len,
+            max_num_tokens: self.max_num_batched_tokens,
+            max_num_rows: self.max_num_seqs,
+        }
+    }
+
     fn validate(&self) -> Result<()> {
         let sizes = [
             ("max_model_len", self.max_model_len),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_num_seqs", self.max_num_seqs),
+            ("block_size", self.block_size),
         ];
         match sizes.iter().find(|(_, size)| *size == 0) {
             Some((name, _)) => Err(Error::invalid_request(format!("{name} is 0, but has to be at least 1"))),

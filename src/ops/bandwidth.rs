@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::Context;
 use super::context::Backend;
-use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
+use crate::{Error, Result};
 
 /// Bytes that are read in a pass: more than the last-level cache of any machine this is likely to run
 /// on, so that a pass starts with none of its data cached.
@@ -25,8 +25,10 @@ const NUM_PASSES: usize = 8;
 /// # Errors
 /// If there is no such measurement for the context's device.
 pub fn measure_read_bandwidth(context: &Context) -> Result<f64> {
-    let Backend::Cpu(cpu) = context.backend("the measurement of memory bandwidth")?;
-    Ok(best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES))
+    match context.backend() {
+        Backend::Cpu(cpu) => Ok(best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES)),
+        Backend::Metal(_) => Err(Error::unsupported("the memory bandwidth of a GPU is not measured")),
+    }
 }
 
 fn best_pass(pool: &ThreadPool, num_bytes: usize, num_passes: usize) -> f64 {

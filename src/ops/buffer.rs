@@ -1,33 +1,44 @@
 //! Preallocated activations.
 
-use candle_core::{CpuStorage, Device, Storage};
+use std::sync::Arc;
 
+use candle_core::{CpuStorage, Storage};
+
+use crate::ops::context::{Backend, Context};
+use crate::ops::metal::{GpuBuffer, MetalBackend, Placement};
 use crate::{Error, Result};
 
 /// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
-/// A step uses the first rows; the rest keeps what earlier steps left. The memory is candle's storage without
-/// a tensor around it: what a tensor adds (a graph, locks, views) allocates in every operation.
+/// A step uses the first rows; the rest keeps what earlier steps left. On the CPU the memory is candle's storage
+/// without a tensor around it: what a tensor adds (a graph, locks, views) allocates in every operation.
 #[derive(Debug)]
 pub struct Buffer {
-    storage: Storage,
+    memory: Memory,
     max_rows: usize,
     width: usize,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(Storage),
+    Metal(Arc<MetalBackend>, GpuBuffer),
 }
 
 impl Buffer {
     /// Zeros.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] for a device without kernels.
-    pub fn new(device: &Device, max_rows: usize, width: usize) -> Result<Self> {
-        let storage = match device {
-            Device::Cpu => Storage::Cpu(CpuStorage::F32(vec![0.0; max_rows * width])),
-            other => {
-                return Err(Error::unsupported(format!("there are no buffers on {:?}", other.location())));
+    /// [`crate::ErrorKind::Capacity`] if a GPU has no memory.
+    pub fn new(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
+        let memory = match context.backend() {
+            Backend::Cpu(_) => Memory::Host(Storage::Cpu(CpuStorage::F32(vec![0.0; max_rows * width]))),
+            Backend::Metal(metal) => {
+                let buffer = metal.gpu().allocate((max_rows * width * 4).max(16), Placement::Shared)?;
+                Memory::Metal(Arc::clone(metal), buffer)
             }
         };
-        Ok(Self { storage, max_rows, width })
+        Ok(Self { memory, max_rows, width })
     }
 
     /// Most rows of a step.
@@ -42,27 +53,47 @@ impl Buffer {
         self.width
     }
 
-    /// Calls `read` with the first `num_rows` rows of a buffer on the CPU.
+    /// Calls `read` with the first `num_rows` rows, after all work that a GPU still has to do.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are fewer rows or the buffer is on another device.
+    /// [`crate::ErrorKind::Internal`] if there are fewer rows or the work failed.
     pub fn read<R>(&self, num_rows: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        match &self.storage {
-            Storage::Cpu(CpuStorage::F32(values)) => Ok(read(&values[..len])),
-            _ => Err(Error::internal("a buffer was read that is not on the CPU")),
+        match &self.memory {
+            Memory::Host(Storage::Cpu(CpuStorage::F32(values))) => Ok(read(&values[..len])),
+            Memory::Host(_) => Err(Error::internal("a buffer on the host is of f32")),
+            Memory::Metal(metal, buffer) => {
+                let mut values = vec![0.0_f32; len];
+                metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
+                Ok(read(&values))
+            }
         }
     }
 
-    /// Calls `write` with the first `num_rows` rows of a buffer on the CPU.
+    /// Calls `write` with the first `num_rows` rows, for what comes next to see.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are fewer rows or the buffer is on another device.
+    /// [`crate::ErrorKind::Internal`] if there are fewer rows or work on them failed.
     pub fn write<R>(&mut self, num_rows: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        match &mut self.storage {
-            Storage::Cpu(CpuStorage::F32(values)) => Ok(write(&mut values[..len])),
-            _ => Err(Error::internal("a buffer was written that is not on the CPU")),
+        match &mut self.memory {
+            Memory::Host(Storage::Cpu(CpuStorage::F32(values))) => Ok(write(&mut values[..len])),
+            Memory::Host(_) => Err(Error::internal("a buffer on the host is of f32")),
+            Memory::Metal(metal, buffer) => {
+                let mut values = vec![0.0_f32; len];
+                metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
+                let result = write(&mut values);
+                metal.gpu().write(buffer, 0, bytemuck::cast_slice(&values))?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// The memory of a buffer on a GPU.
+    pub(crate) fn metal(&self) -> Result<&GpuBuffer> {
+        match &self.memory {
+            Memory::Metal(_, buffer) => Ok(buffer),
+            Memory::Host(_) => Err(Error::internal("a buffer on the CPU was given to a GPU")),
         }
     }
 
@@ -80,10 +111,12 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::cpu::CpuLevel;
 
     #[test]
     fn what_is_written_is_read_and_rows_are_checked() {
-        let mut buffer = Buffer::new(&Device::Cpu, 3, 2).unwrap();
+        let context = Context::cpu(1, CpuLevel::detect());
+        let mut buffer = Buffer::new(&context, 3, 2).unwrap();
         buffer.write(2, |values| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0])).unwrap();
         assert_eq!(buffer.read(3, <[f32]>::to_vec).unwrap(), [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
         assert!(buffer.read(4, <[f32]>::len).unwrap_err().message().contains("4 rows"));

@@ -1,21 +1,24 @@
 //! The device that ops run on, and the count of what was run.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use candle_core::Device;
-
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::{Error, Result};
+use crate::ops::metal::{Gpu, MetalBackend};
 
-/// A device with what its kernels need. Every op starts with `launch`, the one place where
-/// dispatches are counted.
+/// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
 #[derive(Debug)]
 pub struct Context {
-    device: Device,
-    cpu: CpuBackend,
+    device: DeviceBackend,
     num_dispatches: AtomicU64,
+}
+
+#[derive(Debug)]
+enum DeviceBackend {
+    Cpu(CpuBackend),
+    Metal(Arc<MetalBackend>),
 }
 
 /// What CPU kernels need.
@@ -31,6 +34,7 @@ pub struct CpuBackend {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Backend<'a> {
     Cpu(&'a CpuBackend),
+    Metal(&'a Arc<MetalBackend>),
 }
 
 impl Context {
@@ -43,51 +47,78 @@ impl Context {
     /// The CPU, with these threads and kernels for `level`.
     #[must_use]
     pub fn cpu_with(pool: ThreadPool, level: CpuLevel) -> Self {
-        Self { device: Device::Cpu, cpu: CpuBackend { pool, level }, num_dispatches: AtomicU64::new(0) }
+        Self { device: DeviceBackend::Cpu(CpuBackend { pool, level }), num_dispatches: AtomicU64::new(0) }
     }
 
-    /// Where buffers are allocated.
+    /// A GPU. The processor repacks weights for it, with as many threads as the system grants.
     #[must_use]
-    pub fn device(&self) -> &Device {
-        &self.device
+    pub fn gpu(gpu: Arc<dyn Gpu>) -> Self {
+        let pool = ThreadPool::new(ThreadPool::default_num_threads());
+        Self {
+            device: DeviceBackend::Metal(Arc::new(MetalBackend::new(gpu, pool))),
+            num_dispatches: AtomicU64::new(0),
+        }
     }
 
-    /// Threads of the CPU's kernels.
+    /// What computes: the GPU's name, or the CPU's instruction set and threads.
+    #[must_use]
+    pub fn description(&self) -> String {
+        match &self.device {
+            DeviceBackend::Cpu(cpu) => {
+                format!("cpu ({}, {} threads)", cpu.level.name(), cpu.pool.num_threads())
+            }
+            DeviceBackend::Metal(metal) => format!("metal ({})", metal.gpu().name()),
+        }
+    }
+
+    /// Threads of the processor that take part.
     #[must_use]
     pub fn num_threads(&self) -> usize {
-        self.cpu.pool.num_threads()
+        match &self.device {
+            DeviceBackend::Cpu(cpu) => cpu.pool.num_threads(),
+            DeviceBackend::Metal(metal) => metal.pool().num_threads(),
+        }
     }
 
-    /// Instruction set of the CPU's kernels.
+    /// Instruction set of the CPU's kernels, if the device is the CPU.
     #[must_use]
-    pub fn cpu_level(&self) -> CpuLevel {
-        self.cpu.level
+    pub fn cpu_level(&self) -> Option<CpuLevel> {
+        match &self.device {
+            DeviceBackend::Cpu(cpu) => Some(cpu.level),
+            DeviceBackend::Metal(_) => None,
+        }
     }
 
-    /// Dispatches since the start.
+    /// Dispatches since the start: ops on the CPU, kernels on a GPU.
     #[must_use]
     pub fn num_dispatches(&self) -> u64 {
-        self.num_dispatches.load(Ordering::Relaxed)
+        match &self.device {
+            DeviceBackend::Cpu(_) => self.num_dispatches.load(Ordering::Relaxed),
+            DeviceBackend::Metal(metal) => metal.num_dispatches(),
+        }
     }
 
-    /// Time spent in kernels since the start. The rest of a step is the host's: scheduling, sampling,
-    /// and the way from one kernel to the next.
+    /// Time spent in kernels since the start; of a GPU, the time spent waiting for it. The rest of a step is the
+    /// host's: scheduling, sampling, and the way from one kernel to the next.
     #[must_use]
     pub fn kernel_time(&self) -> Duration {
-        self.cpu.pool.busy_time()
-    }
-
-    /// Counts a dispatch of `op` and says how it has to be done.
-    pub(crate) fn launch(&self, op: &'static str) -> Result<Backend<'_>> {
-        self.num_dispatches.fetch_add(1, Ordering::Relaxed);
-        self.backend(op)
-    }
-
-    /// How `op` has to be done, for what is no part of a step.
-    pub(crate) fn backend(&self, op: &'static str) -> Result<Backend<'_>> {
         match &self.device {
-            Device::Cpu => Ok(Backend::Cpu(&self.cpu)),
-            other => Err(Error::unsupported(format!("{op} has no kernel for {:?}", other.location()))),
+            DeviceBackend::Cpu(cpu) => cpu.pool.busy_time(),
+            DeviceBackend::Metal(metal) => metal.waiting_time(),
+        }
+    }
+
+    /// Counts a dispatch and says how it has to be done. A GPU counts its kernels itself.
+    pub(crate) fn launch(&self) -> Backend<'_> {
+        self.num_dispatches.fetch_add(1, Ordering::Relaxed);
+        self.backend()
+    }
+
+    /// The device, for what is no part of a step.
+    pub(crate) fn backend(&self) -> Backend<'_> {
+        match &self.device {
+            DeviceBackend::Cpu(cpu) => Backend::Cpu(cpu),
+            DeviceBackend::Metal(metal) => Backend::Metal(metal),
         }
     }
 }

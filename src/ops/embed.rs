@@ -3,19 +3,22 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::metal;
+use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Matrix;
 use crate::{Error, Result};
 
 /// Tokens of a task.
 const TOKENS_PER_TASK: usize = 8;
 
-/// `out[i] = table[token_ids[i]]`, decoded if the table is quantised.
+/// `out[i] = table[token_ids[i]]` for the tokens of a step, decoded if the table is quantised.
 ///
-/// `table` is `[vocabulary, hidden]`, `out` is `[token_ids.len(), hidden]`.
+/// `table` is `[vocabulary, hidden]`, `out` is `[num_tokens, hidden]`.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if a token is not in the vocabulary or shapes do not fit together.
-pub fn embed(context: &Context, token_ids: &[u32], table: &Matrix, out: &mut Buffer) -> Result<()> {
+pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut Buffer) -> Result<()> {
+    let token_ids = step.token_ids;
     if let Some(token) = token_ids.iter().find(|token| **token as usize >= table.rows()) {
         return Err(Error::internal(format!(
             "token {token} is outside the vocabulary of {} tokens",
@@ -30,7 +33,14 @@ pub fn embed(context: &Context, token_ids: &[u32], table: &Matrix, out: &mut Buf
         )));
     }
     let width = out.width();
-    let Backend::Cpu(cpu) = context.launch("embed")?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let ids = step.metal()?.token_ids();
+            return metal::embed(metal, table.metal()?, step.num_tokens(), ids, out.metal()?);
+        }
+    };
+    let table = table.cpu()?;
     out.write(token_ids.len(), |out| {
         let rows = RowsMut::new(out, width);
         cpu.pool.run(token_ids.len().div_ceil(TOKENS_PER_TASK), |task| {
@@ -38,7 +48,7 @@ pub fn embed(context: &Context, token_ids: &[u32], table: &Matrix, out: &mut Buf
             for (index, &token) in token_ids.iter().enumerate().skip(first).take(TOKENS_PER_TASK) {
                 // SAFETY: each token has a row of its own, and each token is in one task.
                 let row = unsafe { rows.get(index) };
-                table.cpu().dequantize_row(token as usize, row);
+                table.dequantize_row(token as usize, row);
             }
         });
     })

@@ -2,20 +2,25 @@
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
+use crate::ops::metal;
+use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
 
-/// `x[i] = x[rows[i]]` for ascending `rows`, in place; the rows behind them are left as they come.
+/// `x[i] = x[outputs[i]]` for the outputs of a step, in place; the rows behind them are left as they come.
 ///
 /// `x` is `[.., width]`.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if the rows do not ascend or one does not exist.
-pub fn gather_rows(context: &Context, rows: &[usize], x: &mut Buffer) -> Result<()> {
+pub fn gather_rows(context: &Context, step: &StepInputs<'_>, x: &mut Buffer) -> Result<()> {
+    let rows = step.outputs;
     let (width, max_rows) = (x.width(), x.max_rows());
     if !rows.is_sorted_by(|a, b| a < b) || rows.last().is_some_and(|&last| last >= max_rows) {
         return Err(Error::internal(format!("gather_rows: {rows:?} are no ascending rows of {max_rows}")));
     }
-    let Backend::Cpu(_) = context.launch("gather_rows")?;
+    if let Backend::Metal(metal) = context.launch() {
+        return metal::gather_rows(metal, rows.len(), step.metal()?.outputs(), x.metal()?, width);
+    }
     // Ascending rows never lie before their target, so that nothing is overwritten that is still needed.
     x.write(max_rows, |x| {
         for (target, &row) in rows.iter().enumerate() {

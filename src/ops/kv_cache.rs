@@ -1,28 +1,33 @@
 //! The paged cache of keys and values: one pool of blocks for each layer.
 //!
 //! A block has room for `block_size` tokens of one sequence. Which block belongs to whom is decided
-//! elsewhere; here a block is a number. The layout inside a block serves the CPU's attention kernel:
+//! elsewhere; here a block is a number. The layout inside a block serves the attention kernel. On the CPU:
 //! * K is `[kv_head][group][head_dim][16]`: sixteen tokens side by side for each value of the head, so
 //!   that the scores of sixteen tokens are computed in the lanes of a vector, without sums across lanes;
 //! * V is `[kv_head][slot][head_dim]`, each row padded to a multiple of sixteen values.
 //!
 //! The memory is zero and takes no room before it is first written.
+//!
+//! On a GPU both are `[kv_head][slot][head_dim]`, without padding.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use memmap2::MmapMut;
 
 use crate::config::ModelConfig;
+use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::simd::F32x16;
+use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement, Pools};
 use crate::{Error, ErrorKind, Result};
 
 /// Tokens that lie side by side in K, and values that rows of V are padded to.
 pub(crate) const LANES: usize = 16;
 
 /// How cached keys and values are stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum KvCacheDType {
     /// Half precision: the default.
     #[default]
@@ -94,6 +99,11 @@ impl KvLayout {
         self.block_size * self.v_stride()
     }
 
+    /// Values of a block of K or of V on a GPU: rows of tokens for each head, without padding.
+    fn row_block_len(&self) -> usize {
+        self.num_kv_heads * self.block_size * self.head_dim
+    }
+
     fn k_block_len(&self) -> usize {
         self.num_kv_heads * self.k_head_len()
     }
@@ -121,11 +131,13 @@ pub struct KvCache {
     dtype: KvCacheDType,
     num_blocks: usize,
     layers: Vec<LayerPools>,
+    /// The device, if it is a GPU.
+    metal: Option<Arc<MetalBackend>>,
 }
 
-struct LayerPools {
-    k: MmapMut,
-    v: MmapMut,
+enum LayerPools {
+    Cpu { k: MmapMut, v: MmapMut },
+    Metal { k: GpuBuffer, v: GpuBuffer },
 }
 
 impl fmt::Debug for KvCache {
@@ -146,6 +158,7 @@ impl KvCache {
     /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not give
     /// the memory.
     pub fn new(
+        context: &Context,
         config: &ModelConfig,
         num_blocks: usize,
         block_size: usize,
@@ -157,19 +170,29 @@ impl KvCache {
                 "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
             )));
         }
-        let allocate = |block_len: usize| {
-            let bytes = block_len
+        let bytes = |block_len: usize| {
+            block_len
                 .checked_mul(dtype.size_in_bytes())
                 .and_then(|bytes| bytes.checked_mul(num_blocks))
-                .ok_or_else(|| no_memory(num_blocks, block_size, "its size overflows"))?;
-            MmapMut::map_anon(bytes).map_err(|error| no_memory(num_blocks, block_size, error))
+                .ok_or_else(|| no_memory(num_blocks, block_size, "its size overflows"))
         };
-        let layers = (0..config.num_layers)
-            .map(|_| {
-                Ok(LayerPools { k: allocate(layout.k_block_len())?, v: allocate(layout.v_block_len())? })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { layout, dtype, num_blocks, layers })
+        let map = |block_len: usize| {
+            MmapMut::map_anon(bytes(block_len)?).map_err(|error| no_memory(num_blocks, block_size, error))
+        };
+        let (k_len, v_len, row_len) = (layout.k_block_len(), layout.v_block_len(), layout.row_block_len());
+        let metal = match context.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Metal(metal) => Some(Arc::clone(metal)),
+        };
+        let layer = || match &metal {
+            None => Ok(LayerPools::Cpu { k: map(k_len)?, v: map(v_len)? }),
+            Some(metal) => {
+                let allocate = || metal.gpu().allocate(bytes(row_len)?.max(16), Placement::Private);
+                Ok(LayerPools::Metal { k: allocate()?, v: allocate()? })
+            }
+        };
+        let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
+        Ok(Self { layout, dtype, num_blocks, layers, metal })
     }
 
     /// Bytes that one token takes in all layers of a model, the padding counted in.
@@ -213,9 +236,19 @@ impl KvCache {
         }
         let k_bytes = self.layout.k_block_len() * self.dtype.size_in_bytes();
         let v_bytes = self.layout.v_block_len() * self.dtype.size_in_bytes();
+        let row_bytes = self.layout.row_block_len() * self.dtype.size_in_bytes();
         for layer in &mut self.layers {
-            layer.k.copy_within(source * k_bytes..(source + 1) * k_bytes, target * k_bytes);
-            layer.v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
+            match (layer, &self.metal) {
+                (LayerPools::Cpu { k, v }, _) => {
+                    k.copy_within(source * k_bytes..(source + 1) * k_bytes, target * k_bytes);
+                    v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
+                }
+                (LayerPools::Metal { k, v }, Some(metal)) => {
+                    metal::copy_block(metal, k, row_bytes, source as u32, target as u32)?;
+                    metal::copy_block(metal, v, row_bytes, source as u32, target as u32)?;
+                }
+                (LayerPools::Metal { .. }, None) => return Err(elsewhere()),
+            }
         }
         Ok(())
     }
@@ -229,13 +262,30 @@ impl KvCache {
     }
 
     /// The pools of K and V of a layer, as pointers to values of the cache's type.
-    pub(crate) fn pools(&self, layer: usize) -> (*const u8, *const u8) {
-        (self.layers[layer].k.as_ptr(), self.layers[layer].v.as_ptr())
+    pub(crate) fn pools(&self, layer: usize) -> Result<(*const u8, *const u8)> {
+        match &self.layers[layer] {
+            LayerPools::Cpu { k, v } => Ok((k.as_ptr(), v.as_ptr())),
+            LayerPools::Metal { .. } => Err(elsewhere()),
+        }
     }
 
-    pub(crate) fn pools_mut(&mut self, layer: usize) -> (*mut u8, *mut u8) {
-        (self.layers[layer].k.as_mut_ptr(), self.layers[layer].v.as_mut_ptr())
+    pub(crate) fn pools_mut(&mut self, layer: usize) -> Result<(*mut u8, *mut u8)> {
+        match &mut self.layers[layer] {
+            LayerPools::Cpu { k, v } => Ok((k.as_mut_ptr(), v.as_mut_ptr())),
+            LayerPools::Metal { .. } => Err(elsewhere()),
+        }
     }
+
+    /// The pools of a layer on a GPU.
+    pub(crate) fn metal(&self, layer: usize) -> Result<Pools<'_>> {
+        let LayerPools::Metal { k, v } = &self.layers[layer] else { return Err(elsewhere()) };
+        let KvLayout { block_size, num_kv_heads, head_dim } = self.layout;
+        Ok(Pools { k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
+    }
+}
+
+fn elsewhere() -> Error {
+    Error::internal("the KV cache is on another device")
 }
 
 fn no_memory(num_blocks: usize, block_size: usize, reason: impl fmt::Display) -> Error {

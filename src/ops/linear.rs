@@ -5,26 +5,50 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
 use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, matmul, matmul_swiglu};
-use crate::ops::weights::{Linear, Matrix, RmsNorm};
+use crate::ops::metal::{self, Access, Binding, Operands};
+use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
 use crate::{Error, Result};
 
 /// Memory for the inputs of products in the form that kernels read, allocated once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LinearScratch {
-    activations: Activations,
+    max_rows: usize,
+    device: DeviceScratch,
+}
+
+#[derive(Debug)]
+enum DeviceScratch {
+    Cpu(Activations),
+    /// One half of a gated product whose matrices have two formats, if there is one.
+    Metal(Option<Buffer>),
 }
 
 impl LinearScratch {
     /// Memory for `max_rows` rows of `max_cols` values.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] for a device without kernels.
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context, max_rows: usize, max_cols: usize) -> Result<Self> {
-        let mut scratch = Self::default();
-        let Backend::Cpu(cpu) = context.backend("allocate")?;
-        let forms = Forms { dense: true, int8: true, bf16: cpu.level.has_bf16_dot() };
-        scratch.activations.reserve(max_rows, max_cols, forms);
-        Ok(scratch)
+        let device = match context.backend() {
+            Backend::Cpu(cpu) => {
+                let mut activations = Activations::default();
+                let forms = Forms { dense: true, int8: true, bf16: cpu.level.has_bf16_dot() };
+                activations.reserve(max_rows, max_cols, forms);
+                DeviceScratch::Cpu(activations)
+            }
+            Backend::Metal(_) => DeviceScratch::Metal(None),
+        };
+        Ok(Self { max_rows, device })
+    }
+
+    fn metal_up(&mut self, context: &Context, width: usize) -> Result<&Buffer> {
+        let DeviceScratch::Metal(up) = &mut self.device else {
+            return Err(Error::internal("the memory of products is on another device"));
+        };
+        if up.as_ref().is_none_or(|up| up.width() != width) {
+            *up = Some(Buffer::new(context, self.max_rows, width)?);
+        }
+        up.as_ref().ok_or_else(|| Error::internal("the memory of a product is gone"))
     }
 
     fn prepare(
@@ -35,10 +59,14 @@ impl LinearScratch {
         width: usize,
         norm: Option<&RmsNorm>,
         matrices: &[&Matrix],
-    ) {
+    ) -> Result<&Activations> {
+        let DeviceScratch::Cpu(activations) = &mut self.device else {
+            return Err(Error::internal("the memory of products is on another device"));
+        };
         let norm = norm.map(|norm| (&norm.weight[..], norm.eps));
         let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), cpu.level);
-        self.activations.prepare(x, width, num_rows, width, norm, forms, &cpu.pool, cpu.level);
+        activations.prepare(x, width, num_rows, width, norm, forms, &cpu.pool, cpu.level);
+        Ok(activations)
     }
 }
 
@@ -58,10 +86,10 @@ pub fn norm_linear<const N: usize>(
     out: &mut Buffer,
 ) -> Result<()> {
     let mut width = 0;
-    let parts = linears.map(|linear| {
-        let part = Part { matrix: linear.weight.cpu(), out_offset: width, bias: linear.bias.as_deref() };
+    let placed = linears.map(|linear| {
+        let out_offset = width;
         width += linear.weight.rows();
-        part
+        (linear, out_offset)
     });
     for linear in linears {
         check_linear("norm_linear", linear, x.width(), None)?;
@@ -69,10 +97,20 @@ pub fn norm_linear<const N: usize>(
     check_width("norm_linear", "its norm", norm.weight.len(), x.width())?;
     check_width("norm_linear", "its output", out.width(), width)?;
     let matrices = linears.map(|linear| &linear.weight);
-    let Backend::Cpu(cpu) = context.launch("norm_linear")?;
-    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &matrices))?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let parts = all(placed.map(|(linear, out_offset)| metal_part(linear, out_offset)))?;
+            return metal::matmul(metal, &parts, &metal_operands(num_rows, x, Some(norm), out)?);
+        }
+    };
+    let parts = all(placed.map(|(linear, out_offset)| {
+        linear.weight.cpu().map(|matrix| Part { matrix, out_offset, bias: linear.bias.as_deref() })
+    }))?;
+    let x =
+        x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &matrices))??;
     out.write(num_rows, |out| {
-        matmul(&scratch.activations, &parts, out, width, Mode::Store, &cpu.pool, cpu.level);
+        matmul(x, &parts, out, width, Mode::Store, &cpu.pool, cpu.level);
     })
 }
 
@@ -91,12 +129,20 @@ pub fn linear_residual(
     x: &mut Buffer,
 ) -> Result<()> {
     check_linear("linear_residual", linear, h.width(), Some(x.width()))?;
-    let Backend::Cpu(cpu) = context.launch("linear_residual")?;
-    h.read(num_rows, |h| scratch.prepare(cpu, h, num_rows, linear.weight.cols(), None, &[&linear.weight]))?;
-    let part = Part { matrix: linear.weight.cpu(), out_offset: 0, bias: linear.bias.as_deref() };
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let mut operands = metal_operands(num_rows, h, None, x)?;
+            operands.out.access = Access::ReadWrite;
+            return metal::matmul(metal, &[metal_part(linear, 0)?], &operands);
+        }
+    };
+    let cols = linear.weight.cols();
+    let h = h.read(num_rows, |h| scratch.prepare(cpu, h, num_rows, cols, None, &[&linear.weight]))??;
+    let part = Part { matrix: linear.weight.cpu()?, out_offset: 0, bias: linear.bias.as_deref() };
     let width = x.width();
     x.write(num_rows, |x| {
-        matmul(&scratch.activations, &[part], x, width, Mode::Add, &cpu.pool, cpu.level);
+        matmul(h, &[part], x, width, Mode::Add, &cpu.pool, cpu.level);
     })
 }
 
@@ -122,11 +168,28 @@ pub fn norm_swiglu(
         check_width("norm_swiglu", "its output", matrix.rows(), out.width())?;
     }
     check_width("norm_swiglu", "its norm", norm.weight.len(), x.width())?;
-    let Backend::Cpu(cpu) = context.launch("norm_swiglu")?;
-    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &[gate, up]))?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let operands = metal_operands(num_rows, x, Some(norm), out)?;
+            if gate.dtype() == up.dtype() {
+                return metal::swiglu(metal, gate.metal()?, up.metal()?, &operands);
+            }
+            let part = |matrix| metal::Part { matrix, out_offset: 0, bias: None };
+            let up_out = scratch.metal_up(context, out.width())?;
+            metal::matmul(metal, &[part(gate.metal()?)], &operands)?;
+            let up_operands = Operands { out: Binding::write(up_out.metal()?), ..operands };
+            metal::matmul(metal, &[part(up.metal()?)], &up_operands)?;
+            let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
+            return metal::silu_mul(metal, num_rows * out.width(), up, gate);
+        }
+    };
+    let (gate_packed, up_packed) = (gate.cpu()?, up.cpu()?);
+    let hidden = norm.weight.len();
+    let x = x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, hidden, Some(norm), &[gate, up]))??;
     let width = out.width();
     out.write(num_rows, |out| {
-        matmul_swiglu(&scratch.activations, gate.cpu(), up.cpu(), out, width, &cpu.pool, cpu.level);
+        matmul_swiglu(x, gate_packed, up_packed, out, width, &cpu.pool, cpu.level);
     })
 }
 
@@ -149,19 +212,64 @@ pub fn norm_logits(
     check_width("norm_logits", "its input", head.cols(), hidden)?;
     check_width("norm_logits", "its norm", norm.weight.len(), hidden)?;
     check_width("norm_logits", "its output", logits.width(), head.rows())?;
-    let Backend::Cpu(cpu) = context.launch("norm_logits")?;
-    x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, hidden, Some(norm), &[head]))?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let part = metal::Part { matrix: head.metal()?, out_offset: 0, bias: None };
+            return metal::matmul(metal, &[part], &metal_operands(num_rows, x, Some(norm), logits)?);
+        }
+    };
+    let part = Part { matrix: head.cpu()?, out_offset: 0, bias: None };
+    let x = x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, hidden, Some(norm), &[head]))??;
     let width = logits.width();
     logits.write(num_rows, |logits| {
-        let part = Part { matrix: head.cpu(), out_offset: 0, bias: None };
-        matmul(&scratch.activations, &[part], logits, width, Mode::Store, &cpu.pool, cpu.level);
+        matmul(x, &[part], logits, width, Mode::Store, &cpu.pool, cpu.level);
+    })
+}
+
+/// The first error, or what all have.
+fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
+    let mut first_error = None;
+    let values = results.map(|result| result.map_err(|error| first_error.get_or_insert(error).kind()).ok());
+    match first_error {
+        Some(error) => Err(error),
+        None => Ok(values.map(|value| value.expect("an error would have been the first one"))),
+    }
+}
+
+fn metal_part(linear: &Linear, out_offset: usize) -> Result<metal::Part<'_>> {
+    let bias = linear.bias.as_ref().map(Vector::metal).transpose()?;
+    Ok(metal::Part { matrix: linear.weight.metal()?, out_offset, bias })
+}
+
+/// Operands of a product that writes its output.
+fn metal_operands<'a>(
+    num_tokens: usize,
+    x: &'a Buffer,
+    norm: Option<&'a RmsNorm>,
+    out: &'a Buffer,
+) -> Result<Operands<'a>> {
+    if num_tokens > x.max_rows().min(out.max_rows()) {
+        return Err(Error::internal(format!(
+            "{num_tokens} rows do not fit into buffers of {} and {}",
+            x.max_rows(),
+            out.max_rows()
+        )));
+    }
+    Ok(Operands {
+        num_tokens,
+        x: Binding::read(x.metal()?),
+        x_stride: x.width(),
+        norm: norm.map(|norm| Ok::<_, Error>((norm.weight.metal()?, norm.eps))).transpose()?,
+        out: Binding::write(out.metal()?),
+        out_stride: out.width(),
     })
 }
 
 fn check_linear(op: &str, linear: &Linear, inputs: usize, outputs: Option<usize>) -> Result<()> {
     check_width(op, "its input", linear.weight.cols(), inputs)?;
     check_width(op, "its output", linear.weight.rows(), outputs.unwrap_or(linear.weight.rows()))?;
-    let bias = linear.bias.as_ref().map_or(linear.weight.rows(), Vec::len);
+    let bias = linear.bias.as_ref().map_or(linear.weight.rows(), |bias| bias.len());
     check_width(op, "its bias", bias, linear.weight.rows())
 }
 

@@ -5,6 +5,8 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
 use crate::ops::kv_cache::KvCache;
+use crate::ops::metal::{AttentionSizes, MetalAttention};
+use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
 
 /// The shape of attention and the memory that it needs, allocated once.
@@ -13,7 +15,13 @@ pub struct AttentionScratch {
     shape: AttentionShape,
     max_model_len: usize,
     max_num_rows: usize,
-    cpu: attention::AttentionScratch,
+    device: DeviceScratch,
+}
+
+#[derive(Debug)]
+enum DeviceScratch {
+    Cpu(attention::AttentionScratch),
+    Metal(MetalAttention),
 }
 
 /// What [`AttentionScratch`] is made for.
@@ -39,7 +47,8 @@ impl AttentionScratch {
     /// Memory for attention with scores divided by `√head_dim`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] for a device without kernels.
+    /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for the shape,
+    /// [`crate::ErrorKind::Capacity`] if it has no memory.
     pub fn new(context: &Context, limits: AttentionLimits) -> Result<Self> {
         let shape = AttentionShape {
             num_heads: limits.num_heads,
@@ -48,15 +57,28 @@ impl AttentionScratch {
             scale: 1.0 / (limits.head_dim as f32).sqrt(),
             sliding_window: limits.sliding_window,
         };
-        let Backend::Cpu(cpu) = context.backend("allocate")?;
-        let cpu = attention::AttentionScratch::new(
-            shape,
-            limits.max_num_tokens,
-            limits.max_num_rows,
-            limits.max_model_len,
-            cpu.pool.num_threads(),
-        );
-        Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_num_rows, cpu })
+        let device = match context.backend() {
+            Backend::Cpu(cpu) => DeviceScratch::Cpu(attention::AttentionScratch::new(
+                shape,
+                limits.max_num_tokens,
+                limits.max_num_rows,
+                limits.max_model_len,
+                cpu.pool.num_threads(),
+            )),
+            Backend::Metal(metal) => DeviceScratch::Metal(MetalAttention::new(
+                metal,
+                AttentionSizes {
+                    num_heads: shape.num_heads,
+                    num_kv_heads: shape.num_kv_heads,
+                    head_dim: shape.head_dim,
+                    scale: shape.scale,
+                    sliding_window: shape.sliding_window,
+                    max_model_len: limits.max_model_len,
+                    max_num_rows: limits.max_num_rows,
+                },
+            )?),
+        };
+        Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_num_rows, device })
     }
 }
 
@@ -74,31 +96,29 @@ pub fn paged_attention(
     qkv: &Buffer,
     cache: &KvCache,
     layer: usize,
-    metadata: &AttentionMetadata,
+    step: &StepInputs<'_>,
     out: &mut Buffer,
 ) -> Result<()> {
+    let metadata = step.attention;
     check(scratch, qkv, cache, layer, metadata, out)
         .map_err(|reason| Error::internal(format!("paged_attention: {reason}")))?;
     let num_tokens = metadata.num_tokens();
-    let Backend::Cpu(cpu) = context.launch("paged_attention")?;
     let width = qkv.width();
+    let (cpu, scratch) = match (context.launch(), &mut scratch.device) {
+        (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) => (cpu, scratch),
+        (Backend::Metal(metal), DeviceScratch::Metal(attention)) => {
+            let pools = cache.metal(layer)?;
+            return attention.run(metal, step.metal()?, qkv.metal()?, width, pools, out.metal()?);
+        }
+        _ => return Err(Error::internal("paged_attention: its memory is on another device")),
+    };
     let regions = out.write(num_tokens, |out| {
         qkv.read(num_tokens, |qkv| {
-            attention::paged_attention(
-                &mut scratch.cpu,
-                qkv,
-                width,
-                cache,
-                layer,
-                metadata,
-                out,
-                &cpu.pool,
-                cpu.level,
-            )
+            attention::paged_attention(scratch, qkv, width, cache, layer, metadata, out, &cpu.pool, cpu.level)
         })
-    })??;
+    })???;
     if regions > 1 {
-        context.launch("paged_attention_merge")?;
+        context.launch();
     }
     Ok(())
 }

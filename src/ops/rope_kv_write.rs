@@ -1,11 +1,15 @@
 //! What happens between the query, key and value projections and attention.
 
+use std::sync::Arc;
+
 use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::rope;
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::kv_cache::KvCache;
+use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement};
+use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
@@ -22,6 +26,8 @@ pub struct RopeTable {
     max_positions: usize,
     /// `[positions][2][pairs]`: cosines, then sines.
     values: Vec<f32>,
+    /// The same, where a GPU reads it.
+    metal: Option<(Arc<MetalBackend>, GpuBuffer)>,
 }
 
 impl RopeTable {
@@ -29,10 +35,25 @@ impl RopeTable {
     const STEP: usize = 256;
 
     /// A table for positions below `max_positions`. Sines and cosines are multiplied by `factor`.
-    #[must_use]
-    pub fn new(style: RopeStyle, frequencies: Vec<f32>, factor: f32, max_positions: usize) -> Self {
-        let values = Vec::with_capacity(max_positions * frequencies.len() * 2);
-        Self { style, frequencies, factor, max_positions, values }
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory.
+    pub fn new(
+        context: &Context,
+        style: RopeStyle,
+        frequencies: Vec<f32>,
+        factor: f32,
+        max_positions: usize,
+    ) -> Result<Self> {
+        let len = max_positions * frequencies.len() * 2;
+        let metal = match context.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Metal(metal) => {
+                let buffer = metal.gpu().allocate((len * 4).max(16), Placement::Shared)?;
+                Some((Arc::clone(metal), buffer))
+            }
+        };
+        Ok(Self { style, frequencies, factor, max_positions, values: Vec::with_capacity(len), metal })
     }
 
     /// Computes what is missing of the positions below `num_positions`.
@@ -53,10 +74,14 @@ impl RopeTable {
             return Ok(());
         }
         let end = num_positions.next_multiple_of(Self::STEP).min(self.max_positions);
+        let num_old = self.values.len();
         for position in self.num_positions()..end {
             let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
             self.values.extend(angles.clone().map(|angle| angle.cos() * self.factor));
             self.values.extend(angles.map(|angle| angle.sin() * self.factor));
+        }
+        if let Some((metal, buffer)) = &self.metal {
+            metal.gpu().write(buffer, 4 * num_old, bytemuck::cast_slice(&self.values[num_old..]))?;
         }
         Ok(())
     }
@@ -79,6 +104,12 @@ impl RopeTable {
         self.values.len() / (2 * self.num_pairs()).max(1)
     }
 
+    fn metal(&self) -> Result<&GpuBuffer> {
+        let (_, buffer) =
+            self.metal.as_ref().ok_or_else(|| Error::internal("a rope table is not on the device"))?;
+        Ok(buffer)
+    }
+
     /// Cosines and sines of a position.
     #[inline(always)]
     pub(crate) fn row(&self, position: usize) -> (&[f32], &[f32]) {
@@ -99,23 +130,22 @@ pub struct HeadNorms<'a> {
 /// Normalises (if there are norms) and rotates queries in place and keys, and writes keys and values to
 /// their slots of layer `layer` of the cache.
 ///
-/// `qkv` is `[positions.len(), (num_heads + 2 · num_kv_heads) · head_dim]`: query heads, key heads, value
-/// heads. `slot_mapping` has a slot for each token.
+/// `qkv` is `[num_tokens, (num_heads + 2 · num_kv_heads) · head_dim]`: query heads, key heads, value
+/// heads.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if shapes do not fit together, a slot does not exist, or `table` does not
 /// extend to a position.
-#[expect(clippy::too_many_arguments, reason = "an op's operands")]
 pub fn rope_kv_write(
     context: &Context,
     qkv: &mut Buffer,
-    positions: &[u32],
-    slot_mapping: &[usize],
+    step: &StepInputs<'_>,
     norms: Option<HeadNorms<'_>>,
     table: &RopeTable,
     cache: &mut KvCache,
     layer: usize,
 ) -> Result<()> {
+    let (positions, slot_mapping) = (step.positions, &step.attention.slot_mapping[..]);
     let layout = cache.layout();
     let (num_kv_heads, head_dim) = (layout.num_kv_heads, layout.head_dim);
     let num_heads = (qkv.width() / head_dim).saturating_sub(2 * num_kv_heads);
@@ -145,11 +175,27 @@ pub fn rope_kv_write(
     if let Some(slot) = slot_mapping.iter().find(|slot| **slot >= num_slots) {
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }
-    let Backend::Cpu(cpu) = context.launch("rope_kv_write")?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let norms = norms
+                .map(|norms| Ok::<_, Error>((norms.q.weight.metal()?, norms.k.weight.metal()?, norms.q.eps)));
+            let rope = metal::Rope {
+                qkv: qkv.metal()?,
+                num_tokens: positions.len(),
+                num_heads,
+                num_pairs: table.num_pairs(),
+                is_interleaved: table.style == RopeStyle::Interleaved,
+                table: table.metal()?,
+                norms: norms.transpose()?,
+            };
+            return metal::rope_kv_write(metal, step.metal()?, rope, cache.metal(layer)?);
+        }
+    };
     let operands =
         rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
     let width = qkv.width();
     qkv.write(positions.len(), |qkv| {
-        rope::rope_kv_write(operands, &RowsMut::new(qkv, width), cache, layer, &cpu.pool, cpu.level);
-    })
+        rope::rope_kv_write(operands, &RowsMut::new(qkv, width), cache, layer, &cpu.pool, cpu.level)
+    })?
 }

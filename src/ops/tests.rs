@@ -29,7 +29,7 @@ fn on_every_level(check: impl Fn(&Context)) {
 }
 
 fn buffer(context: &Context, values: &[f32], width: usize) -> Buffer {
-    let mut buffer = Buffer::new(context.device(), values.len() / width + 1, width).unwrap();
+    let mut buffer = Buffer::new(context, values.len() / width + 1, width).unwrap();
     buffer.write(values.len() / width, |out| out.copy_from_slice(values)).unwrap();
     buffer
 }
@@ -46,7 +46,7 @@ fn dense(context: &Context, values: &[f32], cols: usize) -> Matrix {
 fn norm_f64(x: &[f32], norm: &RmsNorm) -> Vec<f64> {
     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + f64::from(norm.eps)).sqrt();
-    x.iter().zip(&norm.weight).map(|(x, w)| f64::from(*x) * factor * f64::from(*w)).collect()
+    x.iter().zip(&*norm.weight).map(|(x, w)| f64::from(*x) * factor * f64::from(*w)).collect()
 }
 
 fn product_f64(matrix: &[f32], x: &[f64]) -> Vec<f64> {
@@ -62,14 +62,14 @@ fn norm_linear_is_products_of_the_normalised_rows_side_by_side() {
     on_every_level(|context| {
         let mut scratch = LinearScratch::new(context, ROWS, HIDDEN).unwrap();
         let x = noise(1, ROWS * HIDDEN);
-        let norm = RmsNorm { weight: noise(2, HIDDEN), eps: 1e-5 };
+        let norm = RmsNorm { weight: Vector::new(context, noise(2, HIDDEN)).unwrap(), eps: 1e-5 };
         let weights = [noise(3, 40 * HIDDEN), noise(4, 8 * HIDDEN), noise(5, 17 * HIDDEN)];
         let bias = noise(6, 8);
         let linears = [0, 1, 2].map(|index| Linear {
             weight: dense(context, &weights[index], HIDDEN),
-            bias: (index == 1).then(|| bias.clone()),
+            bias: (index == 1).then(|| Vector::new(context, bias.clone()).unwrap()),
         });
-        let mut out = Buffer::new(context.device(), ROWS, 65).unwrap();
+        let mut out = Buffer::new(context, ROWS, 65).unwrap();
         let input = buffer(context, &x, HIDDEN);
         let [q, k, v] = &linears;
         norm_linear(context, &mut scratch, ROWS, &input, &norm, [q, k, v], &mut out).unwrap();
@@ -112,9 +112,9 @@ fn norm_swiglu_is_silu_of_the_gate_times_up() {
     on_every_level(|context| {
         let mut scratch = LinearScratch::new(context, ROWS, HIDDEN).unwrap();
         let x = noise(1, ROWS * HIDDEN);
-        let norm = RmsNorm { weight: noise(2, HIDDEN), eps: 1e-5 };
+        let norm = RmsNorm { weight: Vector::new(context, noise(2, HIDDEN)).unwrap(), eps: 1e-5 };
         let (gate, up) = (noise(3, 70 * HIDDEN), noise(4, 70 * HIDDEN));
-        let mut out = Buffer::new(context.device(), ROWS, 70).unwrap();
+        let mut out = Buffer::new(context, ROWS, 70).unwrap();
         norm_swiglu(
             context,
             &mut scratch,
@@ -147,20 +147,25 @@ fn embed_gather_rows_and_norm_logits() {
         let table = noise(1, vocab * HIDDEN);
         let matrix = dense(context, &table, HIDDEN);
         let tokens: Vec<u32> = (0..ROWS as u32).map(|i| i * 17 % 50).collect();
-        let mut x = Buffer::new(context.device(), ROWS, HIDDEN).unwrap();
-        embed(context, &tokens, &matrix, &mut x).unwrap();
+        let mut x = Buffer::new(context, ROWS, HIDDEN).unwrap();
+        let metadata = AttentionMetadata::default();
+        let positions = vec![0; ROWS];
+        let step = |tokens, outputs| StepInputs::new(tokens, &positions, outputs, &metadata);
+        embed(context, &step(&tokens, &[]), &matrix, &mut x).unwrap();
         let embedded = rows_of(&x, ROWS);
         for (row, &token) in embedded.chunks_exact(HIDDEN).zip(&tokens) {
             assert_eq!(row, &table[token as usize * HIDDEN..][..HIDDEN]);
         }
-        assert!(embed(context, &[50], &matrix, &mut x).unwrap_err().message().contains("token 50"));
+        assert!(
+            embed(context, &step(&[50], &[]), &matrix, &mut x).unwrap_err().message().contains("token 50")
+        );
 
-        let norm = RmsNorm { weight: noise(2, HIDDEN), eps: 1e-6 };
+        let norm = RmsNorm { weight: Vector::new(context, noise(2, HIDDEN)).unwrap(), eps: 1e-6 };
         let wanted = [2, 3, ROWS - 1];
-        let mut logits = Buffer::new(context.device(), 4, vocab).unwrap();
-        assert!(gather_rows(context, &[ROWS], &mut x).is_err(), "a row that does not exist");
-        assert!(gather_rows(context, &[1, 1], &mut x).is_err(), "a row that comes twice");
-        gather_rows(context, &wanted, &mut x).unwrap();
+        let mut logits = Buffer::new(context, 4, vocab).unwrap();
+        assert!(gather_rows(context, &step(&[], &[ROWS]), &mut x).is_err(), "a row that does not exist");
+        assert!(gather_rows(context, &step(&[], &[1, 1]), &mut x).is_err(), "a row that comes twice");
+        gather_rows(context, &step(&[], &wanted), &mut x).unwrap();
         norm_logits(context, &mut scratch, 3, &x, &norm, &matrix, &mut logits).unwrap();
         let expected: Vec<f64> = wanted
             .iter()
@@ -231,21 +236,23 @@ fn rope_kv_write_rotates_and_fills_the_slots() {
             for style in [RopeStyle::Interleaved, RopeStyle::HalfSplit] {
                 let width = (num_heads + 2 * num_kv_heads) * head_dim;
                 let values = noise(7, ROWS * width);
-                let norms =
-                    [noise(8, head_dim), noise(9, head_dim)].map(|weight| RmsNorm { weight, eps: 1e-6 });
+                let norms = [noise(8, head_dim), noise(9, head_dim)]
+                    .map(|weight| RmsNorm { weight: Vector::new(context, weight).unwrap(), eps: 1e-6 });
                 let norm = |index: usize| has_norms.then_some(&norms[index]);
                 let positions: Vec<u32> = (0..ROWS as u32).map(|i| i * 5 % 31).collect();
                 let slots: Vec<usize> = (0..ROWS).map(|i| i * 7 % 32).collect();
                 let frequencies = (0..num_pairs).map(|pair| 0.3 / (pair + 1) as f32).collect();
-                let mut table = RopeTable::new(style, frequencies, 1.0, 32);
+                let mut table = RopeTable::new(context, style, frequencies, 1.0, 32).unwrap();
                 assert!(table.extend_to(33).is_err());
                 table.extend_to(32).unwrap();
                 let config = config(num_heads, num_kv_heads, head_dim);
-                let mut cache = KvCache::new(&config, 4, block_size, KvCacheDType::F32).unwrap();
+                let mut cache = KvCache::new(context, &config, 4, block_size, KvCacheDType::F32).unwrap();
                 let mut qkv = buffer(context, &values, width);
                 let head_norms = has_norms.then_some(HeadNorms { q: &norms[0], k: &norms[1] });
                 let mut run = |positions: &[u32], slots: &[usize]| {
-                    rope_kv_write(context, &mut qkv, positions, slots, head_norms, &table, &mut cache, 0)
+                    let metadata = AttentionMetadata { slot_mapping: slots.to_vec(), ..Default::default() };
+                    let step = StepInputs::new(&[], positions, &[], &metadata);
+                    rope_kv_write(context, &mut qkv, &step, head_norms, &table, &mut cache, 0)
                 };
                 assert!(run(&positions, &slots[1..]).is_err());
                 assert!(run(&[32], &[0]).unwrap_err().message().contains("position 32"));
@@ -254,7 +261,7 @@ fn rope_kv_write_rotates_and_fills_the_slots() {
 
                 let rows = rows_of(&qkv, ROWS);
                 let layout = cache.layout();
-                let (k_pool, v_pool) = cache.pools(0);
+                let (k_pool, v_pool) = cache.pools(0).unwrap();
                 for (token, row) in values.chunks_exact(width).enumerate() {
                     let head = |index: usize| &row[index * head_dim..][..head_dim];
                     for index in 0..num_heads {

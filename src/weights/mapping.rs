@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{Mmap, MmapOptions};
@@ -12,7 +13,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The bytes of one file, or of one tensor that was made at load.
 ///
-/// The map is private and read-only. If another process overwrites or truncates the file meanwhile, the
+/// The map is read-only. If another process overwrites or truncates the file meanwhile, the
 /// weights change or the operating system ends this process; replacing a file by renaming a new one over
 /// it is safe.
 pub(super) enum Mapping {
@@ -36,10 +37,16 @@ impl Mapping {
             // An empty range cannot be mapped; as an empty file it gets the error of its format.
             return Ok(Self::Static(&[]));
         }
+        let options = MmapOptions::new();
         // SAFETY: the map is only ever read, through `&[u8]`. The one way to break that reference is
         // another process that writes to the file at the same time, which no reader of mapped files can
         // rule out; the type's documentation says what then happens.
-        let map = unsafe { MmapOptions::new().map_copy_read_only(&file) };
+        //
+        // What Apple's GPUs are known to read in place are shared maps; in any other the pages that the
+        // device asks for could become copies.
+        let map = unsafe {
+            if cfg!(target_os = "macos") { options.map(&file) } else { options.map_copy_read_only(&file) }
+        };
         Ok(Self::Mapped(map.map_err(|error| Error::io(&doing, error))?))
     }
 }
@@ -50,7 +57,7 @@ impl Mapping {
     pub(super) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Self::Mapped(map) = self {
-            // SAFETY: the map is private and never written, so its pages hold nothing but the file's
+            // SAFETY: the map is never written, so its pages hold nothing but the file's
             // contents, and dropping them cannot change what a reader sees.
             let result = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
@@ -97,6 +104,40 @@ impl SharedBytes {
     pub(super) fn new(mapping: &Arc<Mapping>, range: Range<usize>) -> Self {
         Self { mapping: Arc::clone(mapping), range }
     }
+
+    /// A range of a file, for tests of what shares mapped bytes.
+    #[cfg(test)]
+    pub(crate) fn of_file(path: &Path, range: Range<usize>) -> Self {
+        Self::new(&Arc::new(Mapping::open(path).unwrap()), range)
+    }
+
+    /// The pages that hold these bytes, for a device that can read a file's pages in place. They stay
+    /// mapped as long as a clone of this value lives.
+    ///
+    /// None if the bytes are not of a mapped file, or the file is not mapped to whole pages of `page_size`
+    /// bytes, which has to be the system's page size and a power of two.
+    #[must_use]
+    pub fn pages(&self, page_size: usize) -> Option<MappedPages> {
+        let Mapping::Mapped(map) = &*self.mapping else { return None };
+        if self.range.is_empty() || !map.as_ptr().addr().is_multiple_of(page_size) {
+            return None;
+        }
+        let start = self.range.start / page_size * page_size;
+        let end = self.range.end.checked_next_multiple_of(page_size)?;
+        let address = NonNull::from(map.get(start..)?).cast();
+        Some(MappedPages { address, len: end - start, offset: self.range.start - start })
+    }
+}
+
+/// Whole pages of a mapped file. The last page of the file ends after the file; the rest of it reads as zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappedPages {
+    /// Where the first page begins.
+    pub address: NonNull<u8>,
+    /// Bytes, a multiple of the page size.
+    pub len: usize,
+    /// Where in the pages the bytes begin that were asked for.
+    pub offset: usize,
 }
 
 impl Deref for SharedBytes {
@@ -104,5 +145,36 @@ impl Deref for SharedBytes {
 
     fn deref(&self) -> &[u8] {
         &self.mapping[self.range.clone()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_mapped_file_have_whole_pages() {
+        const PAGE: usize = 4096;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let contents: Vec<u8> = (0..3 * PAGE + 100).map(|i| (i % 251) as u8).collect();
+        file.write_all(&contents).unwrap();
+        let check = |range: Range<usize>, offset: usize, num_pages: usize| {
+            let bytes = SharedBytes::of_file(file.path(), range);
+            let pages = bytes.pages(PAGE).unwrap();
+            assert_eq!((pages.offset, pages.len), (offset, num_pages * PAGE));
+            assert_eq!(pages.address.as_ptr().wrapping_add(offset).cast_const(), bytes.as_ptr());
+        };
+        check(0..1, 0, 1);
+        check(0..PAGE, 0, 1);
+        check(PAGE - 1..PAGE + 1, PAGE - 1, 2);
+        check(2 * PAGE + 7..3 * PAGE + 100, 7, 2);
+        check(3 * PAGE..3 * PAGE + 100, 0, 1);
+        assert_eq!(SharedBytes::of_file(file.path(), 5..5).pages(PAGE), None);
+        // No map begins at a multiple of half the address space.
+        assert_eq!(SharedBytes::of_file(file.path(), 0..1).pages(1 << (usize::BITS - 1)), None);
+        let owned = Arc::new(Mapping::Owned(contents));
+        assert_eq!(SharedBytes::new(&owned, 0..PAGE).pages(PAGE), None);
     }
 }

@@ -17,6 +17,6 @@ mod tensor;
 
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
-pub use mapping::SharedBytes;
+pub use mapping::{MappedPages, SharedBytes};
 pub use quantize::{OwnedTensor, Quantization, Quantizer};
 pub use tensor::RawTensor;

@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use half::{bf16, f16};
 
 use self::kernel::{Merge, Partial, Piece, Source, TileScratch};
+use crate::Result;
 use crate::ops::AttentionMetadata;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
@@ -117,7 +118,7 @@ pub(crate) fn paged_attention(
     out: &mut [f32],
     pool: &ThreadPool,
     level: CpuLevel,
-) -> usize {
+) -> Result<usize> {
     match cache.dtype() {
         KvCacheDType::F16 => {
             typed::<f16>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
@@ -142,13 +143,13 @@ fn typed<E: KvElement>(
     out: &mut [f32],
     pool: &ThreadPool,
     level: CpuLevel,
-) -> usize {
+) -> Result<usize> {
     let shape = scratch.shape;
     let group = shape.num_heads / shape.num_kv_heads;
     fill_tiles(&mut scratch.tiles, group, shape.sliding_window, metadata);
     let tiles = &scratch.tiles[..];
     let num_tiles = tiles.len();
-    let (k_pool, v_pool) = cache.pools(layer);
+    let (k_pool, v_pool) = cache.pools(layer)?;
     let source = Source::<E> {
         queries: queries.as_ptr(),
         query_stride,
@@ -194,7 +195,7 @@ fn typed<E: KvElement>(
                 out_rows.write(tile, kv_head, scratch);
             });
         });
-        return 1;
+        return Ok(1);
     }
 
     let partials = SharedPointer(scratch.partials.as_mut_ptr());
@@ -240,7 +241,7 @@ fn typed<E: KvElement>(
             out_rows.write(tile, kv_head, scratch);
         });
     });
-    2
+    Ok(2)
 }
 
 /// Tokens of a tile with `group` query heads for a key head.

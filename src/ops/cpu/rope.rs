@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::Result;
 use crate::config::RopeStyle;
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::cpu::simd::{F32x16, Kernel};
@@ -32,7 +33,7 @@ pub(crate) fn rope_kv_write(
     layer: usize,
     pool: &ThreadPool,
     level: CpuLevel,
-) {
+) -> Result<()> {
     match cache.dtype() {
         KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, layer, pool, level),
         KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, layer, pool, level),
@@ -47,11 +48,11 @@ fn typed<E: KvElement>(
     layer: usize,
     pool: &ThreadPool,
     level: CpuLevel,
-) {
+) -> Result<()> {
     /// Tokens up to which waking the other threads takes longer than the work.
     const SERIAL_TOKENS: usize = 4;
     let layout = cache.layout();
-    let (k_pool, v_pool) = cache.pools_mut(layer);
+    let (k_pool, v_pool) = cache.pools_mut(layer)?;
     let pools = Pools::<E> { k: k_pool.cast(), v: v_pool.cast() };
     let task = |kv_head| level.run(HeadTask { operands, qkv, layout, pools: &pools, kv_head });
     if operands.positions.len() <= SERIAL_TOKENS {
@@ -59,6 +60,7 @@ fn typed<E: KvElement>(
     } else {
         pool.run(operands.num_kv_heads, task);
     }
+    Ok(())
 }
 
 struct Pools<E> {

@@ -96,11 +96,12 @@ pub enum ChipClass {
 pub enum Placement {
     /// Seen by the device only.
     Private,
-    /// Seen by both; [`GpuBuffer::host`] gives its address.
+    /// Seen by both; [`GpuMemory::host`] gives its address.
     Shared,
 }
 
 /// Memory of a [`Gpu`].
+#[expect(clippy::len_without_is_empty, reason = "no memory is empty")]
 pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;

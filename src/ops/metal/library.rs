@@ -10,7 +10,11 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 1] = [("threads.h", include_str!("../../../metal_kernels/threads.h"))];
+const HEADERS: [(&str, &str); 3] = [
+    ("threads.h", include_str!("../../../metal_kernels/threads.h")),
+    ("formats.h", include_str!("../../../metal_kernels/formats.h")),
+    ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
+];
 
 impl Library {
     /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so

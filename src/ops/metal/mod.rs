@@ -1,9 +1,33 @@
 //! Apple GPUs: the kernels of `metal_kernels` and everything that launches them.
 
+#[cfg(all(target_os = "macos", feature = "metal"))]
+mod apple;
+mod attention;
+mod backend;
+#[cfg(any(test, all(target_os = "macos", feature = "metal")))]
+mod chip;
 mod gpu;
+mod inputs;
+mod kernel;
+mod layout;
 mod library;
+mod linear;
+mod matrix;
+mod rows;
+mod tuning;
 
+#[cfg(all(target_os = "macos", feature = "metal"))]
+pub use apple::AppleGpu;
 pub use gpu::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, Placement, Ticket,
 };
+pub use kernel::LIBRARIES;
 pub use library::Library;
+
+pub(crate) use attention::{AttentionSizes, MetalAttention, Pools, Rope, rope_kv_write};
+pub(crate) use backend::MetalBackend;
+pub(crate) use inputs::{InputLimits, MetalInputs};
+pub(crate) use linear::{Operands, Part, matmul, silu_mul, swiglu};
+pub(crate) use matrix::MetalMatrix;
+pub(crate) use rows::{copy_block, embed, gather_rows};
+use tuning::Tuning;

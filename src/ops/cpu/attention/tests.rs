@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::ops::Context;
 use crate::ops::cpu::rope::{RopeKvWrite, rope_kv_write};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::rope_kv_write::RopeTable;
@@ -67,7 +68,9 @@ impl Case {
         let pool = ThreadPool::new(num_threads);
         let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
         let num_blocks = blocks_each.iter().sum::<usize>() + 3;
-        let mut cache = KvCache::new(&self.config(), num_blocks, self.block_size, self.dtype).unwrap();
+        let context = Context::cpu(1, level);
+        let mut cache =
+            KvCache::new(&context, &self.config(), num_blocks, self.block_size, self.dtype).unwrap();
         poison(&mut cache);
         // Blocks in an order that is neither ascending nor contiguous.
         let mut order: Vec<u32> = (0..num_blocks as u32).collect();
@@ -80,7 +83,8 @@ impl Case {
         let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
         let mut scratch =
             AttentionScratch::new(self.shape, max_tokens, self.seq_lens.len(), max_len, num_threads);
-        let mut no_rotation = RopeTable::new(RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, max_len);
+        let mut no_rotation =
+            RopeTable::new(&context, RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, max_len).unwrap();
         no_rotation.extend_to(max_len).unwrap();
 
         let mut results = vec![Vec::new(); self.seq_lens.len()];
@@ -114,10 +118,10 @@ impl Case {
                 table: &no_rotation,
             };
             let width = self.width();
-            rope_kv_write(operands, &RowsMut::new(&mut qkv, width), &mut cache, 0, &pool, level);
+            rope_kv_write(operands, &RowsMut::new(&mut qkv, width), &mut cache, 0, &pool, level).unwrap();
             let out_width = num_heads * head_dim;
             let mut out = vec![f32::NAN; positions.len() * out_width];
-            paged_attention(&mut scratch, &qkv, width, &cache, 0, &metadata, &mut out, &pool, level);
+            paged_attention(&mut scratch, &qkv, width, &cache, 0, &metadata, &mut out, &pool, level).unwrap();
             let mut out = out.chunks_exact(out_width);
             for (sequence, num_new) in rows {
                 results[sequence].extend(out.by_ref().take(num_new).flatten());
@@ -176,7 +180,7 @@ fn poison(cache: &mut KvCache) {
     let bytes = |elements: usize| elements * cache.dtype().size_in_bytes();
     let k_len = bytes(layout.k_group(cache.num_blocks(), 0, 0));
     let v_len = bytes(layout.v_row(cache.num_blocks(), 0, 0));
-    let (k, v) = cache.pools_mut(0);
+    let (k, v) = cache.pools_mut(0).unwrap();
     // SAFETY: these are the lengths of the pools.
     unsafe {
         std::slice::from_raw_parts_mut(k, k_len).fill(0xff);

@@ -233,7 +233,11 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
                 // SAFETY: see `quarters`.
                 unsafe {
                     let [a, b] = codes.map(|word| vreinterpretq_u32_u8(word[j / 2]));
-                    vreinterpretq_u8_u32(if j % 2 == 0 { vzip1q_u32(a, b) } else { vzip2q_u32(a, b) })
+                    vreinterpretq_u8_u32(if j.is_multiple_of(2) {
+                        vzip1q_u32(a, b)
+                    } else {
+                        vzip2q_u32(a, b)
+                    })
                 }
             };
             return [0, 1, 2, 3, 4, 5, 6, 7].map(|j: usize| smmla(sums[j], rows(j), activations));
@@ -273,7 +277,7 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
         let (low, high) = unsafe { (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))) };
         Self(quarters!(|q| {
             let half = if q < 2 { low } else { high };
-            let words = if q % 2 == 0 { vget_low_s16(half) } else { vget_high_s16(half) };
+            let words = if q.is_multiple_of(2) { vget_low_s16(half) } else { vget_high_s16(half) };
             vcvtq_f32_s32(vmovl_s16(words))
         }))
     }

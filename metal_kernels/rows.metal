@@ -1,0 +1,116 @@
+// Moving rows: embeddings in, wanted rows forward, blocks of the cache.
+
+#include "formats.h"
+
+struct EmbedArgs {
+    Planes planes;
+    uint num_units;  // of 16 columns
+    uint num_rows;   // of the table
+};
+
+// out[i] = table[token_ids[i]]. A thread decodes a unit. A token that is none, which a row that has failed
+// carries along, is embedded as zeros.
+template <typename F>
+[[kernel]] void embed(
+    constant EmbedArgs& a [[buffer(0)]],
+    device const uchar* table [[buffer(1)]],
+    device const uint* token_ids [[buffer(2)]],
+    device float* out [[buffer(3)]],
+    uint2 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint unit = index.x * LANES + lane;
+    if (unit >= a.num_units) {
+        return;
+    }
+    const uint token_id = token_ids[index.y];
+    device float4* target = (device float4*)out + 4 * (ulong(index.y) * a.num_units + unit);
+    if (token_id >= a.num_rows) {
+        for (int part = 0; part < 4; ++part) {
+            target[part] = float4(0.0f);
+        }
+        return;
+    }
+    const Unit decoded = F::decode(F::load(table, a.planes, ulong(token_id) * a.num_units + unit));
+    for (int part = 0; part < 4; ++part) {
+        float4 values;
+        for (int i = 0; i < 4; ++i) {
+            const float value = decoded.code[4 * part + i] * F::prescale(4 * part + i) * decoded.scale;
+            values[i] = F::HAS_MINIMUM ? value - decoded.minimum : value;
+        }
+        target[part] = values;
+    }
+}
+
+#define EMBED(F) template [[host_name("embed_" #F)]] [[kernel]] decltype(embed<F>) embed<F>;
+EMBED(Q4_0)
+EMBED(Q4_1)
+EMBED(Q5_0)
+EMBED(Q5_1)
+EMBED(Q8_0)
+EMBED(Q4_K)
+EMBED(Q5_K)
+EMBED(Q6_K)
+EMBED(F16)
+EMBED(BF16)
+EMBED(F32)
+
+struct GatherArgs {
+    uint num_rows;
+    uint width;
+};
+
+// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column, from the first row to the last, so
+// that nothing is overwritten that is still needed.
+[[kernel]] void gather_rows(
+    constant GatherArgs& a [[buffer(0)]],
+    device const uint* rows [[buffer(1)]],
+    device float* x [[buffer(2)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint column = index * LANES + lane;
+    if (column >= a.width) {
+        return;
+    }
+    for (uint i = 0; i < a.num_rows; ++i) {
+        x[ulong(i) * a.width + column] = x[ulong(rows[i]) * a.width + column];
+    }
+}
+
+struct SiluMulArgs {
+    uint num_values;
+};
+
+// gate = silu(gate) · up, for matrices of two formats, which no product fuses.
+[[kernel]] void silu_mul(
+    constant SiluMulArgs& a [[buffer(0)]],
+    device const float* up [[buffer(1)]],
+    device float* gate [[buffer(2)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint i = index * LANES + lane;
+    if (i < a.num_values) {
+        gate[i] = gate[i] / (1.0f + exp(-gate[i])) * up[i];
+    }
+}
+
+struct CopyBlockArgs {
+    uint source;
+    uint target;
+    uint num_words;  // of 16 bytes in a block
+};
+
+// Copies a block of the cache within its pool.
+[[kernel]] void copy_block(
+    constant CopyBlockArgs& a [[buffer(0)]],
+    device uint4* pool [[buffer(1)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint word = index * LANES + lane;
+    if (word < a.num_words) {
+        pool[ulong(a.target) * a.num_words + word] = pool[ulong(a.source) * a.num_words + word];
+    }
+}

@@ -1,0 +1,354 @@
+//! Launches of rotation and of attention over the paged cache.
+
+use std::f32::consts::LOG2_E;
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+
+use super::backend::{MetalBackend, Work};
+use super::inputs::MetalInputs;
+use super::kernel::Kernel;
+use super::{Binding, GpuBuffer, Placement};
+use crate::ops::KvCacheDType;
+use crate::{Error, Result};
+
+/// Rows of a tile of flash attention: query heads of neighbouring tokens.
+const FLASH_ROWS: usize = 32;
+
+/// Most pieces of a context: their partial results are kept for every sequence of a step.
+const MAX_PIECES: usize = 64;
+
+/// Most values of a head.
+const MAX_HEAD_DIM: usize = 256;
+
+/// `Pages` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Pages {
+    num_kv_heads: u32,
+    block_size: u32,
+    head_dim: u32,
+}
+
+/// `RopeArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RopeArgs {
+    num_heads: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+    num_pairs: u32,
+    block_size: u32,
+    eps: f32,
+}
+
+/// `PagedAttentionArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PagedAttentionArgs {
+    pages: Pages,
+    num_heads: u32,
+    q_stride: u32,
+    piece_size: u32,
+    num_pieces: u32,
+    window: u32,
+    lanes_per_key: u32,
+    num_slices: u32,
+    scale: f32,
+}
+
+/// `FlashAttentionArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct FlashAttentionArgs {
+    pages: Pages,
+    num_heads: u32,
+    q_stride: u32,
+    window: u32,
+    scale: f32,
+}
+
+/// The cache of one layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pools<'a> {
+    pub(crate) k: &'a GpuBuffer,
+    pub(crate) v: &'a GpuBuffer,
+    pub(crate) dtype: KvCacheDType,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) block_size: usize,
+}
+
+impl Pools<'_> {
+    fn pages(&self) -> Pages {
+        Pages {
+            num_kv_heads: self.num_kv_heads as u32,
+            block_size: self.block_size as u32,
+            head_dim: self.head_dim as u32,
+        }
+    }
+}
+
+/// What is rotated, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rope<'a> {
+    pub(crate) qkv: &'a GpuBuffer,
+    pub(crate) num_tokens: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_pairs: usize,
+    pub(crate) is_interleaved: bool,
+    pub(crate) table: &'a GpuBuffer,
+    /// The norms of queries and of keys, and their epsilon.
+    pub(crate) norms: Option<(Binding<'a>, Binding<'a>, f32)>,
+}
+
+pub(crate) fn rope_kv_write(
+    metal: &MetalBackend,
+    inputs: &MetalInputs,
+    rope: Rope<'_>,
+    pools: Pools<'_>,
+) -> Result<()> {
+    let args = RopeArgs {
+        num_heads: rope.num_heads as u32,
+        num_kv_heads: pools.num_kv_heads as u32,
+        head_dim: pools.head_dim as u32,
+        num_pairs: rope.num_pairs as u32,
+        block_size: pools.block_size as u32,
+        eps: rope.norms.map_or(0.0, |(_, _, eps)| eps),
+    };
+    let table = Binding::read(rope.table);
+    let (q_norm, k_norm) = rope.norms.map_or((table, table), |(q, k, _)| (q, k));
+    let flags = [rope.norms.is_some(), rope.is_interleaved, false];
+    let buffers = [
+        Binding::read_write(rope.qkv),
+        inputs.positions(),
+        inputs.slots(),
+        q_norm,
+        k_norm,
+        table,
+        Binding::write(pools.k),
+        Binding::write(pools.v),
+    ];
+    metal.launch(
+        Kernel::RopeKvWrite(pools.dtype),
+        flags,
+        Work {
+            args: bytes_of(&args),
+            buffers: &buffers,
+            threadgroup_memory: 0,
+            grid: [rope.num_heads + 2 * pools.num_kv_heads, rope.num_tokens, 1],
+            num_threads: 32,
+        },
+    )
+}
+
+/// The shape of attention and the memory of partial results.
+#[derive(Debug)]
+pub(crate) struct MetalAttention {
+    num_heads: usize,
+    scale: f32,
+    window: usize,
+    piece_size: usize,
+    partials: GpuBuffer,
+}
+
+/// What [`MetalAttention`] is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionSizes {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) scale: f32,
+    pub(crate) sliding_window: Option<usize>,
+    pub(crate) max_model_len: usize,
+    pub(crate) max_num_rows: usize,
+}
+
+impl MetalAttention {
+    pub(crate) fn new(metal: &MetalBackend, sizes: AttentionSizes) -> Result<Self> {
+        let AttentionSizes { num_heads, num_kv_heads, head_dim, max_model_len, .. } = sizes;
+        if !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM || num_heads / num_kv_heads > FLASH_ROWS {
+            return Err(Error::unsupported(format!(
+                "attention of {num_heads} heads over {num_kv_heads} of {head_dim} values has no kernel on this \
+                 device: heads must have a multiple of 8 values and at most {MAX_HEAD_DIM}, and at most \
+                 {FLASH_ROWS} may share keys"
+            ))
+            .with_hint("use --device cpu"));
+        }
+        let piece_size =
+            max_model_len.div_ceil(MAX_PIECES).next_multiple_of(32).max(metal.tuning().piece_size);
+        let num_pieces = max_model_len.div_ceil(piece_size);
+        let num_partials = if num_pieces > 1 { sizes.max_num_rows * num_heads * num_pieces } else { 1 };
+        let partials = metal.gpu().allocate(num_partials * (head_dim + 2) * 4, Placement::Private)?;
+        Ok(Self {
+            num_heads,
+            scale: sizes.scale * LOG2_E,
+            window: sizes.sliding_window.unwrap_or(max_model_len),
+            piece_size,
+            partials,
+        })
+    }
+
+    /// Tokens of a tile when `heads_per_kv_head` heads share keys.
+    pub(crate) fn tokens_per_tile(heads_per_kv_head: usize, dtype: KvCacheDType, head_dim: usize) -> usize {
+        (Flash::of(dtype, head_dim).rows() / heads_per_kv_head).max(1)
+    }
+
+    /// Attention of all tokens of a step: those of sequences with one token and those of the others.
+    pub(crate) fn run(
+        &self,
+        metal: &MetalBackend,
+        inputs: &MetalInputs,
+        q: &GpuBuffer,
+        q_stride: usize,
+        pools: Pools<'_>,
+        out: &GpuBuffer,
+    ) -> Result<()> {
+        if inputs.num_decode_rows() > 0 {
+            self.decode(metal, inputs, q, q_stride, pools, out)?;
+        }
+        if inputs.num_prefill_tiles() > 0 {
+            self.prefill(metal, inputs, q, q_stride, pools, out)?;
+        }
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        metal: &MetalBackend,
+        inputs: &MetalInputs,
+        q: &GpuBuffer,
+        q_stride: usize,
+        pools: Pools<'_>,
+        out: &GpuBuffer,
+    ) -> Result<()> {
+        let heads_per_kv_head = self.num_heads / pools.num_kv_heads;
+        let heads = heads_per_kv_head.next_power_of_two().min(4);
+        let num_chunks = heads_per_kv_head.div_ceil(heads);
+        let num_slices = (8 / num_chunks).clamp(1, 4);
+        let num_simdgroups = num_slices * num_chunks;
+        let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);
+        let args = PagedAttentionArgs {
+            pages: pools.pages(),
+            num_heads: self.num_heads as u32,
+            q_stride: q_stride as u32,
+            piece_size: self.piece_size as u32,
+            num_pieces: num_pieces as u32,
+            window: self.window as u32,
+            lanes_per_key: (pools.head_dim / 8).next_power_of_two() as u32,
+            num_slices: num_slices as u32,
+            scale: self.scale,
+        };
+        let (out_binding, partials) = if num_pieces == 1 {
+            (Binding::write(out), Binding::read(&self.partials))
+        } else {
+            (Binding::read(out), Binding::write(&self.partials))
+        };
+        let buffers = [
+            Binding::read(q),
+            Binding::read(pools.k),
+            Binding::read(pools.v),
+            inputs.block_tables(),
+            inputs.decode_rows(),
+            out_binding,
+            partials,
+        ];
+        let values = (pools.head_dim + 2).max(32);
+        metal.launch(
+            Kernel::PagedAttention { dtype: pools.dtype, heads },
+            [false; 3],
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: num_simdgroups * heads * values * 4,
+                grid: [num_pieces, pools.num_kv_heads, inputs.num_decode_rows()],
+                num_threads: num_simdgroups * 32,
+            },
+        )?;
+        if num_pieces == 1 {
+            return Ok(());
+        }
+        let buffers = [inputs.decode_rows(), Binding::read(&self.partials), Binding::write(out)];
+        metal.launch(
+            Kernel::PagedAttentionMerge,
+            [false; 3],
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: 0,
+                grid: [self.num_heads, inputs.num_decode_rows(), 1],
+                num_threads: 32,
+            },
+        )
+    }
+
+    fn prefill(
+        &self,
+        metal: &MetalBackend,
+        inputs: &MetalInputs,
+        q: &GpuBuffer,
+        q_stride: usize,
+        pools: Pools<'_>,
+        out: &GpuBuffer,
+    ) -> Result<()> {
+        let args = FlashAttentionArgs {
+            pages: pools.pages(),
+            num_heads: self.num_heads as u32,
+            q_stride: q_stride as u32,
+            window: self.window as u32,
+            scale: self.scale,
+        };
+        let flash = Flash::of(pools.dtype, pools.head_dim);
+        let buffers = [
+            Binding::read(q),
+            Binding::read(pools.k),
+            Binding::read(pools.v),
+            inputs.block_tables(),
+            inputs.prefill_tiles(),
+            Binding::write(out),
+        ];
+        metal.launch(
+            Kernel::FlashAttention { dtype: pools.dtype, max_dim: flash.max_dim },
+            [false; 3],
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: flash.threadgroup_memory(),
+                grid: [inputs.num_prefill_tiles(), pools.num_kv_heads, 1],
+                num_threads: flash.simdgroups * 32,
+            },
+        )
+    }
+}
+
+/// A variant of `metal_kernels/flash_attention.metal`, as it is instantiated there.
+#[derive(Debug, Clone, Copy)]
+struct Flash {
+    max_dim: usize,
+    keys: usize,
+    simdgroups: usize,
+    /// Bytes of a query, key or value in threadgroup memory.
+    value_bytes: usize,
+}
+
+impl Flash {
+    fn of(dtype: KvCacheDType, head_dim: usize) -> Self {
+        let max_dim = head_dim.next_power_of_two().clamp(64, MAX_HEAD_DIM);
+        let value_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
+        let (keys, simdgroups) = match max_dim * value_bytes {
+            ..=256 => (32, 4),
+            512 => (16, 4),
+            _ => (8, 2),
+        };
+        Self { max_dim, keys, simdgroups, value_bytes }
+    }
+
+    fn rows(self) -> usize {
+        8 * self.simdgroups
+    }
+
+    fn threadgroup_memory(self) -> usize {
+        let values = (self.rows() + self.keys) * (self.max_dim + 8) * self.value_bytes;
+        let scores = self.rows() * (self.keys + 4) * 4;
+        values + scores + self.simdgroups * 64 * 4 + self.keys * 4
+    }
+}

@@ -1,0 +1,153 @@
+//! A GPU with its compiled kernels and the count of what was launched.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::kernel::Kernel;
+use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, Placement, Ticket, Tuning};
+use crate::Result;
+use crate::ops::cpu::pool::ThreadPool;
+
+/// What launches kernels: the only way from an op to a [`Gpu`].
+pub(crate) struct MetalBackend {
+    gpu: Arc<dyn Gpu>,
+    tuning: Tuning,
+    /// For what is done once, at load, on the host.
+    pool: ThreadPool,
+    pipelines: Mutex<HashMap<(Kernel, Flags), Pipeline>>,
+    num_dispatches: AtomicU64,
+    waiting_nanoseconds: AtomicU64,
+}
+
+/// The function constants of a kernel, all of them flags, from constant 0 on.
+pub(super) type Flags = [bool; 3];
+
+/// What an op launches, except for the kernel's pipeline.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work<'a> {
+    /// The arguments, as bytes.
+    pub(super) args: &'a [u8],
+    /// The buffers behind the arguments.
+    pub(super) buffers: &'a [Binding<'a>],
+    /// Bytes of threadgroup memory.
+    pub(super) threadgroup_memory: usize,
+    /// Threadgroups.
+    pub(super) grid: [usize; 3],
+    /// Threads of each.
+    pub(super) num_threads: usize,
+}
+
+impl fmt::Debug for MetalBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetalBackend").field("gpu", &self.gpu).field("tuning", &self.tuning).finish()
+    }
+}
+
+impl MetalBackend {
+    pub(crate) fn new(gpu: Arc<dyn Gpu>, pool: ThreadPool) -> Self {
+        let tuning = Tuning::of(gpu.class());
+        Self {
+            gpu,
+            tuning,
+            pool,
+            pipelines: Mutex::default(),
+            num_dispatches: AtomicU64::new(0),
+            waiting_nanoseconds: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn pool(&self) -> &ThreadPool {
+        &self.pool
+    }
+
+    pub(crate) fn num_dispatches(&self) -> u64 {
+        self.num_dispatches.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Queues a kernel. A grid without threadgroups is nothing to do.
+    pub(super) fn launch(&self, kernel: Kernel, flags: Flags, work: Work<'_>) -> Result<()> {
+        if work.grid.contains(&0) {
+            return Ok(());
+        }
+        self.num_dispatches.fetch_add(1, Ordering::Relaxed);
+        self.gpu.dispatch(&Launch {
+            pipeline: self.pipeline(kernel, flags)?,
+            args: work.args,
+            buffers: work.buffers,
+            threadgroup_memory: work.threadgroup_memory,
+            grid: work.grid,
+            num_threads: work.num_threads,
+        })
+    }
+
+    fn pipeline(&self, kernel: Kernel, flags: Flags) -> Result<Pipeline> {
+        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = pipelines.get(&(kernel, flags)) {
+            return Ok(*pipeline);
+        }
+        let mut constants = Vec::new();
+        for (index, flag) in (0..).zip(flags).take(kernel.num_flags()) {
+            constants.push(Constant::Bool(index, flag));
+        }
+        let pipeline = self.gpu.pipeline(kernel.library(), &kernel.function(), &constants)?;
+        pipelines.insert((kernel, flags), pipeline);
+        Ok(pipeline)
+    }
+
+    /// A copy of `values`.
+    pub(crate) fn upload(&self, values: &[f32]) -> Result<GpuBuffer> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        self.filled(bytes.len(), |target| target.copy_from_slice(bytes))
+    }
+
+    /// Time that was spent waiting for the device.
+    pub(crate) fn waiting_time(&self) -> Duration {
+        Duration::from_nanos(self.waiting_nanoseconds.load(Ordering::Relaxed))
+    }
+
+    /// Waits for all work and copies the beginning of a buffer.
+    pub(crate) fn read(&self, buffer: &GpuBuffer, bytes: &mut [u8]) -> Result<()> {
+        self.timed(|| self.gpu.read(buffer, 0, bytes))
+    }
+
+    /// Waits for the work before a commit.
+    pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.timed(|| self.gpu.wait(ticket))
+    }
+
+    fn timed(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        let result = wait();
+        self.waiting_nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+
+    /// Memory that the host writes with `fill`, once.
+    pub(super) fn filled(&self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<GpuBuffer> {
+        let buffer = self.gpu.allocate(len.max(16), Placement::Shared)?;
+        match buffer.0.host() {
+            Some(host) => {
+                // SAFETY: the memory was just allocated with at least `len` zeroed bytes; nothing is queued that
+                // uses it, and nobody else has its address.
+                fill(unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), len) });
+            }
+            None => {
+                let mut bytes = vec![0; len];
+                fill(&mut bytes);
+                self.gpu.write(&buffer, 0, &bytes)?;
+            }
+        }
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,232 @@
+//! The lists of a step, where kernels read them.
+
+use bytemuck::{Pod, Zeroable, cast_slice};
+
+use super::backend::MetalBackend;
+use super::{Binding, GpuBuffer, Placement, Ticket};
+use crate::ops::AttentionMetadata;
+use crate::{Error, Result};
+
+/// Steps whose lists are kept: while the device reads those of one step, the host writes those of the next.
+const NUM_SLOTS: usize = 2;
+
+/// A sequence of which a step computes one token. `DecodeRow` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DecodeRow {
+    token: u32,
+    seq_len: u32,
+    table_start: u32,
+}
+
+/// Neighbouring tokens of a sequence of which a step computes several. `PrefillTile` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PrefillTile {
+    first_token: u32,
+    num_tokens: u32,
+    first_position: u32,
+    table_start: u32,
+}
+
+/// A list with room for so many words, from `begin` on in each slot.
+#[derive(Debug, Clone, Copy)]
+struct List {
+    begin: usize,
+    capacity: usize,
+}
+
+/// What a step's lists are made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InputLimits {
+    pub(crate) max_num_tokens: usize,
+    pub(crate) max_num_rows: usize,
+    pub(crate) max_num_blocks: usize,
+}
+
+/// The lists of the current step and of the one before.
+#[derive(Debug)]
+pub(crate) struct MetalInputs {
+    buffer: GpuBuffer,
+    slot_words: usize,
+    slot: usize,
+    in_use: [Option<Ticket>; NUM_SLOTS],
+    token_ids: List,
+    positions: List,
+    slots: List,
+    outputs: List,
+    block_tables: List,
+    decode_rows: List,
+    prefill_tiles: List,
+    /// Sequences of one token, the longest of them, and tiles of the others.
+    num_decode_rows: usize,
+    max_decode_len: usize,
+    num_prefill_tiles: usize,
+    /// Kept for their memory.
+    words: Vec<u32>,
+    decode: Vec<DecodeRow>,
+    prefill: Vec<PrefillTile>,
+}
+
+impl MetalInputs {
+    pub(crate) fn new(metal: &MetalBackend, limits: InputLimits) -> Result<Self> {
+        let mut slot_words = 0;
+        let mut list = |capacity: usize| {
+            let begin = slot_words;
+            slot_words += capacity.next_multiple_of(64);
+            List { begin, capacity }
+        };
+        let InputLimits { max_num_tokens, max_num_rows, max_num_blocks, .. } = limits;
+        let token_ids = list(max_num_tokens);
+        let positions = list(max_num_tokens);
+        let slots = list(max_num_tokens);
+        let outputs = list(max_num_tokens);
+        let block_tables = list(max_num_blocks);
+        let decode_rows = list(max_num_rows * size_of::<DecodeRow>() / 4);
+        let prefill_tiles = list(max_num_tokens * size_of::<PrefillTile>() / 4);
+        Ok(Self {
+            buffer: metal.gpu().allocate(NUM_SLOTS * slot_words * 4, Placement::Shared)?,
+            slot_words,
+            slot: 0,
+            in_use: [None; NUM_SLOTS],
+            token_ids,
+            positions,
+            slots,
+            outputs,
+            block_tables,
+            decode_rows,
+            prefill_tiles,
+            num_decode_rows: 0,
+            max_decode_len: 0,
+            num_prefill_tiles: 0,
+            words: Vec::new(),
+            decode: Vec::with_capacity(max_num_rows),
+            prefill: Vec::with_capacity(max_num_tokens),
+        })
+    }
+
+    /// Writes the lists of a step, in the place of those of the step before the last one. Token ids that are not
+    /// given are the sampled ones.
+    pub(crate) fn upload(
+        &mut self,
+        metal: &MetalBackend,
+        token_ids: &[u32],
+        positions: &[u32],
+        outputs: &[usize],
+        attention: &AttentionMetadata,
+        tokens_per_tile: usize,
+    ) -> Result<()> {
+        // What was queued up to now reads the lists of the step before.
+        self.in_use[self.slot] = Some(metal.gpu().commit()?);
+        self.slot = (self.slot + 1) % NUM_SLOTS;
+        if let Some(ticket) = self.in_use[self.slot].take() {
+            metal.wait(ticket)?;
+        }
+        self.describe_rows(attention, tokens_per_tile);
+        self.write(metal, self.token_ids, token_ids)?;
+        self.write(metal, self.positions, positions)?;
+        self.write_all(metal, self.slots, &attention.slot_mapping)?;
+        self.write_all(metal, self.outputs, outputs)?;
+        self.write(metal, self.block_tables, &attention.block_tables)?;
+        self.write(metal, self.decode_rows, cast_slice(&self.decode))?;
+        self.write(metal, self.prefill_tiles, cast_slice(&self.prefill))
+    }
+
+    fn describe_rows(&mut self, attention: &AttentionMetadata, tokens_per_tile: usize) {
+        self.decode.clear();
+        self.prefill.clear();
+        self.max_decode_len = 0;
+        for row in 0..attention.num_rows() {
+            let (start, end) = (attention.query_start_loc[row], attention.query_start_loc[row + 1]);
+            let seq_len = attention.seq_lens[row];
+            let table_start = attention.block_table_starts[row] as u32;
+            if end - start == 1 {
+                let (token, seq_len) = (start as u32, seq_len as u32);
+                self.decode.push(DecodeRow { token, seq_len, table_start });
+                self.max_decode_len = self.max_decode_len.max(seq_len as usize);
+                continue;
+            }
+            let mut first = start;
+            while first < end {
+                let num_tokens = tokens_per_tile.min(end - first);
+                self.prefill.push(PrefillTile {
+                    first_token: first as u32,
+                    num_tokens: num_tokens as u32,
+                    first_position: (seq_len - (end - first)) as u32,
+                    table_start,
+                });
+                first += num_tokens;
+            }
+        }
+        self.num_decode_rows = self.decode.len();
+        self.num_prefill_tiles = self.prefill.len();
+    }
+
+    fn write(&self, metal: &MetalBackend, list: List, words: &[u32]) -> Result<()> {
+        if words.len() > list.capacity {
+            return Err(Error::internal(format!(
+                "a list of {} words does not fit into {} of a step's lists",
+                words.len(),
+                list.capacity
+            )));
+        }
+        metal.gpu().write(&self.buffer, self.offset(list), cast_slice(words))
+    }
+
+    fn write_all(&mut self, metal: &MetalBackend, list: List, values: &[usize]) -> Result<()> {
+        let mut words = std::mem::take(&mut self.words);
+        words.clear();
+        words.extend(values.iter().map(|value| *value as u32));
+        let result = self.write(metal, list, &words);
+        self.words = words;
+        result
+    }
+
+    fn offset(&self, list: List) -> usize {
+        4 * (self.slot * self.slot_words + list.begin)
+    }
+
+    fn binding(&self, list: List) -> Binding<'_> {
+        Binding::read(&self.buffer).at(self.offset(list))
+    }
+
+    pub(crate) fn token_ids(&self) -> Binding<'_> {
+        self.binding(self.token_ids)
+    }
+
+    pub(crate) fn positions(&self) -> Binding<'_> {
+        self.binding(self.positions)
+    }
+
+    pub(crate) fn slots(&self) -> Binding<'_> {
+        self.binding(self.slots)
+    }
+
+    pub(crate) fn outputs(&self) -> Binding<'_> {
+        self.binding(self.outputs)
+    }
+
+    pub(super) fn block_tables(&self) -> Binding<'_> {
+        self.binding(self.block_tables)
+    }
+
+    pub(super) fn decode_rows(&self) -> Binding<'_> {
+        self.binding(self.decode_rows)
+    }
+
+    pub(super) fn prefill_tiles(&self) -> Binding<'_> {
+        self.binding(self.prefill_tiles)
+    }
+
+    pub(super) fn num_decode_rows(&self) -> usize {
+        self.num_decode_rows
+    }
+
+    pub(super) fn max_decode_len(&self) -> usize {
+        self.max_decode_len
+    }
+
+    pub(super) fn num_prefill_tiles(&self) -> usize {
+        self.num_prefill_tiles
+    }
+}

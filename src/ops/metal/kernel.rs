@@ -1,0 +1,104 @@
+//! The kernels by name.
+
+use super::Library;
+use crate::ops::KvCacheDType;
+use crate::weights::DType;
+
+static MATVEC: Library =
+    Library { name: "matvec", source: include_str!("../../../metal_kernels/matvec.metal") };
+static MATMUL: Library =
+    Library { name: "matmul", source: include_str!("../../../metal_kernels/matmul.metal") };
+static ROPE: Library = Library { name: "rope", source: include_str!("../../../metal_kernels/rope.metal") };
+static ROWS: Library = Library { name: "rows", source: include_str!("../../../metal_kernels/rows.metal") };
+static PAGED_ATTENTION: Library =
+    Library { name: "paged_attention", source: include_str!("../../../metal_kernels/paged_attention.metal") };
+static FLASH_ATTENTION: Library =
+    Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
+
+/// All kernel sources.
+pub static LIBRARIES: [&Library; 6] = [&MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION];
+
+/// A kernel and the variant of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kernel {
+    /// `last` is the format of the third matrix if it has another one.
+    Matvec {
+        format: DType,
+        last: Option<DType>,
+        columns: usize,
+    },
+    MatvecSwiglu {
+        format: DType,
+        columns: usize,
+    },
+    Matmul {
+        format: DType,
+        last: Option<DType>,
+        tokens: usize,
+    },
+    MatmulSwiglu {
+        format: DType,
+        tokens: usize,
+    },
+    RopeKvWrite(KvCacheDType),
+    Embed(DType),
+    GatherRows,
+    SiluMul,
+    CopyBlock,
+    PagedAttention {
+        dtype: KvCacheDType,
+        heads: usize,
+    },
+    PagedAttentionMerge,
+    FlashAttention {
+        dtype: KvCacheDType,
+        max_dim: usize,
+    },
+}
+
+impl Kernel {
+    pub(super) fn library(self) -> &'static Library {
+        match self {
+            Self::Matvec { .. } | Self::MatvecSwiglu { .. } => &MATVEC,
+            Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
+            Self::RopeKvWrite(_) => &ROPE,
+            Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
+            Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
+            Self::FlashAttention { .. } => &FLASH_ATTENTION,
+        }
+    }
+
+    /// The name in the library.
+    pub(super) fn function(self) -> String {
+        let mixed = |format: DType, last: Option<DType>| match last {
+            Some(last) => format!("{format}_{last}"),
+            None => format.to_string(),
+        };
+        match self {
+            Self::Matvec { format, last, columns } => format!("matvec_{}_{columns}", mixed(format, last)),
+            Self::MatvecSwiglu { format, columns } => format!("matvec_swiglu_{format}_{columns}"),
+            Self::Matmul { format, last, tokens } => format!("matmul_{}_{tokens}", mixed(format, last)),
+            Self::MatmulSwiglu { format, tokens } => format!("matmul_swiglu_{format}_{tokens}"),
+            Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
+            Self::Embed(format) => format!("embed_{format}"),
+            Self::GatherRows => "gather_rows".to_owned(),
+            Self::SiluMul => "silu_mul".to_owned(),
+            Self::CopyBlock => "copy_block".to_owned(),
+            Self::PagedAttention { dtype, heads } => format!("paged_attention_{dtype}_{heads}"),
+            Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
+            Self::FlashAttention { dtype, max_dim } => format!("flash_attention_{dtype}_{max_dim}"),
+        }
+    }
+
+    /// How many of the flags the kernel has as function constants.
+    pub(super) fn num_flags(self) -> usize {
+        match self {
+            Self::Matvec { .. }
+            | Self::MatvecSwiglu { .. }
+            | Self::Matmul { .. }
+            | Self::MatmulSwiglu { .. } => 3,
+            Self::RopeKvWrite(_) => 2,
+            _ => 0,
+        }
+    }
+}

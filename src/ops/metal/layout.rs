@@ -1,0 +1,292 @@
+//! How weights lie in a GPU's memory: the writer of what `metal_kernels/formats.h` reads.
+//!
+//! A matrix is a few planes, one after the other, each in the order of rows and of columns within a row, so that
+//! neighbouring lanes read neighbouring bytes, in words as wide as a unit of sixteen weights. Together they have
+//! the size of the file's blocks.
+//!
+//! | plane | bytes | of each |
+//! |---|---|---|
+//! | codes | 8, or 16 for 8-bit codes | unit: nibbles in order, or bytes with 128 added |
+//! | high bits | 2 for 5-bit codes, 4 for 6-bit codes | unit: one or two bits a weight in order |
+//! | scales | 2 or 4 | 32 weights: f16 scale, f16 minimum |
+//! | scales of `Q4_K`, `Q5_K` | 16 | 256 weights: f16 scale, f16 minimum; per 32 weights a byte with the low four bits of the scale and of the minimum; per 64 weights a byte with the high two bits of both scales and minima |
+//! | scales of `Q6_K` | 1 | unit: i8 |
+//! | super-scales of `Q6_K` | 2 | 256 weights: f16 |
+//!
+//! Dense types stay as they are in the file.
+
+use std::sync::Mutex;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::ops::cpu::pool::ThreadPool;
+use crate::weights::DType;
+
+/// Weights that a lane reads together.
+pub(super) const UNIT: usize = 16;
+
+/// Rows of a task.
+const ROWS_PER_TASK: usize = 16;
+
+/// Where the planes behind the codes begin, in steps of 16 bytes. `Planes` of the kernels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Planes {
+    high: u32,
+    scales: u32,
+    super_scales: u32,
+}
+
+impl Planes {
+    pub(super) const NONE: Self = Self { high: 0, scales: 0, super_scales: 0 };
+}
+
+/// Bytes of 256 weights in each plane.
+#[derive(Debug, Clone, Copy)]
+struct PlaneBytes {
+    codes: usize,
+    high: usize,
+    scales: usize,
+    super_scales: usize,
+}
+
+impl PlaneBytes {
+    fn of(dtype: DType) -> Self {
+        let (codes, high, scales, super_scales) = match dtype {
+            DType::F32 => (1024, 0, 0, 0),
+            DType::F16 | DType::BF16 => (512, 0, 0, 0),
+            DType::Q4_0 | DType::Q4K => (128, 0, 16, 0),
+            DType::Q4_1 => (128, 0, 32, 0),
+            DType::Q5_0 | DType::Q5K => (128, 32, 16, 0),
+            DType::Q5_1 => (128, 32, 32, 0),
+            DType::Q8_0 => (256, 0, 16, 0),
+            DType::Q6K => (128, 64, 16, 2),
+        };
+        Self { codes, high, scales, super_scales }
+    }
+
+    fn all(self) -> [usize; 4] {
+        [self.codes, self.high, self.scales, self.super_scales]
+    }
+}
+
+/// The planes of a matrix: where each begins and how long it is, in bytes, and the bytes of all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    begins: [usize; 4],
+}
+
+impl Layout {
+    /// For a matrix whose rows are whole blocks of `dtype` and whole units.
+    pub(super) fn new(dtype: DType, rows: usize, cols: usize) -> Self {
+        let mut begins = [0; 4];
+        let mut begin = 0_usize;
+        for (plane, bytes) in begins.iter_mut().zip(PlaneBytes::of(dtype).all()) {
+            *plane = begin;
+            begin += (rows * cols * bytes / 256).next_multiple_of(UNIT);
+        }
+        Self { dtype, rows, cols, begins }
+    }
+
+    /// Bytes of a row in plane `plane`.
+    fn row_bytes(&self, plane: usize) -> usize {
+        self.cols * PlaneBytes::of(self.dtype).all()[plane] / 256
+    }
+
+    /// Bytes of all planes.
+    pub(super) fn num_bytes(&self) -> usize {
+        self.begins[3] + (self.rows * self.row_bytes(3)).next_multiple_of(UNIT)
+    }
+
+    /// The offsets that kernels get.
+    pub(super) fn planes(&self) -> Planes {
+        let [_, high, scales, super_scales] = self.begins.map(|begin| (begin / 16) as u32);
+        Planes { high, scales, super_scales }
+    }
+
+    /// Repacks the rows of a file. `target` has [`Self::num_bytes`].
+    pub(super) fn pack(&self, source: &[u8], target: &mut [u8], pool: &ThreadPool) {
+        let source_row = self.cols / self.dtype.block_len() * self.dtype.block_bytes();
+        if source_row == 0 {
+            return;
+        }
+        let (codes, rest) = target.split_at_mut(self.begins[1]);
+        let (high, rest) = rest.split_at_mut(self.begins[2] - self.begins[1]);
+        let (scales, super_scales) = rest.split_at_mut(self.begins[3] - self.begins[2]);
+        let mut planes = [codes, high, scales, super_scales].map(Some);
+        // Each task has its own part of each plane.
+        let tasks: Vec<_> = source
+            .chunks(ROWS_PER_TASK * source_row)
+            .map(|source| {
+                let num_rows = source.len() / source_row;
+                let targets = [0, 1, 2, 3].map(|plane| {
+                    let rest = planes[plane].take().unwrap_or_default();
+                    let (own, rest) = rest.split_at_mut(num_rows * self.row_bytes(plane));
+                    planes[plane] = Some(rest);
+                    own
+                });
+                Mutex::new((source, targets))
+            })
+            .collect();
+        pool.run(tasks.len(), |task| {
+            let mut task = tasks[task].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (source, targets) = &mut *task;
+            self.pack_rows(source, targets);
+        });
+    }
+
+    /// Packs whole rows, which are whole blocks.
+    fn pack_rows(&self, source: &[u8], [codes, high, scales, super_scales]: &mut [&mut [u8]; 4]) {
+        let block_len = self.dtype.block_len();
+        if block_len == 1 {
+            codes.copy_from_slice(source);
+            return;
+        }
+        let part = |plane: usize| PlaneBytes::of(self.dtype).all()[plane] * block_len / 256;
+        for (index, block) in source.chunks_exact(self.dtype.block_bytes()).enumerate() {
+            let mut values = [0; 256];
+            let values = &mut values[..block_len];
+            let scales = &mut scales[index * part(2)..][..part(2)];
+            let super_scales = &mut super_scales[index * part(3)..][..part(3)];
+            unpack_block(self.dtype, block, values, scales, super_scales);
+            let codes = &mut codes[index * part(0)..][..part(0)];
+            if self.dtype == DType::Q8_0 {
+                codes.copy_from_slice(values);
+            } else {
+                for (byte, pair) in codes.iter_mut().zip(values.as_chunks::<2>().0) {
+                    *byte = pair[0] & 15 | (pair[1] & 15) << 4;
+                }
+            }
+            let high = &mut high[index * part(1)..][..part(1)];
+            if !high.is_empty() {
+                let values_per_byte = block_len / high.len();
+                let bits = 8 / values_per_byte;
+                for (byte, values) in high.iter_mut().zip(values.chunks_exact(values_per_byte)) {
+                    *byte = values.iter().rev().fold(0, |byte, value| byte << bits | value >> 4);
+                }
+            }
+        }
+    }
+}
+
+/// The codes of a block in the order of its columns, and its scales as they will lie.
+fn unpack_block(dtype: DType, block: &[u8], codes: &mut [u8], scales: &mut [u8], super_scales: &mut [u8]) {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => {}
+        DType::Q4_0 => {
+            scales.copy_from_slice(&block[..2]);
+            nibbles(&block[2..], codes);
+        }
+        DType::Q4_1 => {
+            scales.copy_from_slice(&block[..4]);
+            nibbles(&block[4..], codes);
+        }
+        DType::Q5_0 => {
+            scales.copy_from_slice(&block[..2]);
+            nibbles(&block[6..], codes);
+            fifth_bits(&block[2..6], codes);
+        }
+        DType::Q5_1 => {
+            scales.copy_from_slice(&block[..4]);
+            nibbles(&block[8..], codes);
+            fifth_bits(&block[4..8], codes);
+        }
+        DType::Q8_0 => {
+            scales.copy_from_slice(&block[..2]);
+            for (code, byte) in codes.iter_mut().zip(&block[2..]) {
+                *code = byte ^ 0x80;
+            }
+        }
+        DType::Q4K => {
+            super_block_scales(block, scales);
+            for (codes, bytes) in codes.chunks_exact_mut(64).zip(block[16..].chunks_exact(32)) {
+                nibbles(bytes, codes);
+            }
+        }
+        DType::Q5K => {
+            super_block_scales(block, scales);
+            for (codes, bytes) in codes.chunks_exact_mut(64).zip(block[48..].chunks_exact(32)) {
+                nibbles(bytes, codes);
+            }
+            for (col, code) in codes.iter_mut().enumerate() {
+                *code |= (block[16 + col % 32] >> (col / 32) & 1) << 4;
+            }
+        }
+        DType::Q6K => {
+            scales.copy_from_slice(&block[192..208]);
+            super_scales.copy_from_slice(&block[208..]);
+            for (col, code) in codes.iter_mut().enumerate() {
+                let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
+                let low = block[64 * half + 32 * (quarter % 2) + index] >> (4 * (quarter / 2)) & 15;
+                let high = block[128 + 32 * half + index] >> (2 * quarter) & 3;
+                *code = low | high << 4;
+            }
+        }
+    }
+}
+
+/// The low nibbles of all bytes, then the high ones.
+fn nibbles(bytes: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(bytes.len());
+    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+}
+
+fn fifth_bits(bytes: &[u8], codes: &mut [u8]) {
+    for (col, code) in codes.iter_mut().enumerate() {
+        *code |= (bytes[col / 8] >> (col % 8) & 1) << 4;
+    }
+}
+
+/// The sixteen bytes of scales of a `Q4_K` or `Q5_K` block.
+fn super_block_scales(block: &[u8], scales: &mut [u8]) {
+    scales[..4].copy_from_slice(&block[..4]);
+    let packed = &block[4..16];
+    for index in 0..8 {
+        let (scale, minimum) = if index < 4 {
+            (packed[index] & 63, packed[index + 4] & 63)
+        } else {
+            (
+                packed[index + 4] & 15 | packed[index - 4] >> 6 << 4,
+                packed[index + 4] >> 4 | packed[index] >> 6 << 4,
+            )
+        };
+        scales[4 + index] = scale & 15 | (minimum & 15) << 4;
+        scales[12 + index / 2] |= (scale >> 4 | minimum >> 4 << 2) << (4 * (index % 2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_have_the_size_of_the_files_blocks() {
+        for dtype in DType::ALL {
+            let layout = Layout::new(dtype, 8, 256);
+            assert_eq!(layout.num_bytes(), 8 * 256 / dtype.block_len() * dtype.block_bytes(), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn nibbles_and_high_bits_keep_the_order_of_columns() {
+        // A block of Q5_0 whose codes are 0..32.
+        let mut block = [0; 22];
+        block[4..6].copy_from_slice(&[255, 255]);
+        for (index, byte) in block[6..].iter_mut().enumerate() {
+            *byte = index as u8 | (index as u8) << 4;
+        }
+        let layout = Layout::new(DType::Q5_0, 1, 32);
+        let mut target = vec![0; layout.num_bytes()];
+        layout.pack(&block, &mut target, &ThreadPool::new(1));
+        for unit in 0..2 {
+            let codes = u64::from_le_bytes(*target[8 * unit..].first_chunk().unwrap());
+            assert_eq!(codes, 0xFEDC_BA98_7654_3210, "unit {unit}");
+        }
+        assert_eq!(target[16 * layout.planes().high as usize..][..4], [0, 0, 255, 255]);
+    }
+}

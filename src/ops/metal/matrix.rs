@@ -1,0 +1,99 @@
+//! A weight matrix in a GPU's memory.
+
+use super::backend::MetalBackend;
+use super::layout::{Layout, Planes, UNIT};
+use super::{Binding, GpuBuffer};
+use crate::weights::{DType, RawTensor};
+use crate::{Error, Result};
+
+/// A matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
+#[derive(Debug)]
+pub(crate) struct MetalMatrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    planes: Planes,
+    num_bytes: usize,
+    buffer: GpuBuffer,
+    /// Where the matrix begins in the buffer.
+    offset: usize,
+}
+
+impl MetalMatrix {
+    /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
+    pub(crate) fn new(
+        metal: &MetalBackend,
+        tensor: &RawTensor<'_>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        if tensor.dtype.block_len() == 1 && (tensor.data.as_ptr() as usize).is_multiple_of(UNIT) {
+            check(tensor.dtype, tensor.data, rows, cols)?;
+            if let Some((buffer, offset)) = metal.gpu().wrap(&tensor.share())? {
+                let planes = Layout::new(tensor.dtype, rows, cols).planes();
+                let num_bytes = tensor.data.len();
+                return Ok(Self { dtype: tensor.dtype, rows, cols, planes, num_bytes, buffer, offset });
+            }
+        }
+        Self::from_bytes(metal, tensor.dtype, tensor.data, rows, cols)
+    }
+
+    /// Repacks the row-major `bytes` of a file.
+    pub(crate) fn from_bytes(
+        metal: &MetalBackend,
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        check(dtype, bytes, rows, cols)?;
+        let layout = Layout::new(dtype, rows, cols);
+        let num_bytes = layout.num_bytes();
+        let buffer = metal.filled(num_bytes, |target| layout.pack(bytes, target, metal.pool()))?;
+        Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        self.num_bytes
+    }
+
+    pub(super) fn planes(&self) -> Planes {
+        self.planes
+    }
+
+    pub(super) fn num_units(&self) -> usize {
+        self.cols / UNIT
+    }
+
+    pub(super) fn binding(&self) -> Binding<'_> {
+        Binding::read(&self.buffer).at(self.offset)
+    }
+}
+
+fn check(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
+    if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
+        return Err(Error::invalid_model(format!(
+            "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
+            bytes.len()
+        )));
+    }
+    if !cols.is_multiple_of(UNIT) {
+        return Err(Error::unsupported(format!(
+            "a {rows} × {cols} matrix has no kernels on this device: its rows must be a multiple of {UNIT} long"
+        ))
+        .with_hint("use --device cpu"));
+    }
+    Ok(())
+}

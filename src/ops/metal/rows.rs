@@ -1,0 +1,75 @@
+//! Launches of what moves rows.
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+
+use super::backend::{MetalBackend, Work};
+use super::kernel::Kernel;
+use super::layout::Planes;
+use super::matrix::MetalMatrix;
+use super::{Binding, GpuBuffer};
+use crate::Result;
+
+/// `EmbedArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct EmbedArgs {
+    planes: Planes,
+    num_units: u32,
+    num_rows: u32,
+}
+
+/// `out[i] = table[token_ids[i]]`.
+pub(crate) fn embed(
+    metal: &MetalBackend,
+    table: &MetalMatrix,
+    num_tokens: usize,
+    token_ids: Binding<'_>,
+    out: &GpuBuffer,
+) -> Result<()> {
+    let args = EmbedArgs {
+        planes: table.planes(),
+        num_units: table.num_units() as u32,
+        num_rows: table.rows() as u32,
+    };
+    let buffers = [table.binding(), token_ids, Binding::write(out)];
+    let grid = [table.num_units().div_ceil(32), num_tokens, 1];
+    launch(metal, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid)
+}
+
+/// `x[i] = x[rows[i]]` for `num_rows` ascending rows of `width` values.
+pub(crate) fn gather_rows(
+    metal: &MetalBackend,
+    num_rows: usize,
+    rows: Binding<'_>,
+    x: &GpuBuffer,
+    width: usize,
+) -> Result<()> {
+    let args = [num_rows as u32, width as u32];
+    let buffers = [rows, Binding::read_write(x)];
+    launch(metal, Kernel::GatherRows, bytes_of(&args), &buffers, [width.div_ceil(32), 1, 1])
+}
+
+/// Copies block `source` to `target` in a pool of blocks of `block_bytes`, a multiple of 16.
+pub(crate) fn copy_block(
+    metal: &MetalBackend,
+    pool: &GpuBuffer,
+    block_bytes: usize,
+    source: u32,
+    target: u32,
+) -> Result<()> {
+    let num_words = block_bytes / 16;
+    let args = [source, target, num_words as u32];
+    let buffers = [Binding::read_write(pool)];
+    launch(metal, Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1])
+}
+
+fn launch(
+    metal: &MetalBackend,
+    kernel: Kernel,
+    args: &[u8],
+    buffers: &[Binding<'_>],
+    grid: [usize; 3],
+) -> Result<()> {
+    let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: 32 };
+    metal.launch(kernel, [false; 3], work)
+}

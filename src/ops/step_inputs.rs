@@ -1,0 +1,93 @@
+//! The lists of a step, on the host and on the device.
+
+use crate::ops::context::{Backend, Context};
+use crate::ops::kv_cache::KvCache;
+use crate::ops::metal::{InputLimits, MetalAttention, MetalInputs};
+use crate::ops::{AttentionLimits, AttentionMetadata};
+use crate::{Error, Result};
+
+/// What ops know of a step besides activations: token ids, positions, and where everything is in the cache.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    /// The token at each place of the step. Length `num_tokens`.
+    pub token_ids: &'a [u32],
+    /// Position of each token in its sequence. Length `num_tokens`.
+    pub positions: &'a [u32],
+    /// Tokens whose results are wanted, ascending.
+    pub outputs: &'a [usize],
+    /// Rows, block tables and slots.
+    pub attention: &'a AttentionMetadata,
+    /// The same lists in the device's memory.
+    metal: Option<&'a MetalInputs>,
+}
+
+impl<'a> StepInputs<'a> {
+    /// Lists on the host, for the CPU or to be [uploaded](DeviceInputs::upload).
+    #[must_use]
+    pub fn new(
+        token_ids: &'a [u32],
+        positions: &'a [u32],
+        outputs: &'a [usize],
+        attention: &'a AttentionMetadata,
+    ) -> Self {
+        Self { token_ids, positions, outputs, attention, metal: None }
+    }
+
+    /// Tokens of the step.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub(crate) fn metal(&self) -> Result<&'a MetalInputs> {
+        self.metal.ok_or_else(|| Error::internal("a step's lists are not on the device"))
+    }
+}
+
+/// The device's memory for the lists of steps. None on the CPU.
+#[derive(Debug)]
+pub struct DeviceInputs {
+    metal: Option<MetalInputs>,
+    heads_per_kv_head: usize,
+}
+
+impl DeviceInputs {
+    /// Memory for steps within these limits, over blocks of at least `block_size` tokens.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory.
+    pub fn new(context: &Context, limits: &AttentionLimits, block_size: usize) -> Result<Self> {
+        let metal = match context.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Metal(metal) => Some(MetalInputs::new(
+                metal,
+                InputLimits {
+                    max_num_tokens: limits.max_num_tokens,
+                    max_num_rows: limits.max_num_rows,
+                    max_num_blocks: limits.max_num_rows * limits.max_model_len.div_ceil(block_size.max(1)),
+                },
+            )?),
+        };
+        Ok(Self { metal, heads_per_kv_head: limits.num_heads / limits.num_kv_heads.max(1) })
+    }
+
+    /// Brings the lists of a step to where the ops need them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there are more than the limits allow.
+    pub fn upload<'a>(
+        &'a mut self,
+        context: &Context,
+        step: StepInputs<'a>,
+        cache: &KvCache,
+    ) -> Result<StepInputs<'a>> {
+        if let (Backend::Metal(backend), Some(inputs)) = (context.backend(), &mut self.metal) {
+            let head_dim = cache.layout().head_dim;
+            let tokens_per_tile =
+                MetalAttention::tokens_per_tile(self.heads_per_kv_head, cache.dtype(), head_dim);
+            let StepInputs { token_ids, positions, outputs, attention, .. } = step;
+            inputs.upload(backend, token_ids, positions, outputs, attention, tokens_per_tile)?;
+        }
+        Ok(StepInputs { metal: self.metal.as_ref(), ..step })
+    }
+}
