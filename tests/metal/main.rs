@@ -1,6 +1,9 @@
 //! The Metal kernels and the code that launches them, executed on a machine without an Apple GPU.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
+mod buffers;
+mod defects;
 mod emulator;
-mod example;
+mod language;
 mod ops;

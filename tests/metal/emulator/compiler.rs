@@ -40,6 +40,8 @@ impl Variant {
                 "-fsanitize=thread",
                 "-mllvm",
                 "-tsan-instrument-func-entry-exit=0",
+                "-mllvm",
+                "-tsan-instrument-read-before-write=1",
             ],
             Self::Sanitized => &[
                 "-O1",
@@ -168,6 +170,17 @@ impl Compiler {
             run(self.command().args(flags).arg("-I").arg(shim()).arg(&source)).map(drop)
         })
         .map(drop)
+    }
+
+    /// The library of the sanitizers.
+    pub(super) fn sanitizer(&self) -> Result<PathBuf, String> {
+        let output = self.command().arg("-print-file-name=libclang_rt.asan-x86_64.so").output();
+        let output = output.map_err(|error| error.to_string())?;
+        let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        let found = path.is_absolute() && path.is_file();
+        found
+            .then_some(path)
+            .ok_or_else(|| "clang has no sanitizers: libclang-rt-19-dev is missing".to_owned())
     }
 
     fn load(&self, text: &str, variant: Variant) -> Result<Object, String> {

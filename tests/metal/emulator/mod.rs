@@ -9,9 +9,11 @@ mod compiler;
 mod memory;
 mod object;
 mod rewriter;
+mod sanitized;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +26,7 @@ use tinyvllm::{Error, Result};
 pub(crate) use compiler::{Compiler, Variant};
 pub(crate) use object::Order;
 pub(crate) use rewriter::Barrier;
+pub(crate) use sanitized::{is_sanitized, run_again};
 
 use memory::{Handle, Memory};
 use object::{Object, RawBinding, RawConstant, RawLaunch};
@@ -103,6 +106,8 @@ impl Emulator {
             drop(writeln!(std::io::stderr(), "skipped: {message}"));
             return None;
         };
+        // There, what could go wrong has to go wrong in the sanitizers' eyes.
+        let variant = if is_sanitized() { Variant::Sanitized } else { variant };
         Some(Self {
             compiler,
             variant,
@@ -163,14 +168,34 @@ impl Emulator {
         Ok(self.object(library)?.barriers.clone())
     }
 
+    /// Whether pointers of a library stay in their address spaces, and what else a stricter language finds.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check_address_spaces(&self, library: &Library) -> Result<()> {
+        let checked = self.compiler.check_address_spaces(&self.text(library));
+        checked.map_err(|message| Error::internal(message))
+    }
+
+    /// A library for a GPU that runs CUDA; that it compiles is checked.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check_cuda(&self, library: &Library) -> Result<String> {
+        self.compiler.check_cuda(&self.text(library)).map_err(|message| Error::internal(message))
+    }
+
     /// How often each kernel was dispatched.
     pub(crate) fn num_dispatches(&self) -> BTreeMap<String, u64> {
         self.queue().num_dispatches.clone()
     }
 
+    fn text(&self, library: &Library) -> String {
+        self.replaced.get(library.name).cloned().unwrap_or_else(|| library.text())
+    }
+
     fn object(&self, library: &Library) -> Result<Arc<Object>> {
-        let text = self.replaced.get(library.name).cloned().unwrap_or_else(|| library.text());
-        let object = self.compiler.object(&text, self.variant);
+        let object = self.compiler.object(&self.text(library), self.variant);
         object.map_err(|message| Error::internal(format!("{}.metal:\n{message}", library.name)))
     }
 
@@ -225,6 +250,27 @@ impl Emulator {
             ))
         })
     }
+}
+
+/// The barriers of a library that `cases` do not miss: each is left out in turn, and the checks or the cases'
+/// own assertions have to find it in one of three orders.
+pub(crate) fn barriers_without_need(
+    library: &Library,
+    cases: impl Fn(&Emulator) -> Result<()>,
+) -> Vec<Barrier> {
+    let barriers = Emulator::new(Variant::Checked).map(|gpu| gpu.barriers(library));
+    let barriers: Vec<Barrier> = barriers.and_then(Result::ok).unwrap_or_default();
+    let is_missed = |index: usize| {
+        [Order::InOrder, Order::Reversed, Order::Random(1)].into_iter().any(|order| {
+            let gpu = Emulator::new(Variant::Checked);
+            let Some(gpu) = gpu.map(|gpu| gpu.with_order(order).without_barrier(library, index)) else {
+                return false;
+            };
+            !matches!(catch_unwind(AssertUnwindSafe(|| cases(&gpu))), Ok(Ok(())))
+        })
+    };
+    let all = barriers.into_iter().enumerate();
+    all.filter(|(index, _)| !is_missed(*index)).map(|(_, barrier)| barrier).collect()
 }
 
 impl Gpu for Emulator {

@@ -175,6 +175,7 @@ impl Rewriter {
             out.extend(plain);
         }
         out.push(tokens[end].clone());
+        self.num_threadgroup_variables = 0;
         out.extend(self.body(&tokens[end + 1..])?);
         if !is_template {
             let name = host_name.map_or_else(|| name.clone(), |host| host.replace('"', ""));

@@ -98,6 +98,7 @@ struct Rewriter {
     /// Names of constants that depend on function constants.
     derived: BTreeSet<String>,
     barriers: Vec<Barrier>,
+    /// In the kernel so far.
     num_threadgroup_variables: usize,
     findings: Vec<String>,
 }

@@ -24,6 +24,7 @@ struct Cell {
 struct Region {
   uintptr_t begin, end;
   bool is_device;
+  const char* kind;
   int index;
   uint32_t access;
   // The cell of the byte at `base` is the first; none if nothing writes here.
@@ -49,16 +50,16 @@ static void add_buffer(const Binding& binding, int index) {
     if (binding.shadow) region.shadow = binding.shadow;
     return;
   }
-  regions[num_regions++] = {begin, end, true, index, uint32_t(binding.access), base, binding.shadow};
+  regions[num_regions++] = {begin, end, true, "buffer", index, uint32_t(binding.access), base, binding.shadow};
   num_device_regions = num_regions;
 }
 
 static Cell threadgroup_shadow[ARENA_SIZE];
 
-static void add_threadgroup_memory(const Memory& memory, int index) {
+static void add_threadgroup_memory(const Memory& memory, const char* kind, int index) {
   const uintptr_t begin = uintptr_t(memory.at);
   Cell* shadow = threadgroup_shadow + (memory.at - arena);
-  regions[num_regions++] = {begin, begin + memory.size, false, index, READ | WRITE, begin, shadow};
+  regions[num_regions++] = {begin, begin + memory.size, false, kind, index, READ | WRITE, begin, shadow};
 }
 
 static void forget_threadgroup_memory() {
@@ -78,8 +79,7 @@ static void describe(char* text, size_t size, const Access& access) {
                                 const Access* earlier) {
   char place[96] = "", current[160], other[176] = "";
   if (region)
-    snprintf(place, sizeof place, " on %s(%d), byte %zu", region->is_device ? "buffer" : "threadgroup",
-             region->index, size_t(address - region->base));
+    snprintf(place, sizeof place, " on %s(%d), byte %zu", region->kind, region->index, size_t(address - region->base));
   describe(current, sizeof current, now);
   if (earlier) {
     memcpy(other, "; earlier ", 11);
@@ -170,8 +170,7 @@ static void check(const volatile void* at, int size, bool is_write, bool is_atom
     }
     const bool is_written =
         is_device ? cell.write.serial >= state.launch->first_serial : cell.write.serial == state.serial;
-    if (!is_written && !is_device)
-      report("read of memory without value", region, address + i, now, nullptr);
+    if (!is_written && !is_device) report("read of memory without value", region, address + i, now, nullptr);
     if (!is_written && !(region->access & READ))
       report("read of what is declared as written", region, address + i, now, nullptr);
     remember_read(cell, now, is_device);

@@ -168,7 +168,7 @@ void* msl_threadgroup_variable(int site, unsigned long size, int alignment) {
   if (memory && !memory->at) {
     *memory = take_memory(size, alignment);
 #if defined(MSL_CHECKED)
-    if (memory->at) add_threadgroup_memory(*memory, site);
+    if (memory->at) add_threadgroup_memory(*memory, "threadgroup variable", site);
 #endif
   }
   if (!memory || !memory->at || state.declared_memory > MAX_THREADGROUP_MEMORY) {
@@ -187,28 +187,17 @@ unsigned msl_argument_value(int position, int component) {
   const unsigned thread = state.current, c = component, n = state.num_threads;
   const unsigned in_threadgroup = c == 0 ? thread : 0, threads = c == 0 ? n : 1;
   switch (state.position_index[position]) {
-    case MSL_THREAD_IN_GRID:
-      return state.threadgroup[c] * threads + in_threadgroup;
-    case MSL_THREAD_IN_THREADGROUP:
-      return in_threadgroup;
-    case MSL_THREADGROUP_IN_GRID:
-      return state.threadgroup[c];
-    case MSL_THREADGROUPS_PER_GRID:
-      return state.launch->grid[c];
-    case MSL_THREADS_PER_GRID:
-      return state.launch->grid[c] * threads;
-    case MSL_THREADS_PER_THREADGROUP:
-      return threads;
-    case MSL_THREAD_INDEX:
-      return thread;
-    case MSL_LANE:
-      return thread % WIDTH;
-    case MSL_SIMDGROUP:
-      return thread / WIDTH;
-    case MSL_SIMDGROUPS:
-      return state.num_simdgroups;
-    default:
-      return WIDTH;
+    case MSL_THREAD_IN_GRID: return state.threadgroup[c] * threads + in_threadgroup;
+    case MSL_THREAD_IN_THREADGROUP: return in_threadgroup;
+    case MSL_THREADGROUP_IN_GRID: return state.threadgroup[c];
+    case MSL_THREADGROUPS_PER_GRID: return state.launch->grid[c];
+    case MSL_THREADS_PER_GRID: return state.launch->grid[c] * threads;
+    case MSL_THREADS_PER_THREADGROUP: return threads;
+    case MSL_THREAD_INDEX: return thread;
+    case MSL_LANE: return thread % WIDTH;
+    case MSL_SIMDGROUP: return thread / WIDTH;
+    case MSL_SIMDGROUPS: return state.num_simdgroups;
+    default: return WIDTH;
   }
 }
 
@@ -228,8 +217,8 @@ __attribute__((weak)) __bf16 __truncsfbf2(float value) {
 static void bind(const Launch& launch) {
   uint64_t bound = 0, taken = 0;
   bool takes_memory = false;
-  memcpy(arguments, launch.arguments, launch.arguments_len);
   __asan_unpoison_memory_region(arguments, sizeof arguments);
+  memcpy(arguments, launch.arguments, launch.arguments_len);
   __asan_poison_memory_region(arguments + launch.arguments_len, sizeof arguments - launch.arguments_len);
   if (launch.arguments_len > 0) {
     bound = 1;
@@ -291,7 +280,7 @@ static void run_threadgroup() {
   if (launch.threadgroup_memory > 0) {
     state.argument_memory = take_memory(launch.threadgroup_memory, 16);
 #if defined(MSL_CHECKED)
-    add_threadgroup_memory(state.argument_memory, 0);
+    add_threadgroup_memory(state.argument_memory, "threadgroup", 0);
 #endif
   }
   ready.head = ready.count = 0;

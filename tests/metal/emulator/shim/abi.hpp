@@ -1,26 +1,9 @@
 // What a compiled kernel source, the run time and the host say to each other. The host's side is
 // `emulator/object.rs`.
 #pragma once
+#include "built_ins.hpp"
 
 extern "C" {
-enum { MSL_BUFFER = 0, MSL_THREADGROUP = 1, MSL_BUILT_IN = 2 };
-
-// The built-in values in the order of the rewriter's table.
-enum {
-  MSL_THREAD_IN_GRID,
-  MSL_THREAD_IN_THREADGROUP,
-  MSL_THREADGROUP_IN_GRID,
-  MSL_THREADGROUPS_PER_GRID,
-  MSL_THREADS_PER_GRID,
-  MSL_THREADS_PER_THREADGROUP,
-  MSL_THREAD_INDEX,
-  MSL_LANE,
-  MSL_SIMDGROUP,
-  MSL_SIMDGROUPS,
-  MSL_SIMD_WIDTH,
-  MSL_EXECUTION_WIDTH,
-};
-
 // A parameter of a kernel; the last of a list has kind -1. Only a reference has a size.
 struct MslParameter {
   int kind, index;

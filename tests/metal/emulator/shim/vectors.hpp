@@ -267,7 +267,9 @@ struct vec : vector_storage<T, N> {
     return *this;                                                              \
   }
   MSL_OPS(+)
-  MSL_OPS(-) MSL_OPS(*) MSL_OPS(/) MSL_OPS(%) MSL_OPS(&) MSL_OPS(|) MSL_OPS(^) MSL_OPS(<<) MSL_OPS(>>)
+  MSL_OPS(-)
+  MSL_OPS(*)
+  MSL_OPS(/) MSL_OPS(%) MSL_OPS(&) MSL_OPS(|) MSL_OPS(^) MSL_OPS(<<) MSL_OPS(>>)
 #undef MSL_OPS
 #define MSL_CMP(op)                                                                       \
   friend vec<bool, N> operator op(const MSL_GENERIC vec & a, const MSL_GENERIC vec & b) { \
@@ -310,8 +312,10 @@ struct vec : vector_storage<T, N> {
   typedef vec<T, 3> T##3; \
   typedef vec<T, 4> T##4;
 MSL_VECTORS(bool)
-MSL_VECTORS(char) MSL_VECTORS(uchar) MSL_VECTORS(short) MSL_VECTORS(ushort) MSL_VECTORS(int) MSL_VECTORS(uint)
-    MSL_VECTORS(long) MSL_VECTORS(ulong) MSL_VECTORS(half) MSL_VECTORS(bfloat) MSL_VECTORS(float)
+MSL_VECTORS(char)
+MSL_VECTORS(uchar)
+MSL_VECTORS(short) MSL_VECTORS(ushort) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(long) MSL_VECTORS(ulong)
+    MSL_VECTORS(half) MSL_VECTORS(bfloat) MSL_VECTORS(float)
 #undef MSL_VECTORS
     // Packed vectors have the alignment of their components.
     template <class T, int N>
@@ -371,7 +375,8 @@ struct packed_vec : packed_storage<T, N> {
   typedef packed_vec<T, 3> packed_##T##3; \
   typedef packed_vec<T, 4> packed_##T##4;
 MSL_PACKED(char)
-MSL_PACKED(uchar) MSL_PACKED(short) MSL_PACKED(ushort) MSL_PACKED(int) MSL_PACKED(uint) MSL_PACKED(half)
-    MSL_PACKED(bfloat) MSL_PACKED(float)
+MSL_PACKED(uchar)
+MSL_PACKED(short)
+MSL_PACKED(ushort) MSL_PACKED(int) MSL_PACKED(uint) MSL_PACKED(half) MSL_PACKED(bfloat) MSL_PACKED(float)
 #undef MSL_PACKED
 }  // namespace metal

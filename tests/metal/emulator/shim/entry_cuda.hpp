@@ -1,0 +1,87 @@
+// How a kernel is entered on a GPU for CUDA: the addresses of buffers and the places of threadgroup memory
+// come in one structure.
+#pragma once
+#include "built_ins.hpp"
+
+#define MSL_SHARED __attribute__((__shared__))
+struct MslArguments {
+  unsigned long buffers[31];
+  unsigned threadgroup_offsets[8];
+};
+struct MslParameterOfCuda {
+  int kind, index;
+};
+extern MSL_SHARED char msl_threadgroup_memory[];
+
+inline unsigned msl_argument_value(int built_in, int c) {
+  const unsigned place[3] = {(unsigned)__nvvm_read_ptx_sreg_tid_x(), (unsigned)__nvvm_read_ptx_sreg_tid_y(),
+                             (unsigned)__nvvm_read_ptx_sreg_tid_z()};
+  const unsigned threads[3] = {(unsigned)__nvvm_read_ptx_sreg_ntid_x(),
+                               (unsigned)__nvvm_read_ptx_sreg_ntid_y(),
+                               (unsigned)__nvvm_read_ptx_sreg_ntid_z()};
+  const unsigned group[3] = {(unsigned)__nvvm_read_ptx_sreg_ctaid_x(),
+                             (unsigned)__nvvm_read_ptx_sreg_ctaid_y(),
+                             (unsigned)__nvvm_read_ptx_sreg_ctaid_z()};
+  const unsigned groups[3] = {(unsigned)__nvvm_read_ptx_sreg_nctaid_x(),
+                              (unsigned)__nvvm_read_ptx_sreg_nctaid_y(),
+                              (unsigned)__nvvm_read_ptx_sreg_nctaid_z()};
+  switch (built_in) {
+    case MSL_THREAD_IN_GRID: return group[c] * threads[c] + place[c];
+    case MSL_THREAD_IN_THREADGROUP: return place[c];
+    case MSL_THREADGROUP_IN_GRID: return group[c];
+    case MSL_THREADGROUPS_PER_GRID: return groups[c];
+    case MSL_THREADS_PER_GRID: return groups[c] * threads[c];
+    case MSL_THREADS_PER_THREADGROUP: return threads[c];
+    case MSL_THREAD_INDEX: return place[0];
+    case MSL_LANE: return place[0] & 31;
+    case MSL_SIMDGROUP: return place[0] / 32;
+    case MSL_SIMDGROUPS: return threads[0] / 32;
+    default: return 32;
+  }
+}
+
+template <class P>
+struct msl_argument {
+  METAL_FUNC static P get(const MslArguments&, MslParameterOfCuda p) {
+    return P(msl_argument_value(p.index, 0));
+  }
+};
+template <class T>
+struct msl_argument<T*> {
+  METAL_FUNC static T* get(const MslArguments& arguments, MslParameterOfCuda p) {
+    return p.kind == MSL_THREADGROUP ? (T*)(msl_threadgroup_memory + arguments.threadgroup_offsets[p.index])
+                                     : (T*)arguments.buffers[p.index];
+  }
+};
+template <class T>
+struct msl_argument<T&> {
+  METAL_FUNC static T& get(const MslArguments& arguments, MslParameterOfCuda p) {
+    return *(T*)arguments.buffers[p.index];
+  }
+};
+template <class T, int N>
+struct msl_argument<metal::vec<T, N>> {
+  METAL_FUNC static metal::vec<T, N> get(const MslArguments&, MslParameterOfCuda p) {
+    metal::vec<T, N> value;
+    for (int k = 0; k < N; ++k) value.v[k] = T(msl_argument_value(p.index, k));
+    return value;
+  }
+};
+template <class T, T... I>
+struct msl_positions {};
+template <auto kernel, class... P, int... I>
+METAL_FUNC void msl_call(void (*)(P...), const MslArguments& arguments, const MslParameterOfCuda* parameters,
+                         msl_positions<int, I...>) {
+  kernel(msl_argument<P>::get(arguments, parameters[I])...);
+}
+template <auto kernel, class... P>
+METAL_FUNC void msl_call(void (*function)(P...), const MslArguments& arguments,
+                         const MslParameterOfCuda* parameters) {
+  msl_call<kernel>(function, arguments, parameters,
+                   __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
+}
+#define MSL_CUDA_ENTRY(name, kernel, ...)                                    \
+  extern "C" __attribute__((__global__)) void msl_##name(MslArguments arguments) { \
+    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};               \
+    msl_call<kernel>(kernel, arguments, parameters);                         \
+  }

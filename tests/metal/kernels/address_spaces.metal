@@ -1,0 +1,139 @@
+// Code that C++ accepts and the kernels' language does not, one case after the other, each compiled with what
+// comes before the first. A case that is wrong names a part of the message; the right ones are like it.
+#include <metal_stdlib>
+using namespace metal;
+
+struct Block {
+    half d;
+    uchar qs[16];
+};
+struct Args {
+    int n;
+    uint stride;
+};
+inline float dot4(device const float4* a, thread const float4& b) {
+    return dot(a[0], b);
+}
+inline void put(threadgroup float* s, float v) {
+    s[0] = v;
+}
+template <typename T>
+inline float load(device const T* p, uint i) {
+    return float(p[i]);
+}
+
+// wrong: no matching function
+kernel void threadgroup_as_device(device const float4* x [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    threadgroup float4 s[32];
+    s[t & 31] = x[t];
+    float4 q = x[t];
+    o[t] = dot4(s, q);
+}
+
+// wrong: no matching function
+kernel void device_as_threadgroup(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    put(o, 1.0f);
+}
+
+// wrong: no matching function
+kernel void thread_as_device(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float4 q = float4(1);
+    o[t] = dot4(&q, q);
+}
+
+// wrong: read-only
+kernel void write_through_constant(constant Args& a [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    a.n = 3;
+    o[t] = a.n;
+}
+
+// wrong: read-only
+kernel void write_through_const(device const float* x [[buffer(0)]], uint t [[thread_position_in_grid]]) {
+    x[t] = 1.0f;
+}
+
+// wrong: address space
+kernel void cast_to_another_space(device const uchar* x [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    thread const half* p = (thread const half*)(x + 2 * t);
+    o[t] = p[0];
+}
+
+// wrong: no matching function
+kernel void constant_as_device(constant float* x [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = load(x, t);
+}
+
+// wrong: without address space
+inline float without_space(float* p) {
+    return p[0];
+}
+kernel void calls_it(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float z = 2;
+    o[t] = without_space(&z);
+}
+
+// wrong: ambiguous
+kernel void mixed_types(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = max(o[t], half(1));
+}
+
+// wrong: component count
+kernel void three_of_four(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float4 a = float4(1, 2, 3);
+    o[t] = a.x;
+}
+
+// wrong: no viable
+kernel void implicit_conversion(device half4* x [[buffer(0)]], device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = x[t];
+}
+
+// wrong: `double` is not in the language
+kernel void with_double(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    double z = o[t];
+    o[t] = float(z * z);
+}
+
+// right
+struct Loader {
+    device const Block* from;
+    threadgroup half* to;
+    uint n;
+    void go(uint i) {
+        to[i] = from[i].d;
+    }
+    half get(uint i) const {
+        return to[i];
+    }
+};
+inline float run(constant Args& a, device const Block* x, threadgroup half* s, uint t) {
+    Block b = x[t];
+    Loader l{x, s, 4u};
+    l.go(t & 3);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return float(b.d) + float(l.get(0)) + float(a.n);
+}
+kernel void spaces_as_they_are(
+    constant Args& a [[buffer(0)]],
+    device const Block* x [[buffer(1)]],
+    device float* o [[buffer(2)]],
+    threadgroup half* s [[threadgroup(0)]],
+    uint t [[thread_position_in_grid]]) {
+    simdgroup_float8x8 c = make_filled_simdgroup_matrix<float, 8>(0.f);
+    simdgroup_half8x8 left, right;
+    simdgroup_load(left, s, 8);
+    simdgroup_load(right, s + 64, 8, ulong2(0), true);
+    simdgroup_multiply_accumulate(c, left, right, c);
+    thread auto& e = c.thread_elements();
+    const uint n = a.n;
+    const half2 h = half2(half(e[0]), half(1));
+    float2 f = float2(h);
+    f.xy = f.yx;
+    uchar4 u = as_type<uchar4>(n);
+    o[t] = run(a, x, s, t) + f.x + float(u.x) + simd_sum(e[1]);
+}
+
+// right
+kernel void explicit_conversion(device half4* x [[buffer(0)]], device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = float4(x[t]) + max(float(x[t].x), 1.0f);
+}
