@@ -9,10 +9,13 @@ mod models;
 mod oracle;
 mod products;
 mod rows;
+mod sampling;
 mod timing;
 
 use crate::Result;
 use crate::ops::Context;
+
+pub use models::{demo_model, golden_models};
 
 /// One thing that was checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +55,7 @@ pub fn ops(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
     products::run(context, effort, report);
     rows::run(context, report);
     attention::run(context, effort, report);
+    sampling::run(context, report);
 }
 
 /// Turns the outcome of a case into a check.
@@ -64,6 +68,9 @@ fn check(name: String, limit: f64, outcome: Result<f64>) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
     use super::*;
     use crate::ops::cpu::CpuLevel;
 
@@ -78,5 +85,14 @@ mod tests {
             });
             assert!(num_checks > 400, "{num_checks}");
         }
+    }
+
+    #[test]
+    fn the_golden_models_are_right_on_the_cpu() {
+        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let mut report = |check: Check| assert!(check.passed, "{}: {}", check.name, check.detail);
+        demo_model(&context, &mut report);
+        golden_models(&context, &fixtures, &mut report);
     }
 }

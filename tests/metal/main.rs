@@ -6,4 +6,5 @@ mod buffers;
 mod defects;
 mod emulator;
 mod language;
+mod models;
 mod ops;
