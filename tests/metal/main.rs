@@ -6,3 +6,4 @@ mod buffers;
 mod defects;
 mod emulator;
 mod language;
+mod libraries;
