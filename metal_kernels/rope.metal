@@ -54,6 +54,8 @@ template <typename KV>
             squares += values[i] * values[i];
         }
         factor = rsqrt(simd_sum(squares) / float(a.head_dim) + a.eps);
+        // All lanes have read what a lane writes below.
+        simdgroup_barrier(mem_flags::mem_device);
     }
     device const float* cosines = table + ulong(positions[token]) * 2 * a.num_pairs;
     device const float* sines = cosines + a.num_pairs;

@@ -47,6 +47,7 @@ pub mod ops;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;
+pub mod self_test;
 pub mod tokenizer;
 pub mod weights;
 

@@ -7,3 +7,4 @@ mod defects;
 mod emulator;
 mod language;
 mod libraries;
+mod ops;

@@ -85,7 +85,8 @@ impl MetalBackend {
             pipeline: self.pipeline(kernel, flags)?,
             args: work.args,
             buffers: work.buffers,
-            threadgroup_memory: work.threadgroup_memory,
+            // Metal wants a multiple of 16.
+            threadgroup_memory: work.threadgroup_memory.next_multiple_of(16),
             grid: work.grid,
             num_threads: work.num_threads,
         })

@@ -1,0 +1,82 @@
+//! Checks of a device against definitions in double precision, and of models against the CPU.
+//!
+//! What is right on one device may be wrong on another: a compiler, a driver or a chip can differ in ways that no
+//! other machine shows. So the checks are part of the program: they run on every device that there is, in the
+//! tests on the CPU and on the emulated GPU, and with `tinyvllm self-test` where a user is.
+
+mod attention;
+mod models;
+mod oracle;
+mod products;
+mod rows;
+mod timing;
+
+use crate::Result;
+use crate::ops::Context;
+
+/// One thing that was checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Check {
+    /// What was checked, with its shape.
+    pub name: String,
+    /// What was found, such as the error beside its limit.
+    pub detail: String,
+    /// Whether it is right.
+    pub passed: bool,
+}
+
+impl Check {
+    /// A normalised mean square error beside the largest that is allowed.
+    fn error(name: String, error: f64, limit: f64) -> Self {
+        let detail = format!("error {error:.1e}, limit {limit:.0e}");
+        Self { name, detail, passed: error <= limit }
+    }
+
+    /// A check that failed before there was a result.
+    fn failed(name: String, error: &crate::Error) -> Self {
+        Self { name, detail: error.to_string(), passed: false }
+    }
+}
+
+/// How much is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Small shapes that reach every kernel, for a device that is emulated.
+    Small,
+    /// The shapes of real models too.
+    Full,
+}
+
+/// Checks every op on a device and tells each result as it comes.
+pub fn ops(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+    products::run(context, effort, report);
+    rows::run(context, report);
+    attention::run(context, effort, report);
+}
+
+/// Turns the outcome of a case into a check.
+fn check(name: String, limit: f64, outcome: Result<f64>) -> Check {
+    match outcome {
+        Ok(error) => Check::error(name, error, limit),
+        Err(error) => Check::failed(name, &error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cpu::CpuLevel;
+
+    #[test]
+    fn every_op_is_right_on_every_instruction_set() {
+        for &level in CpuLevel::available() {
+            let context = Context::cpu(2, level);
+            let mut num_checks = 0;
+            ops(&context, Effort::Small, &mut |check| {
+                num_checks += 1;
+                assert!(check.passed, "{level:?}: {}: {}", check.name, check.detail);
+            });
+            assert!(num_checks > 400, "{num_checks}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Models on a device beside the CPU.
