@@ -6,5 +6,6 @@ mod buffers;
 mod defects;
 mod emulator;
 mod language;
+mod libraries;
 mod models;
 mod ops;

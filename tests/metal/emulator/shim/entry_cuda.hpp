@@ -80,8 +80,8 @@ METAL_FUNC void msl_call(void (*function)(P...), const MslArguments& arguments,
   msl_call<kernel>(function, arguments, parameters,
                    __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
 }
-#define MSL_CUDA_ENTRY(name, kernel, ...)                                    \
+#define MSL_CUDA_ENTRY(name, kernel, ...)                                          \
   extern "C" __attribute__((__global__)) void msl_##name(MslArguments arguments) { \
-    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};               \
-    msl_call<kernel>(kernel, arguments, parameters);                         \
+    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                     \
+    msl_call<kernel>(kernel, arguments, parameters);                               \
   }
