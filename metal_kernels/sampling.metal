@@ -406,7 +406,7 @@ inline uint draw(
             const float weight = exp((as_type<float>(bits) - highest) * row.inverse_temperature);
             logits[i] = bits == MINUS_INFINITY ? 0 : as_type<uint>(weight);
         }
-        threadgroup_barrier(mem_flags::mem_device);
+        // From here on, each thread reads only what it has written itself.
         Cut cut;
         cut.weight = as_type<uint>(row.min_p);
         cut.last_id = NO_TOKEN;

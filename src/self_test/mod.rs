@@ -50,12 +50,37 @@ pub enum Effort {
     Full,
 }
 
+/// Ops that are checked together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Products with weights.
+    Products,
+    /// Embeddings and moved rows.
+    Rows,
+    /// Rotation, the cache, attention.
+    Attention,
+    /// Sampling, if the device has a sampler.
+    Sampling,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Products, Self::Rows, Self::Attention, Self::Sampling];
+
+    /// Checks these ops on a device and tells each result as it comes.
+    pub fn check(self, context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+        match self {
+            Self::Products => products::run(context, effort, report),
+            Self::Rows => rows::run(context, report),
+            Self::Attention => attention::run(context, effort, report),
+            Self::Sampling => sampling::run(context, report),
+        }
+    }
+}
+
 /// Checks every op on a device and tells each result as it comes.
 pub fn ops(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
-    products::run(context, effort, report);
-    rows::run(context, report);
-    attention::run(context, effort, report);
-    sampling::run(context, report);
+    Family::ALL.into_iter().for_each(|family| family.check(context, effort, report));
 }
 
 /// Turns the outcome of a case into a check.

@@ -35,7 +35,8 @@ fn variety() -> Vec<SamplingParams> {
             presence_penalty: 0.3,
             ..greedy.clone()
         },
-        SamplingParams { logit_bias: bias, min_tokens: 2, ..greedy },
+        // Token 3 has a bias and is banned.
+        SamplingParams { logit_bias: bias, min_tokens: 5, ..greedy },
         base.clone(),
         SamplingParams { top_k: 1, ..base.clone() },
         SamplingParams { top_k: 20, ..base.clone() },
