@@ -9,3 +9,4 @@ mod language;
 mod libraries;
 mod models;
 mod ops;
+mod promises;
