@@ -54,23 +54,30 @@ inline void load_activations(
     }
 }
 
-// `total[r][c]` += this lane's share of row `first_row + r` times column `c`.
-template <typename F, int ROWS, int COLUMNS>
-inline void multiply_unit(
+// Reads a unit of each row. Past the last unit it is the last one, which costs nothing.
+template <typename F, int ROWS>
+inline void load_rows(
     device const uchar* weights,
     constant MatrixArgs& matrix,
     uint num_units,
     uint first_row,
     uint unit,
+    thread typename F::Raw (&raw)[ROWS]
+) {
+    for (int r = 0; r < ROWS; ++r) {
+        const uint row = min(first_row + r, matrix.num_rows - 1);
+        raw[r] = F::load(weights, matrix.planes, ulong(row) * num_units + min(unit, num_units - 1));
+    }
+}
+
+// `total[r][c]` += this lane's share of row `r` times column `c`.
+template <typename F, int ROWS, int COLUMNS>
+inline void multiply_unit(
+    thread const typename F::Raw (&raw)[ROWS],
     thread const float (&y)[COLUMNS][16],
     thread const float (&sums)[COLUMNS],
     thread float (&total)[ROWS][COLUMNS]
 ) {
-    typename F::Raw raw[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        const uint row = min(first_row + r, matrix.num_rows - 1);
-        raw[r] = F::load(weights, matrix.planes, ulong(row) * num_units + unit);
-    }
     for (int r = 0; r < ROWS; ++r) {
         const Unit decoded = F::decode(raw[r]);
         for (int c = 0; c < COLUMNS; ++c) {
@@ -128,11 +135,22 @@ inline void multiply(
     // The sums of products, and behind them the sums of squares.
     float total[ROWS][COLUMNS] = {};
     float squares[COLUMNS] = {};
-    for (uint unit = group * LANES + lane; unit < a.num_units; unit += num_groups * LANES) {
+    // The weights of the next unit are under way while those of one are multiplied.
+    typename F::Raw raw[ROWS];
+    uint unit = group * LANES + lane;
+    load_rows<F, ROWS>(weights, matrix, a.num_units, first_row, unit, raw);
+    while (unit < a.num_units) {
+        const uint next = unit + num_groups * LANES;
+        typename F::Raw following[ROWS];
+        load_rows<F, ROWS>(weights, matrix, a.num_units, first_row, next, following);
         float y[COLUMNS][16];
         float sums[COLUMNS];
         load_activations<F, COLUMNS>(a, x, norm, unit, y, sums, squares);
-        multiply_unit<F, ROWS, COLUMNS>(weights, matrix, a.num_units, first_row, unit, y, sums, total);
+        multiply_unit<F, ROWS, COLUMNS>(raw, y, sums, total);
+        for (int r = 0; r < ROWS; ++r) {
+            raw[r] = following[r];
+        }
+        unit = next;
     }
     constexpr int N = ROWS * COLUMNS + COLUMNS;
     float values[N];
@@ -241,14 +259,27 @@ template <typename F, int ROWS, int COLUMNS>
     float gate[ROWS][COLUMNS] = {};
     float up[ROWS][COLUMNS] = {};
     float squares[COLUMNS] = {};
-    for (uint unit = group * LANES + lane; unit < a.num_units; unit += num_groups * LANES) {
+    typename F::Raw gate_raw[ROWS];
+    typename F::Raw up_raw[ROWS];
+    uint unit = group * LANES + lane;
+    load_rows<F, ROWS>(gate_weights, a.matrices[0], a.num_units, first_row, unit, gate_raw);
+    load_rows<F, ROWS>(up_weights, a.matrices[1], a.num_units, first_row, unit, up_raw);
+    while (unit < a.num_units) {
+        const uint next = unit + num_groups * LANES;
+        typename F::Raw next_gate[ROWS];
+        typename F::Raw next_up[ROWS];
+        load_rows<F, ROWS>(gate_weights, a.matrices[0], a.num_units, first_row, next, next_gate);
+        load_rows<F, ROWS>(up_weights, a.matrices[1], a.num_units, first_row, next, next_up);
         float y[COLUMNS][16];
         float sums[COLUMNS];
         load_activations<F, COLUMNS>(a, x, norm, unit, y, sums, squares);
-        multiply_unit<F, ROWS, COLUMNS>(
-            gate_weights, a.matrices[0], a.num_units, first_row, unit, y, sums, gate
-        );
-        multiply_unit<F, ROWS, COLUMNS>(up_weights, a.matrices[1], a.num_units, first_row, unit, y, sums, up);
+        multiply_unit<F, ROWS, COLUMNS>(gate_raw, y, sums, gate);
+        multiply_unit<F, ROWS, COLUMNS>(up_raw, y, sums, up);
+        for (int r = 0; r < ROWS; ++r) {
+            gate_raw[r] = next_gate[r];
+            up_raw[r] = next_up[r];
+        }
+        unit = next;
     }
     constexpr int SIZE = ROWS * COLUMNS;
     float values[2 * SIZE + COLUMNS];
