@@ -263,6 +263,20 @@ fn source_files_are_short_and_say_what_they_are_for() {
 }
 
 #[test]
+fn files_of_kernels_and_of_what_runs_them_are_short_too() {
+    let ends = [".rs", ".hpp", ".cpp", ".metal", ".h"];
+    let mut files = tracked_files();
+    files.retain(|name| name.starts_with("metal_kernels/") || name.starts_with("tests/metal/"));
+    files.retain(|name| ends.iter().any(|end| name.ends_with(end)));
+    assert!(files.len() > 20, "only {} files found", files.len());
+    let read = |name: &String| fs::read_to_string(root().join(name)).unwrap();
+    let is_long = |name: &&String| read(name).lines().count() > MAX_LINES;
+    none(&format!("a file has at most {MAX_LINES} lines"), files.iter().filter(is_long).cloned());
+    let has_no_purpose = |name: &&String| !name.ends_with("/tests.rs") && !read(name).starts_with("//");
+    none("a file starts with its purpose", files.iter().filter(has_no_purpose).cloned());
+}
+
+#[test]
 fn modules_use_only_what_they_may() {
     let mut violations = Vec::new();
     for source in sources() {
@@ -374,7 +388,7 @@ fn the_top_level_stays_as_it_is() {
 fn no_file_knows_the_machine_it_was_written_on() {
     // Put together, so that this file does not contain what it looks for.
     let places: Vec<String> = ["work", "root", "tmp"].iter().map(|name| format!("/{name}/")).collect();
-    let text_files = [".rs", ".md", ".toml", ".yml", ".py", ".metal", ".sh", ".ci/run"];
+    let text_files = [".rs", ".md", ".toml", ".yml", ".py", ".metal", ".h", ".hpp", ".cpp", ".sh", ".ci/run"];
     let mut violations = Vec::new();
     for name in tracked_files() {
         if !text_files.iter().any(|end| name.ends_with(end)) {

@@ -42,7 +42,7 @@ fn launch(gpu: &Emulator, kernel: &str) -> Result<(), String> {
 
 #[test]
 fn the_checked_build_finds_each_defect() {
-    for order in [Order::InOrder, Order::Reversed, Order::Random(5)] {
+    for order in [Order::Forward, Order::Reversed, Order::Random(5)] {
         let Some(gpu) = Emulator::new(Variant::Checked) else { return };
         let gpu = gpu.with_order(order);
         for (kernel, expected) in expectations() {
@@ -174,9 +174,7 @@ fn sanitized_process_ends_here() {
 
 #[test]
 fn the_sanitizers_see_an_access_out_of_bounds() {
-    if is_sanitized() || Emulator::new(Variant::Fast).is_none() {
-        return;
-    }
-    let message = run_again("defects::sanitized_process_ends_here").unwrap_err();
+    let Some(result) = run_again("defects::sanitized_process_ends_here") else { return };
+    let message = result.unwrap_err();
     assert!(message.contains("heap-buffer-overflow") && message.contains("defects.metal:"), "{message}");
 }

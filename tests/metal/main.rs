@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod buffers;
+mod cuda;
 mod defects;
 mod emulator;
 mod language;
+mod libraries;
 mod ops;

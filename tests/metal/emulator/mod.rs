@@ -100,10 +100,7 @@ impl Emulator {
     /// If there is none and the variable `TINYVLLM_REQUIRE_EMULATOR` is set.
     pub(crate) fn new(variant: Variant) -> Option<Self> {
         let Some(compiler) = Compiler::find() else {
-            let message = "clang++ 19 or later is not installed: the Metal kernels are not tested";
-            assert!(std::env::var_os("TINYVLLM_REQUIRE_EMULATOR").is_none(), "{message}");
-            // Not `eprintln!`, which the test harness shows for failed tests only.
-            drop(writeln!(std::io::stderr(), "skipped: {message}"));
+            skip("clang++ 19 or later is not installed: the Metal kernels are not tested");
             return None;
         };
         // There, what could go wrong has to go wrong in the sanitizers' eyes.
@@ -111,7 +108,7 @@ impl Emulator {
         Some(Self {
             compiler,
             variant,
-            order: Order::InOrder,
+            order: Order::Forward,
             timing: Timing::Early,
             class: ChipClass::Base,
             working_set_bytes: 4 << 30,
@@ -174,7 +171,7 @@ impl Emulator {
     /// What is wrong.
     pub(crate) fn check_address_spaces(&self, library: &Library) -> Result<()> {
         let checked = self.compiler.check_address_spaces(&self.text(library));
-        checked.map_err(|message| Error::internal(message))
+        checked.map_err(Error::internal)
     }
 
     /// A library for a GPU that runs CUDA; that it compiles is checked.
@@ -182,7 +179,7 @@ impl Emulator {
     /// # Errors
     /// What is wrong.
     pub(crate) fn check_cuda(&self, library: &Library) -> Result<String> {
-        self.compiler.check_cuda(&self.text(library)).map_err(|message| Error::internal(message))
+        self.compiler.check_cuda(&self.text(library)).map_err(Error::internal)
     }
 
     /// How often each kernel was dispatched.
@@ -252,20 +249,31 @@ impl Emulator {
     }
 }
 
+/// Says what is not tested, for everybody to see.
+///
+/// # Panics
+/// If the variable `TINYVLLM_REQUIRE_EMULATOR` is set.
+fn skip(message: &str) {
+    assert!(std::env::var_os("TINYVLLM_REQUIRE_EMULATOR").is_none(), "{message}");
+    // Not `eprintln!`, which the test harness shows for failed tests only.
+    drop(writeln!(std::io::stderr(), "skipped: {message}"));
+}
+
 /// The barriers of a library that `cases` do not miss: each is left out in turn, and the checks or the cases'
 /// own assertions have to find it in one of three orders.
 pub(crate) fn barriers_without_need(
     library: &Library,
-    cases: impl Fn(&Emulator) -> Result<()>,
+    cases: impl Fn(&Arc<Emulator>) -> Result<()>,
 ) -> Vec<Barrier> {
     let barriers = Emulator::new(Variant::Checked).map(|gpu| gpu.barriers(library));
     let barriers: Vec<Barrier> = barriers.and_then(Result::ok).unwrap_or_default();
     let is_missed = |index: usize| {
-        [Order::InOrder, Order::Reversed, Order::Random(1)].into_iter().any(|order| {
+        [Order::Forward, Order::Reversed, Order::Random(1)].into_iter().any(|order| {
             let gpu = Emulator::new(Variant::Checked);
             let Some(gpu) = gpu.map(|gpu| gpu.with_order(order).without_barrier(library, index)) else {
                 return false;
             };
+            let gpu = Arc::new(gpu);
             !matches!(catch_unwind(AssertUnwindSafe(|| cases(&gpu))), Ok(Ok(())))
         })
     };

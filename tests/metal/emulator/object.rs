@@ -49,7 +49,7 @@ pub(crate) struct RawConstant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The first first.
-    InOrder,
+    Forward,
     /// The last first.
     Reversed,
     /// At random, the same for the same seed.
@@ -165,7 +165,7 @@ impl Object {
     pub(crate) unsafe fn launch(&self, launch: &RawLaunch<'_>) -> Result<(), String> {
         let mut message = [0_u8; 1024];
         let (order, seed) = match launch.order {
-            Order::InOrder => (0, 0),
+            Order::Forward => (0, 0),
             Order::Reversed => (1, 0),
             Order::Random(seed) => (2, seed),
         };

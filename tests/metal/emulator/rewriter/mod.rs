@@ -9,6 +9,8 @@ mod declarations;
 mod glue;
 mod tokens;
 
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the result is compiled as.
@@ -27,8 +29,6 @@ pub(crate) enum Mode {
 pub(crate) struct Rewritten {
     /// Source code; it includes `msl.hpp`.
     pub(crate) text: String,
-    /// The names of the kernels, in the order of their table.
-    pub(crate) kernels: Vec<String>,
     /// The barriers in the order of the source, each known to the run time by its position here.
     pub(crate) barriers: Vec<Barrier>,
     /// What is wrong although C++ would accept it.
@@ -128,10 +128,5 @@ pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
     }
     text.push_str("\n#line 1 \"generated\"\n");
     rewriter.glue(&mut text)?;
-    Ok(Rewritten {
-        text,
-        kernels: rewriter.instances.iter().map(|instance| instance.name.clone()).collect(),
-        barriers: rewriter.barriers,
-        findings: rewriter.findings,
-    })
+    Ok(Rewritten { text, barriers: rewriter.barriers, findings: rewriter.findings })
 }

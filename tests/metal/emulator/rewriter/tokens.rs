@@ -36,10 +36,6 @@ impl<'a> Token<'a> {
         texts.iter().any(|text| self.is(text))
     }
 
-    pub(crate) fn is_word(&self) -> bool {
-        self.kind == Kind::Word
-    }
-
     /// Neither code nor part of it.
     pub(crate) fn is_blank(&self) -> bool {
         matches!(self.kind, Kind::Space | Kind::Newline | Kind::Directive)

@@ -50,7 +50,8 @@ static void add_buffer(const Binding& binding, int index) {
     if (binding.shadow) region.shadow = binding.shadow;
     return;
   }
-  regions[num_regions++] = {begin, end, true, "buffer", index, uint32_t(binding.access), base, binding.shadow};
+  regions[num_regions++] = {begin, end,           true, "buffer", index, uint32_t(binding.access),
+                            base,  binding.shadow};
   num_device_regions = num_regions;
 }
 
@@ -79,7 +80,8 @@ static void describe(char* text, size_t size, const Access& access) {
                                 const Access* earlier) {
   char place[96] = "", current[160], other[176] = "";
   if (region)
-    snprintf(place, sizeof place, " on %s(%d), byte %zu", region->kind, region->index, size_t(address - region->base));
+    snprintf(place, sizeof place, " on %s(%d), byte %zu", region->kind, region->index,
+             size_t(address - region->base));
   describe(current, sizeof current, now);
   if (earlier) {
     memcpy(other, "; earlier ", 11);

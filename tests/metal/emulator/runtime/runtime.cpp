@@ -311,7 +311,7 @@ static void run_threadgroup() {
 
 static uint64_t place_of(const Launch& launch, uint64_t step, uint64_t count) {
   static std::vector<uint32_t> shuffled;
-  if (launch.order == IN_ORDER) return step;
+  if (launch.order == FORWARD) return step;
   if (launch.order == REVERSED) return count - 1 - step;
   if (step == 0) {
     shuffled.resize(count);

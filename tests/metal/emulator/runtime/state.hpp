@@ -16,7 +16,7 @@ static const int MAX_ARGUMENT_BYTES = 4096, MAX_THREADGROUP_MEMORY = 32768, MAX_
 enum { BARRIER_DEVICE = 1, BARRIER_THREADGROUP = 2 };
 
 // What the host gives; `object.rs` has the same structures.
-enum Order : int32_t { IN_ORDER, REVERSED, RANDOM };
+enum Order : int32_t { FORWARD, REVERSED, RANDOM };
 enum { READ = 1, WRITE = 2 };
 struct Cell;
 struct Binding {

@@ -30,24 +30,24 @@ inline T as_type(U u) {
     vec<T, sizeof...(I)> t = a;                             \
     return name(t);                                         \
   }
-#define MSL_F1_ALL                                                                                          \
-  MSL_F1(exp, MSL_MATH(expf)(x))                                                                            \
-  MSL_F1(exp2, MSL_MATH(exp2f)(x))                                                                          \
-  MSL_F1(exp10, MSL_MATH(powf)(10.0f, x))                                                                   \
-  MSL_F1(log, MSL_MATH(logf)(x)) MSL_F1(log2, MSL_MATH(log2f)(x)) MSL_F1(log10, MSL_MATH(log10f)(x))        \
-      MSL_F1(sqrt, MSL_MATH(sqrtf)(x)) MSL_F1(rsqrt, 1.0f / MSL_MATH(sqrtf)(x))                             \
-          MSL_F1(sin, MSL_MATH(sinf)(x)) MSL_F1(cos, MSL_MATH(cosf)(x)) MSL_F1(tan, MSL_MATH(tanf)(x))      \
-              MSL_F1(tanh, MSL_MATH(tanhf)(x)) MSL_F1(sinh, MSL_MATH(sinhf)(x))                             \
-                  MSL_F1(cosh, MSL_MATH(coshf)(x)) MSL_F1(asin, MSL_MATH(asinf)(x))                         \
-                      MSL_F1(acos, MSL_MATH(acosf)(x)) MSL_F1(atan, MSL_MATH(atanf)(x))                     \
-                          MSL_F1(floor, MSL_MATH(floorf)(x)) MSL_F1(ceil, MSL_MATH(ceilf)(x))               \
-                              MSL_F1(round, MSL_MATH(roundf)(x)) MSL_F1(rint, MSL_MATH(rintf)(x))           \
-                                  MSL_F1(trunc, MSL_MATH(truncf)(x)) MSL_F1(fabs, MSL_MATH(fabsf)(x))       \
-                                      MSL_F1(fract, x - MSL_MATH(floorf)(x))                                \
-                                          MSL_F1(saturate, MSL_MATH(fminf)(MSL_MATH(fmaxf)(x, 0.0f), 1.0f)) \
-                                              MSL_F1(sign, x > 0   ? 1.0f                                   \
-                                                           : x < 0 ? -1.0f                                  \
-                                                                   : x)
+#define MSL_F1_ALL                                                                                           \
+  MSL_F1(exp, MSL_MATH(expf)(x))                                                                             \
+  MSL_F1(exp2, MSL_MATH(exp2f)(x))                                                                           \
+  MSL_F1(exp10, MSL_MATH(powf)(10.0f, x))                                                                    \
+  MSL_F1(log, MSL_MATH(logf)(x))                                                                             \
+  MSL_F1(log2, MSL_MATH(log2f)(x)) MSL_F1(log10, MSL_MATH(log10f)(x)) MSL_F1(sqrt, MSL_MATH(sqrtf)(x))       \
+      MSL_F1(rsqrt, 1.0f / MSL_MATH(sqrtf)(x)) MSL_F1(sin, MSL_MATH(sinf)(x)) MSL_F1(cos, MSL_MATH(cosf)(x)) \
+          MSL_F1(tan, MSL_MATH(tanf)(x)) MSL_F1(tanh, MSL_MATH(tanhf)(x)) MSL_F1(sinh, MSL_MATH(sinhf)(x))   \
+              MSL_F1(cosh, MSL_MATH(coshf)(x)) MSL_F1(asin, MSL_MATH(asinf)(x))                              \
+                  MSL_F1(acos, MSL_MATH(acosf)(x)) MSL_F1(atan, MSL_MATH(atanf)(x))                          \
+                      MSL_F1(floor, MSL_MATH(floorf)(x)) MSL_F1(ceil, MSL_MATH(ceilf)(x))                    \
+                          MSL_F1(round, MSL_MATH(roundf)(x)) MSL_F1(rint, MSL_MATH(rintf)(x))                \
+                              MSL_F1(trunc, MSL_MATH(truncf)(x)) MSL_F1(fabs, MSL_MATH(fabsf)(x))            \
+                                  MSL_F1(fract, x - MSL_MATH(floorf)(x))                                     \
+                                      MSL_F1(saturate, MSL_MATH(fminf)(MSL_MATH(fmaxf)(x, 0.0f), 1.0f))      \
+                                          MSL_F1(sign, x > 0   ? 1.0f                                        \
+                                                       : x < 0 ? -1.0f                                       \
+                                                               : x)
 #define MSL_F2(name, expr)                                                     \
   inline float name(float x, float y) { return expr; }                         \
   inline half name(half a, half b) {                                           \
@@ -68,13 +68,13 @@ inline T as_type(U u) {
   inline vec<T, N> name(S a, vec<T, N> b) {                                    \
     return name(vec<T, N>(T(a)), b);                                           \
   }
-#define MSL_F2_ALL                                                                    \
-  MSL_F2(pow, MSL_MATH(powf)(x, y))                                                   \
-  MSL_F2(powr, MSL_MATH(powf)(x, y))                                                  \
-  MSL_F2(fmod, MSL_MATH(fmodf)(x, y))                                                 \
-  MSL_F2(atan2, MSL_MATH(atan2f)(x, y)) MSL_F2(fmin, MSL_MATH(fminf)(x, y))           \
-      MSL_F2(fmax, MSL_MATH(fmaxf)(x, y)) MSL_F2(copysign, MSL_MATH(copysignf)(x, y)) \
-          MSL_F2(step, y < x ? 0.0f : 1.0f) MSL_F2(divide, x / y)
+#define MSL_F2_ALL                                                        \
+  MSL_F2(pow, MSL_MATH(powf)(x, y))                                       \
+  MSL_F2(powr, MSL_MATH(powf)(x, y))                                      \
+  MSL_F2(fmod, MSL_MATH(fmodf)(x, y))                                     \
+  MSL_F2(atan2, MSL_MATH(atan2f)(x, y))                                   \
+  MSL_F2(fmin, MSL_MATH(fminf)(x, y)) MSL_F2(fmax, MSL_MATH(fmaxf)(x, y)) \
+      MSL_F2(copysign, MSL_MATH(copysignf)(x, y)) MSL_F2(step, y < x ? 0.0f : 1.0f) MSL_F2(divide, x / y)
 #define MSL_MINMAX_INT(T)                          \
   inline T min(T a, T b) { return b < a ? b : a; } \
   inline T max(T a, T b) { return a < b ? b : a; } \

@@ -50,9 +50,9 @@ typedef ulong uintptr_t;
   static constant name##_derived name = {}
 #else
 #if defined(MSL_CUDA)
-#define MSL_FUNCTION_CONSTANT(type, name)      \
-  extern "C" {                                 \
-  __attribute__((__device__, used)) type name; \
+#define MSL_FUNCTION_CONSTANT(type, name)        \
+  extern "C" {                                   \
+  __attribute__((__constant__, used)) type name; \
   }
 #else
 #define MSL_FUNCTION_CONSTANT(type, name) static type name

@@ -60,8 +60,9 @@ struct msl_integral : false_type {};
 MSL_INTEGRAL(bool)
 MSL_INTEGRAL(char)
 MSL_INTEGRAL(signed char)
-MSL_INTEGRAL(uchar) MSL_INTEGRAL(short) MSL_INTEGRAL(ushort) MSL_INTEGRAL(int) MSL_INTEGRAL(uint)
-    MSL_INTEGRAL(long) MSL_INTEGRAL(ulong)
+MSL_INTEGRAL(uchar)
+MSL_INTEGRAL(short) MSL_INTEGRAL(ushort) MSL_INTEGRAL(int) MSL_INTEGRAL(uint) MSL_INTEGRAL(long)
+    MSL_INTEGRAL(ulong)
 #undef MSL_INTEGRAL
         template <class T>
         constexpr constant bool is_floating_point_v = msl_floating<__remove_cv(T)>::value;

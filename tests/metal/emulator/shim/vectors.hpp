@@ -269,7 +269,8 @@ struct vec : vector_storage<T, N> {
   MSL_OPS(+)
   MSL_OPS(-)
   MSL_OPS(*)
-  MSL_OPS(/) MSL_OPS(%) MSL_OPS(&) MSL_OPS(|) MSL_OPS(^) MSL_OPS(<<) MSL_OPS(>>)
+  MSL_OPS(/)
+  MSL_OPS(%) MSL_OPS(&) MSL_OPS(|) MSL_OPS(^) MSL_OPS(<<) MSL_OPS(>>)
 #undef MSL_OPS
 #define MSL_CMP(op)                                                                       \
   friend vec<bool, N> operator op(const MSL_GENERIC vec & a, const MSL_GENERIC vec & b) { \
@@ -314,8 +315,9 @@ struct vec : vector_storage<T, N> {
 MSL_VECTORS(bool)
 MSL_VECTORS(char)
 MSL_VECTORS(uchar)
-MSL_VECTORS(short) MSL_VECTORS(ushort) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(long) MSL_VECTORS(ulong)
-    MSL_VECTORS(half) MSL_VECTORS(bfloat) MSL_VECTORS(float)
+MSL_VECTORS(short)
+MSL_VECTORS(ushort) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(long) MSL_VECTORS(ulong) MSL_VECTORS(half)
+    MSL_VECTORS(bfloat) MSL_VECTORS(float)
 #undef MSL_VECTORS
     // Packed vectors have the alignment of their components.
     template <class T, int N>

@@ -1,0 +1,39 @@
+//! Every library of `metal_kernels` compiles, also as the languages that are stricter than C++.
+
+use std::fs;
+use std::path::Path;
+
+use tinyvllm::ops::metal::LIBRARIES;
+
+use crate::emulator::{Emulator, Variant};
+
+#[test]
+fn pointers_stay_in_their_address_spaces() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    for library in LIBRARIES {
+        gpu.check_address_spaces(library).unwrap();
+    }
+}
+
+/// For whoever has a GPU that runs CUDA, what it compiles is left in cargo's temporary folder.
+#[test]
+fn they_compile_for_cuda() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("metal-cuda");
+    fs::create_dir_all(&folder).unwrap();
+    for library in LIBRARIES {
+        let text = gpu.check_cuda(library).unwrap();
+        fs::write(folder.join(format!("{}.cu", library.name)), text).unwrap();
+    }
+}
+
+#[test]
+fn kernels_have_names_of_their_own() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let mut names: Vec<String> = LIBRARIES.iter().flat_map(|library| gpu.kernels(library).unwrap()).collect();
+    let num_names = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), num_names);
+    assert!(num_names > LIBRARIES.len());
+}
