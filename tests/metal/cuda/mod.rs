@@ -1,0 +1,87 @@
+//! The Metal kernels and their launches on an NVIDIA GPU, for whoever has one: warps and threads that really run
+//! at the same time, and the use of memory bandwidth. CI has none, so none of this runs there.
+//!
+//! `TINYVLLM_CUDA_TOOLKIT=… TINYVLLM_CUDA_KERNELS=folder cargo test --test metal cuda::kernels_are_compiled`
+//! compiles the kernels where clang is. The toolkit is a folder with `bin/ptxas` and
+//! `nvvm/libdevice/libdevice.10.bc`. Then the GPU's machine needs the folder, the driver and the test program:
+//! `TINYVLLM_CUDA_KERNELS=folder metal-… cuda:: --nocapture`.
+
+mod benchmark;
+mod compile;
+mod driver;
+mod gpu;
+mod memory;
+
+use std::env;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tinyvllm::ops::Context;
+use tinyvllm::ops::metal::ChipClass;
+use tinyvllm::self_test::{self, Effort};
+
+use crate::emulator::{Emulator, Variant};
+use gpu::CudaGpu;
+
+const KERNELS: &str = "TINYVLLM_CUDA_KERNELS";
+const TOOLKIT: &str = "TINYVLLM_CUDA_TOOLKIT";
+
+/// The GPU does one test at a time: some measure times.
+static IN_USE: Mutex<()> = Mutex::new(());
+
+fn variable(name: &str) -> Option<PathBuf> {
+    let value = env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if value.is_none() {
+        // Not `eprintln!`, which the test harness shows for failed tests only.
+        drop(writeln!(std::io::stderr(), "skipped: {name} is not set, which a GPU that runs CUDA needs"));
+    }
+    value
+}
+
+/// The folder of the kernels, and the GPU to oneself. None where the kernels are only compiled.
+fn kernels() -> Option<(PathBuf, MutexGuard<'static, ()>)> {
+    let folder = variable(KERNELS)?;
+    if env::var_os(TOOLKIT).is_some() {
+        drop(writeln!(std::io::stderr(), "skipped: {TOOLKIT} is set, so kernels are compiled and not run"));
+        return None;
+    }
+    Some((folder, IN_USE.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+#[test]
+fn kernels_are_compiled() {
+    let Some(toolkit) = variable(TOOLKIT) else { return };
+    let Some(folder) = variable(KERNELS) else { return };
+    let Some(emulator) = Emulator::new(Variant::Fast) else { return };
+    compile::compile(&emulator, &toolkit, &folder).unwrap();
+}
+
+#[test]
+fn every_op_is_right() {
+    let Some((folder, _in_use)) = kernels() else { return };
+    let mut failures = Vec::new();
+    let mut num_checks = 0;
+    let classes =
+        [(ChipClass::Base, Effort::Small), (ChipClass::Max, Effort::Small), (ChipClass::Ultra, Effort::Full)];
+    for (class, effort) in classes {
+        let context = Context::gpu(Arc::new(CudaGpu::open(&folder, class).unwrap()));
+        self_test::ops(&context, effort, &mut |check| {
+            num_checks += 1;
+            if !check.passed {
+                failures.push(format!("{class:?}: {}: {}", check.name, check.detail));
+            }
+        });
+    }
+    assert!(failures.is_empty(), "{} of {num_checks} failed:\n{}", failures.len(), failures.join("\n"));
+    drop(writeln!(std::io::stderr(), "{num_checks} checks passed"));
+}
+
+#[test]
+fn memory_bandwidth_is_used() {
+    let Some((folder, _in_use)) = kernels() else { return };
+    let gpu = Arc::new(CudaGpu::open(&folder, ChipClass::Ultra).unwrap());
+    let shares = benchmark::run(&gpu, &mut |line| drop(writeln!(std::io::stderr(), "{line}"))).unwrap();
+    let too_slow: Vec<_> = shares.iter().filter(|(_, share)| *share < 0.5).collect();
+    assert!(too_slow.is_empty(), "below half of the bandwidth of a copy: {too_slow:?}");
+}

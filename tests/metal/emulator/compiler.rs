@@ -77,6 +77,21 @@ pub(crate) struct Compiler {
     version: String,
 }
 
+/// CUDA without its headers, whose work the shim does.
+const CUDA_FLAGS: [&str; 11] = [
+    "-x",
+    "cuda",
+    "--cuda-device-only",
+    "--cuda-gpu-arch=sm_90",
+    "-nocudainc",
+    "-nocudalib",
+    "--cuda-feature=+ptx81",
+    "-std=gnu++17",
+    "-DMSL_CUDA",
+    "-nostdinc",
+    "-w",
+];
+
 /// The oldest that is known to compile the shim in all modes.
 const MIN_VERSION: u32 = 19;
 
@@ -142,22 +157,39 @@ impl Compiler {
     /// What is wrong.
     pub(crate) fn check_cuda(&self, text: &str) -> Result<String, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
-        let flags = [
-            "-x",
-            "cuda",
-            "--cuda-device-only",
-            "--cuda-gpu-arch=sm_90",
-            "-nocudainc",
-            "-nocudalib",
-            "--cuda-feature=+ptx81",
-            "-std=gnu++17",
-            "-DMSL_CUDA",
-            "-nostdinc",
-            "-w",
-            "-fsyntax-only",
-        ];
+        let mut flags = CUDA_FLAGS.to_vec();
+        flags.push("-fsyntax-only");
         self.syntax("cuda", &rewritten.text, &flags)?;
         Ok(rewritten.text)
+    }
+
+    /// Compiles the library to the file `module`, for a GPU that runs CUDA. Gives what clang compiled and what
+    /// the assembler of the `toolkit` says of each kernel.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn compile_cuda(
+        &self,
+        text: &str,
+        toolkit: &Path,
+        module: &Path,
+    ) -> Result<(String, String), String> {
+        let rewritten = self.rewrite(text, Mode::Cuda)?;
+        let (source, assembly) = (module.with_extension("cu"), module.with_extension("ptx"));
+        fs::write(&source, &rewritten.text).map_err(|error| error.to_string())?;
+        let mut compile = self.command();
+        compile.args(CUDA_FLAGS).args(["-O3", "-S", "-ffp-contract=fast"]);
+        // Apple's compiler inlines everything and keeps no array in memory that it can keep in registers.
+        compile.args(["-mllvm", "-inline-threshold=1000000", "-mllvm", "-unroll-threshold=3000"]);
+        compile.args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
+        compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
+        run(compile.arg(&source).arg("-o").arg(&assembly))?;
+        let mut assemble = Command::new(toolkit.join("bin/ptxas"));
+        let messages = run(assemble.args(["-arch=sm_90", "-v"]).arg(&assembly).arg("-o").arg(module))?;
+        fs::remove_file(&source)
+            .and_then(|()| fs::remove_file(&assembly))
+            .map_err(|error| error.to_string())?;
+        Ok((rewritten.text, messages))
     }
 
     /// Only compiles, and remembers by an empty folder that it did.

@@ -14,6 +14,7 @@ mod sanitized;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -180,6 +181,20 @@ impl Emulator {
     /// What is wrong.
     pub(crate) fn check_cuda(&self, library: &Library) -> Result<String> {
         self.compiler.check_cuda(&self.text(library)).map_err(Error::internal)
+    }
+
+    /// A library for a GPU that runs CUDA, as a file; gives what was compiled and what the assembler says.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn compile_cuda(
+        &self,
+        library: &Library,
+        toolkit: &Path,
+        module: &Path,
+    ) -> Result<(String, String)> {
+        let compiled = self.compiler.compile_cuda(&self.text(library), toolkit, module);
+        compiled.map_err(|message| Error::internal(format!("{}.metal:\n{message}", library.name)))
     }
 
     /// How often each kernel was dispatched.

@@ -48,18 +48,23 @@ struct msl_argument {
     return P(msl_argument_value(p.index, 0));
   }
 };
+// The conversion tells the compiler that the pointer is to no other memory; a cast and its reverse would not.
+METAL_FUNC char* msl_buffer(const MslArguments& arguments, int index) {
+  __attribute__((address_space(1))) char* buffer;
+  asm("cvta.to.global.u64 %0, %1;" : "=l"(buffer) : "l"(arguments.buffers[index]));
+  return (char*)buffer;
+}
 template <class T>
 struct msl_argument<T*> {
   METAL_FUNC static T* get(const MslArguments& arguments, MslParameterOfCuda p) {
-    return p.kind == MSL_THREADGROUP ? (T*)(msl_threadgroup_memory + arguments.threadgroup_offsets[p.index])
-           : p.index == 0              ? (T*)arguments.bytes
-                                       : (T*)arguments.buffers[p.index];
+    if (p.kind == MSL_THREADGROUP) return (T*)(msl_threadgroup_memory + arguments.threadgroup_offsets[p.index]);
+    return p.index == 0 ? (T*)arguments.bytes : (T*)msl_buffer(arguments, p.index);
   }
 };
 template <class T>
 struct msl_argument<T&> {
   METAL_FUNC static T& get(const MslArguments& arguments, MslParameterOfCuda p) {
-    return p.index == 0 ? *(T*)arguments.bytes : *(T*)arguments.buffers[p.index];
+    return p.index == 0 ? *(T*)arguments.bytes : *(T*)msl_buffer(arguments, p.index);
   }
 };
 template <class T, int N>
@@ -83,8 +88,12 @@ METAL_FUNC void msl_call(void (*function)(P...), const MslArguments& arguments,
   msl_call<kernel>(function, arguments, parameters,
                    __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
 }
-#define MSL_CUDA_ENTRY(name, kernel, ...)                                          \
-  extern "C" __attribute__((__global__)) void msl_##name(MslArguments arguments) { \
-    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                     \
-    msl_call<kernel>(kernel, arguments, parameters);                               \
+// The structure is used where the driver puts it. In C++, a kernel whose arguments are indexed would first copy
+// all of them.
+#define MSL_CUDA_ENTRY(name, kernel, ...)                                      \
+  extern "C" __attribute__((__global__)) void msl_##name(MslArguments) {       \
+    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                 \
+    const MslArguments* arguments;                                             \
+    asm("cvta.param.u64 %0, msl_" #name "_param_0;" : "=l"(arguments));        \
+    msl_call<kernel>(kernel, *arguments, parameters);                          \
   }

@@ -184,6 +184,14 @@ template <class T, int N>
 struct vec : vector_storage<T, N> {
   using vector_storage<T, N>::v;
   vec() = default;
+#ifdef MSL_CUDA
+  // As a whole, because clang forgets the alignment of a vector when it goes through its components.
+  vec(const vec& o) { __builtin_memcpy(this, &o, sizeof(vec)); }
+  vec& operator=(const vec& o) {
+    __builtin_memcpy(this, &o, sizeof(vec));
+    return *this;
+  }
+#else
   vec(const MSL_GENERIC vec& o) : vector_storage<T, N>() {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
   }
@@ -191,6 +199,7 @@ struct vec : vector_storage<T, N> {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
     return *this;
   }
+#endif
 #ifdef MSL_ADDRESS_SPACES
   vec(const __constant vec& o) : vector_storage<T, N>() {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
