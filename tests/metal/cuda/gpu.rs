@@ -27,13 +27,17 @@ const MAX_THREADGROUP_MEMORY: usize = 32_768;
 const MAX_THREADS: usize = 1024;
 
 /// `MslArguments` of `shim/entry_cuda.hpp`.
-#[repr(C, align(16))]
+#[repr(C)]
 struct Arguments {
     buffers: [Address; 31],
     /// There is one list of threadgroup memory at most, which begins at 0.
     threadgroup_offsets: [u32; 8],
-    bytes: [u8; MAX_ARGUMENT_BYTES],
+    bytes: Bytes,
 }
+
+/// As a kernel's own structure of arguments, aligned for everything.
+#[repr(C, align(16))]
+struct Bytes([u8; MAX_ARGUMENT_BYTES]);
 
 /// The device.
 #[derive(Debug)]
@@ -216,9 +220,12 @@ impl Gpu for CudaGpu {
         {
             return Err(Error::internal(format!("{name}: outside the limits of the device: {launch:?}")));
         }
-        let mut arguments =
-            Arguments { buffers: [0; 31], threadgroup_offsets: [0; 8], bytes: [0; MAX_ARGUMENT_BYTES] };
-        arguments.bytes[..args.len()].copy_from_slice(args);
+        let mut arguments = Arguments {
+            buffers: [0; 31],
+            threadgroup_offsets: [0; 8],
+            bytes: Bytes([0; MAX_ARGUMENT_BYTES]),
+        };
+        arguments.bytes.0[..args.len()].copy_from_slice(args);
         for (at, binding) in arguments.buffers[1..].iter_mut().zip(buffers) {
             *at = DeviceMemory::of(binding.buffer)?.range(binding.offset, 1)?;
         }

@@ -106,9 +106,9 @@ impl Drop for DeviceMemory {
     /// After everything that is queued: the driver waits before it frees.
     fn drop(&mut self) {
         if let Ok(driver) = self.device.enter() {
+            // It fails if earlier work did, which whoever waited for that work was told.
             // SAFETY: allocated once and freed once; nobody else has the address any more.
-            let result = unsafe { (driver.free)(self.at) };
-            debug_assert_eq!(result, 0, "cuMemFree");
+            _ = unsafe { (driver.free)(self.at) };
         }
     }
 }
