@@ -196,21 +196,22 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
                 results[piece] = result;
             }
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
+    // The results go out through the memory of the queries, piece by piece.
+    threadgroup float* own_results = (threadgroup float*)own_q;
     const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
     for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
         if (piece < int(num_pieces)) {
-            simdgroup_store(results[piece], diagonal, 8);
+            simdgroup_store(results[piece], own_results, 8);
             simdgroup_barrier(mem_flags::mem_threadgroup);
             if (own_row < num_rows) {
                 const uint token = first_token + own_row / heads_per_kv_head;
                 const uint head = kv_head * heads_per_kv_head + own_row % heads_per_kv_head;
                 const uint d = 8 * piece + lane % 4 * 2;
                 device float* target = out + (ulong(token) * a.num_heads + head) * head_dim + d;
-                target[0] = diagonal[lane * 2] * inverse;
-                target[1] = diagonal[lane * 2 + 1] * inverse;
+                target[0] = own_results[lane * 2] * inverse;
+                target[1] = own_results[lane * 2 + 1] * inverse;
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
         }

@@ -63,7 +63,7 @@ fn runner(model: &str) -> ModelRunner {
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
     let cache = KvCache::new(&context, &config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
-    ModelRunner::new(model, cache)
+    ModelRunner::new(model, cache).unwrap()
 }
 
 /// Allocations of a step that generates `num_steps` tokens for each of three sequences of 20 tokens.

@@ -28,6 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("runner", &["kv_cache", "models", "ops", "sampling", "scheduler"]),
     ("sampling", &[]),
     ("scheduler", &["kv_cache"]),
+    ("self_test", &["demo", "models", "ops", "sampling", "weights"]),
     ("tokenizer", &["weights"]),
     ("weights", &["ops"]),
 ];

@@ -153,7 +153,7 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
         };
-        let runner = ModelRunner::new(lm, kv_cache);
+        let runner = ModelRunner::new(lm, kv_cache)?;
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
         Ok(Self {
             name: model.display_name.clone(),

@@ -1,6 +1,6 @@
 //! The input of a forward pass.
 
-use crate::ops::AttentionMetadata;
+use crate::ops::{AttentionMetadata, SampledTokens};
 use crate::{Error, Result};
 
 /// The tokens of one step, as a model sees them: no sequences, no requests.
@@ -14,6 +14,8 @@ pub struct InputBatch {
     pub attention: AttentionMetadata,
     /// Tokens whose logits are wanted, ascending.
     pub logits_indices: Vec<usize>,
+    /// The tokens, if a device has sampled them; `token_ids` then has the right length and anything in it.
+    pub sampled: Option<SampledTokens>,
 }
 
 impl InputBatch {
@@ -23,6 +25,7 @@ impl InputBatch {
         self.positions.clear();
         self.attention.clear();
         self.logits_indices.clear();
+        self.sampled = None;
     }
 
     /// Checks that the lists have one length and that logits are wanted of tokens that exist, in their order.

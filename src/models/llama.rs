@@ -79,13 +79,18 @@ impl CausalLm for Llama {
         &self.config
     }
 
+    fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
         let Self { context, activations, device_inputs, .. } = self;
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
         self.rope.extend_to(num_positions)?;
         let outputs = &batch.logits_indices[..];
-        let step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
+        let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
+        step.sampled = batch.sampled.as_ref();
         let step = &device_inputs.upload(context, step, cache)?;
         embed(context, step, &self.embedding, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {

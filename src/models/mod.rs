@@ -23,6 +23,9 @@ pub trait CausalLm: Send {
     /// What the model is.
     fn config(&self) -> &ModelConfig;
 
+    /// The device that it is on.
+    fn context(&self) -> &Arc<Context>;
+
     /// Computes a step: writes the keys and values of its tokens to the cache and returns the logits of
     /// `batch.logits_indices`, `[logits_indices.len(), vocab_size]`, which stay valid until the next step.
     ///

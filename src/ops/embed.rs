@@ -36,7 +36,10 @@ pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Metal(metal) => {
-            let ids = step.metal()?.token_ids();
+            let ids = match step.sampled {
+                Some(sampled) => sampled.metal(),
+                None => step.metal()?.token_ids(),
+            };
             return metal::embed(metal, table.metal()?, step.num_tokens(), ids, out.metal()?);
         }
     };

@@ -15,6 +15,7 @@ mod linear;
 pub mod metal;
 mod paged_attention;
 mod rope_kv_write;
+mod sample;
 mod step_inputs;
 #[cfg(test)]
 mod tests;
@@ -30,5 +31,6 @@ pub use kv_cache::{KvCache, KvCacheDType};
 pub use linear::{LinearScratch, linear_residual, norm_linear, norm_logits, norm_swiglu};
 pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
+pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};
 pub use weights::{Linear, Matrix, RmsNorm, Vector};

@@ -3,6 +3,7 @@
 use crate::ops::context::{Backend, Context};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::metal::{InputLimits, MetalAttention, MetalInputs};
+use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
 
@@ -17,6 +18,8 @@ pub struct StepInputs<'a> {
     pub outputs: &'a [usize],
     /// Rows, block tables and slots.
     pub attention: &'a AttentionMetadata,
+    /// The tokens, if a device has sampled them and the host does not know them.
+    pub sampled: Option<&'a SampledTokens>,
     /// The same lists in the device's memory.
     metal: Option<&'a MetalInputs>,
 }
@@ -30,7 +33,7 @@ impl<'a> StepInputs<'a> {
         outputs: &'a [usize],
         attention: &'a AttentionMetadata,
     ) -> Self {
-        Self { token_ids, positions, outputs, attention, metal: None }
+        Self { token_ids, positions, outputs, attention, sampled: None, metal: None }
     }
 
     /// Tokens of the step.

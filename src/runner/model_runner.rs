@@ -1,8 +1,10 @@
 //! The runner that computes: a model, its KV cache and a sampler.
 
+use std::sync::Arc;
+
 use super::{RowOutput, Runner, Step, StepRow};
 use crate::models::{CausalLm, InputBatch};
-use crate::ops::KvCache;
+use crate::ops::{DeviceSampler, KvCache, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::{Error, Result};
 
@@ -11,6 +13,8 @@ pub struct ModelRunner {
     model: Box<dyn CausalLm>,
     kv_cache: KvCache,
     sampler: Sampler,
+    /// The sampler of the device, if that is not the CPU.
+    device_sampler: Option<DeviceSampler>,
     /// Kept between steps for its memory.
     batch: InputBatch,
 }
@@ -23,12 +27,15 @@ impl std::fmt::Debug for ModelRunner {
 
 impl ModelRunner {
     /// A runner for this model, with this cache.
-    #[must_use]
-    pub fn new(model: Box<dyn CausalLm>, kv_cache: KvCache) -> Self {
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory for sampling.
+    pub fn new(model: Box<dyn CausalLm>, kv_cache: KvCache) -> Result<Self> {
         let mut batch = InputBatch::default();
         // Block tables grow while sequences generate; their memory is here before.
         batch.attention.block_tables.reserve(kv_cache.num_blocks());
-        Self { model, kv_cache, sampler: Sampler::default(), batch }
+        let device_sampler = DeviceSampler::new(model.context())?;
+        Ok(Self { model, kv_cache, sampler: Sampler::default(), device_sampler, batch })
     }
 
     /// The first forward pass: all rows as they are.
@@ -81,6 +88,9 @@ impl Runner for ModelRunner {
         for copy in step.rows.iter().filter_map(|row| row.copy) {
             self.kv_cache.copy_block(copy.source.0, copy.target.0)?;
         }
+        if self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device) {
+            return self.execute_on_device(step);
+        }
         self.prepare(step);
         let vocab_size = self.model.config().vocab_size;
         let sampler = &mut self.sampler;
@@ -117,7 +127,87 @@ impl Runner for ModelRunner {
     }
 }
 
+/// Whether the host needs nothing of a row but its tokens.
+fn can_sample_on_device(row: &StepRow<'_>) -> bool {
+    match &row.samples[..] {
+        [] => !row.all_logits,
+        [input] => !row.all_logits && input.params.logprobs.is_none(),
+        _ => false,
+    }
+}
+
+fn sample_params<'a>(input: &SamplerInput<'a>) -> SampleParams<'a> {
+    let params = input.params;
+    SampleParams {
+        inverse_temperature: if params.is_greedy() { 0.0 } else { 1.0 / params.temperature },
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        logit_bias: &params.logit_bias,
+        banned: input.end_token_ids,
+        min_tokens: params.min_tokens,
+        seed: input.seed,
+        stream: input.stream,
+        prompt_token_ids: input.prompt_token_ids,
+        output_token_ids: input.output_token_ids,
+    }
+}
+
 impl ModelRunner {
+    /// A step whose tokens are sampled where the logits are. The passes of a multi-step are queued one after the
+    /// other, each reading the tokens of the one before in the device's memory; the host looks at tokens while the
+    /// next pass already runs.
+    fn execute_on_device(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        self.prepare(step);
+        let Some(mut sampler) = self.device_sampler.take() else {
+            return Err(Error::internal("there is no sampler on the device"));
+        };
+        let outputs = self.sample_passes(step, &mut sampler);
+        self.device_sampler = Some(sampler);
+        outputs
+    }
+
+    fn sample_passes(&mut self, step: &Step<'_>, sampler: &mut DeviceSampler) -> Result<Vec<RowOutput>> {
+        let context = Arc::clone(self.model.context());
+        let params = || step.rows.iter().flat_map(|row| row.samples.iter().map(sample_params));
+        if step.num_steps > 1 && params().count() != step.rows.len() {
+            return Err(Error::internal("a multi-step has a row that does not just generate"));
+        }
+        sampler.begin(&context, params(), step.num_steps)?;
+        let mut outputs: Vec<RowOutput> = step
+            .rows
+            .iter()
+            .map(|row| RowOutput {
+                samples: row.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
+                logits: Vec::new(),
+            })
+            .collect();
+        let mut tokens = vec![0; step.rows.len()];
+        for pass in 0..step.num_steps {
+            if pass > 0 {
+                self.prepare_next(step, &tokens, pass);
+                self.batch.sampled = Some(sampler.on_device(pass - 1));
+            }
+            let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+            if params().next().is_none() {
+                return Ok(outputs);
+            }
+            sampler.launch(&context, logits)?;
+            if pass > 0 {
+                sampler.tokens(&context, pass - 1, &mut tokens)?;
+                if add_tokens(step, &tokens, &mut outputs) {
+                    return Ok(outputs);
+                }
+            }
+        }
+        sampler.tokens(&context, step.num_steps - 1, &mut tokens)?;
+        add_tokens(step, &tokens, &mut outputs);
+        Ok(outputs)
+    }
+
     /// Feeds the sampled tokens back until each row has its tokens or has ended. From one token to the next
     /// nothing is allocated.
     fn continue_multi_step(&mut self, step: &Step<'_>, outputs: &mut [RowOutput]) -> Result<()> {
@@ -168,4 +258,27 @@ impl ModelRunner {
         }
         Ok(())
     }
+}
+
+/// Adds a token to each row that samples, and tells whether all rows have ended.
+fn add_tokens(step: &Step<'_>, tokens: &[u32], outputs: &mut [RowOutput]) -> bool {
+    let mut all_ended = true;
+    let inputs = step
+        .rows
+        .iter()
+        .zip(outputs)
+        .filter_map(|(row, output)| Some((row.samples.first()?, output.samples.first_mut()?)));
+    for ((input, samples), &token_id) in inputs.zip(tokens) {
+        if samples.last().is_some_and(Option::is_none) {
+            continue;
+        }
+        if token_id == u32::MAX {
+            samples.push(None);
+            continue;
+        }
+        let can_end = input.output_token_ids.len() + samples.len() >= input.params.min_tokens;
+        all_ended &= can_end && input.end_token_ids.contains(&token_id);
+        samples.push(Some(SampledToken { token_id, logprobs: None }));
+    }
+    all_ended
 }

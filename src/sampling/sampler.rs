@@ -180,6 +180,8 @@ impl Sampler {
             nucleus >= wanted
         });
         self.candidates.truncate(len.map_or(self.candidates.len(), |last| last + 1));
+        // In the order of ids, as without filters and as on a device that does not sort.
+        self.candidates.sort_unstable_by_key(|&(id, _)| id);
         let total: f64 = self.candidates.iter().map(|&(_, weight)| f64::from(weight)).sum();
         pick(self.candidates.iter().map(|&(id, weight)| (id, f64::from(weight))), u * total)
     }

@@ -9,10 +9,13 @@ mod models;
 mod oracle;
 mod products;
 mod rows;
+mod sampling;
 mod timing;
 
 use crate::Result;
 use crate::ops::Context;
+
+pub use models::{demo_model, golden_models};
 
 /// One thing that was checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,11 +50,37 @@ pub enum Effort {
     Full,
 }
 
+/// Ops that are checked together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Products with weights.
+    Products,
+    /// Embeddings and moved rows.
+    Rows,
+    /// Rotation, the cache, attention.
+    Attention,
+    /// Sampling, if the device has a sampler.
+    Sampling,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Products, Self::Rows, Self::Attention, Self::Sampling];
+
+    /// Checks these ops on a device and tells each result as it comes.
+    pub fn check(self, context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+        match self {
+            Self::Products => products::run(context, effort, report),
+            Self::Rows => rows::run(context, report),
+            Self::Attention => attention::run(context, effort, report),
+            Self::Sampling => sampling::run(context, report),
+        }
+    }
+}
+
 /// Checks every op on a device and tells each result as it comes.
 pub fn ops(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
-    products::run(context, effort, report);
-    rows::run(context, report);
-    attention::run(context, effort, report);
+    Family::ALL.into_iter().for_each(|family| family.check(context, effort, report));
 }
 
 /// Turns the outcome of a case into a check.
@@ -64,6 +93,9 @@ fn check(name: String, limit: f64, outcome: Result<f64>) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
     use super::*;
     use crate::ops::cpu::CpuLevel;
 
@@ -78,5 +110,14 @@ mod tests {
             });
             assert!(num_checks > 400, "{num_checks}");
         }
+    }
+
+    #[test]
+    fn the_golden_models_are_right_on_the_cpu() {
+        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let mut report = |check: Check| assert!(check.passed, "{}: {}", check.name, check.detail);
+        demo_model(&context, &mut report);
+        golden_models(&context, &fixtures, &mut report);
     }
 }

@@ -1,1 +1,187 @@
-//! Models on a device beside the CPU.
+//! Models on a device: against the logits of independent implementations, and beside the CPU.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::oracle::error;
+use super::{Check, check};
+use crate::config::ModelConfig;
+use crate::models::{self, CausalLm, InputBatch, LoadOptions};
+use crate::ops::cpu::{CpuLevel, ThreadPool};
+use crate::ops::{Context, KvCache, KvCacheDType};
+use crate::weights::Checkpoint;
+use crate::{Error, Result, demo};
+
+const BLOCK_SIZE: usize = 16;
+const MAX_LEN: usize = 128;
+
+/// Dense models with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`, eight
+/// tokens with the 32 that follow.
+const DENSE: [&str; 5] = ["tiny/llama", "tiny/llama3", "tiny/mistral", "tiny/qwen2", "tiny/qwen3"];
+
+/// Quantised models whose golden logits were computed with the quantised weights.
+const QUANTIZED: [&str; 5] = [
+    "tiny/llama/llama.q8_0.gguf",
+    "tiny/llama3/llama3.q4_0.gguf",
+    "tiny/qwen2/qwen2.q8_0.gguf",
+    "kquant/llama/llama.q4_k_mix.gguf",
+    "kquant/qwen3/qwen3.q4_k_mix.gguf",
+];
+
+/// Generates with the built-in model on a device and on the CPU and compares.
+pub fn demo_model(context: &Arc<Context>, report: &mut dyn FnMut(Check)) {
+    const PROMPT_LEN: u32 = 24;
+    const NUM_TOKENS: usize = 24;
+    let run = |context: &Arc<Context>| {
+        let mut model = Model::load(&Checkpoint::from_static(demo::MODEL)?, context, KvCacheDType::F16)?;
+        let prompt: Vec<u32> = (0..PROMPT_LEN).map(|index| 300 + index * 37 % 1500).collect();
+        model.generate(&prompt, NUM_TOKENS)
+    };
+    let cpu = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
+    match (run(context), run(&cpu)) {
+        (Ok(device), Ok(cpu)) => {
+            let expected: Vec<f64> = cpu.logits.iter().map(|logit| f64::from(*logit)).collect();
+            let error = error(&device.logits, &expected);
+            // The CPU rounds activations to eight bits.
+            report(Check::error("demo: logits beside the CPU's".to_owned(), error, 1e-3));
+            report(same_tokens("demo: tokens of the CPU", &device.tokens, &cpu.tokens));
+        }
+        (Err(error), _) | (_, Err(error)) => report(Check::failed("demo".to_owned(), &error)),
+    }
+}
+
+/// Compares the golden models in a folder of fixtures with what the device computes.
+pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn FnMut(Check)) {
+    for name in DENSE {
+        match dense(context, fixtures, name) {
+            Ok((error, tokens)) => {
+                report(Check::error(format!("{name}: logits"), error, 1e-7));
+                report(tokens);
+            }
+            Err(error) => report(Check::failed(name.to_owned(), &error)),
+        }
+    }
+    for name in QUANTIZED {
+        // The CPU rounds activations to eight bits, a GPU decoded weights to half precision.
+        report(check(format!("{name}: logits"), 1e-2, quantized(context, fixtures, name)));
+    }
+}
+
+fn dense(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, Check)> {
+    let golden = Golden::read(&fixtures.join(name).join("golden.safetensors"))?;
+    let checkpoint = Checkpoint::open(&fixtures.join(name))?;
+    let mut model = Model::load(&checkpoint, context, KvCacheDType::F32)?;
+    let logits = model.forward(&golden.ids, 0)?;
+    let (prompt, expected) = golden.greedy.split_at(8);
+    let generated = model.generate(prompt, expected.len())?;
+    let tokens = same_tokens(&format!("{name}: golden tokens"), &generated.tokens, expected);
+    Ok((error(&logits, &golden.logits), tokens))
+}
+
+fn quantized(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<f64> {
+    let golden = Golden::read(&fixtures.join(name.replace(".gguf", ".golden.safetensors")))?;
+    let mut model = Model::load(&Checkpoint::open(&fixtures.join(name))?, context, KvCacheDType::F32)?;
+    Ok(error(&model.forward(&golden.ids, 0)?, &golden.logits))
+}
+
+fn same_tokens(name: &str, actual: &[u32], expected: &[u32]) -> Check {
+    let len = actual.iter().zip(expected).take_while(|(a, b)| a == b).count();
+    let passed = actual == expected;
+    let detail = if passed { format!("{len} tokens") } else { format!("differ from token {len} on") };
+    Check { name: name.to_owned(), detail, passed }
+}
+
+/// A model with a cache for one sequence.
+struct Model {
+    model: Box<dyn CausalLm>,
+    cache: KvCache,
+}
+
+/// What was generated, and all logits on the way.
+struct Generated {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Model {
+    fn load(checkpoint: &Checkpoint, context: &Arc<Context>, dtype: KvCacheDType) -> Result<Self> {
+        let config = ModelConfig::from_checkpoint(checkpoint)?;
+        let options = LoadOptions {
+            quantizer: None,
+            max_model_len: MAX_LEN,
+            max_num_batched_tokens: MAX_LEN,
+            max_num_seqs: MAX_LEN,
+            block_size: BLOCK_SIZE,
+        };
+        let model = models::load(checkpoint, &config, context, &options, &|_| ())?;
+        let cache = KvCache::new(context, &config, MAX_LEN / BLOCK_SIZE, BLOCK_SIZE, dtype)?;
+        Ok(Self { model, cache })
+    }
+
+    /// The logits of tokens from position `start` on.
+    fn forward(&mut self, token_ids: &[u32], start: usize) -> Result<Vec<f32>> {
+        let mut batch = InputBatch::default();
+        batch.clear();
+        batch.attention.block_size = BLOCK_SIZE;
+        let end = start + token_ids.len();
+        batch.token_ids.extend_from_slice(token_ids);
+        batch.positions.extend(start as u32..end as u32);
+        batch.attention.slot_mapping.extend(start..end);
+        batch.logits_indices.extend(0..token_ids.len());
+        batch.attention.query_start_loc.push(token_ids.len());
+        batch.attention.seq_lens.push(end);
+        batch.attention.block_tables.extend(0..end.div_ceil(BLOCK_SIZE) as u32);
+        batch.attention.block_table_starts.push(batch.attention.block_tables.len());
+        let logits = self.model.forward(&batch, &mut self.cache)?;
+        logits.read(token_ids.len(), <[f32]>::to_vec)
+    }
+
+    /// Always the most likely token.
+    fn generate(&mut self, prompt: &[u32], num_tokens: usize) -> Result<Generated> {
+        let vocab_size = self.model.config().vocab_size;
+        let mut logits = self.forward(prompt, 0)?;
+        let mut tokens = Vec::new();
+        while tokens.len() < num_tokens {
+            let last = &logits[logits.len() - vocab_size..];
+            let better = |best: usize, index: usize| if last[index] > last[best] { index } else { best };
+            let token = (0..vocab_size).reduce(better).unwrap_or_default() as u32;
+            tokens.push(token);
+            let next = self.forward(&[token], prompt.len() + tokens.len() - 1)?;
+            logits.extend(next);
+        }
+        Ok(Generated { tokens, logits })
+    }
+}
+
+struct Golden {
+    ids: Vec<u32>,
+    logits: Vec<f64>,
+    greedy: Vec<u32>,
+}
+
+impl Golden {
+    fn read(path: &Path) -> Result<Self> {
+        let damaged = |error: &dyn std::fmt::Display| {
+            Error::invalid_model(format!("{} is damaged: {error}", path.display()))
+        };
+        let bytes = std::fs::read(path)
+            .map_err(|error| Error::io(format!("cannot read {}", path.display()), error))?;
+        let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|error| damaged(&error))?;
+        let ids = |name: &str| {
+            file.tensor(name).map_or_else(
+                |_| Vec::new(),
+                |tensor| {
+                    let values = tensor.data().as_chunks::<8>().0;
+                    values.iter().map(|value| i64::from_le_bytes(*value) as u32).collect()
+                },
+            )
+        };
+        let logits = file.tensor("logits").map_err(|error| damaged(&error))?;
+        let logits = logits.data().as_chunks::<4>().0;
+        Ok(Self {
+            ids: ids("ids"),
+            logits: logits.iter().map(|value| f64::from(f32::from_le_bytes(*value))).collect(),
+            greedy: ids("greedy"),
+        })
+    }
+}

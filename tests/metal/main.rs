@@ -8,4 +8,5 @@ mod defects;
 mod emulator;
 mod language;
 mod libraries;
+mod models;
 mod ops;

@@ -1,22 +1,28 @@
-//! Every kernel against its definition, through the same launches as on a Mac.
+//! Every kernel against its definition, through the same launches as on a Mac, under every kind of check.
 
 use std::sync::Arc;
 
 use tinyvllm::ops::Context;
-use tinyvllm::self_test::{self, Effort};
+use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::self_test::{self, Effort, Family};
 
-use crate::emulator::{Emulator, Order, Timing, Variant};
+use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
 
 fn check(gpu: Option<Emulator>) {
     let Some(gpu) = gpu else { return };
-    let context = Context::gpu(Arc::new(gpu));
+    let gpu = Arc::new(gpu);
     let mut failures = Vec::new();
-    self_test::ops(&context, Effort::Small, &mut |check| {
+    self_test::ops(&Context::gpu(gpu.clone()), Effort::Small, &mut |check| {
         if !check.passed {
             failures.push(format!("{}: {}", check.name, check.detail));
         }
     });
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    let run = gpu.num_dispatches();
+    let all = LIBRARIES.iter().flat_map(|library| gpu.kernels(library).unwrap());
+    let missing: Vec<String> = all.filter(|kernel| !run.contains_key(kernel)).collect();
+    // Blocks are copied by models only.
+    assert_eq!(missing, ["copy_block"], "kernels that no check reaches");
 }
 
 #[test]
@@ -30,6 +36,13 @@ fn reversed() {
 }
 
 #[test]
+fn in_any_order() {
+    for seed in [1, 2] {
+        check(Emulator::new(Variant::Fast).map(|gpu| gpu.with_order(Order::Random(seed))));
+    }
+}
+
+#[test]
 fn checked() {
     check(Emulator::new(Variant::Checked));
 }
@@ -37,4 +50,33 @@ fn checked() {
 #[test]
 fn fast_math() {
     check(Emulator::new(Variant::FastMath));
+}
+
+#[test]
+fn the_sanitizers_find_nothing() {
+    if let Some(result) = run_again("ops::in_order") {
+        println!("{}", result.unwrap());
+    }
+}
+
+/// A barrier that could be left out unseen would be either one too many or one too few checks.
+#[test]
+fn every_barrier_is_needed() {
+    if is_sanitized() {
+        return;
+    }
+    for library in LIBRARIES {
+        let family = match library.name {
+            "matvec" | "matmul" => Family::Products,
+            "rope" | "paged_attention" | "flash_attention" => Family::Attention,
+            "sampling" => Family::Sampling,
+            _ => Family::Rows,
+        };
+        let unneeded = barriers_without_need(library, |gpu| {
+            let context = Context::gpu(gpu.clone());
+            family.check(&context, Effort::Small, &mut |check| assert!(check.passed));
+            Ok(())
+        });
+        assert!(unneeded.is_empty(), "{}: {unneeded:?}", library.name);
+    }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::kernel::Kernel;
 use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, Placement, Ticket, Tuning};
-use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
+use crate::{Error, Result};
 
 /// What launches kernels: the only way from an op to a [`Gpu`].
 pub(crate) struct MetalBackend {
@@ -120,6 +120,23 @@ impl MetalBackend {
     /// Waits for all work and copies the beginning of a buffer.
     pub(crate) fn read(&self, buffer: &GpuBuffer, bytes: &mut [u8]) -> Result<()> {
         self.timed(|| self.gpu.read(buffer, 0, bytes))
+    }
+
+    /// Copies from a shared buffer what finished work has written, without waiting for other work.
+    pub(super) fn read_finished(&self, buffer: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let Some(host) = buffer.0.host() else { return self.timed(|| self.gpu.read(buffer, offset, bytes)) };
+        if offset + bytes.len() > buffer.len() {
+            return Err(Error::internal(format!(
+                "bytes {offset}.. of a buffer of {} are to be read",
+                buffer.len()
+            )));
+        }
+        // SAFETY: the range is in the buffer, whose memory lives as long as it, and the caller has waited for the
+        // work that writes it.
+        unsafe {
+            host.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
+        Ok(())
     }
 
     /// Waits for the work before a commit.

@@ -12,11 +12,14 @@ static ROPE: Library = Library { name: "rope", source: include_str!("../../../me
 static ROWS: Library = Library { name: "rows", source: include_str!("../../../metal_kernels/rows.metal") };
 static PAGED_ATTENTION: Library =
     Library { name: "paged_attention", source: include_str!("../../../metal_kernels/paged_attention.metal") };
+static SAMPLING: Library =
+    Library { name: "sampling", source: include_str!("../../../metal_kernels/sampling.metal") };
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
 /// All kernel sources.
-pub static LIBRARIES: [&Library; 6] = [&MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION];
+pub static LIBRARIES: [&Library; 7] =
+    [&MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION, &SAMPLING];
 
 /// A kernel and the variant of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,6 +57,7 @@ pub(super) enum Kernel {
         dtype: KvCacheDType,
         max_dim: usize,
     },
+    Sample,
 }
 
 impl Kernel {
@@ -65,6 +69,7 @@ impl Kernel {
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
+            Self::Sample => &SAMPLING,
         }
     }
 
@@ -86,6 +91,7 @@ impl Kernel {
             Self::CopyBlock => "copy_block".to_owned(),
             Self::PagedAttention { dtype, heads } => format!("paged_attention_{dtype}_{heads}"),
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
+            Self::Sample => "sample".to_owned(),
             Self::FlashAttention { dtype, max_dim } => format!("flash_attention_{dtype}_{max_dim}"),
         }
     }

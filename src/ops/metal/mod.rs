@@ -14,6 +14,7 @@ mod library;
 mod linear;
 mod matrix;
 mod rows;
+mod sampling;
 mod tuning;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
@@ -30,4 +31,5 @@ pub(crate) use inputs::{InputLimits, MetalInputs};
 pub(crate) use linear::{Operands, Part, matmul, silu_mul, swiglu};
 pub(crate) use matrix::MetalMatrix;
 pub(crate) use rows::{copy_block, embed, gather_rows};
+pub(crate) use sampling::MetalSampler;
 use tuning::Tuning;

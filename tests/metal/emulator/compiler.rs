@@ -239,7 +239,7 @@ impl Compiler {
     }
 
     fn run_time(&self, variant: Variant) -> Result<PathBuf, String> {
-        let mut flags = vec!["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"];
+        let mut flags = vec!["-std=c++20", "-O2", "-fPIC"];
         flags.extend(variant.run_time_flags());
         let mut hash = self.hash("")?;
         hash.update(flags.join(" ").as_bytes());

@@ -66,30 +66,15 @@ typedef ulong uintptr_t;
 #define INFINITY __builtin_huge_valf()
 #define NAN __builtin_nanf("")
 #define MAXFLOAT 3.402823466e+38f
-#define HUGE_VALF __builtin_huge_valf()
 #define FLT_MAX 3.402823466e+38f
-#define FLT_MIN 1.175494351e-38f
 #define FLT_EPSILON 1.192092896e-07f
 #define HALF_MAX half(65504.0f)
-#define MAXHALF half(65504.0f)
 #define INT_MAX 2147483647
 #define INT_MIN (-2147483647 - 1)
 #define UINT_MAX 4294967295u
-#define CHAR_BIT 8
-#define M_E_F 2.71828182845904523536f
 #define M_PI_F 3.14159265358979323846f
-#define M_PI_2_F 1.57079632679489661923f
-#define M_PI_4_F 0.78539816339744830962f
-#define M_1_PI_F 0.31830988618379067154f
-#define M_2_PI_F 0.63661977236758134308f
-#define M_2_SQRTPI_F 1.12837916709551257390f
-#define M_SQRT2_F 1.41421356237309504880f
-#define M_SQRT1_2_F 0.70710678118654752440f
 #define M_LN2_F 0.69314718055994530942f
-#define M_LN10_F 2.30258509299404568402f
 #define M_LOG2E_F 1.44269504088896340736f
-#define M_LOG10E_F 0.43429448190325182765f
-#define M_PI_H half(3.14159265358979323846f)
 
 #if defined(MSL_CUDA)
 #pragma clang force_cuda_host_device begin
@@ -99,17 +84,10 @@ float __nv_expf(float);
 float __nv_exp2f(float);
 float __nv_logf(float);
 float __nv_log2f(float);
-float __nv_log10f(float);
 float __nv_sqrtf(float);
 float __nv_sinf(float);
 float __nv_cosf(float);
-float __nv_tanf(float);
 float __nv_tanhf(float);
-float __nv_sinhf(float);
-float __nv_coshf(float);
-float __nv_asinf(float);
-float __nv_acosf(float);
-float __nv_atanf(float);
 float __nv_floorf(float);
 float __nv_ceilf(float);
 float __nv_roundf(float);
@@ -118,7 +96,6 @@ float __nv_truncf(float);
 float __nv_fabsf(float);
 float __nv_powf(float, float);
 float __nv_fmodf(float, float);
-float __nv_atan2f(float, float);
 float __nv_fminf(float, float);
 float __nv_fmaxf(float, float);
 float __nv_copysignf(float, float);

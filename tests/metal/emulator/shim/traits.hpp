@@ -1,4 +1,4 @@
-// <metal_type_traits> and <metal_numeric>, as far as kernels use them.
+// <metal_type_traits> and <metal_limits>, as far as kernels use them.
 #pragma once
 
 namespace metal {
@@ -57,15 +57,13 @@ struct msl_integral : false_type {};
 #define MSL_INTEGRAL(T) \
   template <>           \
   struct msl_integral<T> : true_type {};
-MSL_INTEGRAL(bool)
-MSL_INTEGRAL(char)
-MSL_INTEGRAL(signed char)
-MSL_INTEGRAL(uchar)
-MSL_INTEGRAL(short) MSL_INTEGRAL(ushort) MSL_INTEGRAL(int) MSL_INTEGRAL(uint) MSL_INTEGRAL(long)
-    MSL_INTEGRAL(ulong)
+// clang-format off
+MSL_INTEGRAL(bool) MSL_INTEGRAL(char) MSL_INTEGRAL(signed char) MSL_INTEGRAL(uchar) MSL_INTEGRAL(short)
+MSL_INTEGRAL(ushort) MSL_INTEGRAL(int) MSL_INTEGRAL(uint) MSL_INTEGRAL(long) MSL_INTEGRAL(ulong)
+// clang-format on
 #undef MSL_INTEGRAL
-        template <class T>
-        constexpr constant bool is_floating_point_v = msl_floating<__remove_cv(T)>::value;
+template <class T>
+constexpr constant bool is_floating_point_v = msl_floating<__remove_cv(T)>::value;
 template <class T>
 constexpr constant bool is_integral_v = msl_integral<__remove_cv(T)>::value;
 template <class T>

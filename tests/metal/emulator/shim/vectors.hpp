@@ -1,4 +1,7 @@
-// Vectors: aligned, packed, their operators and swizzles.
+// Vectors: aligned and packed, their operators and the swizzles that kernels use.
+//
+// MSL_GENERIC stands for any address space but `constant`. Copies are written out because the copy of a union
+// would not have it.
 #pragma once
 
 namespace metal {
@@ -22,24 +25,26 @@ template <class T, class U>
 constexpr METAL_FUNC T msl_cast(U&& u) {
   return msl_conversion<T, remove_cv_t<remove_reference_t<U>>>::go(u);
 }
+
 template <class T, int N>
 struct vec;
 template <class T, int N>
 struct packed_vec;
+
 // Some components of a vector, in a union with its storage.
 template <class T, int N, int... I>
 struct swizzle {
-  T v_[N == 3 ? 4 : N];
+  T all[N == 3 ? 4 : N];
   typedef vec<T, (int)sizeof...(I)> V;
   operator V() const {
     V r;
-    const int ix[] = {I...};
-    for (int k = 0; k < (int)sizeof...(I); ++k) r.v[k] = v_[ix[k]];
+    const int index[] = {I...};
+    for (int k = 0; k < (int)sizeof...(I); ++k) r.v[k] = all[index[k]];
     return r;
   }
   void set(const MSL_GENERIC V& a) {
-    const int ix[] = {I...};
-    for (int k = 0; k < (int)sizeof...(I); ++k) v_[ix[k]] = a.v[k];
+    const int index[] = {I...};
+    for (int k = 0; k < (int)sizeof...(I); ++k) all[index[k]] = a.v[k];
   }
   void operator=(const MSL_GENERIC V& a) { set(a); }
   void operator=(const MSL_GENERIC swizzle& a) {
@@ -56,6 +61,7 @@ struct swizzle {
     return t.v[k];
   }
 };
+
 template <class X>
 struct num_components {
   static constexpr constant int n = 1;
@@ -69,6 +75,7 @@ struct num_components<swizzle<T, N, I...>> {
   static constexpr constant int n = sizeof...(I);
 };
 
+// The components by index, by name and as swizzles. Three have the size of four.
 template <class T, int N>
 struct vector_storage;
 template <class T>
@@ -78,10 +85,7 @@ struct alignas(2 * sizeof(T)) vector_storage<T, 2> {
     struct {
       T x, y;
     };
-    struct {
-      T r, g;
-    };
-    swizzle<T, 2, 0, 1> xy, rg;
+    swizzle<T, 2, 0, 1> xy;
     swizzle<T, 2, 1, 0> yx;
     swizzle<T, 2, 0, 0> xx;
     swizzle<T, 2, 1, 1> yy;
@@ -107,16 +111,13 @@ struct alignas(4 * sizeof(T)) vector_storage<T, 3> {
     struct {
       T x, y, z;
     };
-    struct {
-      T r, g, b;
-    };
-    swizzle<T, 3, 0, 1> xy, rg;
-    swizzle<T, 3, 1, 2> yz, gb;
+    swizzle<T, 3, 0, 1> xy;
+    swizzle<T, 3, 1, 2> yz;
     swizzle<T, 3, 0, 2> xz;
     swizzle<T, 3, 1, 0> yx;
     swizzle<T, 3, 2, 0> zx;
     swizzle<T, 3, 2, 1> zy;
-    swizzle<T, 3, 0, 1, 2> xyz, rgb;
+    swizzle<T, 3, 0, 1, 2> xyz;
     swizzle<T, 3, 2, 1, 0> zyx;
     swizzle<T, 3, 0, 0, 0> xxx;
   };
@@ -141,12 +142,9 @@ struct alignas(4 * sizeof(T)) vector_storage<T, 4> {
     struct {
       T x, y, z, w;
     };
-    struct {
-      T r, g, b, a;
-    };
-    swizzle<T, 4, 0, 1> xy, rg;
+    swizzle<T, 4, 0, 1> xy;
     swizzle<T, 4, 1, 2> yz;
-    swizzle<T, 4, 2, 3> zw, ba;
+    swizzle<T, 4, 2, 3> zw;
     swizzle<T, 4, 0, 2> xz;
     swizzle<T, 4, 1, 3> yw;
     swizzle<T, 4, 0, 3> xw;
@@ -154,12 +152,12 @@ struct alignas(4 * sizeof(T)) vector_storage<T, 4> {
     swizzle<T, 4, 3, 2> wz;
     swizzle<T, 4, 2, 0> zx;
     swizzle<T, 4, 3, 1> wy;
-    swizzle<T, 4, 0, 1, 2> xyz, rgb;
+    swizzle<T, 4, 0, 1, 2> xyz;
     swizzle<T, 4, 1, 2, 3> yzw;
     swizzle<T, 4, 2, 1, 0> zyx;
     swizzle<T, 4, 3, 2, 1, 0> wzyx;
     swizzle<T, 4, 0, 0, 0, 0> xxxx;
-    swizzle<T, 4, 0, 1, 2, 3> xyzw, rgba;
+    swizzle<T, 4, 0, 1, 2, 3> xyzw;
     swizzle<T, 4, 1, 0, 3, 2> yxwz;
     swizzle<T, 4, 2, 3, 0, 1> zwxy;
   };
@@ -251,7 +249,7 @@ struct vec : vector_storage<T, N> {
     vec<U, (int)sizeof...(I)> t = a;
     put(k, t);
   }
-#define MSL_OPS(op)                                                            \
+#define MSL_OPERATORS(op)                                                      \
   friend vec operator op(const MSL_GENERIC vec& a, const MSL_GENERIC vec& b) { \
     vec r;                                                                     \
     for (int i = 0; i < N; ++i) r.v[i] = T(a.v[i] op b.v[i]);                  \
@@ -275,13 +273,12 @@ struct vec : vector_storage<T, N> {
     for (int i = 0; i < N; ++i) v[i] = T(v[i] op b);                           \
     return *this;                                                              \
   }
-  MSL_OPS(+)
-  MSL_OPS(-)
-  MSL_OPS(*)
-  MSL_OPS(/)
-  MSL_OPS(%) MSL_OPS(&) MSL_OPS(|) MSL_OPS(^) MSL_OPS(<<) MSL_OPS(>>)
-#undef MSL_OPS
-#define MSL_CMP(op)                                                                       \
+  // clang-format off
+  MSL_OPERATORS(+) MSL_OPERATORS(-) MSL_OPERATORS(*) MSL_OPERATORS(/) MSL_OPERATORS(%)
+  MSL_OPERATORS(&) MSL_OPERATORS(|) MSL_OPERATORS(^) MSL_OPERATORS(<<) MSL_OPERATORS(>>)
+  // clang-format on
+#undef MSL_OPERATORS
+#define MSL_COMPARISONS(op)                                                               \
   friend vec<bool, N> operator op(const MSL_GENERIC vec & a, const MSL_GENERIC vec & b) { \
     vec<bool, N> r;                                                                       \
     for (int i = 0; i < N; ++i) r.v[i] = a.v[i] op b.v[i];                                \
@@ -297,10 +294,12 @@ struct vec : vector_storage<T, N> {
     for (int i = 0; i < N; ++i) r.v[i] = a op b.v[i];                                     \
     return r;                                                                             \
   }
-      MSL_CMP(<) MSL_CMP(>) MSL_CMP(<=) MSL_CMP(>=) MSL_CMP(==) MSL_CMP(!=)
-#undef MSL_CMP
-          friend vec
-          operator-(const MSL_GENERIC vec& a) {
+      // clang-format off
+  MSL_COMPARISONS(<) MSL_COMPARISONS(>) MSL_COMPARISONS(<=) MSL_COMPARISONS(>=) MSL_COMPARISONS(==) MSL_COMPARISONS(!=)
+  // clang-format on
+#undef MSL_COMPARISONS
+              friend vec
+              operator-(const MSL_GENERIC vec& a) {
     vec r;
     for (int i = 0; i < N; ++i) r.v[i] = -a.v[i];
     return r;
@@ -321,13 +320,13 @@ struct vec : vector_storage<T, N> {
   typedef vec<T, 2> T##2; \
   typedef vec<T, 3> T##3; \
   typedef vec<T, 4> T##4;
-MSL_VECTORS(bool)
-MSL_VECTORS(char)
-MSL_VECTORS(uchar)
-MSL_VECTORS(short)
-MSL_VECTORS(ushort) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(long) MSL_VECTORS(ulong) MSL_VECTORS(half)
-    MSL_VECTORS(bfloat) MSL_VECTORS(float)
+// clang-format off
+MSL_VECTORS(bool) MSL_VECTORS(char) MSL_VECTORS(uchar) MSL_VECTORS(short) MSL_VECTORS(ushort)
+MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(long) MSL_VECTORS(ulong)
+MSL_VECTORS(half) MSL_VECTORS(bfloat) MSL_VECTORS(float)
+// clang-format on
 #undef MSL_VECTORS
+
     // Packed vectors have the alignment of their components.
     template <class T, int N>
     struct packed_storage;
@@ -358,6 +357,7 @@ struct packed_storage<T, 4> {
     };
   };
 };
+
 template <class T, int N>
 struct packed_vec : packed_storage<T, N> {
   using packed_storage<T, N>::v;
@@ -381,13 +381,14 @@ struct packed_vec : packed_storage<T, N> {
   MSL_GENERIC T& operator[](int i) { return v[i]; }
   const MSL_GENERIC T& operator[](int i) const { return v[i]; }
 };
+
 #define MSL_PACKED(T)                     \
   typedef packed_vec<T, 2> packed_##T##2; \
   typedef packed_vec<T, 3> packed_##T##3; \
   typedef packed_vec<T, 4> packed_##T##4;
-MSL_PACKED(char)
-MSL_PACKED(uchar)
-MSL_PACKED(short)
-MSL_PACKED(ushort) MSL_PACKED(int) MSL_PACKED(uint) MSL_PACKED(half) MSL_PACKED(bfloat) MSL_PACKED(float)
+// clang-format off
+MSL_PACKED(char) MSL_PACKED(uchar) MSL_PACKED(short) MSL_PACKED(ushort) MSL_PACKED(int) MSL_PACKED(uint)
+MSL_PACKED(half) MSL_PACKED(bfloat) MSL_PACKED(float)
+// clang-format on
 #undef MSL_PACKED
 }  // namespace metal

@@ -1,0 +1,230 @@
+//! Launches of sampling, and the lists that it reads.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, cast_slice_mut};
+
+use super::backend::{MetalBackend, Work};
+use super::kernel::Kernel;
+use super::{Binding, GpuBuffer, Placement, Ticket};
+use crate::Result;
+use crate::ops::sample::SampleParams;
+
+/// Threads of a row: as many as fit into a threadgroup.
+const NUM_THREADS: usize = 1024;
+
+/// `SampleArgs` of the kernel.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SampleArgs {
+    vocab_size: u32,
+    num_rows: u32,
+    step: u32,
+}
+
+/// `SampleRow` of the kernel.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SampleRow {
+    inverse_temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    seed_low: u32,
+    seed_high: u32,
+    stream: u32,
+    num_output_tokens: u32,
+    min_tokens: u32,
+    history_start: u32,
+    history_len: u32,
+    bias_start: u32,
+    bias_len: u32,
+    ban_start: u32,
+    ban_len: u32,
+}
+
+/// `Seen` of the kernel.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Seen {
+    token_id: u32,
+    count: u32,
+}
+
+/// `Bias` of the kernel.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Bias {
+    token_id: u32,
+    bias: f32,
+}
+
+/// A buffer that grows with what is written to it.
+#[derive(Debug)]
+struct Growing(Arc<GpuBuffer>);
+
+impl Growing {
+    fn new(metal: &MetalBackend, len: usize) -> Result<Self> {
+        metal.gpu().allocate(len, Placement::Shared).map(|buffer| Self(Arc::new(buffer)))
+    }
+
+    /// Makes room for `len` bytes. What was there is lost.
+    fn reserve(&mut self, metal: &MetalBackend, len: usize) -> Result<()> {
+        if len > self.0.len() {
+            *self = Self::new(metal, len.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, metal: &MetalBackend, bytes: &[u8]) -> Result<()> {
+        self.reserve(metal, bytes.len())?;
+        metal.gpu().write(&self.0, 0, bytes)
+    }
+}
+
+/// The sampler of a GPU. Between [`Self::begin`] and the last [`Self::tokens`], nothing else may use it.
+#[derive(Debug)]
+pub(crate) struct MetalSampler {
+    rows: Growing,
+    history: Growing,
+    biases: Growing,
+    banned: Growing,
+    sampled: Growing,
+    num_rows: usize,
+    tickets: Vec<Ticket>,
+}
+
+impl MetalSampler {
+    pub(crate) fn new(metal: &MetalBackend) -> Result<Self> {
+        let small = || Growing::new(metal, 4096);
+        Ok(Self {
+            rows: small()?,
+            history: small()?,
+            biases: small()?,
+            banned: small()?,
+            sampled: small()?,
+            num_rows: 0,
+            tickets: Vec::new(),
+        })
+    }
+
+    /// Uploads the parameters of the rows that are going to be sampled in `num_steps` steps.
+    pub(crate) fn begin<'a>(
+        &mut self,
+        metal: &MetalBackend,
+        params: impl Iterator<Item = SampleParams<'a>>,
+        num_steps: usize,
+    ) -> Result<()> {
+        let (mut rows, mut history, mut biases, mut banned) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for params in params {
+            let starts = [history.len(), biases.len(), banned.len()];
+            add_history(&params, &mut history);
+            biases.extend(params.logit_bias.iter().map(|(&token_id, &bias)| Bias { token_id, bias }));
+            banned.extend_from_slice(params.banned);
+            rows.push(SampleRow {
+                inverse_temperature: params.inverse_temperature,
+                top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+                top_p: params.top_p,
+                min_p: params.min_p,
+                repetition_penalty: params.repetition_penalty,
+                presence_penalty: params.presence_penalty,
+                frequency_penalty: params.frequency_penalty,
+                seed_low: params.seed as u32,
+                seed_high: (params.seed >> 32) as u32,
+                stream: params.stream,
+                num_output_tokens: params.output_token_ids.len() as u32,
+                min_tokens: u32::try_from(params.min_tokens).unwrap_or(u32::MAX),
+                history_start: starts[0] as u32,
+                history_len: (history.len() - starts[0]) as u32,
+                bias_start: starts[1] as u32,
+                bias_len: (biases.len() - starts[1]) as u32,
+                ban_start: starts[2] as u32,
+                ban_len: (banned.len() - starts[2]) as u32,
+            });
+        }
+        self.rows.write(metal, cast_slice(&rows))?;
+        self.history.write(metal, cast_slice(&history))?;
+        self.biases.write(metal, cast_slice(&biases))?;
+        self.banned.write(metal, cast_slice(&banned))?;
+        self.sampled.reserve(metal, num_steps * rows.len() * 4)?;
+        self.num_rows = rows.len();
+        self.tickets.clear();
+        Ok(())
+    }
+
+    /// Queues the choice of one token for each row from `[num_rows, vocab_size]` logits, which it changes, and
+    /// lets the device start.
+    pub(crate) fn launch(
+        &mut self,
+        metal: &MetalBackend,
+        logits: &GpuBuffer,
+        vocab_size: usize,
+    ) -> Result<()> {
+        let args = SampleArgs {
+            vocab_size: vocab_size as u32,
+            num_rows: self.num_rows as u32,
+            step: self.tickets.len() as u32,
+        };
+        let buffers = [
+            Binding::read(&self.rows.0),
+            Binding::read(&self.history.0),
+            Binding::read(&self.biases.0),
+            Binding::read(&self.banned.0),
+            Binding::read_write(logits),
+            Binding::read_write(&self.sampled.0),
+        ];
+        metal.launch(
+            Kernel::Sample,
+            [false; 3],
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: 0,
+                grid: [self.num_rows, 1, 1],
+                num_threads: NUM_THREADS.min(vocab_size.next_multiple_of(32)),
+            },
+        )?;
+        self.tickets.push(metal.gpu().commit()?);
+        Ok(())
+    }
+
+    /// Where the tokens of a step are for the device, which has not to be done with it.
+    pub(crate) fn on_device(&self, step: usize) -> (Arc<GpuBuffer>, usize) {
+        (Arc::clone(&self.sampled.0), step * self.num_rows * 4)
+    }
+
+    /// Waits for a step and reads its tokens; `u32::MAX` stands for logits that are no numbers.
+    pub(crate) fn tokens(&self, metal: &MetalBackend, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
+        metal.wait(self.tickets[step])?;
+        tokens.clear();
+        tokens.resize(self.num_rows, 0);
+        metal.read_finished(&self.sampled.0, step * self.num_rows * 4, cast_slice_mut(tokens))
+    }
+}
+
+/// The tokens that penalties apply to, each once.
+fn add_history(params: &SampleParams<'_>, history: &mut Vec<Seen>) {
+    let start = history.len();
+    if params.repetition_penalty != 1.0 {
+        history.extend(params.prompt_token_ids.iter().map(|&token_id| Seen { token_id, count: 0 }));
+    }
+    if params.has_penalties() {
+        history.extend(params.output_token_ids.iter().map(|&token_id| Seen { token_id, count: 1 }));
+    }
+    history[start..].sort_unstable_by_key(|seen| seen.token_id);
+    let mut end = start;
+    for index in start..history.len() {
+        let seen = history[index];
+        if end > start && history[end - 1].token_id == seen.token_id {
+            history[end - 1].count += seen.count;
+        } else {
+            history[end] = seen;
+            end += 1;
+        }
+    }
+    history.truncate(end);
+}
