@@ -1,6 +1,7 @@
 //! From the `.metal` files to modules for a GPU that runs CUDA. It needs clang and two files of the CUDA
 //! toolkit, but no GPU, so what it makes can be carried to a machine that has nothing but the driver.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -10,51 +11,50 @@ use tinyvllm::{Error, Result};
 
 use crate::emulator::Emulator;
 
-/// Makes for each library a module, `<name>.cubin`, and the list of its function constants, `<name>.constants`;
-/// and for all of them `registers.txt`.
+/// Makes modules for each library, `<name>-<set>.cubin` with the number of the set of its function constants;
+/// and for all kernels `registers.txt`, with the largest numbers of all sets.
 pub(super) fn compile(emulator: &Emulator, toolkit: &Path, folder: &Path) -> Result<()> {
-    let write = |name: &str, text: &str| {
+    let write = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);
-        fs::write(&path, text).map_err(|error| Error::internal(format!("{}: {error}", path.display())))
+        fs::write(&path, bytes).map_err(|error| Error::internal(format!("{}: {error}", path.display())))
     };
     fs::create_dir_all(folder).map_err(|error| Error::internal(error.to_string()))?;
     let mut table =
         format!("{:40} {:>9} {:>6} {:>5} {:>6}\n", "kernel", "registers", "spills", "stack", "static");
     for library in LIBRARIES {
-        let module = folder.join(format!("{}.cubin", library.name));
-        let (source, messages) = emulator.compile_cuda(library, toolkit, &module)?;
-        write(&format!("{}.constants", library.name), &constants(&source))?;
-        usage(library, &messages, &mut table)?;
-    }
-    write("registers.txt", &table)
-}
-
-/// Lines with the index of a function constant and its name, from the comments that the rewriter leaves.
-fn constants(source: &str) -> String {
-    let mut lines = String::new();
-    for line in source.lines() {
-        let Some(line) = line.strip_prefix("// function constant ") else { continue };
-        let mut words = line.split(' ');
-        if let (Some(index), Some(_kind), Some(name)) = (words.next(), words.next(), words.next()) {
-            _ = writeln!(lines, "{index} {name}");
+        let mut all = BTreeMap::new();
+        for (set, module) in emulator.compile_cuda(library, toolkit)?.into_iter().enumerate() {
+            write(&format!("{}-{set}.cubin", library.name), &module.image)?;
+            usage(library, &module.messages, &mut all)?;
+        }
+        for (kernel, Usage { registers, spills, stack, fixed }) in all {
+            _ = writeln!(table, "{kernel:40} {registers:9} {spills:6} {stack:5} {fixed:6}");
         }
     }
-    lines
+    write("registers.txt", table.as_bytes())
 }
 
-/// A line for each kernel: registers of a thread, bytes that it spills and keeps on its stack, and bytes of
+/// What a thread of a kernel takes: registers, and bytes that it spills and keeps on its stack; and bytes of
 /// threadgroup memory that the kernel declares itself.
-fn usage(library: &Library, messages: &str, table: &mut String) -> Result<()> {
+#[derive(Debug, Clone, Copy, Default)]
+struct Usage {
+    registers: usize,
+    spills: usize,
+    stack: usize,
+    fixed: usize,
+}
+
+/// Adds what the assembler says of each kernel of a module.
+fn usage(library: &Library, messages: &str, all: &mut BTreeMap<String, Usage>) -> Result<()> {
     let mut kernel = None;
-    let (mut stack, mut spills) = (0, 0);
-    let mut num_kernels = 0;
+    let mut usage = Usage::default();
     for line in messages.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function 'msl_") {
             kernel = rest.split('\'').next();
         } else if line.contains("bytes stack frame") {
             let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             if let [frame, stores, loads] = numbers[..] {
-                (stack, spills) = (frame, stores + loads);
+                (usage.stack, usage.spills) = (frame, stores + loads);
             }
         } else if let Some((_, rest)) = line.split_once("Used ")
             && let Some(kernel) = kernel.take()
@@ -63,12 +63,17 @@ fn usage(library: &Library, messages: &str, table: &mut String) -> Result<()> {
                 let end = rest.find(what).unwrap_or(0);
                 rest[..end].split_whitespace().next_back().and_then(|word| word.parse().ok()).unwrap_or(0)
             };
-            let (registers, fixed) = (before(" registers"), before(" bytes smem"));
-            _ = writeln!(table, "{kernel:40} {registers:9} {spills:6} {stack:5} {fixed:6}");
-            num_kernels += 1;
+            (usage.registers, usage.fixed) = (before(" registers"), before(" bytes smem"));
+            let most = all.entry(kernel.to_owned()).or_default();
+            *most = Usage {
+                registers: most.registers.max(usage.registers),
+                spills: most.spills.max(usage.spills),
+                stack: most.stack.max(usage.stack),
+                fixed: most.fixed.max(usage.fixed),
+            };
         }
     }
-    if num_kernels == 0 {
+    if all.is_empty() {
         return Err(Error::internal(format!("the assembler says nothing of {}:\n{messages}", library.name)));
     }
     Ok(())

@@ -69,7 +69,6 @@ functions! {
     copy_on_device: "cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
     load_module: "cuModuleLoadData" (*mut Handle, *const c_void);
     function: "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
-    global: "cuModuleGetGlobal_v2" (*mut Address, *mut usize, Handle, *const c_char);
     launch: "cuLaunchKernel" (
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
         *mut *mut c_void

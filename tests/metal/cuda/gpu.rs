@@ -1,10 +1,11 @@
 //! A [`Gpu`] that executes the kernels of `metal_kernels` on an NVIDIA GPU.
 //!
-//! It needs nothing but the driver and a folder with what `compile.rs` made of the kernels. Function constants
-//! are variables of a module, so each set of values has a module of its own.
+//! It needs nothing but the driver and a folder with what `compile.rs` made of the kernels: for each set of values
+//! of a library's function constants a module.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_uint, c_void};
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr::{from_mut, null_mut};
@@ -50,9 +51,9 @@ pub(crate) struct CudaGpu {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Modules by the library and its constants.
-    modules: HashMap<(&'static str, Vec<Constant>), Handle>,
-    known: HashMap<(&'static str, String, Vec<Constant>), usize>,
+    /// Modules by the library and the set of its function constants.
+    modules: HashMap<(&'static str, u32), Handle>,
+    known: HashMap<(&'static str, String, u32), usize>,
     functions: Vec<(String, Handle)>,
     last_ticket: u64,
 }
@@ -114,43 +115,26 @@ impl CudaGpu {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The module of a library in which the function constants have these values.
-    fn module(&self, library: &'static Library, constants: &[Constant]) -> Result<Handle> {
+    /// The module of a library for a set of its function constants.
+    fn module(&self, library: &'static Library, set: u32) -> Result<Handle> {
+        let path = self.folder.join(format!("{}-{set}.cubin", library.name));
+        let failed = |error: &dyn Display| Error::internal(format!("{}: {error}", path.display()));
+        let image = fs::read(&path).map_err(|error| failed(&error))?;
         let driver = self.device.enter()?;
-        let path = |extension: &str| self.folder.join(format!("{}.{extension}", library.name));
-        let read = |path: &Path| {
-            fs::read(path).map_err(|error| Error::internal(format!("{}: {error}", path.display())))
-        };
-        let image = read(&path("cubin"))?;
         let mut module = null_mut();
         // SAFETY: the image is all of a file that the assembler made, whose header tells its length.
         let result = unsafe { (driver.load_module)(&raw mut module, image.as_ptr().cast()) };
-        driver.check(&path("cubin").display().to_string(), result)?;
-        let list = String::from_utf8(read(&path("constants"))?);
-        let list = list.map_err(|error| Error::internal(error.to_string()))?;
-        for constant in constants {
-            let (index, value, size) = match *constant {
-                Constant::Bool(index, value) => (index, u16::from(value), 1),
-                Constant::U16(index, value) => (index, value, 2),
-            };
-            let name = list.lines().find_map(|line| line.strip_prefix(&format!("{index} ")));
-            let name = name.ok_or_else(|| {
-                Error::internal(format!("{} has no function constant {index}", library.name))
-            })?;
-            let symbol = CString::new(name).map_err(|error| Error::internal(error.to_string()))?;
-            let (mut at, mut len) = (0, 0);
-            // SAFETY: the module is loaded; the address and the size are written to variables.
-            let found = unsafe { (driver.global)(&raw mut at, &raw mut len, module, symbol.as_ptr()) };
-            driver.check(name, found)?;
-            if len != size {
-                return Err(Error::internal(format!("{name} has {len} bytes and not {size}")));
-            }
-            // SAFETY: the variable has this size.
-            let result = unsafe { (driver.copy_to_device)(at, (&raw const value).cast(), len) };
-            driver.check(name, result)?;
-        }
+        driver.check("cuModuleLoadData", result).map_err(|error| failed(&error))?;
         Ok(module)
     }
+}
+
+/// The number of a set of function constants.
+fn set_of(constants: &[Constant]) -> Result<u32> {
+    constants.iter().try_fold(0, |set, constant| match *constant {
+        Constant::Bool(index @ 0..32, value) => Ok(set | u32::from(value) << index),
+        Constant::Bool(..) | Constant::U16(..) => Err(Error::internal(format!("{constant:?} is no flag"))),
+    })
 }
 
 impl Gpu for CudaGpu {
@@ -181,17 +165,18 @@ impl Gpu for CudaGpu {
         function: &str,
         constants: &[Constant],
     ) -> Result<Pipeline> {
-        let key = (library.name, function.to_owned(), constants.to_vec());
+        // A kernel without function constants has the same code in every module.
+        let set = set_of(constants)?;
+        let key = (library.name, function.to_owned(), set);
         let mut state = self.state();
         if let Some(index) = state.known.get(&key) {
             return Ok(Pipeline(*index));
         }
-        let module_key = (library.name, constants.to_vec());
-        let module = match state.modules.get(&module_key) {
+        let module = match state.modules.get(&(library.name, set)) {
             Some(module) => *module,
             None => {
-                let module = self.module(library, constants)?;
-                state.modules.insert(module_key, module);
+                let module = self.module(library, set)?;
+                state.modules.insert((library.name, set), module);
                 module
             }
         };

@@ -15,11 +15,12 @@ mod memory;
 use std::env;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::metal::ChipClass;
-use tinyvllm::self_test::{self, Effort};
+use tinyvllm::ops::metal::{ChipClass, Gpu};
+use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Variant};
 use gpu::CudaGpu;
@@ -57,22 +58,41 @@ fn kernels_are_compiled() {
     compile::compile(&emulator, &toolkit, &folder).unwrap();
 }
 
+/// The shapes that reach every kernel, with the parameters of every class of chips.
 #[test]
 fn every_op_is_right() {
+    check(&[ChipClass::Base, ChipClass::Max, ChipClass::Ultra], Effort::Small);
+}
+
+/// The shapes of models, which take minutes in double precision.
+#[test]
+fn every_op_is_right_at_full_size() {
+    check(&[ChipClass::Max], Effort::Full);
+}
+
+fn check(classes: &[ChipClass], effort: Effort) {
     let Some((folder, _in_use)) = kernels() else { return };
-    let mut failures = Vec::new();
-    let mut num_checks = 0;
-    let classes =
-        [(ChipClass::Base, Effort::Small), (ChipClass::Max, Effort::Small), (ChipClass::Ultra, Effort::Full)];
-    for (class, effort) in classes {
-        let context = Context::gpu(Arc::new(CudaGpu::open(&folder, class).unwrap()));
-        self_test::ops(&context, effort, &mut |check| {
-            num_checks += 1;
-            if !check.passed {
-                failures.push(format!("{class:?}: {}: {}", check.name, check.detail));
+    let (failures, num_checks) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for &class in classes {
+            let gpu = Arc::new(CudaGpu::open(&folder, class).unwrap());
+            for family in Family::ALL {
+                let context = Context::gpu(Arc::clone(&gpu) as Arc<dyn Gpu>);
+                let (failures, num_checks) = (&failures, &num_checks);
+                scope.spawn(move || {
+                    family.check(&context, effort, &mut |check| {
+                        num_checks.fetch_add(1, Ordering::Relaxed);
+                        if !check.passed {
+                            let line = format!("{class:?}: {}: {}", check.name, check.detail);
+                            drop(writeln!(std::io::stderr(), "{line}"));
+                            failures.lock().unwrap().push(line);
+                        }
+                    });
+                });
             }
-        });
-    }
+        }
+    });
+    let (failures, num_checks) = (failures.into_inner().unwrap(), num_checks.into_inner());
     assert!(failures.is_empty(), "{} of {num_checks} failed:\n{}", failures.len(), failures.join("\n"));
     drop(writeln!(std::io::stderr(), "{num_checks} checks passed"));
 }

@@ -92,6 +92,15 @@ const CUDA_FLAGS: [&str; 11] = [
     "-w",
 ];
 
+/// A library for one set of values of its function constants.
+#[derive(Debug)]
+pub(crate) struct CudaModule {
+    /// What the driver loads.
+    pub(crate) image: Vec<u8>,
+    /// What the assembler says of each kernel.
+    pub(crate) messages: String,
+}
+
 /// The oldest that is known to compile the shim in all modes.
 const MIN_VERSION: u32 = 19;
 
@@ -157,39 +166,68 @@ impl Compiler {
     /// What is wrong.
     pub(crate) fn check_cuda(&self, text: &str) -> Result<String, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
-        let mut flags = CUDA_FLAGS.to_vec();
-        flags.push("-fsyntax-only");
+        let mut flags = CUDA_FLAGS.map(str::to_owned).to_vec();
+        flags.push("-fsyntax-only".to_owned());
+        flags
+            .extend(rewritten.constants.iter().map(|constant| format!("-DMSL_VALUE_OF_{}=1", constant.name)));
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.syntax("cuda", &rewritten.text, &flags)?;
         Ok(rewritten.text)
     }
 
-    /// Compiles the library to the file `module`, for a GPU that runs CUDA. Gives what clang compiled and what
-    /// the assembler of the `toolkit` says of each kernel.
+    /// The library for a GPU that runs CUDA, once for each set of values of its function constants, which are all
+    /// flags: constant `i` is bit `i` of a set's position in the list.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn compile_cuda(
-        &self,
-        text: &str,
-        toolkit: &Path,
-        module: &Path,
-    ) -> Result<(String, String), String> {
+    pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<CudaModule>, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
-        let (source, assembly) = (module.with_extension("cu"), module.with_extension("ptx"));
-        fs::write(&source, &rewritten.text).map_err(|error| error.to_string())?;
-        let mut compile = self.command();
-        compile.args(CUDA_FLAGS).args(["-O3", "-S", "-ffp-contract=fast"]);
+        let mut flags = CUDA_FLAGS.map(str::to_owned).to_vec();
+        flags.extend(["-O3", "-S", "-ffp-contract=fast"].map(str::to_owned));
         // Apple's compiler inlines everything and keeps no array in memory that it can keep in registers.
-        compile.args(["-mllvm", "-inline-threshold=1000000", "-mllvm", "-unroll-threshold=3000"]);
-        compile.args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
-        compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
-        run(compile.arg(&source).arg("-o").arg(&assembly))?;
-        let mut assemble = Command::new(toolkit.join("bin/ptxas"));
-        let messages = run(assemble.args(["-arch=sm_90", "-v"]).arg(&assembly).arg("-o").arg(module))?;
-        fs::remove_file(&source)
-            .and_then(|()| fs::remove_file(&assembly))
-            .map_err(|error| error.to_string())?;
-        Ok((rewritten.text, messages))
+        flags.extend(["-mllvm", "-inline-threshold=1000000"].map(str::to_owned));
+        flags.extend(["-mllvm", "-unroll-threshold=3000"].map(str::to_owned));
+        let module = |set: u32| {
+            let values = rewritten.constants.iter().map(|constant| {
+                let value = set >> constant.index & 1;
+                format!("-DMSL_VALUE_OF_{}={value}", constant.name)
+            });
+            let flags: Vec<String> = flags.iter().cloned().chain(values).collect();
+            self.cuda_module(&rewritten.text, &flags, toolkit)
+        };
+        // Two at a time, since most of them wait for one library with many kernels.
+        let sets: Vec<u32> = (0..1 << rewritten.constants.len()).collect();
+        let mut modules = Vec::new();
+        for pair in sets.chunks(2) {
+            let pair: Vec<_> = std::thread::scope(|scope| {
+                let module = &module;
+                let threads: Vec<_> = pair.iter().map(|set| scope.spawn(move || module(*set))).collect();
+                threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+            });
+            modules.extend(pair.into_iter().collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(modules)
+    }
+
+    fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
+        let mut hash = self.hash(text)?;
+        hash.update(flags.join(" ").as_bytes());
+        hash.update(toolkit.as_os_str().as_encoded_bytes());
+        let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
+            let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
+            fs::write(&source, text).map_err(|error| error.to_string())?;
+            let mut compile = self.command();
+            compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
+            compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
+            run(compile.arg(&source).arg("-o").arg(&assembly))?;
+            let mut assemble = Command::new(toolkit.join("bin/ptxas"));
+            assemble.args(["-arch=sm_90", "-v"]).arg(&assembly);
+            let messages = run(assemble.arg("-o").arg(folder.join("kernels.cubin")))?;
+            fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
+        })?;
+        let read = |name| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
+        let messages = String::from_utf8_lossy(&read("messages.txt")?).into_owned();
+        Ok(CudaModule { image: read("kernels.cubin")?, messages })
     }
 
     /// Only compiles, and remembers by an empty folder that it did.

@@ -24,7 +24,7 @@ use tinyvllm::ops::metal::{
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
 
-pub(crate) use compiler::{Compiler, Variant};
+pub(crate) use compiler::{Compiler, CudaModule, Variant};
 pub(crate) use object::Order;
 pub(crate) use rewriter::Barrier;
 pub(crate) use sanitized::{is_sanitized, run_again};
@@ -183,17 +183,12 @@ impl Emulator {
         self.compiler.check_cuda(&self.text(library)).map_err(Error::internal)
     }
 
-    /// A library for a GPU that runs CUDA, as a file; gives what was compiled and what the assembler says.
+    /// A library for a GPU that runs CUDA, as [`Compiler::compile_cuda`] says.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn compile_cuda(
-        &self,
-        library: &Library,
-        toolkit: &Path,
-        module: &Path,
-    ) -> Result<(String, String)> {
-        let compiled = self.compiler.compile_cuda(&self.text(library), toolkit, module);
+    pub(crate) fn compile_cuda(&self, library: &Library, toolkit: &Path) -> Result<Vec<CudaModule>> {
+        let compiled = self.compiler.compile_cuda(&self.text(library), toolkit);
         compiled.map_err(|message| Error::internal(format!("{}.metal:\n{message}", library.name)))
     }
 
