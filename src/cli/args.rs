@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Info(Box<InfoArgs>),
     /// Compare logits and greedy tokens with a reference file
     Verify(Box<VerifyArgs>),
+    /// Check every op and the built-in model on this machine's device, and measure
+    SelfTest(SelfTestArgs),
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -115,6 +117,17 @@ fn with_rules(command: clap::Command) -> clap::Command {
 /// `--no-x` has no variable: `TINYVLLM_X=false` says it.
 fn is_negation(long: &str) -> bool {
     long.starts_with("no-")
+}
+
+/// What to check.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SelfTestArgs {
+    /// auto, cpu or metal
+    #[arg(long, default_value_t)]
+    pub(crate) device: DeviceChoice,
+    /// Small shapes only, and no measurements
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// Which model.
@@ -238,6 +251,7 @@ impl EngineArgs {
     /// The library's form of these flags.
     pub(crate) fn options(&self) -> LlmOptions {
         LlmOptions {
+            gpu: None,
             device: self.device,
             threads: self.threads,
             pin_threads: self.pin_threads,

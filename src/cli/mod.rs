@@ -14,6 +14,7 @@ mod load;
 mod progress;
 mod pull;
 mod render;
+mod self_test;
 mod timings;
 mod value;
 mod verify;
@@ -52,6 +53,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Pull(args)) => pull::run(args),
         Some(Command::Info(args)) => info::run(args),
         Some(Command::Verify(args)) => verify::run(args),
+        Some(Command::SelfTest(args)) => self_test::run(args),
         Some(Command::Completions { shell }) => print_completions(*shell),
     }
 }

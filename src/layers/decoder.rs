@@ -37,7 +37,7 @@ impl Activations {
             qkv: buffer(max_num_tokens, config.q_size() + 2 * config.kv_size())?,
             attention: buffer(max_num_tokens, config.q_size())?,
             intermediate: buffer(max_num_tokens, config.intermediate_size)?,
-            logits: buffer(max_num_seqs, config.vocab_size)?,
+            logits: Buffer::shared(context, max_num_seqs, config.vocab_size)?,
             linear_scratch: LinearScratch::new(context, max_num_tokens.max(max_num_seqs), widest)?,
             attention_scratch: AttentionScratch::new(context, *limits)?,
         })

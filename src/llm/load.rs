@@ -15,6 +15,7 @@ use crate::hub::{ModelFiles, ResolvedModel};
 use crate::models;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
+use crate::ops::metal::Gpu;
 use crate::ops::{Context, KvCache, KvCacheDType};
 use crate::runner::{EngineLimits, MemoryDemand, ModelRunner, available_memory_bytes, plan_memory};
 use crate::tokenizer::Tokenizer;
@@ -29,6 +30,8 @@ const OVERHEAD_BYTES: u64 = 256 << 20;
 pub struct LlmOptions {
     /// `--device`.
     pub device: DeviceChoice,
+    /// A GPU to use in the place of what `device` names, for whoever brings one.
+    pub gpu: Option<Arc<dyn Gpu>>,
     /// `--threads`; by default what the system grants this process.
     pub threads: Option<usize>,
     /// `--pin-threads`: keep each thread on a processor.
@@ -43,6 +46,16 @@ pub struct LlmOptions {
     pub kv_cache_dtype: KvCacheDType,
     /// Context length, batch sizes and memory.
     pub limits: EngineLimits,
+}
+
+impl LlmOptions {
+    /// Opens what was asked for.
+    pub(super) fn open_device(&self) -> Result<OpenedDevice> {
+        match &self.gpu {
+            Some(gpu) => Ok(OpenedDevice::Gpu(Arc::clone(gpu))),
+            None => self.device.open(),
+        }
+    }
 }
 
 /// The type that dense weights are kept in.
@@ -119,7 +132,7 @@ impl Llm {
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
         let opened = OpenedModel::open(model)?;
-        let device = options.device.open()?;
+        let device = options.open_device()?;
         let engine_config = plan_memory(&opened.demand(options, &device)?, &options.limits)?;
         let context = Arc::new(new_context(options, &device)?);
         let load_options = models::LoadOptions {

@@ -36,7 +36,7 @@ impl Llm {
     /// If a file is damaged, or the model is none that can be run.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
         let opened = OpenedModel::open(model)?;
-        let demand = opened.demand(options, &options.device.open()?)?;
+        let demand = opened.demand(options, &options.open_device()?)?;
         let plan = crate::runner::plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;
         let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());

@@ -26,15 +26,27 @@ enum Memory {
 }
 
 impl Buffer {
-    /// Zeros.
+    /// Zeros, for the device alone.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if a GPU has no memory.
     pub fn new(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
+        Self::placed(context, max_rows, width, Placement::Private)
+    }
+
+    /// Zeros, for the device and for the host, which reads them in every step.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if a GPU has no memory.
+    pub fn shared(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
+        Self::placed(context, max_rows, width, Placement::Shared)
+    }
+
+    fn placed(context: &Context, max_rows: usize, width: usize, placement: Placement) -> Result<Self> {
         let memory = match context.backend() {
             Backend::Cpu(_) => Memory::Host(Storage::Cpu(CpuStorage::F32(vec![0.0; max_rows * width]))),
             Backend::Metal(metal) => {
-                let buffer = metal.gpu().allocate((max_rows * width * 4).max(16), Placement::Shared)?;
+                let buffer = metal.gpu().allocate((max_rows * width * 4).max(16), placement)?;
                 Memory::Metal(Arc::clone(metal), buffer)
             }
         };

@@ -16,6 +16,7 @@ use crate::Result;
 use crate::ops::Context;
 
 pub use models::{demo_model, golden_models};
+pub use timing::{Timing, timings};
 
 /// One thing that was checked.
 #[derive(Debug, Clone, PartialEq)]

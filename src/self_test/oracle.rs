@@ -66,6 +66,12 @@ impl TestMatrix {
     }
 }
 
+/// A matrix of a few random blocks again and again, to measure with.
+pub(super) fn random_matrix(context: &Context, dtype: DType, rows: usize, cols: usize) -> Result<Matrix> {
+    let row = random_blocks(dtype, cols, 1);
+    Matrix::from_bytes(context, dtype, &row.repeat(rows), rows, cols)
+}
+
 /// Any bit pattern is a block, but scales have to be finite and alike for the sums to say anything.
 fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
     let values = noise(seed, num_values);

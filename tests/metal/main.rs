@@ -10,3 +10,4 @@ mod language;
 mod libraries;
 mod models;
 mod ops;
+mod promises;

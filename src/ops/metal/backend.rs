@@ -20,6 +20,8 @@ pub(crate) struct MetalBackend {
     pipelines: Mutex<HashMap<(Kernel, Flags), Pipeline>>,
     num_dispatches: AtomicU64,
     waiting_nanoseconds: AtomicU64,
+    /// Of products of several rows, since the device was last made to start for them.
+    queued_operations: AtomicU64,
 }
 
 /// The function constants of a kernel, all of them flags, from constant 0 on.
@@ -56,6 +58,7 @@ impl MetalBackend {
             pipelines: Mutex::default(),
             num_dispatches: AtomicU64::new(0),
             waiting_nanoseconds: AtomicU64::new(0),
+            queued_operations: AtomicU64::new(0),
         }
     }
 
@@ -149,6 +152,19 @@ impl MetalBackend {
         let result = wait();
         self.waiting_nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         result
+    }
+
+    /// Counts operations that were queued, and lets the device start before there are too many: a system ends work
+    /// that keeps its screen waiting for seconds.
+    pub(super) fn add_operations(&self, num_operations: u64) -> Result<()> {
+        /// A tenth of a second where products run at 2 TFLOP/s.
+        const MAX_OPERATIONS: u64 = 200_000_000_000;
+        let queued = self.queued_operations.fetch_add(num_operations, Ordering::Relaxed) + num_operations;
+        if queued > MAX_OPERATIONS {
+            self.queued_operations.store(0, Ordering::Relaxed);
+            self.gpu.commit()?;
+        }
+        Ok(())
     }
 
     /// Memory that the host writes with `fill`, once.

@@ -142,7 +142,9 @@ fn launch(
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
         let kernel = Kernel::Matmul { format, last, tokens: tile.tokens };
         let args = operands.matmul_args(num_units, matrices);
-        return metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups));
+        metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups))?;
+        let num_rows = parts.iter().map(|part| part.matrix.rows()).sum();
+        return metal.add_operations(operands.num_operations(num_rows, num_units));
     }
     let columns = operands.num_tokens.next_power_of_two();
     let rows = rows_per_group(format, columns);
@@ -182,7 +184,8 @@ pub(crate) fn swiglu(
         let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
         let args = operands.matmul_args(num_units, matrices);
         let num_groups = gate.rows().div_ceil(Tile::ROWS / 2);
-        return metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups));
+        metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups))?;
+        return metal.add_operations(operands.num_operations(2 * gate.rows(), num_units));
     }
     let columns = operands.num_tokens.next_power_of_two();
     let rows = (rows_per_group(format, columns) / 2).max(1);
@@ -240,6 +243,10 @@ fn num_simdgroups(metal: &MetalBackend, num_rows: usize, num_units: usize) -> us
 impl Operands<'_> {
     fn adds(&self) -> bool {
         self.out.access == super::Access::ReadWrite
+    }
+
+    fn num_operations(&self, num_rows: usize, num_units: usize) -> u64 {
+        2 * (self.num_tokens * num_rows * num_units * UNIT) as u64
     }
 
     fn eps(&self) -> f32 {

@@ -21,7 +21,7 @@ use candle_metal_kernels::MetalKernelError;
 use candle_metal_kernels::metal::{ComputeCommandEncoder, Device};
 use objc2::available;
 use objc2::rc::autoreleasepool;
-use objc2_metal::{MTLDevice, MTLSize};
+use objc2_metal::{MTLDevice, MTLGPUFamily, MTLSize};
 
 use self::memory::{AppleMemory, Place};
 use self::pipelines::Pipelines;
@@ -73,6 +73,12 @@ impl AppleGpu {
             let device = Device::system_default()
                 .ok_or_else(|| unsupported("the system has no Metal device for this process"))?;
             let name = device.as_ref().name().to_string();
+            if !device.as_ref().supportsFamily(MTLGPUFamily::Apple7) {
+                let name = device.as_ref().name();
+                return Err(unsupported(&format!(
+                    "the GPU {name} has no products of matrices in a simdgroup, as there are from the M1 on"
+                )));
+            }
             let with_barriers = std::env::var_os(BARRIERS_VARIABLE).is_some_and(|value| value == "1");
             Ok(Self {
                 class: ChipClass::from_names(&device.architecture_name(), &name),

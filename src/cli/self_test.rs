@@ -1,0 +1,64 @@
+//! `tinyvllm self-test`: whether this machine's device computes what it should, and how fast.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tinyvllm::llm::{DeviceChoice, OpenedDevice};
+use tinyvllm::ops::Context;
+use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
+use tinyvllm::self_test::{self, Check, Effort};
+
+use super::args::SelfTestArgs;
+
+/// Where the golden models are in a checkout of the source.
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+
+/// Checks every op and the models; one line each, and a failure shows in the exit status.
+///
+/// # Errors
+/// If the device cannot be opened, or fails while it is measured.
+pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
+    let context = Arc::new(open(args.device)?);
+    let mut out = io::stdout().lock();
+    writeln!(out, "tinyvllm {} on {}", env!("CARGO_PKG_VERSION"), context.description())?;
+    let (mut num_passed, mut num_failed) = (0, 0);
+    let mut written = Ok(());
+    let mut report = |check: Check| {
+        let verdict = if check.passed { "pass" } else { "FAIL" };
+        *if check.passed { &mut num_passed } else { &mut num_failed } += 1;
+        if written.is_ok() {
+            // A device that hangs later on should not take these lines with it.
+            written = writeln!(out, "{verdict}  {}: {}", check.name, check.detail).and_then(|()| out.flush());
+        }
+    };
+    self_test::ops(&context, if args.quick { Effort::Small } else { Effort::Full }, &mut report);
+    self_test::demo_model(&context, &mut report);
+    let fixtures = Path::new(FIXTURES);
+    if fixtures.exists() {
+        self_test::golden_models(&context, fixtures, &mut report);
+    }
+    written?;
+    if !fixtures.exists() {
+        writeln!(out, "skip  the golden models: {FIXTURES} is not there")?;
+    }
+    if !args.quick {
+        let mut written = Ok(());
+        self_test::timings(&context, &mut |timing| {
+            if written.is_ok() {
+                written = writeln!(out, "time  {timing}").and_then(|()| out.flush());
+            }
+        })?;
+        written?;
+    }
+    writeln!(out, "{num_passed} passed, {num_failed} failed")?;
+    Ok(if num_failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn open(device: DeviceChoice) -> tinyvllm::Result<Context> {
+    Ok(match device.open()? {
+        OpenedDevice::Cpu => Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()),
+        OpenedDevice::Gpu(gpu) => Context::gpu(gpu),
+    })
+}

@@ -1,0 +1,120 @@
+//! The engine's promises on the emulated GPU: a request gives the same tokens however it is scheduled.
+
+use std::sync::Arc;
+
+use tinyvllm::engine::{Event, Request};
+use tinyvllm::hub::{ModelFiles, ResolvedModel};
+use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::runner::EngineLimits;
+use tinyvllm::sampling::SamplingParams;
+
+use crate::emulator::{Emulator, Timing, Variant};
+
+const NUM_TOKENS: usize = 7;
+
+fn load(change: impl FnOnce(&mut EngineLimits)) -> Option<Llm> {
+    let gpu = Emulator::new(Variant::Fast)?.with_timing(Timing::Late);
+    let model = ResolvedModel {
+        display_name: "demo".to_owned(),
+        files: ModelFiles::Demo,
+        revision: None,
+        notice: None,
+    };
+    let mut options = LlmOptions { gpu: Some(Arc::new(gpu)), ..LlmOptions::default() };
+    options.limits.max_model_len = Some(512);
+    options.limits.kv_cache_memory_bytes = Some(4 << 20);
+    change(&mut options.limits);
+    Some(Llm::load(&model, &options, &NoProgress).unwrap())
+}
+
+/// Prompts with a common beginning and different ways to sample.
+fn requests(llm: &Llm) -> Vec<Request> {
+    let story = "Once upon a time, in a small village by the sea, there lived a little girl who loved to \
+                 look at the ships.";
+    let greedy =
+        SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
+    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
+    let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
+    let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
+    [
+        (story.to_owned(), greedy.clone()),
+        (format!("{story} One morning,"), seeded),
+        ("The".to_owned(), filtered),
+        (format!("{story} At night,"), forked),
+        ("A paged cache is a way to".to_owned(), greedy),
+    ]
+    .into_iter()
+    .map(|(prompt, params)| Request::new(llm.encode_raw(&prompt).unwrap(), params))
+    .collect()
+}
+
+fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
+    let streams: Vec<_> = requests
+        .into_iter()
+        .map(|request| (request.params.n, llm.engine().submit(request).unwrap()))
+        .collect();
+    let collect = |(n, stream): (usize, _)| {
+        let mut tokens = vec![Vec::new(); n];
+        for event in stream {
+            match event {
+                Event::Token { index, token_id, .. } => tokens[index].push(token_id),
+                Event::Finished { error, .. } => assert_eq!(error, None),
+                Event::PromptLogits { .. } => {}
+            }
+        }
+        tokens
+    };
+    streams.into_iter().map(collect).collect()
+}
+
+#[test]
+fn same_tokens_however_they_are_scheduled() {
+    let Some(llm) = load(|limits| limits.enable_prefix_caching = false) else { return };
+    let alone: Vec<_> = requests(&llm).into_iter().flat_map(|request| tokens(&llm, vec![request])).collect();
+    assert!(alone.iter().flatten().all(|tokens| tokens.len() == NUM_TOKENS));
+    let check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {
+        let llm = load(change).unwrap();
+        assert_eq!(tokens(&llm, requests(&llm)), alone, "{what}");
+        llm
+    };
+    let llm = check("a batch", &|_| ());
+    assert_eq!(tokens(&llm, requests(&llm)), alone, "prefixes from the cache");
+    check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
+    check("multi-step", &|limits| limits.num_scheduler_steps = 3);
+    check("small blocks", &|limits| limits.block_size = 8);
+}
+
+#[test]
+fn the_tokens_of_the_training_script() {
+    let Some(llm) = load(|limits| limits.num_scheduler_steps = 4) else { return };
+    let goldens: Vec<serde_json::Value> =
+        serde_json::from_str(include_str!("../fixtures/demo/greedy.json")).unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    for golden in goldens.iter().take(2) {
+        let expected = ids(&golden["greedy_ids"]);
+        let len = expected.len().min(24);
+        let params = SamplingParams { max_tokens: Some(len), ..SamplingParams::greedy() };
+        let actual = tokens(&llm, vec![Request::new(ids(&golden["prompt_ids"]), params)]);
+        assert_eq!(actual, [[expected[..len].to_vec()]], "{}", golden["prompt"]);
+    }
+}
+
+/// A layer is six kernels, and one more where the context is cut into pieces that are merged.
+#[test]
+fn a_layer_of_a_token_has_at_most_seven_dispatches() {
+    let Some(llm) = load(|limits| limits.enable_prefix_caching = false) else { return };
+    let num_layers = llm.model_config().num_layers as u64;
+    let dispatches = |prompt_len: u32, max_tokens: usize| {
+        let before = llm.context().num_dispatches();
+        let prompt = (0..prompt_len).map(|index| 300 + index % 100).collect();
+        let params =
+            SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
+        tokens(&llm, vec![Request::new(prompt, params)]);
+        llm.context().num_dispatches() - before
+    };
+    // Embedding, logits and sampling come to those of the layers.
+    assert_eq!(dispatches(10, 3) - dispatches(10, 2), 6 * num_layers + 3);
+    assert_eq!(dispatches(260, 3) - dispatches(260, 2), 7 * num_layers + 3);
+}
