@@ -100,7 +100,7 @@ fn check(classes: &[ChipClass], effort: Effort) {
 #[test]
 fn memory_bandwidth_is_used() {
     let Some((folder, _in_use)) = kernels() else { return };
-    let gpu = Arc::new(CudaGpu::open(&folder, ChipClass::Ultra).unwrap());
+    let gpu = Arc::new(CudaGpu::open(&folder, ChipClass::Max).unwrap());
     let shares = benchmark::run(&gpu, &mut |line| drop(writeln!(std::io::stderr(), "{line}"))).unwrap();
     let too_slow: Vec<_> = shares.iter().filter(|(_, share)| *share < 0.5).collect();
     assert!(too_slow.is_empty(), "below half of the bandwidth of a copy: {too_slow:?}");

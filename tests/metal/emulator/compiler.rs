@@ -221,7 +221,8 @@ impl Compiler {
             compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
             run(compile.arg(&source).arg("-o").arg(&assembly))?;
             let mut assemble = Command::new(toolkit.join("bin/ptxas"));
-            assemble.args(["-arch=sm_90", "-v"]).arg(&assembly);
+            // As many registers as a thread of an Apple GPU can have: what spills here may spill there.
+            assemble.args(["-arch=sm_90", "-v", "-maxrregcount=128"]).arg(&assembly);
             let messages = run(assemble.arg("-o").arg(folder.join("kernels.cubin")))?;
             fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
         })?;
