@@ -17,7 +17,6 @@ struct PagedAttentionArgs {
     uint piece_size;     // positions of a piece, a multiple of 32
     uint num_pieces;     // of the longest sequence
     uint window;         // positions that a token attends to, itself included
-    uint lanes_per_key;  // a power of two, at least head_dim / 8
     uint num_slices;     // simdgroups that share the tokens of a piece
     float scale;         // of scores, times log2(e)
 };
@@ -42,7 +41,7 @@ struct Partial {
 };
 
 // Adds the keys of one tile, of which lane `i` knows the row of token `i` and whether it counts.
-template <typename KV, int HEADS>
+template <typename KV, int HEADS, uint LANES_PER_KEY>
 inline void add_tile(
     constant PagedAttentionArgs& a,
     device const KV* k_cache,
@@ -54,9 +53,9 @@ inline void add_tile(
     uint lane,
     thread Partial<HEADS>& partial
 ) {
-    const uint keys_at_once = LANES / a.lanes_per_key;
-    const uint own_key = lane / a.lanes_per_key;
-    const uint first_value = lane % a.lanes_per_key * 8;
+    constexpr uint keys_at_once = LANES / LANES_PER_KEY;
+    const uint own_key = lane / LANES_PER_KEY;
+    const uint first_value = lane % LANES_PER_KEY * 8;
     const bool has_values = first_value < a.pages.head_dim;
     // Lanes without values read the first ones and multiply them with zeros.
     const uint offset = has_values ? first_value : 0;
@@ -76,7 +75,7 @@ inline void add_tile(
                 for (int d = 0; d < 8; ++d) {
                     score = fma(q[h][d], k[d], score);
                 }
-                score = sum_of_lanes(score, a.lanes_per_key);
+                score = sum_of_lanes(score, LANES_PER_KEY);
                 if (first_value == 0 && key < TILE) {
                     scores[key * HEADS + h] = score;
                 }
@@ -119,8 +118,9 @@ inline void add_tile(
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// HEADS is how many query heads a simdgroup takes; a group of more is shared among simdgroups.
-template <typename KV, int HEADS>
+// HEADS is how many query heads a simdgroup takes; a group of more is shared among simdgroups. LANES_PER_KEY is a
+// power of two, at least head_dim / 8; that it is known makes the sums of several keys go side by side.
+template <typename KV, int HEADS, uint LANES_PER_KEY>
 [[kernel]] void paged_attention(
     constant PagedAttentionArgs& a [[buffer(0)]],
     device const float* q [[buffer(1)]],
@@ -151,7 +151,7 @@ template <typename KV, int HEADS>
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
     const uint slice = group % a.num_slices;
     const uint first_head = group / a.num_slices * HEADS;
-    const uint first_value = lane % a.lanes_per_key * 8;
+    const uint first_value = lane % LANES_PER_KEY * 8;
     const bool has_values = first_value < head_dim;
 
     float queries[HEADS][8];
@@ -177,12 +177,12 @@ template <typename KV, int HEADS>
         const uint position = tile * TILE + lane;
         const bool counts = position >= begin && position < end;
         const uint row = row_of(a.pages, block_table, kv_head, clamp(position, begin, end - 1));
-        add_tile<KV, HEADS>(a, k_cache, v_cache, row, counts, queries, scores, lane, partial);
+        add_tile<KV, HEADS, LANES_PER_KEY>(a, k_cache, v_cache, row, counts, queries, scores, lane, partial);
     }
     // The keys of a simdgroup that different lanes have.
     for (int h = 0; h < HEADS; ++h) {
         for (int d = 0; d < 8; ++d) {
-            for (uint distance = a.lanes_per_key; distance < LANES; distance *= 2) {
+            for (uint distance = LANES_PER_KEY; distance < LANES; distance *= 2) {
                 partial.values[h][d] += simd_shuffle_xor(partial.values[h][d], ushort(distance));
             }
         }
@@ -196,7 +196,7 @@ template <typename KV, int HEADS>
             target[0] = partial.maximum[h];
             target[1] = partial.sum[h];
         }
-        if (lane < a.lanes_per_key && has_values) {
+        if (lane < LANES_PER_KEY && has_values) {
             for (int d = 0; d < 8; ++d) {
                 target[2 + first_value + d] = partial.values[h][d];
             }
@@ -236,10 +236,12 @@ template <typename KV, int HEADS>
     }
 }
 
-#define ATTENTION(NAME, KV, HEADS)                                                            \
-    template [[host_name("paged_attention_" NAME "_" #HEADS)]] [[kernel]] decltype(           \
-        paged_attention<KV, HEADS>) paged_attention<KV, HEADS>;
-#define HEAD_COUNTS(NAME, KV) ATTENTION(NAME, KV, 1) ATTENTION(NAME, KV, 2) ATTENTION(NAME, KV, 4)
+#define ATTENTION(NAME, KV, HEADS, LANES_PER_KEY)                                                      \
+    template [[host_name("paged_attention_" NAME "_" #HEADS "_" #LANES_PER_KEY)]] [[kernel]] decltype( \
+        paged_attention<KV, HEADS, LANES_PER_KEY>) paged_attention<KV, HEADS, LANES_PER_KEY>;
+#define HEAD_SIZES(NAME, KV, HEADS) \
+    ATTENTION(NAME, KV, HEADS, 8) ATTENTION(NAME, KV, HEADS, 16) ATTENTION(NAME, KV, HEADS, 32)
+#define HEAD_COUNTS(NAME, KV) HEAD_SIZES(NAME, KV, 1) HEAD_SIZES(NAME, KV, 2) HEAD_SIZES(NAME, KV, 4)
 HEAD_COUNTS("f16", half)
 HEAD_COUNTS("bf16", bfloat)
 HEAD_COUNTS("f32", float)

@@ -51,7 +51,6 @@ struct PagedAttentionArgs {
     piece_size: u32,
     num_pieces: u32,
     window: u32,
-    lanes_per_key: u32,
     num_slices: u32,
     scale: f32,
 }
@@ -225,6 +224,7 @@ impl MetalAttention {
         let heads = heads_per_kv_head.next_power_of_two().min(4);
         let num_chunks = heads_per_kv_head.div_ceil(heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);
+        let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);
         let num_simdgroups = num_slices * num_chunks;
         let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);
         let args = PagedAttentionArgs {
@@ -234,7 +234,6 @@ impl MetalAttention {
             piece_size: self.piece_size as u32,
             num_pieces: num_pieces as u32,
             window: self.window as u32,
-            lanes_per_key: (pools.head_dim / 8).next_power_of_two() as u32,
             num_slices: num_slices as u32,
             scale: self.scale,
         };
@@ -254,7 +253,7 @@ impl MetalAttention {
         ];
         let values = (pools.head_dim + 2).max(32);
         metal.launch(
-            Kernel::PagedAttention { dtype: pools.dtype, heads },
+            Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
             [false; 3],
             Work {
                 args: bytes_of(&args),
