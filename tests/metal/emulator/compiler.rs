@@ -92,6 +92,9 @@ const CUDA_FLAGS: [&str; 11] = [
     "-w",
 ];
 
+/// As many registers as a thread of an Apple GPU can have: what spills here may spill there.
+const ASSEMBLER_FLAGS: [&str; 3] = ["-arch=sm_90", "-v", "-maxrregcount=128"];
+
 /// A library for one set of values of its function constants.
 #[derive(Debug)]
 pub(crate) struct CudaModule {
@@ -212,6 +215,7 @@ impl Compiler {
     fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
         let mut hash = self.hash(text)?;
         hash.update(flags.join(" ").as_bytes());
+        hash.update(ASSEMBLER_FLAGS.join(" ").as_bytes());
         hash.update(toolkit.as_os_str().as_encoded_bytes());
         let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
             let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
@@ -221,8 +225,7 @@ impl Compiler {
             compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
             run(compile.arg(&source).arg("-o").arg(&assembly))?;
             let mut assemble = Command::new(toolkit.join("bin/ptxas"));
-            // As many registers as a thread of an Apple GPU can have: what spills here may spill there.
-            assemble.args(["-arch=sm_90", "-v", "-maxrregcount=128"]).arg(&assembly);
+            assemble.args(ASSEMBLER_FLAGS).arg(&assembly);
             let messages = run(assemble.arg("-o").arg(folder.join("kernels.cubin")))?;
             fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
         })?;
