@@ -254,7 +254,7 @@ impl MetalAttention {
         ];
         let scores = num_chunks * heads * self.piece_size;
         let results = num_simdgroups * heads * pools.head_dim;
-        let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(2);
+        let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);
         metal.launch(
             Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
             [false; 3],
