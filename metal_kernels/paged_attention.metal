@@ -123,6 +123,8 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     }
     for (uint tile = slice.tile; tile * TILE < slice.end; tile += slice.step) {
         const uint row = row_of_lane(a.pages, block_table, kv_head, slice, tile, lane);
+        // Unrolled, the reads of all turns would fill the registers.
+#pragma clang loop unroll(disable)
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
             read_batch<KV, LANES_PER_KEY>(k_cache, head_dim, row, first, offset, lane, batch);
@@ -173,6 +175,8 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     float values[HEADS][8] = {};
     for (uint tile = slice.tile; tile * TILE < slice.end; tile += slice.step) {
         const uint row = row_of_lane(a.pages, block_table, kv_head, slice, tile, lane);
+        // Unrolled, the reads of all turns would fill the registers.
+#pragma clang loop unroll(disable)
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
             read_batch<KV, LANES_PER_KEY>(v_cache, head_dim, row, first, offset, lane, batch);
