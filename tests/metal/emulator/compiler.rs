@@ -4,6 +4,7 @@
 //! goes into them. A folder appears there whole or not at all, so processes need not know of each other.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -92,8 +93,10 @@ const CUDA_FLAGS: [&str; 11] = [
     "-w",
 ];
 
-/// As many registers as a thread of an Apple GPU can have: what spills here may spill there.
-const ASSEMBLER_FLAGS: [&str; 3] = ["-arch=sm_90", "-v", "-maxrregcount=128"];
+const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
+
+/// As many as a thread of an Apple GPU can have: what spills here may spill there.
+const MAX_REGISTERS: usize = 128;
 
 /// A library for one set of values of its function constants.
 #[derive(Debug)]
@@ -215,7 +218,7 @@ impl Compiler {
     fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
         let mut hash = self.hash(text)?;
         hash.update(flags.join(" ").as_bytes());
-        hash.update(ASSEMBLER_FLAGS.join(" ").as_bytes());
+        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS}").as_bytes());
         hash.update(toolkit.as_os_str().as_encoded_bytes());
         let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
             let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
@@ -224,9 +227,15 @@ impl Compiler {
             compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
             compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
             run(compile.arg(&source).arg("-o").arg(&assembly))?;
-            let mut assemble = Command::new(toolkit.join("bin/ptxas"));
-            assemble.args(ASSEMBLER_FLAGS).arg(&assembly);
-            let messages = run(assemble.arg("-o").arg(folder.join("kernels.cubin")))?;
+            let module = folder.join("kernels.cubin");
+            let assemble = || {
+                let mut assemble = Command::new(toolkit.join("bin/ptxas"));
+                run(assemble.args(ASSEMBLER_FLAGS).arg(&assembly).arg("-o").arg(&module))
+            };
+            let text = fs::read_to_string(&assembly).map_err(|error| error.to_string())?;
+            let text = with_fewer_registers(&text, &assemble()?);
+            fs::write(&assembly, text).map_err(|error| error.to_string())?;
+            let messages = assemble()?;
             fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
         })?;
         let read = |name| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
@@ -353,6 +362,33 @@ impl Compiler {
         }
         Ok(hash)
     }
+}
+
+/// Limits the kernels that took more than a thread of an Apple GPU has. The others keep what the assembler found
+/// best, which a limit would change.
+fn with_fewer_registers(assembly: &str, messages: &str) -> String {
+    let mut kernel = None;
+    let mut limited = Vec::new();
+    for line in messages.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernel = rest.split('\'').next();
+        } else if let Some((_, rest)) = line.split_once("Used ") {
+            let registers = rest.split(' ').next().and_then(|number| number.parse().ok());
+            limited.extend(kernel.take().filter(|_| registers > Some(MAX_REGISTERS)));
+        }
+    }
+    let mut text = String::with_capacity(assembly.len());
+    let mut is_limited = false;
+    for line in assembly.lines() {
+        if let Some((_, rest)) = line.split_once(".entry ") {
+            is_limited = rest.split('(').next().is_some_and(|name| limited.contains(&name));
+        } else if line == "{" && std::mem::take(&mut is_limited) {
+            _ = writeln!(text, ".maxnreg {MAX_REGISTERS}");
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
 }
 
 fn here() -> PathBuf {
