@@ -66,7 +66,7 @@ inline void load_rows(
 ) {
     for (int r = 0; r < ROWS; ++r) {
         const uint row = min(first_row + r, matrix.num_rows - 1);
-        raw[r] = F::load(weights, matrix.planes, ulong(row) * num_units + min(unit, num_units - 1));
+        raw[r] = F::load(weights, matrix.planes, row * num_units + min(unit, num_units - 1));
     }
 }
 
