@@ -112,6 +112,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     float maximum = LOWEST;
     float sum = 0.0f;
     simdgroup_float8x8 results[MAX_DIM / 8];
+#pragma clang loop unroll(full)
     for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
         results[piece] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
@@ -184,6 +185,8 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         for (int key = 0; key < KEYS / 8; ++key) {
             simdgroup_load(weights[key], own_scores + 8 * key, SCORE_STRIDE);
         }
+        // Unrolled, so that results are in registers.
+#pragma clang loop unroll(full)
         for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
             if (piece < int(num_pieces)) {
                 simdgroup_float8x8 result;
@@ -201,6 +204,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     // The results go out through the memory of the queries, piece by piece.
     threadgroup float* own_results = (threadgroup float*)own_q;
     const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+#pragma clang loop unroll(full)
     for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
         if (piece < int(num_pieces)) {
             simdgroup_store(results[piece], own_results, 8);
