@@ -8,16 +8,14 @@ pub(crate) struct Tuning {
     /// Simdgroups that a product with a vector should have in flight, so that enough reads are under way. A
     /// matrix of fewer rows is divided along its columns.
     pub(super) simdgroups_in_flight: usize,
-    /// Positions of a piece of attention: shorter where more cores want work.
-    pub(super) piece_size: usize,
 }
 
 impl Tuning {
     pub(crate) fn of(class: ChipClass) -> Self {
         match class {
-            ChipClass::Base => Self { simdgroups_in_flight: 512, piece_size: 256 },
-            ChipClass::Max => Self { simdgroups_in_flight: 2048, piece_size: 256 },
-            ChipClass::Ultra => Self { simdgroups_in_flight: 4096, piece_size: 128 },
+            ChipClass::Base => Self { simdgroups_in_flight: 512 },
+            ChipClass::Max => Self { simdgroups_in_flight: 2048 },
+            ChipClass::Ultra => Self { simdgroups_in_flight: 4096 },
         }
     }
 }
