@@ -108,7 +108,7 @@ impl Generation {
                 (num_sequences * config.num_scheduler_steps * STREAM_STEPS).max(MIN_STREAM_EVENTS)
             }
         };
-        let (sender, events) = mpsc::channel(capacity);
+        let (sender, events) = mpsc::channel(capacity.max(1));
         let mut accepted = Vec::with_capacity(requests.len());
         for (prompt, request) in requests.into_iter().enumerate() {
             let decoder = model.llm.text_decoder(request.params.n, text)?;

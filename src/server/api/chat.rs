@@ -169,7 +169,10 @@ fn message(item: Value, index: usize) -> Result<Message, ApiError> {
             return Err(ApiError::invalid(fields.path("role"), message));
         }
         None => {
-            return Err(ApiError::invalid(fields.path("role"), format!("{} is missing", fields.path("role"))));
+            return Err(ApiError::invalid(
+                fields.path("role"),
+                format!("{} is missing", fields.path("role")),
+            ));
         }
     };
     for name in ["tool_calls", "function_call", "audio"] {

@@ -2,7 +2,7 @@
 //! that come whole and for streams, so that the two cannot differ.
 
 use axum::response::Response;
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use super::super::access::new_id;
 use super::super::error::{ApiError, ok};
@@ -257,10 +257,10 @@ impl Form {
                     let mut top = Map::new();
                     for (id, logprob) in &logprobs.top {
                         // Of two tokens with the same text, the more likely one came first.
-                        top.entry(text(*id)).or_insert_with(|| logprob.max(LOGPROB_OF_ZERO).into());
+                        top.entry(text(*id)).or_insert_with(|| number(*logprob));
                     }
                     // The chosen token is in the list also if it is not among the most likely ones.
-                    top.entry(token.as_str()).or_insert_with(|| logprobs.logprob.max(LOGPROB_OF_ZERO).into());
+                    top.entry(token.as_str()).or_insert_with(|| number(logprobs.logprob));
                     list.text_offset.push(offset);
                     offset += token.chars().count();
                     list.tokens.push(token);
@@ -271,4 +271,10 @@ impl Form {
             }
         })
     }
+}
+
+/// A log-probability with the digits that it has as an f32.
+fn number(logprob: f32) -> Value {
+    let digits = logprob.max(LOGPROB_OF_ZERO).to_string();
+    digits.parse::<f64>().map_or(Value::Null, Value::from)
 }
