@@ -19,6 +19,8 @@ use super::value::{parse_bytes, parse_seconds};
 
 /// Log lines that may wait for standard error. Further ones are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
+/// Time for the last lines to be written.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
 /// /health, /version and /metrics as vLLM has them.
@@ -110,7 +112,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let address = server.address();
     console.note(format_args!("listening on http://{address}, loading the model"));
     let files = resolve(&model, console)?;
-    let log = access_log(&args.server, console)?;
+    let log = Arc::new(LineLog::start(&args.server, console)?);
     let mut on_milestone = |milestone: Milestone<'_>| match milestone {
         Milestone::Ready(summary) => {
             console.note(summary);
@@ -122,7 +124,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let load =
         Box::new(move |progress: &dyn tinyvllm::llm::LoadProgress| Llm::load(&files, &options, progress));
-    match server.run(load, log, &mut on_milestone)? {
+    let exit = server.run(load, log.clone(), &mut on_milestone);
+    log.flush();
+    match exit? {
         Exit::Drained => Ok(ExitCode::SUCCESS),
         Exit::AtOnce => interrupt::exit_now(),
     }
@@ -158,44 +162,61 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
     })
 }
 
+/// What the thread that writes the log is told.
+enum LogCommand {
+    Write(String),
+    /// Everything before this has been written when the sender is dropped.
+    Flush(SyncSender<()>),
+}
+
 /// A log that hands its lines to a thread, so that nobody waits for standard error.
 struct LineLog {
     format: LogFormat,
-    lines: SyncSender<String>,
-}
-
-/// A log without lines.
-struct NoLog;
-
-impl AccessLog for NoLog {
-    fn record(&self, _record: AccessRecord) {}
+    /// None if nothing is to be logged.
+    commands: Option<SyncSender<LogCommand>>,
 }
 
 impl AccessLog for LineLog {
     fn record(&self, record: AccessRecord) {
+        let Some(commands) = &self.commands else { return };
         let line = match self.format {
             LogFormat::Text => text_line(&record),
             // The record has string keys and no failing parts.
             LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
         };
         // A log that nobody reads must not stop the server.
-        let _ = self.lines.try_send(line);
+        let _ = commands.try_send(LogCommand::Write(line));
     }
 }
 
-fn access_log(args: &ServerArgs, console: Console) -> anyhow::Result<Arc<dyn AccessLog>> {
-    if args.disable_access_log || console.is_quiet() {
-        return Ok(Arc::new(NoLog));
+impl LineLog {
+    fn start(args: &ServerArgs, console: Console) -> anyhow::Result<Self> {
+        if args.disable_access_log || console.is_quiet() {
+            return Ok(Self { format: args.log_format, commands: None });
+        }
+        let (commands, receiver) = sync_channel(MAX_WAITING_LINES);
+        std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
+        Ok(Self { format: args.log_format, commands: Some(commands) })
     }
-    let (lines, receiver) = sync_channel(MAX_WAITING_LINES);
-    std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
-    Ok(Arc::new(LineLog { format: args.log_format, lines }))
+
+    /// Waits until everything is written, or nobody seems to read it.
+    fn flush(&self) {
+        let (done, written) = sync_channel(1);
+        let command = LogCommand::Flush(done);
+        if self.commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok()) {
+            // The sender is dropped, which is an error too.
+            let _ = written.recv_timeout(FLUSH_TIME);
+        }
+    }
 }
 
-fn write_lines(lines: &Receiver<String>) {
-    for line in lines {
-        // Whoever closed standard error does not want to hear that it is closed.
-        let _ = writeln!(io::stderr().lock(), "{line}");
+fn write_lines(commands: &Receiver<LogCommand>) {
+    for command in commands {
+        match command {
+            // Whoever closed standard error does not want to hear that it is closed.
+            LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
+            LogCommand::Flush(done) => drop(done),
+        }
     }
 }
 

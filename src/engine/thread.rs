@@ -146,6 +146,8 @@ impl EngineThread {
             }
             self.give_up_unread();
             let events = self.core.step();
+            // Before the events, so that whoever has one finds it in the totals.
+            self.board.publish(self.core.stats());
             self.deliver(events);
         }
     }

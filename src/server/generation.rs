@@ -35,6 +35,8 @@ pub(super) enum Buffer {
 pub(super) struct Generation {
     app: Arc<App>,
     pub(super) model: Arc<Model>,
+    /// Before the events: who hears that a request is gone finds its seat free.
+    _seats: Vec<Seat>,
     events: mpsc::Receiver<Arrival>,
     prompts: Vec<PromptState>,
     ready: VecDeque<(usize, TextEvent)>,
@@ -42,7 +44,6 @@ pub(super) struct Generation {
     counts: TokenCounts,
     arrival: Instant,
     note: Note,
-    _seats: Vec<Seat>,
 }
 
 struct PromptState {

@@ -102,6 +102,12 @@ fn a_crowd_is_turned_away_and_those_inside_are_unhurt() {
         );
         assert!(error["message"].as_str().unwrap().contains("--max-waiting"));
     }
+    // Who leaves while waiting frees the place, at once.
+    drop(inside.pop());
+    server.wait_for_metric(WAITING, 0.0);
+    assert_eq!(server.metric(RUNNING), 1.0);
+    inside.push(connect(server.address()));
+    inside[1].write_all(long(1, true).as_bytes()).unwrap();
     for stream in inside.drain(..) {
         let answer = read_answer(stream);
         assert_eq!(answer.events().last().unwrap()["choices"][0]["finish_reason"], "length");
