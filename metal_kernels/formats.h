@@ -67,7 +67,7 @@ struct Q4_0 : FourBits {
         uint2 codes;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
@@ -90,7 +90,7 @@ struct Q4_1 : FourBits {
         uint2 codes;
         half2 scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.scale = ((device const half2*)(base + 16ul * planes.scales))[unit / 2];
@@ -113,7 +113,7 @@ struct Q5_0 : FourBits {
         ushort fifth;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -138,7 +138,7 @@ struct Q5_1 : FourBits {
         ushort fifth;
         half2 scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -164,9 +164,9 @@ struct SuperBlock {
     uchar high;
 };
 
-inline SuperBlock load_super_block(device const uchar* base, constant Planes& planes, ulong unit) {
-    device const uchar* block = base + 16ul * planes.scales + 16ul * (unit / 16);
-    const uint sub_block = uint(unit) % 16 / 2;
+inline SuperBlock load_super_block(device const uchar* base, constant Planes& planes, uint unit) {
+    device const uchar* block = base + 16ul * planes.scales + 16 * (unit / 16);
+    const uint sub_block = unit % 16 / 2;
     SuperBlock loaded;
     loaded.scales = *(device const half2*)block;
     loaded.low = block[4 + sub_block];
@@ -187,7 +187,7 @@ struct Q4_K : FourBits {
         uint2 codes;
         SuperBlock block;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.block = load_super_block(base, planes, unit);
@@ -210,7 +210,7 @@ struct Q5_K : FourBits {
         ushort fifth;
         SuperBlock block;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -234,7 +234,7 @@ struct Q6_K : FourBits {
         char scale;
         half super_scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.upper = ((device const uint*)(base + 16ul * planes.high))[unit];
@@ -265,7 +265,7 @@ struct Q8_0 {
         uint4 codes;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint4*)base)[unit];
         raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
@@ -296,7 +296,7 @@ struct F16 : Dense {
         uint4 low;
         uint4 high;
     };
-    static Raw load(device const uchar* base, constant Planes&, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes&, uint unit) {
         Raw raw;
         raw.low = ((device const uint4*)base)[2 * unit];
         raw.high = ((device const uint4*)base)[2 * unit + 1];
@@ -321,7 +321,7 @@ struct BF16 : Dense {
         uint4 low;
         uint4 high;
     };
-    static Raw load(device const uchar* base, constant Planes&, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes&, uint unit) {
         Raw raw;
         raw.low = ((device const uint4*)base)[2 * unit];
         raw.high = ((device const uint4*)base)[2 * unit + 1];
@@ -345,7 +345,7 @@ struct F32 : Dense {
     struct Raw {
         float4 values[4];
     };
-    static Raw load(device const uchar* base, constant Planes&, ulong unit) {
+    static Raw load(device const uchar* base, constant Planes&, uint unit) {
         Raw raw;
         for (int i = 0; i < 4; ++i) {
             raw.values[i] = ((device const float4*)base)[4 * unit + i];

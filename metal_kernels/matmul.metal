@@ -51,7 +51,7 @@ inline void stage_weights(
         }
         return;
     }
-    const Unit decoded = F::decode(F::load(weights, planes, ulong(row) * num_units + unit));
+    const Unit decoded = F::decode(F::load(weights, planes, row * num_units + unit));
     for (int i = 0; i < 16; ++i) {
         const float value = decoded.code[i] * (decoded.scale * F::prescale(i));
         target[i] = T(F::HAS_MINIMUM ? value - decoded.minimum : value);

@@ -1,25 +1,25 @@
 // Attention of one token for each sequence over the paged cache.
 //
 // The context of a sequence is cut at fixed positions, so that neither the batch nor the device's load shows in a
-// result. A threadgroup takes one piece of one sequence for one key head and all of its query heads: keys and
-// values are read once for the group. Its simdgroups take turns at 32 tokens. If there is more than one piece, a
-// second kernel merges them.
+// result. A threadgroup takes one piece of one sequence for one key head and all of its query heads: keys and values
+// are read once for the group. First come the scores of all keys of the piece, in threadgroup memory; then their
+// softmax; then the sums of values. So a thread holds queries or sums in its registers, not both. If there is more
+// than one piece, a second kernel merges them.
 //
-// Eight values of a key are in one lane, so that LANES / (head_dim / 8) keys are read at once; the lanes of a key
-// add up its scores. Scores are exponents of two: the logarithm is part of `scale`.
+// Eight values of a key are in one lane, so that a simdgroup reads LANES / LANES_PER_KEY keys at once; the lanes of a
+// key add up its scores. Scores are exponents of two: the logarithm is part of `scale`.
 
 #include "kv_cache.h"
 
 struct PagedAttentionArgs {
     Pages pages;
     uint num_heads;
-    uint q_stride;       // values from one token's queries to the next
-    uint piece_size;     // positions of a piece, a multiple of 32
-    uint num_pieces;     // of the longest sequence
-    uint window;         // positions that a token attends to, itself included
-    uint lanes_per_key;  // a power of two, at least head_dim / 8
-    uint num_slices;     // simdgroups that share the tokens of a piece
-    float scale;         // of scores, times log2(e)
+    uint q_stride;    // values from one token's queries to the next
+    uint piece_size;  // positions of a piece, a multiple of 32
+    uint num_pieces;  // of the longest sequence
+    uint window;      // positions that a token attends to, itself included
+    uint num_slices;  // simdgroups that share the keys of a piece
+    float scale;      // of scores, times log2(e)
 };
 
 // One sequence of the step.
@@ -30,97 +30,40 @@ struct DecodeRow {
 };
 
 constant constexpr int TILE = 32;
-// Keys that a lane reads before it uses them.
+// Reads that a lane has under way.
 constant constexpr int BATCH = 4;
 
-// The running softmax of HEADS query heads over some keys.
-template <int HEADS>
-struct Partial {
-    float maximum[HEADS];
-    float sum[HEADS];
-    float values[HEADS][8];
+// What a simdgroup reads of the cache, in tiles of 32 positions, every `step` tiles from `tile` on.
+struct Slice {
+    uint begin;  // positions that count
+    uint end;
+    uint tile;
+    uint step;
 };
 
-// Adds the keys of one tile, of which lane `i` knows the row of token `i` and whether it counts.
-template <typename KV, int HEADS>
-inline void add_tile(
-    constant PagedAttentionArgs& a,
-    device const KV* k_cache,
-    device const KV* v_cache,
-    uint row,
-    bool counts,
-    thread const float (&q)[HEADS][8],
-    threadgroup float* scores,  // [TILE][HEADS]
-    uint lane,
-    thread Partial<HEADS>& partial
+// The row of the cache for each lane's position of a tile; positions that do not count give the row of one that does.
+inline uint row_of_lane(
+    constant Pages& pages, device const uint* block_table, uint kv_head, Slice slice, uint tile, uint lane
 ) {
-    const uint keys_at_once = LANES / a.lanes_per_key;
-    const uint own_key = lane / a.lanes_per_key;
-    const uint first_value = lane % a.lanes_per_key * 8;
-    const bool has_values = first_value < a.pages.head_dim;
-    // Lanes without values read the first ones and multiply them with zeros.
-    const uint offset = has_values ? first_value : 0;
-    for (uint first = 0; first < TILE; first += BATCH * keys_at_once) {
-        Eight<KV> keys[BATCH];
-        for (int i = 0; i < BATCH; ++i) {
-            const uint key = (first + i * keys_at_once + own_key) % TILE;
-            const ulong key_row = simd_shuffle(row, ushort(key));
-            keys[i] = *(device const Eight<KV>*)(k_cache + key_row * a.pages.head_dim + offset);
-        }
-        for (int i = 0; i < BATCH; ++i) {
-            const uint key = first + i * keys_at_once + own_key;
-            float k[8];
-            unpack(keys[i], k);
-            for (int h = 0; h < HEADS; ++h) {
-                float score = 0.0f;
-                for (int d = 0; d < 8; ++d) {
-                    score = fma(q[h][d], k[d], score);
-                }
-                score = sum_of_lanes(score, a.lanes_per_key);
-                if (first_value == 0 && key < TILE) {
-                    scores[key * HEADS + h] = score;
-                }
-            }
-        }
+    const uint position = clamp(tile * TILE + lane, slice.begin, slice.end - 1);
+    return row_of(pages, block_table, kv_head, position);
+}
+
+// Reads eight values of BATCH rows. `row` is what `row_of_lane` gave, `first` the place of the first row in the tile.
+template <typename KV, int LANES_PER_KEY>
+inline void read_batch(
+    device const KV* cache, uint head_dim, uint row, uint first, uint value, uint lane, thread Eight<KV> (&batch)[BATCH]
+) {
+    constexpr int KEYS_AT_ONCE = LANES / LANES_PER_KEY;
+    for (int i = 0; i < BATCH; ++i) {
+        const uint key = (first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY) % TILE;
+        const ulong key_row = simd_shuffle(row, ushort(key));
+        batch[i] = *(device const Eight<KV>*)(cache + key_row * head_dim + value);
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (int h = 0; h < HEADS; ++h) {
-        const float score = counts ? scores[lane * HEADS + h] : LOWEST;
-        const float maximum = max(partial.maximum[h], simd_max(score));
-        const float weight = counts ? fast::exp2(score - maximum) : 0.0f;
-        const float factor = fast::exp2(partial.maximum[h] - maximum);
-        partial.sum[h] = partial.sum[h] * factor + simd_sum(weight);
-        partial.maximum[h] = maximum;
-        for (int d = 0; d < 8; ++d) {
-            partial.values[h][d] *= factor;
-        }
-        scores[lane * HEADS + h] = weight;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint first = 0; first < TILE; first += BATCH * keys_at_once) {
-        Eight<KV> values[BATCH];
-        for (int i = 0; i < BATCH; ++i) {
-            const uint key = (first + i * keys_at_once + own_key) % TILE;
-            const ulong key_row = simd_shuffle(row, ushort(key));
-            values[i] = *(device const Eight<KV>*)(v_cache + key_row * a.pages.head_dim + offset);
-        }
-        for (int i = 0; i < BATCH; ++i) {
-            const uint key = first + i * keys_at_once + own_key;
-            float v[8];
-            unpack(values[i], v);
-            for (int h = 0; h < HEADS; ++h) {
-                const float weight = key < TILE ? scores[key * HEADS + h] : 0.0f;
-                for (int d = 0; d < 8; ++d) {
-                    partial.values[h][d] = fma(weight, v[d], partial.values[h][d]);
-                }
-            }
-        }
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // HEADS is how many query heads a simdgroup takes; a group of more is shared among simdgroups.
-template <typename KV, int HEADS>
+template <typename KV, int HEADS, int LANES_PER_KEY>
 [[kernel]] void paged_attention(
     constant PagedAttentionArgs& a [[buffer(0)]],
     device const float* q [[buffer(1)]],
@@ -135,70 +78,136 @@ template <typename KV, int HEADS>
     uint thread_index [[thread_index_in_threadgroup]],
     uint num_threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
-    uint group [[simdgroup_index_in_threadgroup]]
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
 ) {
+    constexpr uint KEYS_AT_ONCE = LANES / LANES_PER_KEY;
     const uint piece = index.x;
     const uint kv_head = index.y;
     const uint token = rows[index.z].token;
     const uint seq_len = rows[index.z].seq_len;
     const uint window_start = seq_len > a.window ? seq_len - a.window : 0;
-    const uint begin = max(piece * a.piece_size, window_start);
-    const uint end = min((piece + 1) * a.piece_size, seq_len);
-    if (begin >= end) {
+    const uint piece_start = piece * a.piece_size;
+    Slice slice;
+    slice.begin = max(piece_start, window_start);
+    slice.end = min(piece_start + a.piece_size, seq_len);
+    if (slice.begin >= slice.end) {
         return;
     }
+    slice.tile = slice.begin / TILE + group % a.num_slices;
+    slice.step = a.num_slices;
     const uint head_dim = a.pages.head_dim;
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
-    const uint slice = group % a.num_slices;
-    const uint first_head = group / a.num_slices * HEADS;
-    const uint first_value = lane % a.lanes_per_key * 8;
+    const uint chunk = group / a.num_slices;
+    const uint num_padded_heads = num_groups / a.num_slices * HEADS;
+    device const uint* block_table = block_tables + rows[index.z].table_start;
+    const uint first_value = lane % LANES_PER_KEY * 8;
     const bool has_values = first_value < head_dim;
+    // Lanes without values read the first ones and multiply them with zeros.
+    const uint offset = has_values ? first_value : 0;
+
+    // Maximum and sum of each head; then the scores, [chunk][position in the piece][head of the chunk].
+    threadgroup float* maxima = memory;
+    threadgroup float* sums = memory + num_padded_heads;
+    threadgroup float* scores = memory + 2 * num_padded_heads;
+    threadgroup float* own_scores = scores + chunk * a.piece_size * HEADS;
 
     float queries[HEADS][8];
     for (int h = 0; h < HEADS; ++h) {
-        const uint head = min(first_head + h, heads_per_kv_head - 1) + kv_head * heads_per_kv_head;
-        device const float* source = q + token * a.q_stride + head * head_dim + (has_values ? first_value : 0);
+        const uint head = min(chunk * HEADS + h, heads_per_kv_head - 1) + kv_head * heads_per_kv_head;
+        device const float4* source = (device const float4*)(q + token * a.q_stride + head * head_dim + offset);
+        const float scale = has_values ? a.scale : 0.0f;
         for (int d = 0; d < 8; ++d) {
-            queries[h][d] = has_values ? source[d] * a.scale : 0.0f;
+            queries[h][d] = source[d / 4][d % 4] * scale;
         }
     }
-    Partial<HEADS> partial;
-    for (int h = 0; h < HEADS; ++h) {
-        partial.maximum[h] = LOWEST;
-        partial.sum[h] = 0.0f;
-        for (int d = 0; d < 8; ++d) {
-            partial.values[h][d] = 0.0f;
-        }
-    }
-    threadgroup float* scores = memory + group * TILE * HEADS;
-    device const uint* block_table = block_tables + rows[index.z].table_start;
-    const uint first_tile = begin / TILE;
-    for (uint tile = first_tile + slice; tile * TILE < end; tile += a.num_slices) {
-        const uint position = tile * TILE + lane;
-        const bool counts = position >= begin && position < end;
-        const uint row = row_of(a.pages, block_table, kv_head, clamp(position, begin, end - 1));
-        add_tile<KV, HEADS>(a, k_cache, v_cache, row, counts, queries, scores, lane, partial);
-    }
-    // The keys of a simdgroup that different lanes have.
-    for (int h = 0; h < HEADS; ++h) {
-        for (int d = 0; d < 8; ++d) {
-            for (uint distance = a.lanes_per_key; distance < LANES; distance *= 2) {
-                partial.values[h][d] += simd_shuffle_xor(partial.values[h][d], ushort(distance));
+    for (uint tile = slice.tile; tile * TILE < slice.end; tile += slice.step) {
+        const uint row = row_of_lane(a.pages, block_table, kv_head, slice, tile, lane);
+        // Unrolled, the reads of all turns would fill the registers.
+#pragma clang loop unroll(disable)
+        for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
+            Eight<KV> batch[BATCH];
+            read_batch<KV, LANES_PER_KEY>(k_cache, head_dim, row, first, offset, lane, batch);
+            for (int i = 0; i < BATCH; ++i) {
+                float k[8];
+                unpack(batch[i], k);
+                const uint key = first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY;
+                float own[HEADS];
+                for (int h = 0; h < HEADS; ++h) {
+                    float score = 0.0f;
+                    for (int d = 0; d < 8; ++d) {
+                        score = fma(queries[h][d], k[d], score);
+                    }
+                    own[h] = sum_of_lanes(score, LANES_PER_KEY);
+                }
+                if (first_value == 0 && key < TILE) {
+                    for (int h = 0; h < HEADS; ++h) {
+                        own_scores[(tile * TILE + key - piece_start) * HEADS + h] = own[h];
+                    }
+                }
             }
         }
     }
-    // The simdgroups of the threadgroup: maximum, sum and values of each of their heads.
-    const uint record = head_dim + 2;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int h = 0; h < HEADS; ++h) {
-        threadgroup float* target = memory + (group * HEADS + h) * record;
-        if (lane == 0) {
-            target[0] = partial.maximum[h];
-            target[1] = partial.sum[h];
+
+    // Softmax: a simdgroup takes every so many heads.
+    for (uint head = group; head < num_padded_heads; head += num_groups) {
+        threadgroup float* head_scores = scores + head / HEADS * a.piece_size * HEADS + head % HEADS;
+        float maximum = LOWEST;
+        for (uint position = slice.begin + lane; position < slice.end; position += LANES) {
+            maximum = max(maximum, head_scores[(position - piece_start) * HEADS]);
         }
-        if (lane < a.lanes_per_key && has_values) {
+        maximum = simd_max(maximum);
+        float sum = 0.0f;
+        for (uint position = slice.begin + lane; position < slice.end; position += LANES) {
+            const float weight = fast::exp2(head_scores[(position - piece_start) * HEADS] - maximum);
+            head_scores[(position - piece_start) * HEADS] = weight;
+            sum += weight;
+        }
+        sum = simd_sum(sum);
+        if (lane == 0) {
+            maxima[head] = maximum;
+            sums[head] = sum;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float values[HEADS][8] = {};
+    for (uint tile = slice.tile; tile * TILE < slice.end; tile += slice.step) {
+        const uint row = row_of_lane(a.pages, block_table, kv_head, slice, tile, lane);
+        // Unrolled, the reads of all turns would fill the registers.
+#pragma clang loop unroll(disable)
+        for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
+            Eight<KV> batch[BATCH];
+            read_batch<KV, LANES_PER_KEY>(v_cache, head_dim, row, first, offset, lane, batch);
+            for (int i = 0; i < BATCH; ++i) {
+                float v[8];
+                unpack(batch[i], v);
+                const uint key = first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY;
+                const uint position = tile * TILE + key;
+                const bool counts = key < TILE && position >= slice.begin && position < slice.end;
+                for (int h = 0; h < HEADS; ++h) {
+                    const float weight = counts ? own_scores[(position - piece_start) * HEADS + h] : 0.0f;
+                    for (int d = 0; d < 8; ++d) {
+                        values[h][d] = fma(weight, v[d], values[h][d]);
+                    }
+                }
+            }
+        }
+    }
+    // The keys of a simdgroup that different lanes have, then those of different simdgroups.
+    for (int h = 0; h < HEADS; ++h) {
+        for (int d = 0; d < 8; ++d) {
+            for (int distance = LANES_PER_KEY; distance < LANES; distance *= 2) {
+                values[h][d] += simd_shuffle_xor(values[h][d], ushort(distance));
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (lane < uint(LANES_PER_KEY) && has_values) {
+        for (int h = 0; h < HEADS; ++h) {
             for (int d = 0; d < 8; ++d) {
-                target[2 + first_value + d] = partial.values[h][d];
+                scores[(group * HEADS + h) * head_dim + first_value + d] = values[h][d];
             }
         }
     }
@@ -206,40 +215,32 @@ template <typename KV, int HEADS>
     for (uint i = thread_index; i < heads_per_kv_head * head_dim; i += num_threads) {
         const uint own_head = i / head_dim;
         const uint d = i % head_dim;
-        // The simdgroups of a head lie one after the other, each with HEADS records.
-        threadgroup const float* records =
-            memory + (own_head / HEADS * a.num_slices * HEADS + own_head % HEADS) * record;
-        float maximum = LOWEST;
-        for (uint s = 0; s < a.num_slices; ++s) {
-            maximum = max(maximum, records[s * HEADS * record]);
-        }
-        float sum = 0.0f;
         float value = 0.0f;
         for (uint s = 0; s < a.num_slices; ++s) {
-            threadgroup const float* own = records + s * HEADS * record;
-            const float factor = fast::exp2(own[0] - maximum);
-            sum += own[1] * factor;
-            value += own[2 + d] * factor;
+            const uint source = (own_head / HEADS * a.num_slices + s) * HEADS + own_head % HEADS;
+            value += scores[source * head_dim + d];
         }
         const uint head = kv_head * heads_per_kv_head + own_head;
         if (a.num_pieces == 1) {
-            out[(ulong(token) * a.num_heads + head) * head_dim + d] = value / sum;
+            out[(ulong(token) * a.num_heads + head) * head_dim + d] = value / sums[own_head];
         } else {
-            device float* target =
-                partials + ((ulong(index.z) * a.num_heads + head) * a.num_pieces + piece) * record;
+            const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_pieces + piece;
+            device float* target = partials + record * (head_dim + 2);
             target[2 + d] = value;
             if (d == 0) {
-                target[0] = maximum;
-                target[1] = sum;
+                target[0] = maxima[own_head];
+                target[1] = sums[own_head];
             }
         }
     }
 }
 
-#define ATTENTION(NAME, KV, HEADS)                                                            \
-    template [[host_name("paged_attention_" NAME "_" #HEADS)]] [[kernel]] decltype(           \
-        paged_attention<KV, HEADS>) paged_attention<KV, HEADS>;
-#define HEAD_COUNTS(NAME, KV) ATTENTION(NAME, KV, 1) ATTENTION(NAME, KV, 2) ATTENTION(NAME, KV, 4)
+#define ATTENTION(NAME, KV, HEADS, LANES_PER_KEY)                                                   \
+    template [[host_name("paged_attention_" NAME "_" #HEADS "_" #LANES_PER_KEY)]] [[kernel]] decltype( \
+        paged_attention<KV, HEADS, LANES_PER_KEY>) paged_attention<KV, HEADS, LANES_PER_KEY>;
+#define WIDTHS(NAME, KV, HEADS) \
+    ATTENTION(NAME, KV, HEADS, 8) ATTENTION(NAME, KV, HEADS, 16) ATTENTION(NAME, KV, HEADS, 32)
+#define HEAD_COUNTS(NAME, KV) WIDTHS(NAME, KV, 1) WIDTHS(NAME, KV, 2) WIDTHS(NAME, KV, 4)
 HEAD_COUNTS("f16", half)
 HEAD_COUNTS("bf16", bfloat)
 HEAD_COUNTS("f32", float)

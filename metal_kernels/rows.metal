@@ -31,7 +31,7 @@ template <typename F>
         }
         return;
     }
-    const Unit decoded = F::decode(F::load(table, a.planes, ulong(token_id) * a.num_units + unit));
+    const Unit decoded = F::decode(F::load(table, a.planes, token_id * a.num_units + unit));
     for (int part = 0; part < 4; ++part) {
         float4 values;
         for (int i = 0; i < 4; ++i) {

@@ -7,8 +7,8 @@ using namespace metal;
 constant constexpr int LANES = 32;
 
 // The sum over the lanes of a group of `width` neighbours (a power of two), in each of them.
-inline float sum_of_lanes(float value, uint width) {
-    for (uint distance = width / 2; distance > 0; distance /= 2) {
+inline float sum_of_lanes(float value, int width) {
+    for (int distance = width / 2; distance > 0; distance /= 2) {
         value += simd_shuffle_xor(value, ushort(distance));
     }
     return value;

@@ -70,13 +70,14 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     };
     for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32] {
         run(&Case { dtype, ..Case::default() });
-        for head_dim in [128, 256] {
-            run(&Case { dtype, head_dim, num_pairs: head_dim / 2, ..Case::default() });
+        for head_dim in [16, 24, 64, 128, 256] {
+            for heads in [(2, 2), (4, 2), (4, 1)] {
+                let sequences = vec![[20, 1], [0, 1]];
+                run(&Case { dtype, heads, head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() });
+            }
         }
-        // One head for each, and more heads for a key than a simdgroup takes.
-        for heads in [(3, 3), (6, 3), (8, 1)] {
-            run(&Case { dtype, heads, head_dim: 16, num_pairs: 8, ..Case::default() });
-        }
+        // More heads for a key than a simdgroup takes.
+        run(&Case { dtype, heads: (8, 1), head_dim: 16, num_pairs: 8, ..Case::default() });
     }
     for (head_dim, num_pairs) in [(24, 12), (40, 8), (80, 40), (96, 48)] {
         for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {

@@ -35,6 +35,10 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             }
         }
     }
+    // Columns that come by in several turns, the last of them not whole.
+    for num_rows in [1, 2, 4, 9] {
+        run_one(Shape { context, num_rows, cols: 1600 }, DType::Q4_0, report);
+    }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
         for num_rows in [1, 2, 4, 5, 9, 37] {
             let shape = Shape { context, num_rows, cols: 512 };

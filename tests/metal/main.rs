@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod buffers;
+mod cuda;
 mod defects;
 mod emulator;
 mod language;

@@ -11,11 +11,14 @@ use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
 use crate::{Error, Result};
 
-/// Rows of a tile of flash attention: query heads of neighbouring tokens.
-const FLASH_ROWS: usize = 32;
+/// Query heads that may share a key head: a tile of flash attention has at least so many rows.
+const FLASH_ROWS: usize = 16;
 
 /// Most pieces of a context: their partial results are kept for every sequence of a step.
 const MAX_PIECES: usize = 64;
+
+/// Scores of a piece that threadgroup memory has room for.
+const MAX_SCORES: usize = 7168;
 
 /// Most values of a head.
 const MAX_HEAD_DIM: usize = 256;
@@ -51,7 +54,6 @@ struct PagedAttentionArgs {
     piece_size: u32,
     num_pieces: u32,
     window: u32,
-    lanes_per_key: u32,
     num_slices: u32,
     scale: f32,
 }
@@ -174,8 +176,9 @@ impl MetalAttention {
             ))
             .with_hint("use --device cpu"));
         }
-        let piece_size =
-            max_model_len.div_ceil(MAX_PIECES).next_multiple_of(32).max(metal.tuning().piece_size);
+        let Heads { heads, num_chunks } = Heads::of(num_heads / num_kv_heads);
+        let wanted = max_model_len.div_ceil(MAX_PIECES).max(metal.tuning().piece_size);
+        let piece_size = wanted.min(MAX_SCORES / (heads * num_chunks)) / 32 * 32;
         let num_pieces = max_model_len.div_ceil(piece_size);
         let num_partials = if num_pieces > 1 { sizes.max_num_rows * num_heads * num_pieces } else { 1 };
         let partials = metal.gpu().allocate(num_partials * (head_dim + 2) * 4, Placement::Private)?;
@@ -221,9 +224,7 @@ impl MetalAttention {
         pools: Pools<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
-        let heads_per_kv_head = self.num_heads / pools.num_kv_heads;
-        let heads = heads_per_kv_head.next_power_of_two().min(4);
-        let num_chunks = heads_per_kv_head.div_ceil(heads);
+        let Heads { heads, num_chunks } = Heads::of(self.num_heads / pools.num_kv_heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);
         let num_simdgroups = num_slices * num_chunks;
         let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);
@@ -234,7 +235,6 @@ impl MetalAttention {
             piece_size: self.piece_size as u32,
             num_pieces: num_pieces as u32,
             window: self.window as u32,
-            lanes_per_key: (pools.head_dim / 8).next_power_of_two() as u32,
             num_slices: num_slices as u32,
             scale: self.scale,
         };
@@ -252,14 +252,16 @@ impl MetalAttention {
             out_binding,
             partials,
         ];
-        let values = (pools.head_dim + 2).max(32);
+        let scores = num_chunks * heads * self.piece_size;
+        let results = num_simdgroups * heads * pools.head_dim;
+        let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);
         metal.launch(
-            Kernel::PagedAttention { dtype: pools.dtype, heads },
+            Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
             [false; 3],
             Work {
                 args: bytes_of(&args),
                 buffers: &buffers,
-                threadgroup_memory: num_simdgroups * heads * values * 4,
+                threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,
                 grid: [num_pieces, pools.num_kv_heads, inputs.num_decode_rows()],
                 num_threads: num_simdgroups * 32,
             },
@@ -317,6 +319,20 @@ impl MetalAttention {
                 num_threads: flash.simdgroups * 32,
             },
         )
+    }
+}
+
+/// How the query heads of a key head are divided: a simdgroup takes a chunk of `heads`.
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    heads: usize,
+    num_chunks: usize,
+}
+
+impl Heads {
+    fn of(heads_per_kv_head: usize) -> Self {
+        let heads = heads_per_kv_head.next_power_of_two().min(4);
+        Self { heads, num_chunks: heads_per_kv_head.div_ceil(heads) }
     }
 }
 

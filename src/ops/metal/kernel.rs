@@ -51,6 +51,7 @@ pub(super) enum Kernel {
     PagedAttention {
         dtype: KvCacheDType,
         heads: usize,
+        lanes_per_key: usize,
     },
     PagedAttentionMerge,
     FlashAttention {
@@ -89,7 +90,9 @@ impl Kernel {
             Self::GatherRows => "gather_rows".to_owned(),
             Self::SiluMul => "silu_mul".to_owned(),
             Self::CopyBlock => "copy_block".to_owned(),
-            Self::PagedAttention { dtype, heads } => format!("paged_attention_{dtype}_{heads}"),
+            Self::PagedAttention { dtype, heads, lanes_per_key } => {
+                format!("paged_attention_{dtype}_{heads}_{lanes_per_key}")
+            }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
             Self::Sample => "sample".to_owned(),
             Self::FlashAttention { dtype, max_dim } => format!("flash_attention_{dtype}_{max_dim}"),

@@ -148,9 +148,9 @@ fn launch(
     }
     let columns = operands.num_tokens.next_power_of_two();
     let rows = rows_per_group(format, columns);
-    let (matrices, num_groups) = MatrixArgs::list(parts, rows);
+    let (matrices, num_groups) = MatrixArgs::list(parts, ROW_GROUPS * rows);
     let all_rows = parts.iter().map(|part| part.matrix.rows()).sum();
-    let num_simdgroups = num_simdgroups(metal, all_rows, num_units);
+    let num_slices = num_slices(metal, all_rows, num_units);
     let args = operands.matvec_args(num_units, matrices);
     metal.launch(
         Kernel::Matvec { format, last, columns },
@@ -158,9 +158,9 @@ fn launch(
         Work {
             args: bytes_of(&args),
             buffers: &buffers,
-            threadgroup_memory: num_simdgroups * (rows + 1) * columns * 4,
+            threadgroup_memory: matvec_memory(num_slices, rows * columns, columns),
             grid: [num_groups, 1, 1],
-            num_threads: num_simdgroups * 32,
+            num_threads: num_slices * ROW_GROUPS * 32,
         },
     )
 }
@@ -190,7 +190,7 @@ pub(crate) fn swiglu(
     let columns = operands.num_tokens.next_power_of_two();
     let rows = (rows_per_group(format, columns) / 2).max(1);
     let (matrices, _) = MatrixArgs::list(&parts, rows);
-    let num_simdgroups = num_simdgroups(metal, 2 * gate.rows(), num_units);
+    let num_slices = num_slices(metal, 2 * gate.rows(), num_units);
     let args = operands.matvec_args(num_units, matrices);
     metal.launch(
         Kernel::MatvecSwiglu { format, columns },
@@ -198,9 +198,9 @@ pub(crate) fn swiglu(
         Work {
             args: bytes_of(&args),
             buffers: &buffers,
-            threadgroup_memory: num_simdgroups * (2 * rows + 1) * columns * 4,
-            grid: [gate.rows().div_ceil(rows), 1, 1],
-            num_threads: num_simdgroups * 32,
+            threadgroup_memory: matvec_memory(num_slices, 2 * rows * columns, columns),
+            grid: [gate.rows().div_ceil(ROW_GROUPS * rows), 1, 1],
+            num_threads: num_slices * ROW_GROUPS * 32,
         },
     )
 }
@@ -226,18 +226,28 @@ pub(crate) fn silu_mul(
     )
 }
 
-/// Rows of a matrix that a threadgroup of the matrix-vector kernels computes: more where weights are small beside
+/// Rows of a matrix that a simdgroup of the matrix-vector kernels computes: more where weights are small beside
 /// the activations that are read with them, fewer where activations fill the registers. As the kernels are
 /// instantiated.
 fn rows_per_group(format: DType, columns: usize) -> usize {
     if format.block_len() > 1 && columns < 4 { 4 } else { 2 }
 }
 
-/// Simdgroups that share the columns of a row. The same for every number of columns of the result, because it is
-/// part of the order of additions.
-fn num_simdgroups(metal: &MetalBackend, num_rows: usize, num_units: usize) -> usize {
-    let wanted = metal.tuning().simdgroups_in_flight.div_ceil(num_rows.div_ceil(4)).next_power_of_two();
-    wanted.clamp(2, 8).min(num_units.div_ceil(32).next_power_of_two())
+/// Simdgroups of a threadgroup that share activations and have rows of their own, as in the kernels.
+const ROW_GROUPS: usize = 4;
+
+/// Slices of simdgroups that share the columns of a row: two, unless there is one chunk of columns or enough rows. The
+/// same for every number of columns of the result, because it is part of the order of additions.
+fn num_slices(metal: &MetalBackend, num_rows: usize, num_units: usize) -> usize {
+    let has_many_rows = num_rows.div_ceil(4) > 2 * metal.tuning().simdgroups_in_flight;
+    if num_units <= 32 || has_many_rows { 1 } else { 2 }
+}
+
+/// Bytes of threadgroup memory of the matrix-vector kernels, for `values` sums of a simdgroup.
+fn matvec_memory(num_slices: usize, values: usize, columns: usize) -> usize {
+    let activations = num_slices * columns * 128 * 5;
+    let sums = num_slices * ROW_GROUPS * (values + columns);
+    4 * activations.max(sums)
 }
 
 impl Operands<'_> {

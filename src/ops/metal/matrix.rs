@@ -89,6 +89,13 @@ fn check(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
             bytes.len()
         )));
     }
+    // Kernels count the quarters of units, the smallest thing that they read, in 32 bits.
+    if rows * (cols / UNIT) > u32::MAX as usize / 4 {
+        return Err(Error::unsupported(format!(
+            "a {rows} × {cols} matrix is too large for the kernels of this device"
+        ))
+        .with_hint("use --device cpu"));
+    }
     if !cols.is_multiple_of(UNIT) {
         return Err(Error::unsupported(format!(
             "a {rows} × {cols} matrix has no kernels on this device: its rows must be a multiple of {UNIT} long"

@@ -4,6 +4,7 @@
 //! goes into them. A folder appears there whole or not at all, so processes need not know of each other.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,35 @@ pub(crate) struct Compiler {
     version: String,
 }
 
+/// CUDA without its headers, whose work the shim does.
+const CUDA_FLAGS: [&str; 11] = [
+    "-x",
+    "cuda",
+    "--cuda-device-only",
+    "--cuda-gpu-arch=sm_90",
+    "-nocudainc",
+    "-nocudalib",
+    "--cuda-feature=+ptx81",
+    "-std=gnu++17",
+    "-DMSL_CUDA",
+    "-nostdinc",
+    "-w",
+];
+
+const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
+
+/// As many as a thread of an Apple GPU can have: what spills here may spill there.
+const MAX_REGISTERS: usize = 128;
+
+/// A library for one set of values of its function constants.
+#[derive(Debug)]
+pub(crate) struct CudaModule {
+    /// What the driver loads.
+    pub(crate) image: Vec<u8>,
+    /// What the assembler says of each kernel.
+    pub(crate) messages: String,
+}
+
 /// The oldest that is known to compile the shim in all modes.
 const MIN_VERSION: u32 = 19;
 
@@ -142,22 +172,75 @@ impl Compiler {
     /// What is wrong.
     pub(crate) fn check_cuda(&self, text: &str) -> Result<String, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
-        let flags = [
-            "-x",
-            "cuda",
-            "--cuda-device-only",
-            "--cuda-gpu-arch=sm_90",
-            "-nocudainc",
-            "-nocudalib",
-            "--cuda-feature=+ptx81",
-            "-std=gnu++17",
-            "-DMSL_CUDA",
-            "-nostdinc",
-            "-w",
-            "-fsyntax-only",
-        ];
+        let mut flags = CUDA_FLAGS.map(str::to_owned).to_vec();
+        flags.push("-fsyntax-only".to_owned());
+        flags
+            .extend(rewritten.constants.iter().map(|constant| format!("-DMSL_VALUE_OF_{}=1", constant.name)));
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.syntax("cuda", &rewritten.text, &flags)?;
         Ok(rewritten.text)
+    }
+
+    /// The library for a GPU that runs CUDA, once for each set of values of its function constants, which are all
+    /// flags: constant `i` is bit `i` of a set's position in the list.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<CudaModule>, String> {
+        let rewritten = self.rewrite(text, Mode::Cuda)?;
+        let mut flags = CUDA_FLAGS.map(str::to_owned).to_vec();
+        flags.extend(["-O3", "-S", "-ffp-contract=fast"].map(str::to_owned));
+        // Apple's compiler inlines everything and keeps no array in memory that it can keep in registers.
+        flags.extend(["-mllvm", "-inline-threshold=1000000"].map(str::to_owned));
+        flags.extend(["-mllvm", "-unroll-threshold=3000"].map(str::to_owned));
+        let module = |set: u32| {
+            let values = rewritten.constants.iter().map(|constant| {
+                let value = set >> constant.index & 1;
+                format!("-DMSL_VALUE_OF_{}={value}", constant.name)
+            });
+            let flags: Vec<String> = flags.iter().cloned().chain(values).collect();
+            self.cuda_module(&rewritten.text, &flags, toolkit)
+        };
+        // Two at a time, since most of them wait for one library with many kernels.
+        let sets: Vec<u32> = (0..1 << rewritten.constants.len()).collect();
+        let mut modules = Vec::new();
+        for pair in sets.chunks(2) {
+            let pair: Vec<_> = std::thread::scope(|scope| {
+                let module = &module;
+                let threads: Vec<_> = pair.iter().map(|set| scope.spawn(move || module(*set))).collect();
+                threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+            });
+            modules.extend(pair.into_iter().collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(modules)
+    }
+
+    fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
+        let mut hash = self.hash(text)?;
+        hash.update(flags.join(" ").as_bytes());
+        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS}").as_bytes());
+        hash.update(toolkit.as_os_str().as_encoded_bytes());
+        let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
+            let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
+            fs::write(&source, text).map_err(|error| error.to_string())?;
+            let mut compile = self.command();
+            compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
+            compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
+            run(compile.arg(&source).arg("-o").arg(&assembly))?;
+            let module = folder.join("kernels.cubin");
+            let assemble = || {
+                let mut assemble = Command::new(toolkit.join("bin/ptxas"));
+                run(assemble.args(ASSEMBLER_FLAGS).arg(&assembly).arg("-o").arg(&module))
+            };
+            let text = fs::read_to_string(&assembly).map_err(|error| error.to_string())?;
+            let text = with_fewer_registers(&text, &assemble()?);
+            fs::write(&assembly, text).map_err(|error| error.to_string())?;
+            let messages = assemble()?;
+            fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
+        })?;
+        let read = |name| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
+        let messages = String::from_utf8_lossy(&read("messages.txt")?).into_owned();
+        Ok(CudaModule { image: read("kernels.cubin")?, messages })
     }
 
     /// Only compiles, and remembers by an empty folder that it did.
@@ -279,6 +362,33 @@ impl Compiler {
         }
         Ok(hash)
     }
+}
+
+/// Limits the kernels that took more than a thread of an Apple GPU has. The others keep what the assembler found
+/// best, which a limit would change.
+fn with_fewer_registers(assembly: &str, messages: &str) -> String {
+    let mut kernel = None;
+    let mut limited = Vec::new();
+    for line in messages.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernel = rest.split('\'').next();
+        } else if let Some((_, rest)) = line.split_once("Used ") {
+            let registers = rest.split(' ').next().and_then(|number| number.parse().ok());
+            limited.extend(kernel.take().filter(|_| registers > Some(MAX_REGISTERS)));
+        }
+    }
+    let mut text = String::with_capacity(assembly.len());
+    let mut is_limited = false;
+    for line in assembly.lines() {
+        if let Some((_, rest)) = line.split_once(".entry ") {
+            is_limited = rest.split('(').next().is_some_and(|name| limited.contains(&name));
+        } else if line == "{" && std::mem::take(&mut is_limited) {
+            _ = writeln!(text, ".maxnreg {MAX_REGISTERS}");
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
 }
 
 fn here() -> PathBuf {

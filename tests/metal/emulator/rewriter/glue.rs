@@ -60,11 +60,8 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Kernel `name` is entered as `msl_name`. Whoever loads the module sets the function constants by name.
+    /// Kernel `name` is entered as `msl_name`.
     fn entries(&self, text: &mut String) -> Result<(), String> {
-        for constant in &self.constants {
-            _ = writeln!(text, "// function constant {} {} {}", constant.index, constant.kind, constant.name);
-        }
         for instance in &self.instances {
             let mut rows = String::new();
             for parameter in self.parameters(instance)? {

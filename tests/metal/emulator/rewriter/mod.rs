@@ -31,6 +31,8 @@ pub(crate) struct Rewritten {
     pub(crate) text: String,
     /// The barriers in the order of the source, each known to the run time by its position here.
     pub(crate) barriers: Vec<Barrier>,
+    /// The function constants.
+    pub(crate) constants: Vec<FunctionConstant>,
     /// What is wrong although C++ would accept it.
     pub(crate) findings: Vec<String>,
 }
@@ -62,11 +64,12 @@ const BUILT_INS: [&str; 12] = [
     "thread_execution_width",
 ];
 
+/// `constant kind name [[function_constant(index)]];`
 #[derive(Debug)]
-struct FunctionConstant {
-    index: u32,
-    kind: String,
-    name: String,
+pub(crate) struct FunctionConstant {
+    pub(crate) index: u32,
+    pub(crate) kind: String,
+    pub(crate) name: String,
 }
 
 /// A kernel that the host can name.
@@ -128,5 +131,6 @@ pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
     }
     text.push_str("\n#line 1 \"generated\"\n");
     rewriter.glue(&mut text)?;
-    Ok(Rewritten { text, barriers: rewriter.barriers, findings: rewriter.findings })
+    let Rewriter { barriers, constants, findings, .. } = rewriter;
+    Ok(Rewritten { text, barriers, constants, findings })
 }

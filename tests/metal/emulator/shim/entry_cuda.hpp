@@ -1,17 +1,19 @@
-// How a kernel is entered on a GPU for CUDA: the addresses of buffers and the places of threadgroup memory
-// come in one structure.
+// How a kernel is entered on a GPU for CUDA: the addresses of buffers, the places of threadgroup memory and the
+// bytes behind buffer(0) come in one structure. The host's side is `cuda/gpu.rs`.
 #pragma once
 #include "built_ins.hpp"
 
 #define MSL_SHARED __attribute__((__shared__))
+// Buffer 0 is the bytes themselves: a launch needs no copy, and the compiler knows that they do not change.
 struct MslArguments {
-  unsigned long buffers[31];
+  char* buffers[31];
   unsigned threadgroup_offsets[8];
+  alignas(16) char bytes[512];
 };
 struct MslParameterOfCuda {
   int kind, index;
 };
-extern MSL_SHARED char msl_threadgroup_memory[];
+extern MSL_SHARED __attribute__((__aligned__(16))) char msl_threadgroup_memory[];
 
 inline unsigned msl_argument_value(int built_in, int c) {
   const unsigned place[3] = {(unsigned)__nvvm_read_ptx_sreg_tid_x(), (unsigned)__nvvm_read_ptx_sreg_tid_y(),
@@ -46,17 +48,23 @@ struct msl_argument {
     return P(msl_argument_value(p.index, 0));
   }
 };
+// The conversion tells the compiler that the pointer is to no other memory; a cast and its reverse would not.
+METAL_FUNC char* msl_buffer(const MslArguments& arguments, int index) {
+  __attribute__((address_space(1))) char* buffer;
+  asm("cvta.to.global.u64 %0, %1;" : "=l"(buffer) : "l"(arguments.buffers[index]));
+  return (char*)buffer;
+}
 template <class T>
 struct msl_argument<T*> {
   METAL_FUNC static T* get(const MslArguments& arguments, MslParameterOfCuda p) {
-    return p.kind == MSL_THREADGROUP ? (T*)(msl_threadgroup_memory + arguments.threadgroup_offsets[p.index])
-                                     : (T*)arguments.buffers[p.index];
+    if (p.kind == MSL_THREADGROUP) return (T*)(msl_threadgroup_memory + arguments.threadgroup_offsets[p.index]);
+    return p.index == 0 ? (T*)arguments.bytes : (T*)msl_buffer(arguments, p.index);
   }
 };
 template <class T>
 struct msl_argument<T&> {
   METAL_FUNC static T& get(const MslArguments& arguments, MslParameterOfCuda p) {
-    return *(T*)arguments.buffers[p.index];
+    return p.index == 0 ? *(T*)arguments.bytes : *(T*)msl_buffer(arguments, p.index);
   }
 };
 template <class T, int N>
@@ -80,8 +88,12 @@ METAL_FUNC void msl_call(void (*function)(P...), const MslArguments& arguments,
   msl_call<kernel>(function, arguments, parameters,
                    __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
 }
-#define MSL_CUDA_ENTRY(name, kernel, ...)                                          \
-  extern "C" __attribute__((__global__)) void msl_##name(MslArguments arguments) { \
-    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                     \
-    msl_call<kernel>(kernel, arguments, parameters);                               \
+// The structure is used where the driver puts it. In C++, a kernel whose arguments are indexed would first copy
+// all of them.
+#define MSL_CUDA_ENTRY(name, kernel, ...)                                      \
+  extern "C" __attribute__((__global__)) void msl_##name(MslArguments) {       \
+    constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                 \
+    const MslArguments* arguments;                                             \
+    asm("cvta.param.u64 %0, msl_" #name "_param_0;" : "=l"(arguments));        \
+    msl_call<kernel>(kernel, *arguments, parameters);                          \
   }

@@ -50,10 +50,8 @@ typedef ulong uintptr_t;
   static constant name##_derived name = {}
 #else
 #if defined(MSL_CUDA)
-#define MSL_FUNCTION_CONSTANT(type, name)      \
-  extern "C" {                                 \
-  __attribute__((__device__, used)) type name; \
-  }
+// As on Apple's GPUs, each set of values is a compilation of its own.
+#define MSL_FUNCTION_CONSTANT(type, name) static constexpr type name = MSL_VALUE_OF_##name
 #else
 #define MSL_FUNCTION_CONSTANT(type, name) static type name
 #endif

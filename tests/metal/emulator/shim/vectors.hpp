@@ -178,10 +178,25 @@ struct alignas(4 * sizeof(T)) vector_storage<T, 4> {
   }
 };
 
+#ifdef MSL_CUDA
+// A reference to memory would be read component by component.
+#define MSL_OPERAND vec
+#else
+#define MSL_OPERAND const MSL_GENERIC vec&
+#endif
+
 template <class T, int N>
 struct vec : vector_storage<T, N> {
   using vector_storage<T, N>::v;
   vec() = default;
+#ifdef MSL_CUDA
+  // As a whole, because clang forgets the alignment of a vector when it goes through its components.
+  vec(const vec& o) { __builtin_memcpy(this, &o, sizeof(vec)); }
+  vec& operator=(const vec& o) {
+    __builtin_memcpy(this, &o, sizeof(vec));
+    return *this;
+  }
+#else
   vec(const MSL_GENERIC vec& o) : vector_storage<T, N>() {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
   }
@@ -189,6 +204,7 @@ struct vec : vector_storage<T, N> {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
     return *this;
   }
+#endif
 #ifdef MSL_ADDRESS_SPACES
   vec(const __constant vec& o) : vector_storage<T, N>() {
     for (int i = 0; i < N; ++i) v[i] = o.v[i];
@@ -240,29 +256,29 @@ struct vec : vector_storage<T, N> {
     vec<U, (int)sizeof...(I)> t = a;
     put(k, t);
   }
-#define MSL_OPERATORS(op)                                                      \
-  friend vec operator op(const MSL_GENERIC vec& a, const MSL_GENERIC vec& b) { \
-    vec r;                                                                     \
-    for (int i = 0; i < N; ++i) r.v[i] = T(a.v[i] op b.v[i]);                  \
-    return r;                                                                  \
-  }                                                                            \
-  friend vec operator op(const MSL_GENERIC vec& a, T b) {                      \
-    vec r;                                                                     \
-    for (int i = 0; i < N; ++i) r.v[i] = T(a.v[i] op b);                       \
-    return r;                                                                  \
-  }                                                                            \
-  friend vec operator op(T a, const MSL_GENERIC vec& b) {                      \
-    vec r;                                                                     \
-    for (int i = 0; i < N; ++i) r.v[i] = T(a op b.v[i]);                       \
-    return r;                                                                  \
-  }                                                                            \
-  MSL_GENERIC vec& operator op##=(const MSL_GENERIC vec & b) {                 \
-    for (int i = 0; i < N; ++i) v[i] = T(v[i] op b.v[i]);                      \
-    return *this;                                                              \
-  }                                                                            \
-  MSL_GENERIC vec& operator op##=(T b) {                                       \
-    for (int i = 0; i < N; ++i) v[i] = T(v[i] op b);                           \
-    return *this;                                                              \
+#define MSL_OPERATORS(op)                                     \
+  friend vec operator op(MSL_OPERAND a, MSL_OPERAND b) {      \
+    vec r;                                                    \
+    for (int i = 0; i < N; ++i) r.v[i] = T(a.v[i] op b.v[i]); \
+    return r;                                                 \
+  }                                                           \
+  friend vec operator op(MSL_OPERAND a, T b) {                \
+    vec r;                                                    \
+    for (int i = 0; i < N; ++i) r.v[i] = T(a.v[i] op b);      \
+    return r;                                                 \
+  }                                                           \
+  friend vec operator op(T a, MSL_OPERAND b) {                \
+    vec r;                                                    \
+    for (int i = 0; i < N; ++i) r.v[i] = T(a op b.v[i]);      \
+    return r;                                                 \
+  }                                                           \
+  MSL_GENERIC vec& operator op##=(MSL_OPERAND b) {            \
+    for (int i = 0; i < N; ++i) v[i] = T(v[i] op b.v[i]);     \
+    return *this;                                             \
+  }                                                           \
+  MSL_GENERIC vec& operator op##=(T b) {                      \
+    for (int i = 0; i < N; ++i) v[i] = T(v[i] op b);          \
+    return *this;                                             \
   }
   // clang-format off
   MSL_OPERATORS(+) MSL_OPERATORS(-) MSL_OPERATORS(*) MSL_OPERATORS(/) MSL_OPERATORS(%)

@@ -1,0 +1,279 @@
+//! How much of the memory bandwidth the kernels use, as ops launch them. A proxy for how well they go through
+//! memory: an NVIDIA GPU has other limits besides, and matrix products of simdgroups are emulated there.
+
+use std::sync::Arc;
+
+use tinyvllm::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use tinyvllm::ops::metal::{Gpu, Placement};
+use tinyvllm::ops::{
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
+    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs, Vector, linear_residual,
+    norm_linear, paged_attention, rope_kv_write,
+};
+use tinyvllm::weights::DType;
+use tinyvllm::{Error, Result};
+
+use super::gpu::CudaGpu;
+
+/// What a cache of the device cannot hold.
+const MIN_BYTES: usize = 400 << 20;
+const NUM_HEADS: usize = 32;
+const NUM_KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+const BLOCK_SIZE: usize = 32;
+const CONTEXT: usize = 4096;
+const NUM_SEQUENCES: usize = 32;
+
+/// What is measured with, and where lines go.
+struct Bench<'a> {
+    gpu: &'a Arc<CudaGpu>,
+    context: Context,
+    copy_bandwidth: f64,
+    report: &'a mut dyn FnMut(String),
+    /// The shares of the copy bandwidth that have to be large.
+    shares: Vec<(String, f64)>,
+}
+
+/// Measures everything; gives the shares of the bandwidth of a copy that the kernels must have.
+pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<Vec<(String, f64)>> {
+    let context = Context::gpu(Arc::clone(gpu) as Arc<dyn Gpu>);
+    let mut bench = Bench { gpu, context, copy_bandwidth: 0.0, report, shares: Vec::new() };
+    bench.copy()?;
+    for dtype in [DType::Q4_0, DType::F16, DType::Q8_0, DType::Q4K, DType::Q6K] {
+        for (rows, cols) in [(14336, 4096), (4096, 14336)] {
+            bench.products(dtype, rows, cols, &[1])?;
+        }
+    }
+    bench.products(DType::Q4_0, 14336, 4096, &[2, 4, 8, 16])?;
+    bench.products(DType::Q4_0, 4096, 4096, &[512])?;
+    bench.attention()?;
+    Ok(bench.shares)
+}
+
+impl Bench<'_> {
+    /// Seconds of a call, in the median of five series in which each call has another index.
+    fn seconds(&self, num_calls: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<f64> {
+        // Kernels are loaded when they are first used.
+        (0..num_calls.min(4)).try_for_each(&mut call)?;
+        let mut times = Vec::new();
+        for _ in 0..5 {
+            times.push(self.gpu.time(|| (0..num_calls).try_for_each(&mut call))? / num_calls as f64);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[2])
+    }
+
+    /// A line with the bandwidth and the arithmetic of a call; gives the share of the bandwidth.
+    fn line(&mut self, name: &str, seconds: f64, num_bytes: f64, num_operations: f64) -> f64 {
+        let share = num_bytes / seconds / self.copy_bandwidth;
+        (self.report)(format!(
+            "{name:44} {:9.1} µs {:7.0} GB/s {:5.1} % {:7.2} TFLOP/s",
+            seconds * 1e6,
+            num_bytes / seconds / 1e9,
+            share * 100.0,
+            num_operations / seconds / 1e12
+        ));
+        share
+    }
+
+    /// The bandwidth that everything is compared with: bytes that a large copy reads and writes.
+    fn copy(&mut self) -> Result<()> {
+        const LEN: usize = 1 << 30;
+        let source = self.gpu.allocate(LEN, Placement::Private)?;
+        let target = self.gpu.allocate(LEN, Placement::Private)?;
+        let seconds = self.seconds(8, |_| self.gpu.copy(&source, &target))?;
+        self.copy_bandwidth = 2.0 * LEN as f64 / seconds;
+        self.line(&format!("{}: copy of 1 GiB", self.gpu.name().to_owned()), seconds, 2.0 * LEN as f64, 0.0);
+        Ok(())
+    }
+
+    /// Products of `rows` × `cols` with each number of columns of activations.
+    fn products(&mut self, dtype: DType, rows: usize, cols: usize, columns: &[usize]) -> Result<()> {
+        let len = dtype.row_bytes(cols)? * rows;
+        let num_matrices = MIN_BYTES.div_ceil(len).max(8);
+        let linears: Vec<Linear> = (0..num_matrices)
+            .map(|index| {
+                let bytes = noise_bytes(index as u64 + 1, len);
+                let weight = Matrix::from_bytes(&self.context, dtype, &bytes, rows, cols)?;
+                Ok(Linear { weight, bias: None })
+            })
+            .collect::<Result<_>>()?;
+        let norm = RmsNorm { weight: Vector::new(&self.context, noise(3, cols))?, eps: 1e-5 };
+        for &num_columns in columns {
+            let mut scratch = LinearScratch::new(&self.context, num_columns, cols)?;
+            let x = filled(&self.context, num_columns, cols)?;
+            let mut out = Buffer::new(&self.context, num_columns, rows)?;
+            let num_calls = num_matrices * if num_columns > 16 { 1 } else { 4 };
+            let with_norm = self.seconds(num_calls, |index| {
+                let linear = [&linears[index % num_matrices]];
+                norm_linear(&self.context, &mut scratch, num_columns, &x, &norm, linear, &mut out)
+            })?;
+            let with_residual = self.seconds(num_calls, |index| {
+                let linear = &linears[index % num_matrices];
+                linear_residual(&self.context, &mut scratch, num_columns, &x, linear, &mut out)
+            })?;
+            let operations = 2.0 * (rows * cols * num_columns) as f64;
+            for (op, seconds) in [("norm_linear", with_norm), ("linear_residual", with_residual)] {
+                let name = format!("{op} {dtype} {rows}×{cols}, {num_columns} columns");
+                let share = self.line(&name, seconds, len as f64, operations);
+                if num_columns == 1 && matches!(dtype, DType::Q4_0 | DType::F16) {
+                    self.shares.push((name, share));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
+    fn attention(&mut self) -> Result<()> {
+        const PROMPT: usize = 2048;
+        let config = one_layer();
+        let num_blocks = NUM_SEQUENCES * CONTEXT / BLOCK_SIZE;
+        let mut cache = KvCache::new(&self.context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
+        let limits = AttentionLimits {
+            num_heads: NUM_HEADS,
+            num_kv_heads: NUM_KV_HEADS,
+            head_dim: HEAD_DIM,
+            sliding_window: None,
+            max_model_len: CONTEXT,
+            max_num_tokens: CONTEXT,
+            max_num_rows: NUM_SEQUENCES,
+        };
+        let mut scratch = AttentionScratch::new(&self.context, limits)?;
+        let frequencies = (0..HEAD_DIM / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
+        let mut table = RopeTable::new(&self.context, RopeStyle::HalfSplit, frequencies, 1.0, CONTEXT)?;
+        table.extend_to(CONTEXT)?;
+        let mut qkv = filled(&self.context, CONTEXT, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)?;
+        let mut out = Buffer::new(&self.context, CONTEXT, NUM_HEADS * HEAD_DIM)?;
+        let positions: Vec<u32> = (0..CONTEXT as u32).collect();
+        for sequence in 0..NUM_SEQUENCES {
+            let metadata = step(&[sequence], 0, CONTEXT);
+            let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
+            let lists = StepInputs::new(&positions, &positions, &[], &metadata);
+            let lists = inputs.upload(&self.context, lists, &cache)?;
+            rope_kv_write(&self.context, &mut qkv, &lists, None, &table, &mut cache, 0)?;
+        }
+        let all: Vec<usize> = (0..NUM_SEQUENCES).collect();
+        let kv_bytes = (CONTEXT * NUM_KV_HEADS * HEAD_DIM * 2 * 2) as f64;
+        let operations = (4 * NUM_HEADS * HEAD_DIM * CONTEXT) as f64;
+
+        let metadata = step(&all, CONTEXT - 1, CONTEXT);
+        let last = [CONTEXT as u32 - 1; NUM_SEQUENCES];
+        let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
+        let lists = StepInputs::new(&last, &last, &[], &metadata);
+        let lists = inputs.upload(&self.context, lists, &cache)?;
+        let seconds = self.seconds(20, |_| {
+            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)
+        })?;
+        let num = NUM_SEQUENCES as f64;
+        let name = format!("paged attention, {NUM_SEQUENCES} × {CONTEXT} tokens");
+        let share = self.line(&name, seconds, num * kv_bytes, num * operations);
+        self.shares.push((name, share));
+
+        // Each call is of another sequence, so that its keys are not in a cache of the device.
+        let metadata: Vec<_> = all.iter().map(|sequence| step(&[*sequence], CONTEXT - 1, CONTEXT)).collect();
+        let mut inputs = (0..NUM_SEQUENCES)
+            .map(|_| DeviceInputs::new(&self.context, &limits, BLOCK_SIZE))
+            .collect::<Result<Vec<_>>>()?;
+        let lists = metadata
+            .iter()
+            .zip(&mut inputs)
+            .map(|(metadata, inputs)| {
+                let lists = StepInputs::new(&last[..1], &last[..1], &[], metadata);
+                inputs.upload(&self.context, lists, &cache)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let seconds = self.seconds(2 * NUM_SEQUENCES, |index| {
+            let lists = &lists[index % NUM_SEQUENCES];
+            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, lists, &mut out)
+        })?;
+        self.line(&format!("paged attention, 1 × {CONTEXT} tokens"), seconds, kv_bytes, operations);
+
+        let metadata = step(&[0], 0, PROMPT);
+        let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
+        let lists = StepInputs::new(&positions[..PROMPT], &positions[..PROMPT], &[], &metadata);
+        let lists = inputs.upload(&self.context, lists, &cache)?;
+        let seconds = self.seconds(5, |_| {
+            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)
+        })?;
+        let operations = (2 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1)) as f64;
+        self.line(&format!("flash attention, a prompt of {PROMPT}"), seconds, kv_bytes / 2.0, operations);
+        if out.read(1, |row| row.iter().all(|value| value.is_finite()))? {
+            Ok(())
+        } else {
+            Err(Error::internal("attention of finite values is not finite"))
+        }
+    }
+}
+
+/// A step that computes the tokens from `first` to `end` of some sequences, whose blocks are interleaved.
+fn step(sequences: &[usize], first: usize, end: usize) -> AttentionMetadata {
+    let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
+    metadata.clear();
+    for (row, sequence) in sequences.iter().enumerate() {
+        let block = |index: usize| index * NUM_SEQUENCES + sequence;
+        let slots = (first..end).map(|at| block(at / BLOCK_SIZE) * BLOCK_SIZE + at % BLOCK_SIZE);
+        metadata.slot_mapping.extend(slots);
+        metadata.query_start_loc.push((row + 1) * (end - first));
+        metadata.seq_lens.push(end);
+        metadata.block_tables.extend((0..end.div_ceil(BLOCK_SIZE)).map(|index| block(index) as u32));
+        metadata.block_table_starts.push(metadata.block_tables.len());
+    }
+    metadata
+}
+
+fn one_layer() -> ModelConfig {
+    ModelConfig {
+        architecture: &ARCHITECTURES[0],
+        vocab_size: 1,
+        hidden_size: 1,
+        num_layers: 1,
+        num_heads: NUM_HEADS,
+        num_kv_heads: NUM_KV_HEADS,
+        head_dim: HEAD_DIM,
+        intermediate_size: 1,
+        rms_norm_eps: 1e-5,
+        rope: RopeConfig {
+            theta: 1e4,
+            dim: HEAD_DIM,
+            style: RopeStyle::HalfSplit,
+            scaling: RopeScaling::None,
+        },
+        max_position_embeddings: CONTEXT,
+        tie_word_embeddings: true,
+        sliding_window: None,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+    }
+}
+
+fn filled(context: &Context, rows: usize, width: usize) -> Result<Buffer> {
+    let mut buffer = Buffer::new(context, rows, width)?;
+    let values = noise(7, rows * width);
+    buffer.write(rows, |target| target.copy_from_slice(&values))?;
+    Ok(buffer)
+}
+
+/// A sequence of bits without a pattern.
+fn bits(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    })
+}
+
+/// Values from -1 to 1.
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    bits(seed).take(len).map(|bits| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+/// Bytes in which no scale is infinite or no number, whatever the format.
+fn noise_bytes(seed: u64, len: usize) -> Vec<u8> {
+    let words = bits(seed).take(len.div_ceil(8));
+    let mut bytes: Vec<u8> = words.flat_map(|bits| (bits & 0x3F3F_3F3F_3F3F_3F3F).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
