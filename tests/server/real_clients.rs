@@ -1,5 +1,6 @@
 //! Clients that others wrote: their types read our answers, and their programs talk to the server.
 
+use std::io::Write;
 use std::process::Command;
 
 use async_openai::types::chat::{
@@ -56,7 +57,8 @@ fn openais_python_client_works() {
     if !has_package {
         let is_required = std::env::var_os("TINYVLLM_REQUIRE_OPENAI").is_some();
         assert!(!is_required, "{python} has no package openai");
-        println!("skipped: {python} has no package openai (pip install openai)");
+        // Past the capture of output, so that it is seen.
+        let _ = writeln!(std::io::stderr(), "skipped: {python} has no package openai (pip install openai)");
         return;
     }
     let server = Server::start("--max-model-len 256 --max-num-seqs 4 --api-key secret");
