@@ -41,6 +41,7 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     hint: Option<String>,
+    param: Option<&'static str>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -50,7 +51,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// A new error. `message` names the value and the limit.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), hint: None, source: None }))
+        Self(Box::new(Inner { kind, message: message.into(), hint: None, param: None, source: None }))
     }
 
     /// An [`ErrorKind::InvalidRequest`].
@@ -89,6 +90,13 @@ impl Error {
         self
     }
 
+    /// Names the parameter of a request whose value is refused.
+    #[must_use]
+    pub fn with_param(mut self, param: &'static str) -> Self {
+        self.0.param = Some(param);
+        self
+    }
+
     /// Keeps the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -113,6 +121,12 @@ impl Error {
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// The parameter of a request whose value is refused, if it is one.
+    #[must_use]
+    pub fn param(&self) -> Option<&'static str> {
+        self.0.param
     }
 
     /// The way out, if one is known.

@@ -48,6 +48,7 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 pub mod self_test;
+pub mod server;
 pub mod tokenizer;
 pub mod weights;
 

@@ -29,25 +29,31 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sampling", &[]),
     ("scheduler", &["kv_cache"]),
     ("self_test", &["demo", "models", "ops", "sampling", "weights"]),
+    ("server", &["chat", "engine", "llm", "sampling", "tokenizer"]),
     ("tokenizer", &["weights"]),
     ("weights", &["ops"]),
 ];
 
 /// Crates and parts of `std`, and the only modules that may name them.
 const ONLY_IN: &[(&str, &[&str])] = &[
+    ("axum", &["server"]),
     ("block2", &["ops"]),
     ("candle_metal_kernels", &["ops"]),
     ("candle_core", &["config", "error", "layers", "llm", "models", "ops", "runner", "weights"]),
     ("clap", &["cli", "main"]),
     ("ctrlc", &["cli"]),
     ("hf_hub", &["hub"]),
+    ("hyper", &["server"]),
+    ("hyper_util", &["server"]),
     ("indicatif", &["cli"]),
     ("memmap2", &["ops", "weights"]),
     ("minijinja", &["chat"]),
     ("objc2", &["ops"]),
     ("objc2_metal", &["ops"]),
     ("rustyline", &["cli"]),
+    ("subtle", &["server"]),
     ("tokenizers", &["tokenizer"]),
+    ("tokio", &["server"]),
 ];
 
 /// What a pure module must not name: it decides by numbers alone.
@@ -321,6 +327,17 @@ fn foreign_crates_stay_behind_their_module() {
                 .flat_map(|source| source.lines_with(name)),
         );
     }
+}
+
+#[test]
+fn one_module_picks_status_codes() {
+    none(
+        "what is answered when something goes wrong is decided in src/server/error.rs",
+        sources()
+            .iter()
+            .filter(|source| source.module() == "server" && source.path != "src/server/error.rs")
+            .flat_map(|source| source.lines_with("StatusCode").collect::<Vec<_>>()),
+    );
 }
 
 #[test]

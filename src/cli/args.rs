@@ -17,6 +17,7 @@ use tinyvllm::sampling::SamplingParams;
 use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
+use super::serve::ServeArgs;
 use super::value::{LogitBias, TokenIds, parse_bytes, parse_cpu_level, parse_value};
 
 const EXAMPLES: &str = "\
@@ -76,6 +77,8 @@ pub(crate) enum Command {
     /// Chat with a model
     #[command(visible_alias = "run")]
     Chat(Box<ChatArgs>),
+    /// Serve a model over HTTP, with OpenAI's interface
+    Serve(Box<ServeArgs>),
     /// Measure tokens per second
     Bench(Box<BenchArgs>),
     /// Download a model and print where it is

@@ -76,8 +76,9 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// Ends the program at once.
 #[expect(clippy::exit, reason = "the main thread may be in the middle of a step that takes seconds")]
-fn exit_now() -> ! {
+pub(crate) fn exit_now() -> ! {
     // Ends the line that a progress bar or an answer was in the middle of.
     let _ = io::Write::write_all(&mut io::stderr(), b"\n");
     std::process::exit(EXIT_CODE.into())

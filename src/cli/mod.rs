@@ -15,6 +15,7 @@ mod progress;
 mod pull;
 mod render;
 mod self_test;
+mod serve;
 mod timings;
 mod value;
 mod verify;
@@ -50,6 +51,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Generate(args)) => generate::run(args, generate::Caller::Command),
         Some(Command::Chat(args)) => chat::run(args),
         Some(Command::Bench(args)) => bench::run(args),
+        Some(Command::Serve(args)) => serve::run(args),
         Some(Command::Pull(args)) => pull::run(args),
         Some(Command::Info(args)) => info::run(args),
         Some(Command::Verify(args)) => verify::run(args),

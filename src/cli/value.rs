@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 use tinyvllm::Error;
 use tinyvllm::ops::cpu::simd::CpuLevel;
@@ -74,6 +75,15 @@ pub(crate) fn parse_cpu_level(name: &str) -> Result<CpuLevel, String> {
     })
 }
 
+/// A time in seconds, at most a day.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.trim().parse().map_err(|_| "write a number of seconds".to_owned())?;
+    match seconds {
+        0.0..=86_400.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("it must be at least 0 and at most 86400 seconds".to_owned()),
+    }
+}
+
 /// Any value of the library. The hint of its error becomes part of the message, because `clap` prints
 /// only that.
 pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
@@ -105,6 +115,15 @@ mod tests {
         check("1MB", Some(1 << 20));
         for text in ["", "G", "-1", "1X", "1e3", "1.2.3M", "99999999999T", "1GG", "0x10", "."] {
             check(text, None);
+        }
+    }
+
+    #[test]
+    fn seconds() {
+        assert_eq!(parse_seconds("1.5"), Ok(Duration::from_millis(1_500)));
+        assert_eq!(parse_seconds("0"), Ok(Duration::ZERO));
+        for text in ["", "x", "-1", "NaN", "inf", "86401", "1e300"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::output::{Event, FinishReason, SequenceStats};
+use super::output::{Event, FinishReason, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
 use crate::runner::{RowOutput, Runner, Step, StepRow};
@@ -40,6 +40,12 @@ pub struct EngineStats {
     pub num_waiting: usize,
     /// Sequences that hold blocks now.
     pub num_running: usize,
+    /// Blocks of the KV cache that are in use now.
+    pub num_used_blocks: usize,
+    /// Steps that failed since the last one that did not.
+    pub num_failed_steps_in_a_row: u32,
+    /// How many steps computed how many tokens.
+    pub step_sizes: StepSizes,
     /// The scheduler's totals.
     pub scheduler: SchedulerStats,
 }
@@ -201,12 +207,16 @@ impl EngineCore {
         match self.runner.execute(&step) {
             Ok(outputs) => {
                 self.stats.num_steps += 1;
-                self.stats.num_computed_tokens += (plan.num_scheduled_tokens() * plan.num_steps) as u64;
+                self.stats.num_failed_steps_in_a_row = 0;
+                let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
+                self.stats.num_computed_tokens += num_tokens as u64;
+                self.stats.step_sizes.count(num_tokens);
                 for (row, output) in plan.rows.iter().zip(outputs) {
                     self.update(row, output, &mut events);
                 }
             }
             Err(error) => {
+                self.stats.num_failed_steps_in_a_row += 1;
                 for row in &plan.rows {
                     self.fail_request(row.seq, &error, &mut events);
                 }
@@ -255,6 +265,7 @@ impl EngineCore {
         EngineStats {
             num_waiting: self.scheduler.num_waiting(),
             num_running: self.scheduler.num_running(),
+            num_used_blocks: self.scheduler.num_used_blocks(),
             scheduler: self.scheduler.stats(),
             ..self.stats
         }

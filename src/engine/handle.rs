@@ -1,29 +1,21 @@
 //! The engine on a thread of its own.
 //!
 //! One thread owns all state. Commands reach it through a bounded channel as a closed enum; events
-//! leave through a channel per request, which holds at most the request's own tokens, so the engine
-//! never waits for a reader. A request whose reader is gone is aborted before the next step.
+//! leave through a sink per request that never waits, so the engine never waits for a reader. A request
+//! whose reader is gone is aborted before the next step.
 
-use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 
+use super::sink::{EventSink, OnAccepted};
+use super::thread::{Board, Command, EngineThread};
 use super::{EngineCore, EngineStats, Event, ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Commands that may wait for the engine to finish its step.
 const COMMAND_QUEUE: usize = 256;
-
-/// Everything that the engine's thread can be told.
-enum Command {
-    Submit { request: Box<Request>, reply: SyncSender<Result<RequestId>>, events: Sender<Event> },
-    Abort { id: RequestId, index: Option<usize> },
-    Stats { reply: SyncSender<EngineStats> },
-    Shutdown,
-}
 
 /// A running engine. Dropping it ends all requests.
 #[derive(Debug)]
@@ -31,6 +23,7 @@ pub struct Engine {
     commands: SyncSender<Command>,
     config: Arc<EngineConfig>,
     model: Arc<ModelLimits>,
+    board: Arc<Board>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,11 +35,13 @@ impl Engine {
     pub fn start(core: EngineCore) -> Result<Self> {
         let (commands, receiver) = mpsc::sync_channel(COMMAND_QUEUE);
         let (config, model) = (Arc::clone(core.config()), Arc::clone(core.model_limits()));
+        let board = Arc::new(Board::default());
+        let engine_thread = EngineThread::new(core, Arc::clone(&board));
         let thread = std::thread::Builder::new()
             .name("tinyvllm-engine".to_owned())
-            .spawn(move || EngineThread { core, readers: HashMap::new() }.run(&receiver))
+            .spawn(move || engine_thread.run(&receiver))
             .map_err(|source| Error::io("start the engine's thread", source))?;
-        Ok(Self { commands, config, model, thread: Some(thread) })
+        Ok(Self { commands, config, model, board, thread: Some(thread) })
     }
 
     /// The engine's limits.
@@ -69,9 +64,62 @@ impl Engine {
         let num_sequences = request.params.n;
         let (reply, answer) = mpsc::sync_channel(1);
         let (events, stream) = mpsc::channel();
-        self.send(Command::Submit { request: Box::new(request), reply, events })?;
+        let on_accepted: OnAccepted = Box::new(move |id| {
+            // Nobody listens for the answer: the stream does not exist either, and the first event will
+            // abort the request.
+            let _ = reply.send(id);
+        });
+        self.send(Command::Submit { request: Box::new(request), on_accepted, sink: Box::new(events) })?;
         let id = answer.recv().map_err(|_| stopped())??;
         Ok(RequestStream { id, events: stream, commands: self.commands.clone(), unfinished: num_sequences })
+    }
+
+    /// Queues a request whose events go to `sink`, without waiting for anything. `on_accepted` hears
+    /// whether the engine takes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capacity`] if too many commands wait for the end of the step; or if the engine has
+    /// failed.
+    pub fn submit_to(
+        &self,
+        request: Request,
+        sink: Box<dyn EventSink>,
+        on_accepted: OnAccepted,
+    ) -> Result<()> {
+        let command = Command::Submit { request: Box::new(request), on_accepted, sink };
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => Error::new(
+                ErrorKind::Capacity,
+                format!("{COMMAND_QUEUE} submissions wait for the engine, the most allowed"),
+            )
+            .with_hint("try again in a moment"),
+            TrySendError::Disconnected(_) => stopped(),
+        })
+    }
+
+    /// A way to give up a request that was accepted.
+    #[must_use]
+    pub fn abort_handle(&self, id: RequestId) -> AbortHandle {
+        AbortHandle { id, commands: self.commands.clone() }
+    }
+
+    /// Ends every unfinished request with this error. The engine goes on. Waits for room in the queue of
+    /// commands.
+    pub fn fail_all(&self, error: Error) {
+        // A stopped engine has ended all requests already.
+        let _ = self.commands.send(Command::FailAll { error });
+    }
+
+    /// The totals after the latest step, without waiting for one that is running.
+    #[must_use]
+    pub fn latest_stats(&self) -> EngineStats {
+        self.board.stats()
+    }
+
+    /// Calls `listener` on the engine's thread if the engine fails, after all requests have been ended;
+    /// at once if it has failed already.
+    pub fn on_failure(&self, listener: impl FnOnce(&Error) + Send + 'static) {
+        self.board.on_failure(Box::new(listener));
     }
 
     /// Running totals.
@@ -126,16 +174,12 @@ impl AbortHandle {
         // A stopped engine has ended the request already.
         let _ = self.commands.send(Command::Abort { id: self.id, index });
     }
-}
 
-impl std::fmt::Debug for Command {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Submit { .. } => "Submit",
-            Self::Abort { .. } => "Abort",
-            Self::Stats { .. } => "Stats",
-            Self::Shutdown => "Shutdown",
-        })
+    /// The same without waiting; false if too many commands wait for the end of the step.
+    #[must_use]
+    pub fn try_abort(&self, index: Option<usize>) -> bool {
+        let sent = self.commands.try_send(Command::Abort { id: self.id, index });
+        !matches!(sent, Err(TrySendError::Full(_)))
     }
 }
 
@@ -193,93 +237,6 @@ impl Drop for RequestStream {
     fn drop(&mut self) {
         if self.unfinished > 0 {
             self.abort(None);
-        }
-    }
-}
-
-struct EngineThread {
-    core: EngineCore,
-    readers: HashMap<RequestId, Sender<Event>>,
-}
-
-impl EngineThread {
-    fn run(mut self, commands: &Receiver<Command>) {
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
-        let error = match outcome {
-            Ok(Ok(())) => Error::internal("the engine was shut down"),
-            Ok(Err(violation)) => Error::internal(format!("the engine's state is inconsistent: {violation}")),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown cause");
-                Error::internal(format!("the engine failed: {text}"))
-            }
-        };
-        let events = self.core.fail_all(&error);
-        self.deliver(events);
-    }
-
-    /// Returns when told to, or with the violation of an invariant.
-    fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
-        loop {
-            if !self.core.has_unfinished() {
-                self.core.check_integrity()?;
-                let Ok(command) = commands.recv() else { return Ok(()) };
-                if !self.obey(command) {
-                    return Ok(());
-                }
-            }
-            loop {
-                match commands.try_recv() {
-                    Ok(command) => {
-                        if !self.obey(command) {
-                            return Ok(());
-                        }
-                    }
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Ok(()),
-                }
-            }
-            let events = self.core.step();
-            self.deliver(events);
-        }
-    }
-
-    /// Carries out a command; false means stop.
-    fn obey(&mut self, command: Command) -> bool {
-        match command {
-            Command::Submit { request, reply, events } => {
-                let id = self.core.submit(*request);
-                if let Ok(id) = id {
-                    self.readers.insert(id, events);
-                }
-                // Nobody listens for the answer: the stream does not exist either, and the first event
-                // will abort the request.
-                let _ = reply.send(id);
-            }
-            Command::Abort { id, index } => {
-                let events = self.core.abort(id, index);
-                self.deliver(events);
-            }
-            Command::Stats { reply } => {
-                let _ = reply.send(self.core.stats());
-            }
-            Command::Shutdown => return false,
-        }
-        true
-    }
-
-    fn deliver(&mut self, events: Vec<(RequestId, Event)>) {
-        for (id, event) in events {
-            let Some(reader) = self.readers.get(&id) else { continue };
-            if reader.send(event).is_err() {
-                self.readers.remove(&id);
-                self.core.abort(id, None);
-            }
-        }
-        if !self.core.has_unfinished() {
-            self.readers.clear();
-        } else {
-            self.readers.retain(|id, _| self.core.is_unfinished(*id));
         }
     }
 }

@@ -7,8 +7,11 @@ mod core;
 mod handle;
 mod output;
 mod request;
+mod sink;
+mod thread;
 
 pub use self::core::{EngineCore, EngineStats};
 pub use handle::{AbortHandle, Engine, RequestStream};
-pub use output::{Event, FinishReason, SequenceStats};
+pub use output::{Event, FinishReason, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
+pub use sink::{EventSink, OnAccepted};

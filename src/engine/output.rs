@@ -80,3 +80,19 @@ pub struct SequenceStats {
     /// From the first token to the last.
     pub decode_time: Duration,
 }
+
+/// How many steps computed how many tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Steps with at most [`Self::BOUNDS`] tokens and more than the bound before; last, all larger ones.
+    pub counts: [u64; Self::BOUNDS.len() + 1],
+}
+
+impl StepSizes {
+    /// Numbers of tokens, ascending.
+    pub const BOUNDS: [usize; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384];
+
+    pub(super) fn count(&mut self, num_tokens: usize) {
+        self.counts[Self::BOUNDS.partition_point(|bound| *bound < num_tokens)] += 1;
+    }
+}

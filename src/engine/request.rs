@@ -75,7 +75,8 @@ impl Request {
                     config.max_model_len
                 ),
             )
-            .with_hint("lower max_tokens, or leave it out to use what is left of the window"));
+            .with_hint("lower max_tokens, or leave it out to use what is left of the window")
+            .with_param("max_tokens"));
         }
         for &token_id in &self.prompt_token_ids {
             crate::sampling::token_in_vocabulary("the prompt", token_id, model.vocab_size)?;
@@ -85,7 +86,8 @@ impl Request {
             return Err(Error::invalid_request(format!(
                 "n is {}, but at most {} sequences run at once (--max-num-seqs)",
                 self.params.n, config.max_num_seqs
-            )));
+            ))
+            .with_param("n"));
         }
         Ok(())
     }

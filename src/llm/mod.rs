@@ -5,6 +5,7 @@
 mod device;
 mod load;
 mod report;
+mod text_decoder;
 mod text_stream;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 pub use device::{DeviceChoice, OpenedDevice};
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;
+pub use text_decoder::{TextDecoder, TextOptions};
 pub use text_stream::{TextEvent, TextStream};
 
 use crate::chat::{Chat, ChatOptions, Message};
@@ -37,6 +39,12 @@ pub struct Llm {
 }
 
 impl Llm {
+    /// What the model is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The engine: token ids in, token ids out.
     #[must_use]
     pub fn engine(&self) -> &Engine {
@@ -120,12 +128,21 @@ impl Llm {
     /// # Errors
     /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
     pub fn submit(&self, prompt_token_ids: Vec<u32>, params: SamplingParams) -> Result<TextStream> {
-        if !params.stop.is_empty() {
+        let options = TextOptions { stop: params.stop.clone(), ..TextOptions::default() };
+        let decoder = self.text_decoder(params.n, &options)?;
+        let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
+        Ok(TextStream::new(events, decoder))
+    }
+
+    /// What translates the events of a request with `num_sequences` sequences.
+    ///
+    /// # Errors
+    /// If a stop string is empty, or there are stop strings without a tokenizer.
+    pub fn text_decoder(&self, num_sequences: usize, options: &TextOptions) -> Result<TextDecoder> {
+        if !options.stop.is_empty() {
             self.require_tokenizer()?;
         }
-        let (num_sequences, stop) = (params.n, params.stop.clone());
-        let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
-        TextStream::new(events, self.tokenizer.as_ref(), num_sequences, &stop)
+        TextDecoder::new(self.tokenizer.as_ref(), num_sequences, options)
     }
 
     fn require_tokenizer(&self) -> Result<&Tokenizer> {

@@ -1,12 +1,10 @@
-//! From the engine's tokens to text: detokenising and stop strings, for each sequence of a request.
+//! The text of a request as an iterator that waits.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use crate::Result;
+use super::TextDecoder;
 use crate::engine::{AbortHandle, Event, FinishReason, RequestStream, SequenceStats};
 use crate::sampling::TokenLogprobs;
-use crate::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
 /// Something that happened to a request, in text.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,38 +39,13 @@ pub enum TextEvent {
 #[derive(Debug)]
 pub struct TextStream {
     events: RequestStream,
-    sequences: Vec<SequenceText>,
+    decoder: TextDecoder,
     ready: VecDeque<TextEvent>,
-    stop: Vec<String>,
-}
-
-/// The text side of one sequence. Without a tokenizer there is no text, only tokens.
-#[derive(Debug)]
-struct SequenceText {
-    decoder: Option<(Detokenizer, StopMatcher)>,
-    num_output_tokens: usize,
-    matched_stop: Option<usize>,
 }
 
 impl TextStream {
-    pub(super) fn new(
-        events: RequestStream,
-        tokenizer: Option<&Arc<Tokenizer>>,
-        num_sequences: usize,
-        stop: &[String],
-    ) -> Result<Self> {
-        let sequences = (0..num_sequences).map(|_| {
-            let decoder = match tokenizer {
-                Some(tokenizer) => Some((
-                    Detokenizer::continuing(Arc::clone(tokenizer), true),
-                    StopMatcher::new(stop, false)?,
-                )),
-                None => None,
-            };
-            Ok(SequenceText { decoder, num_output_tokens: 0, matched_stop: None })
-        });
-        let sequences = sequences.collect::<Result<_>>()?;
-        Ok(Self { events, sequences, ready: VecDeque::new(), stop: stop.to_vec() })
+    pub(super) fn new(events: RequestStream, decoder: TextDecoder) -> Self {
+        Self { events, decoder, ready: VecDeque::new() }
     }
 
     /// Gives up the request, or one of its sequences. The last event is still
@@ -97,50 +70,8 @@ impl TextStream {
     }
 
     fn translate(&mut self, event: Event) {
-        match event {
-            Event::PromptLogits { .. } => {}
-            Event::Token { index, token_id, logprobs, is_end } => {
-                let sequence = &mut self.sequences[index];
-                if sequence.matched_stop.is_some() {
-                    return;
-                }
-                sequence.num_output_tokens += 1;
-                let mut text = String::new();
-                if let (Some((detokenizer, matcher)), false) = (&mut sequence.decoder, is_end) {
-                    let outcome = matcher.push(&detokenizer.push(token_id));
-                    text = outcome.text;
-                    sequence.matched_stop = outcome.matched;
-                }
-                let is_matched = sequence.matched_stop.is_some();
-                self.ready.push_back(TextEvent::Delta { index, text, token_id: Some(token_id), logprobs });
-                if is_matched {
-                    self.events.abort(Some(index));
-                }
-            }
-            Event::Finished { index, mut reason, error, mut stats } => {
-                let sequence = &mut self.sequences[index];
-                if sequence.matched_stop.is_none()
-                    && let Some((detokenizer, matcher)) = &mut sequence.decoder
-                {
-                    let outcome = matcher.push(&detokenizer.finish());
-                    sequence.matched_stop = outcome.matched;
-                    let text = outcome.text + &matcher.finish();
-                    if !text.is_empty() {
-                        self.ready.push_back(TextEvent::Delta {
-                            index,
-                            text,
-                            token_id: None,
-                            logprobs: None,
-                        });
-                    }
-                }
-                stats.num_output_tokens = sequence.num_output_tokens;
-                let matched_stop = sequence.matched_stop.and_then(|stop| self.stop.get(stop).cloned());
-                if matched_stop.is_some() {
-                    reason = FinishReason::Stop;
-                }
-                self.ready.push_back(TextEvent::Finished { index, reason, error, stats, matched_stop });
-            }
+        if let Some(index) = self.decoder.push(event, &mut self.ready) {
+            self.events.abort(Some(index));
         }
     }
 }

@@ -108,15 +108,16 @@ impl SamplingParams {
         at_most("n", self.n, MAX_N)?;
         at_least_one("n", self.n)?;
         at_most("logprobs", self.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
-        at_most("the number of logit_bias entries", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
-        at_most("the number of stop strings", self.stop.len(), MAX_STOP_STRINGS)?;
+        at_most_entries("logit_bias", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
+        at_most_entries("stop", self.stop.len(), MAX_STOP_STRINGS)?;
         if let Some(max_tokens) = self.max_tokens {
             at_least_one("max_tokens", max_tokens)?;
             if self.min_tokens > max_tokens {
                 return Err(Error::invalid_request(format!(
                     "min_tokens is {}, but max_tokens is {max_tokens}",
                     self.min_tokens
-                )));
+                ))
+                .with_param("min_tokens"));
             }
         }
         for stop in &self.stop {
@@ -124,41 +125,53 @@ impl SamplingParams {
                 return Err(Error::invalid_request(format!(
                     "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
                     stop.len()
-                )));
+                ))
+                .with_param("stop"));
             }
         }
         for (&token_id, &bias) in &self.logit_bias {
             in_range("logit_bias", bias, -100.0, 100.0)?;
-            token_in_vocabulary("logit_bias", token_id, vocab_size)?;
+            token_in_vocabulary("logit_bias", token_id, vocab_size)
+                .map_err(|error| error.with_param("logit_bias"))?;
         }
-        at_most("the number of stop_token_ids", self.stop_token_ids.len(), MAX_LOGIT_BIAS)?;
+        at_most_entries("stop_token_ids", self.stop_token_ids.len(), MAX_LOGIT_BIAS)?;
         for &token_id in &self.stop_token_ids {
-            token_in_vocabulary("stop_token_ids", token_id, vocab_size)?;
+            token_in_vocabulary("stop_token_ids", token_id, vocab_size)
+                .map_err(|error| error.with_param("stop_token_ids"))?;
         }
         Ok(())
     }
 }
 
-fn in_range(name: &str, value: f32, low: f32, high: f32) -> Result<()> {
+fn in_range(name: &'static str, value: f32, low: f32, high: f32) -> Result<()> {
     if (low..=high).contains(&value) {
         return Ok(());
     }
     let low = if low == f32::MIN_POSITIVE { "above 0".to_owned() } else { format!("at least {low}") };
-    Err(Error::invalid_request(format!("{name} is {value}; it must be {low} and at most {high}")))
+    let message = format!("{name} is {value}; it must be {low} and at most {high}");
+    Err(Error::invalid_request(message).with_param(name))
 }
 
-fn at_most(name: &str, value: usize, limit: usize) -> Result<()> {
+fn at_most(name: &'static str, value: usize, limit: usize) -> Result<()> {
     if value <= limit {
         return Ok(());
     }
-    Err(Error::invalid_request(format!("{name} is {value}; it must be at most {limit}")))
+    Err(Error::invalid_request(format!("{name} is {value}; it must be at most {limit}")).with_param(name))
 }
 
-fn at_least_one(name: &str, value: usize) -> Result<()> {
+fn at_most_entries(name: &'static str, num_entries: usize, limit: usize) -> Result<()> {
+    if num_entries <= limit {
+        return Ok(());
+    }
+    let message = format!("{name} has {num_entries} entries; it must have at most {limit}");
+    Err(Error::invalid_request(message).with_param(name))
+}
+
+fn at_least_one(name: &'static str, value: usize) -> Result<()> {
     if value > 0 {
         return Ok(());
     }
-    Err(Error::invalid_request(format!("{name} is 0; it must be at least 1")))
+    Err(Error::invalid_request(format!("{name} is 0; it must be at least 1")).with_param(name))
 }
 
 pub(crate) fn token_in_vocabulary(name: &str, token_id: u32, vocab_size: usize) -> Result<()> {
@@ -199,7 +212,7 @@ mod tests {
         check(|p| (p.max_tokens, p.min_tokens) = (Some(3), 4), "min_tokens is 4");
         check(|p| p.stop = vec![String::new()], "0 bytes");
         check(|p| p.stop = vec!["x".repeat(257)], "257 bytes");
-        check(|p| p.stop = vec!["x".to_owned(); 17], "17");
+        check(|p| p.stop = vec!["x".to_owned(); 17], "stop has 17 entries");
         check(|p| p.logit_bias = [(100, 1.0)].into(), "token id 100");
         check(|p| p.logit_bias = [(1, 1e9)].into(), "logit_bias is 1000000000");
         check(|p| p.stop_token_ids = vec![4_000_000_000], "token id 4000000000");

@@ -194,6 +194,12 @@ impl Scheduler {
         !self.sequences.is_empty()
     }
 
+    /// Blocks that are in use.
+    #[must_use]
+    pub fn num_used_blocks(&self) -> usize {
+        self.pool.num_blocks() - self.pool.num_free()
+    }
+
     /// Share of the blocks that are in use, 0 to 1.
     #[must_use]
     pub fn kv_cache_usage(&self) -> f64 {

@@ -10,7 +10,7 @@ use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
 use tinyvllm::ErrorKind;
 use tinyvllm::config::EngineConfig;
-use tinyvllm::engine::{Engine, EngineCore, Event, FinishReason, ModelLimits, Request, RequestId};
+use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
 use tinyvllm::sampling::SamplingParams;
 
 fn limits() -> ModelLimits {
@@ -387,6 +387,9 @@ fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
     }
     let core = EngineCore::new(Box::new(Panicking), limits(), small_config()).unwrap();
     let engine = Engine::start(core).unwrap();
+    let (fail, failed) = std::sync::mpsc::channel();
+    let listener = fail.clone();
+    engine.on_failure(move |error| listener.send(error.to_string()).unwrap());
     let request = Request::new(vec![1], SamplingParams::default());
     let events: Vec<Event> = engine.submit(request.clone()).unwrap().collect();
     assert!(
@@ -395,4 +398,67 @@ fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
         "{events:?}"
     );
     assert_eq!(engine.submit(request).unwrap_err().kind(), ErrorKind::Internal);
+    assert!(failed.recv().unwrap().contains("broken kernel"));
+    // Who comes late hears of it too.
+    engine.on_failure(move |error| fail.send(error.to_string()).unwrap());
+    assert!(failed.recv().unwrap().contains("broken kernel"));
+}
+
+/// Takes some events, then refuses or closes.
+struct Limited {
+    num_left: usize,
+    closes: bool,
+    events: std::sync::mpsc::Sender<Event>,
+}
+
+impl EventSink for Limited {
+    fn send(&mut self, event: Event) -> bool {
+        if self.num_left == 0 {
+            return false;
+        }
+        self.num_left -= 1;
+        // The test may have ended.
+        let _ = self.events.send(event);
+        true
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closes && self.num_left == 0
+    }
+}
+
+#[test]
+fn a_sink_that_refuses_or_closes_gives_its_request_up() {
+    let engine = Engine::start(core(&small_config())).unwrap();
+    let params = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::greedy() };
+    for (num_left, closes) in [(0, true), (3, true), (0, false), (3, false)] {
+        let (events, received) = std::sync::mpsc::channel();
+        let (accept, accepted) = std::sync::mpsc::channel();
+        let sink = Box::new(Limited { num_left, closes, events });
+        let on_accepted = Box::new(move |id: tinyvllm::Result<RequestId>| accept.send(id.is_ok()).unwrap());
+        engine.submit_to(Request::new(vec![1, 2, 3], params.clone()), sink, on_accepted).unwrap();
+        assert!(accepted.recv().unwrap());
+        // The sink is dropped when the engine is done with it.
+        let received: Vec<Event> = received.iter().collect();
+        assert_eq!(received.len(), num_left);
+        assert!(received.iter().all(|event| matches!(event, Event::Token { .. })));
+    }
+    let stats = engine.stats().unwrap();
+    assert_eq!((stats.num_running, stats.num_waiting, stats.num_used_blocks), (0, 0, 0));
+    assert!(stats.num_output_tokens < 20, "{stats:?}");
+    assert_eq!(stats.step_sizes.counts.iter().sum::<u64>(), stats.num_steps);
+    // An invalid request is refused through the same callback, and the engine goes on.
+    let (accept, accepted) = std::sync::mpsc::channel();
+    let (events, _received) = std::sync::mpsc::channel::<Event>();
+    let on_accepted = Box::new(move |id: tinyvllm::Result<RequestId>| accept.send(id.is_err()).unwrap());
+    engine.submit_to(Request::new(vec![], params.clone()), Box::new(events), on_accepted).unwrap();
+    assert!(accepted.recv().unwrap());
+    // Everything unfinished can be ended with an error, without ending the engine.
+    let stream = engine.submit(Request::new(vec![1], params.clone())).unwrap();
+    engine.fail_all(tinyvllm::Error::internal("enough"));
+    let last = stream.last().unwrap();
+    let is_failure = matches!(&last, Event::Finished { error: Some(text), .. } if text == "enough");
+    let is_complete = matches!(&last, Event::Finished { reason: FinishReason::Length, .. });
+    assert!(is_failure || is_complete, "{last:?}");
+    assert_eq!(engine.submit(Request::new(vec![1], params)).unwrap().count(), 41);
 }

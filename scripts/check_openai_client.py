@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Talks to a running server with OpenAI's own client: pip install openai
+
+    python scripts/check_openai_client.py http://127.0.0.1:8000/v1 [API_KEY]
+"""
+
+import sys
+
+import openai
+
+
+def expect(error, call):
+    """The call must raise exactly this."""
+    try:
+        call()
+    except error as found:
+        return found
+    raise AssertionError(f"no {error.__name__}")
+
+
+def main(url, key="none"):
+    client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    model = client.models.list().data[0].id
+    assert client.models.retrieve(model).id == model
+
+    messages = [
+        {"role": "developer", "content": "You are brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello!"}]},
+    ]
+    whole = client.chat.completions.create(model=model, messages=messages, max_tokens=16, seed=1)
+    assert whole.choices[0].message.role == "assistant" and whole.choices[0].message.content
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens >= 0
+
+    stream = client.chat.completions.create(
+        model=model,
+        messages=messages,
+        max_completion_tokens=16,
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content, (text, whole)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert not chunks[-1].choices and chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
+
+    two = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=4, n=2, logprobs=True, top_logprobs=2, stop=["zzz"]
+    )
+    assert len(two.choices) == 2 and len(two.choices[1].logprobs.content[0].top_logprobs) == 2
+
+    extra = {"top_k": 5, "min_p": 0.1, "ignore_eos": True, "return_token_ids": True}
+    prompts = client.completions.create(
+        model=model, prompt=["Once", "Twice"], max_tokens=5, logprobs=1, extra_body=extra
+    )
+    assert len(prompts.choices) == 2 and len(prompts.choices[0].logprobs.tokens) == 5
+    assert len(prompts.choices[1].token_ids) == 5
+    assert client.completions.create(model=model, prompt=[5, 6], max_tokens=2, echo=True).choices[0].text
+
+    bad = expect(
+        openai.BadRequestError,
+        lambda: client.chat.completions.create(model=model, messages=messages, temperature=9),
+    )
+    assert bad.param == "temperature" and "at most 2" in bad.message, bad
+    expect(openai.NotFoundError, lambda: client.completions.create(model="other", prompt="x"))
+    if key != "none":
+        wrong = client.with_options(api_key="wrong")
+        expect(openai.AuthenticationError, wrong.models.list)
+    print(f"ok: openai {openai.__version__} and {model}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

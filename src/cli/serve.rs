@@ -1,0 +1,257 @@
+//! `tinyvllm serve`: flags, keys and log lines around the library's server.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tinyvllm::llm::Llm;
+use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Server, ServerConfig};
+
+use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
+use super::console::Console;
+use super::interrupt;
+use super::load::{merge_model, resolve};
+use super::value::{parse_bytes, parse_seconds};
+
+/// Log lines that may wait for standard error. Further ones are dropped.
+const MAX_WAITING_LINES: usize = 4_096;
+/// Time for the last lines to be written.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+
+/// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
+/// /health, /version and /metrics as vLLM has them.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    positional: PositionalModel,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    messages: MessageArgs,
+}
+
+/// How the server behaves.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Address to listen on; 0.0.0.0 is every network
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port; 0 lets the system choose
+    #[arg(long, default_value_t = 8_000)]
+    port: u16,
+    /// Name of the model in requests and answers; may be repeated, the first one is in answers
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
+    /// Key that requests must have, except to /health; may be repeated
+    ///
+    /// What is typed here is seen by everybody on the machine who lists processes. TINYVLLM_API_KEY and
+    /// --api-key-file are not.
+    #[arg(long, value_name = "KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File with further keys, one a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Longest body of a request, such as 512K or 32M
+    #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
+    max_body_bytes: u64,
+    /// Requests that may wait, beside those that run; further ones get 429
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_waiting: usize,
+    /// Connections at once; further ones wait
+    #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
+    max_connections: usize,
+    /// Seconds for the head of a request to arrive, and for a connection to be idle
+    #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
+    header_timeout: Duration,
+    /// Seconds for the body of a request to arrive
+    #[arg(long, default_value = "60", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
+    body_timeout: Duration,
+    /// Seconds that a client may take nothing of its answer before it is cut off
+    #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
+    write_timeout: Duration,
+    /// Seconds for running requests to end when the server is told to stop
+    #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds)]
+    shutdown_timeout: Duration,
+    /// Form of the log: a line of text or of JSON for each request, without prompts and keys
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    log_format: LogFormat,
+    /// Log no requests
+    #[arg(long, hide_short_help = true)]
+    disable_access_log: bool,
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// For programs
+    Json,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// If the port is in use, the model cannot be had or loaded, or the engine fails.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    let console = Console::new(args.messages);
+    let model = merge_model(&args.positional, &args.model)?;
+    let options = args.engine.options();
+    let server = Server::bind(config(&args.server)?)?;
+    // Before gigabytes are downloaded for a device that is not there.
+    options.device.open()?;
+    let address = server.address();
+    console.note(format_args!("listening on http://{address}, loading the model"));
+    let files = resolve(&model, console)?;
+    let log = Arc::new(LineLog::start(&args.server, console)?);
+    let mut on_milestone = |milestone: Milestone<'_>| match milestone {
+        Milestone::Ready(summary) => {
+            console.note(summary);
+            console.note(format_args!("ready: http://{address}/v1"));
+        }
+        Milestone::Draining => {
+            console.note("stopping: running requests may end; once more to stop at once");
+        }
+    };
+    let load =
+        Box::new(move |progress: &dyn tinyvllm::llm::LoadProgress| Llm::load(&files, &options, progress));
+    let exit = server.run(load, log.clone(), &mut on_milestone);
+    log.flush();
+    match exit? {
+        Exit::Drained => Ok(ExitCode::SUCCESS),
+        Exit::AtOnce => interrupt::exit_now(),
+    }
+}
+
+fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
+    let mut api_keys = args.api_key.clone();
+    if let Some(path) = &args.api_key_file {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| tinyvllm::Error::io(format_args!("cannot read {}", path.display()), source))?;
+        let keys = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let num_before = api_keys.len();
+        api_keys.extend(keys.map(str::to_owned));
+        if api_keys.len() == num_before {
+            // Serving without a key because the file is empty is not what anybody wants.
+            return Err(tinyvllm::Error::invalid_request(format!("{} has no key", path.display()))
+                .with_hint("write one key a line")
+                .into());
+        }
+    }
+    Ok(ServerConfig {
+        host: args.host.clone(),
+        port: args.port,
+        served_model_names: args.served_model_name.clone(),
+        api_keys,
+        max_body_bytes: usize::try_from(args.max_body_bytes)?,
+        max_waiting: args.max_waiting,
+        max_connections: args.max_connections,
+        header_timeout: args.header_timeout,
+        body_timeout: args.body_timeout,
+        write_timeout: args.write_timeout,
+        shutdown_timeout: args.shutdown_timeout,
+    })
+}
+
+/// What the thread that writes the log is told.
+enum LogCommand {
+    Write(String),
+    /// Everything before this has been written when the sender is dropped.
+    Flush(SyncSender<()>),
+}
+
+/// A log that hands its lines to a thread, so that nobody waits for standard error.
+struct LineLog {
+    format: LogFormat,
+    /// None if nothing is to be logged.
+    commands: Option<SyncSender<LogCommand>>,
+}
+
+impl AccessLog for LineLog {
+    fn record(&self, record: AccessRecord) {
+        let Some(commands) = &self.commands else { return };
+        let line = match self.format {
+            LogFormat::Text => text_line(&record),
+            // The record has string keys and no failing parts.
+            LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
+        };
+        // A log that nobody reads must not stop the server.
+        let _ = commands.try_send(LogCommand::Write(line));
+    }
+}
+
+impl LineLog {
+    fn start(args: &ServerArgs, console: Console) -> anyhow::Result<Self> {
+        if args.disable_access_log || console.is_quiet() {
+            return Ok(Self { format: args.log_format, commands: None });
+        }
+        let (commands, receiver) = sync_channel(MAX_WAITING_LINES);
+        std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
+        Ok(Self { format: args.log_format, commands: Some(commands) })
+    }
+
+    /// Waits until everything is written, or nobody seems to read it.
+    fn flush(&self) {
+        let (done, written) = sync_channel(1);
+        let command = LogCommand::Flush(done);
+        if self.commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok()) {
+            // The sender is dropped, which is an error too.
+            let _ = written.recv_timeout(FLUSH_TIME);
+        }
+    }
+}
+
+fn write_lines(commands: &Receiver<LogCommand>) {
+    for command in commands {
+        match command {
+            // Whoever closed standard error does not want to hear that it is closed.
+            LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
+            LogCommand::Flush(done) => drop(done),
+        }
+    }
+}
+
+fn text_line(record: &AccessRecord) -> String {
+    let AccessRecord { request_id, method, path, status, duration_ms, tokens, .. } = record;
+    let tokens = tokens.map_or_else(String::new, |tokens| {
+        format!(
+            " · prompt {} ({} cached) · output {}",
+            tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
+        )
+    });
+    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens} · {request_id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use tinyvllm::server::TokenCounts;
+
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let mut record = AccessRecord {
+            time: 1.5,
+            request_id: "abc".to_owned(),
+            method: "GET".to_owned(),
+            path: "/health".to_owned(),
+            status: 200,
+            duration_ms: 0.25,
+            tokens: None,
+        };
+        assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
+        record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
+        assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
+        let json: serde_json::Value = serde_json::to_value(&record).unwrap();
+        assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
+    }
+}

@@ -1,0 +1,207 @@
+//! The engine's thread: the one owner of all state.
+//!
+//! It obeys commands, steps, and hands events to sinks that never wait. It leaves behind what others may
+//! look at without asking: the latest totals, and why it failed.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::sink::{EventSink, OnAccepted};
+use super::{EngineCore, EngineStats, Event, Request, RequestId};
+use crate::{Error, Result};
+
+/// Everything that the engine's thread can be told.
+pub(super) enum Command {
+    Submit { request: Box<Request>, on_accepted: OnAccepted, sink: Box<dyn EventSink> },
+    Abort { id: RequestId, index: Option<usize> },
+    FailAll { error: Error },
+    Stats { reply: SyncSender<EngineStats> },
+    Shutdown,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Submit { .. } => "Submit",
+            Self::Abort { .. } => "Abort",
+            Self::FailAll { .. } => "FailAll",
+            Self::Stats { .. } => "Stats",
+            Self::Shutdown => "Shutdown",
+        })
+    }
+}
+
+type OnFailure = Box<dyn FnOnce(&Error) + Send>;
+
+/// What anybody may look at without asking the thread.
+#[derive(Default)]
+pub(super) struct Board {
+    stats: Mutex<EngineStats>,
+    failure: Mutex<Failure>,
+}
+
+#[derive(Default)]
+struct Failure {
+    error: Option<Arc<Error>>,
+    listeners: Vec<OnFailure>,
+}
+
+impl std::fmt::Debug for Board {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Board").field("failure", &self.failure().error).finish_non_exhaustive()
+    }
+}
+
+impl Board {
+    /// The totals after the latest step.
+    pub(super) fn stats(&self) -> EngineStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `listener` when the engine fails; at once if it has.
+    pub(super) fn on_failure(&self, listener: OnFailure) {
+        let mut failure = self.failure();
+        match failure.error.clone() {
+            None => failure.listeners.push(listener),
+            Some(error) => {
+                drop(failure);
+                listener(&error);
+            }
+        }
+    }
+
+    fn publish(&self, stats: EngineStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    fn fail(&self, error: Error) {
+        let error = Arc::new(error);
+        let mut failure = self.failure();
+        failure.error = Some(Arc::clone(&error));
+        let listeners = std::mem::take(&mut failure.listeners);
+        drop(failure);
+        listeners.into_iter().for_each(|listener| listener(&error));
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Failure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct EngineThread {
+    core: EngineCore,
+    sinks: HashMap<RequestId, Box<dyn EventSink>>,
+    board: Arc<Board>,
+}
+
+impl EngineThread {
+    pub(super) fn new(core: EngineCore, board: Arc<Board>) -> Self {
+        board.publish(core.stats());
+        Self { core, sinks: HashMap::new(), board }
+    }
+
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
+        let failure = match outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(violation)) => Some(format!("the engine's state is inconsistent: {violation}")),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown cause");
+                Some(format!("the engine failed: {text}"))
+            }
+        };
+        let message = failure.as_deref().unwrap_or("the engine was shut down");
+        let events = self.core.fail_all(&Error::internal(message));
+        self.deliver(events);
+        self.board.publish(self.core.stats());
+        if let Some(message) = failure {
+            self.board.fail(Error::internal(message));
+        }
+    }
+
+    /// Returns when told to, or with the violation of an invariant.
+    fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
+        loop {
+            self.board.publish(self.core.stats());
+            if !self.core.has_unfinished() {
+                self.core.check_integrity()?;
+                let Ok(command) = commands.recv() else { return Ok(()) };
+                if !self.obey(command) {
+                    return Ok(());
+                }
+            }
+            loop {
+                match commands.try_recv() {
+                    Ok(command) => {
+                        if !self.obey(command) {
+                            return Ok(());
+                        }
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return Ok(()),
+                }
+            }
+            self.give_up_unread();
+            let events = self.core.step();
+            // Before the events, so that whoever has one finds it in the totals.
+            self.board.publish(self.core.stats());
+            self.deliver(events);
+        }
+    }
+
+    /// Carries out a command; false means stop.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { request, on_accepted, sink } => {
+                let id = self.core.submit(*request);
+                if let Ok(id) = id {
+                    self.sinks.insert(id, sink);
+                }
+                on_accepted(id);
+            }
+            Command::Abort { id, index } => {
+                let events = self.core.abort(id, index);
+                self.deliver(events);
+            }
+            Command::FailAll { error } => {
+                let events = self.core.fail_all(&error);
+                self.deliver(events);
+            }
+            Command::Stats { reply } => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.core.stats());
+            }
+            Command::Shutdown => return false,
+        }
+        true
+    }
+
+    fn give_up_unread(&mut self) {
+        let core = &mut self.core;
+        self.sinks.retain(|id, sink| {
+            let is_closed = sink.is_closed();
+            if is_closed {
+                core.abort(*id, None);
+            }
+            !is_closed
+        });
+    }
+
+    fn deliver(&mut self, events: Vec<(RequestId, Event)>) {
+        for (id, event) in events {
+            let Some(sink) = self.sinks.get_mut(&id) else { continue };
+            if !sink.send(event) {
+                self.sinks.remove(&id);
+                self.core.abort(id, None);
+            }
+        }
+        if !self.core.has_unfinished() {
+            self.sinks.clear();
+        } else {
+            self.sinks.retain(|id, _| self.core.is_unfinished(*id));
+        }
+    }
+}

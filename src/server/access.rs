@@ -1,0 +1,193 @@
+//! Around every request: an id, a line in the log, and an answer even if the code behind panics.
+//!
+//! The log has no prompts, no answers and no keys.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use serde::Serialize;
+
+use super::error::ApiError;
+use super::state::{Active, App};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_ID_BYTES: usize = 128;
+/// What the log says of a client that left before the answer began; the number is nginx's.
+const CLIENT_LEFT: u16 = 499;
+
+/// A request that is over, for the log.
+#[derive(Debug, Clone, Serialize)]
+pub struct AccessRecord {
+    /// When it began, in seconds since 1970.
+    pub time: f64,
+    /// The id in the header of the answer.
+    pub request_id: String,
+    /// The HTTP method.
+    pub method: String,
+    /// The path, percent-encoded as it came, without the query.
+    pub path: String,
+    /// The status; 499 if the client left before there was one.
+    pub status: u16,
+    /// From the end of the head to the end of the answer.
+    pub duration_ms: f64,
+    /// What was generated, if anything.
+    #[serde(flatten)]
+    pub tokens: Option<TokenCounts>,
+}
+
+/// The size of a request of the engine.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct TokenCounts {
+    /// Given tokens.
+    pub prompt_tokens: usize,
+    /// Those of them that were in the prefix cache.
+    pub cached_tokens: usize,
+    /// Generated tokens.
+    pub completion_tokens: usize,
+}
+
+/// Takes a record of each request. Called where answers are sent, so it must not wait.
+pub trait AccessLog: Send + Sync {
+    /// A request is over.
+    fn record(&self, record: AccessRecord);
+}
+
+/// What handlers add to their request's line.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Note(Arc<Mutex<Option<TokenCounts>>>);
+
+impl Note {
+    pub(super) fn set(&self, tokens: TokenCounts) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+    }
+}
+
+/// Writes the line when the answer is complete or given up.
+struct Line {
+    app: Arc<App>,
+    start: Instant,
+    record: AccessRecord,
+    note: Note,
+    _active: Active,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let mut record = self.record.clone();
+        record.duration_ms = self.start.elapsed().as_micros() as f64 / 1e3;
+        record.tokens = *self.note.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.app.log.record(record);
+    }
+}
+
+/// The outermost layer.
+pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Body>, next: Next) -> Response {
+    let id = clean_id(request.headers()).unwrap_or_else(new_id);
+    let note = Note::default();
+    request.extensions_mut().insert(note.clone());
+    let mut line = Line {
+        start: Instant::now(),
+        record: AccessRecord {
+            time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
+            request_id: id.clone(),
+            method: request.method().to_string(),
+            path: request.uri().path().to_owned(),
+            status: CLIENT_LEFT,
+            duration_ms: 0.0,
+            tokens: None,
+        },
+        note,
+        _active: app.enter(),
+        app,
+    };
+    let mut answer = std::pin::pin!(next.run(request));
+    let mut response = std::future::poll_fn(|cx| {
+        // After a panic the future is not polled again, so nobody sees what it left half done.
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)));
+        polled.unwrap_or_else(|_| {
+            Poll::Ready(ApiError::internal("the server failed while answering").into_response())
+        })
+    })
+    .await;
+    line.record.status = response.status().as_u16();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response.map(|body| Body::new(LoggedBody { body, _line: line }))
+}
+
+/// A body whose end is the end of the request.
+struct LoggedBody {
+    body: Body,
+    _line: Line,
+}
+
+impl HttpBody for LoggedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The client's own id, if it can go into headers and logs as it is.
+fn clean_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let is_clean = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    (!id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(is_clean)).then(|| id.to_owned())
+}
+
+/// An id that no other request of this or another server has.
+pub(super) fn new_id() -> String {
+    use std::hash::BuildHasher;
+    static NUM_IDS: AtomicU64 = AtomicU64::new(0);
+    static KEYS: std::sync::OnceLock<[std::hash::RandomState; 2]> = std::sync::OnceLock::new();
+    let keys = KEYS.get_or_init(Default::default);
+    let number = NUM_IDS.fetch_add(1, Ordering::Relaxed);
+    format!("{:016x}{:016x}", keys[0].hash_one(number), keys[1].hash_one(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_clean_ids_are_taken_over() {
+        let check = |id: &[u8], expected: bool| {
+            let mut headers = HeaderMap::new();
+            headers.insert(REQUEST_ID, HeaderValue::from_bytes(id).unwrap());
+            assert_eq!(clean_id(&headers).is_some(), expected, "{id:?}");
+        };
+        check(b"run-7_a.b:c", true);
+        check("x".repeat(128).as_bytes(), true);
+        check("x".repeat(129).as_bytes(), false);
+        check(b"", false);
+        check(b"a b", false);
+        check(b"a\"b", false);
+        check("é".as_bytes(), false);
+        let ids: std::collections::HashSet<String> = (0..100).map(|_| new_id()).collect();
+        assert!(ids.len() == 100 && ids.iter().all(|id| id.len() == 32));
+    }
+}

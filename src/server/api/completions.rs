@@ -1,0 +1,132 @@
+//! `/v1/completions`: prompts as they are, in text or in token ids.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
+use serde_json::Value;
+
+use super::super::error::ApiError;
+use super::super::json::{Fields, token_ids, wrong_type};
+use super::super::state::{App, Model};
+use super::chat::check_text_len;
+use super::form::{Form, Kind};
+use super::options::{MAX_PROMPTS, Options};
+use super::{Prepared, generate, sampling};
+use crate::engine::Request;
+use crate::tokenizer::Tokenizer;
+
+/// What OpenAI generates if nothing is said.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Continues prompts.
+pub(in super::super) async fn handle(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    generate(app, request, parse).await
+}
+
+/// A prompt as it was sent.
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
+    let mut params = sampling::parse(&mut fields)?;
+    params.logprobs = fields.unsigned("logprobs")?;
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    let max_tokens = fields.unsigned("max_tokens")?;
+    let options = Options::parse(&mut fields, &params.stop)?;
+    let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
+    if echo && params.logprobs.is_some() {
+        let message = "log-probabilities of the prompt (echo with logprobs) are not supported here";
+        return Err(ApiError::unsupported("logprobs", message));
+    }
+    let prompts = prompts(&mut fields)?;
+    let engine = model.llm.engine();
+    let mut requests = Vec::with_capacity(prompts.len());
+    let mut echoes = Vec::new();
+    for prompt in prompts {
+        let prompt_token_ids = match &prompt {
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Text(text) => {
+                check_text_len(model, "prompt", text.len())?;
+                encode(model, text, add_special_tokens)?
+            }
+        };
+        let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
+        params.max_tokens = Some(match max_tokens {
+            // A window that is almost full is no reason to refuse what nobody asked for.
+            None => DEFAULT_MAX_TOKENS.min(left).max(1),
+            // With `echo` the prompt alone can be wanted. It must fit as any other.
+            Some(0) if echo => 1,
+            Some(given) => given,
+        });
+        let mut request = Request::new(prompt_token_ids, params.clone());
+        request.cache_salt.clone_from(&options.cache_salt);
+        request
+            .validate(engine.model_limits(), engine.config())
+            .map_err(|error| ApiError::from(error).or_param("prompt"))?;
+        if echo {
+            echoes.push(match prompt {
+                Prompt::Text(text) => text,
+                Prompt::Ids(ids) => tokenizer(model)?.decode(&ids, options.text.skip_special),
+            });
+        }
+        requests.push(request);
+    }
+    let has_logprobs = params.logprobs.is_some();
+    let mut form = Form::new(Kind::Completion, model, &requests, &options, has_logprobs);
+    form.set_echo(echoes);
+    if max_tokens == Some(0) {
+        requests.clear();
+    }
+    Ok(Prepared { requests, options, form })
+}
+
+/// The token ids of a text.
+pub(super) fn encode(model: &Model, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+    let encoded = tokenizer(model)?.encode_prompt(text, add_special_tokens);
+    encoded.map_err(|error| ApiError::from(error).or_param("prompt"))
+}
+
+/// The tokenizer, without which there is no text.
+pub(super) fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
+    model.llm.tokenizer().ok_or_else(|| {
+        let message = format!("{} has no tokenizer; send token ids and set return_token_ids", model.names[0]);
+        ApiError::unsupported("prompt", message)
+    })
+}
+
+/// A string, a list of strings, a list of token ids, or a list of lists of token ids.
+fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+    const EXPECTED: &str = "a string, a list of strings, token ids or lists of token ids";
+    let wrong = |value: &Value| wrong_type("prompt".to_owned(), value, EXPECTED);
+    let value = fields.take("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let items = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(ref items) if items.first().is_some_and(Value::is_number) => {
+            return token_ids(&value).map(|ids| vec![Prompt::Ids(ids)]).ok_or_else(|| {
+                ApiError::invalid(
+                    "prompt",
+                    "prompt is a list of numbers, but not all of them can be token ids",
+                )
+            });
+        }
+        Value::Array(items) => items,
+        other => return Err(wrong(&other)),
+    };
+    if items.is_empty() || items.len() > MAX_PROMPTS {
+        let message = format!("prompt has {} entries; it must have 1 to {MAX_PROMPTS}", items.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let prompt = |item: Value| match item {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        other => token_ids(&other).map(Prompt::Ids).ok_or_else(|| wrong(&other)),
+    };
+    items.into_iter().map(prompt).collect()
+}

@@ -1,0 +1,90 @@
+//! OpenAI's interface: what may be asked, and the form of the answers.
+//!
+//! A field that is known and that this server cannot honour is refused by name. Fields that nobody knows
+//! are ignored, because clients send extras.
+
+pub(super) mod chat;
+pub(super) mod completions;
+mod form;
+pub(super) mod models;
+mod options;
+mod sampling;
+mod stream;
+pub(super) mod tokens;
+mod types;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
+
+use self::form::Form;
+use self::options::Options;
+use super::access::Note;
+use super::error::ApiError;
+use super::generation::{Buffer, Generation, Ticket};
+use super::json::{Fields, parse_object};
+use super::state::{App, Model};
+use crate::engine::Request;
+
+/// A request of a client, checked and in tokens.
+struct Prepared {
+    /// One for each prompt.
+    requests: Vec<Request>,
+    options: Options,
+    form: Form,
+}
+
+/// Reads a body, makes something of it away from the tasks that serve connections, and returns it.
+async fn prepare<T: Send + 'static>(
+    app: &App,
+    model: &Arc<Model>,
+    request: HttpRequest<Body>,
+    parse: fn(&Model, Fields) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let body = super::body::read(app, request).await?;
+    let model = Arc::clone(model);
+    // Templates and tokenizers take their time with long texts.
+    let parsed = tokio::task::spawn_blocking(move || {
+        let mut fields = parse_object(&body.bytes)?;
+        check_model(&model, &mut fields)?;
+        parse(&model, fields)
+    });
+    parsed.await.map_err(|_| ApiError::internal("the request could not be prepared"))?
+}
+
+/// Generates and answers, at once or as a stream.
+async fn generate(
+    app: Arc<App>,
+    request: HttpRequest<Body>,
+    parse: fn(&Model, Fields) -> Result<Prepared, ApiError>,
+) -> Result<Response, ApiError> {
+    let arrival = Instant::now();
+    let model = app.ready()?;
+    let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
+    // Before the body is read and encoded, which is work too.
+    let mut seats = vec![app.take_seats(&model, 1)?];
+    let Prepared { requests, options, form } = prepare(&app, &model, request, parse).await?;
+    if let Some(num_more) = requests.len().checked_sub(1).filter(|more| *more > 0) {
+        seats.push(app.take_seats(&model, num_more)?);
+    }
+    let buffer = if options.stream.is_some() { Buffer::Bounded } else { Buffer::Whole };
+    let ticket = Ticket { app, model, note, arrival, seats };
+    let generation = Generation::start(ticket, requests, &options.text, buffer).await?;
+    match options.stream {
+        Some(stream) => Ok(stream::respond(generation, form, stream)),
+        None => form.collect(generation).await,
+    }
+}
+
+/// An empty or absent name means the model that is served.
+fn check_model(model: &Model, fields: &mut Fields) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(name) if !name.is_empty() && !model.names.contains(&name) => {
+            Err(ApiError::no_such_model(&name, &model.names[0]))
+        }
+        _ => Ok(()),
+    }
+}

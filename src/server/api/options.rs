@@ -1,0 +1,191 @@
+//! What both ways of generating understand, and what neither does.
+
+use serde_json::Value;
+
+use super::super::error::ApiError;
+use super::super::json::Fields;
+use crate::llm::TextOptions;
+
+/// Most prompts in one request.
+pub(super) const MAX_PROMPTS: usize = 128;
+
+/// What is asked of a request beside its prompt and its sampling parameters.
+pub(super) struct Options {
+    pub(super) text: TextOptions,
+    /// Present if the answer is a stream.
+    pub(super) stream: Option<StreamOptions>,
+    pub(super) cache_salt: Option<String>,
+    pub(super) return_token_ids: bool,
+}
+
+/// The form of a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StreamOptions {
+    /// A last chunk with the usage, and `"usage": null` in the others.
+    pub(super) include_usage: bool,
+    /// The usage so far in every chunk.
+    pub(super) continuous_usage: bool,
+}
+
+/// When a field that is not supported does no harm.
+enum Harmless {
+    /// Never.
+    Never,
+    /// If it is false.
+    False,
+    /// If it is true.
+    True,
+    /// If it is an empty list or object.
+    Empty,
+    /// If it is this number.
+    Number(f64),
+    /// If it is this text.
+    Text(&'static str),
+    /// If it is an object whose `type` is `text`.
+    TypeText,
+    /// If it is the list `["text"]`.
+    OnlyText,
+}
+
+impl Harmless {
+    fn covers(&self, value: &Value) -> bool {
+        match self {
+            Self::Never => false,
+            Self::False => value == &Value::Bool(false),
+            Self::True => value == &Value::Bool(true),
+            Self::Empty => match value {
+                Value::Array(items) => items.is_empty(),
+                Value::Object(fields) => fields.is_empty(),
+                _ => false,
+            },
+            Self::Number(number) => value.as_f64() == Some(*number),
+            Self::Text(text) => value.as_str() == Some(text),
+            Self::TypeText => value.get("type").and_then(Value::as_str) == Some("text"),
+            Self::OnlyText => value.as_array().is_some_and(|items| items == &["text"]),
+        }
+    }
+}
+
+/// Fields of OpenAI and vLLM that would change the answer, and that this server does not honour.
+const UNSUPPORTED: &[(&str, Harmless)] = &[
+    ("allowed_token_ids", Harmless::Empty),
+    ("audio", Harmless::Never),
+    ("bad_words", Harmless::Empty),
+    ("best_of", Harmless::Number(1.0)),
+    ("chat_template", Harmless::Never),
+    ("continue_final_message", Harmless::False),
+    ("documents", Harmless::Empty),
+    ("function_call", Harmless::Text("none")),
+    ("functions", Harmless::Empty),
+    ("guided_choice", Harmless::Empty),
+    ("guided_grammar", Harmless::Never),
+    ("guided_json", Harmless::Never),
+    ("guided_regex", Harmless::Never),
+    ("kv_transfer_params", Harmless::Empty),
+    ("length_penalty", Harmless::Number(1.0)),
+    ("logits_processors", Harmless::Empty),
+    ("mm_processor_kwargs", Harmless::Empty),
+    ("modalities", Harmless::OnlyText),
+    ("prediction", Harmless::Never),
+    ("priority", Harmless::Number(0.0)),
+    ("prompt_embeds", Harmless::Never),
+    ("prompt_logprobs", Harmless::Never),
+    ("response_format", Harmless::TypeText),
+    ("return_tokens_as_token_ids", Harmless::False),
+    ("spaces_between_special_tokens", Harmless::True),
+    ("structured_outputs", Harmless::Empty),
+    ("suffix", Harmless::Text("")),
+    ("tool_choice", Harmless::Text("none")),
+    ("tools", Harmless::Empty),
+    ("truncate_prompt_tokens", Harmless::Never),
+    ("use_beam_search", Harmless::False),
+    ("verbosity", Harmless::Never),
+    ("web_search_options", Harmless::Never),
+];
+
+impl Options {
+    /// Takes these options out of the body and refuses what is not supported.
+    pub(super) fn parse(fields: &mut Fields, stop: &[String]) -> Result<Self, ApiError> {
+        refuse_unsupported(fields)?;
+        let is_stream = fields.bool("stream")?.unwrap_or(false);
+        let stream_options = match fields.object("stream_options")? {
+            Some(_) if !is_stream => {
+                let message = "stream_options is given, but stream is not true";
+                return Err(ApiError::invalid("stream_options", message));
+            }
+            Some(mut options) => StreamOptions {
+                include_usage: options.bool("include_usage")?.unwrap_or(false),
+                continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+            },
+            None => StreamOptions::default(),
+        };
+        Ok(Self {
+            text: TextOptions {
+                stop: stop.to_vec(),
+                include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
+                skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
+            },
+            stream: is_stream.then_some(stream_options),
+            cache_salt: cache_salt(fields)?,
+            return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+        })
+    }
+}
+
+fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    const MAX_BYTES: usize = 1_024;
+    let salt = fields.string("cache_salt")?;
+    match &salt {
+        Some(text) if text.is_empty() || text.len() > MAX_BYTES => Err(ApiError::invalid(
+            "cache_salt",
+            format!("cache_salt has {} bytes; it must have 1 to {MAX_BYTES}", text.len()),
+        )),
+        _ => Ok(salt),
+    }
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    for (name, harmless) in UNSUPPORTED {
+        if fields.take(name).is_some_and(|value| !harmless.covers(&value)) {
+            let message = format!("{name} is not supported here; leave it out");
+            return Err(ApiError::unsupported(*name, message));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::json::parse_object;
+    use super::*;
+
+    #[test]
+    fn known_fields_are_refused_unless_they_change_nothing() {
+        let check = |body: &str, param: Option<&str>| {
+            let mut fields = parse_object(body.as_bytes()).unwrap();
+            let error = Options::parse(&mut fields, &[]).err().map(|error| error.body()["error"].clone());
+            assert_eq!(error.as_ref().and_then(|error| error["param"].as_str()), param, "{body}");
+        };
+        for harmless in [
+            r#"{"best_of": 1, "suffix": "", "tools": [], "tool_choice": "none", "modalities": ["text"]}"#,
+            r#"{"response_format": {"type": "text"}, "prompt_logprobs": null, "use_beam_search": false}"#,
+            r#"{"stream": true, "stream_options": {"include_usage": true, "other": 1}, "unknown": [{}]}"#,
+        ] {
+            check(harmless, None);
+        }
+        check(r#"{"best_of": 2}"#, Some("best_of"));
+        check(r#"{"tools": [{}]}"#, Some("tools"));
+        check(r#"{"tools": "x"}"#, Some("tools"));
+        check(r#"{"tool_choice": "auto"}"#, Some("tool_choice"));
+        check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
+        check(r#"{"prompt_logprobs": -1}"#, Some("prompt_logprobs"));
+        check(r#"{"chat_template": "{{ 1 }}"}"#, Some("chat_template"));
+        check(r#"{"stream": 1}"#, Some("stream"));
+        check(r#"{"stream_options": {}}"#, Some("stream_options"));
+        check(
+            r#"{"stream": true, "stream_options": {"include_usage": 1}}"#,
+            Some("stream_options.include_usage"),
+        );
+        check(r#"{"cache_salt": ""}"#, Some("cache_salt"));
+    }
+}

@@ -1,0 +1,75 @@
+//! Sampling parameters out of a body. Types are checked here, ranges where the parameters are defined.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::super::error::ApiError;
+use super::super::json::{Fields, wrong_type};
+use crate::sampling::SamplingParams;
+
+/// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ.
+pub(super) fn parse(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    let defaults = SamplingParams::default();
+    Ok(SamplingParams {
+        temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
+        top_k: top_k(fields)?,
+        top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+        min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
+        repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(defaults.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
+        seed: fields.integer("seed")?.map(i64::cast_unsigned),
+        stop: stop(fields)?,
+        stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
+        min_tokens: fields.unsigned("min_tokens")?.unwrap_or(0),
+        ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+        logit_bias: logit_bias(fields)?,
+        n: fields.unsigned("n")?.unwrap_or(1),
+        ..defaults
+    })
+}
+
+/// vLLM's −1 is the same as 0: all tokens.
+fn top_k(fields: &mut Fields) -> Result<usize, ApiError> {
+    match fields.integer("top_k")?.unwrap_or(0) {
+        -1 => Ok(0),
+        top_k => usize::try_from(top_k).map_err(|_| {
+            ApiError::invalid(
+                "top_k",
+                format!("top_k is {top_k}; it must be at least 0, or -1 for all tokens"),
+            )
+        }),
+    }
+}
+
+/// One string or a list of them.
+fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const EXPECTED: &str = "a string or a list of strings";
+    match fields.take("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(items)) => {
+            let text = |item: Value| match item {
+                Value::String(text) => Ok(text),
+                other => Err(wrong_type("stop".to_owned(), &other, EXPECTED)),
+            };
+            items.into_iter().map(text).collect()
+        }
+        Some(other) => Err(wrong_type("stop".to_owned(), &other, EXPECTED)),
+    }
+}
+
+/// Token ids are keys, and so they are strings.
+fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
+    let Some(entries) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
+    let entry = |(name, value): (String, Value)| {
+        let token_id = name.parse().map_err(|_| {
+            let message = format!("logit_bias has the key {name:?}, expected a token id");
+            ApiError::invalid("logit_bias", message)
+        })?;
+        let bias = value.as_f64().ok_or_else(|| wrong_type("logit_bias".to_owned(), &value, "a number"))?;
+        Ok((token_id, bias as f32))
+    };
+    entries.into_map().into_iter().map(entry).collect()
+}

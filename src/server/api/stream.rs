@@ -1,0 +1,221 @@
+//! Answers as server-sent events: a chunk for each piece of text, in OpenAI's order.
+//!
+//! The body is polled when the connection can take more, and asks the generation then. Nothing runs for a
+//! reader that does not read, and dropping the body gives the request up.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use hyper::body::Frame;
+use tokio::time::{Instant, Sleep};
+
+use super::super::error::{ApiError, ok_as};
+use super::super::generation::{Generation, Totals};
+use super::form::{Form, Kind};
+use super::options::StreamOptions;
+use super::types::{Choice, Timings};
+use crate::llm::TextEvent;
+use crate::sampling::TokenLogprobs;
+
+/// Chunks that are ready go out together, up to about this many bytes.
+const MAX_FRAME_BYTES: usize = 16 << 10;
+/// After so long without a chunk, a comment tells proxies that the connection lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Answers with a stream.
+pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions) -> Response {
+    let choices = (0..form.num_choices()).map(|_| ChoiceState::default()).collect();
+    let writer = Writer { totals: form.new_totals(), form, options, choices, bytes: Vec::new() };
+    let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
+    let body = EventStream { generation, writer, keep_alive, is_over: false };
+    let mut response = ok_as("text/event-stream", Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would collect chunks otherwise.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+struct EventStream {
+    generation: Generation,
+    writer: Writer,
+    keep_alive: Pin<Box<Sleep>>,
+    is_over: bool,
+}
+
+impl HttpBody for EventStream {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        while !this.is_over && this.writer.bytes.len() < MAX_FRAME_BYTES {
+            match this.generation.poll_next(cx) {
+                Poll::Ready(Some(Ok((prompt, event)))) => {
+                    let is_last = this.generation.is_finished();
+                    this.writer.write_event(&this.generation, prompt, event, is_last);
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    this.writer.write_error(&error);
+                    this.is_over = true;
+                }
+                Poll::Ready(None) => {
+                    this.writer.write_end();
+                    this.is_over = true;
+                }
+                Poll::Pending => break,
+            }
+        }
+        if this.writer.bytes.is_empty() {
+            if this.is_over {
+                return Poll::Ready(None);
+            }
+            if this.keep_alive.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            this.writer.bytes.extend_from_slice(b": waiting\n\n");
+        }
+        this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
+        let bytes = std::mem::take(&mut this.writer.bytes);
+        Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+    }
+}
+
+/// Turns events into chunks.
+struct Writer {
+    form: Form,
+    options: StreamOptions,
+    choices: Vec<ChoiceState>,
+    totals: Totals,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct ChoiceState {
+    has_begun: bool,
+    is_finished: bool,
+    /// Characters of all tokens so far, for the offsets of the next ones.
+    num_chars: usize,
+}
+
+impl Writer {
+    fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
+        match event {
+            TextEvent::Delta { index, text, token_id, logprobs } => {
+                let choice = self.form.choice_index(prompt, index);
+                let token = token_id.map(|id| (id, logprobs));
+                self.totals.num_output_tokens += usize::from(token.is_some());
+                self.begin(choice);
+                self.write_delta(generation, choice, text, token);
+            }
+            TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
+                let choice = self.form.choice_index(prompt, index);
+                self.totals.add(index, &stats);
+                self.begin(choice);
+                self.choices[choice].is_finished = true;
+                let mut piece = self.form.piece(choice, None, false);
+                piece.finish_reason = Some(reason.name());
+                piece.stop_reason = matched_stop;
+                let timings = is_last.then(|| Timings::from(&self.totals));
+                self.write_chunk(piece, None, timings);
+            }
+        }
+    }
+
+    /// What comes before the output: the role, or the prompt.
+    fn begin(&mut self, choice: usize) {
+        if std::mem::replace(&mut self.choices[choice].has_begun, true) {
+            return;
+        }
+        let prompt_token_ids = self.form.prompt_token_ids(choice);
+        match self.form.kind() {
+            Kind::Chat => {
+                let piece = self.form.piece(choice, Some(String::new()), true);
+                self.write_chunk(piece, prompt_token_ids, None);
+            }
+            Kind::Completion => {
+                let echo = self.form.echo(choice).map(str::to_owned);
+                if echo.is_some() || prompt_token_ids.is_some() {
+                    let mut piece = self.form.piece(choice, echo, false);
+                    piece.prompt_token_ids = prompt_token_ids;
+                    self.write_chunk(piece, None, None);
+                }
+            }
+        }
+    }
+
+    fn write_delta(
+        &mut self,
+        generation: &Generation,
+        choice: usize,
+        text: String,
+        token: Option<(u32, Option<TokenLogprobs>)>,
+    ) {
+        let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
+        let has_news = !text.is_empty() || (tells_of_token && token.is_some());
+        if !has_news {
+            return;
+        }
+        let mut piece = self.form.piece(choice, Some(text), false);
+        if let Some(token) = token {
+            let tokenizer = generation.model.llm.tokenizer();
+            let state = &mut self.choices[choice];
+            piece.logprobs = self.form.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
+            if self.form.has_logprobs() {
+                let text = tokenizer.map(|tokenizer| tokenizer.token_text(token.0));
+                state.num_chars += text.map_or(0, |text| text.chars().count());
+            }
+            piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
+        }
+        self.write_chunk(piece, None, None);
+    }
+
+    fn write_chunk(&mut self, choice: Choice, prompt_token_ids: Option<Vec<u32>>, timings: Option<Timings>) {
+        let mut chunk = self.form.envelope(vec![choice], true);
+        chunk.prompt_token_ids = prompt_token_ids;
+        chunk.timings = timings;
+        if self.options.continuous_usage {
+            chunk.usage = Some(Some((&self.totals).into()));
+        } else if self.options.include_usage {
+            chunk.usage = Some(None);
+        }
+        write_data(&mut self.bytes, &chunk);
+    }
+
+    fn write_end(&mut self) {
+        // Choices for which nothing was to be generated.
+        for choice in 0..self.choices.len() {
+            if !self.choices[choice].is_finished {
+                self.begin(choice);
+                let mut piece = self.form.piece(choice, None, false);
+                piece.finish_reason = Some("length");
+                self.write_chunk(piece, None, None);
+            }
+        }
+        if self.options.include_usage {
+            let mut chunk = self.form.envelope(Vec::new(), true);
+            chunk.usage = Some(Some((&self.totals).into()));
+            write_data(&mut self.bytes, &chunk);
+        }
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn write_error(&mut self, error: &ApiError) {
+        write_data(&mut self.bytes, &error.body());
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+fn write_data(bytes: &mut Vec<u8>, data: &impl serde::Serialize) {
+    bytes.extend_from_slice(b"data: ");
+    // Our own types have string keys and no failing parts, and a vector takes everything.
+    let _ = serde_json::to_writer(&mut *bytes, data);
+    bytes.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,73 @@
+//! `/tokenize` and `/detokenize`: text to token ids and back, as vLLM has them.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::super::error::{ApiError, ok};
+use super::super::json::Fields;
+use super::super::state::{App, Model};
+use super::{chat, completions, prepare};
+
+/// The token ids of a prompt or of a conversation.
+pub(in super::super) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    let _seat = app.take_seats(&model, 1)?;
+    Ok(ok(&prepare(&app, &model, request, token_ids).await?))
+}
+
+fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
+    let add_special_tokens = fields.bool("add_special_tokens")?;
+    let with_texts = fields.bool("return_token_strs")?.unwrap_or(false);
+    let ids = match fields.string("prompt")? {
+        Some(text) => {
+            chat::check_text_len(model, "prompt", text.len())?;
+            completions::encode(model, &text, add_special_tokens.unwrap_or(true))?
+        }
+        None if add_special_tokens == Some(true) => {
+            let message = "add_special_tokens is for prompts: a chat template adds its own";
+            return Err(ApiError::unsupported("add_special_tokens", message));
+        }
+        None => chat::encode(model, &mut fields, true)?,
+    };
+    let texts = match with_texts {
+        true => {
+            let tokenizer = completions::tokenizer(model)?;
+            Some(ids.iter().map(|id| tokenizer.token_text(*id)).collect::<Vec<_>>())
+        }
+        false => None,
+    };
+    Ok(json!({
+        "count": ids.len(),
+        "max_model_len": model.llm.engine().config().max_model_len,
+        "tokens": ids,
+        "token_strs": texts,
+    }))
+}
+
+/// The text of token ids.
+pub(in super::super) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    let _seat = app.take_seats(&model, 1)?;
+    Ok(ok(&prepare(&app, &model, request, text).await?))
+}
+
+fn text(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
+    let ids = fields.token_ids("tokens")?.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+    let vocab_size = model.llm.engine().model_limits().vocab_size;
+    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+        let message = format!("tokens has the id {id}, but the vocabulary has {vocab_size} tokens");
+        return Err(ApiError::invalid("tokens", message));
+    }
+    Ok(json!({"prompt": completions::tokenizer(model)?.decode(&ids, false)}))
+}

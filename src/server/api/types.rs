@@ -1,0 +1,163 @@
+//! Answers as OpenAI writes them, with what vLLM and this program add. Pure data.
+
+use serde::Serialize;
+
+use super::super::generation::Totals;
+
+/// An answer, or a chunk of one.
+#[derive(Debug, Serialize)]
+pub(super) struct Envelope<'a> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) choices: Vec<Choice>,
+    /// The outer layer says whether the field is there, the inner one whether it is null.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timings: Option<Timings>,
+}
+
+/// One of the sequences.
+#[derive(Debug, Serialize)]
+pub(super) struct Choice {
+    pub(super) index: usize,
+    #[serde(flatten)]
+    pub(super) content: Content,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) finish_reason: Option<&'static str>,
+    /// The stop string that was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stop_reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<u32>>,
+}
+
+/// What a choice says, in the field where its kind of answer has it.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Content {
+    /// A whole answer of a chat.
+    Message { message: Message },
+    /// A piece of it.
+    Delta { delta: Delta },
+    /// A completion, or a piece of it.
+    Text { text: String },
+}
+
+/// The assistant's turn.
+#[derive(Debug, Serialize)]
+pub(super) struct Message {
+    pub(super) role: &'static str,
+    pub(super) content: String,
+    pub(super) refusal: Option<String>,
+}
+
+/// What is new in the assistant's turn.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) content: Option<String>,
+}
+
+/// Log-probabilities in the form of chats or of completions.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Logprobs {
+    Chat { content: Vec<ChatToken>, refusal: Option<Vec<ChatToken>> },
+    Completion(CompletionTokens),
+}
+
+/// A token of a chat.
+#[derive(Debug, Serialize)]
+pub(super) struct ChatToken {
+    #[serde(flatten)]
+    pub(super) token: TokenLogprob,
+    pub(super) top_logprobs: Vec<TokenLogprob>,
+}
+
+/// A token with its probability.
+#[derive(Debug, Serialize)]
+pub(super) struct TokenLogprob {
+    pub(super) token: String,
+    pub(super) logprob: f32,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Tokens of a completion, each list with one entry for a token.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct CompletionTokens {
+    pub(super) tokens: Vec<String>,
+    pub(super) token_logprobs: Vec<f32>,
+    pub(super) top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
+    /// Characters of the completion before the token.
+    pub(super) text_offset: Vec<usize>,
+}
+
+/// How many tokens were read and written.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
+}
+
+impl From<&Totals> for Usage {
+    fn from(totals: &Totals) -> Self {
+        Self {
+            prompt_tokens: totals.num_prompt_tokens,
+            completion_tokens: totals.num_output_tokens,
+            total_tokens: totals.num_prompt_tokens + totals.num_output_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens: totals.num_cached_tokens },
+        }
+    }
+}
+
+/// Where the time went; of several sequences, the longest time of one. A rate is null where nothing was
+/// measured.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Timings {
+    queue_ms: f64,
+    prefill_ms: f64,
+    decode_ms: f64,
+    prompt_tokens_per_second: Option<f64>,
+    output_tokens_per_second: Option<f64>,
+    cached_tokens: usize,
+    preemptions: usize,
+}
+
+impl From<&Totals> for Timings {
+    fn from(totals: &Totals) -> Self {
+        let slowest = &totals.slowest;
+        let milliseconds = |time: std::time::Duration| time.as_micros() as f64 / 1e3;
+        let rate = |num_tokens: usize, time: std::time::Duration| {
+            let is_measured = num_tokens > 0 && !time.is_zero();
+            is_measured.then(|| (num_tokens as f64 / time.as_secs_f64() * 100.0).round() / 100.0)
+        };
+        // Cached tokens are not computed, and the first token of a sequence comes with its prompt.
+        let num_computed = totals.num_prompt_tokens.saturating_sub(totals.num_cached_tokens);
+        let num_decoded = totals.num_output_tokens.saturating_sub(totals.num_sequences);
+        Self {
+            queue_ms: milliseconds(slowest.queue_time),
+            prefill_ms: milliseconds(slowest.prefill_time),
+            decode_ms: milliseconds(slowest.decode_time),
+            prompt_tokens_per_second: rate(num_computed, slowest.prefill_time),
+            output_tokens_per_second: rate(num_decoded, slowest.decode_time),
+            cached_tokens: totals.num_cached_tokens,
+            preemptions: slowest.num_preemptions,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What is answered when something goes wrong: the only module that picks status codes.
+//!
+//! Every error is a JSON body of OpenAI's shape. The choices are those that clients expect: `openai-python`
+//! has an exception for each of 400, 401, 404 and 429, and repeats 408, 409, 429 and 5xx by itself.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::{Error, ErrorKind};
+
+/// Seconds after which a client that was turned away may try again.
+const RETRY_SECONDS: u64 = 1;
+
+/// An error as the client sees it.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    code: Option<&'static str>,
+    param: Option<Cow<'static, str>>,
+    message: String,
+    /// Tells when to try again.
+    is_temporary: bool,
+    /// The rest of the request will not be read.
+    closes: bool,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { status, code, param: None, message, is_temporary: false, closes: false }
+    }
+
+    /// 400: the value of a parameter is refused.
+    pub(super) fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, None, message) }
+    }
+
+    /// 400: a parameter that is known, and that this server cannot honour.
+    pub(super) fn unsupported(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
+    }
+
+    /// 400: the body is not JSON. `problem` has the position.
+    pub(super) fn not_json(problem: impl fmt::Display) -> Self {
+        let message = format!("the body is not valid JSON: {problem}");
+        Self::new(StatusCode::BAD_REQUEST, Some("json_parse_error"), message)
+    }
+
+    /// 400: the body cannot be read to its end.
+    pub(super) fn broken_body(problem: impl fmt::Display) -> Self {
+        let message = format!("the body cannot be read: {problem}");
+        Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
+    }
+
+    /// 401.
+    pub(super) fn unauthorized(is_missing: bool) -> Self {
+        let message = match is_missing {
+            true => "an API key is needed: send it in the header `Authorization: Bearer KEY`",
+            false => "the API key is not valid",
+        };
+        Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
+    }
+
+    /// 404: no such path.
+    pub(super) fn no_such_path(path: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, None, format!("there is no {path} here"))
+    }
+
+    /// 404: another model is served.
+    pub(super) fn no_such_model(model: &str, served: &str) -> Self {
+        let message = format!("the model {model:?} is not served here; there is {served:?}");
+        Self {
+            param: Some("model".into()),
+            ..Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message)
+        }
+    }
+
+    /// 405. The header `Allow` is the router's.
+    pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not take {method}; the header Allow says what it takes");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
+    }
+
+    /// 408.
+    pub(super) fn too_slow(what: &str, seconds: u64) -> Self {
+        let message = format!("{what} did not arrive within {seconds} s");
+        Self { closes: true, ..Self::new(StatusCode::REQUEST_TIMEOUT, None, message) }
+    }
+
+    /// 413.
+    pub(super) fn body_too_large(limit: usize) -> Self {
+        let message = format!("the body is larger than {limit} bytes, the most allowed (--max-body-bytes)");
+        Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
+    }
+
+    /// 415.
+    pub(super) fn not_json_type(found: Option<&str>) -> Self {
+        let found = found.unwrap_or("missing");
+        let message = format!("the content type is {found:?}; it must be application/json");
+        Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
+    }
+
+    /// 429: there is no room, now.
+    pub(super) fn busy(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message);
+        Self { is_temporary: true, ..error }
+    }
+
+    /// 500.
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
+    }
+
+    /// 503: not yet, or not any more.
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, None, message);
+        Self { is_temporary: true, closes: true, ..error }
+    }
+
+    /// Blames `param` if nothing is blamed yet.
+    #[must_use]
+    pub(super) fn or_param(mut self, param: &'static str) -> Self {
+        self.param.get_or_insert(param.into());
+        self
+    }
+
+    /// The body, and what comes in a stream after `data: `.
+    pub(super) fn body(&self) -> Value {
+        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        json!({"error": {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let message = match error.hint() {
+            Some(hint) => format!("{error}; {hint}"),
+            None => error.to_string(),
+        };
+        let bad_request = |code| Self::new(StatusCode::BAD_REQUEST, code, message.clone());
+        let answer = match error.kind() {
+            ErrorKind::InvalidRequest => bad_request(None),
+            ErrorKind::Unsupported => bad_request(Some("unsupported")),
+            ErrorKind::ContextLength => bad_request(Some("context_length_exceeded")),
+            ErrorKind::Capacity => Self::busy(message),
+            _ => Self::internal(message),
+        };
+        Self { param: error.param().map(Cow::Borrowed), ..answer }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.body());
+        let headers = response.headers_mut();
+        if self.is_temporary {
+            headers.insert(header::RETRY_AFTER, RETRY_SECONDS.into());
+        }
+        if self.closes {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// An answer in JSON with any status: `/health` has a body of its own.
+pub(super) fn json_response(status: StatusCode, body: &impl serde::Serialize) -> Response {
+    // Our own types have string keys and no failing parts.
+    let bytes = serde_json::to_vec(body).unwrap_or_default();
+    let content_type = (header::CONTENT_TYPE, "application/json");
+    (status, [content_type], Body::from(bytes)).into_response()
+}
+
+/// 200 with JSON.
+pub(super) fn ok(body: &impl serde::Serialize) -> Response {
+    json_response(StatusCode::OK, body)
+}
+
+/// 200 with something else.
+pub(super) fn ok_as(content_type: &'static str, body: Body) -> Response {
+    (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+/// What `/health` says: 200 if the server is ready, 503 if it is not.
+pub(super) fn health(is_ready: bool, body: &Value) -> Response {
+    json_response(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
+}

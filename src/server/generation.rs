@@ -1,0 +1,259 @@
+//! The bridge between the engine's thread and the server's tasks.
+//!
+//! Events come through one bounded channel for all prompts of an HTTP request. The engine never waits for
+//! it: if it is full, the client reads too slowly and the request is given up. If the receiver is dropped,
+//! because the client is gone, the engine gives the request up before its next step.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::access::{Note, TokenCounts};
+use super::error::ApiError;
+use super::state::{App, Model, Seat};
+use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
+use crate::llm::{TextDecoder, TextEvent, TextOptions};
+
+/// Events that a stream may be behind, for each token that a step can give it.
+const STREAM_STEPS: usize = 64;
+/// The least number of events that a stream may be behind.
+const MIN_STREAM_EVENTS: usize = 1_024;
+
+/// How far a reader may be behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Buffer {
+    /// All of the output: it is read by this program, not by the client.
+    Whole,
+    /// Some steps.
+    Bounded,
+}
+
+/// What the requests of one HTTP request have generated so far, as it comes.
+pub(super) struct Generation {
+    app: Arc<App>,
+    pub(super) model: Arc<Model>,
+    /// Before the events: who hears that a request is gone finds its seat free.
+    _seats: Vec<Seat>,
+    events: mpsc::Receiver<Arrival>,
+    prompts: Vec<PromptState>,
+    ready: VecDeque<(usize, TextEvent)>,
+    num_unfinished: usize,
+    counts: TokenCounts,
+    arrival: Instant,
+    note: Note,
+}
+
+struct PromptState {
+    decoder: TextDecoder,
+    abort: AbortHandle,
+    num_tokens: usize,
+    /// When each sequence had its latest token.
+    latest: Vec<Option<Instant>>,
+}
+
+/// An event with the prompt it belongs to and the time at which the engine had it.
+struct Arrival {
+    prompt: usize,
+    at: Instant,
+    event: Event,
+}
+
+/// The engine's end of the channel.
+struct ChannelSink {
+    prompt: usize,
+    sender: mpsc::Sender<Arrival>,
+}
+
+impl EventSink for ChannelSink {
+    fn send(&mut self, event: Event) -> bool {
+        let arrival = Arrival { prompt: self.prompt, at: Instant::now(), event };
+        self.sender.try_send(arrival).is_ok()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
+/// What goes with the requests of an HTTP request.
+pub(super) struct Ticket {
+    pub(super) app: Arc<App>,
+    pub(super) model: Arc<Model>,
+    pub(super) note: Note,
+    pub(super) arrival: Instant,
+    pub(super) seats: Vec<Seat>,
+}
+
+impl Generation {
+    /// Submits all requests and returns when the engine has taken them.
+    ///
+    /// # Errors
+    /// 429 if the engine has no room, 400 if a request is not valid, 500 if the engine has failed. Requests
+    /// that were taken before are given up.
+    pub(super) async fn start(
+        ticket: Ticket,
+        requests: Vec<Request>,
+        text: &TextOptions,
+        buffer: Buffer,
+    ) -> Result<Self, ApiError> {
+        let Ticket { app, model, note, arrival, seats } = ticket;
+        let engine = model.llm.engine();
+        let config = engine.config();
+        let num_sequences: usize = requests.iter().map(|request| request.params.n).sum();
+        let capacity = match buffer {
+            Buffer::Whole => num_sequences * (config.max_model_len + 1),
+            Buffer::Bounded => {
+                (num_sequences * config.num_scheduler_steps * STREAM_STEPS).max(MIN_STREAM_EVENTS)
+            }
+        };
+        let (sender, events) = mpsc::channel(capacity.max(1));
+        let mut accepted = Vec::with_capacity(requests.len());
+        for (prompt, request) in requests.into_iter().enumerate() {
+            let decoder = model.llm.text_decoder(request.params.n, text)?;
+            let (num_tokens, latest) = (request.prompt_token_ids.len(), vec![None; request.params.n]);
+            let (reply, id) = oneshot::channel();
+            let on_accepted = Box::new(move |id| {
+                // Whoever asked may have gone; then the sink is closed too.
+                let _ = reply.send(id);
+            });
+            engine.submit_to(
+                request,
+                Box::new(ChannelSink { prompt, sender: sender.clone() }),
+                on_accepted,
+            )?;
+            accepted.push((id, decoder, num_tokens, latest));
+        }
+        drop(sender);
+        let mut prompts = Vec::with_capacity(accepted.len());
+        for (id, decoder, num_tokens, latest) in accepted {
+            let id = id.await.map_err(|_| ApiError::internal("the engine has stopped"))??;
+            prompts.push(PromptState { decoder, abort: engine.abort_handle(id), num_tokens, latest });
+        }
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.num_tokens).sum();
+        Ok(Self {
+            app,
+            events,
+            prompts,
+            ready: VecDeque::new(),
+            num_unfinished: num_sequences,
+            counts: TokenCounts { prompt_tokens, ..TokenCounts::default() },
+            arrival,
+            note,
+            _seats: seats,
+            model,
+        })
+    }
+
+    /// Whether every sequence has ended.
+    pub(super) fn is_finished(&self) -> bool {
+        self.num_unfinished == 0 && self.ready.is_empty()
+    }
+
+    /// The next event and the prompt it belongs to; none after the last one.
+    ///
+    /// # Errors
+    /// If a sequence failed, or the reader was too slow. Nothing is to be asked for after that.
+    pub(super) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<(usize, TextEvent), ApiError>>> {
+        loop {
+            if let Some((prompt, event)) = self.ready.pop_front() {
+                return Poll::Ready(Some(self.count(&event).map(|()| (prompt, event))));
+            }
+            if self.num_unfinished == 0 {
+                return Poll::Ready(None);
+            }
+            let Some(arrival) = ready!(self.events.poll_recv(cx)) else {
+                return Poll::Ready(Some(Err(ApiError::internal(
+                    "the answer was given up, because the client reads it too slowly",
+                ))));
+            };
+            self.translate(arrival);
+        }
+    }
+
+    /// The next event, for those that can wait.
+    pub(super) async fn next(&mut self) -> Option<Result<(usize, TextEvent), ApiError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn translate(&mut self, Arrival { prompt, at, event }: Arrival) {
+        let state = &mut self.prompts[prompt];
+        if let Event::Token { index, .. } = event {
+            let metrics = &self.model.metrics;
+            match state.latest[index].replace(at) {
+                Some(before) => metrics.inter_token_latency.observe_time(at - before),
+                None => {
+                    metrics.time_to_first_token.observe_time(at.saturating_duration_since(self.arrival));
+                    if index == 0 {
+                        metrics.count_prompt(state.num_tokens);
+                    }
+                }
+            }
+        }
+        let mut events = VecDeque::new();
+        if let Some(index) = state.decoder.push(event, &mut events) {
+            // If the engine has no room for a command now, the sequence's next token tries again.
+            let _ = state.abort.try_abort(Some(index));
+        }
+        self.ready.extend(events.into_iter().map(|event| (prompt, event)));
+    }
+
+    fn count(&mut self, event: &TextEvent) -> Result<(), ApiError> {
+        let TextEvent::Finished { index, reason, error, stats, .. } = event else {
+            if matches!(event, TextEvent::Delta { token_id: Some(_), .. }) {
+                self.counts.completion_tokens += 1;
+            }
+            return Ok(());
+        };
+        self.num_unfinished -= 1;
+        if *index == 0 {
+            self.counts.cached_tokens += stats.num_cached_tokens;
+        }
+        self.model.metrics.count_finished(*reason, stats);
+        if *reason != FinishReason::Error && *reason != FinishReason::Abort {
+            return Ok(());
+        }
+        let message = error.clone().unwrap_or_else(|| "the request was given up".to_owned());
+        Err(match self.app.is_draining() {
+            true => ApiError::unavailable(message),
+            false => ApiError::internal(message),
+        })
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        for _ in 0..self.num_unfinished {
+            self.model.metrics.count_reason(FinishReason::Abort);
+        }
+        self.note.set(self.counts);
+    }
+}
+
+/// Sums over the sequences of an HTTP request, for `usage` and `timings`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Totals {
+    pub(super) num_sequences: usize,
+    pub(super) num_prompt_tokens: usize,
+    pub(super) num_output_tokens: usize,
+    pub(super) num_cached_tokens: usize,
+    /// The longest times of a sequence, and all preemptions.
+    pub(super) slowest: SequenceStats,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, index: usize, stats: &SequenceStats) {
+        if index == 0 {
+            self.num_cached_tokens += stats.num_cached_tokens;
+        }
+        self.slowest.num_preemptions += stats.num_preemptions;
+        self.slowest.queue_time = self.slowest.queue_time.max(stats.queue_time);
+        self.slowest.prefill_time = self.slowest.prefill_time.max(stats.prefill_time);
+        self.slowest.decode_time = self.slowest.decode_time.max(stats.decode_time);
+    }
+}

@@ -1,0 +1,238 @@
+//! JSON from strangers: bounded before it is kept, and read field by field with errors that name the field.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use super::error::ApiError;
+
+/// Most values in a body, lists and objects included. A prompt in token ids of the longest context windows
+/// has as many; each takes 32 bytes here, and as few as two in the body.
+const MAX_VALUES: usize = 1 << 21;
+
+/// Reads an object.
+pub(super) fn parse_object(body: &[u8]) -> Result<Fields, ApiError> {
+    let mut num_left = MAX_VALUES;
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = Bounded(&mut num_left).deserialize(&mut deserializer).map_err(ApiError::not_json)?;
+    deserializer.end().map_err(ApiError::not_json)?;
+    match value {
+        Value::Object(fields) => Ok(Fields { fields, path: String::new() }),
+        other => Err(ApiError::not_json(format_args!("it is {}, expected an object", describe(&other)))),
+    }
+}
+
+/// Builds a value and counts its parts. The depth is `serde_json`'s own limit, 128.
+struct Bounded<'a>(&'a mut usize);
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        *self.0 = self
+            .0
+            .checked_sub(1)
+            .ok_or_else(|| D::Error::custom(format_args!("it has more than {MAX_VALUES} values")))?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(Bounded(self.0))? {
+            values.push(value);
+        }
+        Ok(Value::Array(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            let value = entries.next_value_seed(Bounded(self.0))?;
+            fields.insert(name, value);
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+/// The fields of an object, taken out one by one. A field that is `null` counts as absent.
+#[derive(Debug)]
+pub(super) struct Fields {
+    fields: Map<String, Value>,
+    /// Where the object is in the body, with a dot at the end; empty for the body itself.
+    path: String,
+}
+
+impl Fields {
+    /// An object that is inside the body, at `path`.
+    pub(super) fn inside(value: Value, path: &str) -> Result<Self, ApiError> {
+        match value {
+            Value::Object(fields) => Ok(Self { fields, path: format!("{path}.") }),
+            other => Err(wrong_type(path.to_owned(), &other, "an object")),
+        }
+    }
+
+    /// The name of a field in errors.
+    pub(super) fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.path)
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.fields.remove(name).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.typed(name, "true or false", |value| value.as_bool())
+    }
+
+    /// A whole number of at least 0.
+    pub(super) fn unsigned(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
+        self.typed(name, "an integer of at least 0", |value| {
+            value.as_u64().and_then(|value| usize::try_from(value).ok())
+        })
+    }
+
+    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
+        self.typed(name, "an integer", Value::as_i64)
+    }
+
+    pub(super) fn number(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
+        self.typed(name, "a number", |value| value.as_f64().map(|value| value as f32))
+    }
+
+    pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong_type(self.path(name), &other, "a string")),
+        }
+    }
+
+    pub(super) fn object(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
+        self.take(name).map(|value| Self::inside(value, &self.path(name))).transpose()
+    }
+
+    pub(super) fn token_ids(&mut self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
+        self.typed(name, "a list of token ids", token_ids)
+    }
+
+    fn typed<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        convert: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        convert(&value).map(Some).ok_or_else(|| wrong_type(self.path(name), &value, expected))
+    }
+
+    /// What is left.
+    pub(super) fn into_map(self) -> Map<String, Value> {
+        self.fields
+    }
+}
+
+/// A list of numbers that can be token ids.
+pub(super) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    let items = value.as_array()?;
+    items.iter().map(|item| u32::try_from(item.as_u64()?).ok()).collect()
+}
+
+/// 400: the value is of another type.
+pub(super) fn wrong_type(path: String, value: &Value, expected: &str) -> ApiError {
+    let message = format!("{path} is {}, expected {expected}", describe(value));
+    ApiError::invalid(path, message)
+}
+
+/// A value for an error message, in one short line.
+pub(super) fn describe(value: &Value) -> String {
+    const MAX_CHARS: usize = 40;
+    match value {
+        Value::Object(_) => "an object".to_owned(),
+        Value::Array(items) => format!("a list of {} items", items.len()),
+        Value::String(text) if text.chars().nth(MAX_CHARS).is_some() => {
+            format!("a string of {} bytes", text.len())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(error: &ApiError) -> String {
+        error.body()["error"]["message"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn bodies_are_bounded_and_errors_have_a_position() {
+        let check = |body: &str, wanted: &str| {
+            let message = message(&parse_object(body.as_bytes()).unwrap_err());
+            assert!(message.contains(wanted), "{message} should say {wanted}");
+        };
+        check("", "line 1 column 0");
+        check("{\"a\": 1", "EOF");
+        check("{\"a\": NaN}", "line 1 column 7");
+        check("{\"a\": 1e999}", "out of range");
+        check("{\"a\": \"\\ud800\"}", "line 1");
+        check("{} {}", "trailing");
+        check("[1, 2]", "a list of 2 items");
+        check(&format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000)), "recursion limit");
+        check(&format!("{{\"a\": [{}1]}}", "1,".repeat(MAX_VALUES)), "more than 2097152 values");
+        assert!(parse_object(b"{\"a\": \"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn fields_are_read_with_their_types() {
+        let body =
+            br#"{"a": null, "b": -1, "c": 9223372036854775808, "d": [1, 4294967296], "e": {"f": "x"}}"#;
+        let mut fields = parse_object(body).unwrap();
+        assert_eq!(fields.bool("a").unwrap(), None);
+        assert_eq!(message(&fields.unsigned("b").unwrap_err()), "b is -1, expected an integer of at least 0");
+        assert_eq!(fields.unsigned("c").unwrap(), Some(1 << 63));
+        assert_eq!(
+            message(&fields.token_ids("d").unwrap_err()),
+            "d is a list of 2 items, expected a list of token ids"
+        );
+        let mut inner = fields.object("e").unwrap().unwrap();
+        assert_eq!(message(&inner.number("f").unwrap_err()), "e.f is \"x\", expected a number");
+        assert!(fields.into_map().is_empty());
+    }
+}

@@ -1,0 +1,305 @@
+//! The HTTP server: an OpenAI endpoint above the engine.
+//!
+//! Only this module knows HTTP, and only `error.rs` in it picks status codes. The engine's thread never
+//! waits for a client: events come through a bounded channel (`generation.rs`), and a client that leaves or
+//! stops reading gives its request up. Everything that a client can make large is bounded before it is
+//! kept: connections, heads, bodies, JSON values, unfinished requests, what a stream may be behind.
+
+mod access;
+mod api;
+mod auth;
+mod body;
+mod connection;
+mod error;
+mod generation;
+mod json;
+mod metrics;
+mod router;
+mod signals;
+mod state;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+pub use access::{AccessLog, AccessRecord, TokenCounts};
+
+use self::signals::Signals;
+use self::state::App;
+use crate::llm::{Llm, LoadProgress};
+use crate::{Error, Result};
+
+/// Threads that serve connections. They only pass things on; the engine needs the processors.
+const NUM_WORKERS: usize = 2;
+/// Threads that parse, render and tokenize.
+const MAX_BLOCKING_THREADS: usize = 8;
+/// Time for the last bytes of answers to go out.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
+
+/// How the server behaves. The names are the flags'.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The address to listen on.
+    pub host: String,
+    /// The port; 0 lets the system choose.
+    pub port: u16,
+    /// Names of the model in requests and answers; the model's own if there are none.
+    pub served_model_names: Vec<String>,
+    /// Keys, one of which every request must have, except to `/health`. Without keys, none is needed.
+    pub api_keys: Vec<String>,
+    /// Longest body of a request.
+    pub max_body_bytes: usize,
+    /// Requests that may wait for the engine, beside those that it runs.
+    pub max_waiting: usize,
+    /// Connections at once.
+    pub max_connections: usize,
+    /// Time for the head of a request to arrive, and for a connection to be idle.
+    pub header_timeout: Duration,
+    /// Time for the body of a request to arrive.
+    pub body_timeout: Duration,
+    /// Time that a client may take nothing of what is sent to it.
+    pub write_timeout: Duration,
+    /// Time for running requests to end when the server is told to stop.
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port: 8_000,
+            served_model_names: Vec::new(),
+            api_keys: Vec::new(),
+            max_body_bytes: 32 << 20,
+            max_waiting: 256,
+            max_connections: 4_096,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How the server's life ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It was told to stop, and every answer was complete or ended with an error.
+    Drained,
+    /// It was told twice. Answers may be cut off.
+    AtOnce,
+}
+
+/// Something that happened in the life of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Milestone<'a> {
+    /// The model is loaded; its summary.
+    Ready(&'a str),
+    /// It was told to stop and waits for running requests.
+    Draining,
+}
+
+/// Tells a server to stop, from any thread.
+#[derive(Debug, Clone)]
+pub struct StopHandle(mpsc::UnboundedSender<()>);
+
+impl StopHandle {
+    /// The same as a signal: the first call drains, the second one stops at once.
+    pub fn stop(&self) {
+        // A server that is gone has stopped.
+        let _ = self.0.send(());
+    }
+}
+
+/// A server that has its port. Binding comes first, so that a port in use is known before a model is
+/// loaded.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: ServerConfig,
+    stop: mpsc::UnboundedSender<()>,
+    stopped: mpsc::UnboundedReceiver<()>,
+}
+
+/// Loads the model, telling how far it is.
+pub type Loader = Box<dyn FnOnce(&dyn LoadProgress) -> Result<Llm> + Send>;
+
+impl Server {
+    /// Takes the port.
+    ///
+    /// # Errors
+    /// If the address is not one of this machine or the port is in use.
+    pub fn bind(config: ServerConfig) -> Result<Self> {
+        check(&config)?;
+        let place = format!("{}:{}", config.host, config.port);
+        let failed = |source: std::io::Error| {
+            let hint = match source.kind() {
+                std::io::ErrorKind::AddrInUse => "another program has this port; choose one with --port",
+                std::io::ErrorKind::PermissionDenied => {
+                    "ports below 1024 need privileges; choose another one with --port"
+                }
+                _ => "--host is an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0",
+            };
+            Error::io(format_args!("cannot listen on {place}"), source).with_hint(hint)
+        };
+        let listener = TcpListener::bind((config.host.as_str(), config.port)).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (stop, stopped) = mpsc::unbounded_channel();
+        Ok(Self { listener, address, config, stop, stopped })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A way to stop it.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle(self.stop.clone())
+    }
+
+    /// Answers requests until the process is told to stop (SIGTERM, SIGINT or the handle), while `load`
+    /// runs on a thread of its own. `on_milestone` is called on this thread.
+    ///
+    /// # Errors
+    /// If the model cannot be loaded or the engine fails. Waiting requests have been answered then.
+    pub fn run(
+        self,
+        load: Loader,
+        log: Arc<dyn AccessLog>,
+        on_milestone: &mut dyn FnMut(Milestone<'_>),
+    ) -> Result<Exit> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(NUM_WORKERS)
+            .max_blocking_threads(MAX_BLOCKING_THREADS)
+            .thread_name("tinyvllm-server")
+            .enable_all()
+            .build()
+            .map_err(|source| Error::io("start the server's threads", source))?;
+        let result = runtime.block_on(self.serve(load, log, on_milestone));
+        // A load or a long prompt may still be worked on; nobody waits for it.
+        runtime.shutdown_background();
+        result
+    }
+
+    async fn serve(
+        mut self,
+        load: Loader,
+        log: Arc<dyn AccessLog>,
+        on_milestone: &mut dyn FnMut(Milestone<'_>),
+    ) -> Result<Exit> {
+        let listen = |source| Error::io("listen for connections", source);
+        let mut signals = Signals::new().map_err(listen)?;
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
+        let app = Arc::new(App::new(self.config.clone(), log));
+        let (close, closing) = watch::channel(false);
+        let service = router::router(&app);
+        tokio::spawn(connection::accept_all(listener, service, self.config.clone(), closing.clone()));
+        drop(closing);
+
+        let (fail, mut failed) = mpsc::unbounded_channel::<String>();
+        let mut loaded = start_loading(load, Arc::clone(&app), fail)?;
+        let mut is_loading = true;
+        let error = loop {
+            tokio::select! {
+                result = &mut loaded, if is_loading => match result {
+                    Ok(Ok(summary)) => {
+                        is_loading = false;
+                        on_milestone(Milestone::Ready(&summary));
+                    }
+                    Ok(Err(error)) => return Err(error),
+                    Err(_) => return Err(Error::internal("loading the model failed without a message")),
+                },
+                Some(message) = failed.recv() => break Some(message),
+                () = signals.next() => break None,
+                Some(()) = self.stopped.recv() => break None,
+            }
+        };
+        let exit = match &error {
+            Some(message) => {
+                // The engine has ended its requests with this message; the answers go out now.
+                app.set_failure(message);
+                let _ = tokio::time::timeout(FLUSH_TIME, app.idle()).await;
+                Exit::Drained
+            }
+            None => {
+                app.start_draining();
+                on_milestone(Milestone::Draining);
+                tokio::select! {
+                    () = drain(&app) => Exit::Drained,
+                    () = signals.next() => Exit::AtOnce,
+                    Some(()) = self.stopped.recv() => Exit::AtOnce,
+                }
+            }
+        };
+        if exit == Exit::Drained {
+            // Idle connections close at once, others after what they are sending.
+            let _ = close.send(true);
+            let _ = tokio::time::timeout(FLUSH_TIME, close.closed()).await;
+        }
+        match error {
+            Some(message) => Err(Error::internal(message).with_hint("start the server again")),
+            None => Ok(exit),
+        }
+    }
+}
+
+/// Waits for running requests, and ends them when their time is over.
+async fn drain(app: &Arc<App>) {
+    if tokio::time::timeout(app.config.shutdown_timeout, app.idle()).await.is_ok() {
+        return;
+    }
+    if let Some(model) = app.model().cloned() {
+        let seconds = body::whole_seconds(app.config.shutdown_timeout);
+        let error = Error::internal(format!(
+            "the server is shutting down and the answer was not complete within {seconds} s"
+        ));
+        // Waits for the end of a step, which may take a while.
+        let _ = tokio::task::spawn_blocking(move || model.llm.engine().fail_all(error)).await;
+    }
+    let _ = tokio::time::timeout(FLUSH_TIME, app.idle()).await;
+}
+
+/// Loads the model on a thread of its own; its summary comes when it is ready for requests.
+fn start_loading(
+    load: Loader,
+    app: Arc<App>,
+    fail: mpsc::UnboundedSender<String>,
+) -> Result<tokio::sync::oneshot::Receiver<Result<String>>> {
+    let (done, loaded) = tokio::sync::oneshot::channel();
+    let work = move || {
+        let result = load(app.loading()).map(|llm| {
+            let summary = llm.summary();
+            llm.engine().on_failure(move |error| {
+                // A server that is gone needs no news.
+                let _ = fail.send(error.to_string());
+            });
+            app.set_model(llm);
+            summary
+        });
+        let _ = done.send(result);
+    };
+    std::thread::Builder::new()
+        .name("tinyvllm-load".to_owned())
+        .spawn(work)
+        .map_err(|source| Error::io("start the loading thread", source))?;
+    Ok(loaded)
+}
+
+fn check(config: &ServerConfig) -> Result<()> {
+    if config.api_keys.iter().any(|key| key.trim().is_empty()) {
+        return Err(
+            Error::invalid_request("an API key is empty").with_hint("leave --api-key out to need none")
+        );
+    }
+    if config.max_connections == 0 {
+        return Err(Error::invalid_request("--max-connections is 0; it must be at least 1"));
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Which path leads where.
+//!
+//! `/health` is open. Everything else, also what does not exist, is behind the key: a path is guarded by
+//! where it stands here, never by what its name looks like.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::middleware::from_fn_with_state;
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde_json::json;
+
+use super::error::{ApiError, health, ok, ok_as};
+use super::state::App;
+use super::{access, api, auth};
+
+/// The server as a service.
+pub(super) fn router(app: &Arc<App>) -> Router {
+    let guarded = Router::new()
+        .route("/v1/chat/completions", post(api::chat::handle))
+        .route("/v1/completions", post(api::completions::handle))
+        .route("/v1/models", get(api::models::list))
+        .route("/v1/models/{*name}", get(api::models::show))
+        .route("/tokenize", post(api::tokens::tokenize))
+        .route("/detokenize", post(api::tokens::detokenize))
+        .route("/version", get(show_version))
+        .route("/metrics", get(show_metrics))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(app), auth::require_key));
+    Router::new()
+        .route("/health", get(show_health))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback_service(guarded.with_state(Arc::clone(app)))
+        .layer(from_fn_with_state(Arc::clone(app), access::observe))
+        .with_state(Arc::clone(app))
+}
+
+async fn show_health(State(app): State<Arc<App>>) -> Response {
+    let (is_ready, body) = app.health();
+    health(is_ready, &body)
+}
+
+async fn show_version() -> Response {
+    ok(&json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    // While the server drains, its operator wants to see how far it is.
+    let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
+    let engine = model.llm.engine();
+    let device = model.llm.context().description();
+    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device);
+    Ok(ok_as("text/plain; version=0.0.4; charset=utf-8", Body::from(page)))
+}
+
+async fn no_such_path(request: Request<Body>) -> ApiError {
+    ApiError::no_such_path(request.uri().path())
+}
+
+async fn method_not_allowed(request: Request<Body>) -> ApiError {
+    ApiError::method_not_allowed(request.method().as_str(), request.uri().path())
+}

@@ -1,0 +1,243 @@
+//! What all requests share: the model when it is there, the limits, and how far the server's life has got.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use super::error::ApiError;
+use super::metrics::Metrics;
+use super::{AccessLog, ServerConfig};
+use crate::llm::{Llm, LoadProgress};
+
+/// Bytes of all bodies that are being read or waited for at once.
+const MAX_BODY_BYTES_TOGETHER: usize = 256 << 20;
+/// Steps that must fail in a row before the server calls itself unhealthy.
+const MAX_FAILED_STEPS: u32 = 3;
+
+/// The server's state.
+pub(super) struct App {
+    pub(super) config: ServerConfig,
+    pub(super) log: Arc<dyn AccessLog>,
+    /// In KiB, because a semaphore counts 32 bits.
+    pub(super) body_memory: Arc<Semaphore>,
+    seats: Seats,
+    loading: Loading,
+    model: OnceLock<Arc<Model>>,
+    is_draining: AtomicBool,
+    failure: OnceLock<String>,
+    /// Requests whose answer is not complete.
+    num_active: watch::Sender<usize>,
+}
+
+/// A loaded model and what belongs to it.
+pub(super) struct Model {
+    pub(super) llm: Llm,
+    pub(super) metrics: Metrics,
+    /// The names it answers to; the first one is in answers.
+    pub(super) names: Vec<String>,
+    /// When it was loaded, in seconds since 1970.
+    pub(super) created: u64,
+    /// Bytes of text that no context window of this model can hold, however it is encoded.
+    pub(super) max_text_bytes: usize,
+}
+
+impl App {
+    pub(super) fn new(config: ServerConfig, log: Arc<dyn AccessLog>) -> Self {
+        Self {
+            body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
+            seats: Seats { waiting: config.max_waiting, taken: Arc::default() },
+            config,
+            log,
+            loading: Loading::default(),
+            model: OnceLock::new(),
+            is_draining: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            num_active: watch::Sender::new(0),
+        }
+    }
+
+    /// The model, if it is loaded.
+    pub(super) fn model(&self) -> Option<&Arc<Model>> {
+        self.model.get()
+    }
+
+    /// The model, for a request that needs it.
+    ///
+    /// # Errors
+    /// 503 while it is being loaded, after a failure, and while the server shuts down.
+    pub(super) fn ready(&self) -> Result<Arc<Model>, ApiError> {
+        if let Some(failure) = self.failure.get() {
+            return Err(ApiError::unavailable(failure));
+        }
+        if self.is_draining() {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        self.model.get().cloned().ok_or_else(|| ApiError::unavailable("Loading model"))
+    }
+
+    /// Room for `num_requests` requests of the engine.
+    ///
+    /// # Errors
+    /// 429 if there is none.
+    pub(super) fn take_seats(&self, model: &Model, num_requests: usize) -> Result<Seat, ApiError> {
+        self.seats.take(model.llm.engine().config().max_num_seqs, num_requests)
+    }
+
+    pub(super) fn loading(&self) -> &Loading {
+        &self.loading
+    }
+
+    pub(super) fn set_model(&self, llm: Llm) {
+        let names = match self.config.served_model_names.as_slice() {
+            [] => vec![llm.name().to_owned()],
+            names => names.to_vec(),
+        };
+        let max_model_len = llm.engine().config().max_model_len;
+        let longest_token = llm.tokenizer().map_or(1, |tokenizer| {
+            let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+            ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1)
+        });
+        let model = Model {
+            metrics: Metrics::new(&names[0], max_model_len),
+            names,
+            created: unix_seconds(),
+            // Four times as much, because templates trim and normalising shortens.
+            max_text_bytes: max_model_len.saturating_mul(longest_token).saturating_mul(4),
+            llm,
+        };
+        // There is one load in a server's life.
+        let _ = self.model.set(Arc::new(model));
+    }
+
+    pub(super) fn set_failure(&self, message: &str) {
+        // The first failure is the cause of the others.
+        let _ = self.failure.set(message.to_owned());
+    }
+
+    pub(super) fn start_draining(&self) {
+        self.is_draining.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Acquire)
+    }
+
+    /// What `/health` says, and whether that is good.
+    pub(super) fn health(&self) -> (bool, Value) {
+        if let Some(failure) = self.failure.get() {
+            return (false, json!({"status": "failed", "message": failure}));
+        }
+        if self.is_draining() {
+            return (false, json!({"status": "shutting down"}));
+        }
+        let Some(model) = self.model.get() else {
+            let (stage, progress) = self.loading.read();
+            return (false, json!({"status": "loading", "stage": stage, "progress": progress}));
+        };
+        let num_failed = model.llm.engine().latest_stats().num_failed_steps_in_a_row;
+        if num_failed >= MAX_FAILED_STEPS {
+            let message = format!("the last {num_failed} steps failed");
+            return (false, json!({"status": "failed", "message": message}));
+        }
+        (true, json!({"status": "ok"}))
+    }
+
+    /// Counts a request until the guard is dropped.
+    pub(super) fn enter(self: &Arc<Self>) -> Active {
+        self.num_active.send_modify(|count| *count += 1);
+        Active(Arc::clone(self))
+    }
+
+    /// Returns when no answer is incomplete.
+    pub(super) async fn idle(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.num_active.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A request that is being answered.
+pub(super) struct Active(Arc<App>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.num_active.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Bounds the unfinished requests: what runs, and `waiting` more.
+struct Seats {
+    waiting: usize,
+    taken: Arc<AtomicUsize>,
+}
+
+/// Room that was taken. It is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    taken: Arc<AtomicUsize>,
+    count: usize,
+}
+
+impl Seats {
+    fn take(&self, running: usize, count: usize) -> Result<Seat, ApiError> {
+        let limit = running.saturating_add(self.waiting);
+        let take = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= limit);
+        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
+            Ok(_) => Ok(Seat { taken: Arc::clone(&self.taken), count }),
+            Err(taken) => Err(ApiError::busy(format!(
+                "{taken} requests are unfinished and {count} more were sent; at most {limit} are accepted: \
+                 {running} running (--max-num-seqs) and {} waiting (--max-waiting)",
+                self.waiting
+            ))),
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
+/// How far loading has got.
+#[derive(Debug, Default)]
+pub(super) struct Loading {
+    stage: Mutex<String>,
+    done: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Loading {
+    fn read(&self) -> (String, f64) {
+        let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let total = self.total.load(Ordering::Relaxed).max(1);
+        let done = self.done.load(Ordering::Relaxed).min(total);
+        (stage, (done as f64 / total as f64 * 1e3).round() / 1e3)
+    }
+}
+
+impl LoadProgress for Loading {
+    fn begin(&self, stage: &str, total: u64) {
+        stage.clone_into(&mut self.stage.lock().unwrap_or_else(PoisonError::into_inner));
+        self.done.store(0, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.done.store(self.total.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Memory of a body, given back when dropped.
+pub(super) type BodyMemory = OwnedSemaphorePermit;
+
+/// The wall clock, for what clients show; nothing here depends on it.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

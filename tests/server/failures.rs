@@ -1,0 +1,240 @@
+//! The library's server while it loads, and with a device that fails.
+
+use std::net::SocketAddr;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use serde_json::json;
+use tinyvllm::hub::{HubConfig, ModelSource, resolve};
+use tinyvllm::llm::{Llm, LlmOptions, LoadProgress};
+use tinyvllm::ops::metal::{
+    ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, Placement, Ticket,
+};
+use tinyvllm::server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, StopHandle};
+use tinyvllm::weights::SharedBytes;
+use tinyvllm::{Error, Result};
+
+use super::client::{get, post};
+
+const CHAT: &str = "/v1/chat/completions";
+
+struct NoLog;
+
+impl AccessLog for NoLog {
+    fn record(&self, _record: AccessRecord) {}
+}
+
+/// A server of the library on a thread of its own.
+struct InProcess {
+    address: SocketAddr,
+    stop: StopHandle,
+    thread: JoinHandle<Result<Exit>>,
+}
+
+fn start(load: impl FnOnce(&dyn LoadProgress) -> Result<Llm> + Send + 'static) -> InProcess {
+    let server = Server::bind(ServerConfig { port: 0, ..ServerConfig::default() }).unwrap();
+    let (address, stop) = (server.address(), server.stop_handle());
+    let run = move || server.run(Box::new(load), Arc::new(NoLog), &mut |_| ());
+    InProcess { address, stop, thread: std::thread::spawn(run) }
+}
+
+fn load_demo(options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Llm> {
+    let source = ModelSource::parse("demo", None)?;
+    Llm::load(&resolve(&source, &HubConfig::new(""), &tinyvllm::hub::NoProgress)?, options, progress)
+}
+
+fn wait_until_ready(address: SocketAddr) {
+    while get(address, "/health").status != 200 {}
+}
+
+fn hello() -> serde_json::Value {
+    json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+}
+
+#[test]
+fn while_the_model_loads_the_server_says_how_far_it_is() {
+    let (go, wait) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    let server = start(move |progress| {
+        progress.begin("loading", 1_000);
+        progress.advance(250);
+        begun.send(()).unwrap();
+        wait.recv().unwrap();
+        load_demo(&LlmOptions::default(), progress)
+    });
+    has_begun.recv().unwrap();
+    // 31.
+    let health = get(server.address, "/health");
+    assert_eq!(health.status, 503);
+    assert_eq!(health.json(), json!({"status": "loading", "stage": "loading", "progress": 0.25}));
+    for answer in [get(server.address, "/v1/models"), post(server.address, CHAT, &hello())] {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+        assert_eq!(answer.json()["error"]["message"], "Loading model");
+    }
+    go.send(()).unwrap();
+    wait_until_ready(server.address);
+    post(server.address, CHAT, &hello()).success();
+    server.stop.stop();
+    assert_eq!(server.thread.join().unwrap().unwrap(), Exit::Drained);
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_ends_the_server() {
+    let server = start(|_| Err(Error::invalid_model("the file is damaged")));
+    assert_eq!(server.thread.join().unwrap().unwrap_err().message(), "the file is damaged");
+}
+
+/// A GPU on which every launch fails.
+#[derive(Debug)]
+struct Broken {
+    /// Whether it fails with a panic rather than with an error.
+    panics: bool,
+}
+
+#[repr(align(256))]
+#[derive(Debug)]
+struct Block([AtomicU8; 256]);
+
+#[derive(Debug)]
+struct Memory {
+    blocks: Vec<Block>,
+    len: usize,
+}
+
+impl GpuMemory for Memory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host(&self) -> Option<NonNull<u8>> {
+        Some(NonNull::from(&self.blocks[0].0[0]).cast())
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+fn bytes_of(buffer: &GpuBuffer) -> impl Iterator<Item = &AtomicU8> {
+    let memory: &Memory = buffer.0.as_any().downcast_ref().unwrap();
+    memory.blocks.iter().flat_map(|block| &block.0)
+}
+
+impl Gpu for Broken {
+    fn name(&self) -> &str {
+        "Broken GPU"
+    }
+
+    fn class(&self) -> ChipClass {
+        ChipClass::Base
+    }
+
+    fn working_set_bytes(&self) -> u64 {
+        1 << 30
+    }
+
+    fn allocate(&self, len: usize, _placement: Placement) -> Result<GpuBuffer> {
+        let new_block = || Block(std::array::from_fn(|_| AtomicU8::new(0)));
+        let blocks = (0..len.div_ceil(256)).map(|_| new_block()).collect();
+        Ok(GpuBuffer(Box::new(Memory { blocks, len })))
+    }
+
+    fn wrap(&self, _bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>> {
+        Ok(None)
+    }
+
+    fn pipeline(
+        &self,
+        _library: &'static Library,
+        _function: &str,
+        _constants: &[Constant],
+    ) -> Result<Pipeline> {
+        Ok(Pipeline(0))
+    }
+
+    fn dispatch(&self, _launch: &Launch<'_>) -> Result<()> {
+        assert!(!self.panics, "the device fell off the bus");
+        Err(Error::internal("the device is out of memory"))
+    }
+
+    fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        for (cell, byte) in bytes_of(target).skip(offset).zip(bytes) {
+            cell.store(*byte, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        for (cell, byte) in bytes_of(source).skip(offset).zip(bytes) {
+            *byte = cell.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn commit(&self) -> Result<Ticket> {
+        Ok(Ticket(0))
+    }
+
+    fn wait(&self, _ticket: Ticket) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn start_broken(panics: bool) -> InProcess {
+    let options = LlmOptions { gpu: Some(Arc::new(Broken { panics })), ..LlmOptions::default() };
+    let server = start(move |progress| load_demo(&options, progress));
+    wait_until_ready(server.address);
+    server
+}
+
+#[test]
+fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
+    let server = start_broken(false);
+    // 33: the engine goes on, and so do answers.
+    for num_failed in 1..=3 {
+        let answer = post(server.address, CHAT, &hello());
+        assert_eq!(answer.status, 500);
+        let error = &answer.json()["error"];
+        assert_eq!(error["type"], "server_error");
+        assert!(error["message"].as_str().unwrap().contains("out of memory"), "{error}");
+        assert_eq!(get(server.address, "/health").status, if num_failed < 3 { 200 } else { 503 });
+    }
+    let mut streamed = hello();
+    streamed["stream"] = json!(true);
+    let events = post(server.address, CHAT, &streamed).events();
+    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("out of memory"));
+    server.stop.stop();
+    assert_eq!(server.thread.join().unwrap().unwrap(), Exit::Drained);
+}
+
+#[test]
+fn an_engine_that_panics_answers_everybody_and_ends_the_server() {
+    let server = start_broken(true);
+    // 35: those that wait hear of it, as a whole answer and as a stream, and the program ends with an error.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = |is_stream: bool| {
+            let mut body = hello();
+            body["stream"] = json!(is_stream);
+            post(server.address, CHAT, &body)
+        };
+        [true, false]
+            .map(|is_stream| scope.spawn(move || ask(is_stream)))
+            .map(|thread| thread.join().unwrap())
+            .into()
+    });
+    for answer in &answers {
+        let message = match answer.status {
+            200 => answer.events().last().unwrap()["error"]["message"].clone(),
+            status => {
+                assert!(status == 500 || status == 503, "{status}");
+                answer.json()["error"]["message"].clone()
+            }
+        };
+        let message = message.as_str().unwrap();
+        assert!(message.contains("fell off the bus") || message.contains("engine has stopped"), "{message}");
+    }
+    let error = server.thread.join().unwrap().unwrap_err();
+    assert!(error.message().contains("the engine failed: the device fell off the bus"), "{error}");
+}

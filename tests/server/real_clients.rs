@@ -1,0 +1,70 @@
+//! Clients that others wrote: their types read our answers, and their programs talk to the server.
+
+use std::io::Write;
+use std::process::Command;
+
+use async_openai::types::chat::{
+    CreateChatCompletionResponse, CreateChatCompletionStreamResponse, FinishReason,
+};
+use async_openai::types::completions::CreateCompletionResponse;
+use serde_json::json;
+
+use super::client::Server;
+
+#[test]
+fn async_openai_reads_the_answers() {
+    let server = Server::start("--max-model-len 256");
+    let mut body = json!({
+        "model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 6,
+        "n": 2, "logprobs": true, "top_logprobs": 2, "ignore_eos": true,
+    });
+    let answer = server.post("/v1/chat/completions", &body).success();
+    let answer: CreateChatCompletionResponse = serde_json::from_value(answer).unwrap();
+    assert_eq!(answer.choices.len(), 2);
+    assert_eq!(answer.choices[1].finish_reason, Some(FinishReason::Length));
+    let tokens = answer.choices[0].logprobs.as_ref().unwrap().content.as_ref().unwrap();
+    assert_eq!((tokens.len(), tokens[0].top_logprobs.len()), (6, 2));
+    assert_eq!(answer.usage.unwrap().completion_tokens, 12);
+
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let chunks = server.post("/v1/chat/completions", &body).events();
+    let chunks: Vec<CreateChatCompletionStreamResponse> =
+        chunks.into_iter().map(|chunk| serde_json::from_value(chunk).unwrap()).collect();
+    let text: String = chunks
+        .iter()
+        .flat_map(|chunk| &chunk.choices)
+        .filter(|choice| choice.index == 0)
+        .filter_map(|choice| choice.delta.content.clone())
+        .collect();
+    assert!(!text.is_empty());
+    assert_eq!(chunks.last().unwrap().usage.as_ref().unwrap().completion_tokens, 12);
+
+    let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 3, "logprobs": 1});
+    let answer = server.post("/v1/completions", &body).success();
+    let answer: CreateCompletionResponse = serde_json::from_value(answer).unwrap();
+    assert_eq!(answer.choices[0].logprobs.as_ref().unwrap().tokens.len(), 3);
+}
+
+/// Needs Python with the package `openai`; says so if it is not there.
+#[test]
+fn openais_python_client_works() {
+    let python = std::env::var("TINYVLLM_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let has_package = Command::new(&python)
+        .args(["-c", "import openai"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !has_package {
+        let is_required = std::env::var_os("TINYVLLM_REQUIRE_OPENAI").is_some();
+        assert!(!is_required, "{python} has no package openai");
+        // Past the capture of output, so that it is seen.
+        let _ = writeln!(std::io::stderr(), "skipped: {python} has no package openai (pip install openai)");
+        return;
+    }
+    let server = Server::start("--max-model-len 256 --max-num-seqs 4 --api-key secret");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_client.py");
+    let url = format!("http://{}/v1", server.address());
+    let output = Command::new(&python).args([script, &url, "secret"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("ok"));
+}
