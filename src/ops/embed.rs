@@ -19,7 +19,9 @@ const TOKENS_PER_TASK: usize = 8;
 /// [`crate::ErrorKind::Internal`] if a token is not in the vocabulary or shapes do not fit together.
 pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut Buffer) -> Result<()> {
     let token_ids = step.token_ids;
-    if let Some(token) = token_ids.iter().find(|token| **token as usize >= table.rows()) {
+    // Sampled tokens are not known here; one that is none is embedded as zeros.
+    let known = if step.sampled.is_some() { &[] } else { token_ids };
+    if let Some(token) = known.iter().find(|token| **token as usize >= table.rows()) {
         return Err(Error::internal(format!(
             "token {token} is outside the vocabulary of {} tokens",
             table.rows()
@@ -34,7 +36,8 @@ pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut
     }
     let width = out.width();
     let cpu = match context.launch() {
-        Backend::Cpu(cpu) => cpu,
+        Backend::Cpu(cpu) if step.sampled.is_none() => cpu,
+        Backend::Cpu(_) => return Err(Error::internal("embed: tokens were sampled on another device")),
         Backend::Metal(metal) => {
             let ids = match step.sampled {
                 Some(sampled) => sampled.metal(),

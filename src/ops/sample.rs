@@ -79,7 +79,8 @@ impl DeviceSampler {
         }
     }
 
-    /// Begins to sample `num_steps` tokens for each of some rows. What was sampled before has been read.
+    /// Begins to sample `num_steps` tokens for each of some rows. What was sampled before is done with, whether
+    /// or not it was read.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.

@@ -11,3 +11,4 @@ mod libraries;
 mod models;
 mod ops;
 mod promises;
+mod sampling;

@@ -147,7 +147,7 @@ fn launch(
         return metal.add_operations(operands.num_operations(num_rows, num_units));
     }
     let columns = operands.num_tokens.next_power_of_two();
-    let rows = rows_per_group(format, columns);
+    let rows = rows_per_simdgroup(format, columns);
     let (matrices, num_groups) = MatrixArgs::list(parts, ROW_GROUPS * rows);
     let all_rows = parts.iter().map(|part| part.matrix.rows()).sum();
     let num_slices = num_slices(metal, all_rows, num_units);
@@ -188,7 +188,7 @@ pub(crate) fn swiglu(
         return metal.add_operations(operands.num_operations(2 * gate.rows(), num_units));
     }
     let columns = operands.num_tokens.next_power_of_two();
-    let rows = (rows_per_group(format, columns) / 2).max(1);
+    let rows = (rows_per_simdgroup(format, columns) / 2).max(1);
     let (matrices, _) = MatrixArgs::list(&parts, rows);
     let num_slices = num_slices(metal, 2 * gate.rows(), num_units);
     let args = operands.matvec_args(num_units, matrices);
@@ -229,7 +229,7 @@ pub(crate) fn silu_mul(
 /// Rows of a matrix that a simdgroup of the matrix-vector kernels computes: more where weights are small beside
 /// the activations that are read with them, fewer where activations fill the registers. As the kernels are
 /// instantiated.
-fn rows_per_group(format: DType, columns: usize) -> usize {
+fn rows_per_simdgroup(format: DType, columns: usize) -> usize {
     if format.block_len() > 1 && columns < 4 { 4 } else { 2 }
 }
 

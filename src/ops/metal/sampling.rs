@@ -85,7 +85,7 @@ impl Growing {
     }
 }
 
-/// The sampler of a GPU. Between [`Self::begin`] and the last [`Self::tokens`], nothing else may use it.
+/// The sampler of a GPU.
 #[derive(Debug)]
 pub(crate) struct MetalSampler {
     rows: Growing,
@@ -111,13 +111,18 @@ impl MetalSampler {
         })
     }
 
-    /// Uploads the parameters of the rows that are going to be sampled in `num_steps` steps.
+    /// Waits for what was sampled before and uploads the parameters of the rows that are going to be sampled in
+    /// `num_steps` steps.
     pub(crate) fn begin<'a>(
         &mut self,
         metal: &MetalBackend,
         params: impl Iterator<Item = SampleParams<'a>>,
         num_steps: usize,
     ) -> Result<()> {
+        // A multi-step whose rows have all ended leaves its last pass behind, which still reads these lists.
+        if let Some(&ticket) = self.tickets.last() {
+            metal.wait(ticket)?;
+        }
         let (mut rows, mut history, mut biases, mut banned) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for params in params {
