@@ -3,10 +3,49 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tinyvllm::ops::Context;
+use tinyvllm::config::ModelConfig;
+use tinyvllm::ops::{
+    AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType, StepInputs,
+};
 use tinyvllm::self_test;
+use tinyvllm::weights::Checkpoint;
 
 use crate::emulator::{Emulator, Timing, Variant};
+
+/// A batch is checked before its lists go to the device.
+#[test]
+fn rows_that_do_not_fit_together_are_errors() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let context = Context::gpu(Arc::new(gpu));
+    let limits = AttentionLimits {
+        num_heads: 1,
+        num_kv_heads: 1,
+        head_dim: 64,
+        sliding_window: None,
+        max_model_len: 16,
+        max_num_tokens: 4,
+        max_num_rows: 1,
+    };
+    let checkpoint = Checkpoint::from_static(tinyvllm::demo::MODEL).unwrap();
+    let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+    let cache = KvCache::new(&context, &config, 1, 16, KvCacheDType::F16).unwrap();
+    let mut inputs = DeviceInputs::new(&context, &limits, 16).unwrap();
+    let mut upload = |query_start_loc: &[usize], seq_len: usize| {
+        let metadata = AttentionMetadata {
+            query_start_loc: query_start_loc.to_vec(),
+            seq_lens: vec![seq_len],
+            block_tables: vec![0],
+            block_table_starts: vec![0, 1],
+            slot_mapping: vec![0],
+            block_size: 16,
+        };
+        inputs.upload(&context, StepInputs::new(&[1], &[0], &[0], &metadata), &cache).map(|_| ())
+    };
+    assert!(upload(&[0, 1], 1).is_ok());
+    assert!(upload(&[0], 1).is_err());
+    assert!(upload(&[0, 0], 1).is_err());
+    assert!(upload(&[0, 3], 2).unwrap_err().message().contains("tokens 0..3"));
+}
 
 #[test]
 fn models_give_the_tokens_of_the_cpu() {

@@ -122,7 +122,7 @@ impl MetalInputs {
         if let Some(ticket) = self.in_use[self.slot].take() {
             metal.wait(ticket)?;
         }
-        self.describe_rows(attention, tokens_per_tile);
+        self.describe_rows(attention, tokens_per_tile)?;
         self.write(metal, self.token_ids, token_ids)?;
         self.write(metal, self.positions, positions)?;
         self.write_all(metal, self.slots, &attention.slot_mapping)?;
@@ -132,14 +132,24 @@ impl MetalInputs {
         self.write(metal, self.prefill_tiles, cast_slice(&self.prefill))
     }
 
-    fn describe_rows(&mut self, attention: &AttentionMetadata, tokens_per_tile: usize) {
+    fn describe_rows(&mut self, attention: &AttentionMetadata, tokens_per_tile: usize) -> Result<()> {
         self.decode.clear();
         self.prefill.clear();
         self.max_decode_len = 0;
         for row in 0..attention.num_rows() {
-            let (start, end) = (attention.query_start_loc[row], attention.query_start_loc[row + 1]);
             let seq_len = attention.seq_lens[row];
-            let table_start = attention.block_table_starts[row] as u32;
+            let (Some(&[start, end]), Some(&table_start)) = (
+                attention.query_start_loc.get(row..row + 2).and_then(<[usize]>::as_array),
+                attention.block_table_starts.get(row),
+            ) else {
+                return Err(Error::internal(format!("row {row} of a step has no tokens or no block table")));
+            };
+            if start >= end || seq_len < end - start {
+                return Err(Error::internal(format!(
+                    "row {row} has tokens {start}..{end} of a sequence of {seq_len}"
+                )));
+            }
+            let table_start = table_start as u32;
             if end - start == 1 {
                 let (token, seq_len) = (start as u32, seq_len as u32);
                 self.decode.push(DecodeRow { token, seq_len, table_start });
@@ -160,6 +170,7 @@ impl MetalInputs {
         }
         self.num_decode_rows = self.decode.len();
         self.num_prefill_tiles = self.prefill.len();
+        Ok(())
     }
 
     fn write(&self, metal: &MetalBackend, list: List, words: &[u32]) -> Result<()> {
