@@ -4,9 +4,11 @@
 // bits, the scales, and the scales of the scales. What one lane reads of a plane is aligned to its size.
 // `src/ops/metal/layout.rs` writes what is read here and says what each plane holds.
 //
-// Codes become floats without conversions and shifts, which are slow on Apple GPUs: or-ed into the mantissa of
-// 2^23 and with 2^23 subtracted again, code `i` of a word gives 2^(bits * i) times its value, exactly. The
-// factor is taken out of the activation that it is multiplied with, once for all rows: `prescale(i)`.
+// Codes become floats without arithmetic on integers, which is slow on Apple GPUs: two codes of a word are masked out
+// where they stand and read as a pair of halves below the normal ones. Such a half is its bits times 2^-24, exactly,
+// and is a normal number as a float. The factor, and where in the half the code stands, is taken out of the activation
+// that it is multiplied with, once for all rows: `prescale(i)`. Codes that are stored with an offset keep it; `ZERO`
+// times the sum of the activations is subtracted instead.
 
 #include "threads.h"
 
@@ -17,6 +19,15 @@ struct Planes {
     uint super_scales;
 };
 
+// A copy that stays in registers: what is in `constant` memory may be read anew behind every barrier.
+inline Planes in_registers(constant Planes& planes) {
+    Planes copy;
+    copy.high = planes.high;
+    copy.scales = planes.scales;
+    copy.super_scales = planes.super_scales;
+    return copy;
+}
+
 // One of the matrices of a launch.
 struct MatrixArgs {
     Planes planes;
@@ -25,49 +36,67 @@ struct MatrixArgs {
     uint first_group;  // the first threadgroup that computes it; the largest number if there is no such matrix
 };
 
-// A decoded unit: weight `i` is `scale * prescale(i) * code[i] - minimum`.
+// A decoded unit: weight `i` is `scale * (prescale(i) * code[i] - ZERO) - minimum`.
 struct Unit {
     float code[16];
     float scale;
     float minimum;
 };
 
-constant constexpr uint MAGIC = 0x4B000000u;
-constant constexpr float TWO_23 = 8388608.0f;
+constant constexpr float TWO_24 = 16777216.0f;
 
-// `value` has bits below 2^23 only; `bias` is in the units of its lowest bit.
-inline float magic_float(uint value, float bias) {
-    return as_type<float>(MAGIC | value) - (TWO_23 + bias);
+// Codes `pair` and `pair + 4` of the eight nibbles of a word, for `pair` below 4: an odd one 16 times as large.
+inline uint nibble_pair(uint word, int pair) {
+    const uint moved = pair < 2 ? word : word >> 8;
+    return moved & (pair % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
 }
 
-inline float power_of_16(int exponent) {
-    return float(1 << (4 * exponent));
+// `bits` bits of each half of `high`, those of pair `index`, to where they stand above nibbles of `nibble_pair`.
+inline uint high_pair(uint high, int index, int bits) {
+    const int to = index % 2 == 0 ? 4 : 8;
+    const int from = index * bits;
+    const uint moved = from <= to ? high << (to - from) : high >> (from - to);
+    return moved & (((1u << bits) - 1u) * 0x00010001u << to);
 }
 
-// 2^23 / prescale of nibble `i` of a word is representable for i below 4; the upper four are moved down.
-inline float nibble(uint2 codes, int i, float bias) {
-    const uint word = codes[i / 8];
-    const uint half_word = i % 8 < 4 ? word : word >> 16;
-    return magic_float(half_word & (15u << (4 * (i % 4))), bias * power_of_16(i % 4));
+inline void set_pair(thread Unit& unit, int word, int pair, uint bits) {
+    const half2 codes = as_type<half2>(bits);
+    unit.code[8 * word + pair] = float(codes.x);
+    unit.code[8 * word + pair + 4] = float(codes.y);
 }
 
-// The fifth bits of a unit, one of each weight, times 16, in the scale of the nibbles.
-inline float fifth_bit(uint bits, int i) {
-    return (bits & (1u << i)) != 0 ? 16.0f * power_of_16(i % 4) : 0.0f;
+// Four bits, or more with `bits` of each code in `high`: those of the pairs in order, in each half of the word.
+inline void decode_nibbles(uint2 codes, uint high, int bits, thread Unit& unit) {
+    for (int word = 0; word < 2; ++word) {
+        for (int pair = 0; pair < 4; ++pair) {
+            uint both = nibble_pair(codes[word], pair);
+            if (bits > 0) {
+                both |= high_pair(high, 4 * word + pair, bits);
+            }
+            set_pair(unit, word, pair, both);
+        }
+    }
 }
 
-struct FourBits {
+// One bit of each of sixteen codes, a byte for each half, as `decode_nibbles` wants it.
+inline uint fifth_bits(ushort bits) {
+    return (uint(bits) | uint(bits) << 8) & 0x00FF00FFu;
+}
+
+struct Nibbles {
     static constexpr constant bool HAS_MINIMUM = false;
     static constexpr constant bool IS_WIDE = false;
-    static float prescale(int i) { return 1.0f / power_of_16(i % 4); }
+    static constexpr constant float ZERO = 0.0f;
+    static float prescale(int i) { return i % 2 == 0 ? TWO_24 : TWO_24 / 16.0f; }
 };
 
-struct Q4_0 : FourBits {
+struct Q4_0 : Nibbles {
+    static constexpr constant float ZERO = 8.0f;
     struct Raw {
         uint2 codes;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
@@ -75,22 +104,20 @@ struct Q4_0 : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 8.0f);
-        }
+        decode_nibbles(raw.codes, 0, 0, unit);
         unit.scale = float(raw.scale);
         unit.minimum = 0.0f;
         return unit;
     }
 };
 
-struct Q4_1 : FourBits {
+struct Q4_1 : Nibbles {
     static constexpr constant bool HAS_MINIMUM = true;
     struct Raw {
         uint2 codes;
         half2 scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.scale = ((device const half2*)(base + 16ul * planes.scales))[unit / 2];
@@ -98,22 +125,21 @@ struct Q4_1 : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 0.0f);
-        }
+        decode_nibbles(raw.codes, 0, 0, unit);
         unit.scale = float(raw.scale.x);
         unit.minimum = -float(raw.scale.y);
         return unit;
     }
 };
 
-struct Q5_0 : FourBits {
+struct Q5_0 : Nibbles {
+    static constexpr constant float ZERO = 16.0f;
     struct Raw {
         uint2 codes;
         ushort fifth;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -122,23 +148,21 @@ struct Q5_0 : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 16.0f) + fifth_bit(raw.fifth, i);
-        }
+        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
         unit.scale = float(raw.scale);
         unit.minimum = 0.0f;
         return unit;
     }
 };
 
-struct Q5_1 : FourBits {
+struct Q5_1 : Nibbles {
     static constexpr constant bool HAS_MINIMUM = true;
     struct Raw {
         uint2 codes;
         ushort fifth;
         half2 scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -147,9 +171,7 @@ struct Q5_1 : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 0.0f) + fifth_bit(raw.fifth, i);
-        }
+        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
         unit.scale = float(raw.scale.x);
         unit.minimum = -float(raw.scale.y);
         return unit;
@@ -164,7 +186,7 @@ struct SuperBlock {
     uchar high;
 };
 
-inline SuperBlock load_super_block(device const uchar* base, constant Planes& planes, uint unit) {
+inline SuperBlock load_super_block(device const uchar* base, Planes planes, uint unit) {
     device const uchar* block = base + 16ul * planes.scales + 16 * (unit / 16);
     const uint sub_block = unit % 16 / 2;
     SuperBlock loaded;
@@ -181,13 +203,13 @@ inline void apply_super_block(SuperBlock block, thread Unit& unit) {
     unit.minimum = float(block.scales.y) * float(minimum);
 }
 
-struct Q4_K : FourBits {
+struct Q4_K : Nibbles {
     static constexpr constant bool HAS_MINIMUM = true;
     struct Raw {
         uint2 codes;
         SuperBlock block;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.block = load_super_block(base, planes, unit);
@@ -195,22 +217,20 @@ struct Q4_K : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 0.0f);
-        }
+        decode_nibbles(raw.codes, 0, 0, unit);
         apply_super_block(raw.block, unit);
         return unit;
     }
 };
 
-struct Q5_K : FourBits {
+struct Q5_K : Nibbles {
     static constexpr constant bool HAS_MINIMUM = true;
     struct Raw {
         uint2 codes;
         ushort fifth;
         SuperBlock block;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
@@ -219,22 +239,21 @@ struct Q5_K : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            unit.code[i] = nibble(raw.codes, i, 0.0f) + fifth_bit(raw.fifth, i);
-        }
+        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
         apply_super_block(raw.block, unit);
         return unit;
     }
 };
 
-struct Q6_K : FourBits {
+struct Q6_K : Nibbles {
+    static constexpr constant float ZERO = 32.0f;
     struct Raw {
         uint2 codes;
         uint upper;
         char scale;
         half super_scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint2*)base)[unit];
         raw.upper = ((device const uint*)(base + 16ul * planes.high))[unit];
@@ -244,28 +263,24 @@ struct Q6_K : FourBits {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            // The upper bits of weight `i` are bits 2·(i % 8) of their half of the word.
-            const uint bits = i < 8 ? raw.upper : raw.upper >> 16;
-            const float upper = magic_float(bits & (3u << (2 * (i % 8))), 0.0f);
-            const float factor = 16.0f * power_of_16(i % 4) / float(1 << (2 * (i % 8)));
-            unit.code[i] = fma(upper, factor, nibble(raw.codes, i, 32.0f));
-        }
+        decode_nibbles(raw.codes, raw.upper, 2, unit);
         unit.scale = float(raw.super_scale) * float(raw.scale);
         unit.minimum = 0.0f;
         return unit;
     }
 };
 
+// Codes are stored with 128 added.
 struct Q8_0 {
     static constexpr constant bool HAS_MINIMUM = false;
     static constexpr constant bool IS_WIDE = false;
-    static float prescale(int i) { return i % 2 == 0 ? 1.0f : 1.0f / 256.0f; }
+    static constexpr constant float ZERO = 128.0f;
+    static float prescale(int) { return TWO_24; }
     struct Raw {
         uint4 codes;
         half scale;
     };
-    static Raw load(device const uchar* base, constant Planes& planes, uint unit) {
+    static Raw load(device const uchar* base, Planes planes, uint unit) {
         Raw raw;
         raw.codes = ((device const uint4*)base)[unit];
         raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
@@ -273,11 +288,13 @@ struct Q8_0 {
     }
     static Unit decode(Raw raw) {
         Unit unit;
-        for (int i = 0; i < 16; ++i) {
-            // Codes are stored with 128 added.
-            const uint word = i % 4 < 2 ? raw.codes[i / 4] : raw.codes[i / 4] >> 16;
-            unit.code[i] = i % 2 == 0 ? magic_float(word & 255u, 128.0f)
-                                      : magic_float(word & 0xFF00u, 128.0f * 256.0f);
+        for (int i = 0; i < 4; ++i) {
+            const half2 even = as_type<half2>(raw.codes[i] & 0x00FF00FFu);
+            const half2 odd = as_type<half2>(raw.codes[i] >> 8 & 0x00FF00FFu);
+            unit.code[4 * i] = float(even.x);
+            unit.code[4 * i + 1] = float(odd.x);
+            unit.code[4 * i + 2] = float(even.y);
+            unit.code[4 * i + 3] = float(odd.y);
         }
         unit.scale = float(raw.scale);
         unit.minimum = 0.0f;
@@ -287,6 +304,7 @@ struct Q8_0 {
 
 struct Dense {
     static constexpr constant bool HAS_MINIMUM = false;
+    static constexpr constant float ZERO = 0.0f;
     static float prescale(int) { return 1.0f; }
 };
 
@@ -296,7 +314,7 @@ struct F16 : Dense {
         uint4 low;
         uint4 high;
     };
-    static Raw load(device const uchar* base, constant Planes&, uint unit) {
+    static Raw load(device const uchar* base, Planes, uint unit) {
         Raw raw;
         raw.low = ((device const uint4*)base)[2 * unit];
         raw.high = ((device const uint4*)base)[2 * unit + 1];
@@ -321,7 +339,7 @@ struct BF16 : Dense {
         uint4 low;
         uint4 high;
     };
-    static Raw load(device const uchar* base, constant Planes&, uint unit) {
+    static Raw load(device const uchar* base, Planes, uint unit) {
         Raw raw;
         raw.low = ((device const uint4*)base)[2 * unit];
         raw.high = ((device const uint4*)base)[2 * unit + 1];
@@ -345,7 +363,7 @@ struct F32 : Dense {
     struct Raw {
         float4 values[4];
     };
-    static Raw load(device const uchar* base, constant Planes&, uint unit) {
+    static Raw load(device const uchar* base, Planes, uint unit) {
         Raw raw;
         for (int i = 0; i < 4; ++i) {
             raw.values[i] = ((device const float4*)base)[4 * unit + i];

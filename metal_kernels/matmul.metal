@@ -39,7 +39,7 @@ struct Staged {
 template <typename F, typename T>
 inline void stage_weights(
     device const uchar* weights,
-    constant Planes& planes,
+    Planes planes,
     uint num_units,
     uint row,
     uint unit,
@@ -53,7 +53,7 @@ inline void stage_weights(
     }
     const Unit decoded = F::decode(F::load(weights, planes, row * num_units + unit));
     for (int i = 0; i < 16; ++i) {
-        const float value = decoded.code[i] * (decoded.scale * F::prescale(i));
+        const float value = (decoded.code[i] * F::prescale(i) - F::ZERO) * decoded.scale;
         target[i] = T(F::HAS_MINIMUM ? value - decoded.minimum : value);
     }
 }
@@ -106,9 +106,9 @@ inline void multiply(
         const uint unit = step + thread_index % 2;
         threadgroup T* target = staged_weights + tile_row * STRIDE + thread_index % 2 * 16;
         if (is_up) {
-            stage_weights<F, T>(up_weights, up_planes, a.num_units, row, unit, target);
+            stage_weights<F, T>(up_weights, in_registers(up_planes), a.num_units, row, unit, target);
         } else {
-            stage_weights<F, T>(weights, matrix.planes, a.num_units, row, unit, target);
+            stage_weights<F, T>(weights, in_registers(matrix.planes), a.num_units, row, unit, target);
         }
         for (int s = 0; s < SLOTS_PER_THREAD; ++s) {
             const uint slot = thread_index + s * NUM_THREADS;

@@ -2,9 +2,9 @@
 //
 // A threadgroup computes ROW_GROUPS times ROWS rows of the matrix, ROWS in each simdgroup. Activations come by in
 // chunks of 512 columns through threadgroup memory, in the order in which lanes take them out: a lane has a unit of 16
-// columns, and reads each weight once for all columns of the result. Up to two slices of simdgroups share the chunks.
-// The sums of the lanes are added, then those of the slices, in a fixed order that depends neither on ROWS nor on
-// COLUMNS.
+// columns, and reads each weight once for all columns of the result. The weights and the activations of a chunk are
+// under way while those of the one before are multiplied. Up to three slices of simdgroups share the chunks. The sums of
+// the lanes are added, then those of the slices, in a fixed order that depends neither on ROWS nor on COLUMNS.
 //
 // The norm before a product is part of it: activations are multiplied with the norm's weights on their way in, their
 // squares are summed, and the result is divided by their root mean square.
@@ -26,89 +26,128 @@ constant bool ADDS [[function_constant(2)]];  // to what is in the result
 
 // Simdgroups that share activations.
 constant constexpr int ROW_GROUPS = 4;
-constant constexpr int CHUNK_UNITS = LANES;
-// Activations come in fours.
-constant constexpr int CHUNK_FOURS = 4 * CHUNK_UNITS;
 constant constexpr int SLICE_THREADS = ROW_GROUPS * LANES;
+constant constexpr int CHUNK_UNITS = LANES;
+// Activations come in fours, one for each thread of a slice.
+constant constexpr int CHUNK_FOURS = 4 * CHUNK_UNITS;
+static_assert(CHUNK_FOURS == SLICE_THREADS, "a thread brings one four");
 
-// The activations of a chunk: four `i` of unit `u` lie at `i * LANES + u`, so that neighbouring lanes read neighbours.
-// Behind them, if the format has minima, the sum of each four.
-template <typename F, int COLUMNS>
-inline void stage_activations(
-    constant MatvecArgs& a,
-    device const float* x,
-    device const float* norm,
-    uint chunk,
-    uint thread_index,
-    threadgroup float4* staged,
-    threadgroup float* staged_sums,
-    thread float (&squares)[COLUMNS]
-) {
-    for (uint p = thread_index; p < CHUNK_FOURS; p += SLICE_THREADS) {
-        const uint four = chunk * CHUNK_FOURS + p;
-        const uint target = p % 4 * LANES + p / 4;
-        const bool exists = four < 4 * a.num_units;
-        float4 factors = float4(1.0f);
-        if (HAS_NORM && exists) {
-            factors = ((device const float4*)norm)[four];
-        }
-        for (int c = 0; c < COLUMNS; ++c) {
-            const uint column = min(uint(c), a.num_columns - 1);
-            float4 values = float4(0.0f);
-            if (exists) {
-                values = ((device const float4*)(x + column * a.x_stride))[four];
-            }
-            if (HAS_NORM) {
-                squares[c] += dot(values, values);
-                values *= factors;
-            }
-            if (F::HAS_MINIMUM) {
-                staged_sums[c * CHUNK_FOURS + target] = values.x + values.y + values.z + values.w;
-            }
-            // The factors of four neighbours are the same for each four.
-            values *= float4(F::prescale(0), F::prescale(1), F::prescale(2), F::prescale(3));
-            staged[c * CHUNK_FOURS + target] = values;
+// A chunk of one column of the result in threadgroup memory: its fours, then the sum of each unit.
+constant constexpr int CHUNK_FLOATS = 4 * CHUNK_FOURS + CHUNK_UNITS;
+
+// Chunks that a slice keeps: the next one can be written while one is read, where there is room for both.
+template <int COLUMNS>
+constexpr int num_buffers() {
+    return COLUMNS == 1 ? 2 : 1;
+}
+
+// One of the matrices with what a simdgroup needs to read it.
+template <int ROWS>
+struct Source {
+    device const uchar* weights;
+    Planes planes;
+    uint num_units;
+    uint first_units[ROWS];  // of each row; a row past the end is the last one
+};
+
+template <int ROWS>
+inline Source<ROWS> source(constant MatvecArgs& a, constant MatrixArgs& matrix, device const uchar* weights, uint first_row) {
+    Source<ROWS> from;
+    from.weights = weights;
+    from.planes = in_registers(matrix.planes);
+    from.num_units = a.num_units;
+    for (int r = 0; r < ROWS; ++r) {
+        from.first_units[r] = min(first_row + r, matrix.num_rows - 1) * a.num_units;
+    }
+    return from;
+}
+
+// Reads a unit of each row. Past the last unit it is the last one, which costs nothing.
+template <typename F, int ROWS>
+inline void load_rows(thread const Source<ROWS>& from, uint unit, thread typename F::Raw (&raw)[ROWS]) {
+    const uint existing = min(unit, from.num_units - 1);
+    for (int r = 0; r < ROWS; ++r) {
+        raw[r] = F::load(from.weights, from.planes, from.first_units[r] + existing);
+    }
+}
+
+// The activations of a thread on their way to threadgroup memory: a four of each column of the result.
+template <int COLUMNS>
+struct Fours {
+    float4 values[COLUMNS];
+    float4 norm;
+};
+
+struct Activations {
+    device const float* x;
+    device const float* norm;
+    uint num_fours;
+    uint num_columns;
+    uint stride;
+};
+
+// Past the last column there are zeros.
+template <int COLUMNS>
+inline void fetch(thread const Activations& from, uint four, thread Fours<COLUMNS>& fours) {
+    const bool exists = four < from.num_fours;
+    fours.norm = float4(1.0f);
+    if (HAS_NORM && exists) {
+        fours.norm = ((device const float4*)from.norm)[four];
+    }
+    for (int c = 0; c < COLUMNS; ++c) {
+        const uint column = min(uint(c), from.num_columns - 1);
+        fours.values[c] = float4(0.0f);
+        if (exists) {
+            fours.values[c] = ((device const float4*)(from.x + column * from.stride))[four];
         }
     }
 }
 
-// A lane's unit of a chunk for each column.
+// Four `i` of unit `u` goes to `i * LANES + u`, so that neighbouring lanes read neighbours. The offset of the codes is
+// part of the sum that a lane starts with.
 template <typename F, int COLUMNS>
-inline void take_activations(
-    threadgroup const float4* staged,
-    threadgroup const float* staged_sums,
+inline void put(
+    thread const Fours<COLUMNS>& fours,
+    uint thread_index,
+    threadgroup float* chunk,
+    thread float (&squares)[COLUMNS]
+) {
+    for (int c = 0; c < COLUMNS; ++c) {
+        threadgroup float* column = chunk + c * CHUNK_FLOATS;
+        float4 values = fours.values[c];
+        if (HAS_NORM) {
+            squares[c] += dot(values, values);
+            values *= fours.norm;
+        }
+        if (F::HAS_MINIMUM || F::ZERO != 0.0f) {
+            const float sum = sum_of_lanes(values.x + values.y + values.z + values.w, 4);
+            if (thread_index % 4 == 0) {
+                column[4 * CHUNK_FOURS + thread_index / 4] = sum;
+            }
+        }
+        // The factors of four neighbours are the same for each four.
+        values *= float4(F::prescale(0), F::prescale(1), F::prescale(2), F::prescale(3));
+        ((threadgroup float4*)column)[thread_index % 4 * LANES + thread_index / 4] = values;
+    }
+}
+
+// A lane's unit of a chunk for each column, and its sum.
+template <typename F, int COLUMNS>
+inline void take(
+    threadgroup const float* chunk,
     uint lane,
     thread float (&y)[COLUMNS][16],
     thread float (&sums)[COLUMNS]
 ) {
     for (int c = 0; c < COLUMNS; ++c) {
-        sums[c] = 0.0f;
+        threadgroup const float* column = chunk + c * CHUNK_FLOATS;
         for (int part = 0; part < 4; ++part) {
-            const uint source = c * CHUNK_FOURS + part * LANES + lane;
-            const float4 values = staged[source];
+            const float4 values = ((threadgroup const float4*)column)[part * LANES + lane];
             for (int i = 0; i < 4; ++i) {
                 y[c][4 * part + i] = values[i];
             }
-            if (F::HAS_MINIMUM) {
-                sums[c] += staged_sums[source];
-            }
         }
-    }
-}
-
-// Reads a unit of each row. Past the last unit it is the last one, which costs nothing.
-template <typename F, int ROWS>
-inline void load_rows(
-    device const uchar* weights,
-    constant MatrixArgs& matrix,
-    uint num_units,
-    uint first_row,
-    uint unit,
-    thread typename F::Raw (&raw)[ROWS]
-) {
-    for (int r = 0; r < ROWS; ++r) {
-        const uint row = min(first_row + r, matrix.num_rows - 1);
-        raw[r] = F::load(weights, matrix.planes, row * num_units + min(unit, num_units - 1));
+        sums[c] = F::HAS_MINIMUM || F::ZERO != 0.0f ? column[4 * CHUNK_FOURS + lane] : 0.0f;
     }
 }
 
@@ -123,15 +162,14 @@ inline void multiply_unit(
     for (int r = 0; r < ROWS; ++r) {
         const Unit decoded = F::decode(raw[r]);
         for (int c = 0; c < COLUMNS; ++c) {
-            float sum = 0.0f;
+            float sum = -F::ZERO * sums[c];
             for (int i = 0; i < 16; ++i) {
                 sum = fma(decoded.code[i], y[c][i], sum);
             }
-            sum *= decoded.scale;
+            total[r][c] = fma(sum, decoded.scale, total[r][c]);
             if (F::HAS_MINIMUM) {
-                sum = fma(-decoded.minimum, sums[c], sum);
+                total[r][c] = fma(-decoded.minimum, sums[c], total[r][c]);
             }
-            total[r][c] += sum;
         }
     }
 }
@@ -143,37 +181,48 @@ struct Place {
     uint num_slices;
 };
 
-// Bytes of threadgroup memory of a slice, in floats: activations and their sums.
-template <int COLUMNS>
-inline threadgroup float* slice_memory(threadgroup float* memory, uint slice) {
-    return memory + slice * COLUMNS * CHUNK_FOURS * 5;
+// The sums over the lanes of each of N values, a power of two: lane `l` has that of value `l / (LANES / N)`. While there
+// are values to share out, a lane gives half of its own away and goes on with the other half. What is added to what is
+// the same for every N.
+template <int N>
+inline float sums_of_lanes(thread float (&values)[N], uint lane) {
+    for (int step = 0; step < 5; ++step) {
+        const ushort distance = ushort(LANES / 2 >> step);
+        const int left = N / 2 >> step;
+        const bool is_upper = (lane & distance) != 0;
+        for (int i = 0; i < N / 2; ++i) {
+            if (i < left) {
+                const float lower = values[i];
+                const float upper = values[left + i];
+                values[i] = (is_upper ? upper : lower) + simd_shuffle_xor(is_upper ? lower : upper, distance);
+            }
+        }
+        if (left == 0) {
+            values[0] += simd_shuffle_xor(values[0], distance);
+        }
+    }
+    return values[0];
 }
 
 // Adds up the values of lanes, then of slices. Lane `i` below N of the first slice has the sum of value `i`
 // afterwards, and `sum_of_squares` of column `i % COLUMNS`.
 template <int N, int COLUMNS>
 inline float reduce(
-    thread const float (&values)[N],
-    thread const float (&squares)[COLUMNS],
+    thread float (&values)[N],
+    thread float (&squares)[COLUMNS],
     threadgroup float* scratch,
     Place place,
     thread float& sum_of_squares
 ) {
     constexpr int RECORD = N + COLUMNS;
-    // The activations before are no longer needed.
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = 0; i < N; ++i) {
-        const float sum = simd_sum(values[i]);
-        if (place.lane == 0) {
-            scratch[place.group * RECORD + i] = sum;
-        }
+    const float sum = sums_of_lanes<N>(values, place.lane);
+    if (place.lane % (LANES / N) == 0) {
+        scratch[place.group * RECORD + place.lane / (LANES / N)] = sum;
     }
     if (HAS_NORM) {
-        for (int c = 0; c < COLUMNS; ++c) {
-            const float sum = simd_sum(squares[c]);
-            if (place.lane == 0) {
-                scratch[place.group * RECORD + N + c] = sum;
-            }
+        const float own_squares = sums_of_lanes<COLUMNS>(squares, place.lane);
+        if (place.lane % (LANES / COLUMNS) == 0) {
+            scratch[place.group * RECORD + N + place.lane / (LANES / COLUMNS)] = own_squares;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -192,6 +241,32 @@ inline float reduce(
     return result;
 }
 
+// The activations that a slice goes through.
+inline Activations activations(constant MatvecArgs& a, device const float* x, device const float* norm) {
+    Activations from;
+    from.x = x;
+    from.norm = norm;
+    from.num_fours = 4 * a.num_units;
+    from.num_columns = a.num_columns;
+    from.stride = a.x_stride;
+    return from;
+}
+
+// The first of the chunks of a slice in threadgroup memory.
+template <typename F, int COLUMNS>
+inline void stage_first(
+    thread const Activations& from,
+    Place place,
+    threadgroup float* own_memory,
+    thread float (&squares)[COLUMNS]
+) {
+    const uint thread_index = place.group % ROW_GROUPS * LANES + place.lane;
+    Fours<COLUMNS> fours;
+    fetch(from, place.group / ROW_GROUPS * CHUNK_FOURS + thread_index, fours);
+    put<F, COLUMNS>(fours, thread_index, own_memory, squares);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
 // The part of a kernel that computes one matrix. Threads below ROWS·COLUMNS of a simdgroup write the results.
 template <typename F, int ROWS, int COLUMNS>
 inline void multiply(
@@ -206,35 +281,42 @@ inline void multiply(
     uint threadgroup_index,
     Place place
 ) {
+    constexpr uint BUFFERS = num_buffers<COLUMNS>();
     const uint slice = place.group / ROW_GROUPS;
     const uint row_group = place.group % ROW_GROUPS;
+    const uint thread_index = row_group * LANES + place.lane;
     const uint first_row = ((threadgroup_index - matrix.first_group) * ROW_GROUPS + row_group) * ROWS;
-    threadgroup float* own_memory = slice_memory<COLUMNS>(memory, slice);
-    threadgroup float4* staged = (threadgroup float4*)own_memory;
-    threadgroup float* staged_sums = own_memory + 4 * COLUMNS * CHUNK_FOURS;
+    threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
+    const Source<ROWS> from = source<ROWS>(a, matrix, weights, first_row);
+    const Activations x_from = activations(a, x, norm);
     float total[ROWS][COLUMNS] = {};
     float squares[COLUMNS] = {};
-    // The weights of the next unit are under way while those of one are multiplied.
     typename F::Raw raw[ROWS];
-    load_rows<F, ROWS>(weights, matrix, a.num_units, first_row, slice * CHUNK_UNITS + place.lane, raw);
-    for (uint first = 0; first * CHUNK_UNITS < a.num_units; first += place.num_slices) {
-        const uint chunk = first + slice;
-        const uint unit = chunk * CHUNK_UNITS + place.lane;
+    load_rows<F, ROWS>(from, slice * CHUNK_UNITS + place.lane, raw);
+    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
+    uint buffer = 0;
+    for (uint first = 0; first * CHUNK_UNITS < from.num_units; first += place.num_slices) {
+        const uint next = first + slice + place.num_slices;
         typename F::Raw following[ROWS];
-        const uint next = unit + place.num_slices * CHUNK_UNITS;
-        load_rows<F, ROWS>(weights, matrix, a.num_units, first_row, next, following);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint thread_index = row_group * LANES + place.lane;
-        stage_activations<F, COLUMNS>(a, x, norm, chunk, thread_index, staged, staged_sums, squares);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        float y[COLUMNS][16];
-        float sums[COLUMNS];
-        take_activations<F, COLUMNS>(staged, staged_sums, place.lane, y, sums);
-        // Past the last unit there are zeros to multiply with.
-        multiply_unit<F, ROWS, COLUMNS>(raw, y, sums, total);
+        load_rows<F, ROWS>(from, next * CHUNK_UNITS + place.lane, following);
+        Fours<COLUMNS> fours;
+        fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
+        // The chunks may not go up evenly. Past the last unit of the last one there are zeros to multiply with.
+        if ((first + slice) * CHUNK_UNITS < from.num_units) {
+            float y[COLUMNS][16];
+            float sums[COLUMNS];
+            take<F, COLUMNS>(own_memory + buffer * COLUMNS * CHUNK_FLOATS, place.lane, y, sums);
+            multiply_unit<F, ROWS, COLUMNS>(raw, y, sums, total);
+        }
         for (int r = 0; r < ROWS; ++r) {
             raw[r] = following[r];
         }
+        buffer = BUFFERS - 1 - buffer;
+        if (BUFFERS == 1) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        put<F, COLUMNS>(fours, thread_index, own_memory + buffer * COLUMNS * CHUNK_FLOATS, squares);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     float values[ROWS * COLUMNS];
     for (int i = 0; i < ROWS * COLUMNS; ++i) {
@@ -334,39 +416,48 @@ template <typename F, int ROWS, int COLUMNS>
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     const Place place = { lane, group, num_groups / ROW_GROUPS };
+    constexpr uint BUFFERS = num_buffers<COLUMNS>();
     const uint slice = group / ROW_GROUPS;
+    const uint thread_index = group % ROW_GROUPS * LANES + lane;
     const uint first_row = (index * ROW_GROUPS + group % ROW_GROUPS) * ROWS;
-    threadgroup float* own_memory = slice_memory<COLUMNS>(memory, slice);
-    threadgroup float4* staged = (threadgroup float4*)own_memory;
-    threadgroup float* staged_sums = own_memory + 4 * COLUMNS * CHUNK_FOURS;
+    threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
+    const Source<ROWS> gate_from = source<ROWS>(a, a.matrices[0], gate_weights, first_row);
+    const Source<ROWS> up_from = source<ROWS>(a, a.matrices[1], up_weights, first_row);
+    const Activations x_from = activations(a, x, norm);
     float gate[ROWS][COLUMNS] = {};
     float up[ROWS][COLUMNS] = {};
     float squares[COLUMNS] = {};
     typename F::Raw gate_raw[ROWS];
     typename F::Raw up_raw[ROWS];
-    const uint first_unit = slice * CHUNK_UNITS + lane;
-    load_rows<F, ROWS>(gate_weights, a.matrices[0], a.num_units, first_row, first_unit, gate_raw);
-    load_rows<F, ROWS>(up_weights, a.matrices[1], a.num_units, first_row, first_unit, up_raw);
-    for (uint first = 0; first * CHUNK_UNITS < a.num_units; first += place.num_slices) {
-        const uint chunk = first + slice;
-        const uint next = (chunk + place.num_slices) * CHUNK_UNITS + lane;
+    load_rows<F, ROWS>(gate_from, slice * CHUNK_UNITS + lane, gate_raw);
+    load_rows<F, ROWS>(up_from, slice * CHUNK_UNITS + lane, up_raw);
+    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
+    uint buffer = 0;
+    for (uint first = 0; first * CHUNK_UNITS < gate_from.num_units; first += place.num_slices) {
+        const uint next = first + slice + place.num_slices;
         typename F::Raw next_gate[ROWS];
         typename F::Raw next_up[ROWS];
-        load_rows<F, ROWS>(gate_weights, a.matrices[0], a.num_units, first_row, next, next_gate);
-        load_rows<F, ROWS>(up_weights, a.matrices[1], a.num_units, first_row, next, next_up);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint thread_index = group % ROW_GROUPS * LANES + lane;
-        stage_activations<F, COLUMNS>(a, x, norm, chunk, thread_index, staged, staged_sums, squares);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        float y[COLUMNS][16];
-        float sums[COLUMNS];
-        take_activations<F, COLUMNS>(staged, staged_sums, lane, y, sums);
-        multiply_unit<F, ROWS, COLUMNS>(gate_raw, y, sums, gate);
-        multiply_unit<F, ROWS, COLUMNS>(up_raw, y, sums, up);
+        load_rows<F, ROWS>(gate_from, next * CHUNK_UNITS + lane, next_gate);
+        load_rows<F, ROWS>(up_from, next * CHUNK_UNITS + lane, next_up);
+        Fours<COLUMNS> fours;
+        fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
+        if ((first + slice) * CHUNK_UNITS < gate_from.num_units) {
+            float y[COLUMNS][16];
+            float sums[COLUMNS];
+            take<F, COLUMNS>(own_memory + buffer * COLUMNS * CHUNK_FLOATS, lane, y, sums);
+            multiply_unit<F, ROWS, COLUMNS>(gate_raw, y, sums, gate);
+            multiply_unit<F, ROWS, COLUMNS>(up_raw, y, sums, up);
+        }
         for (int r = 0; r < ROWS; ++r) {
             gate_raw[r] = next_gate[r];
             up_raw[r] = next_up[r];
         }
+        buffer = BUFFERS - 1 - buffer;
+        if (BUFFERS == 1) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        put<F, COLUMNS>(fours, thread_index, own_memory + buffer * COLUMNS * CHUNK_FLOATS, squares);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     constexpr int SIZE = ROWS * COLUMNS;
     float values[2 * SIZE];

@@ -31,11 +31,12 @@ template <typename F>
         }
         return;
     }
-    const Unit decoded = F::decode(F::load(table, a.planes, token_id * a.num_units + unit));
+    const Unit decoded = F::decode(F::load(table, in_registers(a.planes), token_id * a.num_units + unit));
     for (int part = 0; part < 4; ++part) {
         float4 values;
         for (int i = 0; i < 4; ++i) {
-            const float value = decoded.code[4 * part + i] * F::prescale(4 * part + i) * decoded.scale;
+            const float code = decoded.code[4 * part + i] * F::prescale(4 * part + i) - F::ZERO;
+            const float value = code * decoded.scale;
             values[i] = F::HAS_MINIMUM ? value - decoded.minimum : value;
         }
         target[part] = values;

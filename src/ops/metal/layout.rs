@@ -7,7 +7,7 @@
 //! | plane | bytes | of each |
 //! |---|---|---|
 //! | codes | 8, or 16 for 8-bit codes | unit: nibbles in order, or bytes with 128 added |
-//! | high bits | 2 for 5-bit codes, 4 for 6-bit codes | unit: one or two bits a weight in order |
+//! | high bits | 2 for 5-bit codes, 4 for 6-bit codes | unit: one or two bits a weight, in the order of [`HIGH_BITS`] |
 //! | scales | 2 or 4 | 32 weights: f16 scale, f16 minimum |
 //! | scales of `Q4_K`, `Q5_K` | 16 | 256 weights: f16 scale, f16 minimum; per 32 weights a byte with the low four bits of the scale and of the minimum; per 64 weights a byte with the high two bits of both scales and minima |
 //! | scales of `Q6_K` | 1 | unit: i8 |
@@ -24,6 +24,10 @@ use crate::weights::DType;
 
 /// Weights that a lane reads together.
 pub(super) const UNIT: usize = 16;
+
+/// The order of the high bits of a unit. A kernel takes pairs of nibbles out of a word together, one from each half
+/// of it, and finds their high bits at the same places of the two halves.
+const HIGH_BITS: [usize; UNIT] = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15];
 
 /// Rows of a task.
 const ROWS_PER_TASK: usize = 16;
@@ -164,8 +168,12 @@ impl Layout {
             if !high.is_empty() {
                 let values_per_byte = block_len / high.len();
                 let bits = 8 / values_per_byte;
-                for (byte, values) in high.iter_mut().zip(values.chunks_exact(values_per_byte)) {
-                    *byte = values.iter().rev().fold(0, |byte, value| byte << bits | value >> 4);
+                let units =
+                    values.as_chunks::<UNIT>().0.iter().zip(high.chunks_exact_mut(UNIT / values_per_byte));
+                for (unit, high) in units {
+                    for (byte, places) in high.iter_mut().zip(HIGH_BITS.chunks_exact(values_per_byte)) {
+                        *byte = places.iter().rev().fold(0, |byte, place| byte << bits | unit[*place] >> 4);
+                    }
                 }
             }
         }

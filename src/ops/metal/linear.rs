@@ -236,16 +236,24 @@ fn rows_per_simdgroup(format: DType, columns: usize) -> usize {
 /// Simdgroups of a threadgroup that share activations and have rows of their own, as in the kernels.
 const ROW_GROUPS: usize = 4;
 
-/// Slices of simdgroups that share the columns of a row: two, unless there is one chunk of columns or enough rows. The
-/// same for every number of columns of the result, because it is part of the order of additions.
+/// Slices of simdgroups that share the columns of a row: as many as there are chunks of columns and as it takes to have
+/// enough simdgroups in flight. The same for every number of columns of the result, because it is part of the order of
+/// additions.
 fn num_slices(metal: &MetalBackend, num_rows: usize, num_units: usize) -> usize {
-    let has_many_rows = num_rows.div_ceil(4) > 2 * metal.tuning().simdgroups_in_flight;
-    if num_units <= 32 || has_many_rows { 1 } else { 2 }
+    let wanted = metal.tuning().simdgroups_in_flight.div_ceil(num_rows.div_ceil(4).max(1));
+    wanted.min(num_units.div_ceil(CHUNK_UNITS)).min(MAX_SLICES)
 }
+
+/// With four there would be no room for the activations of four columns.
+const MAX_SLICES: usize = 3;
+
+/// Units of a chunk of activations, as in the kernels.
+const CHUNK_UNITS: usize = 32;
 
 /// Bytes of threadgroup memory of the matrix-vector kernels, for `values` sums of a simdgroup.
 fn matvec_memory(num_slices: usize, values: usize, columns: usize) -> usize {
-    let activations = num_slices * columns * 128 * 5;
+    // A value for each column of a chunk and a sum for each unit; two chunks, if the result has one column.
+    let activations = num_slices * columns.max(2) * CHUNK_UNITS * (UNIT + 1);
     let sums = num_slices * ROW_GROUPS * (values + columns);
     4 * activations.max(sums)
 }

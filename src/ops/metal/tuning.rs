@@ -14,8 +14,8 @@ impl Tuning {
     pub(crate) fn of(class: ChipClass) -> Self {
         match class {
             ChipClass::Base => Self { simdgroups_in_flight: 512 },
-            ChipClass::Max => Self { simdgroups_in_flight: 2048 },
-            ChipClass::Ultra => Self { simdgroups_in_flight: 4096 },
+            ChipClass::Max => Self { simdgroups_in_flight: 1536 },
+            ChipClass::Ultra => Self { simdgroups_in_flight: 3072 },
         }
     }
 }

@@ -97,6 +97,8 @@ const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
 
 /// As many as a thread of an Apple GPU can have: what spills here may spill there.
 const MAX_REGISTERS: usize = 128;
+/// Registers with which many more simdgroups are in flight.
+const FEW_REGISTERS: usize = 72;
 
 /// A library for one set of values of its function constants.
 #[derive(Debug)]
@@ -218,7 +220,7 @@ impl Compiler {
     fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
         let mut hash = self.hash(text)?;
         hash.update(flags.join(" ").as_bytes());
-        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS}").as_bytes());
+        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS} {FEW_REGISTERS}").as_bytes());
         hash.update(toolkit.as_os_str().as_encoded_bytes());
         let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
             let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
@@ -228,14 +230,17 @@ impl Compiler {
             compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
             run(compile.arg(&source).arg("-o").arg(&assembly))?;
             let module = folder.join("kernels.cubin");
-            let assemble = || {
+            let assemble = |flags: &[String]| {
                 let mut assemble = Command::new(toolkit.join("bin/ptxas"));
-                run(assemble.args(ASSEMBLER_FLAGS).arg(&assembly).arg("-o").arg(&module))
+                let flags = ASSEMBLER_FLAGS.iter().copied().chain(flags.iter().map(String::as_str));
+                run(assemble.args(flags).arg(&assembly).arg("-o").arg(&module))
             };
+            let freely = assemble(&[])?;
+            let with_few = assemble(&[format!("-maxrregcount={FEW_REGISTERS}")])?;
             let text = fs::read_to_string(&assembly).map_err(|error| error.to_string())?;
-            let text = with_fewer_registers(&text, &assemble()?);
+            let text = with_fewer_registers(&text, &usage_of_kernels(&freely), &usage_of_kernels(&with_few));
             fs::write(&assembly, text).map_err(|error| error.to_string())?;
-            let messages = assemble()?;
+            let messages = assemble(&[])?;
             fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
         })?;
         let read = |name| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
@@ -364,26 +369,59 @@ impl Compiler {
     }
 }
 
-/// Limits the kernels that took more than a thread of an Apple GPU has. The others keep what the assembler found
-/// best, which a limit would change.
-fn with_fewer_registers(assembly: &str, messages: &str) -> String {
-    let mut kernel = None;
-    let mut limited = Vec::new();
+/// What a kernel takes: registers of a thread, and bytes that it spills.
+#[derive(Debug, Clone, Copy)]
+struct KernelUsage {
+    registers: usize,
+    spills: usize,
+}
+
+/// Reads the assembler's messages.
+fn usage_of_kernels(messages: &str) -> HashMap<&str, KernelUsage> {
+    let mut usage = HashMap::new();
+    let (mut kernel, mut spills) = (None, 0);
     for line in messages.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             kernel = rest.split('\'').next();
-        } else if let Some((_, rest)) = line.split_once("Used ") {
-            let registers = rest.split(' ').next().and_then(|number| number.parse().ok());
-            limited.extend(kernel.take().filter(|_| registers > Some(MAX_REGISTERS)));
+        } else if line.contains("bytes spill stores") {
+            let numbers = line.split_whitespace().filter_map(|word| word.parse::<usize>().ok());
+            spills = numbers.skip(1).sum();
+        } else if let Some((_, rest)) = line.split_once("Used ")
+            && let Some(kernel) = kernel.take()
+            && let Some(registers) = rest.split(' ').next().and_then(|number| number.parse().ok())
+        {
+            usage.insert(kernel, KernelUsage { registers, spills });
         }
     }
+    usage
+}
+
+/// Limits the kernels that took more than a thread of an Apple GPU has, and those that get along with few, because
+/// simdgroups in flight hide what a wait for memory takes. The assembler also plans better for a limit that it knows
+/// of. The others keep what it found best.
+fn with_fewer_registers(
+    assembly: &str,
+    freely: &HashMap<&str, KernelUsage>,
+    with_few: &HashMap<&str, KernelUsage>,
+) -> String {
+    let limit_of = |name: &str| {
+        let taken = freely.get(name)?.registers;
+        let is_spared = with_few.get(name).is_some_and(|few| few.spills == 0);
+        match taken {
+            registers if registers > FEW_REGISTERS - 8 && is_spared => Some(FEW_REGISTERS),
+            MAX_REGISTERS.. => Some(MAX_REGISTERS),
+            _ => None,
+        }
+    };
     let mut text = String::with_capacity(assembly.len());
-    let mut is_limited = false;
+    let mut limit = None;
     for line in assembly.lines() {
         if let Some((_, rest)) = line.split_once(".entry ") {
-            is_limited = rest.split('(').next().is_some_and(|name| limited.contains(&name));
-        } else if line == "{" && std::mem::take(&mut is_limited) {
-            _ = writeln!(text, ".maxnreg {MAX_REGISTERS}");
+            limit = rest.split('(').next().and_then(limit_of);
+        } else if line == "{"
+            && let Some(limit) = limit.take()
+        {
+            _ = writeln!(text, ".maxnreg {limit}");
         }
         text.push_str(line);
         text.push('\n');

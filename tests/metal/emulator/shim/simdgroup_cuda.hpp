@@ -13,8 +13,9 @@ METAL_FUNC void threadgroup_barrier(mem_flags flags) {
 }
 METAL_FUNC void simdgroup_barrier(mem_flags) { __nvvm_bar_warp_sync(~0u); }
 
-template <class T>
-METAL_FUNC T msl_from_lane(T value, int lane) {
+// Word by word, as the GPU exchanges them.
+template <class T, class Exchange>
+METAL_FUNC T msl_exchange(T value, Exchange exchange) {
   union Words {
     T value;
     int words[(sizeof(T) + 3) / 4];
@@ -24,8 +25,12 @@ METAL_FUNC T msl_from_lane(T value, int lane) {
   given.value = value;
 #pragma clang loop unroll(full)
   for (int i = 0; i < int(sizeof(given.words) / 4); ++i)
-    got.words[i] = __nvvm_shfl_sync_idx_i32(~0u, given.words[i], lane, 31);
+    got.words[i] = exchange(given.words[i]);
   return got.value;
+}
+template <class T>
+METAL_FUNC T msl_from_lane(T value, int lane) {
+  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_idx_i32(~0u, word, lane, 31); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle(T value, ushort lane) {
@@ -33,7 +38,7 @@ METAL_FUNC T simd_shuffle(T value, ushort lane) {
 }
 template <class T>
 METAL_FUNC T simd_shuffle_xor(T value, ushort mask) {
-  return msl_from_lane(value, msl_lane() ^ mask);
+  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_bfly_i32(~0u, word, mask, 31); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle_down(T value, ushort delta) {
