@@ -43,8 +43,10 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap", &["cli", "main"]),
     ("ctrlc", &["cli"]),
     ("hf_hub", &["hub"]),
-    ("hyper", &["server"]),
-    ("hyper_util", &["server"]),
+    ("http_body_util", &["cli"]),
+    ("hyper", &["cli", "server"]),
+    ("hyper_rustls", &["cli"]),
+    ("hyper_util", &["cli", "server"]),
     ("indicatif", &["cli"]),
     ("memmap2", &["ops", "weights"]),
     ("minijinja", &["chat"]),
@@ -52,8 +54,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("objc2_metal", &["ops"]),
     ("rustyline", &["cli"]),
     ("subtle", &["server"]),
+    ("terminal_size", &["cli"]),
     ("tokenizers", &["tokenizer"]),
-    ("tokio", &["server"]),
+    ("tokio", &["cli", "server"]),
 ];
 
 /// What a pure module must not name: it decides by numbers alone.

@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod console;
 mod generate;
+mod http;
 mod info;
 mod interrupt;
 mod load;
