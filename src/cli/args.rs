@@ -18,6 +18,7 @@ use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
 use super::serve::ServeArgs;
+use super::top::TopArgs;
 use super::value::{LogitBias, TokenIds, parse_bytes, parse_cpu_level, parse_value};
 
 const EXAMPLES: &str = "\
@@ -79,8 +80,10 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Serve a model over HTTP, with OpenAI's interface
     Serve(Box<ServeArgs>),
-    /// Measure tokens per second
+    /// Measure tokens per second; `bench serve` measures a running server
     Bench(Box<BenchArgs>),
+    /// Watch what a running server does
+    Top(TopArgs),
     /// Download a model and print where it is
     Pull(PullArgs),
     /// Show what a model is and the memory it needs, without loading it
