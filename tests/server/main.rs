@@ -4,7 +4,10 @@
 
 mod answers;
 mod bad_inputs;
+mod bench;
 mod client;
 mod failures;
+mod fake;
 mod life;
 mod real_clients;
+mod top;

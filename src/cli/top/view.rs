@@ -73,10 +73,7 @@ impl Screen<'_> {
         ]];
         lines.push(match self.problem {
             Some(problem) => vec![(Some(Style::Error), format!("away, asking again: {problem}"))],
-            None => vec![(
-                Some(Style::Dim),
-                format!("last {:.1} s · Ctrl-C leaves", readings.interval.as_secs_f64()),
-            )],
+            None => vec![(Some(Style::Dim), format!("last {:.1} s", readings.interval.as_secs_f64()))],
         });
         lines.push(Vec::new());
         lines.push(vec![

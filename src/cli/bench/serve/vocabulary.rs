@@ -122,8 +122,12 @@ impl Vocabulary {
                 Prompt::Ids((0..num_tokens).filter_map(|_| random.pick(ids).copied()).collect())
             }
             Self::Words { words, .. } => {
-                let words = (0..num_tokens).filter_map(|_| random.pick(words)).map(String::as_str);
-                Prompt::Text(words.collect::<Vec<_>>().join(" "))
+                // The first word has no space before it and may be other tokens than it is elsewhere. Always the same
+                // one, it is counted with the template.
+                let first = words.first().filter(|_| num_tokens > 0);
+                let more = (1..num_tokens).filter_map(|_| random.pick(words));
+                let words: Vec<&str> = first.into_iter().chain(more).map(String::as_str).collect();
+                Prompt::Text(words.join(" "))
             }
         }
     }
