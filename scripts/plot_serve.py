@@ -27,7 +27,7 @@ def read(path):
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         result["output_throughput"], result["request_rate"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"{path} is no result of bench serve: {error!r}")
+        sys.exit(f"{path} is no result of bench serve: {type(error).__name__}: {error}")
     return result
 
 

@@ -111,8 +111,8 @@ fn a_result_has_vllms_keys_and_counts_what_was_served() {
         ("failed", json!(0)),
         ("total_input_tokens", json!(8 * 24)),
         ("total_output_tokens", json!(8 * 6)),
-        ("input_lens", json!([24; 8])),
-        ("output_lens", json!([6; 8])),
+        ("input_lens", json!(vec![24; 8])),
+        ("output_lens", json!(vec![6; 8])),
         ("machine", json!("x")),
     ] {
         assert_eq!(result[key], wanted, "{key}");
@@ -149,7 +149,7 @@ fn chats_have_the_length_that_was_asked_for_with_the_template() {
     let flags = "--backend openai-chat --num-prompts 6 --input-len 60 --output-len 5 --save-detailed";
     let result = success(&bench(server.address(), flags));
     assert_eq!(result["backend"], "openai-chat");
-    assert_eq!((&result["input_lens"], &result["output_lens"]), (&json!([60; 6]), &json!([5; 6])));
+    assert_eq!((&result["input_lens"], &result["output_lens"]), (&json!(vec![60; 6]), &json!(vec![5; 6])));
     let flags = "--endpoint /v1/chat/completions --num-prompts 2 --input-len 40 --output-len 200 --goodput ttft:0 \
                  --percentile-metrics ttft --metric-percentiles 50,99.9";
     let result = success(&bench(server.address(), flags));
