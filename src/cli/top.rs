@@ -3,6 +3,7 @@
 //! The metrics have vLLM's names, so a server of vLLM can be watched too. Rates and latencies are of the last
 //! interval, found by comparing two pages ([`snapshot`]), not means since the server's start.
 
+mod keys;
 mod prometheus;
 mod readings;
 mod snapshot;
@@ -17,6 +18,7 @@ use anyhow::Context as _;
 use clap::Args;
 use tinyvllm::{Error, ErrorKind};
 
+use self::keys::Keys;
 use self::readings::Readings;
 use self::snapshot::Snapshot;
 use self::terminal::Terminal;
@@ -32,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Shows what a running server does: requests, tokens a second, KV cache, prefix cache, latencies.
 ///
-/// It reads /metrics, which servers of vLLM have too. On a terminal it draws in place; into a pipe it writes a
-/// line for each interval.
+/// It reads /metrics, which servers of vLLM have too. On a terminal it draws in place (q leaves, p pauses); into a
+/// pipe it writes a line for each interval.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TopArgs {
     /// The server
@@ -55,7 +57,7 @@ pub(crate) struct TopArgs {
 
 /// How readings are shown.
 enum Output {
-    Screen(Terminal),
+    Screen { terminal: Terminal, keys: Keys, is_paused: bool },
     Lines,
     Json,
 }
@@ -107,7 +109,9 @@ async fn once(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> {
 async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> {
     let mut output = match (args.json, io::stdout().is_terminal()) {
         (true, _) => Output::Json,
-        (false, true) => Output::Screen(Terminal::enter()?),
+        (false, true) => {
+            Output::Screen { terminal: Terminal::enter()?, keys: Keys::listen(), is_paused: false }
+        }
         (false, false) => Output::Lines,
     };
     let mut history = History::default();
@@ -142,7 +146,7 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
                         before = None;
                         let error = error.context("away, asking again");
                         // A screen shows it itself; a log says it when it begins.
-                        if problem.is_none() && !matches!(output, Output::Screen(_)) {
+                        if problem.is_none() && !matches!(output, Output::Screen { .. }) {
                             print_error(&error);
                         }
                         problem = Some(format!("{}", error.root_cause()));
@@ -150,8 +154,13 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
                 }
             }
             () = resized.next() => {}
+            key = output.key() => match (key, &mut output) {
+                (b'q' | b'Q', _) => return Ok(ExitCode::SUCCESS),
+                (b' ' | b'p', Output::Screen { is_paused, .. }) => *is_paused = !*is_paused,
+                _ => {}
+            }
         }
-        if let Output::Screen(terminal) = &mut output {
+        if let Output::Screen { terminal, is_paused: false, .. } = &mut output {
             let (width, height) = Terminal::size();
             let screen = Screen {
                 url: client.base_url(),
@@ -164,9 +173,19 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
     }
 }
 
+impl Output {
+    /// The next key; never, if there is no screen.
+    async fn key(&mut self) -> u8 {
+        match self {
+            Self::Screen { keys, .. } => keys.next().await,
+            Self::Lines | Self::Json => std::future::pending().await,
+        }
+    }
+}
+
 fn print(output: &Output, client: &HttpClient, readings: &Readings) -> io::Result<()> {
     match output {
-        Output::Screen(_) => Ok(()),
+        Output::Screen { .. } => Ok(()),
         Output::Lines => writeln!(io::stdout(), "{}", one_line(readings)),
         Output::Json => writeln!(io::stdout(), "{}", readings.json(client.base_url())),
     }

@@ -211,3 +211,18 @@ fn top_draws_in_place_and_gives_the_terminal_back() {
     assert_eq!(code, Some(0), "{shown}");
     assert!(shown.ends_with("\x1b[?25h\x1b[?1049l"), "{shown:?}");
 }
+
+#[test]
+fn a_key_leaves_top() {
+    let url = format!("http://{}", serve_metrics(10_000));
+    let mut terminal =
+        Terminal::new(tinyvllm(&format!("top --interval 0.1 --url {url}")).env("NO_COLOR", "1"));
+    terminal.wait_for("watched");
+    let shown = terminal.wait_for("last 0.1 s");
+    assert!(!shown.contains("\x1b[1m"), "{shown:?}");
+    terminal.type_text("xq");
+    let (code, shown, _) = terminal.end();
+    assert_eq!(code, Some(0), "{shown}");
+    // What is typed is not shown, and the terminal is as it was.
+    assert!(!shown.contains("xq") && shown.ends_with("\x1b[?1049l"), "{shown:?}");
+}

@@ -50,7 +50,7 @@ impl Readings {
             (queries > 0.0).then(|| (hits / queries).clamp(0.0, 1.0))
         };
         let finished = increase.by_label(&["vllm:request_success"], "finished_reason").unwrap_or_default();
-        let latency = |names: &[&str]| Latency::of(increase.histogram(names));
+        let latency = |names: &[&str]| Latency::of(increase.histogram(names).as_ref());
         let config = |label: &str| after.label("vllm:cache_config_info", label)?.parse().ok();
         Self {
             models: after.label_values("model_name").into_iter().map(str::to_owned).collect(),
@@ -104,8 +104,8 @@ impl Readings {
 }
 
 impl Latency {
-    fn of(histogram: Option<Histogram>) -> Self {
-        let quantile = |share| histogram.as_ref().and_then(|histogram| histogram.quantile(share));
+    fn of(histogram: Option<&Histogram>) -> Self {
+        let quantile = |share| histogram.and_then(|histogram| histogram.quantile(share));
         Self { median: quantile(0.5), p95: quantile(0.95) }
     }
 }

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(increase.of(&["z", "b"]), Some(1.0));
         assert_eq!((increase.of(&["c"]), increase.of(&["d"])), (None, None));
         let by_label = increase.by_label(&["a"], "x").unwrap();
-        assert_eq!(by_label.into_iter().map(|(_, grown)| grown).collect::<Vec<_>>(), [4.0, 3.0, 2.0]);
+        assert_eq!(by_label.into_values().collect::<Vec<_>>(), [4.0, 3.0, 2.0]);
     }
 
     #[test]

@@ -265,7 +265,7 @@ mod tests {
             "50.0 %  ████████████░░░░░░░░░░░░  64 blocks of 32",
             "123 tokens/s",
             "2.5 a second  length 0.5  stop 2.0",
-            "12.3 ms      >2.50 s",
+            "12.3 ms     >2.50 s",
         ] {
             assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
         }
