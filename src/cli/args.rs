@@ -83,6 +83,10 @@ pub(crate) enum Command {
     /// Measure tokens per second; `bench serve` measures a running server
     Bench(Box<BenchArgs>),
     /// Watch what a running server does
+    ///
+    /// Reads /metrics of a server, which those of vLLM have too: requests, tokens a second, KV cache, prefix cache
+    /// and latencies of the last interval. On a terminal it draws in place (q leaves, p pauses); into a pipe it
+    /// writes a line for each interval.
     Top(TopArgs),
     /// Download a model and print where it is
     Pull(PullArgs),

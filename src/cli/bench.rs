@@ -61,6 +61,11 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Measure a running server: throughput and latencies under load
+    ///
+    /// Sends requests to any server with OpenAI's interface and measures the distributions of the time to the first
+    /// token, between tokens and to the end. Requests are sent at times that are fixed before the first one
+    /// (--request-rate, --burstiness), so a server that falls behind is not spared. Names of flags and of the JSON's
+    /// keys are those of vLLM's `bench serve`.
     Serve(Box<serve::ServeBenchArgs>),
 }
 

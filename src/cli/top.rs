@@ -32,10 +32,7 @@ const MAX_PAGE_BYTES: usize = 16 << 20;
 /// A server that does not answer for so long is away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Shows what a running server does: requests, tokens a second, KV cache, prefix cache, latencies.
-///
-/// It reads /metrics, which servers of vLLM have too. On a terminal it draws in place (q leaves, p pauses); into a
-/// pipe it writes a line for each interval.
+/// What to watch.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TopArgs {
     /// The server

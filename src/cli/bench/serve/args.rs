@@ -11,11 +11,7 @@ use super::summary::ServiceLevels;
 use crate::cli::args::MessageArgs;
 use crate::cli::value::parse_seconds;
 
-/// Sends requests to a server with OpenAI's interface and measures what it does: throughput, and the
-/// distributions of the time to the first token, between tokens and to the end.
-///
-/// Requests are sent at times that are fixed before the first one (--request-rate, --burstiness), so a server
-/// that falls behind is not spared. Names of flags and of the JSON's keys are those of vLLM's `bench serve`.
+/// What to send, where, and what to report.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeBenchArgs {
     #[command(flatten)]
