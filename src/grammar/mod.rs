@@ -11,6 +11,7 @@ mod compiler;
 mod matcher;
 mod spec;
 mod vocabulary;
+mod watchdog;
 
 pub use compiler::{GrammarCompiler, MAX_COMPILE_TIME};
 pub use matcher::Grammar;
