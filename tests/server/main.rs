@@ -11,3 +11,4 @@ mod fake;
 mod life;
 mod real_clients;
 mod top;
+mod structured;

@@ -13,7 +13,7 @@ use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::{App, Model};
 use super::form::{Form, Kind};
 use super::options::Options;
-use super::{Prepared, generate, sampling};
+use super::{Prepared, generate, sampling, structured};
 use crate::chat::{ChatOptions, Message};
 use crate::engine::Request;
 
@@ -40,10 +40,12 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     if fields.bool("echo")?.unwrap_or(false) {
         return Err(ApiError::unsupported("echo", "echo is not supported in chats; use /v1/completions"));
     }
+    let output = structured::parse(&mut fields)?;
     let prompt_token_ids = encode(model, &mut fields, true)?;
     let has_logprobs = params.logprobs.is_some();
-    let request =
-        Request { cache_salt: options.cache_salt.clone(), ..Request::new(prompt_token_ids, params) };
+    let mut request = Request::new(prompt_token_ids, params);
+    request.cache_salt.clone_from(&options.cache_salt);
+    request.constraint = output.map(|output| output.compile(model)).transpose()?;
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())

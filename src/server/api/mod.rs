@@ -10,6 +10,7 @@ pub(super) mod models;
 mod options;
 mod sampling;
 mod stream;
+mod structured;
 pub(super) mod tokens;
 mod types;
 
