@@ -4,7 +4,11 @@
 
 mod answers;
 mod bad_inputs;
+#[cfg(unix)]
+mod browser;
 mod client;
+mod cors;
 mod failures;
 mod life;
+mod page;
 mod real_clients;
