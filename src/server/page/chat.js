@@ -103,7 +103,7 @@
 
   /** Sends until it is an answer: asks for a key, and waits for a model that is being loaded. */
   async function request(path, options = {}) {
-    for (;;) {
+    for (let waits = 0; ; ) {
       const usedKey = apiKey;
       const response = await send(path, options);
       if (response.ok) return response;
@@ -113,9 +113,7 @@
       if (response.status === 401) {
         // Another request may have asked meanwhile.
         if (apiKey === usedKey && !(await askKey(message))) throw new Failure(message, 401);
-      } else if (response.status === 503 && (await loads(options.signal))) {
-        continue;
-      } else {
+      } else if (response.status !== 503 || ++waits > 3 || !(await loads(options.signal))) {
         const seconds = Number.parseInt(response.headers.get("retry-after"), 10);
         throw new Failure(message, response.status, Number.isFinite(seconds) ? seconds : null);
       }
@@ -124,10 +122,10 @@
 
   /** Waits while the model is being loaded. False if the server has another reason not to answer. */
   async function loads(signal) {
-    for (let hasWaited = false; ; hasWaited = true) {
+    for (;;) {
       const response = await send("health", { signal });
       const health = await response.json().catch(() => ({}));
-      if (response.ok) return hasWaited;
+      if (response.ok) return true;
       if (health.status !== "loading") return false;
       const share = typeof health.progress === "number" ? ` ${Math.round(health.progress * 100)} %` : "";
       showState("wait", `Loading${share}`, isText(health.stage) ? health.stage : "");
@@ -142,20 +140,21 @@
     state.title = details;
   }
 
+  let isConnecting = false;
   async function connect() {
-    for (;;) {
+    if (isConnecting) return;
+    isConnecting = true;
+    while (isConnecting) {
       try {
         const { data } = await (await request("v1/models")).json();
         showModels(data.filter((each) => isText(each?.id)));
         showState("good", "Ready");
-        return;
+        isConnecting = false;
       } catch (error) {
-        if (error.status === 401) {
-          showState("bad", "Needs a key", error.message);
-          return;
-        }
-        showState("bad", error.status ? "Not ready" : "No connection", error.message);
-        await sleep(2000);
+        isConnecting = error.status !== 401;
+        const state = error.status ? "Not ready" : "No connection";
+        showState("bad", isConnecting ? state : "Needs a key", error.message);
+        if (isConnecting) await sleep(2000);
       }
     }
   }
@@ -178,7 +177,8 @@
   function showContext() {
     contextLength = Number(model.selectedOptions[0]?.dataset.length) || 0;
     const [used, all] = [usedTokens, contextLength].map((count) => count.toLocaleString("en"));
-    byId("context").textContent = contextLength ? `${used} of ${all} tokens` : "";
+    const text = usedTokens ? `${used} of ${all} tokens` : `${all} tokens of context`;
+    byId("context").textContent = contextLength ? text : "";
   }
 
   // ---- Answers
@@ -208,10 +208,15 @@
   }
 
   function requestBody() {
-    const turns = messages.filter((each) => each.role === "user" || each.content !== "");
+    const turns = [];
+    for (const { role, content } of messages) {
+      // Templates want turns to alternate. After an answer that failed there are two questions in a row.
+      if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${content}`;
+      else if (content !== "") turns.push({ role, content });
+    }
     const system = settings.system?.trim();
     const body = {
-      messages: turns.map(({ role, content }) => ({ role, content })),
+      messages: turns,
       stream: true,
       stream_options: { include_usage: true },
     };
@@ -473,6 +478,8 @@
   function removeFrom(index) {
     for (const message of messages.splice(index)) message.parts.root.remove();
     byId("welcome").hidden = messages.length > 0;
+    usedTokens = 0;
+    showContext();
     showTools();
     save();
     input.focus();

@@ -6,8 +6,9 @@ const Markdown = (() => {
   const SCHEMES = ["http:", "https:", "mailto:"];
   const MAX_DEPTH = 8;
   const MAX_LABEL = 1000;
-  const MAX_ADDRESS = 2000;
+  const MAX_ADDRESS = 1000;
   const MAX_CLOSERS = 32;
+  const MAX_BRACKETS = 8;
   const MAX_COLOURED = 20000;
 
   function element(name, className, ...children) {
@@ -161,6 +162,18 @@ const Markdown = (() => {
       return -1;
     }
 
+    /** Where a bracket that is open before `from` closes: at most `limit` characters on, or -1. */
+    bracketEnd(from, limit, opening, closing) {
+      const { text } = this;
+      for (let at = from, nested = 0; at < text.length && at - from <= limit; at += 1) {
+        const character = text[at];
+        if (character === "\\") at += 1;
+        else if (character === opening && (nested += 1) > MAX_BRACKETS) return -1;
+        else if (character === closing && nested-- === 0) return at;
+      }
+      return -1;
+    }
+
     link(at, prefix) {
       const { text } = this;
       if (this.nextBracket < at) {
@@ -168,26 +181,19 @@ const Markdown = (() => {
         this.nextBracket = found < 0 ? Infinity : found;
       }
       if (this.nextBracket - at > MAX_LABEL) return null;
-      let close = at + 1;
-      for (let nested = 0; close - at <= MAX_LABEL; close += 1) {
-        const character = text[close];
-        if (character === undefined) return null;
-        if (character === "\\") close += 1;
-        else if (character === "[") nested += 1;
-        else if (character === "]" && nested-- === 0) break;
-      }
-      if (text[close] !== "]" || text[close + 1] !== "(") return null;
+      const close = this.bracketEnd(at + 1, MAX_LABEL, "[", "]");
+      if (close < 0 || text[close + 1] !== "(") return null;
       const label = text.slice(at + 1, close);
       const from = close + 2;
-      let end = from;
-      for (let nested = 0; end - from <= MAX_ADDRESS; end += 1) {
-        const character = text[end];
-        if (isSpace(character)) break;
-        if (character === "(") nested += 1;
-        else if (character === ")" && nested-- === 0) break;
-      }
+      const target = text.slice(from, from + MAX_ADDRESS);
+      const space = target.search(/\s/);
+      const paren = this.bracketEnd(from, MAX_ADDRESS, "(", ")");
+      const end = space >= 0 && (paren < 0 || from + space < paren) ? from + space : paren;
       const fill = (node) => new Inline(prefix + label, false, MAX_DEPTH).fillText(node);
-      if (end >= text.length && this.isOpen) return { node: prefix + label, end: text.length };
+      if (end < 0) {
+        const mayGoOn = this.isOpen && text.length - from < MAX_ADDRESS;
+        return mayGoOn ? { node: prefix + label, end: text.length } : null;
+      }
       const raw = text.slice(from, end);
       const tail = /^(?:\s{1,9}"[^"\n]{0,300}"\s{0,9})?\)/.exec(text.slice(end, end + 330));
       const address = tail && safeAddress(raw.startsWith("<") && raw.endsWith(">") ? raw.slice(1, -1) : raw);
@@ -348,7 +354,8 @@ const Markdown = (() => {
       } else {
         break;
       }
-      isLoose ||= wasBlank;
+      // A blank line deeper inside is the matter of a list in this one.
+      isLoose ||= wasBlank && column <= content;
       wasBlank = false;
     }
     return { kind: "list", items, isOrdered, isLoose, start: parseInt(marker, 10), depth, first, end };

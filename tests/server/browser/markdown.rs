@@ -107,9 +107,11 @@ fn pieces_make_no_difference() {
         "(() => {
             const view = new Markdown.View(document.createElement('div'));
             view.render('first\\n\\nsecond\\n\\nthi', true);
-            const [first, second] = view.root.children;
+            const [first] = view.root.children;
             view.render('first\\n\\nsecond\\n\\nthird\\n\\nfourth', true);
-            return first === view.root.children[0] && second === view.root.children[1] && view.root.children.length === 4;
+            const second = view.root.children[1];
+            view.render('first\\n\\nsecond\\n\\nthird\\n\\nfourth\\n\\nfifth', true);
+            return first === view.root.children[0] && second === view.root.children[1] && view.root.children.length === 5;
         })()",
     );
     assert_eq!(same, json!(true));
