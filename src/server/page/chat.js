@@ -21,32 +21,7 @@
 
   // ---- What is kept
 
-  /** Storage may be full or forbidden; then nothing is kept. */
-  function store(storage, name, value) {
-    try {
-      if (value === null) window[storage].removeItem(`tinyvllm.${name}`);
-      else window[storage].setItem(`tinyvllm.${name}`, value);
-    } catch {}
-  }
-
-  function stored(storage, name) {
-    try {
-      return window[storage].getItem(`tinyvllm.${name}`);
-    } catch {
-      return null;
-    }
-  }
-
-  function storedJson(name) {
-    try {
-      const value = JSON.parse(stored("localStorage", name));
-      return typeof value === "object" && value !== null ? value : {};
-    } catch {
-      return {};
-    }
-  }
-
-  const isText = (value) => typeof value === "string";
+  const { isText, storedJson } = Kept;
 
   /** Only what has the form that we write, wherever it comes from. */
   function readMessages(value) {
@@ -61,77 +36,18 @@
   const settings = storedJson("settings");
   /** role, content; of answers also reasoning, tools, numbers, failure: texts. `parts` are its nodes. */
   let messages = readMessages(storedJson("conversation").messages);
-  let apiKey = stored("sessionStorage", "key") ?? "";
   let running = null;
   let contextLength = 0;
   let usedTokens = 0;
 
   function save() {
-    store("localStorage", "settings", JSON.stringify(settings));
+    Kept.put("localStorage", "settings", JSON.stringify(settings));
     const kept = messages.map(({ role, content, reasoning, tools, numbers }) => ({ role, content, reasoning, tools, numbers }));
     const isKept = settings.keep !== false && kept.length > 0;
-    store("localStorage", "conversation", isKept ? JSON.stringify({ messages: kept }) : null);
+    Kept.put("localStorage", "conversation", isKept ? JSON.stringify({ messages: kept }) : null);
   }
 
   // ---- The server
-
-  class Failure extends Error {
-    constructor(message, status = 0, retryAfter = null) {
-      super(message);
-      this.status = status;
-      this.retryAfter = retryAfter;
-    }
-  }
-
-  const sleep = (milliseconds, signal) => new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal?.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    });
-  });
-
-  async function send(path, options) {
-    const headers = { ...options.headers, ...(apiKey && { authorization: `Bearer ${apiKey}` }) };
-    try {
-      return await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
-    } catch (error) {
-      if (options.signal?.aborted) throw error;
-      throw new Failure("The server does not answer. It may have been stopped.");
-    }
-  }
-
-  /** Sends until it is an answer: asks for a key, and waits for a model that is being loaded. */
-  async function request(path, options = {}) {
-    for (let waits = 0; ; ) {
-      const usedKey = apiKey;
-      const response = await send(path, options);
-      if (response.ok) return response;
-      const body = await response.json().catch(() => null);
-      const message = isText(body?.error?.message) ? body.error.message : `The server answered ${response.status}.`;
-      options.signal?.throwIfAborted();
-      if (response.status === 401) {
-        // Another request may have asked meanwhile.
-        if (apiKey === usedKey && !(await askKey(message))) throw new Failure(message, 401);
-      } else if (response.status !== 503 || ++waits > 3 || !(await loads(options.signal))) {
-        const seconds = Number.parseInt(response.headers.get("retry-after"), 10);
-        throw new Failure(message, response.status, Number.isFinite(seconds) ? seconds : null);
-      }
-    }
-  }
-
-  /** Waits while the model is being loaded. False if the server has another reason not to answer. */
-  async function loads(signal) {
-    for (;;) {
-      const response = await send("health", { signal });
-      const health = await response.json().catch(() => ({}));
-      if (response.ok) return true;
-      if (health.status !== "loading") return false;
-      const share = typeof health.progress === "number" ? ` ${Math.round(health.progress * 100)} %` : "";
-      showState("wait", `Loading${share}`, isText(health.stage) ? health.stage : "");
-      await sleep(400, signal);
-    }
-  }
 
   function showState(kind, text, details = "") {
     const state = byId("state");
@@ -146,7 +62,7 @@
     isConnecting = true;
     while (isConnecting) {
       try {
-        const { data } = await (await request("v1/models")).json();
+        const { data } = await (await Server.request("v1/models")).json();
         showModels(data.filter((each) => isText(each?.id)));
         showState("good", "Ready");
         isConnecting = false;
@@ -154,7 +70,7 @@
         isConnecting = error.status !== 401;
         const state = error.status ? "Not ready" : "No connection";
         showState("bad", isConnecting ? state : "Needs a key", error.message);
-        if (isConnecting) await sleep(2000);
+        if (isConnecting) await Server.sleep(2000);
       }
     }
   }
@@ -182,30 +98,6 @@
   }
 
   // ---- Answers
-
-  /** The data of server-sent events. */
-  async function* events(response) {
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    // A line that is not complete may be long: its pieces are joined once.
-    let pieces = [];
-    try {
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) return;
-        const lines = value.split("\n");
-        pieces.push(lines[0]);
-        if (lines.length === 1) continue;
-        lines[0] = pieces.join("");
-        pieces = [lines.pop()];
-        for (const line of lines) {
-          if (line.startsWith("data:")) yield line.slice(5).trim();
-        }
-      }
-    } finally {
-      // Nobody reads on, and the server is to know.
-      reader.cancel().catch(() => {});
-    }
-  }
 
   function requestBody() {
     const turns = [];
@@ -263,8 +155,8 @@
         message.numbers = ["stopped", ...speed(figures)].join(" · ");
       } else {
         const wait = error.retryAfter === null || error.retryAfter === undefined ? "" : ` Try again in ${error.retryAfter} s.`;
-        message.failure = error instanceof Failure ? error.message + wait : "The answer broke off: the connection was lost.";
-        if (error.status === 0 || !(error instanceof Failure)) connect();
+        message.failure = error instanceof Server.Failure ? error.message + wait : "The answer broke off: the connection was lost.";
+        if (error.status === 0 || !(error instanceof Server.Failure)) connect();
       }
     }
     running = null;
@@ -276,11 +168,11 @@
 
   async function receive(message, body, signal, figures) {
     const headers = { "content-type": "application/json" };
-    const response = await request("v1/chat/completions", { method: "POST", headers, body, signal });
+    const response = await Server.request("v1/chat/completions", { method: "POST", headers, body, signal });
     showState("good", "Ready");
     const calls = [];
     let [reason, usage, timings] = [null, null, null];
-    for await (const data of events(response)) {
+    for await (const data of Server.events(response)) {
       if (data === "[DONE]") {
         message.numbers = summary(figures, reason, usage, timings);
         usedTokens = usage?.total_tokens ?? usedTokens;
@@ -288,7 +180,7 @@
         return;
       }
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Failure(String(chunk.error.message ?? chunk.error), -1);
+      if (chunk.error) throw new Server.Failure(String(chunk.error.message ?? chunk.error), -1);
       usage = chunk.usage ?? usage;
       timings = chunk.timings ?? timings;
       const choice = chunk.choices?.[0];
@@ -306,7 +198,7 @@
         message.parts.painter.request();
       }
     }
-    throw new Failure("The answer broke off before its end.", -1);
+    throw new Server.Failure("The answer broke off before its end.", -1);
   }
 
   /** What can be said while the answer comes: a chunk is about a token. */
@@ -650,11 +542,11 @@
     if (isKnown) document.documentElement.dataset.theme = theme;
     return isKnown ? theme : isDarkSystem.matches ? "dark" : "light";
   }
-  showTheme(stored("localStorage", "theme"));
+  showTheme(Kept.get("localStorage", "theme"));
   byId("theme").addEventListener("click", () => {
     const theme = showTheme(document.documentElement.dataset.theme) === "dark" ? "light" : "dark";
     showTheme(theme);
-    store("localStorage", "theme", theme);
+    Kept.put("localStorage", "theme", theme);
   });
 
   // ---- Dialogs
@@ -719,8 +611,7 @@
         // A header is made of visible ASCII; nothing else can be a key.
         field.setCustomValidity(/^[!-~]+$/.test(key) ? "" : "A key is made of visible ASCII characters.");
         if (!field.reportValidity()) return;
-        apiKey = key;
-        store("sessionStorage", "key", key);
+        Server.useKey(key);
         isGiven = true;
         dialog.close();
       };
@@ -741,6 +632,8 @@
     return asking;
   }
 
+  Server.onKeyNeeded = askKey;
+  Server.onLoading = (share, stage) => showState("wait", `Loading${share}`, stage);
   showAll();
   fitInput();
   connect();

@@ -1,4 +1,3 @@
-"use strict";
 // Markdown as DOM nodes. What a model writes only ever becomes the text of a node, or the address of a link whose
 // scheme is one of SCHEMES: there is no way from here to an attribute, a style or markup. No step looks at the same
 // character more than a fixed number of times, whatever the text is.

@@ -16,7 +16,13 @@ use super::error::ok_as;
 
 const DOCUMENT: &str = include_str!("index.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = concat!(include_str!("markdown.js"), "\n", include_str!("chat.js"));
+const SCRIPT: &str = concat!(
+    "\"use strict\";\n",
+    include_str!("markdown.js"),
+    include_str!("kept.js"),
+    include_str!("server.js"),
+    include_str!("chat.js"),
+);
 
 /// The document with its parts, in the pieces between which the nonce stands.
 static PIECES: LazyLock<Vec<String>> = LazyLock::new(|| {

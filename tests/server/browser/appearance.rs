@@ -130,6 +130,28 @@ fn texts_can_be_read_in_light_and_dark() {
 }
 
 #[test]
+fn code_is_copied_as_it_is_and_nothing_moves_for_those_who_want_no_motion() {
+    let Some((page, server)) = rich() else { return };
+    let rights =
+        json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": server.url()});
+    page.call("Browser.grantPermissions", &rights);
+    page.click(".markdown .code-head button");
+    page.until("document.querySelector('.markdown .code-head button').textContent === 'Copied'");
+    let code = page.text("navigator.clipboard.readText()");
+    assert!(RICH.contains(&format!("```rust\n{code}\n```")), "{code}");
+    page.click(".assistant .tools button");
+    page.until("document.querySelector('#news').textContent === 'Copied.'");
+    assert_eq!(page.text("navigator.clipboard.readText()"), RICH);
+
+    page.eval("document.querySelector('#state').dataset.kind = 'wait'");
+    let animation = "getComputedStyle(document.querySelector('#state'), '::before').animationName";
+    assert_eq!(page.text(animation), "pulse");
+    let feature = json!([{"name": "prefers-reduced-motion", "value": "reduce"}]);
+    page.call("Emulation.setEmulatedMedia", &json!({"features": feature}));
+    assert_eq!(page.text(animation), "none");
+}
+
+#[test]
 fn everything_has_a_name_for_those_who_do_not_see_it() {
     let Some((page, _server)) = rich() else { return };
     let roles = [

@@ -52,8 +52,10 @@ fn a_conversation_of_two_turns() {
     assert!(page.text("document.querySelector('#context').textContent").ends_with("of 1,024 tokens"));
 
     if let Some(path) = std::env::var_os("TINYVLLM_SCREENSHOT") {
+        page.resize(1_000, 900);
         page.eval("document.activeElement.blur()");
         std::fs::write(path, page.screenshot()).unwrap();
+        page.resize(1_100, 760);
     }
 
     // It is still there when the page is opened again.

@@ -213,6 +213,40 @@ fn what_goes_wrong_is_said() {
 }
 
 #[test]
+fn long_answers_do_not_hold_the_page_up() {
+    let Some(page) = Page::start() else { return };
+    let server = Scripted::start("m");
+    page.open(&server.url());
+    page.until("document.querySelector('#state').textContent === 'Ready'");
+    let texts = [
+        "word ".repeat(40_000),
+        "x".repeat(200_000),
+        "A *paragraph* with `code`.\n\n".repeat(4_000),
+        format!("```rust\n{}", "let x = 1; // a line\n".repeat(8_000)),
+    ];
+    for (number, text) in texts.into_iter().enumerate() {
+        server.will([Reply::text(&text, 40)]);
+        page.write("Go on");
+        page.press("Enter");
+        // Whoever wants to stop it must be heard.
+        let longest = page.eval(
+            "new Promise((resolve) => {
+                let [before, longest] = [performance.now(), 0];
+                const timer = setInterval(() => {
+                    const now = performance.now();
+                    longest = Math.max(longest, now - before);
+                    before = now;
+                    if (document.querySelector('#stop').hidden) resolve(longest, clearInterval(timer));
+                }, 5);
+            })",
+        );
+        page.until_messages(2 * (number + 1));
+        let shown = page.text("[...document.querySelectorAll('.assistant .text')].at(-1).textContent");
+        assert!(shown.len() > text.len() / 2 && longest.as_f64().unwrap() < 4_000.0, "{number}: {longest}");
+    }
+}
+
+#[test]
 fn reasoning_and_tool_calls_are_shown_apart() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("m");
