@@ -213,7 +213,7 @@ fn what_goes_wrong_is_said() {
 }
 
 #[test]
-fn long_answers_do_not_hold_the_page_up() {
+fn long_answers_are_no_work_for_the_page() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("m");
     page.open(&server.url());
@@ -225,24 +225,16 @@ fn long_answers_do_not_hold_the_page_up() {
         format!("```rust\n{}", "let x = 1; // a line\n".repeat(8_000)),
     ];
     for (number, text) in texts.into_iter().enumerate() {
+        let before = page.processor_time();
         server.will([Reply::text(&text, 40)]);
         page.write("Go on");
         page.press("Enter");
-        // Whoever wants to stop it must be heard.
-        let longest = page.eval(
-            "new Promise((resolve) => {
-                let [before, longest] = [performance.now(), 0];
-                const timer = setInterval(() => {
-                    const now = performance.now();
-                    longest = Math.max(longest, now - before);
-                    before = now;
-                    if (document.querySelector('#stop').hidden) resolve(longest, clearInterval(timer));
-                }, 5);
-            })",
-        );
         page.until_messages(2 * (number + 1));
         let shown = page.text("[...document.querySelectorAll('.assistant .text')].at(-1).textContent");
-        assert!(shown.len() > text.len() / 2 && longest.as_f64().unwrap() < 4_000.0, "{number}: {longest}");
+        assert!(shown.len() > text.len() / 2);
+        let seconds = page.processor_time() - before;
+        // Building it anew for each of the 5,000 pieces would take minutes.
+        assert!(seconds > 0.0 && seconds < 8.0, "{number}: {seconds} s");
     }
 }
 

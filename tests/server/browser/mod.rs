@@ -104,7 +104,8 @@ impl Page {
         let id = self.num_commands.get() + 1;
         self.num_commands.set(id);
         let mut command = json!({"id": id, "method": method, "params": params});
-        if !self.session.is_empty() {
+        let is_for_browser = method.starts_with("Target.") || method.starts_with("SystemInfo.");
+        if !is_for_browser {
             command["sessionId"] = json!(self.session);
         }
         let mut bytes = command.to_string().into_bytes();
@@ -228,6 +229,14 @@ impl Page {
     fn prefer(&self, scheme: &str) {
         let feature = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call("Emulation.setEmulatedMedia", &json!({"features": feature}));
+    }
+
+    /// Seconds of processor time that pages have taken. Unlike a clock it does not count what else the machine does.
+    fn processor_time(&self) -> f64 {
+        let info = self.call("SystemInfo.getProcessInfo", &json!({}));
+        let processes = info["processInfo"].as_array().unwrap().iter();
+        let pages = processes.filter(|process| process["type"] == "renderer");
+        pages.map(|process| process["cpuTime"].as_f64().unwrap()).sum()
     }
 
     fn screenshot(&self) -> Vec<u8> {
