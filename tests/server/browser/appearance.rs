@@ -22,7 +22,7 @@ fn rich() -> Option<(Page, Scripted)> {
     }
     server.will([reply, Reply::Status(400, "", json!({"error": {"message": "something was wrong"}}))]);
     page.open(&server.url());
-    page.until("document.querySelector('#state').textContent === 'Ready'");
+    page.until_ready();
     for count in [2, 4] {
         page.write("A question with averyveryverylongwordthatdoesnotendaveryveryverylongwordthatdoesnotend");
         page.press("Enter");

@@ -72,7 +72,7 @@ fn no_text_becomes_markup_or_script() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("<img src=x onerror=window.hit=1>");
     page.open(&server.url());
-    page.until("document.querySelector('#state').textContent === 'Ready'");
+    page.until_ready();
     assert_eq!(page.text("document.querySelector('#model').value"), "<img src=x onerror=window.hit=1>");
     let mut count = 0;
     for (number, payload) in PAYLOADS.iter().enumerate() {
@@ -148,7 +148,7 @@ fn a_store_that_others_wrote_is_read_with_care() {
              localStorage.setItem('tinyvllm.settings', {settings:?}); localStorage.setItem('tinyvllm.theme', '<b>'), 0"
         ));
         page.open(&server.url());
-        page.until("document.querySelector('#state').textContent === 'Ready'");
+        page.until_ready();
         let count = page.eval("document.querySelectorAll('.message').length");
         assert_eq!(count, json!(num_messages), "{conversation}");
         check(&page, &server, conversation);
@@ -163,7 +163,7 @@ fn what_goes_wrong_is_said() {
         Reply::Status(503, "", json!({"status": "loading", "stage": "weights", "progress": share}))
     };
     page.open(&server.url());
-    page.until("document.querySelector('#state').textContent === 'Ready'");
+    page.until_ready();
     let error = |message: &str| json!({"error": {"message": message}});
     let part = json!({"choices": [{"index": 0, "delta": {"content": "half an **ans"}}]});
     let mut count = 0;
@@ -191,7 +191,7 @@ fn what_goes_wrong_is_said() {
         let text =
             page.text("[...document.querySelectorAll('.message')].at(-1).querySelector('.text').textContent");
         assert_eq!(text.replace("**", ""), content.replace("**", ""));
-        page.until("document.querySelector('#state').textContent === 'Ready'");
+        page.until_ready();
     }
     // A model that is being loaded is waited for, and how far it is is shown.
     server.will([Reply::Status(503, "", error("Loading model")), Reply::text("Here I am.", 3)]);
@@ -217,7 +217,7 @@ fn long_answers_are_no_work_for_the_page() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("m");
     page.open(&server.url());
-    page.until("document.querySelector('#state').textContent === 'Ready'");
+    page.until_ready();
     let texts = [
         "word ".repeat(40_000),
         "x".repeat(200_000),
@@ -255,6 +255,7 @@ fn reasoning_and_tool_calls_are_shown_apart() {
         call("\"Oslo\"}"),
     ])]);
     page.open(&server.url());
+    page.until_ready();
     page.write("Hello");
     page.press("Enter");
     page.until_messages(2);

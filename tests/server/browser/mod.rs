@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
@@ -31,8 +32,11 @@ const UNTIL: &str = "(condition) => new Promise((resolve, reject) => {
     look();
 })";
 
+/// Browsers run one after the other: they would take the processors away from tests that other tests wait for.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A tab of a browser of its own, closed when dropped.
-pub(crate) struct Page {
+struct Page {
     child: Child,
     commands: RefCell<ChildStdin>,
     messages: Receiver<Value>,
@@ -40,6 +44,7 @@ pub(crate) struct Page {
     num_commands: Cell<u64>,
     events: RefCell<Vec<Value>>,
     _profile: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Page {
@@ -52,6 +57,8 @@ impl Page {
             let _ = writeln!(std::io::stderr(), "skipped: no Chromium to open the chat page with");
             return None;
         };
+        // A test that failed in its turn has ended its browser.
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let profile = tempfile::tempdir().unwrap();
         // The browser reads commands from descriptor 3 and answers on 4. No sandbox, because containers have no
         // means for it, and it only sees what these tests serve.
@@ -87,6 +94,7 @@ impl Page {
             num_commands: Cell::new(0),
             events: RefCell::default(),
             _profile: profile,
+            _turn: turn,
         };
         let target = page.call("Target.createTarget", &json!({"url": "about:blank"}));
         let target = json!({"targetId": target["targetId"], "flatten": true});
@@ -143,7 +151,13 @@ impl Page {
     #[track_caller]
     fn open_ready(&self, server: &Server) {
         self.open(&format!("http://{}/", server.address()));
-        self.until("document.querySelector('#state').textContent === 'Ready'");
+        self.until_ready();
+    }
+
+    /// Waits until the server is ready and one can write.
+    #[track_caller]
+    fn until_ready(&self) {
+        self.until("document.querySelector('#state').textContent === 'Ready' && document.activeElement.id === 'input'");
     }
 
     /// The value of an expression, which may be a promise.
