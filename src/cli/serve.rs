@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tinyvllm::llm::Llm;
-use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Server, ServerConfig};
+use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Origin, Server, ServerConfig};
 
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
@@ -23,7 +23,7 @@ const MAX_WAITING_LINES: usize = 4_096;
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
-/// /health, /version and /metrics as vLLM has them.
+/// /health, /version and /metrics as vLLM has them. / is a chat page for the browser.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -51,7 +51,7 @@ struct ServerArgs {
     /// Name of the model in requests and answers; may be repeated, the first one is in answers
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Key that requests must have, except to /health; may be repeated
+    /// Key that requests must have, except to /health and the chat page; may be repeated
     ///
     /// What is typed here is seen by everybody on the machine who lists processes. TINYVLLM_API_KEY and
     /// --api-key-file are not.
@@ -60,6 +60,12 @@ struct ServerArgs {
     /// File with further keys, one a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Origin whose web pages may use the server, such as https://chat.example.org; may be repeated, and * is
+    /// every one
+    ///
+    /// Without it, browsers let only the server's own page in. vLLM's form, a JSON list, is taken too.
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origins)]
+    allowed_origins: Vec<Origins>,
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
@@ -88,6 +94,9 @@ struct ServerArgs {
     #[arg(long, hide_short_help = true)]
     disable_access_log: bool,
 }
+
+/// What one flag names.
+type Origins = Vec<Origin>;
 
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -152,6 +161,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         port: args.port,
         served_model_names: args.served_model_name.clone(),
         api_keys,
+        allowed_origins: args.allowed_origins.concat(),
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
@@ -160,6 +170,17 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         write_timeout: args.write_timeout,
         shutdown_timeout: args.shutdown_timeout,
     })
+}
+
+/// An origin, or a JSON list of them.
+fn parse_origins(text: &str) -> Result<Origins, tinyvllm::Error> {
+    let names = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).map_err(|error| {
+            tinyvllm::Error::invalid_request(format!("{text:?} is not a JSON list of strings: {error}"))
+        })?,
+        false => vec![text.to_owned()],
+    };
+    names.iter().map(|name| name.parse()).collect()
 }
 
 /// What the thread that writes the log is told.
@@ -236,6 +257,19 @@ mod tests {
     use tinyvllm::server::TokenCounts;
 
     use super::*;
+
+    #[test]
+    fn origins() {
+        let check = |text: &str, expected: Option<usize>| {
+            assert_eq!(parse_origins(text).ok().map(|origins| origins.len()), expected, "{text}");
+        };
+        check("https://a.example", Some(1));
+        check("*", Some(1));
+        check(r#"["https://a.example", "http://localhost:3000"]"#, Some(2));
+        check("[]", Some(0));
+        check("[1]", None);
+        check("a.example", None);
+    }
 
     #[test]
     fn lines() {

@@ -1,4 +1,5 @@
-//! API keys. The router puts this around everything but `/health`, so a new route is closed by default.
+//! API keys. The router puts this around everything but `/health` and the chat page, so a new route is closed
+//! by default.
 
 use std::sync::Arc;
 

@@ -198,6 +198,11 @@ pub(super) fn ok_as(content_type: &'static str, body: Body) -> Response {
     (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], body).into_response()
 }
 
+/// 204: everything is said in the head.
+pub(super) fn ok_without_body() -> Response {
+    StatusCode::NO_CONTENT.into_response()
+}
+
 /// What `/health` says: 200 if the server is ready, 503 if it is not.
 pub(super) fn health(is_ready: bool, body: &Value) -> Response {
     json_response(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)

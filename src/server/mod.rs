@@ -10,10 +10,12 @@ mod api;
 mod auth;
 mod body;
 mod connection;
+mod cors;
 mod error;
 mod generation;
 mod json;
 mod metrics;
+mod page;
 mod router;
 mod signals;
 mod state;
@@ -25,6 +27,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 pub use access::{AccessLog, AccessRecord, TokenCounts};
+pub use cors::Origin;
 
 use self::signals::Signals;
 use self::state::App;
@@ -47,8 +50,11 @@ pub struct ServerConfig {
     pub port: u16,
     /// Names of the model in requests and answers; the model's own if there are none.
     pub served_model_names: Vec<String>,
-    /// Keys, one of which every request must have, except to `/health`. Without keys, none is needed.
+    /// Keys, one of which every request must have, except to `/health` and the chat page. Without keys, none
+    /// is needed.
     pub api_keys: Vec<String>,
+    /// Web pages of these origins may use the server, beside its own.
+    pub allowed_origins: Vec<Origin>,
     /// Longest body of a request.
     pub max_body_bytes: usize,
     /// Requests that may wait for the engine, beside those that it runs.
@@ -72,6 +78,7 @@ impl Default for ServerConfig {
             port: 8_000,
             served_model_names: Vec::new(),
             api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
             max_body_bytes: 32 << 20,
             max_waiting: 256,
             max_connections: 4_096,

@@ -275,7 +275,7 @@ fn malformed_requests_get_json_errors() {
         raw(header, bytes.as_bytes(), 415, None, words);
     }
     // 7: paths and methods.
-    check_error("/", &get(address, "/"), 404, None, None, "/");
+    check_error("/index.html", &get(address, "/index.html"), 404, None, None, "/index.html");
     check_error(
         "path",
         &get(address, "/v1/nothing?key=secret"),

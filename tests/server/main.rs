@@ -5,10 +5,14 @@
 mod answers;
 mod bad_inputs;
 mod bench;
+#[cfg(unix)]
+mod browser;
 mod client;
+mod cors;
 mod failures;
 mod fake;
 mod life;
+mod page;
 mod real_clients;
 mod top;
 mod structured;
