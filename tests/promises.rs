@@ -68,7 +68,7 @@ fn collect(events: impl Iterator<Item = Event>, n: usize) -> Outcome {
                 outcome.num_cached_tokens += stats.num_cached_tokens;
                 outcome.num_preemptions += stats.num_preemptions;
             }
-            Event::PromptLogits { .. } => {}
+            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     outcome
@@ -176,6 +176,7 @@ fn it_answers_in_its_chat_template() {
         match event {
             TextEvent::Delta { text, .. } => answer.push_str(&text),
             TextEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Stop),
+            TextEvent::PromptLogprobs { .. } => panic!("nobody asked for them"),
         }
     }
     assert!(answer.starts_with("No, I am a tiny demo model"), "{answer}");

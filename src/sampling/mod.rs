@@ -5,5 +5,5 @@ mod philox;
 mod sampler;
 
 pub use params::SamplingParams;
-pub(crate) use params::token_in_vocabulary;
-pub use sampler::{SampledToken, Sampler, SamplerInput, TokenLogprobs};
+pub(crate) use params::{at_most_logprobs, token_in_vocabulary};
+pub use sampler::{RankedLogprobs, SampledToken, Sampler, SamplerInput, TokenLogprobs};

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_runner;
+mod prompts;
 
 use std::collections::HashMap;
 
@@ -11,7 +12,8 @@ use proptest::prelude::*;
 use tinyvllm::ErrorKind;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
+use tinyvllm::scheduler::PrefixMiss;
 
 fn limits() -> ModelLimits {
     ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
@@ -40,12 +42,18 @@ struct Collected {
     num_cached_tokens: usize,
     num_preemptions: usize,
     prompt_logits: Vec<f32>,
+    prompt_logprobs: Vec<RankedLogprobs>,
+    prefix_miss: Option<PrefixMiss>,
 }
 
 impl Collected {
     fn add(&mut self, event: Event) {
         match event {
             Event::PromptLogits { logits } => self.prompt_logits.extend(logits),
+            Event::PromptLogprobs { logprobs } => {
+                assert!(self.tokens.is_empty(), "they come before every token");
+                self.prompt_logprobs.extend(logprobs);
+            }
             Event::Token { index, token_id, .. } => {
                 assert!(!self.finished.contains_key(&index), "a token after the end");
                 self.tokens.entry(index).or_default().push(token_id);
@@ -55,6 +63,7 @@ impl Collected {
                 assert!(self.finished.insert(index, (reason, error)).is_none(), "ended twice");
                 self.num_cached_tokens += stats.num_cached_tokens;
                 self.num_preemptions += stats.num_preemptions;
+                self.prefix_miss = stats.prefix_miss;
             }
         }
     }

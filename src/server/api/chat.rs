@@ -13,6 +13,7 @@ use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::{App, Model};
 use super::form::{Form, Kind};
 use super::options::Options;
+use super::prompt_report::PromptReport;
 use super::{Prepared, generate, sampling};
 use crate::chat::{ChatOptions, Message};
 use crate::engine::Request;
@@ -42,14 +43,17 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     }
     let prompt_token_ids = encode(model, &mut fields, true)?;
     let has_logprobs = params.logprobs.is_some();
-    let request =
-        Request { cache_salt: options.cache_salt.clone(), ..Request::new(prompt_token_ids, params) };
+    let mut request = Request::new(prompt_token_ids, params);
+    request.cache_salt.clone_from(&options.cache_salt);
+    request.prompt_logprobs = options.prompt_logprobs;
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())
         .map_err(|error| ApiError::from(error).or_param("messages"))?;
-    let form = Form::new(Kind::Chat, model, std::slice::from_ref(&request), &options, has_logprobs);
-    Ok(Prepared { requests: vec![request], options, form })
+    let mut requests = vec![request];
+    let mut form = Form::new(Kind::Chat, model, &requests, &options, has_logprobs);
+    form.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
+    Ok(Prepared { requests, options, form })
 }
 
 /// The token ids of the conversation in `messages`.

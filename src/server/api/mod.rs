@@ -8,6 +8,7 @@ pub(super) mod completions;
 mod form;
 pub(super) mod models;
 mod options;
+mod prompt_report;
 mod sampling;
 mod stream;
 pub(super) mod tokens;

@@ -16,6 +16,8 @@ pub(super) struct Options {
     pub(super) stream: Option<StreamOptions>,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
+    /// Likely tokens to tell of in each place of the prompt.
+    pub(super) prompt_logprobs: Option<usize>,
 }
 
 /// The form of a stream.
@@ -89,7 +91,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("prediction", Harmless::Never),
     ("priority", Harmless::Number(0.0)),
     ("prompt_embeds", Harmless::Never),
-    ("prompt_logprobs", Harmless::Never),
     ("response_format", Harmless::TypeText),
     ("return_tokens_as_token_ids", Harmless::False),
     ("spaces_between_special_tokens", Harmless::True),
@@ -128,6 +129,7 @@ impl Options {
             stream: is_stream.then_some(stream_options),
             cache_salt: cache_salt(fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            prompt_logprobs: fields.unsigned("prompt_logprobs")?,
         })
     }
 }
