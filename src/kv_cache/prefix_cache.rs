@@ -63,6 +63,8 @@ pub enum BlockMiss {
     Differs {
         /// Tokens of the block that agree.
         num_equal: usize,
+        /// The token that the missing block has then.
+        token_id: u32,
         /// The token that the cached block has then.
         cached_token_id: u32,
     },
@@ -182,12 +184,14 @@ impl PrefixCache {
         let compared = children.take(MAX_COMPARED).filter_map(|child| {
             let cached = self.tokens(child);
             let num_equal = token_ids.iter().zip(cached).position(|(wanted, cached)| wanted != cached)?;
-            Some((num_equal, cached[num_equal]))
+            Some((num_equal, token_ids[num_equal], cached[num_equal]))
         });
         // The first of those that agree longest: the one published last.
         let closest = compared.reduce(|best, other| if other.0 > best.0 { other } else { best });
         match closest {
-            Some((num_equal, cached_token_id)) => BlockMiss::Differs { num_equal, cached_token_id },
+            Some((num_equal, token_id, cached_token_id)) => {
+                BlockMiss::Differs { num_equal, token_id, cached_token_id }
+            }
             None => BlockMiss::Unseen,
         }
     }

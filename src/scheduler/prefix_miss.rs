@@ -24,12 +24,13 @@ pub enum PrefixMiss {
 }
 
 impl PrefixMiss {
-    /// The position of the first token that is not as in the cache, and the token that the cache has there.
+    /// The position of the first token that is not as in the cache, the token that the prompt has there, and the
+    /// one that the cache has there.
     #[must_use]
-    pub fn first_difference(&self) -> Option<(usize, u32)> {
+    pub fn first_difference(&self) -> Option<(usize, u32, u32)> {
         match *self {
-            Self::Block { start, reason: BlockMiss::Differs { num_equal, cached_token_id } } => {
-                Some((start + num_equal, cached_token_id))
+            Self::Block { start, reason: BlockMiss::Differs { num_equal, token_id, cached_token_id } } => {
+                Some((start + num_equal, token_id, cached_token_id))
             }
             _ => None,
         }

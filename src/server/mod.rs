@@ -12,6 +12,7 @@ mod body;
 mod connection;
 mod error;
 mod generation;
+mod history;
 mod json;
 mod metrics;
 mod router;
@@ -55,6 +56,8 @@ pub struct ServerConfig {
     pub max_waiting: usize,
     /// Connections at once.
     pub max_connections: usize,
+    /// Requests of which it is remembered what became of them.
+    pub request_history: usize,
     /// Time for the head of a request to arrive, and for a connection to be idle.
     pub header_timeout: Duration,
     /// Time for the body of a request to arrive.
@@ -75,6 +78,7 @@ impl Default for ServerConfig {
             max_body_bytes: 32 << 20,
             max_waiting: 256,
             max_connections: 4_096,
+            request_history: 1_000,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(30),

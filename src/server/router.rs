@@ -25,6 +25,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(api::completions::handle))
         .route("/v1/models", get(api::models::list))
         .route("/v1/models/{*name}", get(api::models::show))
+        .route("/v1/requests/{id}", get(api::requests::show))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
         .route("/version", get(show_version))

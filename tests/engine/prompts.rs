@@ -166,9 +166,10 @@ proptest! {
                 _ if found == findable => prop_assert_eq!(miss, PrefixMiss::None),
                 None => prop_assert_eq!(miss, PrefixMiss::Block { start, reason: BlockMiss::Unseen }),
                 Some(longest) => {
-                    let (position, token_id) = miss.first_difference().unwrap();
+                    let (position, own, token_id) = miss.first_difference().unwrap();
                     prop_assert_eq!(position, longest);
-                    prop_assert!(token_id != prompt[position]);
+                    prop_assert_eq!(own, prompt[position]);
+                    prop_assert!(token_id != own);
                     let has_it = |other: &Vec<u32>| equal(other) == longest && other[longest] == token_id;
                     prop_assert!(rivals.clone().any(has_it));
                 }
@@ -191,9 +192,9 @@ fn a_miss_has_its_reason() {
     assert_eq!(run(&mut engine, &a, Some("s"), 1).1, unseen);
     let mut b = a.clone();
     b[9] = 20;
-    assert_eq!(run(&mut engine, &b, None, 1).1.first_difference(), Some((9, 10)));
+    assert_eq!(run(&mut engine, &b, None, 1).1.first_difference(), Some((9, 20, 10)));
     // As many others as fill the cache, and the last blocks of the first are gone, but not forgotten.
-    assert_eq!(run(&mut engine, &[9; 50], None, 1).1.first_difference(), Some((0, 1)));
+    assert_eq!(run(&mut engine, &[9; 50], None, 1).1.first_difference(), Some((0, 9, 1)));
     let evicted = run(&mut engine, &a, None, 1).1;
     assert!(matches!(evicted, PrefixMiss::Block { reason: BlockMiss::Evicted, .. }), "{evicted:?}");
 

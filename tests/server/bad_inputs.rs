@@ -114,6 +114,13 @@ fn values_out_of_range_are_refused_by_name() {
     check(CHAT, chat(&json!({"top_logprobs": 3})), "top_logprobs", None, "logprobs is not true");
     check(COMPLETIONS, completion(&json!({"logprobs": 21})), "logprobs", None, "at most 20");
     check(COMPLETIONS, completion(&json!({"logprobs": true})), "logprobs", None, "true");
+    both(json!({"prompt_logprobs": -1}), "prompt_logprobs", "-1");
+    both(json!({"prompt_logprobs": 21}), "prompt_logprobs", "at most 20");
+    both(json!({"prompt_logprobs": true}), "prompt_logprobs", "true");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "prompt_logprobs": 20});
+    check(COMPLETIONS, completion(&large), "prompt_logprobs", None, "at most 1048576");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "logprobs": 20, "echo": true});
+    check(COMPLETIONS, completion(&large), "logprobs", None, "at most 1048576");
     // 18: logit_bias.
     let many: serde_json::Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     both(json!({"logit_bias": many}), "logit_bias", "1025 entries");
@@ -165,8 +172,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
     };
     // 17, 22, 25, 26.
     for change in [
-        json!({"prompt_logprobs": -1}),
-        json!({"prompt_logprobs": 1}),
         json!({"best_of": 2}),
         json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
         json!({"structured_outputs": {"regex": "(a+)+$"}}),
@@ -185,7 +190,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         check(COMPLETIONS, completion(&change), &param);
     }
     check(CHAT, chat(&json!({"chat_template_kwargs": {"tokenize": true}})), "chat_template_kwargs.tokenize");
-    check(COMPLETIONS, completion(&json!({"echo": true, "logprobs": 1})), "logprobs");
     // 27: nothing is fetched.
     for url in ["file:///etc/passwd", "http://169.254.169.254/", "data:image/png;base64,AAAA"] {
         let part = json!({"type": "image_url", "image_url": {"url": url}});

@@ -8,3 +8,4 @@ mod client;
 mod failures;
 mod life;
 mod real_clients;
+mod requests;

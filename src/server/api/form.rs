@@ -1,12 +1,16 @@
 //! The form of an answer: which object, which choices, what is told of each token. The same for answers
 //! that come whole and for streams, so that the two cannot differ.
 
+use std::sync::Arc;
+
 use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::super::access::new_id;
+use super::super::auth::Caller;
 use super::super::error::{ApiError, ok};
 use super::super::generation::{Generation, Totals};
+use super::super::history::Identity;
 use super::super::state::{Model, unix_seconds};
 use super::options::Options;
 use super::prompt_report::{Listed, PromptReport};
@@ -85,6 +89,15 @@ impl Form {
             is_prompt_only: false,
             num_prompt_tokens: requests.iter().map(|request| request.prompt_token_ids.len()).sum(),
         }
+    }
+
+    /// Under which names the request is remembered.
+    pub(super) fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Completion => "text_completion",
+        };
+        Identity { id: self.id.clone(), request_id, caller, object, created: self.created }
     }
 
     /// Puts these texts, one for each prompt, before the output.

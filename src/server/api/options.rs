@@ -181,6 +181,7 @@ mod tests {
         check(r#"{"tool_choice": "auto"}"#, Some("tool_choice"));
         check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
         check(r#"{"prompt_logprobs": -1}"#, Some("prompt_logprobs"));
+        check(r#"{"prompt_logprobs": 1}"#, None);
         check(r#"{"chat_template": "{{ 1 }}"}"#, Some("chat_template"));
         check(r#"{"stream": 1}"#, Some("stream"));
         check(r#"{"stream_options": {}}"#, Some("stream_options"));

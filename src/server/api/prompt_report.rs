@@ -1,8 +1,7 @@
 //! What is told of the tokens of a prompt: `prompt_logprobs` as vLLM has it, and `echo` with `logprobs` as
 //! OpenAI's completions have it.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::form::{LOGPROB_OF_ZERO, number, token_string};
@@ -29,15 +28,7 @@ struct Prompt {
     logprobs: Vec<RankedLogprobs>,
 }
 
-/// A token in a place of the prompt, with vLLM's names.
-#[derive(Debug, Serialize)]
-pub(super) struct ListedToken {
-    logprob: f32,
-    rank: u32,
-    decoded_token: String,
-}
-
-/// The tokens of one place, by their ids: the prompt's own one first.
+/// The tokens of one place in vLLM's form, by their ids: the prompt's own one first.
 pub(super) type Listed = Option<Map<String, Value>>;
 
 impl PromptReport {
@@ -84,13 +75,8 @@ impl PromptReport {
         let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_listed?);
         let place = |(token_id, RankedLogprobs { logprobs, rank }): (&u32, &RankedLogprobs)| {
             let entry = |id: u32, logprob: f32, rank: u32| {
-                let token = ListedToken {
-                    logprob: logprob.max(LOGPROB_OF_ZERO),
-                    rank,
-                    decoded_token: token_string(id, tokenizer),
-                };
-                // Our own type has string keys and no failing parts.
-                (id.to_string(), serde_json::to_value(token).unwrap_or_default())
+                let text = token_string(id, tokenizer);
+                (id.to_string(), json!({"logprob": number(logprob), "rank": rank, "decoded_token": text}))
             };
             let mut tokens = Map::from_iter([entry(*token_id, logprobs.logprob, *rank)]);
             for ((id, logprob), rank) in logprobs.top.iter().take(num_top).zip(1..) {
