@@ -71,8 +71,10 @@ fn a_request_is_explained_with_its_times_parameters_and_cache_miss() {
     // Others until the memory is used up, and the end of the first prompt is gone.
     let mut evicted = Value::Null;
     for round in 0..8_u32 {
-        let others: Vec<u32> = (0..250).map(|i| 300 + (round * 7 + i) % 500).collect();
-        explain(&server, &json!({"prompt": others}));
+        for offset in [0, 3] {
+            let others: Vec<u32> = (0..250).map(|i| 300 + (round * 7 + offset + i) % 500).collect();
+            explain(&server, &json!({"prompt": others}));
+        }
         evicted = explain(&server, &json!({"prompt": prompt}));
         if why(&evicted) == "evicted" {
             break;
