@@ -11,10 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Value, json};
 
 use super::auth::Caller;
-use crate::engine::{FinishReason, Request, SequenceStats};
-use crate::kv_cache::BlockMiss;
+use crate::engine::{BlockMiss, FinishReason, PrefixMiss, Request, SequenceStats};
 use crate::sampling::SamplingParams;
-use crate::scheduler::PrefixMiss;
 use crate::tokenizer::Tokenizer;
 
 /// Sequences that a request may have on average before fewer requests are remembered.

@@ -9,11 +9,12 @@ use std::collections::HashMap;
 
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
-use tinyvllm::ErrorKind;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
+use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
+use tinyvllm::{ErrorKind, Result};
 
 fn limits() -> ModelLimits {
     ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
@@ -294,6 +295,36 @@ fn a_failed_step_ends_its_requests_and_no_others() {
         assert_eq!(error.as_deref(), Some("planned failure"));
         assert_eq!(collected[&ids[1]].finished[&index].0, FinishReason::Length);
     }
+}
+
+/// A model that has no numbers for sequences that begin with 9.
+struct Broken(FakeRunner);
+
+impl Runner for Broken {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        let mut outputs = self.0.execute(step)?;
+        for (row, output) in step.rows.iter().zip(&mut outputs) {
+            if row.token_ids[0] == 9 {
+                output.samples.iter_mut().for_each(|samples| *samples = vec![None]);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_sequence_whose_logits_are_no_numbers_ends_alone() {
+    let config = small_config();
+    let runner = Box::new(Broken(FakeRunner::new(&config)));
+    let mut core = EngineCore::new(runner, limits(), config).unwrap();
+    let params = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..SamplingParams::greedy() };
+    let whole = core.submit(Request::new(vec![1, 2, 3], params.clone())).unwrap();
+    let broken = core.submit(Request::new(vec![9, 2, 3], params.clone())).unwrap();
+    let collected = run_to_end(&mut core);
+    let (reason, message) = &collected[&broken].finished[&0];
+    assert_eq!(*reason, FinishReason::Error);
+    assert!(message.as_ref().unwrap().contains("not numbers"));
+    assert_eq!(collected[&whole].tokens[&0], reference(&[1, 2, 3], &params, 0, 0, 64));
 }
 
 #[test]

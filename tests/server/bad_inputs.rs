@@ -151,6 +151,11 @@ fn values_out_of_range_are_refused_by_name() {
     let ids = json!({"tokens": [99_999_999]});
     check("/detokenize", ids, "tokens", None, "vocabulary");
     check("/tokenize", json!({"prompt": 1}), "prompt", None, "a string");
+    // Found by a fuzzer: a conversation beside a text was ignored.
+    let both_given = json!({"prompt": "x", "messages": [{"role": "user", "content": "y"}]});
+    check("/tokenize", both_given, "messages", None, "prompt is given too");
+    let both_given = json!({"prompt": "x", "chat_template_kwargs": {"thinking": []}});
+    check("/tokenize", both_given, "chat_template_kwargs", None, "prompt is given too");
     // The next request is answered as if nothing had been.
     server.post(CHAT, &chat(&json!({}))).success();
     assert_eq!(server.metric("vllm:num_requests_running"), 0.0);
@@ -303,6 +308,11 @@ fn malformed_requests_get_json_errors() {
         check_error(name, &answer, 404, Some("model"), Some("model_not_found"), name);
     }
     check_error("model", &get(address, "/v1/models/a/b"), 404, Some("model"), Some("model_not_found"), "a/b");
+    // A name that is no text.
+    for path in ["/v1/models/%ff", "/v1/requests/%ff"] {
+        let param = if path.contains("models") { "model" } else { "id" };
+        check_error(path, &get(address, path), 400, Some(param), None, "UTF-8");
+    }
     for model in [json!(""), json!(null), json!("demo")] {
         server.post(CHAT, &chat(&json!({"model": model}))).success();
     }

@@ -126,6 +126,11 @@ impl Form {
         }
     }
 
+    /// Whether something is told of the prompts.
+    pub(super) fn has_prompt_report(&self) -> bool {
+        self.prompt_report.is_some()
+    }
+
     /// The field `prompt_logprobs` of the prompt that a choice continues.
     pub(super) fn prompt_logprobs(
         &self,
@@ -201,17 +206,25 @@ impl Form {
                 }
             }
         }
+        Ok(match self.prompt_report {
+            // Long lists take their time; others need the thread.
+            Some(_) => tokio::task::block_in_place(|| self.write_answer(choices, &totals, &generation)),
+            None => self.write_answer(choices, &totals, &generation),
+        })
+    }
+
+    fn write_answer(&self, choices: Vec<Progress>, totals: &Totals, generation: &Generation) -> Response {
         let tokenizer = generation.model.llm.tokenizer();
         let choices =
             choices.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice, tokenizer));
         let mut answer = self.envelope(choices.collect(), false);
-        answer.usage = Some(Some((&totals).into()));
-        answer.timings = Some((&totals).into());
+        answer.usage = Some(Some(totals.into()));
+        answer.timings = Some(totals.into());
         if self.kind == Kind::Chat {
             answer.prompt_token_ids = self.prompt_token_ids(0);
             answer.prompt_logprobs = self.prompt_logprobs(0, tokenizer);
         }
-        Ok(ok(&answer))
+        ok(&answer)
     }
 
     fn choice(&self, index: usize, progress: Progress, tokenizer: Option<&Tokenizer>) -> Choice {

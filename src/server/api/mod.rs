@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
 
@@ -82,6 +84,14 @@ async fn generate(
     match options.stream {
         Some(stream) => Ok(stream::respond(generation, form, stream)),
         None => form.collect(generation).await,
+    }
+}
+
+/// What stands in the place of a name in a path.
+fn from_path(param: &'static str, found: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    match found {
+        Ok(Path(name)) => Ok(name),
+        Err(_) => Err(ApiError::invalid(param, format!("the {param} in the path is not UTF-8"))),
     }
 }
 

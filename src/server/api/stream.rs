@@ -151,6 +151,14 @@ impl Writer {
         if std::mem::replace(&mut self.choices[choice].has_begun, true) {
             return;
         }
+        match self.form.has_prompt_report() {
+            // Long lists take their time; others need the thread.
+            true => tokio::task::block_in_place(|| self.write_begin(generation, choice)),
+            false => self.write_begin(generation, choice),
+        }
+    }
+
+    fn write_begin(&mut self, generation: &Generation, choice: usize) {
         let tokenizer = generation.model.llm.tokenizer();
         let prompt_token_ids = self.form.prompt_token_ids(choice);
         let prompt_logprobs = self.form.prompt_logprobs(choice, tokenizer);
