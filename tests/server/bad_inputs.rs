@@ -151,6 +151,11 @@ fn values_out_of_range_are_refused_by_name() {
     let ids = json!({"tokens": [99_999_999]});
     check("/detokenize", ids, "tokens", None, "vocabulary");
     check("/tokenize", json!({"prompt": 1}), "prompt", None, "a string");
+    // Found by a fuzzer: one of two values was ignored.
+    let twice = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+    check(CHAT, chat(&twice), "reasoning_effort", None, "differ");
+    let same = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}});
+    server.post(CHAT, &chat(&same)).success();
     // Found by a fuzzer: a conversation beside a text was ignored.
     let both_given = json!({"prompt": "x", "messages": [{"role": "user", "content": "y"}]});
     check("/tokenize", both_given, "messages", None, "prompt is given too");

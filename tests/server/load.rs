@@ -66,7 +66,7 @@ fn client(
     alone: &[(Value, HashMap<u64, String>)],
     num_compared: &AtomicUsize,
 ) {
-    let mut random = Random(number * 0x9e37_79b9_7f4a_7c15 + 1);
+    let mut random = Random((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     while Instant::now() < end {
         let (body, wanted) = &alone[random.below(alone.len() as u64) as usize];
         let mut streamed = body.clone();
@@ -198,7 +198,7 @@ fn a_stream_does_not_wait_for_anothers_long_prompt() {
     let prompt =
         |len: usize, first: usize| (0..len).map(|i| 300 + (i * 7 + first * 13) % 700).collect::<Vec<_>>();
     let (mut steps, mut gaps) = (Vec::new(), Vec::new());
-    for round in 0..9 {
+    for round in 0..12 {
         // A step of the whole budget, alone.
         let body =
             json!({"prompt": prompt(BUDGET, round), "max_tokens": 1, "cache_salt": format!("step {round}")});
@@ -223,8 +223,10 @@ fn a_stream_does_not_wait_for_anothers_long_prompt() {
         assert!(during.len() >= 5, "the stream had {} tokens during the prompt", during.len());
         gaps.push(during.into_iter().fold(0.0, f64::max));
     }
-    let (gap, step) = (median(gaps), median(steps));
-    assert!(gap < 3.0 * step, "the longest gap is {gap} s, a full step takes {step} s");
+    // Whatever else the machine does makes some rounds slower; a prompt computed at once would make all of them.
+    gaps.sort_by(f64::total_cmp);
+    let (gap, step) = (gaps[gaps.len() / 4], median(steps));
+    assert!(gap < 3.0 * step, "the longest gap is {gap} s, a full step takes {step} s; all gaps: {gaps:?}");
 }
 
 #[test]

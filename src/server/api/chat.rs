@@ -120,6 +120,12 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
         None => Map::new(),
     };
     if let Some(effort) = fields.string("reasoning_effort")? {
+        let other = variables.get("reasoning_effort").filter(|other| !other.is_null());
+        if other.is_some_and(|other| *other != effort) {
+            let message =
+                "reasoning_effort and chat_template_kwargs.reasoning_effort differ; give one of them";
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
         variables.insert("reasoning_effort".to_owned(), effort.into());
     }
     for (name, value) in &variables {
