@@ -75,6 +75,9 @@ struct ServerArgs {
     /// Connections at once; further ones wait
     #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
     max_connections: usize,
+    /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
+    #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
+    request_history: usize,
     /// Seconds for the head of a request to arrive, and for a connection to be idle
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     header_timeout: Duration,
@@ -165,6 +168,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
+        request_history: args.request_history,
         header_timeout: args.header_timeout,
         body_timeout: args.body_timeout,
         write_timeout: args.write_timeout,

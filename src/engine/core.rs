@@ -64,7 +64,11 @@ struct RequestState {
     end_token_ids: Arc<[u32]>,
     /// By index; `None` when finished.
     sequences: Vec<Option<SeqId>>,
-    /// Prompt tokens whose logits have been reported.
+    /// Log-probabilities to report for each prompt token.
+    prompt_logprobs: Option<usize>,
+    /// Report raw logits.
+    prompt_logits: bool,
+    /// Prompt tokens after which the logits have been reported.
     num_reported_logits: usize,
     arrival: Instant,
 }
@@ -138,7 +142,8 @@ impl EngineCore {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let max_len = request.max_len(&self.config);
-        let Request { prompt_token_ids, params, cache_salt, prompt_logits, constraint } = request;
+        let Request { prompt_token_ids, params, cache_salt, prompt_logits, prompt_logprobs, constraint } =
+            request;
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
@@ -153,7 +158,7 @@ impl EngineCore {
             max_len,
             cache_salt,
             num_sequences: params.n,
-            prompt_logits,
+            prompt_logits: prompt_logits || prompt_logprobs.is_some(),
             single_step: constraint.is_some(),
         });
         for (index, &sequence) in sequences.iter().enumerate() {
@@ -172,6 +177,8 @@ impl EngineCore {
             params: Arc::new(params),
             end_token_ids: end_token_ids.into(),
             sequences: sequences.into_iter().map(Some).collect(),
+            prompt_logprobs,
+            prompt_logits,
             num_reported_logits: 0,
             arrival: Instant::now(),
         };
@@ -292,8 +299,8 @@ impl EngineCore {
         }
     }
 
-    fn update(&mut self, row: &ScheduledRow, output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
-        self.report_logits(row, &output.logits, events);
+    fn update(&mut self, row: &ScheduledRow, mut output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
+        self.report_prompt(row, &mut output, events);
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
@@ -363,21 +370,34 @@ impl EngineCore {
         (accepted, None)
     }
 
-    /// Reports prompt logits once, also when a preempted prompt is computed again.
-    fn report_logits(&mut self, row: &ScheduledRow, logits: &[f32], events: &mut Vec<(RequestId, Event)>) {
+    /// Reports what is wanted of prompt tokens once, also when a preempted prompt is computed again.
+    fn report_prompt(
+        &mut self,
+        row: &ScheduledRow,
+        output: &mut RowOutput,
+        events: &mut Vec<(RequestId, Event)>,
+    ) {
         let Some(state) = self.table.sequences.get(&row.seq) else { return };
         let Some(request) = self.table.requests.get_mut(&state.request) else { return };
         let Some(sequence) = self.scheduler.sequence(row.seq) else { return };
-        if logits.is_empty() {
+        let num_prompt_tokens = sequence.prompt_token_ids().len();
+        let end = (row.start + row.len).min(num_prompt_tokens);
+        let first = request.num_reported_logits.max(row.start);
+        if first >= end {
             return;
         }
-        let vocab_size = logits.len() / row.len;
-        let end = (row.start + row.len).min(sequence.prompt_token_ids().len());
-        let first = request.num_reported_logits.max(row.start);
-        if first < end {
-            request.num_reported_logits = end;
+        request.num_reported_logits = end;
+        if !output.logits.is_empty() {
+            let vocab_size = output.logits.len() / row.len;
             let wanted = (first - row.start) * vocab_size..(end - row.start) * vocab_size;
-            events.push((state.request, Event::PromptLogits { logits: logits[wanted].to_vec() }));
+            events.push((state.request, Event::PromptLogits { logits: output.logits[wanted].to_vec() }));
+        }
+        // The logits of the last prompt token are about the first generated one.
+        let end = end.min(num_prompt_tokens - 1);
+        if first < end && !output.prompt_logprobs.is_empty() {
+            let logprobs = std::mem::take(&mut output.prompt_logprobs).into_iter();
+            let logprobs = logprobs.take(end - row.start).skip(first - row.start).collect();
+            events.push((state.request, Event::PromptLogprobs { logprobs }));
         }
     }
 
@@ -457,6 +477,7 @@ impl EngineCore {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
+            prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             queue_time: scheduled.saturating_duration_since(arrival),
             prefill_time: first_token.saturating_duration_since(scheduled),
@@ -475,6 +496,9 @@ impl<'a> Resolver<'a> {
     fn step(&self, plan: &SchedulerOutput) -> Step<'a> {
         let rows = plan.rows.iter().filter_map(|row| {
             let sequence = self.scheduler.sequence(row.seq)?;
+            let request = self.table.requests.get(&self.table.sequences.get(&row.seq)?.request)?;
+            // Only the sequence that first computes the prompt tells of it.
+            let is_prompt = sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len();
             Some(StepRow {
                 token_ids: sequence.token_ids(),
                 start: row.start,
@@ -482,7 +506,8 @@ impl<'a> Resolver<'a> {
                 block_table: sequence.block_table(),
                 copy: row.copy,
                 samples: row.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),
-                all_logits: sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len(),
+                all_logits: request.prompt_logits && is_prompt,
+                prompt_logprobs: request.prompt_logprobs.filter(|_| is_prompt),
             })
         });
         Step { rows: rows.collect(), num_steps: plan.num_steps }

@@ -16,3 +16,6 @@ pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted};
+
+pub use crate::kv_cache::BlockMiss;
+pub use crate::scheduler::PrefixMiss;

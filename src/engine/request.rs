@@ -21,6 +21,9 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// Report the model's logits for every prompt token.
     pub prompt_logits: bool,
+    /// Report the log-probability of every prompt token but the first, and of this many most likely tokens in
+    /// its place.
+    pub prompt_logprobs: Option<usize>,
     /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
 }
@@ -86,6 +89,7 @@ impl Request {
             crate::sampling::token_in_vocabulary("the prompt", token_id, model.vocab_size)?;
         }
         self.params.validate(model.vocab_size)?;
+        crate::sampling::at_most_logprobs("prompt_logprobs", self.prompt_logprobs)?;
         if self.params.n > config.max_num_seqs {
             return Err(Error::invalid_request(format!(
                 "n is {}, but at most {} sequences run at once (--max-num-seqs)",

@@ -65,6 +65,10 @@ impl TextDecoder {
     pub fn push(&mut self, event: Event, ready: &mut VecDeque<TextEvent>) -> Option<usize> {
         match event {
             Event::PromptLogits { .. } => None,
+            Event::PromptLogprobs { logprobs } => {
+                ready.push_back(TextEvent::PromptLogprobs { logprobs });
+                None
+            }
             Event::Token { index, token_id, logprobs, is_end } => {
                 let sequence = &mut self.sequences[index];
                 if sequence.matched_stop.is_some() {

@@ -7,5 +7,5 @@ mod sampler;
 
 pub use constraint::{Constraint, ConstraintState, TokenMask};
 pub use params::SamplingParams;
-pub(crate) use params::token_in_vocabulary;
-pub use sampler::{SampledToken, Sampler, SamplerInput, TokenLogprobs};
+pub(crate) use params::{at_most_logprobs, token_in_vocabulary};
+pub use sampler::{RankedLogprobs, SampledToken, Sampler, SamplerInput, TokenLogprobs};

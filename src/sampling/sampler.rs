@@ -45,6 +45,15 @@ pub struct TokenLogprobs {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Log-probabilities of a token that was given, not chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankedLogprobs {
+    /// Of the token, and of the most likely ones in its place.
+    pub logprobs: TokenLogprobs,
+    /// Place of the token among all by their likelihood, 1 for the most likely one.
+    pub rank: u32,
+}
+
 /// The sampler with its scratch memory.
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -88,6 +97,16 @@ impl Sampler {
             top,
         });
         Some(SampledToken { token_id, logprobs })
+    }
+
+    /// The log-probability of `token_id` in the place that these logits are about. Logits that are no numbers
+    /// give log-probabilities that are none.
+    pub fn rank(&mut self, logits: &[f32], token_id: u32, num_top: usize) -> RankedLogprobs {
+        let (log_sum, top) = self.logprobs(logits, num_top);
+        let logit = logits.get(token_id as usize).copied().unwrap_or(f32::NAN);
+        let num_above = logits.iter().filter(|other| **other > logit).count();
+        let logprob = (f64::from(logit) - log_sum) as f32;
+        RankedLogprobs { logprobs: TokenLogprobs { logprob, top }, rank: num_above as u32 + 1 }
     }
 
     /// The logarithm of the sum of the exponentials, and the `num_top` most likely tokens.

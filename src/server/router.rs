@@ -26,8 +26,10 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(api::completions::handle))
         .route("/v1/models", get(api::models::list))
         .route("/v1/models/{*name}", get(api::models::show))
+        .route("/v1/requests/{id}", get(api::requests::show))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route("/openapi.json", get(show_openapi))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))
         .fallback(no_such_path)
@@ -46,6 +48,11 @@ pub(super) fn router(app: &Arc<App>) -> Router {
 async fn show_health(State(app): State<Arc<App>>) -> Response {
     let (is_ready, body) = app.health();
     health(is_ready, &body)
+}
+
+/// The interface in OpenAPI's terms, kept by hand and checked against the parsers by the tests.
+async fn show_openapi() -> Response {
+    ok_as("application/json", Body::from(include_str!("openapi.json")))
 }
 
 async fn show_version() -> Response {

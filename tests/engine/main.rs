@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_runner;
+mod prompts;
 mod rule;
 
 use std::collections::HashMap;
@@ -11,10 +12,12 @@ use std::sync::Arc;
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
 use rule::Rule;
-use tinyvllm::ErrorKind;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::runner::{RowOutput, Runner, Step};
+use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
+use tinyvllm::scheduler::PrefixMiss;
+use tinyvllm::{ErrorKind, Result};
 
 fn limits() -> ModelLimits {
     ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
@@ -43,12 +46,18 @@ struct Collected {
     num_cached_tokens: usize,
     num_preemptions: usize,
     prompt_logits: Vec<f32>,
+    prompt_logprobs: Vec<RankedLogprobs>,
+    prefix_miss: Option<PrefixMiss>,
 }
 
 impl Collected {
     fn add(&mut self, event: Event) {
         match event {
             Event::PromptLogits { logits } => self.prompt_logits.extend(logits),
+            Event::PromptLogprobs { logprobs } => {
+                assert!(self.tokens.is_empty(), "they come before every token");
+                self.prompt_logprobs.extend(logprobs);
+            }
             Event::Token { index, token_id, .. } => {
                 assert!(!self.finished.contains_key(&index), "a token after the end");
                 self.tokens.entry(index).or_default().push(token_id);
@@ -58,6 +67,7 @@ impl Collected {
                 assert!(self.finished.insert(index, (reason, error)).is_none(), "ended twice");
                 self.num_cached_tokens += stats.num_cached_tokens;
                 self.num_preemptions += stats.num_preemptions;
+                self.prefix_miss = stats.prefix_miss;
             }
         }
     }
@@ -334,6 +344,36 @@ fn a_dead_end_ends_its_sequence_and_no_other() {
         }
     }
     assert!(num_errors > 0, "no rule led nowhere");
+}
+
+/// A model that has no numbers for sequences that begin with 9.
+struct Broken(FakeRunner);
+
+impl Runner for Broken {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        let mut outputs = self.0.execute(step)?;
+        for (row, output) in step.rows.iter().zip(&mut outputs) {
+            if row.token_ids[0] == 9 {
+                output.samples.iter_mut().for_each(|samples| *samples = vec![None]);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_sequence_whose_logits_are_no_numbers_ends_alone() {
+    let config = small_config();
+    let runner = Box::new(Broken(FakeRunner::new(&config)));
+    let mut core = EngineCore::new(runner, limits(), config).unwrap();
+    let params = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..SamplingParams::greedy() };
+    let whole = core.submit(Request::new(vec![1, 2, 3], params.clone())).unwrap();
+    let broken = core.submit(Request::new(vec![9, 2, 3], params.clone())).unwrap();
+    let collected = run_to_end(&mut core);
+    let (reason, message) = &collected[&broken].finished[&0];
+    assert_eq!(*reason, FinishReason::Error);
+    assert!(message.as_ref().unwrap().contains("not numbers"));
+    assert_eq!(collected[&whole].tokens[&0], reference(&[1, 2, 3], &params, 0, 0, 64));
 }
 
 #[test]

@@ -114,6 +114,13 @@ fn values_out_of_range_are_refused_by_name() {
     check(CHAT, chat(&json!({"top_logprobs": 3})), "top_logprobs", None, "logprobs is not true");
     check(COMPLETIONS, completion(&json!({"logprobs": 21})), "logprobs", None, "at most 20");
     check(COMPLETIONS, completion(&json!({"logprobs": true})), "logprobs", None, "true");
+    both(json!({"prompt_logprobs": -1}), "prompt_logprobs", "-1");
+    both(json!({"prompt_logprobs": 21}), "prompt_logprobs", "at most 20");
+    both(json!({"prompt_logprobs": true}), "prompt_logprobs", "true");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "prompt_logprobs": 20});
+    check(COMPLETIONS, completion(&large), "prompt_logprobs", None, "at most 1048576");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "logprobs": 20, "echo": true});
+    check(COMPLETIONS, completion(&large), "logprobs", None, "at most 1048576");
     // 18: logit_bias.
     let many: serde_json::Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     both(json!({"logit_bias": many}), "logit_bias", "1025 entries");
@@ -144,6 +151,16 @@ fn values_out_of_range_are_refused_by_name() {
     let ids = json!({"tokens": [99_999_999]});
     check("/detokenize", ids, "tokens", None, "vocabulary");
     check("/tokenize", json!({"prompt": 1}), "prompt", None, "a string");
+    // Found by a fuzzer: one of two values was ignored.
+    let twice = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+    check(CHAT, chat(&twice), "reasoning_effort", None, "differ");
+    let same = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}});
+    server.post(CHAT, &chat(&same)).success();
+    // Found by a fuzzer: a conversation beside a text was ignored.
+    let both_given = json!({"prompt": "x", "messages": [{"role": "user", "content": "y"}]});
+    check("/tokenize", both_given, "messages", None, "prompt is given too");
+    let both_given = json!({"prompt": "x", "chat_template_kwargs": {"thinking": []}});
+    check("/tokenize", both_given, "chat_template_kwargs", None, "prompt is given too");
     // The next request is answered as if nothing had been.
     server.post(CHAT, &chat(&json!({}))).success();
     assert_eq!(server.metric("vllm:num_requests_running"), 0.0);
@@ -165,8 +182,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
     };
     // 17, 25, 26.
     for change in [
-        json!({"prompt_logprobs": -1}),
-        json!({"prompt_logprobs": 1}),
         json!({"best_of": 2}),
         json!({"tools": "x"}),
         json!({"tools": vec![json!({}); 10_000]}),
@@ -182,7 +197,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         check(COMPLETIONS, completion(&change), &param);
     }
     check(CHAT, chat(&json!({"chat_template_kwargs": {"tokenize": true}})), "chat_template_kwargs.tokenize");
-    check(COMPLETIONS, completion(&json!({"echo": true, "logprobs": 1})), "logprobs");
     // 27: nothing is fetched.
     for url in ["file:///etc/passwd", "http://169.254.169.254/", "data:image/png;base64,AAAA"] {
         let part = json!({"type": "image_url", "image_url": {"url": url}});
@@ -296,6 +310,11 @@ fn malformed_requests_get_json_errors() {
         check_error(name, &answer, 404, Some("model"), Some("model_not_found"), name);
     }
     check_error("model", &get(address, "/v1/models/a/b"), 404, Some("model"), Some("model_not_found"), "a/b");
+    // A name that is no text.
+    for path in ["/v1/models/%ff", "/v1/requests/%ff"] {
+        let param = if path.contains("models") { "model" } else { "id" };
+        check_error(path, &get(address, path), 400, Some(param), None, "UTF-8");
+    }
     for model in [json!(""), json!(null), json!("demo")] {
         server.post(CHAT, &chat(&json!({"model": model}))).success();
     }

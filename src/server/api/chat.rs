@@ -13,6 +13,7 @@ use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::{App, Model};
 use super::form::{Form, Kind};
 use super::options::Options;
+use super::prompt_report::PromptReport;
 use super::{Prepared, generate, sampling, structured};
 use crate::chat::{ChatOptions, Message};
 use crate::engine::Request;
@@ -45,13 +46,16 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let has_logprobs = params.logprobs.is_some();
     let mut request = Request::new(prompt_token_ids, params);
     request.cache_salt.clone_from(&options.cache_salt);
+    request.prompt_logprobs = options.prompt_logprobs;
     request.constraint = output.map(|output| output.compile(model)).transpose()?;
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())
         .map_err(|error| ApiError::from(error).or_param("messages"))?;
-    let form = Form::new(Kind::Chat, model, std::slice::from_ref(&request), &options, has_logprobs);
-    Ok(Prepared { requests: vec![request], options, form })
+    let mut requests = vec![request];
+    let mut form = Form::new(Kind::Chat, model, &requests, &options, has_logprobs);
+    form.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
+    Ok(Prepared { requests, options, form })
 }
 
 /// The token ids of the conversation in `messages`.
@@ -118,6 +122,12 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
         None => Map::new(),
     };
     if let Some(effort) = fields.string("reasoning_effort")? {
+        let other = variables.get("reasoning_effort").filter(|other| !other.is_null());
+        if other.is_some_and(|other| *other != effort) {
+            let message =
+                "reasoning_effort and chat_template_kwargs.reasoning_effort differ; give one of them";
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
         variables.insert("reasoning_effort".to_owned(), effort.into());
     }
     for (name, value) in &variables {

@@ -16,6 +16,8 @@ pub(super) struct Options {
     pub(super) stream: Option<StreamOptions>,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
+    /// Likely tokens to tell of in each place of the prompt.
+    pub(super) prompt_logprobs: Option<usize>,
 }
 
 /// The form of a stream.
@@ -83,7 +85,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("prediction", Harmless::Never),
     ("priority", Harmless::Number(0.0)),
     ("prompt_embeds", Harmless::Never),
-    ("prompt_logprobs", Harmless::Never),
     ("return_tokens_as_token_ids", Harmless::False),
     ("spaces_between_special_tokens", Harmless::True),
     ("suffix", Harmless::Text("")),
@@ -120,6 +121,7 @@ impl Options {
             stream: is_stream.then_some(stream_options),
             cache_salt: cache_salt(fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            prompt_logprobs: fields.unsigned("prompt_logprobs")?,
         })
     }
 }
@@ -170,6 +172,7 @@ mod tests {
         check(r#"{"tools": "x"}"#, Some("tools"));
         check(r#"{"tool_choice": "auto"}"#, Some("tool_choice"));
         check(r#"{"prompt_logprobs": -1}"#, Some("prompt_logprobs"));
+        check(r#"{"prompt_logprobs": 1}"#, None);
         check(r#"{"chat_template": "{{ 1 }}"}"#, Some("chat_template"));
         check(r#"{"stream": 1}"#, Some("stream"));
         check(r#"{"stream_options": {}}"#, Some("stream_options"));

@@ -17,7 +17,8 @@ use super::super::error::{ApiError, ok_as};
 use super::super::generation::{Generation, Totals};
 use super::form::{Form, Kind};
 use super::options::StreamOptions;
-use super::types::{Choice, Timings};
+use super::prompt_report::Listed;
+use super::types::{Choice, Envelope, Logprobs, Timings};
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -67,7 +68,7 @@ impl HttpBody for EventStream {
                     this.is_over = true;
                 }
                 Poll::Ready(None) => {
-                    this.writer.write_end();
+                    this.writer.write_end(&this.generation);
                     this.is_over = true;
                 }
                 Poll::Pending => break,
@@ -85,6 +86,17 @@ impl HttpBody for EventStream {
         this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
         let bytes = std::mem::take(&mut this.writer.bytes);
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+    }
+}
+
+impl StreamOptions {
+    /// The usage in a chunk that is not the last.
+    fn add_usage(self, chunk: &mut Envelope<'_>, totals: &Totals) {
+        if self.continuous_usage {
+            chunk.usage = Some(Some(totals.into()));
+        } else if self.include_usage {
+            chunk.usage = Some(None);
+        }
     }
 }
 
@@ -108,44 +120,62 @@ struct ChoiceState {
 impl Writer {
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
         match event {
+            TextEvent::PromptLogprobs { logprobs } => self.form.add_prompt_logprobs(prompt, logprobs),
+            TextEvent::Delta { .. } if self.form.is_prompt_only() => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let choice = self.form.choice_index(prompt, index);
                 let token = token_id.map(|id| (id, logprobs));
                 self.totals.num_output_tokens += usize::from(token.is_some());
-                self.begin(choice);
+                self.begin(generation, choice);
                 self.write_delta(generation, choice, text, token);
             }
             TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
                 let choice = self.form.choice_index(prompt, index);
                 self.totals.add(index, &stats);
-                self.begin(choice);
+                self.begin(generation, choice);
                 self.choices[choice].is_finished = true;
                 let mut piece = self.form.piece(choice, None, false);
-                piece.finish_reason = Some(reason.name());
-                piece.stop_reason = matched_stop;
+                piece.finish_reason = Some("length");
+                if !self.form.is_prompt_only() {
+                    piece.finish_reason = Some(reason.name());
+                    piece.stop_reason = matched_stop;
+                }
                 let timings = is_last.then(|| Timings::from(&self.totals));
-                self.write_chunk(piece, None, timings);
+                self.write_chunk(piece, timings);
             }
         }
     }
 
     /// What comes before the output: the role, or the prompt.
-    fn begin(&mut self, choice: usize) {
+    fn begin(&mut self, generation: &Generation, choice: usize) {
         if std::mem::replace(&mut self.choices[choice].has_begun, true) {
             return;
         }
+        match self.form.has_prompt_report() {
+            // Long lists take their time; others need the thread.
+            true => tokio::task::block_in_place(|| self.write_begin(generation, choice)),
+            false => self.write_begin(generation, choice),
+        }
+    }
+
+    fn write_begin(&mut self, generation: &Generation, choice: usize) {
+        let tokenizer = generation.model.llm.tokenizer();
         let prompt_token_ids = self.form.prompt_token_ids(choice);
+        let prompt_logprobs = self.form.prompt_logprobs(choice, tokenizer);
         match self.form.kind() {
             Kind::Chat => {
                 let piece = self.form.piece(choice, Some(String::new()), true);
-                self.write_chunk(piece, prompt_token_ids, None);
+                self.write_first_chunk(piece, prompt_token_ids, prompt_logprobs);
             }
             Kind::Completion => {
                 let echo = self.form.echo(choice).map(str::to_owned);
-                if echo.is_some() || prompt_token_ids.is_some() {
+                self.choices[choice].num_chars = echo.as_ref().map_or(0, |text| text.chars().count());
+                if echo.is_some() || prompt_token_ids.is_some() || prompt_logprobs.is_some() {
                     let mut piece = self.form.piece(choice, echo, false);
                     piece.prompt_token_ids = prompt_token_ids;
-                    self.write_chunk(piece, None, None);
+                    piece.prompt_logprobs = prompt_logprobs;
+                    piece.logprobs = self.form.echoed_logprobs(choice, tokenizer).map(Logprobs::Completion);
+                    self.write_chunk(piece, None);
                 }
             }
         }
@@ -174,29 +204,37 @@ impl Writer {
             }
             piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
         }
-        self.write_chunk(piece, None, None);
+        self.write_chunk(piece, None);
     }
 
-    fn write_chunk(&mut self, choice: Choice, prompt_token_ids: Option<Vec<u32>>, timings: Option<Timings>) {
+    fn write_first_chunk(
+        &mut self,
+        choice: Choice,
+        prompt_token_ids: Option<Vec<u32>>,
+        prompt_logprobs: Option<Vec<Listed>>,
+    ) {
         let mut chunk = self.form.envelope(vec![choice], true);
         chunk.prompt_token_ids = prompt_token_ids;
-        chunk.timings = timings;
-        if self.options.continuous_usage {
-            chunk.usage = Some(Some((&self.totals).into()));
-        } else if self.options.include_usage {
-            chunk.usage = Some(None);
-        }
+        chunk.prompt_logprobs = prompt_logprobs;
+        self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);
     }
 
-    fn write_end(&mut self) {
+    fn write_chunk(&mut self, choice: Choice, timings: Option<Timings>) {
+        let mut chunk = self.form.envelope(vec![choice], true);
+        chunk.timings = timings;
+        self.options.add_usage(&mut chunk, &self.totals);
+        write_data(&mut self.bytes, &chunk);
+    }
+
+    fn write_end(&mut self, generation: &Generation) {
         // Choices for which nothing was to be generated.
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
-                self.begin(choice);
+                self.begin(generation, choice);
                 let mut piece = self.form.piece(choice, None, false);
                 piece.finish_reason = Some("length");
-                self.write_chunk(piece, None, None);
+                self.write_chunk(piece, None);
             }
         }
         if self.options.include_usage {

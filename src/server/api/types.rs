@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::super::generation::Totals;
+use super::prompt_report::Listed;
 
 /// An answer, or a chunk of one.
 #[derive(Debug, Serialize)]
@@ -17,6 +18,8 @@ pub(super) struct Envelope<'a> {
     pub(super) usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timings: Option<Timings>,
 }
@@ -34,6 +37,8 @@ pub(super) struct Choice {
     pub(super) stop_reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) token_ids: Option<Vec<u32>>,
 }
@@ -95,10 +100,21 @@ pub(super) struct TokenLogprob {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct CompletionTokens {
     pub(super) tokens: Vec<String>,
-    pub(super) token_logprobs: Vec<f32>,
-    pub(super) top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
-    /// Characters of the completion before the token.
+    /// Null for the first token of a prompt.
+    pub(super) token_logprobs: Vec<Option<f32>>,
+    pub(super) top_logprobs: Vec<Option<serde_json::Map<String, serde_json::Value>>>,
+    /// Characters of the text before the token.
     pub(super) text_offset: Vec<usize>,
+}
+
+impl CompletionTokens {
+    /// Adds the entries of what comes after.
+    pub(super) fn append(&mut self, other: Self) {
+        self.tokens.extend(other.tokens);
+        self.token_logprobs.extend(other.token_logprobs);
+        self.top_logprobs.extend(other.top_logprobs);
+        self.text_offset.extend(other.text_offset);
+    }
 }
 
 /// How many tokens were read and written.
