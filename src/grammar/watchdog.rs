@@ -94,14 +94,15 @@ impl Work {
     }
 }
 
-/// Linux's statistics of the calling thread.
-fn counter_of_this_thread() -> Option<Arc<str>> {
+/// Where Linux counts the time of the calling thread.
+pub(super) fn counter_of_this_thread() -> Option<Arc<str>> {
     let thread = std::fs::read_link("/proc/thread-self").ok()?;
     let path = format!("/proc/{}/schedstat", thread.to_str()?);
     read_counter(&path).map(|_| path.into())
 }
 
-fn read_counter(path: &str) -> Option<Duration> {
+/// How long a thread has computed.
+pub(super) fn read_counter(path: &str) -> Option<Duration> {
     let text = std::fs::read_to_string(path).ok()?;
     text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
