@@ -57,7 +57,13 @@ impl Llm {
         self.tokenizer.as_deref()
     }
 
-    /// Whether the model came with a chat template.
+    /// The chat format, if there is a template.
+    #[must_use]
+    pub fn chat(&self) -> Option<&Chat> {
+        self.chat.as_ref()
+    }
+
+    /// Whether there is a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         self.chat.is_some()
@@ -118,7 +124,7 @@ impl Llm {
         let tokenizer = self.require_tokenizer()?;
         let chat = self.chat.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, format!("{} has no chat template", self.name))
-                .with_hint("give the prompt as it is with --raw")
+                .with_hint("give the prompt as it is with --raw, or a template with --chat-template")
         })?;
         chat.encode(tokenizer, messages, options)
     }

@@ -6,11 +6,14 @@
 pub(super) mod chat;
 pub(super) mod completions;
 mod form;
+mod messages;
 pub(super) mod models;
 mod options;
 mod sampling;
 mod stream;
 pub(super) mod tokens;
+mod tools;
+mod turn;
 mod types;
 
 use std::sync::Arc;

@@ -17,7 +17,8 @@ use super::super::error::{ApiError, ok_as};
 use super::super::generation::{Generation, Totals};
 use super::form::{Form, Kind};
 use super::options::StreamOptions;
-use super::types::{Choice, Timings};
+use super::turn::Turn;
+use super::types::{Choice, Delta, Timings};
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -28,7 +29,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Answers with a stream.
 pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions) -> Response {
-    let choices = (0..form.num_choices()).map(|_| ChoiceState::default()).collect();
+    let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
     let writer = Writer { totals: form.new_totals(), form, options, choices, bytes: Vec::new() };
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
     let body = EventStream { generation, writer, keep_alive, is_over: false };
@@ -97,12 +98,19 @@ struct Writer {
     bytes: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 struct ChoiceState {
+    turn: Turn,
     has_begun: bool,
     is_finished: bool,
     /// Characters of all tokens so far, for the offsets of the next ones.
     num_chars: usize,
+}
+
+impl ChoiceState {
+    fn new(turn: Turn) -> Self {
+        Self { turn, has_begun: false, is_finished: false, num_chars: 0 }
+    }
 }
 
 impl Writer {
@@ -119,9 +127,22 @@ impl Writer {
                 let choice = self.form.choice_index(prompt, index);
                 self.totals.add(index, &stats);
                 self.begin(choice);
-                self.choices[choice].is_finished = true;
-                let mut piece = self.form.piece(choice, None, false);
-                piece.finish_reason = Some(reason.name());
+                let state = &mut self.choices[choice];
+                state.is_finished = true;
+                let finish_reason = match self.form.kind() {
+                    Kind::Chat => {
+                        // What was held back comes before the end.
+                        let deltas = state.turn.finish();
+                        let reason = state.turn.finish_reason(reason.name());
+                        for delta in deltas {
+                            self.write_chunk(self.form.piece(choice, delta), None, None);
+                        }
+                        reason
+                    }
+                    Kind::Completion => reason.name(),
+                };
+                let mut piece = self.form.piece(choice, Delta::default());
+                piece.finish_reason = Some(finish_reason);
                 piece.stop_reason = matched_stop;
                 let timings = is_last.then(|| Timings::from(&self.totals));
                 self.write_chunk(piece, None, timings);
@@ -137,13 +158,16 @@ impl Writer {
         let prompt_token_ids = self.form.prompt_token_ids(choice);
         match self.form.kind() {
             Kind::Chat => {
-                let piece = self.form.piece(choice, Some(String::new()), true);
+                let delta =
+                    Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+                let piece = self.form.piece(choice, delta);
                 self.write_chunk(piece, prompt_token_ids, None);
             }
             Kind::Completion => {
                 let echo = self.form.echo(choice).map(str::to_owned);
                 if echo.is_some() || prompt_token_ids.is_some() {
-                    let mut piece = self.form.piece(choice, echo, false);
+                    let delta = Delta { content: echo, ..Delta::default() };
+                    let mut piece = self.form.piece(choice, delta);
                     piece.prompt_token_ids = prompt_token_ids;
                     self.write_chunk(piece, None, None);
                 }
@@ -159,12 +183,22 @@ impl Writer {
         token: Option<(u32, Option<TokenLogprobs>)>,
     ) {
         let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
-        let has_news = !text.is_empty() || (tells_of_token && token.is_some());
-        if !has_news {
-            return;
+        let content = |text: String| Delta { content: Some(text), ..Delta::default() };
+        let mut deltas = match self.form.kind() {
+            Kind::Chat => self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals),
+            Kind::Completion if text.is_empty() => Vec::new(),
+            Kind::Completion => vec![content(text)],
+        };
+        if deltas.is_empty() {
+            if !tells_of_token || token.is_none() {
+                return;
+            }
+            deltas.push(content(String::new()));
         }
-        let mut piece = self.form.piece(choice, Some(text), false);
-        if let Some(token) = token {
+        let mut pieces: Vec<Choice> =
+            deltas.into_iter().map(|delta| self.form.piece(choice, delta)).collect();
+        // What is told of the token goes with the first piece.
+        if let (Some(token), Some(piece)) = (token, pieces.first_mut()) {
             let tokenizer = generation.model.llm.tokenizer();
             let state = &mut self.choices[choice];
             piece.logprobs = self.form.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
@@ -174,7 +208,9 @@ impl Writer {
             }
             piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
         }
-        self.write_chunk(piece, None, None);
+        for piece in pieces {
+            self.write_chunk(piece, None, None);
+        }
     }
 
     fn write_chunk(&mut self, choice: Choice, prompt_token_ids: Option<Vec<u32>>, timings: Option<Timings>) {
@@ -194,7 +230,7 @@ impl Writer {
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
                 self.begin(choice);
-                let mut piece = self.form.piece(choice, None, false);
+                let mut piece = self.form.piece(choice, Delta::default());
                 piece.finish_reason = Some("length");
                 self.write_chunk(piece, None, None);
             }
