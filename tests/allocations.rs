@@ -78,6 +78,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         prompt_token_ids: &token_ids,
         output_token_ids: &[],
         end_token_ids: &[],
+        allowed: None,
     };
     let row = |block_table, start, len| StepRow {
         token_ids: &token_ids,

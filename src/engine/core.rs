@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::constrained::{Constrained, Next};
 use super::output::{Event, FinishReason, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
@@ -75,7 +76,11 @@ struct SequenceState {
     first_token: Option<Instant>,
     /// Aborted while its forks still need it to compute the prompt.
     is_silent: bool,
+    constrained: Option<Constrained>,
 }
+
+/// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
+type End = (FinishReason, Option<Error>);
 
 impl std::fmt::Debug for EngineCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -119,8 +124,8 @@ impl EngineCore {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the request is not valid (see [`Request::validate`]) or the queue is full
-    /// ([`ErrorKind::Capacity`]). Nothing is kept then.
+    /// If the request is not valid (see [`Request::validate`]), its constraint allows no token, or the queue is
+    /// full ([`ErrorKind::Capacity`]). Nothing is kept then.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         request.validate(&self.model, &self.config)?;
         if self.table.requests.len() >= self.config.max_num_requests {
@@ -133,17 +138,23 @@ impl EngineCore {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let max_len = request.max_len(&self.config);
-        let Request { prompt_token_ids, params, cache_salt, prompt_logits } = request;
+        let Request { prompt_token_ids, params, cache_salt, prompt_logits, constraint } = request;
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
         }
+        let constrained = match &constraint {
+            Some(constraint) => Constrained::start(constraint.as_ref(), params.n, &params, &end_token_ids)?,
+            None => Vec::new(),
+        };
+        let mut constrained = constrained.into_iter();
         let sequences = self.scheduler.add(&SequenceSpec {
             prompt_token_ids,
             max_len,
             cache_salt,
             num_sequences: params.n,
             prompt_logits,
+            single_step: constraint.is_some(),
         });
         for (index, &sequence) in sequences.iter().enumerate() {
             let state = SequenceState {
@@ -152,6 +163,7 @@ impl EngineCore {
                 first_scheduled: None,
                 first_token: None,
                 is_silent: false,
+                constrained: constrained.next(),
             };
             self.table.sequences.insert(sequence, state);
         }
@@ -294,12 +306,12 @@ impl EngineCore {
             if let Some(&token_id) = accepted.first() {
                 self.scheduler.start_fork(leader, fork, token_id);
             }
-            if let Some(reason) = finish {
-                self.finish(fork, reason, None, false, events);
+            if let Some((reason, error)) = finish {
+                self.finish(fork, reason, error.as_ref(), false, events);
             }
         }
-        if let Some(reason) = finish {
-            self.finish(leader, reason, None, false, events);
+        if let Some((reason, error)) = finish {
+            self.finish(leader, reason, error.as_ref(), false, events);
         }
     }
 
@@ -309,7 +321,7 @@ impl EngineCore {
         id: SeqId,
         tokens: Vec<Option<SampledToken>>,
         events: &mut Vec<(RequestId, Event)>,
-    ) -> (Vec<u32>, Option<FinishReason>) {
+    ) -> (Vec<u32>, Option<End>) {
         let mut accepted = Vec::with_capacity(tokens.len());
         let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
         else {
@@ -319,7 +331,7 @@ impl EngineCore {
         let num_before = sequence.output_token_ids().len();
         for token in tokens {
             let Some(SampledToken { token_id, logprobs }) = token else {
-                return (accepted, Some(FinishReason::Error));
+                return (accepted, Some((FinishReason::Error, None)));
             };
             let num_output_tokens = num_before + accepted.len();
             let is_end =
@@ -327,16 +339,25 @@ impl EngineCore {
             accepted.push(token_id);
             state.first_token.get_or_insert_with(Instant::now);
             if state.is_silent {
-                return (accepted, Some(FinishReason::Abort));
+                return (accepted, Some((FinishReason::Abort, None)));
             }
             self.stats.num_output_tokens += 1;
             let index = state.index;
             events.push((state.request, Event::Token { index, token_id, logprobs, is_end }));
             if is_end {
-                return (accepted, Some(FinishReason::Stop));
+                return (accepted, Some((FinishReason::Stop, None)));
+            }
+            let next = state.constrained.as_mut().map_or(Ok(Next::Token), |constrained| {
+                constrained.accept(token_id, &request.params, &request.end_token_ids, num_output_tokens + 1)
+            });
+            if let Ok(Next::Nothing) = next {
+                return (accepted, Some((FinishReason::Stop, None)));
             }
             if sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
-                return (accepted, Some(FinishReason::Length));
+                return (accepted, Some((FinishReason::Length, None)));
+            }
+            if let Err(error) = next {
+                return (accepted, Some((FinishReason::Error, Some(error))));
             }
         }
         (accepted, None)
@@ -478,6 +499,7 @@ impl<'a> Resolver<'a> {
             prompt_token_ids: sequence.prompt_token_ids(),
             output_token_ids: sequence.output_token_ids(),
             end_token_ids: &request.end_token_ids,
+            allowed: state.constrained.as_ref().map(Constrained::allowed),
         })
     }
 }

@@ -3,6 +3,7 @@
 //! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on a thread of
 //! its own and hands out iterators.
 
+mod constrained;
 mod core;
 mod handle;
 mod output;

@@ -11,6 +11,7 @@ use super::{DeviceChoice, Llm, OpenedDevice};
 use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
+use crate::grammar::GrammarCompiler;
 use crate::hub::{ModelFiles, ResolvedModel};
 use crate::models;
 use crate::ops::cpu::pool::ThreadPool;
@@ -168,6 +169,9 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
         };
+        let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
+            GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
+        });
         let runner = ModelRunner::new(lm, kv_cache)?;
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
         Ok(Self {
@@ -175,6 +179,7 @@ impl Llm {
             engine,
             chat: opened.chat,
             tokenizer: opened.tokenizer,
+            grammars,
             config: opened.config,
             context,
             weight_bytes_per_token,

@@ -20,6 +20,7 @@ pub use text_stream::{TextEvent, TextStream};
 use crate::chat::{Chat, ChatOptions, Message};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Request};
+use crate::grammar::{Grammar, GrammarCompiler, GrammarSpec};
 use crate::ops::Context;
 use crate::sampling::SamplingParams;
 use crate::tokenizer::Tokenizer;
@@ -31,6 +32,7 @@ pub struct Llm {
     name: String,
     engine: Engine,
     tokenizer: Option<Arc<Tokenizer>>,
+    grammars: Option<GrammarCompiler>,
     chat: Option<Chat>,
     config: ModelConfig,
     context: Arc<Context>,
@@ -127,6 +129,18 @@ impl Llm {
                 .with_hint("give the prompt as it is with --raw, or a template with --chat-template")
         })?;
         chat.encode(tokenizer, messages, options)
+    }
+
+    /// Compiles what answers are to look like, for [`Request::constraint`]. Takes up to a second.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no tokenizer; otherwise as [`GrammarCompiler::compile`].
+    pub fn compile_grammar(&self, spec: &GrammarSpec) -> Result<Arc<Grammar>> {
+        self.require_tokenizer()?;
+        match &self.grammars {
+            Some(grammars) => grammars.compile(spec),
+            None => Err(Error::internal("a model with a tokenizer has no compiler of grammars")),
+        }
     }
 
     /// Queues a prompt; the stream gives text as it is generated.

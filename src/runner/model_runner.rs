@@ -131,7 +131,7 @@ impl Runner for ModelRunner {
 fn can_sample_on_device(row: &StepRow<'_>) -> bool {
     match &row.samples[..] {
         [] => !row.all_logits,
-        [input] => !row.all_logits && input.params.logprobs.is_none(),
+        [input] => !row.all_logits && input.params.logprobs.is_none() && input.allowed.is_none(),
         _ => false,
     }
 }
@@ -216,7 +216,7 @@ impl ModelRunner {
             .rows
             .iter()
             .map(|row| match &row.samples[..] {
-                [input] if row.len == 1 => {
+                [input] if row.len == 1 && input.allowed.is_none() => {
                     let mut tokens = Vec::with_capacity(input.output_token_ids.len() + step.num_steps);
                     tokens.extend_from_slice(input.output_token_ids);
                     Ok((input, tokens))

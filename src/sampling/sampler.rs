@@ -1,11 +1,12 @@
 //! Chooses a token from a row of logits.
 //!
 //! The order of the steps is vLLM's: log-probabilities are those of the model's own logits; then logit
-//! bias, the ban on end tokens, penalties, temperature, min-p, top-k, top-p, and the draw. The result
-//! depends on the row, the parameters, the sequence's own tokens and its seed, on nothing else.
+//! bias, the ban on end tokens, penalties, the mask of a constraint, temperature, min-p, top-k, top-p, and the
+//! draw. The result depends on the row, the parameters, the sequence's own tokens and its seed, on nothing
+//! else.
 
-use super::SamplingParams;
 use super::philox::uniform;
+use super::{SamplingParams, TokenMask};
 
 /// What the sampler has to know of a sequence.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +23,8 @@ pub struct SamplerInput<'a> {
     pub output_token_ids: &'a [u32],
     /// Tokens that end the sequence; banned while fewer than `min_tokens` are generated.
     pub end_token_ids: &'a [u32],
+    /// If present, no other token is chosen. It says also which end tokens are possible, whatever `min_tokens` is.
+    pub allowed: Option<&'a TokenMask>,
 }
 
 /// A chosen token.
@@ -54,19 +57,25 @@ pub struct Sampler {
 
 impl Sampler {
     /// Chooses a token from `logits` (f32, one for each token of the vocabulary), or returns `None` if
-    /// they contain a NaN or +infinity, or no finite value.
+    /// they contain a NaN or +infinity, or no finite value among the tokens that are possible.
     pub fn sample(&mut self, logits: &[f32], input: &SamplerInput<'_>) -> Option<SampledToken> {
         let best = argmax(logits)?;
         let params = input.params;
         let logprobs = params.logprobs.map(|num_top| self.logprobs(logits, num_top));
-        let ban_end = input.output_token_ids.len() < params.min_tokens && !input.end_token_ids.is_empty();
-        let unchanged = params.logit_bias.is_empty() && !ban_end && !params.has_penalties();
+        let ban_end = input.allowed.is_none()
+            && input.output_token_ids.len() < params.min_tokens
+            && !input.end_token_ids.is_empty();
+        let unchanged =
+            input.allowed.is_none() && params.logit_bias.is_empty() && !ban_end && !params.has_penalties();
         let token_id = if params.is_greedy() && unchanged {
             best
         } else {
             self.logits.clear();
             self.logits.extend_from_slice(logits);
             self.adjust(input, ban_end);
+            if let Some(allowed) = input.allowed {
+                allowed.apply(&mut self.logits);
+            }
             match params.is_greedy() {
                 true => argmax(&self.logits)?,
                 false => {
@@ -238,6 +247,7 @@ mod tests {
             prompt_token_ids: &[],
             output_token_ids: output,
             end_token_ids: &[0],
+            allowed: None,
         };
         Sampler::default().sample(logits, &input)
     }
@@ -300,6 +310,7 @@ mod tests {
                 prompt_token_ids: prompt,
                 output_token_ids: output,
                 end_token_ids: &[],
+                allowed: None,
             };
             let mut sampler = Sampler::default();
             for _ in 0..2 {

@@ -90,6 +90,7 @@ impl Scheduler {
                 num_published_blocks: 0,
                 forks: if is_leader { ids[1..].to_vec() } else { Vec::new() },
                 prompt_logits: is_leader && spec.prompt_logits,
+                single_step: spec.single_step,
             };
             self.sequences.insert(id, sequence);
         }
@@ -343,7 +344,7 @@ impl Scheduler {
     fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
         let generating = |row: &ScheduledRow| {
             let sequence = &self.sequences[&row.seq];
-            row.len == 1 && row.samples.len() == 1 && !sequence.prompt_logits
+            row.len == 1 && row.samples.len() == 1 && !sequence.prompt_logits && !sequence.single_step
         };
         if self.config.num_scheduler_steps <= 1
             || output.rows.is_empty()

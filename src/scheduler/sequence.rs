@@ -32,6 +32,8 @@ pub struct SequenceSpec {
     pub num_sequences: usize,
     /// The logits of every prompt token are wanted, so none may come from the prefix cache.
     pub prompt_logits: bool,
+    /// Each token must be known before the next one can be chosen: never several tokens in a step.
+    pub single_step: bool,
 }
 
 /// A sequence inside the scheduler.
@@ -57,6 +59,7 @@ pub struct Sequence {
     /// Sequences that fork off when the prompt is computed.
     pub(super) forks: Vec<SeqId>,
     pub(super) prompt_logits: bool,
+    pub(super) single_step: bool,
 }
 
 impl Sequence {

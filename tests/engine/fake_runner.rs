@@ -47,6 +47,7 @@ pub(crate) fn reference(
             prompt_token_ids: prompt,
             output_token_ids: &tokens[prompt.len()..],
             end_token_ids: &end_token_ids,
+            allowed: None,
         };
         let token = Sampler::default().sample(&logits(&tokens), &input).unwrap().token_id;
         tokens.push(token);
