@@ -29,7 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sampling", &[]),
     ("scheduler", &["kv_cache"]),
     ("self_test", &["demo", "models", "ops", "sampling", "weights"]),
-    ("server", &["chat", "engine", "llm", "sampling", "tokenizer"]),
+    ("server", &["chat", "engine", "grammar", "llm", "sampling", "tokenizer"]),
     ("tokenizer", &["weights"]),
     ("weights", &["ops"]),
 ];

@@ -8,3 +8,5 @@ mod client;
 mod failures;
 mod life;
 mod real_clients;
+mod scripted;
+mod tools;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{llama3, mistral, reasoning};
+use super::{glm, hermes, llama3, mistral, reasoning};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -77,9 +77,9 @@ impl ToolCallFormat {
     /// Recognises the form that a template writes earlier calls in.
     pub(in super::super) fn detect(source: &str, tokenizer: &Tokenizer) -> Option<Self> {
         let is_known = |marker: &str| source.contains(marker) || tokenizer.token_id(marker).is_some();
-        if source.contains("<arg_key>") {
+        if source.contains(glm::KEY) {
             Some(Self::Glm)
-        } else if source.contains("<tool_call>") {
+        } else if source.contains(hermes::OPEN) {
             Some(Self::Hermes)
         } else if is_known(mistral::OPEN) {
             Some(Self::Mistral)
@@ -93,12 +93,10 @@ impl ToolCallFormat {
     /// What must not vanish from the text, although it may be special tokens.
     fn markers(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Hermes => &[hermes::OPEN, hermes::CLOSE],
             Self::Llama3 => &[llama3::TAG],
             Self::Mistral => &[mistral::OPEN, mistral::CALL_ID, mistral::ARGS],
-            Self::Glm => {
-                &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
-            }
+            Self::Glm => &[glm::OPEN, glm::CLOSE, glm::KEY, glm::KEY_END, glm::VALUE, glm::VALUE_END],
         }
     }
 }

@@ -10,12 +10,12 @@ use super::marker::MarkerScan;
 use super::output::Output;
 use super::{CallParser, Tool};
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-const KEY: &str = "<arg_key>";
-const KEY_END: &str = "</arg_key>";
-const VALUE: &str = "<arg_value>";
-const VALUE_END: &str = "</arg_value>";
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
+pub(super) const KEY: &str = "<arg_key>";
+pub(super) const KEY_END: &str = "</arg_key>";
+pub(super) const VALUE: &str = "<arg_value>";
+pub(super) const VALUE_END: &str = "</arg_value>";
 
 #[derive(Debug, Default)]
 pub(super) struct Glm {
@@ -200,10 +200,10 @@ impl CallParser for Glm {
 
 /// The types that a schema allows; all of them if it does not say.
 #[derive(Debug, Default)]
-struct Types(Vec<String>);
+pub(super) struct Types(Vec<String>);
 
 impl Types {
-    fn of(schema: Option<&Value>) -> Self {
+    pub(super) fn of(schema: Option<&Value>) -> Self {
         let mut types = Self::default();
         if let Some(schema) = schema {
             types.add(schema);
@@ -232,6 +232,11 @@ impl Types {
 
     fn is_text(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|name| name == "string")
+    }
+
+    /// Whether a text without quotes can be meant.
+    pub(super) fn may_be_text(&self) -> bool {
+        self.0.is_empty() || self.0.iter().any(|name| name == "string")
     }
 
     /// A value as JSON.

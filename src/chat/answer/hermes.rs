@@ -5,8 +5,8 @@ use super::marker::MarkerScan;
 use super::output::Output;
 use super::{CallParser, Tool};
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
 
 #[derive(Debug, Default)]
 pub(super) struct Hermes {

@@ -8,6 +8,7 @@
 
 mod format;
 mod glm;
+mod grammar;
 mod hermes;
 mod json_call;
 mod llama3;

@@ -16,8 +16,10 @@ use super::options::Options;
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
 use super::{Prepared, generate, messages, sampling};
-use crate::chat::{AnswerFormat, Chat, ChatOptions, PromptEnd, ToolCallFormat};
+use crate::chat::{AnswerFormat, Chat, ChatOptions, PromptEnd, Tool, ToolCallFormat};
 use crate::engine::Request;
+use crate::grammar::GrammarSpec;
+use crate::sampling::Constraint;
 
 /// Variables that a request may give to the template. None of them can make it do more work than the
 /// conversation itself, or stand for something that the server decides.
@@ -48,8 +50,12 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let turns = turn_format(model, &prompt_token_ids, &tools, includes_reasoning)?;
     options.text.visible_special = visible_special(model, turns.answers);
     let has_logprobs = params.logprobs.is_some();
-    let request =
-        Request { cache_salt: options.cache_salt.clone(), ..Request::new(prompt_token_ids, params) };
+    let constraint = call_constraint(model, &tools, &turns)?;
+    let request = Request {
+        cache_salt: options.cache_salt.clone(),
+        constraint,
+        ..Request::new(prompt_token_ids, params)
+    };
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())
@@ -115,6 +121,33 @@ fn turn_format(
         includes_reasoning,
         max_calls: (!tools.is_parallel).then_some(1),
     })
+}
+
+/// What makes the model call, if it must.
+fn call_constraint(
+    model: &Model,
+    tools: &ToolRequest,
+    turns: &TurnFormat,
+) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+    let named: Vec<Tool> = match &tools.choice {
+        ToolChoice::None | ToolChoice::Auto => return Ok(None),
+        ToolChoice::Required => tools.tools.to_vec(),
+        ToolChoice::Named(name) => tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
+    };
+    // A named tool is called once: that is what was asked for.
+    let is_parallel = tools.is_parallel && tools.choice == ToolChoice::Required;
+    let grammar = model
+        .llm
+        .tokenizer()
+        .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, turns.prompt_end, &named, is_parallel));
+    let Some(grammar) = grammar else {
+        return Err(ApiError::unsupported(
+            "tool_choice",
+            "tool_choice cannot be honoured without a tokenizer",
+        ));
+    };
+    let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
+    Ok(Some(grammar.map_err(|error| ApiError::from(error).or_param("tools"))?))
 }
 
 /// Where the template left off, from the last tokens of the prompt.
