@@ -40,10 +40,10 @@ pub(crate) fn scripted_model(template: &str, special: &[&str], scripts: &[(&str,
         }
         assert_eq!(next.insert(last, id_of(END)), None);
     }
-    id_of(END);
+    let end = id_of(END);
     let folder = TempDir::new().unwrap();
     write_tokenizer(folder.path(), &vocab, &control, template);
-    write_weights(folder.path(), vocab.len(), &next);
+    write_weights(folder.path(), vocab.len(), end, &next);
     folder
 }
 
@@ -99,14 +99,14 @@ fn write_tokenizer(folder: &Path, vocab: &[String], control: &BTreeSet<&str>, te
     std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
 }
 
-fn write_weights(folder: &Path, vocab_size: usize, next: &BTreeMap<usize, usize>) {
+fn write_weights(folder: &Path, vocab_size: usize, end: usize, next: &BTreeMap<usize, usize>) {
     let hidden_size = next.len().next_multiple_of(64);
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": hidden_size, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
         "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": vocab_size,
-        "eos_token_id": vocab_size - 1,
+        "eos_token_id": end,
     });
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let mut embeddings = vec![0.0; vocab_size * hidden_size];

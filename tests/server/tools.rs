@@ -98,13 +98,14 @@ fn both(server: &Server, body: &Value) -> Value {
     let (mut message, finish_reason) = joined(&events);
     let mut expected = whole["choices"][0]["message"].clone();
     let without_ids = |message: &mut Value| -> Vec<String> {
-        let calls = message["tool_calls"].as_array_mut().into_iter().flatten();
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten();
         calls.map(|call| call["id"].take().as_str().unwrap().to_owned()).collect()
     };
     let ids = [without_ids(&mut message), without_ids(&mut expected)].concat();
     let distinct: std::collections::BTreeSet<&String> = ids.iter().collect();
     assert_eq!(distinct.len(), ids.len());
-    assert!(ids.iter().all(|id| id.starts_with("call_")), "{ids:?}");
+    // Templates of Mistral take ids of nine characters only.
+    assert!(ids.iter().all(|id| id.starts_with("call_") || id.len() == 9), "{ids:?}");
     for name in ["reasoning_content", "reasoning", "tool_calls"] {
         assert_eq!(message.get(name), expected.get(name), "{name}");
     }

@@ -107,8 +107,8 @@ impl ReasoningFormat {
 
     /// Recognises a model that thinks.
     pub(in super::super) fn detect(source: &str, tokenizer: &Tokenizer) -> Option<Self> {
-        let is_known = source.contains(reasoning::CLOSE) || tokenizer.token_id(reasoning::CLOSE).is_some();
-        is_known.then_some(Self::Think)
+        let is_known = |marker: &&str| source.contains(*marker) || tokenizer.token_id(marker).is_some();
+        [reasoning::OPEN, reasoning::CLOSE].iter().any(is_known).then_some(Self::Think)
     }
 }
 

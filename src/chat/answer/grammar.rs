@@ -1,7 +1,8 @@
 //! Grammars of answers that call tools, in the language of [`GrammarSpec::Lark`](crate::grammar::GrammarSpec).
 //!
 //! What such a grammar allows, the parsers of this module understand, and arguments follow the schema of their
-//! tool. One thing is not enforced: the length and pattern of texts in GLM's form, which have no quotes.
+//! tool. What is not enforced is a pattern or format of texts in GLM's form, which
+//! have no quotes.
 
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,8 @@ use crate::tokenizer::Tokenizer;
 
 /// Space between the parts of JSON: none or one. With more, a model could go on with it for ever.
 const JSON_SPACE: &str = " ?";
+/// Longer bounds of texts are not looked at, because the grammar would become large.
+const MAX_TEXT_LENGTH: u64 = 4_096;
 /// Parts of a schema that others refer to.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
@@ -204,7 +207,14 @@ impl Rules<'_> {
             return self.add(name, &words.join(" | "));
         }
         if Types::of(Some(schema)).may_be_text() {
-            return self.add(name, "text_value");
+            let bound = |name: &str| schema.get(name).and_then(Value::as_u64);
+            let max = bound("maxLength").filter(|max| *max <= MAX_TEXT_LENGTH);
+            let min = bound("minLength").filter(|min| *min <= max.unwrap_or(MAX_TEXT_LENGTH)).unwrap_or(0);
+            return match max {
+                Some(max) => self.add(name, &format!("/[^<]{{{min},{max}}}/")),
+                None if min > 0 => self.add(name, &format!("/[^<]{{{min}}}/ text_value")),
+                None => self.add(name, "text_value"),
+            };
         }
         let mut schema = schema.clone();
         if let Value::Object(fields) = &mut schema {
