@@ -5,8 +5,19 @@
 """
 
 import sys
+from typing import Literal
 
 import openai
+import pydantic
+
+
+class Paint(pydantic.BaseModel):
+    """What a structured answer is read into."""
+
+    colour: Literal["red", "green", "blue"]
+    coats: Literal[1, 2, 3]
+    is_glossy: bool
+    places: list[Literal["wall", "door"]] = pydantic.Field(min_length=1, max_length=2)
 
 
 def expect(error, call):
@@ -60,6 +71,16 @@ def main(url, key="none"):
     assert len(prompts.choices) == 2 and len(prompts.choices[0].logprobs.tokens) == 5
     assert len(prompts.choices[1].token_ids) == 5
     assert client.completions.create(model=model, prompt=[5, 6], max_tokens=2, echo=True).choices[0].text
+
+    parsed = client.chat.completions.parse(
+        model=model, messages=messages, response_format=Paint, max_tokens=100, seed=1
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Paint), parsed
+    assert parsed.choices[0].finish_reason == "stop"
+    chosen = client.chat.completions.create(
+        model=model, messages=messages, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert chosen.choices[0].message.content in ("yes", "no"), chosen
 
     bad = expect(
         openai.BadRequestError,

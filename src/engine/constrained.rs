@@ -88,3 +88,70 @@ impl Constrained {
         Ok(Next::Token)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allows the same at every place.
+    #[derive(Debug, Clone)]
+    struct Always(Vec<u32>, bool);
+
+    impl Constraint for Always {
+        fn start(&self) -> Box<dyn ConstraintState> {
+            Box::new(self.clone())
+        }
+    }
+
+    impl ConstraintState for Always {
+        fn allowed(&mut self, allowed: &mut TokenMask) -> Result<bool> {
+            *allowed = self.0.iter().copied().collect();
+            Ok(self.1)
+        }
+
+        fn accept(&mut self, token_id: u32) -> Result<()> {
+            assert!(self.0.contains(&token_id));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn end_tokens_join_where_the_output_may_end() {
+        let check = |tokens: &[u32], may_end, min_tokens, num_tokens, wanted: Option<&[u32]>| {
+            let params = SamplingParams { min_tokens, ..SamplingParams::default() };
+            let state = Box::new(Always(tokens.to_vec(), may_end));
+            let mut constrained = Constrained { state, allowed: TokenMask::default() };
+            let next = constrained.update(&params, &[0, 7], num_tokens).unwrap();
+            let found: Vec<u32> = constrained.allowed.iter().collect();
+            assert_eq!(
+                (next == Next::Token).then_some(&found[..]),
+                wanted,
+                "{tokens:?} {may_end} {min_tokens}"
+            );
+        };
+        check(&[3, 4], false, 0, 0, Some(&[3, 4]));
+        check(&[3, 4], true, 0, 0, Some(&[0, 3, 4, 7]));
+        // A stop token that the constraint allows as text stays possible.
+        check(&[3, 7], false, 0, 0, Some(&[3, 7]));
+        // min_tokens keeps end tokens out while there is something else.
+        check(&[3, 7], true, 5, 4, Some(&[3]));
+        check(&[3, 7], true, 5, 5, Some(&[0, 3, 7]));
+        check(&[7], false, 5, 4, Some(&[7]));
+        // Where nothing may follow, the output ends, whatever min_tokens says.
+        check(&[], true, 5, 4, None);
+        check(&[], true, 0, 9, None);
+    }
+
+    #[test]
+    fn a_dead_end_is_an_error() {
+        let params = SamplingParams::default();
+        for (constraint, words) in
+            [(Always(vec![], false), "no token here"), (Always(vec![], true), "an empty output")]
+        {
+            let error = Constrained::start(&constraint, 2, &params, &[0]).err().unwrap();
+            assert!(error.message().contains(words), "{error}");
+        }
+        let sequences = Constrained::start(&Always(vec![1], true), 3, &params, &[0]).unwrap();
+        assert!(sequences.len() == 3 && sequences.iter().all(|one| one.allowed == sequences[0].allowed));
+    }
+}

@@ -23,7 +23,7 @@ use crate::{Error, ErrorKind, Result};
 /// What takes longer to compile is refused.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_millis(700);
 /// Most compilations at once.
-const MAX_COMPILATIONS: usize = 8;
+const MAX_COMPILATIONS: usize = 4;
 /// Stack of a compilation, of which only what is used takes memory.
 const STACK_BYTES: usize = 64 << 20;
 

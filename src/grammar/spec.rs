@@ -6,13 +6,18 @@ use serde_json::{Value, json};
 use crate::{Error, Result};
 
 /// Most bytes of a JSON schema, written without spaces, and of a grammar.
-const MAX_BYTES: usize = 256 << 10;
+const MAX_BYTES: usize = 128 << 10;
 /// Most bytes of a regular expression.
-const MAX_REGEX_BYTES: usize = 16 << 10;
+const MAX_REGEX_BYTES: usize = 4 << 10;
 /// Most choices.
 const MAX_CHOICES: usize = 4_096;
 /// Most brackets inside one another in a regular expression or grammar. Those of JSON are bounded by its reader.
 const MAX_DEPTH: usize = 128;
+/// Most schemas in all `allOf` lists together, not counting the first of each: the time to combine them grows
+/// much faster than their number.
+const MAX_ALL_OF: usize = 32;
+/// The largest `multipleOf`, in units of its last digit: it becomes a table of that size.
+const MAX_MULTIPLE_OF: u64 = 10_000;
 /// Space between the parts of JSON: none, one, or a line break with an indentation. Without a bound a model could
 /// go on with spaces for ever.
 const JSON_SPACE: &str = r"( |\r?\n[ \t]{0,32})?";
@@ -36,34 +41,28 @@ pub enum GrammarSpec {
 impl GrammarSpec {
     /// Refuses what is too large before any work is put into it.
     pub(super) fn check_size(&self) -> Result<()> {
-        let (what, num_bytes, limit) = match self {
-            Self::JsonObject => return Ok(()),
-            Self::JsonSchema(schema) => ("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES),
-            Self::Regex(regex) => ("the regular expression", regex.len(), MAX_REGEX_BYTES),
-            Self::Lark(grammar) => ("the grammar", grammar.len(), MAX_BYTES),
-            Self::Choice(choices) => {
-                if choices.is_empty() || choices.len() > MAX_CHOICES {
-                    return Err(Error::invalid_request(format!(
-                        "there are {} choices; there must be 1 to {MAX_CHOICES}",
-                        choices.len()
-                    )));
-                }
-                ("the list of choices", choices.iter().map(String::len).sum(), MAX_BYTES)
+        match self {
+            Self::JsonObject => Ok(()),
+            Self::JsonSchema(schema) => {
+                at_most("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES)?;
+                let mut all_of_left = MAX_ALL_OF;
+                check_keywords(schema, &mut all_of_left)
             }
-        };
-        if num_bytes > limit {
-            return Err(Error::invalid_request(format!(
-                "{what} has more than {limit} bytes, the most allowed"
-            )));
+            Self::Regex(regex) => check_regex("the regular expression", regex),
+            Self::Choice(choices) if choices.is_empty() || choices.len() > MAX_CHOICES => {
+                Err(Error::invalid_request(format!(
+                    "there are {} choices; there must be 1 to {MAX_CHOICES}",
+                    choices.len()
+                )))
+            }
+            Self::Choice(choices) => {
+                at_most("the list of choices", choices.iter().map(String::len).sum(), MAX_BYTES)
+            }
+            Self::Lark(grammar) => {
+                at_most("the grammar", grammar.len(), MAX_BYTES)?;
+                check_depth("the grammar", grammar)
+            }
         }
-        if let Self::Regex(text) | Self::Lark(text) = self
-            && depth(text) > MAX_DEPTH
-        {
-            return Err(Error::invalid_request(format!(
-                "{what} has more than {MAX_DEPTH} brackets inside one another"
-            )));
-        }
-        Ok(())
     }
 
     /// The same in the grammar library's terms.
@@ -76,8 +75,8 @@ impl GrammarSpec {
             Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_options(schema.clone())?),
             Self::Regex(regex) => TopLevelGrammar::from_regex(without_anchors(regex)),
             Self::Choice(choices) => {
-                let literals: Vec<String> = choices.iter().map(|choice| json!(choice).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
+                let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
+                TopLevelGrammar::from_regex(&literals.join("|"))
             }
             Self::Lark(grammar) if grammar.contains("::=") && !grammar.contains("start:") => {
                 return Err(Error::invalid_request("the grammar seems to be in GBNF or EBNF (`::=`)")
@@ -125,18 +124,84 @@ fn without_anchors(regex: &str) -> &str {
     }
 }
 
-/// How deep brackets are inside one another, not looking at what they mean.
-fn depth(text: &str) -> usize {
-    let (mut open, mut deepest) = (0_usize, 0);
+/// A regular expression that matches this text and nothing else.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii_punctuation() {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+fn at_most(what: &str, num_bytes: usize, limit: usize) -> Result<()> {
+    match num_bytes > limit {
+        true => Err(Error::invalid_request(format!("{what} has more than {limit} bytes, the most allowed"))),
+        false => Ok(()),
+    }
+}
+
+fn check_regex(what: &str, regex: &str) -> Result<()> {
+    at_most(what, regex.len(), MAX_REGEX_BYTES)?;
+    check_depth(what, regex)
+}
+
+/// Counts brackets that are inside one another, not looking at what they mean.
+fn check_depth(what: &str, text: &str) -> Result<()> {
+    let mut open = 0_usize;
     for byte in text.bytes() {
         match byte {
             b'(' | b'[' | b'{' => open += 1,
             b')' | b']' | b'}' => open = open.saturating_sub(1),
             _ => {}
         }
-        deepest = deepest.max(open);
+        if open > MAX_DEPTH {
+            let message = format!("{what} has more than {MAX_DEPTH} brackets inside one another");
+            return Err(Error::invalid_request(message));
+        }
     }
-    deepest
+    Ok(())
+}
+
+/// Checks the parts of a schema that are costly out of proportion. Their depth is bounded by whoever read it.
+fn check_keywords(schema: &Value, all_of_left: &mut usize) -> Result<()> {
+    let children: Vec<&Value> = match schema {
+        Value::Array(items) => items.iter().collect(),
+        Value::Object(fields) => {
+            if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
+                check_regex("a pattern", pattern)?;
+            }
+            if let Some(patterns) = fields.get("patternProperties").and_then(Value::as_object) {
+                patterns.keys().try_for_each(|pattern| check_regex("a pattern", pattern))?;
+            }
+            if let Some(all) = fields.get("allOf").and_then(Value::as_array) {
+                let num_more = all.len().saturating_sub(1);
+                *all_of_left = all_of_left.checked_sub(num_more).ok_or_else(|| {
+                    Error::invalid_request(format!("more than {MAX_ALL_OF} schemas are combined by allOf"))
+                })?;
+            }
+            if let Some(Value::Number(number)) = fields.get("multipleOf")
+                && digits(number) > MAX_MULTIPLE_OF
+            {
+                let message = format!(
+                    "multipleOf is {number}; it must be at most {MAX_MULTIPLE_OF} in units of its last digit"
+                );
+                return Err(Error::invalid_request(message));
+            }
+            fields.values().collect()
+        }
+        _ => return Ok(()),
+    };
+    children.into_iter().try_for_each(|child| check_keywords(child, all_of_left))
+}
+
+/// The digits of a number without its point, as a number.
+fn digits(number: &serde_json::Number) -> u64 {
+    let number = number.as_f64().unwrap_or(f64::MAX);
+    let digits: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(u64::MAX)
 }
 
 /// The length of a value as JSON, or something above `limit`.

@@ -90,7 +90,11 @@ fn every_text_is_json_of_the_schema_with_every_tokenizer() {
             assert_eq!(value.as_object().unwrap().len(), 4, "{text}");
         }
         for text in texts(&GrammarSpec::JsonObject, name) {
-            assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+            match serde_json::from_str::<Value>(&text) {
+                Ok(value) => assert!(value.is_object(), "{text}"),
+                // JSON has numbers that no float can hold.
+                Err(error) => assert!(error.to_string().contains("out of range"), "{text}: {error}"),
+            }
         }
     }
 }
@@ -102,7 +106,7 @@ fn choices_regular_expressions_and_grammars_hold() {
         for text in texts(&GrammarSpec::Choice(choices.clone()), name) {
             assert!(choices.contains(&text), "{text:?}");
         }
-        for text in texts(&GrammarSpec::Regex(r"^\d{3}-[a-f]+(x|y\$)$".to_owned()), name) {
+        for text in texts(&GrammarSpec::Regex(r"^[0-9]{3}-[a-f]+(x|y\$)$".to_owned()), name) {
             let (digits, rest) = text.split_at(3);
             assert!(digits.bytes().all(|byte| byte.is_ascii_digit()), "{text:?}");
             let rest = rest.strip_prefix('-').unwrap();
@@ -122,20 +126,20 @@ fn choices_regular_expressions_and_grammars_hold() {
 #[test]
 fn special_tokens_come_by_their_name_only() {
     let tokenizer = tokenizer("qwen2");
-    let im_start = tokenizer.token_id("<|im_start|>").unwrap();
+    let marker = tokenizer.token_id("<|sp|>").unwrap();
     let compiler = compiler(&tokenizer);
-    let lark = "start: <|im_start|> %json {\"type\": \"integer\", \"minimum\": 7, \"maximum\": 7}";
+    let lark = "start: <|sp|> %json {\"type\": \"integer\", \"minimum\": 7, \"maximum\": 7}";
     let grammar = compiler.compile(&GrammarSpec::Lark(lark.to_owned())).unwrap();
-    assert_eq!(draw(&grammar, &tokenizer, 1).unwrap(), "<|im_start|>7");
+    assert_eq!(draw(&grammar, &tokenizer, 1).unwrap(), "<|sp|>7");
     let mut allowed = TokenMask::default();
     grammar.start().allowed(&mut allowed).unwrap();
-    assert_eq!(allowed.iter().collect::<Vec<_>>(), [im_start]);
+    assert_eq!(allowed.iter().collect::<Vec<_>>(), [marker]);
     let grammar = compiler.compile(&GrammarSpec::Regex("(?s:.)*".to_owned())).unwrap();
     let mut state = grammar.start();
     assert!(state.allowed(&mut allowed).unwrap());
     assert!(allowed.iter().all(|id| !tokenizer.is_special(id)));
     assert!(allowed.iter().count() > tokenizer.vocab_size() / 2);
-    let error = state.accept(im_start).unwrap_err();
+    let error = state.accept(marker).unwrap_err();
     assert!(error.message().contains("cannot be followed"), "{error}");
     let error = compiler.compile(&GrammarSpec::Lark("start: <|no_such_token|>".to_owned())).unwrap_err();
     assert!(error.message().contains("no_such_token"), "{error}");
@@ -163,18 +167,23 @@ fn hostile_specifications_are_errors_within_a_second() {
     let tokenizer = tokenizer("qwen2");
     let compiler = compiler(&tokenizer);
     compiler.compile(&GrammarSpec::JsonObject).unwrap();
-    let check = |what: &str, spec: GrammarSpec, words: &str| {
+    let mut mistakes = Vec::new();
+    let mut check = |what: &str, spec: GrammarSpec, words: &str| {
         let start = Instant::now();
-        let error = compiler.compile(&spec).err().unwrap_or_else(|| panic!("{what} is accepted"));
-        assert!(start.elapsed() < Duration::from_secs(1), "{what}: {:?}", start.elapsed());
-        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{what}: {error}");
-        assert!(error.message().contains(words), "{what}: {error}");
-        assert!(error.message().len() < 600 && !error.message().contains('\n'), "{what}: {error}");
+        let Err(error) = compiler.compile(&spec) else {
+            mistakes.push(format!("{what}: accepted"));
+            return;
+        };
+        let is_short = error.message().len() < 600 && !error.message().contains('\n');
+        let is_right = error.kind() == ErrorKind::InvalidRequest && error.message().contains(words);
+        if start.elapsed() > Duration::from_secs(1) || !is_short || !is_right {
+            mistakes.push(format!("{what}: {error} in {:?}", start.elapsed()));
+        }
     };
     let schema = GrammarSpec::JsonSchema;
     let regex = |text: &str| GrammarSpec::Regex(text.to_owned());
     let lark = |text: &str| GrammarSpec::Lark(text.to_owned());
-    check("5 MB", schema(json!({"enum": ["x".repeat(5 << 20)]})), "262144 bytes");
+    check("5 MB", schema(json!({"enum": ["x".repeat(5 << 20)]})), "131072 bytes");
     check("a schema that is a list", schema(json!([])), "expected an object");
     check("false", schema(json!(false)), "expected an object");
     check("an unknown keyword", schema(json!({"type": "array", "uniqueItems": true})), "uniqueItems");
@@ -182,13 +191,20 @@ fn hostile_specifications_are_errors_within_a_second() {
     check("a reference to nothing", schema(json!({"$ref": "#/$defs/x"})), "x");
     check("a reference elsewhere", schema(json!({"$ref": "http://127.0.0.1/x.json"})), "127.0.0.1");
     check("a reference to itself", schema(json!({"$ref": "#"})), "");
+    check(
+        "a huge table",
+        schema(json!({"type": "integer", "multipleOf": 1_000_003})),
+        "multipleOf is 1000003",
+    );
+    check("a fine table", schema(json!({"type": "number", "multipleOf": 0.000_012_345})), "multipleOf");
+    check("many intersections", schema(json!({"allOf": vec![json!({"pattern": "a.*b"}); 200]})), "by allOf");
+    check("a long pattern", schema(json!({"items": {"pattern": "a?".repeat(5_000)}})), "a pattern has more");
     check("our own options", schema(json!({"x-guidance": {"lenient": true}})), "x-guidance");
     check("a contradiction", schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "");
     check("look-around", regex("a(?=b)"), "");
     check("an open bracket", regex("(a"), "");
-    check("a huge repetition", regex("((a{1,9999}){1,9999}){1,9999}"), "");
-    check("deep brackets", regex(&"(".repeat(5_000)), "128 brackets");
-    check("a long expression", regex(&"a".repeat(20_000)), "16384 bytes");
+    check("deep brackets", regex(&"(".repeat(3_000)), "128 brackets");
+    check("a long expression", regex(&"a".repeat(20_000)), "4096 bytes");
     check("the empty text", regex(""), "empty");
     check("nothing at all", regex("[a&&b]"), "");
     check("no choice", GrammarSpec::Choice(vec![]), "0 choices");
@@ -200,6 +216,7 @@ fn hostile_specifications_are_errors_within_a_second() {
     check("endless recursion", lark("start: start"), "");
     check("GBNF", lark("root ::= \"a\" | \"b\""), "Lark");
     check("a file to include", lark("%import common.x\nstart: x"), "");
+    assert!(mistakes.is_empty(), "{mistakes:#?}");
 }
 
 #[test]
@@ -221,10 +238,11 @@ fn hostile_specifications_that_are_accepted_stay_within_limits() {
             GrammarSpec::Regex("(a|aa|aaa)+$".to_owned()),
             GrammarSpec::Regex("(.*a){20}".to_owned()),
             GrammarSpec::Regex(".*a.{1000}b".to_owned()),
-            GrammarSpec::Regex("a?".repeat(4_000) + "b"),
-            GrammarSpec::Regex("a".repeat(16_000)),
+            GrammarSpec::Regex("((a{1,9999}){1,9999}){1,9999}".to_owned()),
+            GrammarSpec::Regex("a?".repeat(2_000) + "b"),
+            GrammarSpec::Regex("a".repeat(4_000)),
             GrammarSpec::Regex(format!("{}a{}", "(".repeat(120), ")*".repeat(120))),
-            GrammarSpec::Choice(vec!["x".repeat(100_000), "y".repeat(100_000)]),
+            GrammarSpec::Choice(vec!["x".repeat(60_000), "y".repeat(60_000)]),
             GrammarSpec::Choice((0..4_096).map(|index| format!("choice {index}")).collect()),
             GrammarSpec::JsonSchema(recursive),
             GrammarSpec::JsonSchema(json!({"anyOf": branches})),
@@ -233,35 +251,35 @@ fn hostile_specifications_that_are_accepted_stay_within_limits() {
             GrammarSpec::Lark("start: start start | \"a\" | \"b\"".to_owned()),
             GrammarSpec::Lark("start: a b\na: a a | \"x\" |\nb: b a b | a | \"y\"".to_owned()),
             GrammarSpec::Lark(format!("start: {}", "(\"a\" | \"b\")? ".repeat(5_000))),
+            GrammarSpec::Lark(format!("start: \"x\" many\nmany: {}", "(\"a\" | \"b\")? ".repeat(5_000))),
         ];
         for spec in specs {
             let what: String = format!("{spec:?}").chars().take(80).collect();
             let start = Instant::now();
             let compiled = compiler.compile(&spec);
             assert!(start.elapsed() < Duration::from_secs(1), "{what}: {:?}", start.elapsed());
-            let Ok(grammar) = compiled else {
-                println!("{what}: {} in {:?}", compiled.unwrap_err(), start.elapsed());
-                continue;
-            };
-            let compile = start.elapsed();
-            let start = Instant::now();
+            let Ok(grammar) = compiled else { continue };
             let mut state = grammar.start();
-            let fork = start.elapsed();
             let mut allowed = TokenMask::default();
-            let (mut rng, mut worst, mut count) = (7, Duration::ZERO, 0);
-            for _ in 0..200 {
-                let start = Instant::now();
+            let mut rng = 7;
+            let start = Instant::now();
+            for num_tokens in 1..200 {
+                let step = Instant::now();
                 let result = state.allowed(&mut allowed);
-                worst = worst.max(start.elapsed());
                 if result.is_err() || allowed.is_empty() {
-                    println!("{what} ends: {result:?}");
                     break;
                 }
-                count += 1;
                 let candidates: Vec<u32> = allowed.iter().collect();
-                state.accept(candidates[next(&mut rng) % candidates.len()]).unwrap();
+                if state.accept(candidates[next(&mut rng) % candidates.len()]).is_err() {
+                    break;
+                }
+                assert!(
+                    step.elapsed() < Duration::from_secs(1),
+                    "{what}: token {num_tokens} took {:?}",
+                    step.elapsed()
+                );
             }
-            println!("{what}: compile {compile:?} fork {fork:?} worst {worst:?} tokens {count}");
+            assert!(start.elapsed() < Duration::from_secs(4), "{what}: {:?}", start.elapsed());
         }
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(walk).unwrap().join().unwrap();

@@ -352,6 +352,40 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the parameters are, and whether or not the model would ever choose it.
+        #[test]
+        fn only_allowed_tokens_are_chosen(
+            logits in proptest::collection::vec(-30.0_f32..30.0, 2..100),
+            chosen in proptest::collection::vec(0_u32..100, 1..5),
+            (temperature, top_k, top_p, min_p) in (0.0_f32..2.0, 0_usize..4, 0.01_f32..1.0, 0.0_f32..1.0),
+            (penalty, bias, min_tokens) in (0.1_f32..3.0, 0_u32..100, 0_usize..3),
+            seed in any::<u64>(),
+        ) {
+            let len = logits.len() as u32;
+            let allowed: TokenMask = chosen.iter().map(|id| id % len).collect();
+            let params = SamplingParams {
+                temperature, top_k, top_p, min_p, min_tokens, repetition_penalty: penalty, logprobs: Some(1),
+                logit_bias: [(bias % len, 100.0)].into(), ..SamplingParams::default()
+            };
+            let mut input = SamplerInput {
+                params: &params, seed, stream: 0, prompt_token_ids: &[0], output_token_ids: &[1],
+                end_token_ids: &[0], allowed: Some(&allowed),
+            };
+            let token = Sampler::default().sample(&logits, &input).unwrap();
+            prop_assert!(allowed.contains(token.token_id));
+            let all: TokenMask = (0..len).collect();
+            input.allowed = Some(&all);
+            let free = SamplingParams { min_tokens: 0, ..params.clone() };
+            let unmasked = SamplerInput { params: &free, allowed: None, ..input };
+            let logprobs = token.logprobs.unwrap();
+            prop_assert_eq!(
+                Sampler::default().sample(&logits, &input),
+                Sampler::default().sample(&logits, &unmasked)
+            );
+            // Log-probabilities are those of the model, whatever is allowed.
+            prop_assert_eq!(logprobs.top, Sampler::default().sample(&logits, &unmasked).unwrap().logprobs.unwrap().top);
+        }
+
         /// The fast nucleus against one that sorts everything.
         #[test]
         fn top_p_agrees_with_a_full_sort(

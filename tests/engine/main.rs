@@ -3,11 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_runner;
+mod rule;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
+use rule::Rule;
 use tinyvllm::ErrorKind;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
@@ -80,6 +83,7 @@ struct Arrival {
     step: usize,
     abort_after: Option<usize>,
     request: Request,
+    rule: Option<Rule>,
 }
 
 fn arrival() -> impl Strategy<Value = Arrival> {
@@ -112,8 +116,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 _ => params.stop_token_ids = vec![5, 6],
             }
             let cache_salt = salted.then(|| format!("salt {}", seed % 2));
-            let request = Request { cache_salt, ..Request::new(prompt, params) };
-            Arrival { step, abort_after, request }
+            let mut request = Request { cache_salt, ..Request::new(prompt, params) };
+            let rule = seed.is_multiple_of(3).then_some(Rule(seed));
+            request.constraint = rule.map(|rule| Arc::new(rule) as _);
+            Arrival { step, abort_after, request, rule }
         },
     )
 }
@@ -139,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
-    /// step count, and whatever others do, abort included.
+    /// step count, and whatever others do, abort included; with and without a constraint.
     #[test]
     fn tokens_do_not_depend_on_scheduling(
         config in config(),
@@ -172,12 +178,22 @@ proptest! {
         }
         prop_assert!(!core.has_unfinished(), "a request never ends");
         prop_assert_eq!(ids.len(), arrivals.len());
-        for (id, (index, _)) in ids {
-            let Request { prompt_token_ids, params, .. } = &arrivals[index].request;
+        for (id, (position, _)) in ids {
+            let Request { prompt_token_ids, params, .. } = &arrivals[position].request;
             let collected = &collected[&id];
             prop_assert_eq!(collected.finished.len(), params.n);
             for (&index, (reason, _)) in &collected.finished {
-                let wanted = reference(prompt_token_ids, params, params.seed.unwrap(), index as u32, 60);
+                let rule = arrivals[position].rule;
+                let (wanted, end) = match rule {
+                    Some(rule) => {
+                        let (wanted, end) = rule::reference(rule, prompt_token_ids, params, index as u32, 60);
+                        (wanted, Some(end))
+                    }
+                    None => {
+                        let seed = params.seed.unwrap();
+                        (reference(prompt_token_ids, params, seed, index as u32, 60), None)
+                    }
+                };
                 let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
                 match reason {
                     FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
@@ -186,8 +202,8 @@ proptest! {
                         let ended = wanted.last().is_some_and(|token| {
                             params.stop_token_ids.contains(token) || (*token == EOS && !params.ignore_eos)
                         });
-                        let wanted = if ended { FinishReason::Stop } else { FinishReason::Length };
-                        prop_assert_eq!(*reason, wanted);
+                        let unconstrained = if ended { FinishReason::Stop } else { FinishReason::Length };
+                        prop_assert_eq!(*reason, end.unwrap_or(unconstrained));
                     }
                 }
             }
@@ -285,6 +301,39 @@ fn a_failed_step_ends_its_requests_and_no_others() {
         assert_eq!(error.as_deref(), Some("planned failure"));
         assert_eq!(collected[&ids[1]].finished[&index].0, FinishReason::Length);
     }
+}
+
+/// Also where several steps run at once for the others, and the rules' ends are of all kinds.
+#[test]
+fn a_dead_end_ends_its_sequence_and_no_other() {
+    let mut core = core(&EngineConfig { num_scheduler_steps: 4, max_num_seqs: 8, ..small_config() });
+    let params = SamplingParams { max_tokens: Some(30), seed: Some(1), n: 2, ..SamplingParams::default() };
+    let prompt = vec![3; 5];
+    let plain = core.submit(Request::new(prompt.clone(), params.clone())).unwrap();
+    let rules: Vec<(RequestId, Rule)> = (0..3)
+        .map(|index| {
+            let rule = Rule(index * 5);
+            let constraint = Some(Arc::new(rule) as _);
+            let request = Request { constraint, ..Request::new(prompt.clone(), params.clone()) };
+            (core.submit(request).unwrap(), rule)
+        })
+        .collect();
+    let collected = run_to_end(&mut core);
+    let mut num_errors = 0;
+    for stream in 0..2 {
+        let wanted = reference(&prompt, &params, 1, stream, 64);
+        assert_eq!(collected[&plain].tokens[&(stream as usize)], wanted);
+        for (id, rule) in &rules {
+            let (wanted, end) = rule::reference(*rule, &prompt, &params, stream, 64);
+            let (reason, error) = &collected[id].finished[&(stream as usize)];
+            assert_eq!((&collected[id].tokens[&(stream as usize)], *reason), (&wanted, end), "{rule:?}");
+            if let Some(error) = error {
+                assert!(error.contains("allows no token here"), "{error}");
+                num_errors += 1;
+            }
+        }
+    }
+    assert!(num_errors > 0, "no rule led nowhere");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn chat(change: &Value) -> Value {
 }
 
 /// Text and end of each choice of a stream, put together by a client's rules.
-fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
+pub(super) fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
     let mut choices: BTreeMap<u64, (String, String)> = BTreeMap::new();
     for choice in events.iter().flat_map(|event| event["choices"].as_array().unwrap()) {
         let entry = choices.entry(choice["index"].as_u64().unwrap()).or_default();
@@ -39,7 +39,7 @@ fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
     choices
 }
 
-fn whole(answer: &Value) -> BTreeMap<u64, (String, String)> {
+pub(super) fn whole(answer: &Value) -> BTreeMap<u64, (String, String)> {
     let choices = answer["choices"].as_array().unwrap().iter().map(|choice| {
         let text = choice["message"]["content"].as_str().or_else(|| choice["text"].as_str()).unwrap();
         let reason = choice["finish_reason"].as_str().unwrap();

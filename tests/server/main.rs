@@ -9,4 +9,5 @@ mod failures;
 mod life;
 mod real_clients;
 mod scripted;
+mod structured;
 mod tools;

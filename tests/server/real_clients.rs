@@ -4,7 +4,8 @@ use std::io::Write;
 use std::process::Command;
 
 use async_openai::types::chat::{
-    CreateChatCompletionResponse, CreateChatCompletionStreamResponse, FinishReason,
+    CreateChatCompletionResponse, CreateChatCompletionStreamResponse, FinishReason, ResponseFormat,
+    ResponseFormatJsonSchema,
 };
 use async_openai::types::completions::CreateCompletionResponse;
 use serde_json::json;
@@ -44,6 +45,36 @@ fn async_openai_reads_the_answers() {
     let answer = server.post("/v1/completions", &body).success();
     let answer: CreateCompletionResponse = serde_json::from_value(answer).unwrap();
     assert_eq!(answer.choices[0].logprobs.as_ref().unwrap().tokens.len(), 3);
+}
+
+#[test]
+fn async_openais_response_formats_are_understood() {
+    let server = Server::start("--max-model-len 256");
+    let schema = json!({"type": "object", "properties": {"is_big": {"type": "boolean"}}, "required": ["is_big"],
+                        "additionalProperties": false});
+    let json_schema = ResponseFormatJsonSchema {
+        name: "size".to_owned(),
+        schema,
+        strict: Some(true),
+        ..ResponseFormatJsonSchema::default()
+    };
+    for (format, is_whole) in
+        [(ResponseFormat::JsonSchema { json_schema }, true), (ResponseFormat::JsonObject, false)]
+    {
+        let body = json!({
+            "messages": [{"role": "user", "content": "Is it big?"}], "max_tokens": 60, "seed": 1,
+            "response_format": serde_json::to_value(format).unwrap(),
+        });
+        let answer = server.post("/v1/chat/completions", &body).success();
+        let answer: CreateChatCompletionResponse = serde_json::from_value(answer).unwrap();
+        let text = answer.choices[0].message.content.as_ref().unwrap();
+        assert!(text.starts_with('{'), "{text:?}");
+        if is_whole {
+            assert_eq!(answer.choices[0].finish_reason, Some(FinishReason::Stop));
+            let value: serde_json::Value = serde_json::from_str(text).unwrap();
+            assert!(value["is_big"].is_boolean(), "{text}");
+        }
+    }
 }
 
 /// Needs Python with the package `openai`; says so if it is not there.

@@ -105,6 +105,12 @@ impl ReasoningFormat {
     /// The names of the forms, which are vLLM's.
     pub const NAMES: [&str; 3] = ["qwen3", "glm45", "deepseek_r1"];
 
+    /// The text that begins reasoning, and the one that ends it.
+    #[must_use]
+    pub fn markers(self) -> (&'static str, &'static str) {
+        (reasoning::OPEN, reasoning::CLOSE)
+    }
+
     /// Recognises a model that thinks.
     pub(in super::super) fn detect(source: &str, tokenizer: &Tokenizer) -> Option<Self> {
         let is_known = |marker: &&str| source.contains(*marker) || tokenizer.token_id(marker).is_some();

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::format::ToolCallFormat;
 use super::glm::Types;
-use super::{AnswerFormat, PromptEnd, ReasoningFormat, Tool, glm, hermes, mistral, reasoning};
+use super::{AnswerFormat, Tool, glm, hermes, mistral};
 use crate::tokenizer::Tokenizer;
 
 /// Space between the parts of JSON: none or one. With more, a model could go on with it for ever.
@@ -19,41 +19,14 @@ const MAX_TEXT_LENGTH: u64 = 4_096;
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 impl AnswerFormat {
-    /// The grammar of answers that are calls of these tools: of one, or with `is_parallel` of one after the
-    /// other. Reasoning may come first as the end of the prompt allows. None if the form of calls is not known or
-    /// there are no tools.
+    /// The grammar of answers that are calls of these tools: of one, or with `is_parallel` of one or more. Reasoning
+    /// is no part of it. None if the form of calls is not known or there are no tools.
     #[must_use]
-    pub fn call_grammar(
-        self,
-        tokenizer: &Tokenizer,
-        prompt_end: PromptEnd,
-        tools: &[Tool],
-        is_parallel: bool,
-    ) -> Option<String> {
+    pub fn call_grammar(self, tokenizer: &Tokenizer, tools: &[Tool], is_parallel: bool) -> Option<String> {
         let format = self.tool_calls.filter(|_| !tools.is_empty())?;
         let mut rules = Rules { tokenizer, text: String::new() };
         rules.calls(format, tools, is_parallel);
-        Some(self.after_reasoning(tokenizer, prompt_end, &rules.text))
-    }
-
-    /// Rules for the whole answer, from those of `answer`, the rule for what comes after the reasoning.
-    #[must_use]
-    pub fn after_reasoning(self, tokenizer: &Tokenizer, prompt_end: PromptEnd, rules: &str) -> String {
-        let rules = rules.trim_end();
-        let open = marker(tokenizer, reasoning::OPEN);
-        let start = match (self.reasoning, prompt_end) {
-            (None, _) | (_, PromptEnd::AfterReasoning) => return format!("start: answer\n{rules}\n"),
-            (Some(ReasoningFormat::Think), PromptEnd::Plain) => format!("({open} reasoning gap)? answer"),
-            (Some(ReasoningFormat::ThinkFromStart), PromptEnd::Plain) | (_, PromptEnd::InReasoning) => {
-                "reasoning gap answer".to_owned()
-            }
-        };
-        let is_special = tokenizer.token_id(reasoning::CLOSE).is_some_and(|id| tokenizer.is_special(id));
-        let thought = match is_special {
-            true => format!("reasoning: /(?s:.*)/ {}", marker(tokenizer, reasoning::CLOSE)),
-            false => format!("reasoning[suffix={}]: /(?s:.*)/", literal(reasoning::CLOSE)),
-        };
-        format!("start: {start}\n{thought}\ngap: \"\\n\\n\" | \"\\n\" | \"\"\n{rules}\n")
+        Some(rules.text)
     }
 }
 
@@ -69,7 +42,7 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Rules in the making; `answer` is the first one.
+/// Rules in the making.
 struct Rules<'t> {
     tokenizer: &'t Tokenizer,
     text: String,
@@ -93,20 +66,20 @@ impl Rules<'_> {
         let any = names.join(" | ");
         match format {
             ToolCallFormat::Hermes => {
-                self.add("answer", &several("\"\\n\""));
+                self.add("start", &several("\"\\n\""));
                 let (open, close) = (self.marker(hermes::OPEN), self.marker(hermes::CLOSE));
                 self.add("call", &format!("{open} \"\\n\" ({any}) \"\\n\" {close}"));
                 self.objects(tools, "arguments");
             }
             ToolCallFormat::Llama3 => {
-                self.add("answer", &several("\"; \""));
+                self.add("start", &several("\"; \""));
                 self.add("call", &any);
                 self.objects(tools, "parameters");
             }
             ToolCallFormat::Mistral => {
                 let open = self.marker(mistral::OPEN);
                 if self.tokenizer.token_id(mistral::ARGS).is_some() {
-                    self.add("answer", &several(""));
+                    self.add("start", &several(""));
                     self.add("call", &format!("{open} ({any})"));
                     let args = self.marker(mistral::ARGS);
                     for (index, tool) in tools.iter().enumerate() {
@@ -115,13 +88,13 @@ impl Rules<'_> {
                         self.arguments(index, tool);
                     }
                 } else {
-                    self.add("answer", &format!("{open} \"[\" {} \"]\"", several("\", \"")));
+                    self.add("start", &format!("{open} \"[\" {} \"]\"", several("\", \"")));
                     self.add("call", &any);
                     self.objects(tools, "arguments");
                 }
             }
             ToolCallFormat::Glm => {
-                self.add("answer", &several("\"\\n\"?"));
+                self.add("start", &several("\"\\n\"?"));
                 let (open, close) = (self.marker(glm::OPEN), self.marker(glm::CLOSE));
                 self.add("call", &format!("{open} ({any}) \"\\n\"? {close}"));
                 self.add("text_value", r"/([^<]|<[^\/])*/");

@@ -13,6 +13,7 @@ use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
 use super::form::{Form, Kind};
 use super::options::Options;
+use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
 use super::{Prepared, generate, messages, sampling};
@@ -46,16 +47,14 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     if fields.bool("echo")?.unwrap_or(false) {
         return Err(ApiError::unsupported("echo", "echo is not supported in chats; use /v1/completions"));
     }
+    let output = structured::parse(&mut fields)?;
     let prompt_token_ids = encode_with(model, &mut fields, &tools)?;
     let turns = turn_format(model, &prompt_token_ids, &tools, includes_reasoning)?;
     options.text.visible_special = visible_special(model, turns.answers);
     let has_logprobs = params.logprobs.is_some();
-    let constraint = call_constraint(model, &tools, &turns)?;
-    let request = Request {
-        cache_salt: options.cache_salt.clone(),
-        constraint,
-        ..Request::new(prompt_token_ids, params)
-    };
+    let mut request = Request::new(prompt_token_ids, params);
+    request.cache_salt.clone_from(&options.cache_salt);
+    request.constraint = constraint(model, output, &tools, &turns)?;
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())
@@ -123,31 +122,55 @@ fn turn_format(
     })
 }
 
-/// What makes the model call, if it must.
-fn call_constraint(
+/// What the answer has to be: calls, if they are asked for, or structured output; after the reasoning.
+fn constraint(
     model: &Model,
+    output: Option<StructuredOutput>,
     tools: &ToolRequest,
     turns: &TurnFormat,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
-    let named: Vec<Tool> = match &tools.choice {
-        ToolChoice::None | ToolChoice::Auto => return Ok(None),
-        ToolChoice::Required => tools.tools.to_vec(),
-        ToolChoice::Named(name) => tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
+    let (constraint, param) = match (output, called_tools(tools)) {
+        (None, None) => return Ok(None),
+        (Some(output), _) if tools.may_call() => {
+            let param = output.param();
+            let message = format!(
+                "{param} and tools exclude each other, because a call is not of that form; leave one of them out, \
+                 or send tool_choice \"none\""
+            );
+            return Err(ApiError::unsupported(param, message));
+        }
+        (Some(output), _) => {
+            let param = output.param();
+            (output.compile(model)?, param)
+        }
+        (None, Some((called, is_parallel))) => {
+            let grammar = model
+                .llm
+                .tokenizer()
+                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel))
+                .ok_or_else(|| {
+                    ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
+                })?;
+            let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
+            let grammar: Arc<dyn Constraint> =
+                grammar.map_err(|error| ApiError::from(error).or_param("tools"))?;
+            (grammar, "tool_choice")
+        }
     };
-    // A named tool is called once: that is what was asked for.
-    let is_parallel = tools.is_parallel && tools.choice == ToolChoice::Required;
-    let grammar = model
-        .llm
-        .tokenizer()
-        .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, turns.prompt_end, &named, is_parallel));
-    let Some(grammar) = grammar else {
-        return Err(ApiError::unsupported(
-            "tool_choice",
-            "tool_choice cannot be honoured without a tokenizer",
-        ));
-    };
-    let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
-    Ok(Some(grammar.map_err(|error| ApiError::from(error).or_param("tools"))?))
+    let constraint = model.llm.after_reasoning(constraint, turns.answers.reasoning, turns.prompt_end);
+    Ok(Some(constraint.map_err(|error| ApiError::from(error).or_param(param))?))
+}
+
+/// The tools of which at least one must be called, and whether that may be more than once.
+fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
+    match &tools.choice {
+        ToolChoice::None | ToolChoice::Auto => None,
+        ToolChoice::Required => Some((tools.tools.to_vec(), tools.is_parallel)),
+        // A named tool is called once: that is what was asked for.
+        ToolChoice::Named(name) => {
+            Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
+        }
+    }
 }
 
 /// Where the template left off, from the last tokens of the prompt.

@@ -14,7 +14,7 @@ use super::super::state::{App, Model};
 use super::chat::check_text_len;
 use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options};
-use super::{Prepared, generate, sampling};
+use super::{Prepared, generate, sampling, structured};
 use crate::engine::Request;
 use crate::tokenizer::Tokenizer;
 
@@ -46,7 +46,9 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
         let message = "log-probabilities of the prompt (echo with logprobs) are not supported here";
         return Err(ApiError::unsupported("logprobs", message));
     }
+    let output = structured::parse(&mut fields)?;
     let prompts = prompts(&mut fields)?;
+    let constraint = output.map(|output| output.compile(model)).transpose()?;
     let engine = model.llm.engine();
     let mut requests = Vec::with_capacity(prompts.len());
     let mut echoes = Vec::new();
@@ -68,6 +70,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
         });
         let mut request = Request::new(prompt_token_ids, params.clone());
         request.cache_salt.clone_from(&options.cache_salt);
+        request.constraint.clone_from(&constraint);
         request
             .validate(engine.model_limits(), engine.config())
             .map_err(|error| ApiError::from(error).or_param("prompt"))?;

@@ -11,6 +11,7 @@ pub(super) mod models;
 mod options;
 mod sampling;
 mod stream;
+mod structured;
 pub(super) mod tokens;
 mod tools;
 mod turn;

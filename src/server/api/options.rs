@@ -41,8 +41,6 @@ enum Harmless {
     Number(f64),
     /// If it is this text.
     Text(&'static str),
-    /// If it is an object whose `type` is `text`.
-    TypeText,
     /// If it is the list `["text"]`.
     OnlyText,
 }
@@ -60,7 +58,6 @@ impl Harmless {
             },
             Self::Number(number) => value.as_f64() == Some(*number),
             Self::Text(text) => value.as_str() == Some(text),
-            Self::TypeText => value.get("type").and_then(Value::as_str) == Some("text"),
             Self::OnlyText => value.as_array().is_some_and(|items| items == &["text"]),
         }
     }
@@ -77,10 +74,7 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("documents", Harmless::Empty),
     ("function_call", Harmless::Text("none")),
     ("functions", Harmless::Empty),
-    ("guided_choice", Harmless::Empty),
-    ("guided_grammar", Harmless::Never),
-    ("guided_json", Harmless::Never),
-    ("guided_regex", Harmless::Never),
+    ("guided_whitespace_pattern", Harmless::Never),
     ("kv_transfer_params", Harmless::Empty),
     ("length_penalty", Harmless::Number(1.0)),
     ("logits_processors", Harmless::Empty),
@@ -90,10 +84,8 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("priority", Harmless::Number(0.0)),
     ("prompt_embeds", Harmless::Never),
     ("prompt_logprobs", Harmless::Never),
-    ("response_format", Harmless::TypeText),
     ("return_tokens_as_token_ids", Harmless::False),
     ("spaces_between_special_tokens", Harmless::True),
-    ("structured_outputs", Harmless::Empty),
     ("suffix", Harmless::Text("")),
     ("tool_choice", Harmless::Text("none")),
     ("tools", Harmless::Empty),
@@ -169,7 +161,7 @@ mod tests {
         };
         for harmless in [
             r#"{"best_of": 1, "suffix": "", "tools": [], "tool_choice": "none", "modalities": ["text"]}"#,
-            r#"{"response_format": {"type": "text"}, "prompt_logprobs": null, "use_beam_search": false}"#,
+            r#"{"prompt_logprobs": null, "use_beam_search": false}"#,
             r#"{"stream": true, "stream_options": {"include_usage": true, "other": 1}, "unknown": [{}]}"#,
         ] {
             check(harmless, None);
@@ -178,7 +170,6 @@ mod tests {
         check(r#"{"tools": [{}]}"#, Some("tools"));
         check(r#"{"tools": "x"}"#, Some("tools"));
         check(r#"{"tool_choice": "auto"}"#, Some("tool_choice"));
-        check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
         check(r#"{"prompt_logprobs": -1}"#, Some("prompt_logprobs"));
         check(r#"{"chat_template": "{{ 1 }}"}"#, Some("chat_template"));
         check(r#"{"stream": 1}"#, Some("stream"));
