@@ -252,6 +252,56 @@ fn a_model_that_calls_by_itself() {
 }
 
 #[test]
+fn what_is_enforced_comes_after_the_reasoning() {
+    let special = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let scripts = [("<|begin|>", "<think>Hm, hm.</think>"), ("<|answer|>", "Well.")];
+    let model = scripted_model(TEMPLATE, &special, &scripts);
+    let server = Server::start(&format!("--model {}", model.path().display()));
+    let ask = |change: &Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "?"}], "temperature": 0, "max_tokens": 200,
+            "structured_outputs": {"choice": ["Yes", "No way"]},
+        });
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let choice = both(&server, &body);
+        let text = |name: &str| choice["message"][name].as_str().unwrap_or_default().to_owned();
+        (text("reasoning_content"), text("content"), choice)
+    };
+    // The model begins to reason, which the grammar itself knows nothing of.
+    let (reasoning, content, choice) = ask(&json!({}));
+    assert_eq!((reasoning.as_str(), choice["finish_reason"].as_str()), ("Hm, hm.", Some("stop")));
+    assert!(["Yes", "No way"].contains(&content.as_str()), "{content}");
+    // It begins with the answer; then that is what is enforced.
+    let again =
+        json!([{"role": "user", "content": "?"}, {"role": "tool", "tool_call_id": "1", "content": "x"}]);
+    let (reasoning, content, _) = ask(&json!({"messages": again}));
+    assert_eq!(reasoning, "");
+    assert!(["Yes", "No way"].contains(&content.as_str()), "{content}");
+    // Calls follow reasoning in the same way.
+    let called = request(&json!({"tool_choice": "required", "parallel_tool_calls": false}));
+    let choice = both(&server, &called);
+    assert_eq!(choice["message"]["reasoning_content"], "Hm, hm.");
+    assert_eq!(calls(&choice).len(), 1);
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    // The prompt has opened the block.
+    let model = scripted_model(TEMPLATE, &special, &[("<think>", "So.</think>")]);
+    let server = Server::start(&format!("--model {}", model.path().display()));
+    let thinking = json!({"chat_template_kwargs": {"enable_thinking": true}});
+    let mut body =
+        request(&json!({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}));
+    body["chat_template_kwargs"] = thinking["chat_template_kwargs"].clone();
+    let choice = both(&server, &body);
+    assert_eq!(choice["message"]["reasoning_content"], "So.");
+    check_weather(&calls(&choice)[0].1);
+    // Without a token for its end, that cannot be done.
+    let model = scripted_model(TEMPLATE, &["<think>"], &[("<|begin|>", "Well.")]);
+    let server = Server::start(&format!("--model {}", model.path().display()));
+    check(&server.post(CHAT, &body), "tool_choice", "enable_thinking");
+}
+
+#[test]
 fn parsers_are_chosen_by_flags() {
     let text = "<think>A</think>B <tool_call>{\"name\": \"get_time\"}</tool_call> [TOOL_CALLS]get_time[ARGS]{\"x\": 1}";
     let model = scripted_model(TEMPLATE, &["[TOOL_CALLS]", "[ARGS]"], &[("<|begin|>", text)]);
@@ -300,7 +350,8 @@ fn what_cannot_be_honoured_is_refused() {
     check(&tools(&json!({"functions": [{"name": "x"}]})), "functions", "not supported");
     check(&tools(&json!({"function_call": "auto"})), "function_call", "not supported");
     let format = json!({"type": "json_object"});
-    assert_eq!(tools(&json!({"response_format": format})).status, 400);
+    check(&tools(&json!({"response_format": format})), "response_format", "exclude");
+    check(&tools(&json!({"tool_choice": "required", "guided_regex": "a"})), "guided_regex", "exclude");
     // A schema that cannot be kept to is refused where it has to be, and at once.
     let hostile = |parameters: Value| {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});

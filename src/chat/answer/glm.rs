@@ -69,7 +69,9 @@ impl Glm {
     fn types(&self, tools: &[Tool]) -> Types {
         let tool = tools.iter().find(|tool| tool.name == self.name);
         let schema = tool.and_then(|tool| tool.parameters.as_ref());
-        Types::of(schema.and_then(|schema| schema.get("properties")?.get(&self.key)))
+        let property =
+            schema.and_then(|schema| Some(resolved(schema.get("properties")?.get(&self.key)?, schema)));
+        Types::of(property)
     }
 
     fn name(&mut self, mut name: String, found: Option<&'static str>, output: &mut Output) {
@@ -196,6 +198,19 @@ impl CallParser for Glm {
             State::Rest => output.arguments(&held),
         }
     }
+}
+
+/// The schema that a reference leads to; a chain of them is followed for some steps.
+pub(super) fn resolved<'s>(mut schema: &'s Value, root: &'s Value) -> &'s Value {
+    const MAX_STEPS: usize = 8;
+    for _ in 0..MAX_STEPS {
+        let path = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#'));
+        match path.and_then(|path| root.pointer(path)) {
+            Some(next) => schema = next,
+            None => break,
+        }
+    }
+    schema
 }
 
 /// The types that a schema allows; all of them if it does not say.

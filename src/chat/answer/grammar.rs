@@ -97,7 +97,12 @@ impl Rules<'_> {
                 self.add("start", &several("\"\\n\"?"));
                 let (open, close) = (self.marker(glm::OPEN), self.marker(glm::CLOSE));
                 self.add("call", &format!("{open} ({any}) \"\\n\"? {close}"));
-                self.add("text_value", r"/([^<]|<[^\/])*/");
+                // A text with its end, whether that is a token of its own or text too.
+                let end = self.marker(glm::VALUE_END);
+                match end.starts_with('<') {
+                    true => self.add("text_value", &format!(r"/([^<]|<[^\/])*/ {end}")),
+                    false => self.add(&format!("text_value[suffix={end}]"), "/(?s:.*)/"),
+                }
                 for (index, tool) in tools.iter().enumerate() {
                     self.pairs(index, tool);
                 }
@@ -166,25 +171,28 @@ impl Rules<'_> {
         }
     }
 
+    /// `value` includes its end.
     fn pair(&self, key: &str, value: &str) -> String {
         let [open, close] = [glm::KEY, glm::KEY_END].map(|text| self.marker(text));
-        let [begin, end] = [glm::VALUE, glm::VALUE_END].map(|text| self.marker(text));
-        format!("\"\\n\"? {open} {key} {close} \"\\n\"? {begin} {value} {end}")
+        let begin = self.marker(glm::VALUE);
+        format!("\"\\n\"? {open} {key} {close} \"\\n\"? {begin} {value}")
     }
 
     fn value(&mut self, name: &str, schema: &Value, parameters: &Value) {
+        let end = self.marker(glm::VALUE_END);
+        let schema = glm::resolved(schema, parameters);
         let words = schema.get("enum").and_then(Value::as_array);
         let words: Option<Vec<&str>> = words.and_then(|words| words.iter().map(Value::as_str).collect());
         if let Some(words) = words.filter(|words| !words.is_empty()) {
             let words: Vec<String> = words.into_iter().map(literal).collect();
-            return self.add(name, &words.join(" | "));
+            return self.add(name, &format!("({}) {end}", words.join(" | ")));
         }
         if Types::of(Some(schema)).may_be_text() {
             let bound = |name: &str| schema.get(name).and_then(Value::as_u64);
             let max = bound("maxLength").filter(|max| *max <= MAX_TEXT_LENGTH);
             let min = bound("minLength").filter(|min| *min <= max.unwrap_or(MAX_TEXT_LENGTH)).unwrap_or(0);
             return match max {
-                Some(max) => self.add(name, &format!("/[^<]{{{min},{max}}}/")),
+                Some(max) => self.add(name, &format!("/[^<]{{{min},{max}}}/ {end}")),
                 None if min > 0 => self.add(name, &format!("/[^<]{{{min}}}/ text_value")),
                 None => self.add(name, "text_value"),
             };
@@ -196,6 +204,8 @@ impl Rules<'_> {
                 definitions.map(|(name, value)| (name.to_owned(), value.clone())).collect();
             fields.extend(definitions);
         }
-        self.json(name, schema);
+        let json = format!("{name}_json");
+        self.add(name, &format!("{json} {end}"));
+        self.json(&json, schema);
     }
 }

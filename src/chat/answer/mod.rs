@@ -160,4 +160,6 @@ impl AnswerParser {
 }
 
 #[cfg(test)]
+mod grammar_tests;
+#[cfg(test)]
 mod tests;

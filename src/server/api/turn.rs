@@ -43,7 +43,8 @@ impl Turn {
     pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<Delta> {
         let was_reasoning = self.parser.is_reasoning();
         let events = self.parser.push(text);
-        if has_token && (was_reasoning || self.parser.is_reasoning()) {
+        let has_reasoning = events.iter().any(|event| matches!(event, AnswerEvent::Reasoning(_)));
+        if has_token && (was_reasoning || has_reasoning || self.parser.is_reasoning()) {
             totals.num_reasoning_tokens += 1;
         }
         self.deltas(events)
