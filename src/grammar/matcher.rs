@@ -10,9 +10,9 @@ use super::watchdog;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
 use crate::{Error, ErrorKind, Result};
 
-/// Time that a sequence may take altogether, and more for each of its tokens. A usual token takes a hundredth.
-const TIME_TO_START: Duration = Duration::from_millis(500);
-const TIME_FOR_TOKEN: Duration = Duration::from_millis(5);
+/// Time that a sequence may take altogether, and more for each of its tokens. A usual token takes a five-hundredth.
+const TIME_TO_START: Duration = Duration::from_secs(2);
+const TIME_FOR_TOKEN: Duration = Duration::from_millis(20);
 
 /// A compiled grammar. Any number of sequences can use it at once.
 pub struct Grammar {

@@ -60,7 +60,8 @@ impl GrammarSpec {
             }
             Self::Lark(grammar) => {
                 at_most("the grammar", grammar.len(), MAX_BYTES)?;
-                check_depth("the grammar", grammar)
+                check_depth("the grammar", grammar)?;
+                check_embedded(grammar)
             }
         }
     }
@@ -195,6 +196,18 @@ fn check_keywords(schema: &Value, all_of_left: &mut usize) -> Result<()> {
         _ => return Ok(()),
     };
     children.into_iter().try_for_each(|child| check_keywords(child, all_of_left))
+}
+
+/// Checks the schemas in a grammar. What is not JSON will fail to compile.
+fn check_embedded(grammar: &str) -> Result<()> {
+    let mut all_of_left = MAX_ALL_OF;
+    for (at, name) in grammar.match_indices("%json") {
+        let mut values = serde_json::Deserializer::from_str(&grammar[at + name.len()..]).into_iter();
+        if let Some(Ok(schema)) = values.next() {
+            check_keywords(&schema, &mut all_of_left)?;
+        }
+    }
+    Ok(())
 }
 
 /// The digits of a number without its point, as a number.

@@ -11,6 +11,9 @@ use crate::sampling::{Constraint, TokenMask};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::tests::{FIXTURES, tokenizer};
 
+/// Longer than any limit on a machine that has nothing else to do.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 fn compiler(tokenizer: &Arc<Tokenizer>) -> GrammarCompiler {
     let ends = tokenizer.stop_token_ids(&[]);
     GrammarCompiler::new(Arc::clone(tokenizer), tokenizer.vocab_size(), &ends)
@@ -163,7 +166,7 @@ fn a_grammar_is_compiled_once_and_sequences_are_independent() {
 }
 
 #[test]
-fn hostile_specifications_are_errors_within_a_second() {
+fn hostile_specifications_are_errors_in_time() {
     let tokenizer = tokenizer("qwen2");
     let compiler = compiler(&tokenizer);
     compiler.compile(&GrammarSpec::JsonObject).unwrap();
@@ -176,7 +179,7 @@ fn hostile_specifications_are_errors_within_a_second() {
         };
         let is_short = error.message().len() < 600 && !error.message().contains('\n');
         let is_right = error.kind() == ErrorKind::InvalidRequest && error.message().contains(words);
-        if start.elapsed() > Duration::from_secs(1) || !is_short || !is_right {
+        if start.elapsed() > PATIENCE || !is_short || !is_right {
             mistakes.push(format!("{what}: {error} in {:?}", start.elapsed()));
         }
     };
@@ -214,7 +217,12 @@ fn hostile_specifications_are_errors_within_a_second() {
     check("no start", lark("a: \"b\""), "start");
     check("a rule that is missing", lark("start: x"), "x");
     check("endless recursion", lark("start: start"), "");
-    check("GBNF", lark("root ::= \"a\" | \"b\""), "Lark");
+    check("GBNF", lark("root ::= \"a\" | \"b\""), "GBNF");
+    check(
+        "a huge table inside",
+        lark("start: %json {\"multiple\\u004ff\": 1000003}"),
+        "multipleOf is 1000003",
+    );
     check("a file to include", lark("%import common.x\nstart: x"), "");
     assert!(mistakes.is_empty(), "{mistakes:#?}");
 }
@@ -257,7 +265,7 @@ fn hostile_specifications_that_are_accepted_stay_within_limits() {
             let what: String = format!("{spec:?}").chars().take(80).collect();
             let start = Instant::now();
             let compiled = compiler.compile(&spec);
-            assert!(start.elapsed() < Duration::from_secs(1), "{what}: {:?}", start.elapsed());
+            assert!(start.elapsed() < PATIENCE, "{what}: {:?}", start.elapsed());
             let Ok(grammar) = compiled else { continue };
             let mut state = grammar.start();
             let mut allowed = TokenMask::default();
@@ -273,13 +281,9 @@ fn hostile_specifications_that_are_accepted_stay_within_limits() {
                 if state.accept(candidates[next(&mut rng) % candidates.len()]).is_err() {
                     break;
                 }
-                assert!(
-                    step.elapsed() < Duration::from_secs(1),
-                    "{what}: token {num_tokens} took {:?}",
-                    step.elapsed()
-                );
+                assert!(step.elapsed() < PATIENCE, "{what}: token {num_tokens} took {:?}", step.elapsed());
             }
-            assert!(start.elapsed() < Duration::from_secs(4), "{what}: {:?}", start.elapsed());
+            assert!(start.elapsed() < 2 * PATIENCE, "{what}: {:?}", start.elapsed());
         }
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(walk).unwrap().join().unwrap();

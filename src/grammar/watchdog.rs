@@ -2,7 +2,8 @@
 //!
 //! The library's own limits count items and expressions, and a hostile grammar can make each of them expensive.
 //! One thread for the process looks at the clock, only while there is work to watch. An ordinary set of tokens
-//! takes a thousandth of the time allowed, so the clock decides nothing but whether such a grammar fails.
+//! takes a ten-thousandth of the time allowed, so the clock decides nothing but whether such a grammar fails, on a
+//! machine that is overloaded, too.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use llguidance::CancellationHandle;
 
 /// What takes longer is stopped.
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The work that is being done.
 #[derive(Default)]
@@ -93,16 +94,14 @@ mod tests {
 
     #[test]
     fn only_what_takes_too_long_is_stopped() {
-        for _ in 0..2 {
-            let (quick, slow) = (CancellationHandle::default(), CancellationHandle::default());
-            drop(watch(&quick).unwrap());
-            let _watch = watch(&slow).unwrap();
-            let start = Instant::now();
-            while !slow.is_cancelled() {
-                assert!(start.elapsed() < PATIENCE * 100);
-                std::thread::yield_now();
-            }
-            assert!(start.elapsed() >= PATIENCE && !quick.is_cancelled());
+        let (quick, slow) = (CancellationHandle::default(), CancellationHandle::default());
+        drop(watch(&quick).unwrap());
+        let start = Instant::now();
+        let _watch = watch(&slow).unwrap();
+        while !slow.is_cancelled() {
+            assert!(start.elapsed() < PATIENCE * 100);
+            std::thread::sleep(PATIENCE / 50);
         }
+        assert!(start.elapsed() >= PATIENCE && !quick.is_cancelled());
     }
 }
