@@ -4,8 +4,8 @@
 //! takes too long. What is left behind ends by itself, because the library bounds every part of its work; until
 //! then it counts against the number of compilations that may run at once.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use llguidance::api::ParserLimits;
@@ -17,11 +17,14 @@ use super::cache::GrammarCache;
 use super::matcher::{Grammar, failure};
 use super::spec::GrammarSpec;
 use super::vocabulary::token_env;
+use super::watchdog::{counter_of_this_thread, read_counter};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
 
 /// What takes longer to compile is refused.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_millis(700);
+/// How often that time may pass while the machine lets the compilation wait.
+const MAX_WAITS: usize = 8;
 /// Most compilations at once.
 const MAX_COMPILATIONS: usize = 4;
 /// Stack of a compilation, of which only what is used takes memory.
@@ -34,7 +37,7 @@ pub struct GrammarCompiler {
     eos_token_ids: Arc<[u32]>,
     factory: OnceLock<Result<Arc<ParserFactory>>>,
     cache: GrammarCache,
-    num_running: Arc<AtomicUsize>,
+    slots: Arc<Slots>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -53,12 +56,12 @@ impl GrammarCompiler {
             eos_token_ids: eos_token_ids.into(),
             factory: OnceLock::new(),
             cache: GrammarCache::default(),
-            num_running: Arc::default(),
+            slots: Arc::default(),
         }
     }
 
-    /// Compiles a specification, or finds it among those compiled lately. Takes up to [`MAX_COMPILE_TIME`], and
-    /// the first time for a model a moment more.
+    /// Compiles a specification, or finds it among those compiled lately. Takes up to [`MAX_COMPILE_TIME`]; the
+    /// first time for a model, and on a machine that is overloaded, more.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidRequest`] if the specification is wrong, cannot be enforced, allows no text, or is
@@ -70,29 +73,25 @@ impl GrammarCompiler {
         }
         spec.check_size()?;
         let factory = Arc::clone(self.factory()?);
-        let slot = Slot::take(&self.num_running)?;
+        let slot = Slot::take(&self.slots)?;
         let (sender, result) = mpsc::sync_channel(1);
         let (job, eos_token_ids) = (spec.clone(), Arc::clone(&self.eos_token_ids));
+        let counter = Arc::new(OnceLock::new());
+        let own_counter = Arc::clone(&counter);
         std::thread::Builder::new()
             .name("tinyvllm-grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let _slot = slot;
-                // Whoever asked may have given up.
-                let _ = sender.send(compile(&factory, &job, eos_token_ids));
+                // Nobody else sets it.
+                let _ = own_counter.set(counter_of_this_thread());
+                let grammar = compile(&factory, &job, eos_token_ids);
+                // Before whoever asked can ask again.
+                drop(slot);
+                // They may have given up.
+                let _ = sender.send(grammar);
             })
             .map_err(|source| Error::io("start a thread for a grammar", source))?;
-        let grammar = match result.recv_timeout(MAX_COMPILE_TIME) {
-            Ok(grammar) => Arc::new(grammar?),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                return Err(Error::invalid_request(format!(
-                    "the grammar is too complex: compiling it takes more than {MAX_COMPILE_TIME:?}"
-                )));
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(Error::invalid_request("the grammar cannot be compiled"));
-            }
-        };
+        let grammar = Arc::new(wait(&result, &counter)?);
         self.cache.put(spec, &grammar);
         Ok(grammar)
     }
@@ -130,25 +129,60 @@ fn compile(factory: &ParserFactory, spec: &GrammarSpec, eos_token_ids: Arc<[u32]
     Grammar::new(Matcher::new(Ok(parser)), eos_token_ids)
 }
 
+/// Waits for a compilation as long as it may take, and on an overloaded machine until it has had its turn.
+fn wait(result: &Receiver<Result<Grammar>>, counter: &OnceLock<Option<Arc<str>>>) -> Result<Grammar> {
+    for _ in 0..MAX_WAITS {
+        match result.recv_timeout(MAX_COMPILE_TIME) {
+            Ok(grammar) => return grammar,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::invalid_request("the grammar cannot be compiled"));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        // It may not even have begun.
+        let computed = counter.get().map(|counter| counter.as_deref().and_then(read_counter));
+        if computed.is_some_and(|computed| computed.is_none_or(|time| time > MAX_COMPILE_TIME / 4)) {
+            break;
+        }
+    }
+    Err(Error::invalid_request(format!(
+        "the grammar is too complex: compiling it takes more than {MAX_COMPILE_TIME:?}"
+    )))
+}
+
+/// How many compilations run.
+#[derive(Debug, Default)]
+struct Slots {
+    num_taken: Mutex<usize>,
+    freed: Condvar,
+}
+
 /// The right to compile.
-struct Slot(Arc<AtomicUsize>);
+struct Slot(Arc<Slots>);
 
 impl Slot {
-    fn take(num_running: &Arc<AtomicUsize>) -> Result<Self> {
-        let slot = Self(Arc::clone(num_running));
-        if num_running.fetch_add(1, Ordering::AcqRel) < MAX_COMPILATIONS {
-            return Ok(slot);
+    /// Waits for its turn, but no longer than a compilation may take.
+    fn take(slots: &Arc<Slots>) -> Result<Self> {
+        let num_taken = slots.num_taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut num_taken, _) = slots
+            .freed
+            .wait_timeout_while(num_taken, MAX_COMPILE_TIME, |num_taken| *num_taken >= MAX_COMPILATIONS)
+            .unwrap_or_else(PoisonError::into_inner);
+        if *num_taken >= MAX_COMPILATIONS {
+            return Err(Error::new(
+                ErrorKind::Capacity,
+                format!("{MAX_COMPILATIONS} grammars are being compiled, the most allowed"),
+            )
+            .with_hint("try again in a moment"));
         }
-        Err(Error::new(
-            ErrorKind::Capacity,
-            format!("{MAX_COMPILATIONS} grammars are being compiled, the most allowed"),
-        )
-        .with_hint("try again in a moment"))
+        *num_taken += 1;
+        Ok(Self(Arc::clone(slots)))
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        *self.0.num_taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
     }
 }

@@ -10,8 +10,9 @@ use super::watchdog;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
 use crate::{Error, ErrorKind, Result};
 
-/// Time that a sequence may take altogether, and more for each of its tokens. A usual token takes a five-hundredth.
-const TIME_TO_START: Duration = Duration::from_secs(2);
+/// Time that a sequence may take altogether, and more for each of its tokens. A usual token takes a five-hundredth;
+/// the beginning is long enough for a thread that an overloaded machine lets wait.
+const TIME_TO_START: Duration = Duration::from_secs(5);
 const TIME_FOR_TOKEN: Duration = Duration::from_millis(20);
 
 /// A compiled grammar. Any number of sequences can use it at once.

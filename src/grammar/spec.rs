@@ -13,9 +13,9 @@ const MAX_REGEX_BYTES: usize = 4 << 10;
 const MAX_CHOICES: usize = 4_096;
 /// Most brackets inside one another in a regular expression or grammar. Those of JSON are bounded by its reader.
 const MAX_DEPTH: usize = 128;
-/// Most schemas in all `allOf` lists together, not counting the first of each: the time to combine them grows
-/// much faster than their number.
-const MAX_ALL_OF: usize = 32;
+/// Bounds the schemas that are combined by `allOf`: the sum over all such lists of the square of the number of
+/// schemas in them, references followed. The time to combine them grows faster than the square.
+const MAX_COMBINED: usize = 2_048;
 /// The largest `multipleOf`, in units of its last digit: it becomes a table of that size.
 const MAX_MULTIPLE_OF: u64 = 10_000;
 /// Space between the parts of JSON: none, one, or a line break with an indentation. Without a bound a model could
@@ -39,14 +39,21 @@ pub enum GrammarSpec {
 }
 
 impl GrammarSpec {
+    /// A schema as a part of a [`Self::Lark`] grammar, with the same spaces as in [`Self::JsonSchema`].
+    ///
+    /// # Errors
+    /// If the schema is neither an object nor `true`.
+    pub fn lark_json(schema: &Value) -> Result<String> {
+        Ok(format!("%json {}", with_options(schema.clone())?))
+    }
+
     /// Refuses what is too large before any work is put into it.
     pub(super) fn check_size(&self) -> Result<()> {
         match self {
             Self::JsonObject => Ok(()),
             Self::JsonSchema(schema) => {
                 at_most("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES)?;
-                let mut all_of_left = MAX_ALL_OF;
-                check_keywords(schema, &mut all_of_left)
+                check_keywords(schema, schema, &mut Budget(MAX_COMBINED))
             }
             Self::Regex(regex) => check_regex("the regular expression", regex),
             Self::Choice(choices) if choices.is_empty() || choices.len() > MAX_CHOICES => {
@@ -167,7 +174,7 @@ fn check_depth(what: &str, text: &str) -> Result<()> {
 }
 
 /// Checks the parts of a schema that are costly out of proportion. Their depth is bounded by whoever read it.
-fn check_keywords(schema: &Value, all_of_left: &mut usize) -> Result<()> {
+fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()> {
     let children: Vec<&Value> = match schema {
         Value::Array(items) => items.iter().collect(),
         Value::Object(fields) => {
@@ -177,11 +184,11 @@ fn check_keywords(schema: &Value, all_of_left: &mut usize) -> Result<()> {
             if let Some(patterns) = fields.get("patternProperties").and_then(Value::as_object) {
                 patterns.keys().try_for_each(|pattern| check_regex("a pattern", pattern))?;
             }
-            if let Some(all) = fields.get("allOf").and_then(Value::as_array) {
-                let num_more = all.len().saturating_sub(1);
-                *all_of_left = all_of_left.checked_sub(num_more).ok_or_else(|| {
-                    Error::invalid_request(format!("more than {MAX_ALL_OF} schemas are combined by allOf"))
-                })?;
+            if fields.contains_key("allOf") {
+                let mut members = Budget(left.0);
+                members.combine(schema, root)?;
+                let num_members = left.0 - members.0;
+                left.spend(num_members.saturating_mul(num_members))?;
             }
             if let Some(Value::Number(number)) = fields.get("multipleOf")
                 && digits(number) > MAX_MULTIPLE_OF
@@ -195,16 +202,50 @@ fn check_keywords(schema: &Value, all_of_left: &mut usize) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    children.into_iter().try_for_each(|child| check_keywords(child, all_of_left))
+    children.into_iter().try_for_each(|child| check_keywords(child, root, left))
+}
+
+/// What is left of [`MAX_COMBINED`].
+struct Budget(usize);
+
+impl Budget {
+    fn spend(&mut self, cost: usize) -> Result<()> {
+        self.0 = self
+            .0
+            .checked_sub(cost)
+            .ok_or_else(|| Error::invalid_request("too many schemas are combined by allOf"))?;
+        Ok(())
+    }
+
+    /// Counts the schemas that have to hold together with this one.
+    fn combine(&mut self, schema: &Value, root: &Value) -> Result<()> {
+        self.spend(1)?;
+        if let Some(members) = schema.get("allOf").and_then(Value::as_array) {
+            members.iter().try_for_each(|member| self.combine(member, root))?;
+        }
+        let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| resolve(root, path));
+        target.map_or(Ok(()), |target| self.combine(target, root))
+    }
+}
+
+/// What a reference inside the schema points to, as the library reads it.
+fn resolve<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
+    if path == "#" || path == "#/" {
+        return Some(root);
+    }
+    path.strip_prefix("#/")?.split('/').try_fold(root, |value, name| match value {
+        Value::Array(items) => items.get(name.parse::<usize>().ok()?),
+        value => value.get(name),
+    })
 }
 
 /// Checks the schemas in a grammar. What is not JSON will fail to compile.
 fn check_embedded(grammar: &str) -> Result<()> {
-    let mut all_of_left = MAX_ALL_OF;
+    let mut left = Budget(MAX_COMBINED);
     for (at, name) in grammar.match_indices("%json") {
         let mut values = serde_json::Deserializer::from_str(&grammar[at + name.len()..]).into_iter();
         if let Some(Ok(schema)) = values.next() {
-            check_keywords(&schema, &mut all_of_left)?;
+            check_keywords(&schema, &schema, &mut left)?;
         }
     }
     Ok(())

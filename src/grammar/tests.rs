@@ -131,8 +131,8 @@ fn special_tokens_come_by_their_name_only() {
     let tokenizer = tokenizer("qwen2");
     let marker = tokenizer.token_id("<|sp|>").unwrap();
     let compiler = compiler(&tokenizer);
-    let lark = "start: <|sp|> %json {\"type\": \"integer\", \"minimum\": 7, \"maximum\": 7}";
-    let grammar = compiler.compile(&GrammarSpec::Lark(lark.to_owned())).unwrap();
+    let seven = GrammarSpec::lark_json(&json!({"type": "integer", "minimum": 7, "maximum": 7})).unwrap();
+    let grammar = compiler.compile(&GrammarSpec::Lark(format!("start: <|sp|> {seven}"))).unwrap();
     assert_eq!(draw(&grammar, &tokenizer, 1).unwrap(), "<|sp|>7");
     let mut allowed = TokenMask::default();
     grammar.start().allowed(&mut allowed).unwrap();
@@ -201,6 +201,13 @@ fn hostile_specifications_are_errors_in_time() {
     );
     check("a fine table", schema(json!({"type": "number", "multipleOf": 0.000_012_345})), "multipleOf");
     check("many intersections", schema(json!({"allOf": vec![json!({"pattern": "a.*b"}); 200]})), "by allOf");
+    let doubled = |index: usize| json!({"allOf": vec![json!({"$ref": format!("#/$defs/{index}")}); 2]});
+    let mut defs: serde_json::Map<String, Value> =
+        (0..40).map(|index| ((index + 1).to_string(), doubled(index))).collect();
+    defs.insert("0".to_owned(), json!({"type": "object"}));
+    check("doubled references", schema(json!({"$defs": defs, "$ref": "#/$defs/40"})), "by allOf");
+    let cycle = json!({"allOf": [{"$ref": "#"}]});
+    check("a cycle of references", schema(cycle), "by allOf");
     check("a long pattern", schema(json!({"items": {"pattern": "a?".repeat(5_000)}})), "a pattern has more");
     check("our own options", schema(json!({"x-guidance": {"lenient": true}})), "x-guidance");
     check("a contradiction", schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "");
@@ -229,7 +236,7 @@ fn hostile_specifications_are_errors_in_time() {
 
 #[test]
 fn hostile_specifications_that_are_accepted_stay_within_limits() {
-    // A small stack, as the engine's thread might have.
+    // The stack of the engine's thread.
     let walk = || {
         let tokenizer = tokenizer("qwen2");
         let compiler = compiler(&tokenizer);
