@@ -121,3 +121,53 @@ impl ConstraintState for State {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GrammarCompiler, GrammarSpec};
+    use super::*;
+    use crate::tokenizer::tests::tokenizer;
+
+    #[test]
+    fn the_constraint_begins_after_the_reasoning() {
+        let tokenizer = tokenizer("qwen2");
+        let ends = tokenizer.stop_token_ids(&[]);
+        let [open, close] = ["(", ")"].map(|text| tokenizer.token_id(text).unwrap());
+        let [x, space] = ["x", "\n"]
+            .map(|text| tokenizer.encode(text, crate::tokenizer::SpecialTokens::AsText).unwrap()[0]);
+        let compiler = GrammarCompiler::new(Arc::clone(&tokenizer), tokenizer.vocab_size(), &ends);
+        let start = |start: ReasoningStart| {
+            let grammar = compiler.compile(&GrammarSpec::Regex("x".to_owned())).unwrap();
+            AfterReasoning::new(grammar, start, close, &tokenizer, &ends).start()
+        };
+        let mut allowed = TokenMask::default();
+        let mut state = start(ReasoningStart::Before(open));
+        assert!(!state.allowed(&mut allowed).unwrap());
+        assert!(allowed.contains(open) && allowed.contains(x) && !allowed.contains(close));
+        state.accept(open).unwrap();
+        assert!(!state.allowed(&mut allowed).unwrap(), "reasoning must be closed");
+        assert!(
+            allowed.contains(close) && allowed.contains(open) && !ends.iter().any(|id| allowed.contains(*id))
+        );
+        assert!(
+            (0..tokenizer.vocab_size() as u32).all(|id| !tokenizer.is_special(id) || !allowed.contains(id))
+        );
+        state.accept(space).unwrap();
+        state.accept(close).unwrap();
+        assert!(!state.allowed(&mut allowed).unwrap());
+        assert!(allowed.contains(space) && allowed.contains(x) && !allowed.contains(open));
+        state.accept(space).unwrap();
+        assert!(!state.allowed(&mut allowed).unwrap());
+        assert_eq!(allowed.iter().collect::<Vec<_>>(), [x]);
+        state.accept(x).unwrap();
+        assert!(state.allowed(&mut allowed).unwrap());
+        // Without reasoning, and with one that the prompt has opened.
+        let mut state = start(ReasoningStart::Before(open));
+        state.accept(x).unwrap();
+        assert!(state.allowed(&mut allowed).unwrap());
+        let mut state = start(ReasoningStart::Inside);
+        state.accept(x).unwrap();
+        state.accept(close).unwrap();
+        assert!(state.accept(open).is_err());
+    }
+}
