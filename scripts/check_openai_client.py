@@ -117,7 +117,7 @@ def main(url, key="none"):
     assert client.completions.create(model=model, prompt=[5, 6], max_tokens=2, echo=True).choices[0].text
 
     parsed = client.chat.completions.parse(
-        model=model, messages=messages, response_format=Paint, max_tokens=100, seed=1
+        model=model, messages=messages, response_format=Paint, max_tokens=400, seed=1
     )
     assert isinstance(parsed.choices[0].message.parsed, Paint), parsed
     assert parsed.choices[0].finish_reason == "stop"

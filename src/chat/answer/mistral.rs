@@ -81,10 +81,8 @@ impl Mistral {
             self.reject(&raw, output);
         }
     }
-}
 
-impl CallParser for Mistral {
-    fn step(&mut self, c: char, tools: &[Tool], output: &mut Output) {
+    fn advance(&mut self, c: char, output: &mut Output) {
         let mut released = String::new();
         match std::mem::take(&mut self.state) {
             State::Text => {
@@ -114,7 +112,7 @@ impl CallParser for Mistral {
                 Status::Done => self.state = State::Text,
                 Status::Broken if call.has_begun() => {
                     self.state = State::Rest;
-                    call.into_raw().chars().for_each(|c| self.step(c, tools, output));
+                    call.into_raw().chars().for_each(|c| self.advance(c, output));
                 }
                 Status::Broken => self.reject(&call.into_raw(), output),
             },
@@ -122,13 +120,13 @@ impl CallParser for Mistral {
                 ',' => self.state = State::Element(",".to_owned()),
                 ']' => self.state = State::Text,
                 _ if c.is_whitespace() => self.state = State::AfterElement,
-                _ => self.step(c, tools, output),
+                _ => self.advance(c, output),
             },
             State::Name { mut name, mut raw } => {
                 if c == '{' && !self.scan.is_holding() {
                     output.begin_call(&name);
                     self.state = State::BeforeArguments;
-                    return self.step(c, tools, output);
+                    return self.advance(c, output);
                 }
                 let found = self.scan.push(c, &[ARGS, CALL_ID], &mut released);
                 name.push_str(&released);
@@ -170,12 +168,12 @@ impl CallParser for Mistral {
             }
             State::BeforeArguments => {
                 self.state = State::Rest;
-                self.step(c, tools, output);
+                self.advance(c, output);
             }
             State::Arguments(mut scan) => match scan.step(c) {
                 ValueStep::Broken => {
                     self.state = State::Rest;
-                    self.step(c, tools, output);
+                    self.advance(c, output);
                 }
                 step => {
                     output.argument(c);
@@ -190,6 +188,12 @@ impl CallParser for Mistral {
                 output.arguments(&released);
             }
         }
+    }
+}
+
+impl CallParser for Mistral {
+    fn step(&mut self, c: char, _tools: &[Tool], output: &mut Output) {
+        self.advance(c, output);
     }
 
     fn finish(&mut self, _tools: &[Tool], output: &mut Output) {

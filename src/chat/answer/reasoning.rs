@@ -75,14 +75,11 @@ impl ReasoningSplitter {
             State::Opened | State::Inside => {
                 let is_end = self.scan.push(c, self.markers(), &mut released);
                 self.reasoning(&released, output);
-                match is_end {
-                    Some(CLOSE) => {
-                        self.spaces.clear();
-                        self.state = State::After;
-                        output.skip_spaces();
-                    }
-                    // Some models repeat what the prompt already opened.
-                    Some(_) | None => {}
+                // Some models repeat the beginning that the prompt already has; it is dropped.
+                if is_end == Some(CLOSE) {
+                    self.spaces.clear();
+                    self.state = State::After;
+                    output.skip_spaces();
                 }
             }
         }
