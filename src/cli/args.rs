@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use tinyvllm::chat::ChatConfig;
 use tinyvllm::llm::{DenseDType, DeviceChoice, LlmOptions};
 use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::cpu::simd::CpuLevel;
@@ -278,6 +279,7 @@ impl EngineArgs {
                 enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
             },
+            chat: ChatConfig::default(),
         }
     }
 }
@@ -365,6 +367,15 @@ pub(crate) struct MessageArgs {
     pub(crate) verbose: bool,
 }
 
+/// How a conversation becomes a prompt.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct TemplateArgs {
+    /// File with a chat template (Jinja), in place of the model's own
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) chat_template: Option<PathBuf>,
+}
+
 /// The system message.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
@@ -380,6 +391,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]
@@ -431,6 +444,8 @@ pub(crate) struct ChatArgs {
     pub(crate) positional: PositionalModel,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]

@@ -8,14 +8,15 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tinyvllm::llm::Llm;
+use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
+use tinyvllm::llm::{Llm, LlmOptions};
 use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Origin, Server, ServerConfig};
 
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
+use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::interrupt;
-use super::load::{merge_model, resolve};
-use super::value::{parse_bytes, parse_seconds};
+use super::load::{chat_config, merge_model, resolve};
+use super::value::{parse_bytes, parse_seconds, parse_value};
 
 /// Log lines that may wait for standard error. Further ones are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
@@ -30,6 +31,8 @@ pub(crate) struct ServeArgs {
     positional: PositionalModel,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
@@ -51,6 +54,24 @@ struct ServerArgs {
     /// Name of the model in requests and answers; may be repeated, the first one is in answers
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
+    /// How the model calls tools: auto (from its template), none, hermes, llama3_json, mistral, glm45
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<FormatChoice<ToolCallFormat>>,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    tool_call_parser: FormatChoice<ToolCallFormat>,
+    /// How the model reasons: auto (from its template), none, qwen3, glm45, deepseek_r1
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<FormatChoice<ReasoningFormat>>,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    reasoning_parser: FormatChoice<ReasoningFormat>,
     /// Key that requests must have, except to /health and the chat page; may be repeated
     ///
     /// What is typed here is seen by everybody on the machine who lists processes. TINYVLLM_API_KEY and
@@ -117,7 +138,12 @@ enum LogFormat {
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let model = merge_model(&args.positional, &args.model)?;
-    let options = args.engine.options();
+    let chat = ChatConfig {
+        tool_calls: args.server.tool_call_parser,
+        reasoning: args.server.reasoning_parser,
+        ..chat_config(&args.template)?
+    };
+    let options = LlmOptions { chat, ..args.engine.options() };
     let server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
     options.device.open()?;

@@ -6,6 +6,7 @@
 //! hostile, takes much longer than [`MAX_COMPILE_TIME`] or leaves the limits of memory. This module knows
 //! tokenizers, and nothing of HTTP or of the engine's loop.
 
+mod after_reasoning;
 mod cache;
 mod compiler;
 mod matcher;
@@ -13,6 +14,7 @@ mod spec;
 mod vocabulary;
 mod watchdog;
 
+pub use after_reasoning::{AfterReasoning, ReasoningStart};
 pub use compiler::{GrammarCompiler, MAX_COMPILE_TIME};
 pub use matcher::Grammar;
 pub use spec::GrammarSpec;

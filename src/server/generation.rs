@@ -256,6 +256,10 @@ pub(super) struct Totals {
     pub(super) num_prompt_tokens: usize,
     pub(super) num_output_tokens: usize,
     pub(super) num_cached_tokens: usize,
+    /// Whether reasoning is told from the rest of the output.
+    pub(super) counts_reasoning: bool,
+    /// Output tokens that are reasoning.
+    pub(super) num_reasoning_tokens: usize,
     /// The longest times of a sequence, and all preemptions.
     pub(super) slowest: SequenceStats,
 }

@@ -19,5 +19,7 @@ mod real_clients;
 mod requests;
 mod rows;
 mod schema;
+mod scripted;
 mod structured;
+mod tools;
 mod top;

@@ -14,6 +14,7 @@ use super::super::history::Identity;
 use super::super::state::{Model, unix_seconds};
 use super::options::Options;
 use super::prompt_report::{Listed, PromptReport};
+use super::turn::{Turn, TurnFormat};
 use super::types::{
     ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, TokenLogprob,
 };
@@ -51,12 +52,16 @@ pub(super) struct Form {
     prompt_report: Option<PromptReport>,
     /// Only the prompt is wanted: what comes after it was generated for nobody.
     is_prompt_only: bool,
+    /// How the answers of a chat are taken apart.
+    turns: Arc<TurnFormat>,
 }
 
 /// One choice, as far as it has come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
     text: String,
+    turn: Turn,
+    message: Message,
     tokens: Vec<(u32, Option<TokenLogprobs>)>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<String>,
@@ -88,6 +93,7 @@ impl Form {
             prompt_report: None,
             is_prompt_only: false,
             num_prompt_tokens: requests.iter().map(|request| request.prompt_token_ids.len()).sum(),
+            turns: Arc::default(),
         }
     }
 
@@ -98,6 +104,16 @@ impl Form {
             Kind::Completion => "text_completion",
         };
         Identity { id: self.id.clone(), request_id, caller, object, created: self.created }
+    }
+
+    /// Takes the answers apart like this.
+    pub(super) fn set_turns(&mut self, turns: TurnFormat) {
+        self.turns = Arc::new(turns);
+    }
+
+    /// What takes the text of one choice of a chat apart.
+    pub(super) fn new_turn(&self) -> Turn {
+        Turn::new(&self.turns)
     }
 
     /// Puts these texts, one for each prompt, before the output.
@@ -170,6 +186,7 @@ impl Form {
         Totals {
             num_prompt_tokens: self.num_prompt_tokens,
             num_sequences: self.num_choices(),
+            counts_reasoning: self.turns.answers.reasoning.is_some(),
             ..Totals::default()
         }
     }
@@ -181,7 +198,7 @@ impl Form {
 
     /// Waits for everything and answers.
     pub(super) async fn collect(mut self, mut generation: Generation) -> Result<Response, ApiError> {
-        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| Progress::default()).collect();
+        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| self.new_progress()).collect();
         let mut totals = self.new_totals();
         while let Some(event) = generation.next().await {
             let (prompt, event) = event?;
@@ -190,7 +207,13 @@ impl Form {
                 TextEvent::Delta { .. } if self.is_prompt_only => {}
                 TextEvent::Delta { index, text, token_id, logprobs } => {
                     let choice = &mut choices[self.choice_index(prompt, index)];
-                    choice.text.push_str(&text);
+                    match self.kind {
+                        Kind::Chat => {
+                            let deltas = choice.turn.push(&text, token_id.is_some(), &mut totals);
+                            deltas.into_iter().for_each(|delta| choice.message.add(delta));
+                        }
+                        Kind::Completion => choice.text.push_str(&text),
+                    }
                     if let Some(token_id) = token_id {
                         totals.num_output_tokens += 1;
                         choice.tokens.push((token_id, logprobs));
@@ -200,7 +223,8 @@ impl Form {
                     totals.add(index, &stats);
                     if !self.is_prompt_only {
                         let choice = &mut choices[self.choice_index(prompt, index)];
-                        choice.finish_reason = Some(reason.name());
+                        choice.turn.finish().into_iter().for_each(|delta| choice.message.add(delta));
+                        choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
                         choice.stop_reason = matched_stop;
                     }
                 }
@@ -227,14 +251,24 @@ impl Form {
         ok(&answer)
     }
 
+    fn new_progress(&self) -> Progress {
+        Progress {
+            text: String::new(),
+            turn: self.new_turn(),
+            message: Message::new(),
+            tokens: Vec::new(),
+            finish_reason: None,
+            stop_reason: None,
+        }
+    }
+
     fn choice(&self, index: usize, progress: Progress, tokenizer: Option<&Tokenizer>) -> Choice {
-        let Progress { text, tokens, finish_reason, stop_reason } = progress;
-        let text = format!("{}{text}", self.echo(index).unwrap_or_default());
+        let Progress { text, turn: _, message, tokens, finish_reason, stop_reason } = progress;
         let content = match self.kind {
-            Kind::Chat => {
-                Content::Message { message: Message { role: "assistant", content: text, refusal: None } }
+            Kind::Chat => Content::Message { message: message.complete() },
+            Kind::Completion => {
+                Content::Text { text: format!("{}{text}", self.echo(index).unwrap_or_default()) }
             }
-            Kind::Completion => Content::Text { text },
         };
         Choice {
             index,
@@ -255,13 +289,11 @@ impl Form {
         }
     }
 
-    /// A piece of a choice in a stream; `role` begins the assistant's turn.
-    pub(super) fn piece(&self, index: usize, text: Option<String>, role: bool) -> Choice {
+    /// A piece of a choice in a stream. A completion takes the content of `delta` alone.
+    pub(super) fn piece(&self, index: usize, delta: Delta) -> Choice {
         let content = match self.kind {
-            Kind::Chat => {
-                Content::Delta { delta: Delta { role: role.then_some("assistant"), content: text } }
-            }
-            Kind::Completion => Content::Text { text: text.unwrap_or_default() },
+            Kind::Chat => Content::Delta { delta },
+            Kind::Completion => Content::Text { text: delta.content.unwrap_or_default() },
         };
         Choice {
             index,

@@ -6,6 +6,7 @@
 pub(super) mod chat;
 pub(super) mod completions;
 mod form;
+mod messages;
 pub(super) mod models;
 mod options;
 mod prompt_report;
@@ -14,6 +15,8 @@ mod sampling;
 mod stream;
 mod structured;
 pub(super) mod tokens;
+mod tools;
+mod turn;
 mod types;
 
 use std::sync::Arc;

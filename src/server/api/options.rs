@@ -117,6 +117,7 @@ impl Options {
                 stop: stop.to_vec(),
                 include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
                 skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
+                ..TextOptions::default()
             },
             stream: is_stream.then_some(stream_options),
             cache_salt: cache_salt(fields)?,

@@ -18,7 +18,8 @@ use super::super::generation::{Generation, Totals};
 use super::form::{Form, Kind};
 use super::options::StreamOptions;
 use super::prompt_report::Listed;
-use super::types::{Choice, Envelope, Logprobs, Timings};
+use super::turn::Turn;
+use super::types::{Choice, Delta, Envelope, Logprobs, Timings};
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -29,7 +30,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Answers with a stream.
 pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions) -> Response {
-    let choices = (0..form.num_choices()).map(|_| ChoiceState::default()).collect();
+    let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
     let writer = Writer { totals: form.new_totals(), form, options, choices, bytes: Vec::new() };
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
     let body = EventStream { generation, writer, keep_alive, is_over: false };
@@ -109,12 +110,19 @@ struct Writer {
     bytes: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 struct ChoiceState {
+    turn: Turn,
     has_begun: bool,
     is_finished: bool,
     /// Characters of all tokens so far, for the offsets of the next ones.
     num_chars: usize,
+}
+
+impl ChoiceState {
+    fn new(turn: Turn) -> Self {
+        Self { turn, has_begun: false, is_finished: false, num_chars: 0 }
+    }
 }
 
 impl Writer {
@@ -133,17 +141,32 @@ impl Writer {
                 let choice = self.form.choice_index(prompt, index);
                 self.totals.add(index, &stats);
                 self.begin(generation, choice);
-                self.choices[choice].is_finished = true;
-                let mut piece = self.form.piece(choice, None, false);
+                let finish_reason = self.finish_turn(choice, reason.name());
+                let mut piece = self.form.piece(choice, Delta::default());
                 piece.finish_reason = Some("length");
                 if !self.form.is_prompt_only() {
-                    piece.finish_reason = Some(reason.name());
+                    piece.finish_reason = Some(finish_reason);
                     piece.stop_reason = matched_stop;
                 }
                 let timings = is_last.then(|| Timings::from(&self.totals));
                 self.write_chunk(piece, timings);
             }
         }
+    }
+
+    /// Writes what was held back, and says why the choice ended.
+    fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
+        let state = &mut self.choices[choice];
+        state.is_finished = true;
+        if self.form.kind() == Kind::Completion {
+            return reason;
+        }
+        let deltas = state.turn.finish();
+        let reason = state.turn.finish_reason(reason);
+        for delta in deltas {
+            self.write_chunk(self.form.piece(choice, delta), None);
+        }
+        reason
     }
 
     /// What comes before the output: the role, or the prompt.
@@ -164,14 +187,17 @@ impl Writer {
         let prompt_logprobs = self.form.prompt_logprobs(choice, tokenizer);
         match self.form.kind() {
             Kind::Chat => {
-                let piece = self.form.piece(choice, Some(String::new()), true);
+                let delta =
+                    Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+                let piece = self.form.piece(choice, delta);
                 self.write_first_chunk(piece, prompt_token_ids, prompt_logprobs);
             }
             Kind::Completion => {
                 let echo = self.form.echo(choice).map(str::to_owned);
                 self.choices[choice].num_chars = echo.as_ref().map_or(0, |text| text.chars().count());
                 if echo.is_some() || prompt_token_ids.is_some() || prompt_logprobs.is_some() {
-                    let mut piece = self.form.piece(choice, echo, false);
+                    let delta = Delta { content: echo, ..Delta::default() };
+                    let mut piece = self.form.piece(choice, delta);
                     piece.prompt_token_ids = prompt_token_ids;
                     piece.prompt_logprobs = prompt_logprobs;
                     piece.logprobs = self.form.echoed_logprobs(choice, tokenizer).map(Logprobs::Completion);
@@ -189,12 +215,22 @@ impl Writer {
         token: Option<(u32, Option<TokenLogprobs>)>,
     ) {
         let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
-        let has_news = !text.is_empty() || (tells_of_token && token.is_some());
-        if !has_news {
-            return;
+        let content = |text: String| Delta { content: Some(text), ..Delta::default() };
+        let mut deltas = match self.form.kind() {
+            Kind::Chat => self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals),
+            Kind::Completion if text.is_empty() => Vec::new(),
+            Kind::Completion => vec![content(text)],
+        };
+        if deltas.is_empty() {
+            if !tells_of_token || token.is_none() {
+                return;
+            }
+            deltas.push(content(String::new()));
         }
-        let mut piece = self.form.piece(choice, Some(text), false);
-        if let Some(token) = token {
+        let mut pieces: Vec<Choice> =
+            deltas.into_iter().map(|delta| self.form.piece(choice, delta)).collect();
+        // What is told of the token goes with the first piece.
+        if let (Some(token), Some(piece)) = (token, pieces.first_mut()) {
             let tokenizer = generation.model.llm.tokenizer();
             let state = &mut self.choices[choice];
             piece.logprobs = self.form.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
@@ -204,7 +240,9 @@ impl Writer {
             }
             piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
         }
-        self.write_chunk(piece, None);
+        for piece in pieces {
+            self.write_chunk(piece, None);
+        }
     }
 
     fn write_first_chunk(
@@ -232,7 +270,7 @@ impl Writer {
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
                 self.begin(generation, choice);
-                let mut piece = self.form.piece(choice, None, false);
+                let mut piece = self.form.piece(choice, Delta::default());
                 piece.finish_reason = Some("length");
                 self.write_chunk(piece, None);
             }

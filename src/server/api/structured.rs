@@ -30,6 +30,11 @@ pub(super) struct StructuredOutput {
 }
 
 impl StructuredOutput {
+    /// The field that asks for it.
+    pub(super) fn param(&self) -> &'static str {
+        self.param
+    }
+
     /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
         match model.llm.compile_grammar(&self.spec) {

@@ -36,7 +36,7 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
             let message = "add_special_tokens is for prompts: a chat template adds its own";
             return Err(ApiError::unsupported("add_special_tokens", message));
         }
-        None => chat::encode(model, &mut fields, true)?,
+        None => chat::encode(model, &mut fields)?,
     };
     let texts = match with_texts {
         true => {
