@@ -1,6 +1,6 @@
 //! The HTTP server: an OpenAI endpoint above the engine.
 //!
-//! Only this module knows HTTP, and only `error.rs` in it picks status codes. The engine's thread never
+//! Only this module serves HTTP, and only `error.rs` in it picks status codes. The engine's thread never
 //! waits for a client: events come through a bounded channel (`generation.rs`), and a client that leaves or
 //! stops reading gives its request up. Everything that a client can make large is bounded before it is
 //! kept: connections, heads, bodies, JSON values, unfinished requests, what a stream may be behind.

@@ -198,13 +198,31 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// The demo model with a longer window, in which its text makes no sense and its speed is the same.
+fn model_with_window(len: u32) -> tempfile::TempDir {
+    let mut model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/src/demo/model.gguf")).unwrap();
+    let name = b"llama.context_length";
+    let at = model.windows(name.len()).position(|bytes| bytes == name).unwrap() + name.len();
+    // A number of the type u32.
+    assert_eq!(model[at..at + 4], 4_u32.to_le_bytes());
+    model[at + 4..at + 8].copy_from_slice(&len.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.gguf"), model).unwrap();
+    folder
+}
+
 #[test]
 fn a_stream_does_not_wait_for_anothers_long_prompt() {
-    const BUDGET: usize = 48;
+    const BUDGET: usize = 128;
+    const PROMPT: usize = 1_500;
     let _machine = machine();
-    // The demo model's window is 512 tokens. A prompt of ten budgets stands for the long one: computed at once,
-    // it would hold up everybody for ten steps.
-    let server = Server::start("--max-num-batched-tokens 48 --max-num-seqs 4 --disable-access-log");
+    // Computed at once, the prompt would hold everybody up for twelve steps.
+    let folder = model_with_window(2_048);
+    let model = folder.path().join("model.gguf");
+    let server =
+        Server::start_with("--max-num-batched-tokens 128 --max-num-seqs 4 --disable-access-log", |command| {
+            command.arg("--model").arg(&model);
+        });
     let prompt =
         |len: usize, first: usize| (0..len).map(|i| 300 + (i * 7 + first * 13) % 700).collect::<Vec<_>>();
     let (mut steps, mut gaps) = (Vec::new(), Vec::new());
@@ -221,7 +239,7 @@ fn a_stream_does_not_wait_for_anothers_long_prompt() {
         stream.peek(&mut [0]).unwrap();
         let reader = std::thread::spawn(move || arrivals(stream));
         let salt = format!("long {round}");
-        let body = json!({"prompt": prompt(10 * BUDGET, round), "max_tokens": 1, "cache_salt": salt});
+        let body = json!({"prompt": prompt(PROMPT, round), "max_tokens": 1, "cache_salt": salt});
         let begin = Instant::now();
         let answer = server.post(COMPLETIONS, &body).success();
         let end = Instant::now();

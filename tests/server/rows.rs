@@ -47,8 +47,21 @@ const ROWS: &[Row] = &[
     ("wrong stop strings", &[RANGES]),
     ("a wrong prompt", &[RANGES]),
     ("text that spells special tokens", &[(BAD_INPUTS, "text_that_spells_special_tokens_stays_text")]),
-    ("a hostile schema or expression", &[REFUSED]),
-    ("a grammar that cannot be satisfied", &[REFUSED]),
+    (
+        "a hostile schema or expression",
+        &[
+            ("tests/server/structured.rs", "hostile_forms_are_refused_within_a_second"),
+            ("src/grammar/tests.rs", "hostile_specifications_are_errors_in_time"),
+            ("src/grammar/tests.rs", "hostile_specifications_that_are_accepted_stay_within_limits"),
+        ],
+    ),
+    (
+        "a grammar that cannot be satisfied",
+        &[
+            ("tests/server/structured.rs", "a_grammar_that_fails_on_the_way_ends_its_own_request_only"),
+            ("tests/engine/main.rs", "a_dead_end_ends_its_sequence_and_no_other"),
+        ],
+    ),
     (
         "a template that is missing, fails or does not end",
         &[
@@ -57,7 +70,13 @@ const ROWS: &[Row] = &[
         ],
     ),
     ("a template in the request", &[REFUSED]),
-    ("wrong tools", &[REFUSED]),
+    (
+        "wrong tools",
+        &[
+            ("tests/server/tools.rs", "what_cannot_be_honoured_is_refused"),
+            ("src/server/api/tools.rs", "what_is_not_valid_is_refused_by_name"),
+        ],
+    ),
     ("images, and addresses to fetch", &[REFUSED]),
     ("a crowd", &[(LIFE, "a_crowd_is_turned_away_and_those_inside_are_unhurt"), PLENTY]),
     (
