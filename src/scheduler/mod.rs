@@ -357,7 +357,7 @@ impl Scheduler {
         let generating = |row: &ScheduledRow| {
             let sequence = &self.sequences[&row.seq];
             let is_prompt = row.start < sequence.num_prompt_tokens;
-            let is_plain = !sequence.single_step && !(sequence.prompt_logits && is_prompt);
+            let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
             row.len == 1 && row.samples.len() == 1 && is_plain
         };
         if self.config.num_scheduler_steps <= 1

@@ -15,7 +15,7 @@ const MALFORMED: (&str, &str) = (BAD_INPUTS, "malformed_requests_get_json_errors
 const RANGES: (&str, &str) = (BAD_INPUTS, "values_out_of_range_are_refused_by_name");
 const REFUSED: (&str, &str) = (BAD_INPUTS, "what_is_known_and_not_supported_is_refused_by_name");
 const WINDOW: (&str, &str) = (BAD_INPUTS, "a_context_window_is_never_exceeded_or_cut");
-const KEYS: (&str, &str) = (LIFE, "everything_but_health_is_behind_the_key");
+const KEYS: (&str, &str) = (LIFE, "everything_but_health_and_the_page_is_behind_the_key");
 const PLENTY: (&str, &str) = (LOAD, "sixty_four_clients_of_every_kind_leave_no_trace");
 
 /// A kind of input or fault, and the tests that cover it: file and function.
