@@ -2,11 +2,66 @@
 """Talks to a running server with OpenAI's own client: pip install openai
 
     python scripts/check_openai_client.py http://127.0.0.1:8000/v1 [API_KEY]
+
+The model's template must know tools; for the built-in model, start the server with --chat-template
+tests/fixtures/tok/chat/tools.jinja.
 """
 
 import sys
+from typing import Literal
 
 import openai
+import pydantic
+
+
+class Paint(pydantic.BaseModel):
+    """What a structured answer is read into."""
+
+    colour: Literal["red", "green", "blue"]
+    coats: Literal[1, 2, 3]
+    is_glossy: bool
+    places: list[Literal["wall", "door"]] = pydantic.Field(min_length=1, max_length=2)
+
+
+class Weather(pydantic.BaseModel):
+    """A tool."""
+
+    city: Literal["Rome", "Oslo"]
+    days: Literal[1, 2, 3]
+
+
+def check_tools(client, model):
+    """Calls that are asked for, whole and streamed, and what comes after them."""
+    messages = [{"role": "user", "content": "The weather in Rome?"}]
+    tool = openai.pydantic_function_tool(Weather)
+    asked = dict(model=model, messages=messages, tools=[tool], temperature=0, max_tokens=120)
+    named = {"type": "function", "function": {"name": "Weather"}}
+    whole = client.chat.completions.create(tool_choice=named, **asked).choices[0]
+    (call,) = whole.message.tool_calls
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    assert call.type == "function" and call.function.name == "Weather", call
+    weather = Weather.model_validate_json(call.function.arguments)
+
+    # The client's own way of putting a stream together, which also reads the arguments.
+    with client.chat.completions.stream(tool_choice=named, **asked) as stream:
+        names = {event.name for event in stream if event.type == "tool_calls.function.arguments.delta"}
+        final = stream.get_final_completion().choices[0]
+    assert names == {"Weather"} and final.finish_reason == "tool_calls", (names, final)
+    assert final.message.tool_calls[0].function.parsed_arguments == weather, final
+    assert final.message.tool_calls[0].id != call.id
+
+    required = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked)
+    assert len(required.choices[0].message.tool_calls) == 1, required
+    messages += [
+        whole.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    assert client.chat.completions.create(tool_choice="auto", **asked).choices[0].message.content is not None
+    none = client.chat.completions.create(tool_choice="none", **asked)
+    assert none.choices[0].message.tool_calls is None, none
+    unknown = {"type": "function", "function": {"name": "Climate"}}
+    bad = expect(openai.BadRequestError, lambda: client.chat.completions.create(tool_choice=unknown, **asked))
+    assert bad.param == "tool_choice", bad
 
 
 def expect(error, call):
@@ -60,6 +115,18 @@ def main(url, key="none"):
     assert len(prompts.choices) == 2 and len(prompts.choices[0].logprobs.tokens) == 5
     assert len(prompts.choices[1].token_ids) == 5
     assert client.completions.create(model=model, prompt=[5, 6], max_tokens=2, echo=True).choices[0].text
+
+    parsed = client.chat.completions.parse(
+        model=model, messages=messages, response_format=Paint, max_tokens=400, seed=1
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Paint), parsed
+    assert parsed.choices[0].finish_reason == "stop"
+    chosen = client.chat.completions.create(
+        model=model, messages=messages, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert chosen.choices[0].message.content in ("yes", "no"), chosen
+
+    check_tools(client, model)
 
     bad = expect(
         openai.BadRequestError,

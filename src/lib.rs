@@ -38,6 +38,7 @@ pub mod config;
 pub mod demo;
 pub mod engine;
 mod error;
+pub mod grammar;
 pub mod hub;
 pub mod kv_cache;
 pub mod layers;

@@ -78,6 +78,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         prompt_token_ids: &token_ids,
         output_token_ids: &[],
         end_token_ids: &[],
+        allowed: None,
     };
     let row = |block_table, start, len| StepRow {
         token_ids: &token_ids,
@@ -87,6 +88,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         copy: None,
         samples: if start + len == token_ids.len() { vec![input] } else { Vec::new() },
         all_logits: false,
+        prompt_logprobs: None,
     };
     let prompt = Step { rows: tables.iter().map(|table| row(&table[..], 0, 19)).collect(), num_steps: 1 };
     runner.execute(&prompt).unwrap();

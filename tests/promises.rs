@@ -9,7 +9,7 @@ use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress, TextEvent};
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 
 fn load(options: &LlmOptions) -> Llm {
     let model = ResolvedModel {
@@ -68,7 +68,7 @@ fn collect(events: impl Iterator<Item = Event>, n: usize) -> Outcome {
                 outcome.num_cached_tokens += stats.num_cached_tokens;
                 outcome.num_preemptions += stats.num_preemptions;
             }
-            Event::PromptLogits { .. } => {}
+            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     outcome
@@ -137,6 +137,64 @@ fn same_tokens_however_they_are_scheduled() {
     assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
 }
 
+/// A prompt's log-probabilities, and its logits if they are wanted.
+fn prompt_report(llm: &Llm, request: Request) -> (Vec<RankedLogprobs>, Vec<f32>) {
+    let (mut report, mut rows) = (Vec::new(), Vec::new());
+    for event in llm.engine().submit(request).unwrap() {
+        match event {
+            Event::PromptLogprobs { logprobs } => report.extend(logprobs),
+            Event::PromptLogits { logits } => rows.extend(logits),
+            Event::Token { .. } | Event::Finished { .. } => {}
+        }
+    }
+    (report, rows)
+}
+
+#[test]
+fn prompt_logprobs_are_exact_and_the_same_however_they_are_computed() {
+    let llm = load(&with_limits(|_| ()));
+    let prompts: Vec<Vec<u32>> = requests(&llm).into_iter().map(|request| request.prompt_token_ids).collect();
+    let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+    let request =
+        |ids: &Vec<u32>| Request { prompt_logprobs: Some(5), ..Request::new(ids.clone(), params.clone()) };
+    let mut whole = Vec::new();
+    for ids in &prompts {
+        let (report, logits) = prompt_report(&llm, Request { prompt_logits: true, ..request(ids) });
+        let vocab_size = logits.len() / ids.len();
+        assert_eq!(report.len(), ids.len() - 1);
+        for ((row, &id), found) in logits.chunks(vocab_size).zip(&ids[1..]).zip(&report) {
+            let row: Vec<f64> = row.iter().map(|logit| f64::from(*logit)).collect();
+            let max = row.iter().copied().fold(f64::MIN, f64::max);
+            let log_sum = max + row.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln();
+            let check = |id: u32, logprob: f32| {
+                let wanted = row[id as usize] - log_sum;
+                assert!((f64::from(logprob) - wanted).abs() < 1e-5, "{logprob} is not {wanted}");
+            };
+            check(id, found.logprobs.logprob);
+            found.logprobs.top.iter().for_each(|(id, logprob)| check(*id, *logprob));
+            let num_above = row.iter().filter(|logit| **logit > row[id as usize]).count();
+            assert_eq!(found.rank as usize, num_above + 1);
+            assert!((row[found.logprobs.top[0].0 as usize] - max).abs() < f64::EPSILON);
+        }
+        // In a cache that has the whole prompt by now.
+        assert_eq!(prompt_report(&llm, request(ids)).0, report);
+        whole.push(report);
+    }
+    let chunked = load(&with_limits(|limits| {
+        (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
+    }));
+    let together: Vec<_> = prompts.iter().map(|ids| chunked.engine().submit(request(ids)).unwrap()).collect();
+    for (stream, wanted) in together.into_iter().zip(&whole) {
+        let mut found = Vec::new();
+        for event in stream {
+            if let Event::PromptLogprobs { logprobs } = event {
+                found.extend(logprobs);
+            }
+        }
+        assert_eq!(&found, wanted);
+    }
+}
+
 /// Prompts with the tokens and texts that the training script's own forward pass gives, in single
 /// precision on the weights of the file.
 fn goldens() -> Vec<serde_json::Value> {
@@ -176,6 +234,7 @@ fn it_answers_in_its_chat_template() {
         match event {
             TextEvent::Delta { text, .. } => answer.push_str(&text),
             TextEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Stop),
+            TextEvent::PromptLogprobs { .. } => panic!("nobody asked for them"),
         }
     }
     assert!(answer.starts_with("No, I am a tiny demo model"), "{answer}");

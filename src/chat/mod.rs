@@ -4,6 +4,7 @@
 //! letters it consists of. There is no built-in template: a model without one is an error, because a
 //! guessed format gives answers that are subtly bad. This module does not know the engine.
 
+mod answer;
 mod clock;
 mod json;
 mod mask;
@@ -15,6 +16,9 @@ use self::mask::Mask;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::{Error, ErrorKind, Result};
 
+pub use self::answer::{
+    AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, PromptEnd, ReasoningFormat, Tool, ToolCallFormat,
+};
 pub use self::template::ChatTemplate;
 
 /// One turn of a conversation.
@@ -52,9 +56,21 @@ impl Default for ChatOptions {
     }
 }
 
+/// What of a model's chat format is chosen by hand.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChatConfig {
+    /// The source of a template, in place of the model's own.
+    pub template: Option<String>,
+    /// The form in which the model calls tools.
+    pub tool_calls: FormatChoice<ToolCallFormat>,
+    /// The form in which it reasons.
+    pub reasoning: FormatChoice<ReasoningFormat>,
+}
+
 /// A model's chat format.
 #[derive(Debug)]
 pub struct Chat {
+    answers: AnswerFormat,
     template: ChatTemplate,
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
@@ -69,17 +85,48 @@ impl Chat {
     /// [`ErrorKind::Unsupported`] if the model has no chat template; [`ErrorKind::InvalidModel`] if the
     /// template has a syntax error.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self> {
-        let source = tokenizer.chat_template().ok_or_else(|| {
+        Self::with_config(tokenizer, &ChatConfig::default())
+    }
+
+    /// The same, changed as `config` says.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_config(tokenizer: &Tokenizer, config: &ChatConfig) -> Result<Self> {
+        let own = tokenizer.chat_template();
+        let source = config.template.as_deref().or(own).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "the model has no chat template")
-                .with_hint("send the prompt as it is, with --raw")
+                .with_hint("send the prompt as it is, with --raw, or give a template with --chat-template")
         })?;
+        // A template that was given stands for all of the model's.
+        let tool_use = match config.template {
+            Some(_) => None,
+            None => tokenizer.named_chat_template("tool_use"),
+        };
+        let sources = [source, tool_use.unwrap_or_default()].concat();
         let token_text = |id: u32| tokenizer.token_text(id);
         Ok(Self {
+            answers: AnswerFormat {
+                tool_calls: config.tool_calls.resolve(|| ToolCallFormat::detect(&sources, tokenizer)),
+                reasoning: config.reasoning.resolve(|| ReasoningFormat::detect(&sources, tokenizer)),
+            },
             template: ChatTemplate::new(source)?,
-            tool_use: tokenizer.named_chat_template("tool_use").map(ChatTemplate::new).transpose()?,
+            tool_use: tool_use.map(ChatTemplate::new).transpose()?,
             bos_token: tokenizer.bos_token_id().map(token_text),
             eos_token: tokenizer.template_eos_token_id().map(token_text),
         })
+    }
+
+    /// The forms of what the model answers.
+    #[must_use]
+    pub fn answer_format(&self) -> AnswerFormat {
+        self.answers
+    }
+
+    /// Whether the template tells the model of tools.
+    #[must_use]
+    pub fn uses_tools(&self) -> bool {
+        self.tool_use.is_some() || self.template.uses("tools")
     }
 
     /// The prompt as text, for people to read. In this form a message that spells a special token cannot

@@ -87,6 +87,12 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Whether the template reads this variable.
+    pub(super) fn uses(&self, variable: &str) -> bool {
+        let template = self.environment.get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+    }
+
     /// Renders with the fields of `context` as variables.
     ///
     /// # Errors
@@ -198,6 +204,17 @@ mod tests {
         check("  {% if true %}\na\n  {% endif %}\nb\n", &json!({}), "a\nb");
         check("{% generation %}\nx{% endgeneration %}\ny", &json!({}), "xy");
         check("a {%- generation -%} x {%- endgeneration %} b", &json!({}), "ax b");
+    }
+
+    #[test]
+    fn a_template_says_what_it_reads() {
+        let check = |source: &str, expected: bool| {
+            assert_eq!(ChatTemplate::new(source).unwrap().uses("tools"), expected, "{source}");
+        };
+        check("{% if tools %}x{% endif %}", true);
+        check("{%- if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", true);
+        check("{% for t in tools %}{{ t }}{% endfor %}", true);
+        check("{{ messages[0].tools }} tools", false);
     }
 
     #[test]

@@ -13,7 +13,7 @@ fn source(name: &str) -> String {
 }
 
 /// A tokenizer with one token for each byte, then the special tokens: BOS first, EOS second.
-fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool) -> Tokenizer {
+pub(super) fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool) -> Tokenizer {
     let bytes = (0..=255u8).map(|byte| match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte).to_string(),
         0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap().to_string(),

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use tinyvllm::chat::ChatConfig;
 use tinyvllm::llm::{DenseDType, DeviceChoice, LlmOptions};
 use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::cpu::simd::CpuLevel;
@@ -18,6 +19,7 @@ use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
 use super::serve::ServeArgs;
+use super::top::TopArgs;
 use super::value::{LogitBias, TokenIds, parse_bytes, parse_cpu_level, parse_value};
 
 const EXAMPLES: &str = "\
@@ -79,8 +81,14 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Serve a model over HTTP, with OpenAI's interface
     Serve(Box<ServeArgs>),
-    /// Measure tokens per second
+    /// Measure tokens per second; `bench serve` measures a running server
     Bench(Box<BenchArgs>),
+    /// Watch what a running server does
+    ///
+    /// Reads /metrics of a server, which those of vLLM have too: requests, tokens a second, KV cache, prefix cache
+    /// and latencies of the last interval. On a terminal it draws in place (q leaves, p pauses); into a pipe it
+    /// writes a line for each interval.
+    Top(TopArgs),
     /// Download a model and print where it is
     Pull(PullArgs),
     /// Show what a model is and the memory it needs, without loading it
@@ -271,6 +279,7 @@ impl EngineArgs {
                 enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
             },
+            chat: ChatConfig::default(),
         }
     }
 }
@@ -358,6 +367,15 @@ pub(crate) struct MessageArgs {
     pub(crate) verbose: bool,
 }
 
+/// How a conversation becomes a prompt.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct TemplateArgs {
+    /// File with a chat template (Jinja), in place of the model's own
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) chat_template: Option<PathBuf>,
+}
+
 /// The system message.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
@@ -373,6 +391,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]
@@ -424,6 +444,8 @@ pub(crate) struct ChatArgs {
     pub(crate) positional: PositionalModel,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]

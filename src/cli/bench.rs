@@ -5,11 +5,12 @@
 
 mod measure;
 mod report;
+mod serve;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, measure_read_bandwidth};
 
@@ -21,7 +22,10 @@ use super::load::{load, merge_model};
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<BenchCommand>,
     #[command(flatten)]
     pub(crate) positional: PositionalModel,
     #[command(flatten)]
@@ -51,6 +55,18 @@ pub(crate) struct BenchArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) messages: MessageArgs,
+}
+
+/// What else can be measured than this machine with a model.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure a running server: throughput and latencies under load
+    ///
+    /// Sends requests to any server with OpenAI's interface and measures the distributions of the time to the first
+    /// token, between tokens and to the end. Requests are sent at times that are fixed before the first one
+    /// (--request-rate, --burstiness), so a server that falls behind is not spared. Names of flags and of the JSON's
+    /// keys are those of vLLM's `bench serve`.
+    Serve(Box<serve::ServeBenchArgs>),
 }
 
 /// What is measured, with the defaults filled in.
@@ -100,6 +116,9 @@ impl Plan {
 /// # Errors
 /// If the model cannot be loaded, a combination does not fit into its context, or a measurement fails.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return serve::run(args);
+    }
     let console = Console::new(args.messages);
     let mut options = args.engine.options();
     let largest_batch = args.batch_sizes.iter().copied().max().unwrap_or(1);

@@ -10,14 +10,14 @@ use rustyline::history::FileHistory;
 use rustyline::{Behavior, Config, Editor};
 use tinyvllm::chat::{ChatOptions, Conversation};
 use tinyvllm::engine::FinishReason;
-use tinyvllm::llm::Llm;
+use tinyvllm::llm::{Llm, LlmOptions};
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, ErrorKind};
 
-use super::args::{ChatArgs, EngineArgs, ModelArgs, SamplingArgs, SystemArgs};
+use super::args::{ChatArgs, ModelArgs, SamplingArgs, SystemArgs};
 use super::console::{Console, print_error};
 use super::interrupt::Interrupt;
-use super::load::{load, merge_model};
+use super::load::{chat_config, load, merge_model};
 use super::render::{TextRender, render_request};
 use super::timings::Summary;
 
@@ -33,7 +33,8 @@ Ctrl-C   stop the answer";
 /// As [`chat`].
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
-    chat(&model, &args.engine, &args.sampling, &args.system, Console::new(args.messages))
+    let options = LlmOptions { chat: chat_config(&args.template)?, ..args.engine.options() };
+    chat(&model, &options, &args.sampling, &args.system, Console::new(args.messages))
 }
 
 /// Chats until the user leaves.
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 /// cannot be answered is reported, and the chat goes on.
 pub(crate) fn chat(
     model: &ModelArgs,
-    engine: &EngineArgs,
+    options: &LlmOptions,
     sampling: &SamplingArgs,
     system: &SystemArgs,
     console: Console,
@@ -51,7 +52,7 @@ pub(crate) fn chat(
     let params = sampling.params();
     params.validate(usize::MAX)?;
     let interrupt = Interrupt::install()?;
-    let llm = load(model, &engine.options(), console)?;
+    let llm = load(model, options, console)?;
     if !llm.has_chat_template() {
         return Err(Error::new(ErrorKind::Unsupported, "the model has no chat template, so it cannot chat")
             .with_hint("let it continue a text with --raw --prompt TEXT")

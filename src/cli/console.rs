@@ -97,9 +97,11 @@ fn message(error: &anyhow::Error) -> String {
 
 /// `text` in `style` if `stream` shows styles.
 pub(crate) fn paint(text: &str, style: Style, stream: &impl IsTerminal) -> String {
-    if !has_styles(stream) {
-        return text.to_owned();
-    }
+    if has_styles(stream) { styled(text, style) } else { text.to_owned() }
+}
+
+/// `text` in `style`.
+pub(crate) fn styled(text: &str, style: Style) -> String {
     let code = match style {
         Style::Error => "1;31",
         Style::Bold => "1",
@@ -108,7 +110,8 @@ pub(crate) fn paint(text: &str, style: Style, stream: &impl IsTerminal) -> Strin
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-fn has_styles(stream: &impl IsTerminal) -> bool {
+/// Whether `stream` is a terminal on which colours are wanted.
+pub(crate) fn has_styles(stream: &impl IsTerminal) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }

@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::demo;
 use tinyvllm::engine::FinishReason;
-use tinyvllm::llm::{Llm, TextStream};
+use tinyvllm::llm::{Llm, LlmOptions, TextStream};
 use tinyvllm::sampling::SamplingParams;
 
 use super::args::GenerateArgs;
@@ -66,11 +66,12 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     // Everything but token ids can be checked before a model is there.
     params.validate(usize::MAX)?;
     let task = choose_task(args, caller, console)?;
+    let options = LlmOptions { chat: load::chat_config(&args.template)?, ..args.engine.options() };
     if task == Task::Chat {
-        return chat::chat(&args.model, &args.engine, &args.sampling, &args.system, console);
+        return chat::chat(&args.model, &options, &args.sampling, &args.system, console);
     }
     let interrupt = Interrupt::install()?;
-    let llm = load::load(&args.model, &args.engine.options(), console)?;
+    let llm = load::load(&args.model, &options, console)?;
     let is_demo = task == Task::Demo;
     let prompts = match task {
         Task::Prompts(prompts) => prompts,

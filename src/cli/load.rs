@@ -1,9 +1,12 @@
 //! From the flags to files and to a running engine, with progress and notices on the way.
 
+use std::path::PathBuf;
+
+use tinyvllm::chat::ChatConfig;
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions};
 
-use super::args::{ModelArgs, PositionalModel};
+use super::args::{ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::progress::Progress;
 
@@ -45,6 +48,21 @@ pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<Reso
         console.detail(format_args!("revision {revision}"));
     }
     Ok(model)
+}
+
+/// Reads what the flags name.
+///
+/// # Errors
+/// If the file of the template cannot be read.
+pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|source| {
+            let what = format!("cannot read the chat template {}", path.display());
+            tinyvllm::Error::io(what, source)
+        })
+    };
+    let template = args.chat_template.as_ref().map(read).transpose()?;
+    Ok(ChatConfig { template, ..ChatConfig::default() })
 }
 
 /// Loads the model and says what runs where.

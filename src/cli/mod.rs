@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod console;
 mod generate;
+mod http;
 mod info;
 mod interrupt;
 mod load;
@@ -17,6 +18,7 @@ mod render;
 mod self_test;
 mod serve;
 mod timings;
+mod top;
 mod value;
 mod verify;
 
@@ -52,6 +54,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Chat(args)) => chat::run(args),
         Some(Command::Bench(args)) => bench::run(args),
         Some(Command::Serve(args)) => serve::run(args),
+        Some(Command::Top(args)) => top::run(args),
         Some(Command::Pull(args)) => pull::run(args),
         Some(Command::Info(args)) => info::run(args),
         Some(Command::Verify(args)) => verify::run(args),

@@ -64,6 +64,8 @@ pub(crate) fn render_request(
     output.begin(place(0))?;
     for event in events {
         match event {
+            // Nothing on the command line asks for them.
+            TextEvent::PromptLogprobs { .. } => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let Some(sequence) = sequences.get_mut(index) else { continue };
                 sequence.text.push_str(&text);

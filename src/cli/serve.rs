@@ -8,14 +8,15 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tinyvllm::llm::Llm;
-use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Server, ServerConfig};
+use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
+use tinyvllm::llm::{Llm, LlmOptions};
+use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Origin, Server, ServerConfig};
 
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
+use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::interrupt;
-use super::load::{merge_model, resolve};
-use super::value::{parse_bytes, parse_seconds};
+use super::load::{chat_config, merge_model, resolve};
+use super::value::{parse_bytes, parse_seconds, parse_value};
 
 /// Log lines that may wait for standard error. Further ones are dropped.
 const MAX_WAITING_LINES: usize = 4_096;
@@ -23,13 +24,15 @@ const MAX_WAITING_LINES: usize = 4_096;
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
-/// /health, /version and /metrics as vLLM has them.
+/// /health, /version and /metrics as vLLM has them. / is a chat page for the browser.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     positional: PositionalModel,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
@@ -51,7 +54,25 @@ struct ServerArgs {
     /// Name of the model in requests and answers; may be repeated, the first one is in answers
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Key that requests must have, except to /health; may be repeated
+    /// How the model calls tools: auto (from its template), none, hermes, llama3_json, mistral, glm45
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<FormatChoice<ToolCallFormat>>,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    tool_call_parser: FormatChoice<ToolCallFormat>,
+    /// How the model reasons: auto (from its template), none, qwen3, glm45, deepseek_r1
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<FormatChoice<ReasoningFormat>>,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    reasoning_parser: FormatChoice<ReasoningFormat>,
+    /// Key that requests must have, except to /health and the chat page; may be repeated
     ///
     /// What is typed here is seen by everybody on the machine who lists processes. TINYVLLM_API_KEY and
     /// --api-key-file are not.
@@ -60,6 +81,12 @@ struct ServerArgs {
     /// File with further keys, one a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Origin whose web pages may use the server, such as https://chat.example.org; may be repeated, and * is
+    /// every one
+    ///
+    /// Without it, browsers let only the server's own page in. vLLM's form, a JSON list, is taken too.
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origins)]
+    allowed_origins: Vec<Origins>,
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
@@ -69,6 +96,9 @@ struct ServerArgs {
     /// Connections at once; further ones wait
     #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
     max_connections: usize,
+    /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
+    #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
+    request_history: usize,
     /// Seconds for the head of a request to arrive, and for a connection to be idle
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     header_timeout: Duration,
@@ -89,6 +119,9 @@ struct ServerArgs {
     disable_access_log: bool,
 }
 
+/// What one flag names.
+type Origins = Vec<Origin>;
+
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
@@ -105,7 +138,12 @@ enum LogFormat {
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let model = merge_model(&args.positional, &args.model)?;
-    let options = args.engine.options();
+    let chat = ChatConfig {
+        tool_calls: args.server.tool_call_parser,
+        reasoning: args.server.reasoning_parser,
+        ..chat_config(&args.template)?
+    };
+    let options = LlmOptions { chat, ..args.engine.options() };
     let server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
     options.device.open()?;
@@ -152,14 +190,27 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         port: args.port,
         served_model_names: args.served_model_name.clone(),
         api_keys,
+        allowed_origins: args.allowed_origins.concat(),
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
+        request_history: args.request_history,
         header_timeout: args.header_timeout,
         body_timeout: args.body_timeout,
         write_timeout: args.write_timeout,
         shutdown_timeout: args.shutdown_timeout,
     })
+}
+
+/// An origin, or a JSON list of them.
+fn parse_origins(text: &str) -> Result<Origins, tinyvllm::Error> {
+    let names = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).map_err(|error| {
+            tinyvllm::Error::invalid_request(format!("{text:?} is not a JSON list of strings: {error}"))
+        })?,
+        false => vec![text.to_owned()],
+    };
+    names.iter().map(|name| name.parse()).collect()
 }
 
 /// What the thread that writes the log is told.
@@ -236,6 +287,19 @@ mod tests {
     use tinyvllm::server::TokenCounts;
 
     use super::*;
+
+    #[test]
+    fn origins() {
+        let check = |text: &str, expected: Option<usize>| {
+            assert_eq!(parse_origins(text).ok().map(|origins| origins.len()), expected, "{text}");
+        };
+        check("https://a.example", Some(1));
+        check("*", Some(1));
+        check(r#"["https://a.example", "http://localhost:3000"]"#, Some(2));
+        check("[]", Some(0));
+        check("[1]", None);
+        check("a.example", None);
+    }
 
     #[test]
     fn lines() {

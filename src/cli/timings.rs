@@ -117,6 +117,7 @@ mod tests {
     const STATS: SequenceStats = SequenceStats {
         num_prompt_tokens: 100,
         num_output_tokens: 11,
+        prefix_miss: None,
         num_cached_tokens: 50,
         num_preemptions: 0,
         queue_time: Duration::from_millis(1),

@@ -84,6 +84,15 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A time between two looks: a tenth of a second to an hour.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.trim().parse().map_err(|_| "write a number of seconds".to_owned())?;
+    match seconds {
+        0.1..=3_600.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("it must be at least 0.1 and at most 3600 seconds".to_owned()),
+    }
+}
+
 /// Any value of the library. The hint of its error becomes part of the message, because `clap` prints
 /// only that.
 pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
@@ -124,6 +133,14 @@ mod tests {
         assert_eq!(parse_seconds("0"), Ok(Duration::ZERO));
         for text in ["", "x", "-1", "NaN", "inf", "86401", "1e300"] {
             assert!(parse_seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn intervals() {
+        assert_eq!(parse_interval("0.1"), Ok(Duration::from_millis(100)));
+        for text in ["", "0", "0.09", "-1", "NaN", "inf", "3601"] {
+            assert!(parse_interval(text).is_err(), "{text}");
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::constrained::{Constrained, Next};
 use super::output::{Event, FinishReason, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
@@ -63,7 +64,11 @@ struct RequestState {
     end_token_ids: Arc<[u32]>,
     /// By index; `None` when finished.
     sequences: Vec<Option<SeqId>>,
-    /// Prompt tokens whose logits have been reported.
+    /// Log-probabilities to report for each prompt token.
+    prompt_logprobs: Option<usize>,
+    /// Report raw logits.
+    prompt_logits: bool,
+    /// Prompt tokens after which the logits have been reported.
     num_reported_logits: usize,
     arrival: Instant,
 }
@@ -75,7 +80,11 @@ struct SequenceState {
     first_token: Option<Instant>,
     /// Aborted while its forks still need it to compute the prompt.
     is_silent: bool,
+    constrained: Option<Constrained>,
 }
+
+/// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
+type End = (FinishReason, Option<Error>);
 
 impl std::fmt::Debug for EngineCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -119,8 +128,8 @@ impl EngineCore {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the request is not valid (see [`Request::validate`]) or the queue is full
-    /// ([`ErrorKind::Capacity`]). Nothing is kept then.
+    /// If the request is not valid (see [`Request::validate`]), its constraint allows no token, or the queue is
+    /// full ([`ErrorKind::Capacity`]). Nothing is kept then.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         request.validate(&self.model, &self.config)?;
         if self.table.requests.len() >= self.config.max_num_requests {
@@ -133,17 +142,24 @@ impl EngineCore {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let max_len = request.max_len(&self.config);
-        let Request { prompt_token_ids, params, cache_salt, prompt_logits } = request;
+        let Request { prompt_token_ids, params, cache_salt, prompt_logits, prompt_logprobs, constraint } =
+            request;
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
         }
+        let constrained = match &constraint {
+            Some(constraint) => Constrained::start(constraint.as_ref(), params.n, &params, &end_token_ids)?,
+            None => Vec::new(),
+        };
+        let mut constrained = constrained.into_iter();
         let sequences = self.scheduler.add(&SequenceSpec {
             prompt_token_ids,
             max_len,
             cache_salt,
             num_sequences: params.n,
-            prompt_logits,
+            prompt_logits: prompt_logits || prompt_logprobs.is_some(),
+            single_step: constraint.is_some(),
         });
         for (index, &sequence) in sequences.iter().enumerate() {
             let state = SequenceState {
@@ -152,6 +168,7 @@ impl EngineCore {
                 first_scheduled: None,
                 first_token: None,
                 is_silent: false,
+                constrained: constrained.next(),
             };
             self.table.sequences.insert(sequence, state);
         }
@@ -160,6 +177,8 @@ impl EngineCore {
             params: Arc::new(params),
             end_token_ids: end_token_ids.into(),
             sequences: sequences.into_iter().map(Some).collect(),
+            prompt_logprobs,
+            prompt_logits,
             num_reported_logits: 0,
             arrival: Instant::now(),
         };
@@ -280,8 +299,8 @@ impl EngineCore {
         }
     }
 
-    fn update(&mut self, row: &ScheduledRow, output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
-        self.report_logits(row, &output.logits, events);
+    fn update(&mut self, row: &ScheduledRow, mut output: RowOutput, events: &mut Vec<(RequestId, Event)>) {
+        self.report_prompt(row, &mut output, events);
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
@@ -294,12 +313,12 @@ impl EngineCore {
             if let Some(&token_id) = accepted.first() {
                 self.scheduler.start_fork(leader, fork, token_id);
             }
-            if let Some(reason) = finish {
-                self.finish(fork, reason, None, false, events);
+            if let Some((reason, error)) = finish {
+                self.finish(fork, reason, error.as_ref(), false, events);
             }
         }
-        if let Some(reason) = finish {
-            self.finish(leader, reason, None, false, events);
+        if let Some((reason, error)) = finish {
+            self.finish(leader, reason, error.as_ref(), false, events);
         }
     }
 
@@ -309,7 +328,7 @@ impl EngineCore {
         id: SeqId,
         tokens: Vec<Option<SampledToken>>,
         events: &mut Vec<(RequestId, Event)>,
-    ) -> (Vec<u32>, Option<FinishReason>) {
+    ) -> (Vec<u32>, Option<End>) {
         let mut accepted = Vec::with_capacity(tokens.len());
         let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
         else {
@@ -319,7 +338,7 @@ impl EngineCore {
         let num_before = sequence.output_token_ids().len();
         for token in tokens {
             let Some(SampledToken { token_id, logprobs }) = token else {
-                return (accepted, Some(FinishReason::Error));
+                return (accepted, Some((FinishReason::Error, None)));
             };
             let num_output_tokens = num_before + accepted.len();
             let is_end =
@@ -327,36 +346,58 @@ impl EngineCore {
             accepted.push(token_id);
             state.first_token.get_or_insert_with(Instant::now);
             if state.is_silent {
-                return (accepted, Some(FinishReason::Abort));
+                return (accepted, Some((FinishReason::Abort, None)));
             }
             self.stats.num_output_tokens += 1;
             let index = state.index;
             events.push((state.request, Event::Token { index, token_id, logprobs, is_end }));
             if is_end {
-                return (accepted, Some(FinishReason::Stop));
+                return (accepted, Some((FinishReason::Stop, None)));
+            }
+            let next = state.constrained.as_mut().map_or(Ok(Next::Token), |constrained| {
+                constrained.accept(token_id, &request.params, &request.end_token_ids, num_output_tokens + 1)
+            });
+            if let Ok(Next::Nothing) = next {
+                return (accepted, Some((FinishReason::Stop, None)));
             }
             if sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
-                return (accepted, Some(FinishReason::Length));
+                return (accepted, Some((FinishReason::Length, None)));
+            }
+            if let Err(error) = next {
+                return (accepted, Some((FinishReason::Error, Some(error))));
             }
         }
         (accepted, None)
     }
 
-    /// Reports prompt logits once, also when a preempted prompt is computed again.
-    fn report_logits(&mut self, row: &ScheduledRow, logits: &[f32], events: &mut Vec<(RequestId, Event)>) {
+    /// Reports what is wanted of prompt tokens once, also when a preempted prompt is computed again.
+    fn report_prompt(
+        &mut self,
+        row: &ScheduledRow,
+        output: &mut RowOutput,
+        events: &mut Vec<(RequestId, Event)>,
+    ) {
         let Some(state) = self.table.sequences.get(&row.seq) else { return };
         let Some(request) = self.table.requests.get_mut(&state.request) else { return };
         let Some(sequence) = self.scheduler.sequence(row.seq) else { return };
-        if logits.is_empty() {
+        let num_prompt_tokens = sequence.prompt_token_ids().len();
+        let end = (row.start + row.len).min(num_prompt_tokens);
+        let first = request.num_reported_logits.max(row.start);
+        if first >= end {
             return;
         }
-        let vocab_size = logits.len() / row.len;
-        let end = (row.start + row.len).min(sequence.prompt_token_ids().len());
-        let first = request.num_reported_logits.max(row.start);
-        if first < end {
-            request.num_reported_logits = end;
+        request.num_reported_logits = end;
+        if !output.logits.is_empty() {
+            let vocab_size = output.logits.len() / row.len;
             let wanted = (first - row.start) * vocab_size..(end - row.start) * vocab_size;
-            events.push((state.request, Event::PromptLogits { logits: logits[wanted].to_vec() }));
+            events.push((state.request, Event::PromptLogits { logits: output.logits[wanted].to_vec() }));
+        }
+        // The logits of the last prompt token are about the first generated one.
+        let end = end.min(num_prompt_tokens - 1);
+        if first < end && !output.prompt_logprobs.is_empty() {
+            let logprobs = std::mem::take(&mut output.prompt_logprobs).into_iter();
+            let logprobs = logprobs.take(end - row.start).skip(first - row.start).collect();
+            events.push((state.request, Event::PromptLogprobs { logprobs }));
         }
     }
 
@@ -436,6 +477,7 @@ impl EngineCore {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
+            prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             queue_time: scheduled.saturating_duration_since(arrival),
             prefill_time: first_token.saturating_duration_since(scheduled),
@@ -454,6 +496,9 @@ impl<'a> Resolver<'a> {
     fn step(&self, plan: &SchedulerOutput) -> Step<'a> {
         let rows = plan.rows.iter().filter_map(|row| {
             let sequence = self.scheduler.sequence(row.seq)?;
+            let request = self.table.requests.get(&self.table.sequences.get(&row.seq)?.request)?;
+            // Only the sequence that first computes the prompt tells of it.
+            let is_prompt = sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len();
             Some(StepRow {
                 token_ids: sequence.token_ids(),
                 start: row.start,
@@ -461,7 +506,8 @@ impl<'a> Resolver<'a> {
                 block_table: sequence.block_table(),
                 copy: row.copy,
                 samples: row.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),
-                all_logits: sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len(),
+                all_logits: request.prompt_logits && is_prompt,
+                prompt_logprobs: request.prompt_logprobs.filter(|_| is_prompt),
             })
         });
         Step { rows: rows.collect(), num_steps: plan.num_steps }
@@ -478,6 +524,7 @@ impl<'a> Resolver<'a> {
             prompt_token_ids: sequence.prompt_token_ids(),
             output_token_ids: sequence.output_token_ids(),
             end_token_ids: &request.end_token_ids,
+            allowed: state.constrained.as_ref().map(Constrained::allowed),
         })
     }
 }

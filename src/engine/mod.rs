@@ -3,6 +3,7 @@
 //! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on a thread of
 //! its own and hands out iterators.
 
+mod constrained;
 mod core;
 mod handle;
 mod output;
@@ -15,3 +16,6 @@ pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted};
+
+pub use crate::kv_cache::BlockMiss;
+pub use crate::scheduler::PrefixMiss;

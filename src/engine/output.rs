@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::sampling::TokenLogprobs;
+use crate::sampling::{RankedLogprobs, TokenLogprobs};
+use crate::scheduler::PrefixMiss;
 
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +39,12 @@ pub enum Event {
         /// Row-major `tokens × vocab_size`, f32.
         logits: Vec<f32>,
     },
+    /// The log-probabilities of the next prompt tokens; the first ones are those of the second token, since
+    /// nothing comes before the first. All of them come before the first generated token.
+    PromptLogprobs {
+        /// One for each token.
+        logprobs: Vec<RankedLogprobs>,
+    },
     /// A token was generated.
     Token {
         /// Number of the sequence in the request: below `n`.
@@ -71,6 +78,8 @@ pub struct SequenceStats {
     pub num_output_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: usize,
+    /// Why they were not more; none if the sequence never ran.
+    pub prefix_miss: Option<PrefixMiss>,
     /// How often the sequence had to give its blocks back.
     pub num_preemptions: usize,
     /// From submission to the first step.

@@ -1,7 +1,9 @@
 //! What a caller submits.
 
+use std::sync::Arc;
+
 use crate::config::EngineConfig;
-use crate::sampling::SamplingParams;
+use crate::sampling::{Constraint, SamplingParams};
 use crate::{Error, ErrorKind, Result};
 
 /// The number of a request in its engine.
@@ -9,7 +11,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct RequestId(pub u64);
 
 /// A prompt in tokens, and what to do with it.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// At least one token.
     pub prompt_token_ids: Vec<u32>,
@@ -19,6 +21,11 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// Report the model's logits for every prompt token.
     pub prompt_logits: bool,
+    /// Report the log-probability of every prompt token but the first, and of this many most likely tokens in
+    /// its place.
+    pub prompt_logprobs: Option<usize>,
+    /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 /// What the engine has to know of its model.
@@ -82,6 +89,7 @@ impl Request {
             crate::sampling::token_in_vocabulary("the prompt", token_id, model.vocab_size)?;
         }
         self.params.validate(model.vocab_size)?;
+        crate::sampling::at_most_logprobs("prompt_logprobs", self.prompt_logprobs)?;
         if self.params.n > config.max_num_seqs {
             return Err(Error::invalid_request(format!(
                 "n is {}, but at most {} sequences run at once (--max-num-seqs)",

@@ -1,6 +1,6 @@
 //! Reference counts and the free list. All operations are O(1).
 
-use super::{BlockHash, PrefixCache};
+use super::{BlockHash, BlockMiss, PrefixCache};
 
 /// The number of a block: its place in every layer's K and V storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,6 +134,12 @@ impl BlockPool {
     #[must_use]
     pub fn lookup(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockId> {
         self.cache.as_ref()?.lookup(hash, parent, token_ids)
+    }
+
+    /// Why [`lookup`](Self::lookup) finds nothing; `None` without a prefix cache.
+    #[must_use]
+    pub fn explain(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockMiss> {
+        Some(self.cache.as_ref()?.explain(hash, parent, token_ids))
     }
 
     /// Checks every invariant against the references that the caller knows of, in O(blocks).

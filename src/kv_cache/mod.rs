@@ -12,4 +12,4 @@ mod block_pool;
 mod prefix_cache;
 
 pub use block_pool::{BlockId, BlockPool};
-pub use prefix_cache::{BlockHash, BlockHasher, PrefixCache};
+pub use prefix_cache::{BlockHash, BlockHasher, BlockMiss, PrefixCache};

@@ -4,8 +4,11 @@
 //! for the whole prefix. The hash is keyed per process and by an optional salt; and because a hash can
 //! collide, a hit also compares the token ids and the parent's name. So another prompt's cache is never
 //! served, not even to somebody who can compute hashes.
+//!
+//! For the explanation of a miss, blocks with the same parent are linked to each other, and the names of as
+//! many evicted blocks as there are blocks are remembered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -48,6 +51,27 @@ impl BlockHasher {
     }
 }
 
+/// Blocks that a missing one is compared with, the latest published first.
+const MAX_COMPARED: usize = 64;
+
+/// Why a block is not in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockMiss {
+    /// It was, and its memory was needed for another one.
+    Evicted,
+    /// Others with the same parent are there. The one that agrees longest has another token after so many.
+    Differs {
+        /// Tokens of the block that agree.
+        num_equal: usize,
+        /// The token that the missing block has then.
+        token_id: u32,
+        /// The token that the cached block has then.
+        cached_token_id: u32,
+    },
+    /// Nothing with this parent is there.
+    Unseen,
+}
+
 /// The index from names to blocks, with each block's tokens for comparison.
 #[derive(Debug)]
 pub struct PrefixCache {
@@ -57,6 +81,33 @@ pub struct PrefixCache {
     names: Vec<Option<(BlockHash, BlockHash)>>,
     /// For each block its tokens; only meaningful while published.
     token_ids: Vec<u32>,
+    /// For each name the block that was last published after it.
+    latest_child: HashMap<BlockHash, BlockId>,
+    /// For each published block the next younger and the next older one with the same parent.
+    siblings: Vec<(Option<BlockId>, Option<BlockId>)>,
+    evicted: Evicted,
+}
+
+/// The names of the blocks evicted last.
+#[derive(Debug)]
+struct Evicted {
+    capacity: usize,
+    order: VecDeque<BlockHash>,
+    names: HashSet<BlockHash>,
+}
+
+impl Evicted {
+    fn add(&mut self, name: BlockHash) {
+        if self.capacity == 0 || !self.names.insert(name) {
+            return;
+        }
+        self.order.push_back(name);
+        if self.order.len() > self.capacity
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.names.remove(&oldest);
+        }
+    }
 }
 
 impl PrefixCache {
@@ -68,6 +119,9 @@ impl PrefixCache {
             blocks: HashMap::new(),
             names: vec![None; num_blocks],
             token_ids: vec![0; num_blocks * block_size],
+            latest_child: HashMap::new(),
+            siblings: vec![(None, None); num_blocks],
+            evicted: Evicted { capacity: num_blocks, order: VecDeque::new(), names: HashSet::new() },
         }
     }
 
@@ -88,6 +142,11 @@ impl PrefixCache {
         }
         self.blocks.insert(hash, block);
         self.names[block.index()] = Some((hash, parent));
+        let older = self.latest_child.insert(parent, block);
+        self.siblings[block.index()] = (None, older);
+        if let Some(older) = older {
+            self.siblings[older.index()].0 = Some(block);
+        }
         let start = block.index() * self.block_size;
         self.token_ids[start..start + self.block_size].copy_from_slice(token_ids);
         true
@@ -95,8 +154,45 @@ impl PrefixCache {
 
     /// Forgets a block's content, because the block is about to be overwritten.
     pub fn forget(&mut self, block: BlockId) {
-        if let Some((hash, _)) = self.names[block.index()].take() {
-            self.blocks.remove(&hash);
+        let Some((hash, parent)) = self.names[block.index()].take() else { return };
+        self.blocks.remove(&hash);
+        self.evicted.add(hash);
+        let (younger, older) = std::mem::take(&mut self.siblings[block.index()]);
+        if let Some(older) = older {
+            self.siblings[older.index()].0 = younger;
+        }
+        match (younger, older) {
+            (Some(younger), _) => self.siblings[younger.index()].1 = older,
+            (None, Some(older)) => {
+                self.latest_child.insert(parent, older);
+            }
+            (None, None) => {
+                self.latest_child.remove(&parent);
+            }
+        }
+    }
+
+    /// Why [`lookup`](Self::lookup) finds no block with this name, parent and tokens. Takes as long as
+    /// comparing the tokens with those of a bounded number of blocks.
+    #[must_use]
+    pub fn explain(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> BlockMiss {
+        if self.evicted.names.contains(&hash) {
+            return BlockMiss::Evicted;
+        }
+        let first = self.latest_child.get(&parent).copied();
+        let children = std::iter::successors(first, |child| self.siblings[child.index()].1);
+        let compared = children.take(MAX_COMPARED).filter_map(|child| {
+            let cached = self.tokens(child);
+            let num_equal = token_ids.iter().zip(cached).position(|(wanted, cached)| wanted != cached)?;
+            Some((num_equal, token_ids[num_equal], cached[num_equal]))
+        });
+        // The first of those that agree longest: the one published last.
+        let closest = compared.reduce(|best, other| if other.0 > best.0 { other } else { best });
+        match closest {
+            Some((num_equal, token_id, cached_token_id)) => {
+                BlockMiss::Differs { num_equal, token_id, cached_token_id }
+            }
+            None => BlockMiss::Unseen,
         }
     }
 
@@ -127,6 +223,22 @@ impl PrefixCache {
             if self.names[block.index()].is_none_or(|(name, _)| name != *hash) {
                 return Err(format!("the index entry of {block:?} does not match its name"));
             }
+        }
+        let mut num_linked = 0;
+        for (parent, first) in &self.latest_child {
+            let (mut block, mut younger) = (Some(*first), None);
+            while let Some(child) = block {
+                let is_child = self.names[child.index()].is_some_and(|(_, name)| name == *parent);
+                let (back, older) = self.siblings[child.index()];
+                num_linked += 1;
+                if !is_child || back != younger || num_linked > named {
+                    return Err(format!("the children are not linked properly at {child:?}"));
+                }
+                (younger, block) = (block, older);
+            }
+        }
+        if num_linked != named || self.evicted.order.len() != self.evicted.names.len() {
+            return Err(format!("{named} named blocks, but {num_linked} linked as children"));
         }
         Ok(())
     }

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::{DeviceChoice, Llm, OpenedDevice};
-use crate::chat::Chat;
+use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
+use crate::grammar::GrammarCompiler;
 use crate::hub::{ModelFiles, ResolvedModel};
 use crate::models;
 use crate::ops::cpu::pool::ThreadPool;
@@ -46,6 +47,8 @@ pub struct LlmOptions {
     pub kv_cache_dtype: KvCacheDType,
     /// Context length, batch sizes and memory.
     pub limits: EngineLimits,
+    /// The chat template, and how answers are taken apart.
+    pub chat: ChatConfig,
 }
 
 impl LlmOptions {
@@ -131,7 +134,7 @@ impl Llm {
     /// memory; if limits contradict each other. Nothing heavy is done before these checks.
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
-        let opened = OpenedModel::open(model)?;
+        let opened = OpenedModel::open(model, &options.chat)?;
         let device = options.open_device()?;
         let engine_config = plan_memory(&opened.demand(options, &device)?, &options.limits)?;
         let context = Arc::new(new_context(options, &device)?);
@@ -166,6 +169,9 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
         };
+        let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
+            GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
+        });
         let runner = ModelRunner::new(lm, kv_cache)?;
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
         Ok(Self {
@@ -173,6 +179,7 @@ impl Llm {
             engine,
             chat: opened.chat,
             tokenizer: opened.tokenizer,
+            grammars,
             config: opened.config,
             context,
             weight_bytes_per_token,
@@ -191,7 +198,7 @@ pub(super) struct OpenedModel {
 }
 
 impl OpenedModel {
-    pub(super) fn open(model: &ResolvedModel) -> Result<Self> {
+    pub(super) fn open(model: &ResolvedModel, chat: &ChatConfig) -> Result<Self> {
         let checkpoint = match &model.files {
             ModelFiles::Demo => Checkpoint::from_static(demo::MODEL)?,
             ModelFiles::Gguf(path) | ModelFiles::Folder(path) => Checkpoint::open(path)?,
@@ -200,7 +207,9 @@ impl OpenedModel {
         checkpoint.ensure_supported()?;
         let tokenizer = load_tokenizer(&checkpoint)?.map(Arc::new);
         let chat = match &tokenizer {
-            Some(tokenizer) if tokenizer.chat_template().is_some() => Some(Chat::new(tokenizer)?),
+            Some(tokenizer) if tokenizer.chat_template().is_some() || chat.template.is_some() => {
+                Some(Chat::with_config(tokenizer, chat)?)
+            }
             _ => None,
         };
         Ok(Self { checkpoint, config, tokenizer, chat })

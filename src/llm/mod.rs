@@ -17,11 +17,12 @@ pub use report::ModelReport;
 pub use text_decoder::{TextDecoder, TextOptions};
 pub use text_stream::{TextEvent, TextStream};
 
-use crate::chat::{Chat, ChatOptions, Message};
+use crate::chat::{Chat, ChatOptions, Message, PromptEnd, ReasoningFormat};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Request};
+use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, ReasoningStart};
 use crate::ops::Context;
-use crate::sampling::SamplingParams;
+use crate::sampling::{Constraint, SamplingParams};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
 
@@ -31,6 +32,7 @@ pub struct Llm {
     name: String,
     engine: Engine,
     tokenizer: Option<Arc<Tokenizer>>,
+    grammars: Option<GrammarCompiler>,
     chat: Option<Chat>,
     config: ModelConfig,
     context: Arc<Context>,
@@ -57,7 +59,13 @@ impl Llm {
         self.tokenizer.as_deref()
     }
 
-    /// Whether the model came with a chat template.
+    /// The chat format, if there is a template.
+    #[must_use]
+    pub fn chat(&self) -> Option<&Chat> {
+        self.chat.as_ref()
+    }
+
+    /// Whether there is a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         self.chat.is_some()
@@ -118,9 +126,56 @@ impl Llm {
         let tokenizer = self.require_tokenizer()?;
         let chat = self.chat.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, format!("{} has no chat template", self.name))
-                .with_hint("give the prompt as it is with --raw")
+                .with_hint("give the prompt as it is with --raw, or a template with --chat-template")
         })?;
         chat.encode(tokenizer, messages, options)
+    }
+
+    /// Compiles what answers are to look like, for [`Request::constraint`]. Takes up to a second.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no tokenizer; otherwise as [`GrammarCompiler::compile`].
+    pub fn compile_grammar(&self, spec: &GrammarSpec) -> Result<Arc<Grammar>> {
+        self.require_tokenizer()?;
+        match &self.grammars {
+            Some(grammars) => grammars.compile(spec),
+            None => Err(Error::internal("a model with a tokenizer has no compiler of grammars")),
+        }
+    }
+
+    /// The same constraint for a model that may reason first: it begins where the reasoning ends.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the answer begins with reasoning and its end is no token of its own.
+    pub fn after_reasoning(
+        &self,
+        constraint: Arc<dyn Constraint>,
+        format: Option<ReasoningFormat>,
+        prompt_end: PromptEnd,
+    ) -> Result<Arc<dyn Constraint>> {
+        let Some(format) = format.filter(|_| prompt_end != PromptEnd::AfterReasoning) else {
+            return Ok(constraint);
+        };
+        let tokenizer = self.require_tokenizer()?;
+        let (open, close) = format.markers();
+        let [open, close] = [open, close].map(|marker| tokenizer.token_id(marker));
+        let is_inside = prompt_end == PromptEnd::InReasoning || format == ReasoningFormat::ThinkFromStart;
+        let (start, close) = match (is_inside, open, close) {
+            (true, _, Some(close)) => (ReasoningStart::Inside, close),
+            (false, Some(open), Some(close)) => (ReasoningStart::Before(open), close),
+            // A model without these tokens is not made to think, so that it can go without.
+            (false, _, _) => return Ok(constraint),
+            (true, _, None) => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "the answer begins with reasoning, and the model has no token that ends it, so its form cannot \
+                     be enforced",
+                )
+                .with_hint("switch reasoning off with chat_template_kwargs {\"enable_thinking\": false}"));
+            }
+        };
+        let ends = &self.engine.model_limits().eos_token_ids;
+        Ok(Arc::new(AfterReasoning::new(constraint, start, close, tokenizer, ends)))
     }
 
     /// Queues a prompt; the stream gives text as it is generated.

@@ -35,7 +35,7 @@ impl Llm {
     /// # Errors
     /// If a file is damaged, or the model is none that can be run.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
-        let opened = OpenedModel::open(model)?;
+        let opened = OpenedModel::open(model, &options.chat)?;
         let demand = opened.demand(options, &options.open_device()?)?;
         let plan = crate::runner::plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;

@@ -17,11 +17,13 @@ pub struct TextOptions {
     pub include_stop: bool,
     /// Leave control tokens out of the text.
     pub skip_special: bool,
+    /// Of these, the ones that stay in the text because something takes it apart by them; ascending.
+    pub visible_special: Arc<[u32]>,
 }
 
 impl Default for TextOptions {
     fn default() -> Self {
-        Self { stop: Vec::new(), include_stop: false, skip_special: true }
+        Self { stop: Vec::new(), include_stop: false, skip_special: true, visible_special: Arc::default() }
     }
 }
 
@@ -49,7 +51,8 @@ impl TextDecoder {
         let sequences = (0..num_sequences).map(|_| {
             let decoder = match tokenizer {
                 Some(tokenizer) => Some((
-                    Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special),
+                    Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special)
+                        .with_visible(Arc::clone(&options.visible_special)),
                     StopMatcher::new(&options.stop, options.include_stop)?,
                 )),
                 None => None,
@@ -65,6 +68,10 @@ impl TextDecoder {
     pub fn push(&mut self, event: Event, ready: &mut VecDeque<TextEvent>) -> Option<usize> {
         match event {
             Event::PromptLogits { .. } => None,
+            Event::PromptLogprobs { logprobs } => {
+                ready.push_back(TextEvent::PromptLogprobs { logprobs });
+                None
+            }
             Event::Token { index, token_id, logprobs, is_end } => {
                 let sequence = &mut self.sequences[index];
                 if sequence.matched_stop.is_some() {

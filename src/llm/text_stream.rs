@@ -4,11 +4,16 @@ use std::collections::VecDeque;
 
 use super::TextDecoder;
 use crate::engine::{AbortHandle, Event, FinishReason, RequestStream, SequenceStats};
-use crate::sampling::TokenLogprobs;
+use crate::sampling::{RankedLogprobs, TokenLogprobs};
 
 /// Something that happened to a request, in text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextEvent {
+    /// The log-probabilities of the next prompt tokens, from the second one on. They come before everything else.
+    PromptLogprobs {
+        /// One for each token.
+        logprobs: Vec<RankedLogprobs>,
+    },
     /// More text, or a token whose text is not known yet.
     Delta {
         /// Number of the sequence in the request.

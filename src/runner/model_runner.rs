@@ -46,11 +46,8 @@ impl ModelRunner {
             let first = self.batch.token_ids.len();
             let end = row.start + row.len;
             self.push_row(row, row.start, &row.token_ids[row.start..end]);
-            if row.all_logits {
-                self.batch.logits_indices.extend(first..first + row.len);
-            } else if !row.samples.is_empty() {
-                self.batch.logits_indices.push(first + row.len - 1);
-            }
+            let end = first + row.len;
+            self.batch.logits_indices.extend(end - row.num_logits()..end);
         }
     }
 
@@ -100,12 +97,7 @@ impl Runner for ModelRunner {
             let mut rest = logits;
             let mut outputs = Vec::with_capacity(step.rows.len());
             for row in &step.rows {
-                let num_rows = match (row.all_logits, row.samples.is_empty()) {
-                    (true, _) => row.len,
-                    (false, true) => 0,
-                    (false, false) => 1,
-                };
-                let (own, others) = rest.split_at(num_rows * vocab_size);
+                let (own, others) = rest.split_at(row.num_logits() * vocab_size);
                 rest = others;
                 let last = own.len().saturating_sub(vocab_size);
                 let draw = |input| {
@@ -113,10 +105,17 @@ impl Runner for ModelRunner {
                     tokens.push(sampler.sample(&own[last..], input));
                     tokens
                 };
-                outputs.push(RowOutput {
-                    samples: row.samples.iter().map(draw).collect(),
-                    logits: if row.all_logits { own.to_vec() } else { Vec::new() },
-                });
+                let samples = row.samples.iter().map(draw).collect();
+                let prompt_logprobs = match row.prompt_logprobs {
+                    Some(num_top) => {
+                        let next = row.token_ids[row.start + 1..].iter();
+                        let rows = own.chunks_exact(vocab_size).zip(next);
+                        rows.map(|(logits, token_id)| sampler.rank(logits, *token_id, num_top)).collect()
+                    }
+                    None => Vec::new(),
+                };
+                let logits = if row.all_logits { own.to_vec() } else { Vec::new() };
+                outputs.push(RowOutput { samples, logits, prompt_logprobs });
             }
             outputs
         })?;
@@ -130,8 +129,11 @@ impl Runner for ModelRunner {
 /// Whether the host needs nothing of a row but its tokens.
 fn can_sample_on_device(row: &StepRow<'_>) -> bool {
     match &row.samples[..] {
-        [] => !row.all_logits,
-        [input] => !row.all_logits && input.params.logprobs.is_none(),
+        [] => row.num_logits() == 0,
+        [input] => {
+            let wants_tokens_only = input.params.logprobs.is_none() && input.allowed.is_none();
+            !row.all_logits && row.prompt_logprobs.is_none() && wants_tokens_only
+        }
         _ => false,
     }
 }
@@ -182,7 +184,7 @@ impl ModelRunner {
             .iter()
             .map(|row| RowOutput {
                 samples: row.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
-                logits: Vec::new(),
+                ..RowOutput::default()
             })
             .collect();
         let mut tokens = vec![0; step.rows.len()];
@@ -216,7 +218,7 @@ impl ModelRunner {
             .rows
             .iter()
             .map(|row| match &row.samples[..] {
-                [input] if row.len == 1 => {
+                [input] if row.len == 1 && input.allowed.is_none() => {
                     let mut tokens = Vec::with_capacity(input.output_token_ids.len() + step.num_steps);
                     tokens.extend_from_slice(input.output_token_ids);
                     Ok((input, tokens))

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::kv_cache::BlockId;
-use crate::sampling::{SampledToken, SamplerInput};
+use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput};
 use crate::scheduler::BlockCopy;
 
 /// One step, with everything that it needs resolved.
@@ -31,6 +31,21 @@ pub struct StepRow<'a> {
     pub samples: Vec<SamplerInput<'a>>,
     /// Return the logits of all the row's tokens.
     pub all_logits: bool,
+    /// Return the log-probability of each token after one of the row's, as far as there is one, and of this
+    /// many most likely tokens in its place.
+    pub prompt_logprobs: Option<usize>,
+}
+
+impl StepRow<'_> {
+    /// Rows of logits that the row takes up.
+    #[must_use]
+    pub fn num_logits(&self) -> usize {
+        match (self.all_logits || self.prompt_logprobs.is_some(), self.samples.is_empty()) {
+            (true, _) => self.len,
+            (false, true) => 0,
+            (false, false) => 1,
+        }
+    }
 }
 
 /// What a row gave.
@@ -41,6 +56,8 @@ pub struct RowOutput {
     pub samples: Vec<Vec<Option<SampledToken>>>,
     /// If all logits were wanted: `len × vocab_size` f32.
     pub logits: Vec<f32>,
+    /// If log-probabilities were wanted: those of the tokens at `start + 1..`, at most `len`.
+    pub prompt_logprobs: Vec<RankedLogprobs>,
 }
 
 /// Computes steps: the engine's view of a model on a device.

@@ -1,9 +1,11 @@
-//! From logits to a token: the parameters of a request and the sampler.
+//! From logits to a token: the parameters of a request, its constraint and the sampler.
 
+mod constraint;
 mod params;
 mod philox;
 mod sampler;
 
+pub use constraint::{Constraint, ConstraintState, TokenMask};
 pub use params::SamplingParams;
-pub(crate) use params::token_in_vocabulary;
-pub use sampler::{SampledToken, Sampler, SamplerInput, TokenLogprobs};
+pub(crate) use params::{at_most_logprobs, token_in_vocabulary};
+pub use sampler::{RankedLogprobs, SampledToken, Sampler, SamplerInput, TokenLogprobs};

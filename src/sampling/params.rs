@@ -107,7 +107,7 @@ impl SamplingParams {
         in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         at_most("n", self.n, MAX_N)?;
         at_least_one("n", self.n)?;
-        at_most("logprobs", self.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+        at_most_logprobs("logprobs", self.logprobs)?;
         at_most_entries("logit_bias", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
         at_most_entries("stop", self.stop.len(), MAX_STOP_STRINGS)?;
         if let Some(max_tokens) = self.max_tokens {
@@ -172,6 +172,11 @@ fn at_least_one(name: &'static str, value: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid_request(format!("{name} is 0; it must be at least 1")).with_param(name))
+}
+
+/// Checks a number of top log-probabilities.
+pub(crate) fn at_most_logprobs(name: &'static str, num_top: Option<usize>) -> Result<()> {
+    at_most(name, num_top.unwrap_or(0), MAX_LOGPROBS)
 }
 
 pub(crate) fn token_in_vocabulary(name: &str, token_id: u32, vocab_size: usize) -> Result<()> {

@@ -1,11 +1,12 @@
 //! Chooses a token from a row of logits.
 //!
 //! The order of the steps is vLLM's: log-probabilities are those of the model's own logits; then logit
-//! bias, the ban on end tokens, penalties, temperature, min-p, top-k, top-p, and the draw. The result
-//! depends on the row, the parameters, the sequence's own tokens and its seed, on nothing else.
+//! bias, the ban on end tokens, penalties, the mask of a constraint, temperature, min-p, top-k, top-p, and the
+//! draw. The result depends on the row, the parameters, the sequence's own tokens and its seed, on nothing
+//! else.
 
-use super::SamplingParams;
 use super::philox::uniform;
+use super::{SamplingParams, TokenMask};
 
 /// What the sampler has to know of a sequence.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +23,8 @@ pub struct SamplerInput<'a> {
     pub output_token_ids: &'a [u32],
     /// Tokens that end the sequence; banned while fewer than `min_tokens` are generated.
     pub end_token_ids: &'a [u32],
+    /// If present, no other token is chosen. It says also which end tokens are possible, whatever `min_tokens` is.
+    pub allowed: Option<&'a TokenMask>,
 }
 
 /// A chosen token.
@@ -42,6 +45,15 @@ pub struct TokenLogprobs {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Log-probabilities of a token that was given, not chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankedLogprobs {
+    /// Of the token, and of the most likely ones in its place.
+    pub logprobs: TokenLogprobs,
+    /// Place of the token among all by their likelihood, 1 for the most likely one.
+    pub rank: u32,
+}
+
 /// The sampler with its scratch memory.
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -54,19 +66,25 @@ pub struct Sampler {
 
 impl Sampler {
     /// Chooses a token from `logits` (f32, one for each token of the vocabulary), or returns `None` if
-    /// they contain a NaN or +infinity, or no finite value.
+    /// they contain a NaN or +infinity, or no finite value among the tokens that are possible.
     pub fn sample(&mut self, logits: &[f32], input: &SamplerInput<'_>) -> Option<SampledToken> {
         let best = argmax(logits)?;
         let params = input.params;
         let logprobs = params.logprobs.map(|num_top| self.logprobs(logits, num_top));
-        let ban_end = input.output_token_ids.len() < params.min_tokens && !input.end_token_ids.is_empty();
-        let unchanged = params.logit_bias.is_empty() && !ban_end && !params.has_penalties();
+        let ban_end = input.allowed.is_none()
+            && input.output_token_ids.len() < params.min_tokens
+            && !input.end_token_ids.is_empty();
+        let unchanged =
+            input.allowed.is_none() && params.logit_bias.is_empty() && !ban_end && !params.has_penalties();
         let token_id = if params.is_greedy() && unchanged {
             best
         } else {
             self.logits.clear();
             self.logits.extend_from_slice(logits);
             self.adjust(input, ban_end);
+            if let Some(allowed) = input.allowed {
+                allowed.apply(&mut self.logits);
+            }
             match params.is_greedy() {
                 true => argmax(&self.logits)?,
                 false => {
@@ -79,6 +97,16 @@ impl Sampler {
             top,
         });
         Some(SampledToken { token_id, logprobs })
+    }
+
+    /// The log-probability of `token_id` in the place that these logits are about. Logits that are no numbers
+    /// give log-probabilities that are none.
+    pub fn rank(&mut self, logits: &[f32], token_id: u32, num_top: usize) -> RankedLogprobs {
+        let (log_sum, top) = self.logprobs(logits, num_top);
+        let logit = logits.get(token_id as usize).copied().unwrap_or(f32::NAN);
+        let num_above = logits.iter().filter(|other| **other > logit).count();
+        let logprob = (f64::from(logit) - log_sum) as f32;
+        RankedLogprobs { logprobs: TokenLogprobs { logprob, top }, rank: num_above as u32 + 1 }
     }
 
     /// The logarithm of the sum of the exponentials, and the `num_top` most likely tokens.
@@ -238,6 +266,7 @@ mod tests {
             prompt_token_ids: &[],
             output_token_ids: output,
             end_token_ids: &[0],
+            allowed: None,
         };
         Sampler::default().sample(logits, &input)
     }
@@ -300,6 +329,7 @@ mod tests {
                 prompt_token_ids: prompt,
                 output_token_ids: output,
                 end_token_ids: &[],
+                allowed: None,
             };
             let mut sampler = Sampler::default();
             for _ in 0..2 {
@@ -341,6 +371,40 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the parameters are, and whether or not the model would ever choose it.
+        #[test]
+        fn only_allowed_tokens_are_chosen(
+            logits in proptest::collection::vec(-30.0_f32..30.0, 2..100),
+            chosen in proptest::collection::vec(0_u32..100, 1..5),
+            (temperature, top_k, top_p, min_p) in (0.0_f32..2.0, 0_usize..4, 0.01_f32..1.0, 0.0_f32..1.0),
+            (penalty, bias, min_tokens) in (0.1_f32..3.0, 0_u32..100, 0_usize..3),
+            seed in any::<u64>(),
+        ) {
+            let len = logits.len() as u32;
+            let allowed: TokenMask = chosen.iter().map(|id| id % len).collect();
+            let params = SamplingParams {
+                temperature, top_k, top_p, min_p, min_tokens, repetition_penalty: penalty, logprobs: Some(1),
+                logit_bias: [(bias % len, 100.0)].into(), ..SamplingParams::default()
+            };
+            let mut input = SamplerInput {
+                params: &params, seed, stream: 0, prompt_token_ids: &[0], output_token_ids: &[1],
+                end_token_ids: &[0], allowed: Some(&allowed),
+            };
+            let token = Sampler::default().sample(&logits, &input).unwrap();
+            prop_assert!(allowed.contains(token.token_id));
+            let all: TokenMask = (0..len).collect();
+            input.allowed = Some(&all);
+            let free = SamplingParams { min_tokens: 0, ..params.clone() };
+            let unmasked = SamplerInput { params: &free, allowed: None, ..input };
+            let logprobs = token.logprobs.unwrap();
+            prop_assert_eq!(
+                Sampler::default().sample(&logits, &input),
+                Sampler::default().sample(&logits, &unmasked)
+            );
+            // Log-probabilities are those of the model, whatever is allowed.
+            prop_assert_eq!(logprobs.top, Sampler::default().sample(&logits, &unmasked).unwrap().logprobs.unwrap().top);
+        }
+
         /// The fast nucleus against one that sorts everything.
         #[test]
         fn top_p_agrees_with_a_full_sort(

@@ -10,11 +10,13 @@
 //! no decision it makes can change a token, only when it is computed.
 
 mod output;
+mod prefix_miss;
 mod sequence;
 
 use std::collections::{HashMap, VecDeque};
 
 pub use output::{BlockCopy, ScheduledRow, SchedulerOutput};
+pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use crate::config::EngineConfig;
@@ -82,6 +84,7 @@ impl Scheduler {
                 num_prompt_tokens: spec.prompt_token_ids.len(),
                 num_computed_tokens: 0,
                 num_cached_tokens: 0,
+                prefix_miss: None,
                 num_preemptions: 0,
                 max_len: spec.max_len,
                 block_table: Vec::new(),
@@ -90,6 +93,7 @@ impl Scheduler {
                 num_published_blocks: 0,
                 forks: if is_leader { ids[1..].to_vec() } else { Vec::new() },
                 prompt_logits: is_leader && spec.prompt_logits,
+                single_step: spec.single_step,
             };
             self.sequences.insert(id, sequence);
         }
@@ -100,8 +104,11 @@ impl Scheduler {
     /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
     /// give its blocks back; then the next plan admits again.
     pub fn schedule(&mut self) -> SchedulerOutput {
-        let mut plan =
-            Plan { output: SchedulerOutput::default(), budget: self.config.max_num_batched_tokens };
+        let mut plan = Plan {
+            output: SchedulerOutput::default(),
+            budget: self.config.max_num_batched_tokens,
+            logits_budget: self.spare_logits(),
+        };
         // Rows that generate are never held up by somebody's long prompt.
         let (generating, computing): (Vec<SeqId>, Vec<SeqId>) =
             self.running.iter().partition(|id| self.sequences[id].num_uncomputed_tokens() == 1);
@@ -135,6 +142,7 @@ impl Scheduler {
         let block_table = source.block_table.clone();
         let block_hashes = source.block_hashes.clone();
         let (num_computed, num_cached) = (source.num_prompt_tokens, source.num_cached_tokens);
+        let prefix_miss = source.prefix_miss;
         let num_published = source.num_published_blocks;
         let Some(sequence) = self.sequences.get_mut(&fork) else { return };
         block_table.iter().for_each(|block| self.pool.retain(*block));
@@ -143,6 +151,7 @@ impl Scheduler {
         sequence.num_published_blocks = num_published;
         sequence.num_computed_tokens = num_computed;
         sequence.num_cached_tokens = num_cached;
+        sequence.prefix_miss = prefix_miss;
         sequence.token_ids.push(first_token_id);
         sequence.status = SequenceStatus::Running;
         self.running.push(fork);
@@ -240,7 +249,7 @@ impl Scheduler {
         if sequence.status != SequenceStatus::Running {
             return;
         }
-        let num_tokens = sequence.num_uncomputed_tokens().min(plan.budget).min(self.row_limit(sequence));
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence));
         if num_tokens == 0 {
             return;
         }
@@ -274,6 +283,7 @@ impl Scheduler {
         if self.pool.num_free() < wanted + reusable + watermark {
             return false;
         }
+        let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
         cached.iter().for_each(|block| self.pool.retain(*block));
         self.waiting.pop_front();
         self.running.push(id);
@@ -283,6 +293,7 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         if sequence.status == SequenceStatus::Waiting {
             sequence.num_cached_tokens = num_cached_tokens;
+            sequence.prefix_miss = Some(prefix_miss);
             self.stats.prefix_cache_queries += sequence.token_ids.len() as u64;
             self.stats.prefix_cache_hits += num_cached_tokens as u64;
         }
@@ -291,18 +302,16 @@ impl Scheduler {
         sequence.num_computed_tokens = num_cached_tokens;
         sequence.block_table = cached;
         let sequence = &self.sequences[&id];
-        let num_tokens = sequence.num_uncomputed_tokens().min(plan.budget).min(self.row_limit(sequence));
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence));
         self.push_row(id, num_tokens, plan);
         true
     }
 
-    /// The most tokens a row may have: a row whose logits are all wanted takes up rows of logits.
-    fn row_limit(&self, sequence: &Sequence) -> usize {
-        if !sequence.prompt_logits {
-            return usize::MAX;
-        }
-        let others = (self.running.len() + self.num_reserved_seats).saturating_sub(1);
-        self.config.max_num_seqs.saturating_sub(others).max(1)
+    /// Rows of logits beyond one for each sequence that runs or could be admitted in this step. A step has as
+    /// many as there are seats.
+    fn spare_logits(&self) -> usize {
+        let taken = self.running.len() + self.num_reserved_seats + self.waiting.len();
+        self.config.max_num_seqs.saturating_sub(taken)
     }
 
     /// Adds a row; the blocks are known to be there.
@@ -316,12 +325,16 @@ impl Scheduler {
             samples.extend_from_slice(&sequence.forks);
         }
         plan.budget -= num_tokens;
+        if sequence.prompt_logits {
+            plan.logits_budget = plan.logits_budget.saturating_sub(num_tokens - 1);
+        }
         plan.output.rows.push(ScheduledRow { seq: id, start, len: num_tokens, samples, copy });
     }
 
     /// Takes a sequence's blocks, and its row if it already has one.
     fn preempt(&mut self, id: SeqId, plan: &mut Plan) {
         if let Some(index) = plan.output.rows.iter().position(|row| row.seq == id) {
+            // Its rows of logits stay spent; the next step has them again.
             plan.budget += plan.output.rows.remove(index).len;
         }
         self.release_blocks(id);
@@ -343,7 +356,9 @@ impl Scheduler {
     fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
         let generating = |row: &ScheduledRow| {
             let sequence = &self.sequences[&row.seq];
-            row.len == 1 && row.samples.len() == 1 && !sequence.prompt_logits
+            let is_prompt = row.start < sequence.num_prompt_tokens;
+            let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
+            row.len == 1 && row.samples.len() == 1 && is_plain
         };
         if self.config.num_scheduler_steps <= 1
             || output.rows.is_empty()
@@ -432,6 +447,30 @@ impl Scheduler {
         found
     }
 
+    /// Why the cached prefix of a sequence that is about to be admitted has no more than `num_found` blocks.
+    fn explain_miss(&self, sequence: &Sequence, num_found: usize) -> PrefixMiss {
+        let block_size = self.config.block_size;
+        let num_blocks = (sequence.token_ids.len() - 1) / block_size;
+        if sequence.prompt_logits {
+            return PrefixMiss::PromptLogits;
+        }
+        if self.config.enable_prefix_caching && num_blocks == 0 {
+            return PrefixMiss::ShortPrompt;
+        }
+        let start = num_found * block_size;
+        let parent =
+            num_found.checked_sub(1).map_or(Some(&sequence.cache_root), |i| sequence.block_hashes.get(i));
+        match (parent, sequence.block_hashes.get(num_found)) {
+            (Some(parent), Some(hash)) if num_found < num_blocks => {
+                let token_ids = &sequence.token_ids[start..start + block_size];
+                let reason = self.pool.explain(*hash, *parent, token_ids);
+                reason.map_or(PrefixMiss::Disabled, |reason| PrefixMiss::Block { start, reason })
+            }
+            _ if self.config.enable_prefix_caching => PrefixMiss::None,
+            _ => PrefixMiss::Disabled,
+        }
+    }
+
     /// Offers the sequence's newly filled blocks to everybody else.
     fn publish(&mut self, id: SeqId) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
@@ -480,4 +519,17 @@ struct Plan {
     output: SchedulerOutput,
     /// Tokens that may still be added.
     budget: usize,
+    /// Rows of logits that may still be added, beside the one that every row may have.
+    logits_budget: usize,
+}
+
+impl Plan {
+    /// The most tokens that a row of this sequence may have. One whose logits are all needed takes up as many
+    /// rows of logits, and a long prompt of its kind is computed in many small pieces.
+    fn row_limit(&self, sequence: &Sequence) -> usize {
+        match sequence.prompt_logits {
+            true => self.budget.min(self.logits_budget + 1),
+            false => self.budget,
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! One token list that is being generated, as far as scheduling has to know it.
 
+use super::PrefixMiss;
 use crate::kv_cache::{BlockHash, BlockId};
 
 /// The number of a sequence, never reused by a scheduler.
@@ -30,8 +31,10 @@ pub struct SequenceSpec {
     pub cache_salt: Option<String>,
     /// Sequences that continue the prompt, this one counted in: the `n` of a request.
     pub num_sequences: usize,
-    /// The logits of every prompt token are wanted, so none may come from the prefix cache.
+    /// The logits of every prompt token are needed, so none may come from the prefix cache.
     pub prompt_logits: bool,
+    /// Each token must be known before the next one can be chosen: never several tokens in a step.
+    pub single_step: bool,
 }
 
 /// A sequence inside the scheduler.
@@ -45,6 +48,8 @@ pub struct Sequence {
     pub(super) num_computed_tokens: usize,
     /// Of these, the ones found in the prefix cache when the sequence was first admitted.
     pub(super) num_cached_tokens: usize,
+    /// Why they are not more; none until then.
+    pub(super) prefix_miss: Option<PrefixMiss>,
     pub(super) num_preemptions: usize,
     pub(super) max_len: usize,
     pub(super) block_table: Vec<BlockId>,
@@ -57,6 +62,7 @@ pub struct Sequence {
     /// Sequences that fork off when the prompt is computed.
     pub(super) forks: Vec<SeqId>,
     pub(super) prompt_logits: bool,
+    pub(super) single_step: bool,
 }
 
 impl Sequence {
@@ -96,6 +102,12 @@ impl Sequence {
         self.num_cached_tokens
     }
 
+    /// Why not more of them were found; none before the first admission.
+    #[must_use]
+    pub fn prefix_miss(&self) -> Option<PrefixMiss> {
+        self.prefix_miss
+    }
+
     /// How often the sequence's blocks were taken.
     #[must_use]
     pub fn num_preemptions(&self) -> usize {
@@ -108,7 +120,7 @@ impl Sequence {
         self.status
     }
 
-    /// Whether the logits of every prompt token are wanted.
+    /// Whether the logits of every prompt token are needed.
     #[must_use]
     pub fn prompt_logits(&self) -> bool {
         self.prompt_logits

@@ -107,6 +107,7 @@ fn compare(context: &Context) -> Result<Option<Differences>> {
                 prompt_token_ids: &prompt,
                 output_token_ids: &outputs[index],
                 end_token_ids: &ends,
+                allowed: None,
             };
             let row = &logits[index * VOCAB_SIZE..][..VOCAB_SIZE];
             let expected = host.sample(row, &input).map_or(u32::MAX, |token| token.token_id);

@@ -64,11 +64,19 @@ pub trait AccessLog: Send + Sync {
 
 /// What handlers add to their request's line.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Note(Arc<Mutex<Option<TokenCounts>>>);
+pub(super) struct Note {
+    tokens: Arc<Mutex<Option<TokenCounts>>>,
+    request_id: Arc<str>,
+}
 
 impl Note {
+    /// The id in the header of the answer.
+    pub(super) fn request_id(&self) -> Arc<str> {
+        Arc::clone(&self.request_id)
+    }
+
     pub(super) fn set(&self, tokens: TokenCounts) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+        *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
     }
 }
 
@@ -85,7 +93,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         let mut record = self.record.clone();
         record.duration_ms = self.start.elapsed().as_micros() as f64 / 1e3;
-        record.tokens = *self.note.0.lock().unwrap_or_else(PoisonError::into_inner);
+        record.tokens = *self.note.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         self.app.log.record(record);
     }
 }
@@ -93,7 +101,7 @@ impl Drop for Line {
 /// The outermost layer.
 pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Body>, next: Next) -> Response {
     let id = clean_id(request.headers()).unwrap_or_else(new_id);
-    let note = Note::default();
+    let note = Note { request_id: id.as_str().into(), ..Note::default() };
     request.extensions_mut().insert(note.clone());
     let mut line = Line {
         start: Instant::now(),

@@ -80,6 +80,15 @@ impl ApiError {
         }
     }
 
+    /// 404: no such request, or not one of this key.
+    pub(super) fn no_such_request(id: &str) -> Self {
+        let message = format!(
+            "no request {:?} is known; the latest ones are, to the key that they came with (--request-history)",
+            id.chars().take(128).collect::<String>()
+        );
+        Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
+    }
+
     /// 405. The header `Allow` is the router's.
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
         let message = format!("{path} does not take {method}; the header Allow says what it takes");
@@ -196,6 +205,11 @@ pub(super) fn ok(body: &impl serde::Serialize) -> Response {
 /// 200 with something else.
 pub(super) fn ok_as(content_type: &'static str, body: Body) -> Response {
     (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+/// 204: everything is said in the head.
+pub(super) fn ok_without_body() -> Response {
+    StatusCode::NO_CONTENT.into_response()
 }
 
 /// What `/health` says: 200 if the server is ready, 503 if it is not.

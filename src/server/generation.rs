@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::access::{Note, TokenCounts};
 use super::error::ApiError;
+use super::history::Record;
 use super::state::{App, Model, Seat};
 use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
 use crate::llm::{TextDecoder, TextEvent, TextOptions};
@@ -44,6 +45,8 @@ pub(super) struct Generation {
     counts: TokenCounts,
     arrival: Instant,
     note: Note,
+    /// What is remembered of the request, if anything.
+    record: Option<Arc<Record>>,
 }
 
 struct PromptState {
@@ -83,6 +86,7 @@ pub(super) struct Ticket {
     pub(super) app: Arc<App>,
     pub(super) model: Arc<Model>,
     pub(super) note: Note,
+    pub(super) record: Option<Arc<Record>>,
     pub(super) arrival: Instant,
     pub(super) seats: Vec<Seat>,
 }
@@ -99,7 +103,7 @@ impl Generation {
         text: &TextOptions,
         buffer: Buffer,
     ) -> Result<Self, ApiError> {
-        let Ticket { app, model, note, arrival, seats } = ticket;
+        let Ticket { app, model, note, record, arrival, seats } = ticket;
         let engine = model.llm.engine();
         let config = engine.config();
         let num_sequences: usize = requests.iter().map(|request| request.params.n).sum();
@@ -142,6 +146,7 @@ impl Generation {
             counts: TokenCounts { prompt_tokens, ..TokenCounts::default() },
             arrival,
             note,
+            record,
             _seats: seats,
             model,
         })
@@ -162,7 +167,7 @@ impl Generation {
     ) -> Poll<Option<Result<(usize, TextEvent), ApiError>>> {
         loop {
             if let Some((prompt, event)) = self.ready.pop_front() {
-                return Poll::Ready(Some(self.count(&event).map(|()| (prompt, event))));
+                return Poll::Ready(Some(self.count(prompt, &event).map(|()| (prompt, event))));
             }
             if self.num_unfinished == 0 {
                 return Poll::Ready(None);
@@ -203,10 +208,13 @@ impl Generation {
         self.ready.extend(events.into_iter().map(|event| (prompt, event)));
     }
 
-    fn count(&mut self, event: &TextEvent) -> Result<(), ApiError> {
-        let TextEvent::Finished { index, reason, error, stats, .. } = event else {
+    fn count(&mut self, prompt: usize, event: &TextEvent) -> Result<(), ApiError> {
+        let TextEvent::Finished { index, reason, error, stats, matched_stop } = event else {
             if matches!(event, TextEvent::Delta { token_id: Some(_), .. }) {
                 self.counts.completion_tokens += 1;
+                if let Some(record) = &self.record {
+                    record.count_token();
+                }
             }
             return Ok(());
         };
@@ -215,6 +223,9 @@ impl Generation {
             self.counts.cached_tokens += stats.num_cached_tokens;
         }
         self.model.metrics.count_finished(*reason, stats);
+        if let Some(record) = &self.record {
+            record.end(prompt, *index, *reason, matched_stop.is_some(), stats);
+        }
         if *reason != FinishReason::Error && *reason != FinishReason::Abort {
             return Ok(());
         }
@@ -231,6 +242,9 @@ impl Drop for Generation {
         for _ in 0..self.num_unfinished {
             self.model.metrics.count_reason(FinishReason::Abort);
         }
+        if let Some(record) = &self.record {
+            record.abandon();
+        }
         self.note.set(self.counts);
     }
 }
@@ -242,6 +256,10 @@ pub(super) struct Totals {
     pub(super) num_prompt_tokens: usize,
     pub(super) num_output_tokens: usize,
     pub(super) num_cached_tokens: usize,
+    /// Whether reasoning is told from the rest of the output.
+    pub(super) counts_reasoning: bool,
+    /// Output tokens that are reasoning.
+    pub(super) num_reasoning_tokens: usize,
     /// The longest times of a sequence, and all preemptions.
     pub(super) slowest: SequenceStats,
 }

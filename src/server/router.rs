@@ -1,7 +1,8 @@
 //! Which path leads where.
 //!
-//! `/health` is open. Everything else, also what does not exist, is behind the key: a path is guarded by
-//! where it stands here, never by what its name looks like.
+//! `/health` is open, and so is `/`, the chat page: the same bytes for everybody, which ask for a key
+//! themselves. Everything else, also what does not exist, is behind the key: a path is guarded by where it
+//! stands here, never by what its name looks like.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use serde_json::json;
 
 use super::error::{ApiError, health, ok, ok_as};
 use super::state::App;
-use super::{access, api, auth};
+use super::{access, api, auth, cors, page};
 
 /// The server as a service.
 pub(super) fn router(app: &Arc<App>) -> Router {
@@ -25,8 +26,10 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(api::completions::handle))
         .route("/v1/models", get(api::models::list))
         .route("/v1/models/{*name}", get(api::models::show))
+        .route("/v1/requests/{id}", get(api::requests::show))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route("/openapi.json", get(show_openapi))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))
         .fallback(no_such_path)
@@ -34,8 +37,10 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(app), auth::require_key));
     Router::new()
         .route("/health", get(show_health))
+        .route("/", get(page::show))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback_service(guarded.with_state(Arc::clone(app)))
+        .layer(from_fn_with_state(Arc::clone(app), cors::share))
         .layer(from_fn_with_state(Arc::clone(app), access::observe))
         .with_state(Arc::clone(app))
 }
@@ -43,6 +48,11 @@ pub(super) fn router(app: &Arc<App>) -> Router {
 async fn show_health(State(app): State<Arc<App>>) -> Response {
     let (is_ready, body) = app.health();
     health(is_ready, &body)
+}
+
+/// The interface in OpenAPI's terms, kept by hand and checked against the parsers by the tests.
+async fn show_openapi() -> Response {
+    ok_as("application/json", Body::from(include_str!("openapi.json")))
 }
 
 async fn show_version() -> Response {

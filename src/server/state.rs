@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::error::ApiError;
+use super::history::History;
 use super::metrics::Metrics;
 use super::{AccessLog, ServerConfig};
 use crate::llm::{Llm, LoadProgress};
@@ -24,6 +25,7 @@ pub(super) struct App {
     /// In KiB, because a semaphore counts 32 bits.
     pub(super) body_memory: Arc<Semaphore>,
     seats: Seats,
+    pub(super) history: History,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
@@ -49,6 +51,7 @@ impl App {
         Self {
             body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
             seats: Seats { waiting: config.max_waiting, taken: Arc::default() },
+            history: History::new(config.request_history),
             config,
             log,
             loading: Loading::default(),

@@ -13,6 +13,8 @@ use super::{Tokenizer, strip_leading_spaces};
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Control tokens that are part of the text all the same, ascending.
+    visible: Arc<[u32]>,
     /// Bytes of a character that is not complete.
     pending: Vec<u8>,
     num_leading_spaces: usize,
@@ -24,7 +26,7 @@ impl Detokenizer {
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let num_leading_spaces = tokenizer.num_leading_spaces();
-        Self { tokenizer, skip_special, pending: Vec::new(), num_leading_spaces }
+        Self { tokenizer, skip_special, visible: Arc::default(), pending: Vec::new(), num_leading_spaces }
     }
 
     /// A stream that continues a text, as the completion of a prompt does: a leading space stays.
@@ -33,9 +35,16 @@ impl Detokenizer {
         Self { num_leading_spaces: 0, ..Self::new(tokenizer, skip_special) }
     }
 
+    /// Never leaves these control tokens out, which are in ascending order: a parser of the text needs them.
+    #[must_use]
+    pub fn with_visible(self, visible: Arc<[u32]>) -> Self {
+        Self { visible, ..self }
+    }
+
     /// Takes the next token and returns the text that is complete with it, possibly none.
     pub fn push(&mut self, token_id: u32) -> String {
-        let mut bytes = self.tokenizer.emitted_bytes(token_id, self.skip_special);
+        let skip_special = self.skip_special && self.visible.binary_search(&token_id).is_err();
+        let mut bytes = self.tokenizer.emitted_bytes(token_id, skip_special);
         if self.num_leading_spaces > 0 {
             bytes = strip_leading_spaces(bytes, &mut self.num_leading_spaces);
         }
@@ -113,6 +122,18 @@ mod tests {
         assert_eq!(stream(&tokenizer, &ids, true).concat(), "Hello");
         let mut detokenizer = Detokenizer::continuing(tokenizer, true);
         assert_eq!(ids.iter().map(|id| detokenizer.push(*id)).collect::<String>(), " Hello");
+    }
+
+    #[test]
+    fn visible_tokens_stay_while_others_are_left_out() {
+        let tokenizer = tokenizer("llama-bpe");
+        let special: Vec<u32> =
+            (0..tokenizer.vocab_size() as u32).filter(|id| tokenizer.is_special(*id)).take(2).collect();
+        let [hidden, visible] = special[..] else { panic!("too few special tokens") };
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), true).with_visible([visible].into());
+        let text: String = [hidden, visible, hidden].map(|id| detokenizer.push(id)).concat();
+        assert_eq!(text, tokenizer.token_text(visible));
+        assert!(!text.is_empty());
     }
 
     proptest! {

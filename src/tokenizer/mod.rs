@@ -258,4 +258,4 @@ pub(crate) fn strip_leading_spaces<'b>(bytes: &'b [u8], remaining: &mut usize) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::*;
 use crate::weights::gguf::GgufFile;
 
-pub(super) const FIXTURES: [&str; 8] =
+pub(crate) const FIXTURES: [&str; 8] =
     ["llama-bpe", "glm4", "qwen2", "deepseek-llm", "deepseek-v3", "youtu", "tekken", "spm"];
 
 fn fixture(name: &str) -> PathBuf {
@@ -17,7 +17,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// The tokenizer of a fixture, read once.
-pub(super) fn tokenizer(name: &str) -> Arc<Tokenizer> {
+pub(crate) fn tokenizer(name: &str) -> Arc<Tokenizer> {
     static READ: LazyLock<Mutex<HashMap<String, Arc<Tokenizer>>>> = LazyLock::new(Mutex::default);
     let mut read = READ.lock().unwrap();
     let entry = read.entry(name.to_owned()).or_insert_with(|| {

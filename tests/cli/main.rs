@@ -7,6 +7,7 @@
 
 mod bad_files;
 mod bench;
+mod deploy;
 mod download;
 mod errors;
 #[expect(dead_code, reason = "the tests of the hub use all of it")]

@@ -171,3 +171,58 @@ fn generate_without_a_prompt_is_wrong_usage() {
         assert!(shown.contains("--prompt TEXT"), "{words}: {shown}");
     }
 }
+
+/// Answers every request with a page of metrics, `num_pages` times; then nobody listens any more.
+fn serve_metrics(num_pages: u32) -> std::net::SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for page in 0..num_pages {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut buffer = [0; 4_096];
+            let _ = stream.read(&mut buffer);
+            let body = format!(
+                "vllm:num_requests_running{{model_name=\"watched\"}} 7\nvllm:kv_cache_usage_perc 0.5\n\
+                 vllm:generation_tokens_total {}\n",
+                page * 1_000
+            );
+            let head =
+                format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn top_draws_in_place_and_gives_the_terminal_back() {
+    let url = format!("http://{}", serve_metrics(4));
+    let mut terminal = Terminal::new(tinyvllm(&format!("top --interval 0.2 --url {url}")));
+    terminal.wait_for("\x1b[?1049h");
+    terminal.wait_for("watched");
+    let shown = terminal.wait_for("████████████░░░░░░░░░░░░");
+    assert!(shown.contains("\x1b[1m"), "numbers are bold: {shown:?}");
+    // The second frame is drawn over the first one.
+    let shown = terminal.wait_for("\x1b[H");
+    assert!(!shown.contains("\x1b[2J"), "{shown:?}");
+    terminal.wait_for("away, asking again");
+    terminal.interrupt();
+    let (code, shown, _) = terminal.end();
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.ends_with("\x1b[?25h\x1b[?1049l"), "{shown:?}");
+}
+
+#[test]
+fn a_key_leaves_top() {
+    let url = format!("http://{}", serve_metrics(10_000));
+    let mut terminal =
+        Terminal::new(tinyvllm(&format!("top --interval 0.1 --url {url}")).env("NO_COLOR", "1"));
+    terminal.wait_for("watched");
+    let shown = terminal.wait_for("last 0.1 s");
+    assert!(!shown.contains("\x1b[1m"), "{shown:?}");
+    terminal.type_text("xq");
+    let (code, shown, _) = terminal.end();
+    assert_eq!(code, Some(0), "{shown}");
+    // What is typed is not shown, and the terminal is as it was.
+    assert!(!shown.contains("xq") && shown.ends_with("\x1b[?1049l"), "{shown:?}");
+}

@@ -47,6 +47,7 @@ pub(crate) fn reference(
             prompt_token_ids: prompt,
             output_token_ids: &tokens[prompt.len()..],
             end_token_ids: &end_token_ids,
+            allowed: None,
         };
         let token = Sampler::default().sample(&logits(&tokens), &input).unwrap().token_id;
         tokens.push(token);
@@ -89,7 +90,7 @@ impl Runner for FakeRunner {
         assert!(num_tokens <= self.config.max_num_batched_tokens, "{num_tokens} tokens are over the budget");
         let num_samples: usize = step.rows.iter().map(|row| row.samples.len()).sum();
         assert!(num_samples.max(step.rows.len()) <= self.config.max_num_seqs, "too many sequences");
-        let num_logits: usize = step.rows.iter().map(|row| if row.all_logits { row.len } else { 1 }).sum();
+        let num_logits: usize = step.rows.iter().map(|row| row.num_logits().max(1)).sum();
         assert!(num_logits <= self.config.max_num_seqs, "too many rows of logits");
         for copy in step.rows.iter().filter_map(|row| row.copy) {
             for offset in 0..block_size {
@@ -141,7 +142,14 @@ impl Runner for FakeRunner {
                 }
                 tokens.push(last);
             }
-            outputs.push(RowOutput { samples, logits: all_logits });
+            let mut prompt_logprobs = Vec::new();
+            if let Some(num_top) = row.prompt_logprobs {
+                for position in row.start..(row.start + row.len).min(row.token_ids.len() - 1) {
+                    let logits = logits(&row.token_ids[..=position]);
+                    prompt_logprobs.push(self.sampler.rank(&logits, row.token_ids[position + 1], num_top));
+                }
+            }
+            outputs.push(RowOutput { samples, logits: all_logits, prompt_logprobs });
         }
         Ok(outputs)
     }

@@ -3,15 +3,21 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fake_runner;
+mod prompts;
+mod rule;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
-use tinyvllm::ErrorKind;
+use rule::Rule;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::runner::{RowOutput, Runner, Step};
+use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
+use tinyvllm::scheduler::PrefixMiss;
+use tinyvllm::{ErrorKind, Result};
 
 fn limits() -> ModelLimits {
     ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
@@ -40,12 +46,18 @@ struct Collected {
     num_cached_tokens: usize,
     num_preemptions: usize,
     prompt_logits: Vec<f32>,
+    prompt_logprobs: Vec<RankedLogprobs>,
+    prefix_miss: Option<PrefixMiss>,
 }
 
 impl Collected {
     fn add(&mut self, event: Event) {
         match event {
             Event::PromptLogits { logits } => self.prompt_logits.extend(logits),
+            Event::PromptLogprobs { logprobs } => {
+                assert!(self.tokens.is_empty(), "they come before every token");
+                self.prompt_logprobs.extend(logprobs);
+            }
             Event::Token { index, token_id, .. } => {
                 assert!(!self.finished.contains_key(&index), "a token after the end");
                 self.tokens.entry(index).or_default().push(token_id);
@@ -55,6 +67,7 @@ impl Collected {
                 assert!(self.finished.insert(index, (reason, error)).is_none(), "ended twice");
                 self.num_cached_tokens += stats.num_cached_tokens;
                 self.num_preemptions += stats.num_preemptions;
+                self.prefix_miss = stats.prefix_miss;
             }
         }
     }
@@ -80,6 +93,7 @@ struct Arrival {
     step: usize,
     abort_after: Option<usize>,
     request: Request,
+    rule: Option<Rule>,
 }
 
 fn arrival() -> impl Strategy<Value = Arrival> {
@@ -112,8 +126,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 _ => params.stop_token_ids = vec![5, 6],
             }
             let cache_salt = salted.then(|| format!("salt {}", seed % 2));
-            let request = Request { cache_salt, ..Request::new(prompt, params) };
-            Arrival { step, abort_after, request }
+            let mut request = Request { cache_salt, ..Request::new(prompt, params) };
+            let rule = seed.is_multiple_of(3).then_some(Rule(seed));
+            request.constraint = rule.map(|rule| Arc::new(rule) as _);
+            Arrival { step, abort_after, request, rule }
         },
     )
 }
@@ -139,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
-    /// step count, and whatever others do, abort included.
+    /// step count, and whatever others do, abort included; with and without a constraint.
     #[test]
     fn tokens_do_not_depend_on_scheduling(
         config in config(),
@@ -172,12 +188,22 @@ proptest! {
         }
         prop_assert!(!core.has_unfinished(), "a request never ends");
         prop_assert_eq!(ids.len(), arrivals.len());
-        for (id, (index, _)) in ids {
-            let Request { prompt_token_ids, params, .. } = &arrivals[index].request;
+        for (id, (position, _)) in ids {
+            let Request { prompt_token_ids, params, .. } = &arrivals[position].request;
             let collected = &collected[&id];
             prop_assert_eq!(collected.finished.len(), params.n);
             for (&index, (reason, _)) in &collected.finished {
-                let wanted = reference(prompt_token_ids, params, params.seed.unwrap(), index as u32, 60);
+                let rule = arrivals[position].rule;
+                let (wanted, end) = match rule {
+                    Some(rule) => {
+                        let (wanted, end) = rule::reference(rule, prompt_token_ids, params, index as u32, 60);
+                        (wanted, Some(end))
+                    }
+                    None => {
+                        let seed = params.seed.unwrap();
+                        (reference(prompt_token_ids, params, seed, index as u32, 60), None)
+                    }
+                };
                 let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
                 match reason {
                     FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
@@ -186,8 +212,8 @@ proptest! {
                         let ended = wanted.last().is_some_and(|token| {
                             params.stop_token_ids.contains(token) || (*token == EOS && !params.ignore_eos)
                         });
-                        let wanted = if ended { FinishReason::Stop } else { FinishReason::Length };
-                        prop_assert_eq!(*reason, wanted);
+                        let unconstrained = if ended { FinishReason::Stop } else { FinishReason::Length };
+                        prop_assert_eq!(*reason, end.unwrap_or(unconstrained));
                     }
                 }
             }
@@ -285,6 +311,69 @@ fn a_failed_step_ends_its_requests_and_no_others() {
         assert_eq!(error.as_deref(), Some("planned failure"));
         assert_eq!(collected[&ids[1]].finished[&index].0, FinishReason::Length);
     }
+}
+
+/// Also where several steps run at once for the others, and the rules' ends are of all kinds.
+#[test]
+fn a_dead_end_ends_its_sequence_and_no_other() {
+    let mut core = core(&EngineConfig { num_scheduler_steps: 4, max_num_seqs: 8, ..small_config() });
+    let params = SamplingParams { max_tokens: Some(30), seed: Some(1), n: 2, ..SamplingParams::default() };
+    let prompt = vec![3; 5];
+    let plain = core.submit(Request::new(prompt.clone(), params.clone())).unwrap();
+    let rules: Vec<(RequestId, Rule)> = (0..3)
+        .map(|index| {
+            let rule = Rule(index * 5);
+            let constraint = Some(Arc::new(rule) as _);
+            let request = Request { constraint, ..Request::new(prompt.clone(), params.clone()) };
+            (core.submit(request).unwrap(), rule)
+        })
+        .collect();
+    let collected = run_to_end(&mut core);
+    let mut num_errors = 0;
+    for stream in 0..2 {
+        let wanted = reference(&prompt, &params, 1, stream, 64);
+        assert_eq!(collected[&plain].tokens[&(stream as usize)], wanted);
+        for (id, rule) in &rules {
+            let (wanted, end) = rule::reference(*rule, &prompt, &params, stream, 64);
+            let (reason, error) = &collected[id].finished[&(stream as usize)];
+            assert_eq!((&collected[id].tokens[&(stream as usize)], *reason), (&wanted, end), "{rule:?}");
+            if let Some(error) = error {
+                assert!(error.contains("allows no token here"), "{error}");
+                num_errors += 1;
+            }
+        }
+    }
+    assert!(num_errors > 0, "no rule led nowhere");
+}
+
+/// A model that has no numbers for sequences that begin with 9.
+struct Broken(FakeRunner);
+
+impl Runner for Broken {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        let mut outputs = self.0.execute(step)?;
+        for (row, output) in step.rows.iter().zip(&mut outputs) {
+            if row.token_ids[0] == 9 {
+                output.samples.iter_mut().for_each(|samples| *samples = vec![None]);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_sequence_whose_logits_are_no_numbers_ends_alone() {
+    let config = small_config();
+    let runner = Box::new(Broken(FakeRunner::new(&config)));
+    let mut core = EngineCore::new(runner, limits(), config).unwrap();
+    let params = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..SamplingParams::greedy() };
+    let whole = core.submit(Request::new(vec![1, 2, 3], params.clone())).unwrap();
+    let broken = core.submit(Request::new(vec![9, 2, 3], params.clone())).unwrap();
+    let collected = run_to_end(&mut core);
+    let (reason, message) = &collected[&broken].finished[&0];
+    assert_eq!(*reason, FinishReason::Error);
+    assert!(message.as_ref().unwrap().contains("not numbers"));
+    assert_eq!(collected[&whole].tokens[&0], reference(&[1, 2, 3], &params, 0, 0, 64));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn chat(change: &Value) -> Value {
 }
 
 /// Text and end of each choice of a stream, put together by a client's rules.
-fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
+pub(super) fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
     let mut choices: BTreeMap<u64, (String, String)> = BTreeMap::new();
     for choice in events.iter().flat_map(|event| event["choices"].as_array().unwrap()) {
         let entry = choices.entry(choice["index"].as_u64().unwrap()).or_default();
@@ -39,7 +39,7 @@ fn joined(events: &[Value]) -> BTreeMap<u64, (String, String)> {
     choices
 }
 
-fn whole(answer: &Value) -> BTreeMap<u64, (String, String)> {
+pub(super) fn whole(answer: &Value) -> BTreeMap<u64, (String, String)> {
     let choices = answer["choices"].as_array().unwrap().iter().map(|choice| {
         let text = choice["message"]["content"].as_str().or_else(|| choice["text"].as_str()).unwrap();
         let reason = choice["finish_reason"].as_str().unwrap();
@@ -61,6 +61,10 @@ fn a_stream_equals_the_answer_as_a_whole() {
         (COMPLETIONS, json!({"prompt": "Once upon", "echo": true, "seed": 1, "stop": "a"})),
         (COMPLETIONS, json!({"prompt": [589, 657], "echo": true, "max_tokens": 0, "n": 2})),
         (COMPLETIONS, json!({"prompt": [[589], [657, 264]], "temperature": 0, "return_token_ids": true})),
+        (CHAT, chat(&json!({"n": 2, "prompt_logprobs": 3}))),
+        (COMPLETIONS, json!({"prompt": prompts, "n": 2, "seed": 1, "echo": true, "logprobs": 2})),
+        (COMPLETIONS, json!({"prompt": prompts, "seed": 1, "echo": true, "logprobs": 1, "max_tokens": 0})),
+        (COMPLETIONS, json!({"prompt": "Once upon", "seed": 1, "logprobs": 4, "prompt_logprobs": 0})),
         (
             COMPLETIONS,
             json!({"prompt": "Once", "min_tokens": 30, "max_tokens": 40, "repetition_penalty": 1.3,
@@ -83,9 +87,15 @@ fn a_stream_equals_the_answer_as_a_whole() {
         }
         assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["id"] == last["id"]));
         assert!(chunks.iter().all(|chunk| chunk["model"] == "first" && chunk["choices"][0].is_object()));
-        for (pointer, name) in
-            [("/logprobs/content", "logprobs"), ("/logprobs/tokens", "logprobs"), ("/token_ids", "")]
-        {
+        for (pointer, name) in [
+            ("/logprobs/content", "logprobs"),
+            ("/logprobs/tokens", "logprobs"),
+            ("/logprobs/token_logprobs", "logprobs"),
+            ("/logprobs/top_logprobs", "logprobs"),
+            ("/logprobs/text_offset", "logprobs"),
+            ("/prompt_logprobs", "prompt_logprobs"),
+            ("/token_ids", ""),
+        ] {
             let concat = |choices: Vec<&Value>| -> Vec<Value> {
                 let lists = choices.into_iter().filter(|choice| choice["index"] == 0);
                 lists.filter_map(|choice| choice.pointer(pointer)?.as_array().cloned()).flatten().collect()
@@ -95,6 +105,7 @@ fn a_stream_equals_the_answer_as_a_whole() {
             let wanted = concat(answer["choices"].as_array().unwrap().iter().collect());
             assert_eq!(streamed, wanted, "{name} of {body}");
         }
+        assert_eq!(chunks[0].get("prompt_logprobs"), answer.get("prompt_logprobs"), "{body}");
     }
 }
 
@@ -233,4 +244,61 @@ fn metrics_have_vllms_names() {
     assert_eq!(server.metric("vllm:time_to_first_token_seconds_count"), 2.0);
     assert_eq!(server.metric("vllm:inter_token_latency_seconds_count"), 46.0);
     assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+}
+
+#[test]
+fn prompts_are_told_of_as_vllm_and_openai_do() {
+    let server = Server::start("--max-model-len 256");
+    let ask = |change: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 3});
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        server.post(COMPLETIONS, &body).success()["choices"][0].clone()
+    };
+    let plain = ask(json!({}));
+    assert_eq!(plain.get("prompt_logprobs"), None);
+    // OpenAI's form: the prompt's tokens, then the output's, with null where nothing comes before.
+    let choice = ask(json!({"echo": true, "logprobs": 2}));
+    let text = choice["text"].as_str().unwrap();
+    assert_eq!(text, format!("Once upon a time{}", plain["text"].as_str().unwrap()));
+    let list = &choice["logprobs"];
+    let tokens: Vec<&str> = list["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(tokens[1..].concat(), text, "the first token is the beginning of a text, which has no text");
+    assert_eq!((&list["token_logprobs"][0], &list["top_logprobs"][0]), (&Value::Null, &Value::Null));
+    for index in 1..tokens.len() {
+        let offset = list["text_offset"][index].as_u64().unwrap() as usize;
+        assert!(text.chars().skip(offset).collect::<String>().starts_with(tokens[index]), "{choice}");
+        let top = list["top_logprobs"][index].as_object().unwrap();
+        assert!(top.len() == 2 || top.len() == 3, "{top:?}");
+        assert_eq!(top[tokens[index]], list["token_logprobs"][index]);
+        assert!(list["token_logprobs"][index].as_f64().unwrap() <= 0.0);
+    }
+    // The prompt alone, as evaluations ask for it.
+    let alone = ask(json!({"echo": true, "logprobs": 2, "max_tokens": 0}));
+    assert_eq!((&alone["text"], &alone["finish_reason"]), (&json!("Once upon a time"), &json!("length")));
+    let num_prompt = alone["logprobs"]["tokens"].as_array().unwrap().len();
+    assert_eq!(num_prompt + 3, tokens.len());
+    assert_eq!(
+        alone["logprobs"]["token_logprobs"].as_array().unwrap()[..],
+        list["token_logprobs"].as_array().unwrap()[..num_prompt]
+    );
+    // vLLM's form says the same.
+    let listed = ask(json!({"prompt_logprobs": 2, "return_token_ids": true}));
+    let places = listed["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((places.len(), &places[0]), (num_prompt, &Value::Null));
+    for (index, place) in places.iter().enumerate().skip(1) {
+        let place = place.as_object().unwrap();
+        assert!(place.len() == 2 || place.len() == 3, "{place:?}");
+        let (first, own) = place.iter().next().unwrap();
+        assert_eq!(*first, listed["prompt_token_ids"][index].to_string());
+        assert_eq!(own["decoded_token"], tokens[index]);
+        assert_eq!(own["logprob"], list["token_logprobs"][index]);
+        assert!(place.values().any(|token| token["rank"] == 1));
+    }
+    // A chat has them beside its choices; the whole prompt was computed.
+    let answer = server.post(CHAT, &chat(&json!({"prompt_logprobs": 0, "n": 2}))).success();
+    let num_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(answer["prompt_logprobs"].as_array().unwrap().len(), num_tokens);
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
 }

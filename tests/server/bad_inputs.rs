@@ -12,7 +12,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// An answer that must be an error of this shape.
 #[track_caller]
-fn check_error(
+pub(super) fn check_error(
     what: &str,
     answer: &Answer,
     status: u16,
@@ -114,6 +114,13 @@ fn values_out_of_range_are_refused_by_name() {
     check(CHAT, chat(&json!({"top_logprobs": 3})), "top_logprobs", None, "logprobs is not true");
     check(COMPLETIONS, completion(&json!({"logprobs": 21})), "logprobs", None, "at most 20");
     check(COMPLETIONS, completion(&json!({"logprobs": true})), "logprobs", None, "true");
+    both(json!({"prompt_logprobs": -1}), "prompt_logprobs", "-1");
+    both(json!({"prompt_logprobs": 21}), "prompt_logprobs", "at most 20");
+    both(json!({"prompt_logprobs": true}), "prompt_logprobs", "true");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "prompt_logprobs": 20});
+    check(COMPLETIONS, completion(&large), "prompt_logprobs", None, "at most 1048576");
+    let large = json!({"prompt": vec![vec![5; 200]; 128], "n": 16, "logprobs": 20, "echo": true});
+    check(COMPLETIONS, completion(&large), "logprobs", None, "at most 1048576");
     // 18: logit_bias.
     let many: serde_json::Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     both(json!({"logit_bias": many}), "logit_bias", "1025 entries");
@@ -144,6 +151,16 @@ fn values_out_of_range_are_refused_by_name() {
     let ids = json!({"tokens": [99_999_999]});
     check("/detokenize", ids, "tokens", None, "vocabulary");
     check("/tokenize", json!({"prompt": 1}), "prompt", None, "a string");
+    // Found by a fuzzer: one of two values was ignored.
+    let twice = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+    check(CHAT, chat(&twice), "reasoning_effort", None, "differ");
+    let same = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}});
+    server.post(CHAT, &chat(&same)).success();
+    // Found by a fuzzer: a conversation beside a text was ignored.
+    let both_given = json!({"prompt": "x", "messages": [{"role": "user", "content": "y"}]});
+    check("/tokenize", both_given, "messages", None, "prompt is given too");
+    let both_given = json!({"prompt": "x", "chat_template_kwargs": {"thinking": []}});
+    check("/tokenize", both_given, "chat_template_kwargs", None, "prompt is given too");
     // The next request is answered as if nothing had been.
     server.post(CHAT, &chat(&json!({}))).success();
     assert_eq!(server.metric("vllm:num_requests_running"), 0.0);
@@ -163,17 +180,9 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
             "not supported",
         );
     };
-    // 17, 22, 25, 26.
+    // 17, 25, 26.
     for change in [
-        json!({"prompt_logprobs": -1}),
-        json!({"prompt_logprobs": 1}),
         json!({"best_of": 2}),
-        json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
-        json!({"structured_outputs": {"regex": "(a+)+$"}}),
-        json!({"guided_json": {}}),
-        json!({"tools": "x"}),
-        json!({"tools": vec![json!({}); 10_000]}),
-        json!({"tool_choice": "required"}),
         json!({"chat_template": "{{ 1 }}"}),
         json!({"modalities": ["audio"]}),
         json!({"audio": {}}),
@@ -185,16 +194,21 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         check(COMPLETIONS, completion(&change), &param);
     }
     check(CHAT, chat(&json!({"chat_template_kwargs": {"tokenize": true}})), "chat_template_kwargs.tokenize");
-    check(COMPLETIONS, completion(&json!({"echo": true, "logprobs": 1})), "logprobs");
     // 27: nothing is fetched.
     for url in ["file:///etc/passwd", "http://169.254.169.254/", "data:image/png;base64,AAAA"] {
         let part = json!({"type": "image_url", "image_url": {"url": url}});
         let body = chat(&json!({"messages": [{"role": "user", "content": [part]}]}));
         check(CHAT, body, "messages[0].content[0]");
     }
-    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]});
-    check(CHAT, chat(&json!({"messages": [call]})), "messages[0].tool_calls");
-    check(CHAT, chat(&json!({"messages": [{"role": "tool", "content": "5"}]})), "messages[0].role");
+    // 26: tools are for chats; tools.rs has what chats refuse.
+    for change in [json!({"tools": "x"}), json!({"tools": [{}]}), json!({"tool_choice": "required"})] {
+        let param = change.as_object().unwrap().keys().next().unwrap().clone();
+        check(COMPLETIONS, completion(&change), &param);
+    }
+    let function = json!({"role": "function", "name": "f", "content": "5"});
+    check(CHAT, chat(&json!({"messages": [function]})), "messages[0].role");
+    let call = json!({"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": ""}});
+    check(CHAT, chat(&json!({"messages": [call]})), "messages[0].function_call");
     // What changes nothing is accepted, and so is what nobody knows.
     let harmless = json!({
         "best_of": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "u",
@@ -278,7 +292,7 @@ fn malformed_requests_get_json_errors() {
         raw(header, bytes.as_bytes(), 415, None, words);
     }
     // 7: paths and methods.
-    check_error("/", &get(address, "/"), 404, None, None, "/");
+    check_error("/index.html", &get(address, "/index.html"), 404, None, None, "/index.html");
     check_error(
         "path",
         &get(address, "/v1/nothing?key=secret"),
@@ -299,6 +313,11 @@ fn malformed_requests_get_json_errors() {
         check_error(name, &answer, 404, Some("model"), Some("model_not_found"), name);
     }
     check_error("model", &get(address, "/v1/models/a/b"), 404, Some("model"), Some("model_not_found"), "a/b");
+    // A name that is no text.
+    for path in ["/v1/models/%ff", "/v1/requests/%ff"] {
+        let param = if path.contains("models") { "model" } else { "id" };
+        check_error(path, &get(address, path), 400, Some(param), None, "UTF-8");
+    }
     for model in [json!(""), json!(null), json!("demo")] {
         server.post(CHAT, &chat(&json!({"model": model}))).success();
     }

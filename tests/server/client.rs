@@ -26,7 +26,15 @@ impl Server {
     }
 
     pub(crate) fn start_with(flags: &str, change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tinyvllm"));
+        Self::start_command(Command::new(env!("CARGO_BIN_EXE_tinyvllm")), flags, change)
+    }
+
+    /// The same with this command, which ends in the program.
+    pub(crate) fn start_command(
+        mut command: Command,
+        flags: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TINYVLLM_") {
                 command.env_remove(name);
@@ -47,6 +55,11 @@ impl Server {
         let sink = Arc::clone(&log);
         let reader = std::thread::spawn(move || lines.for_each(|line| sink.lock().unwrap().push(line)));
         Self { child, address: ready, log, reader: Some(reader) }
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -195,7 +208,7 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
 
 /// Reads an answer to the end of the connection.
 #[track_caller]
-pub(crate) fn read_answer(mut stream: TcpStream) -> Answer {
+pub(crate) fn read_answer(mut stream: impl Read) -> Answer {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");

@@ -23,7 +23,7 @@ fn long(n: usize, is_stream: bool) -> String {
 }
 
 #[test]
-fn everything_but_health_is_behind_the_key() {
+fn everything_but_health_and_the_page_is_behind_the_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "from-file\n\n  second  \n").unwrap();
     let server = Server::start_with("--api-key typed --log-format json", |command| {
@@ -34,10 +34,20 @@ fn everything_but_health_is_behind_the_key() {
         send(server.address(), bytes)
     };
     assert_eq!(get("/health", "").status, 200);
+    assert_eq!(get("/", "").status, 200);
     // 9: also paths that do not exist, and those that only look like the open one.
-    for path in
-        ["/v1/models", "/metrics", "/version", "/", "/nope", "/health/", "//health", "/v1/../health", CHAT]
-    {
+    for path in [
+        "/v1/models",
+        "/metrics",
+        "/version",
+        "//",
+        "/index.html",
+        "/nope",
+        "/health/",
+        "//health",
+        "/v1/../health",
+        CHAT,
+    ] {
         for header in
             ["", "authorization: Bearer wrong\r\n", "authorization: Bearer \r\n", "authorization: typed\r\n"]
         {
@@ -234,7 +244,8 @@ fn rest(mut stream: std::net::TcpStream, begin: &str) -> Vec<Value> {
 #[cfg(unix)]
 #[test]
 fn a_signal_lets_running_requests_end_and_others_wait_elsewhere() {
-    let (server, stream, begin) = stopping("");
+    // More than a busy machine needs.
+    let (server, stream, begin) = stopping("--shutdown-timeout 600");
     // 37: until the last answer is complete, the server says that it goes.
     loop {
         let answer = server.get("/health");

@@ -4,7 +4,22 @@
 
 mod answers;
 mod bad_inputs;
+mod bench;
+#[cfg(unix)]
+mod browser;
 mod client;
+mod cors;
 mod failures;
+mod fake;
 mod life;
+mod load;
+mod logs;
+mod page;
 mod real_clients;
+mod requests;
+mod rows;
+mod schema;
+mod scripted;
+mod structured;
+mod tools;
+mod top;

@@ -4,12 +4,18 @@ use std::io::Write;
 use std::process::Command;
 
 use async_openai::types::chat::{
-    CreateChatCompletionResponse, CreateChatCompletionStreamResponse, FinishReason,
+    ChatCompletionMessageToolCalls, ChatCompletionRequestAssistantMessage, ChatCompletionTool,
+    ChatCompletionTools, CreateChatCompletionResponse, CreateChatCompletionStreamResponse, FinishReason,
+    FunctionObject, ResponseFormat, ResponseFormatJsonSchema,
 };
 use async_openai::types::completions::CreateCompletionResponse;
 use serde_json::json;
 
 use super::client::Server;
+
+/// Makes the built-in model one that is told of tools.
+const TOOL_FLAGS: &str =
+    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
 
 #[test]
 fn async_openai_reads_the_answers() {
@@ -46,6 +52,86 @@ fn async_openai_reads_the_answers() {
     assert_eq!(answer.choices[0].logprobs.as_ref().unwrap().tokens.len(), 3);
 }
 
+#[test]
+fn async_openai_calls_tools() {
+    let server = Server::start(&format!("--max-model-len 1024 {TOOL_FLAGS}"));
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+                            "required": ["city"], "additionalProperties": false});
+    let function = FunctionObject {
+        name: "weather".to_owned(),
+        description: Some("Tells the weather".to_owned()),
+        parameters: Some(parameters),
+        strict: Some(true),
+    };
+    let tools = vec![ChatCompletionTools::Function(ChatCompletionTool { function })];
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Rome?"}], "temperature": 0, "max_tokens": 100,
+        "tools": serde_json::to_value(tools).unwrap(), "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let answer = server.post("/v1/chat/completions", &body).success();
+    let answer: CreateChatCompletionResponse = serde_json::from_value(answer).unwrap();
+    let choice = &answer.choices[0];
+    assert_eq!(choice.finish_reason, Some(FinishReason::ToolCalls));
+    let [ChatCompletionMessageToolCalls::Function(call)] = &choice.message.tool_calls.as_ref().unwrap()[..]
+    else {
+        panic!("{choice:?}");
+    };
+    assert_eq!(call.function.name, "weather");
+
+    body["stream"] = json!(true);
+    let chunks = server.post("/v1/chat/completions", &body).events();
+    let mut arguments = String::new();
+    for chunk in chunks {
+        let chunk: CreateChatCompletionStreamResponse = serde_json::from_value(chunk).unwrap();
+        for call in chunk.choices.iter().filter_map(|choice| choice.delta.tool_calls.as_ref()).flatten() {
+            assert_eq!(call.index, 0);
+            arguments.push_str(call.function.as_ref().unwrap().arguments.as_deref().unwrap());
+        }
+    }
+    assert_eq!(arguments, call.function.arguments);
+    // What came goes back as it is.
+    let message = ChatCompletionRequestAssistantMessage {
+        tool_calls: choice.message.tool_calls.clone(),
+        ..ChatCompletionRequestAssistantMessage::default()
+    };
+    let mut message = serde_json::to_value(message).unwrap();
+    message["role"] = json!("assistant");
+    let answer = json!({"role": "tool", "tool_call_id": call.id, "content": "sunny"});
+    body["messages"].as_array_mut().unwrap().extend([message, answer]);
+    body["tool_choice"] = json!("auto");
+    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+}
+
+#[test]
+fn async_openais_response_formats_are_understood() {
+    let server = Server::start("--max-model-len 256");
+    let schema = json!({"type": "object", "properties": {"is_big": {"type": "boolean"}}, "required": ["is_big"],
+                        "additionalProperties": false});
+    let json_schema = ResponseFormatJsonSchema {
+        name: "size".to_owned(),
+        schema,
+        strict: Some(true),
+        ..ResponseFormatJsonSchema::default()
+    };
+    for (format, is_whole) in
+        [(ResponseFormat::JsonSchema { json_schema }, true), (ResponseFormat::JsonObject, false)]
+    {
+        let body = json!({
+            "messages": [{"role": "user", "content": "Is it big?"}], "max_tokens": 60, "seed": 1,
+            "response_format": serde_json::to_value(format).unwrap(),
+        });
+        let answer = server.post("/v1/chat/completions", &body).success();
+        let answer: CreateChatCompletionResponse = serde_json::from_value(answer).unwrap();
+        let text = answer.choices[0].message.content.as_ref().unwrap();
+        assert!(text.starts_with('{'), "{text:?}");
+        if is_whole {
+            assert_eq!(answer.choices[0].finish_reason, Some(FinishReason::Stop));
+            let value: serde_json::Value = serde_json::from_str(text).unwrap();
+            assert!(value["is_big"].is_boolean(), "{text}");
+        }
+    }
+}
+
 /// Needs Python with the package `openai`; says so if it is not there.
 #[test]
 fn openais_python_client_works() {
@@ -61,7 +147,8 @@ fn openais_python_client_works() {
         let _ = writeln!(std::io::stderr(), "skipped: {python} has no package openai (pip install openai)");
         return;
     }
-    let server = Server::start("--max-model-len 256 --max-num-seqs 4 --api-key secret");
+    let server =
+        Server::start(&format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret {TOOL_FLAGS}"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_client.py");
     let url = format!("http://{}/v1", server.address());
     let output = Command::new(&python).args([script, &url, "secret"]).output().unwrap();

@@ -113,7 +113,7 @@ fn attempt(
             match event {
                 Event::Finished { error: None, .. } => return Ok(None),
                 Event::Finished { error, .. } => return Err(failed(error)),
-                Event::Token { .. } | Event::PromptLogits { .. } => {}
+                Event::Token { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
             }
         }
     }

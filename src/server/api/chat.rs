@@ -9,13 +9,19 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
-use super::super::json::{Fields, describe, wrong_type};
+use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
 use super::form::{Form, Kind};
 use super::options::Options;
-use super::{Prepared, generate, sampling};
-use crate::chat::{ChatOptions, Message};
+use super::prompt_report::PromptReport;
+use super::structured::{self, StructuredOutput};
+use super::tools::{ToolChoice, ToolRequest};
+use super::turn::TurnFormat;
+use super::{Prepared, generate, messages, sampling};
+use crate::chat::{AnswerFormat, Chat, ChatOptions, PromptEnd, Tool, ToolCallFormat};
 use crate::engine::Request;
+use crate::grammar::GrammarSpec;
+use crate::sampling::Constraint;
 
 /// Variables that a request may give to the template. None of them can make it do more work than the
 /// conversation itself, or stand for something that the server decides.
@@ -36,37 +42,150 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let mut params = sampling::parse(&mut fields)?;
     params.max_tokens = max_tokens(&mut fields)?;
     params.logprobs = logprobs(&mut fields)?;
-    let options = Options::parse(&mut fields, &params.stop)?;
+    let tools = ToolRequest::parse(&mut fields)?;
+    let includes_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
+    let mut options = Options::parse(&mut fields, &params.stop)?;
     if fields.bool("echo")?.unwrap_or(false) {
         return Err(ApiError::unsupported("echo", "echo is not supported in chats; use /v1/completions"));
     }
-    let prompt_token_ids = encode(model, &mut fields, true)?;
+    let output = structured::parse(&mut fields)?;
+    let prompt_token_ids = encode_with(model, &mut fields, &tools)?;
+    let turns = turn_format(model, &prompt_token_ids, &tools, includes_reasoning)?;
+    options.text.visible_special = visible_special(model, turns.answers);
     let has_logprobs = params.logprobs.is_some();
-    let request =
-        Request { cache_salt: options.cache_salt.clone(), ..Request::new(prompt_token_ids, params) };
+    let mut request = Request::new(prompt_token_ids, params);
+    request.cache_salt.clone_from(&options.cache_salt);
+    request.prompt_logprobs = options.prompt_logprobs;
+    request.constraint = constraint(model, output, &tools, &turns)?;
     let engine = model.llm.engine();
     request
         .validate(engine.model_limits(), engine.config())
         .map_err(|error| ApiError::from(error).or_param("messages"))?;
-    let form = Form::new(Kind::Chat, model, std::slice::from_ref(&request), &options, has_logprobs);
-    Ok(Prepared { requests: vec![request], options, form })
+    let mut requests = vec![request];
+    let mut form = Form::new(Kind::Chat, model, &requests, &options, has_logprobs);
+    form.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
+    form.set_turns(turns);
+    Ok(Prepared { requests, options, form })
 }
 
-/// The token ids of the conversation in `messages`.
-pub(super) fn encode(
-    model: &Model,
-    fields: &mut Fields,
-    add_generation_prompt: bool,
-) -> Result<Vec<u32>, ApiError> {
-    let messages = messages(fields)?;
+/// The token ids of the conversation in `messages`, with the tools.
+pub(super) fn encode(model: &Model, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    let tools = ToolRequest::parse(fields)?;
+    encode_with(model, fields, &tools)
+}
+
+fn encode_with(model: &Model, fields: &mut Fields, tools: &ToolRequest) -> Result<Vec<u32>, ApiError> {
+    let messages = messages::parse(fields)?;
+    let uses_tools = model.llm.chat().is_none_or(Chat::uses_tools);
+    let speaking = messages::speak_of_tools(&messages).map(|index| format!("messages[{index}]"));
+    if let Some(param) = tools.source.as_ref().map(|_| "tools".to_owned()).or(speaking)
+        && !uses_tools
+    {
+        let message = format!(
+            "{param} is about tools, of which the chat template of {} tells the model nothing; start the \
+             server with one that does (--chat-template)",
+            model.llm.name()
+        );
+        return Err(ApiError::unsupported(param, message));
+    }
+    let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
+    check_text_len(model, "tools", num_tool_bytes)?;
+    check_text_len(model, "messages", messages::num_bytes(&messages))?;
     let options = ChatOptions {
-        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(add_generation_prompt),
-        tools: None,
+        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        tools: tools.source.clone(),
         variables: template_variables(fields)?,
     };
-    let num_bytes: usize = messages.iter().map(|message| message.content.len()).sum();
-    check_text_len(model, "messages", num_bytes)?;
     model.llm.encode_chat(&messages, &options).map_err(|error| ApiError::from(error).or_param("messages"))
+}
+
+/// How the answers are taken apart.
+fn turn_format(
+    model: &Model,
+    prompt_token_ids: &[u32],
+    tools: &ToolRequest,
+    includes_reasoning: bool,
+) -> Result<TurnFormat, ApiError> {
+    let known = model.llm.chat().map(Chat::answer_format).unwrap_or_default();
+    let tool_calls = known.tool_calls.filter(|_| tools.may_call());
+    if tool_calls.is_none() && tools.may_call() {
+        let message = format!(
+            "tools cannot be called, because it is not known how {} writes calls; start the server with \
+             --tool-call-parser {}, or send tool_choice \"none\"",
+            model.llm.name(),
+            ToolCallFormat::NAMES.join(" or ")
+        );
+        return Err(ApiError::unsupported("tools", message));
+    }
+    Ok(TurnFormat {
+        answers: AnswerFormat { tool_calls, reasoning: known.reasoning },
+        prompt_end: prompt_end(model, prompt_token_ids),
+        tools: Arc::clone(&tools.tools),
+        includes_reasoning,
+        max_calls: (!tools.is_parallel).then_some(1),
+    })
+}
+
+/// What the answer has to be: calls, if they are asked for, or structured output; after the reasoning.
+fn constraint(
+    model: &Model,
+    output: Option<StructuredOutput>,
+    tools: &ToolRequest,
+    turns: &TurnFormat,
+) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+    let (constraint, param) = match (output, called_tools(tools)) {
+        (None, None) => return Ok(None),
+        (Some(output), _) if tools.may_call() => {
+            let param = output.param();
+            let message = format!(
+                "{param} and tools exclude each other, because a call is not of that form; leave one of them out, \
+                 or send tool_choice \"none\""
+            );
+            return Err(ApiError::unsupported(param, message));
+        }
+        (Some(output), _) => {
+            let param = output.param();
+            (output.compile(model)?, param)
+        }
+        (None, Some((called, is_parallel))) => {
+            let grammar = model
+                .llm
+                .tokenizer()
+                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel))
+                .ok_or_else(|| {
+                    ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
+                })?;
+            let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
+            let grammar: Arc<dyn Constraint> =
+                grammar.map_err(|error| ApiError::from(error).or_param("tools"))?;
+            (grammar, "tool_choice")
+        }
+    };
+    let constraint = model.llm.after_reasoning(constraint, turns.answers.reasoning, turns.prompt_end);
+    Ok(Some(constraint.map_err(|error| ApiError::from(error).or_param(param))?))
+}
+
+/// The tools of which at least one must be called, and whether that may be more than once.
+fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
+    match &tools.choice {
+        ToolChoice::None | ToolChoice::Auto => None,
+        ToolChoice::Required => Some((tools.tools.to_vec(), tools.is_parallel)),
+        // A named tool is called once: that is what was asked for.
+        ToolChoice::Named(name) => {
+            Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
+        }
+    }
+}
+
+/// Where the template left off, from the last tokens of the prompt.
+fn prompt_end(model: &Model, prompt_token_ids: &[u32]) -> PromptEnd {
+    const NUM_TOKENS: usize = 16;
+    let last = &prompt_token_ids[prompt_token_ids.len().saturating_sub(NUM_TOKENS)..];
+    model.llm.tokenizer().map_or(PromptEnd::Plain, |tokenizer| PromptEnd::of(&tokenizer.decode(last, false)))
+}
+
+fn visible_special(model: &Model, answers: AnswerFormat) -> Arc<[u32]> {
+    model.llm.tokenizer().map(|tokenizer| answers.marker_token_ids(tokenizer)).unwrap_or_default().into()
 }
 
 /// Refuses a text that is too long for certain, before work is put into it.
@@ -116,6 +235,12 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
         None => Map::new(),
     };
     if let Some(effort) = fields.string("reasoning_effort")? {
+        let other = variables.get("reasoning_effort").filter(|other| !other.is_null());
+        if other.is_some_and(|other| *other != effort) {
+            let message =
+                "reasoning_effort and chat_template_kwargs.reasoning_effort differ; give one of them";
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
         variables.insert("reasoning_effort".to_owned(), effort.into());
     }
     for (name, value) in &variables {
@@ -135,92 +260,4 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
         }
     }
     Ok(variables)
-}
-
-fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let items = match fields.take("messages") {
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(wrong_type("messages".to_owned(), &other, "a list of messages")),
-        None => return Err(ApiError::invalid("messages", "messages is missing")),
-    };
-    if items.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty; there must be at least one message"));
-    }
-    items.into_iter().enumerate().map(|(index, item)| message(item, index)).collect()
-}
-
-fn message(item: Value, index: usize) -> Result<Message, ApiError> {
-    let mut fields = Fields::inside(item, &format!("messages[{index}]"))?;
-    let role = match fields.string("role")?.as_deref() {
-        // What OpenAI calls the system message of newer models; templates know it under its old name.
-        Some("system" | "developer") => "system",
-        Some("user") => "user",
-        Some("assistant") => "assistant",
-        Some("tool" | "function") => {
-            let message = format!("{} is a tool's answer; tools are not supported here", fields.path("role"));
-            return Err(ApiError::unsupported(fields.path("role"), message));
-        }
-        Some(other) => {
-            let message = format!(
-                "{} is {}, expected system, developer, user or assistant",
-                fields.path("role"),
-                describe(&other.into())
-            );
-            return Err(ApiError::invalid(fields.path("role"), message));
-        }
-        None => {
-            return Err(ApiError::invalid(
-                fields.path("role"),
-                format!("{} is missing", fields.path("role")),
-            ));
-        }
-    };
-    for name in ["tool_calls", "function_call", "audio"] {
-        let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-        if fields.take(name).is_some_and(|value| !is_empty(&value)) {
-            let path = fields.path(name);
-            let message = format!("{path} is not supported here; leave it out");
-            return Err(ApiError::unsupported(path, message));
-        }
-    }
-    let content = content(&mut fields)?;
-    let mut extra = Map::new();
-    for name in ["name", "reasoning_content"] {
-        if let Some(text) = fields.string(name)? {
-            extra.insert(name.to_owned(), text.into());
-        }
-    }
-    Ok(Message { extra, ..Message::new(role, content) })
-}
-
-/// A string, or parts of text, which become lines.
-fn content(fields: &mut Fields) -> Result<String, ApiError> {
-    let path = fields.path("content");
-    let parts = match fields.take("content") {
-        Some(Value::String(text)) => return Ok(text),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
-        None => {
-            let message = format!("{path} is missing or null, expected a string or a list of parts");
-            return Err(ApiError::invalid(path, message));
-        }
-    };
-    let texts = parts.into_iter().enumerate().map(|(index, part)| {
-        let path = format!("{path}[{index}]");
-        let mut part = Fields::inside(part, &path)?;
-        match part.string("type")?.as_deref() {
-            Some("text") => part.string("text")?.ok_or_else(|| {
-                let path = part.path("text");
-                let message = format!("{path} is missing");
-                ApiError::invalid(path, message)
-            }),
-            Some(kind) => {
-                let message =
-                    format!("{path} is of type {kind:?}, which is not supported: the model reads text only");
-                Err(ApiError::unsupported(path, message))
-            }
-            None => Err(ApiError::invalid(part.path("type"), format!("{} is missing", part.path("type")))),
-        }
-    });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }

@@ -14,7 +14,8 @@ use super::super::state::{App, Model};
 use super::chat::check_text_len;
 use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options};
-use super::{Prepared, generate, sampling};
+use super::prompt_report::PromptReport;
+use super::{Prepared, generate, sampling, structured};
 use crate::engine::Request;
 use crate::tokenizer::Tokenizer;
 
@@ -42,11 +43,9 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let max_tokens = fields.unsigned("max_tokens")?;
     let options = Options::parse(&mut fields, &params.stop)?;
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
-    if echo && params.logprobs.is_some() {
-        let message = "log-probabilities of the prompt (echo with logprobs) are not supported here";
-        return Err(ApiError::unsupported("logprobs", message));
-    }
+    let output = structured::parse(&mut fields)?;
     let prompts = prompts(&mut fields)?;
+    let constraint = output.map(|output| output.compile(model)).transpose()?;
     let engine = model.llm.engine();
     let mut requests = Vec::with_capacity(prompts.len());
     let mut echoes = Vec::new();
@@ -68,6 +67,8 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
         });
         let mut request = Request::new(prompt_token_ids, params.clone());
         request.cache_salt.clone_from(&options.cache_salt);
+        request.prompt_logprobs = options.prompt_logprobs;
+        request.constraint.clone_from(&constraint);
         request
             .validate(engine.model_limits(), engine.config())
             .map_err(|error| ApiError::from(error).or_param("prompt"))?;
@@ -82,9 +83,15 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let has_logprobs = params.logprobs.is_some();
     let mut form = Form::new(Kind::Completion, model, &requests, &options, has_logprobs);
     form.set_echo(echoes);
-    if max_tokens == Some(0) {
-        requests.clear();
+    let report =
+        PromptReport::prepare(&mut requests, options.prompt_logprobs, params.logprobs.filter(|_| echo))?;
+    match (max_tokens, &report) {
+        // Nothing is to be computed.
+        (Some(0), None) => requests.clear(),
+        (Some(0), Some(_)) => form.set_prompt_only(),
+        _ => {}
     }
+    form.set_prompt_report(report);
     Ok(Prepared { requests, options, form })
 }
 

@@ -1,24 +1,30 @@
 //! The form of an answer: which object, which choices, what is told of each token. The same for answers
 //! that come whole and for streams, so that the two cannot differ.
 
+use std::sync::Arc;
+
 use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::super::access::new_id;
+use super::super::auth::Caller;
 use super::super::error::{ApiError, ok};
 use super::super::generation::{Generation, Totals};
+use super::super::history::Identity;
 use super::super::state::{Model, unix_seconds};
 use super::options::Options;
+use super::prompt_report::{Listed, PromptReport};
+use super::turn::{Turn, TurnFormat};
 use super::types::{
     ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, TokenLogprob,
 };
 use crate::engine::Request;
 use crate::llm::TextEvent;
-use crate::sampling::TokenLogprobs;
+use crate::sampling::{RankedLogprobs, TokenLogprobs};
 use crate::tokenizer::Tokenizer;
 
 /// Stands for a probability of 0, whose logarithm JSON cannot express.
-const LOGPROB_OF_ZERO: f32 = -9999.0;
+pub(super) const LOGPROB_OF_ZERO: f32 = -9999.0;
 
 /// Which interface was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +48,20 @@ pub(super) struct Form {
     /// The texts of the prompts, if they are to come before the output.
     echoes: Vec<String>,
     num_prompt_tokens: usize,
+    /// What is told of the prompts, if anything.
+    prompt_report: Option<PromptReport>,
+    /// Only the prompt is wanted: what comes after it was generated for nobody.
+    is_prompt_only: bool,
+    /// How the answers of a chat are taken apart.
+    turns: Arc<TurnFormat>,
 }
 
 /// One choice, as far as it has come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
     text: String,
+    turn: Turn,
+    message: Message,
     tokens: Vec<(u32, Option<TokenLogprobs>)>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<String>,
@@ -76,13 +90,79 @@ impl Form {
             has_logprobs,
             prompt_token_ids: options.return_token_ids.then(|| prompts.collect()),
             echoes: Vec::new(),
+            prompt_report: None,
+            is_prompt_only: false,
             num_prompt_tokens: requests.iter().map(|request| request.prompt_token_ids.len()).sum(),
+            turns: Arc::default(),
         }
+    }
+
+    /// Under which names the request is remembered.
+    pub(super) fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Completion => "text_completion",
+        };
+        Identity { id: self.id.clone(), request_id, caller, object, created: self.created }
+    }
+
+    /// Takes the answers apart like this.
+    pub(super) fn set_turns(&mut self, turns: TurnFormat) {
+        self.turns = Arc::new(turns);
+    }
+
+    /// What takes the text of one choice of a chat apart.
+    pub(super) fn new_turn(&self) -> Turn {
+        Turn::new(&self.turns)
     }
 
     /// Puts these texts, one for each prompt, before the output.
     pub(super) fn set_echo(&mut self, echoes: Vec<String>) {
         self.echoes = echoes;
+    }
+
+    /// Tells of the prompts too.
+    pub(super) fn set_prompt_report(&mut self, report: Option<PromptReport>) {
+        self.prompt_report = report;
+    }
+
+    /// Leaves out everything that is generated.
+    pub(super) fn set_prompt_only(&mut self) {
+        self.is_prompt_only = true;
+    }
+
+    pub(super) fn is_prompt_only(&self) -> bool {
+        self.is_prompt_only
+    }
+
+    /// Takes the next log-probabilities of a prompt.
+    pub(super) fn add_prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<RankedLogprobs>) {
+        if let Some(report) = &mut self.prompt_report {
+            report.add(prompt, logprobs);
+        }
+    }
+
+    /// Whether something is told of the prompts.
+    pub(super) fn has_prompt_report(&self) -> bool {
+        self.prompt_report.is_some()
+    }
+
+    /// The field `prompt_logprobs` of the prompt that a choice continues.
+    pub(super) fn prompt_logprobs(
+        &self,
+        choice: usize,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<Vec<Listed>> {
+        self.prompt_report.as_ref()?.listed(choice / self.n, tokenizer)
+    }
+
+    /// The prompt's part of the field `logprobs`.
+    pub(super) fn echoed_logprobs(
+        &self,
+        choice: usize,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<CompletionTokens> {
+        self.prompt_report.as_ref()?.echoed(choice / self.n, tokenizer)
     }
 
     pub(super) fn num_choices(&self) -> usize {
@@ -106,6 +186,7 @@ impl Form {
         Totals {
             num_prompt_tokens: self.num_prompt_tokens,
             num_sequences: self.num_choices(),
+            counts_reasoning: self.turns.answers.reasoning.is_some(),
             ..Totals::default()
         }
     }
@@ -116,15 +197,23 @@ impl Form {
     }
 
     /// Waits for everything and answers.
-    pub(super) async fn collect(self, mut generation: Generation) -> Result<Response, ApiError> {
-        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| Progress::default()).collect();
+    pub(super) async fn collect(mut self, mut generation: Generation) -> Result<Response, ApiError> {
+        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| self.new_progress()).collect();
         let mut totals = self.new_totals();
         while let Some(event) = generation.next().await {
             let (prompt, event) = event?;
             match event {
+                TextEvent::PromptLogprobs { logprobs } => self.add_prompt_logprobs(prompt, logprobs),
+                TextEvent::Delta { .. } if self.is_prompt_only => {}
                 TextEvent::Delta { index, text, token_id, logprobs } => {
                     let choice = &mut choices[self.choice_index(prompt, index)];
-                    choice.text.push_str(&text);
+                    match self.kind {
+                        Kind::Chat => {
+                            let deltas = choice.turn.push(&text, token_id.is_some(), &mut totals);
+                            deltas.into_iter().for_each(|delta| choice.message.add(delta));
+                        }
+                        Kind::Completion => choice.text.push_str(&text),
+                    }
                     if let Some(token_id) = token_id {
                         totals.num_output_tokens += 1;
                         choice.tokens.push((token_id, logprobs));
@@ -132,37 +221,59 @@ impl Form {
                 }
                 TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
                     totals.add(index, &stats);
-                    let choice = &mut choices[self.choice_index(prompt, index)];
-                    choice.finish_reason = Some(reason.name());
-                    choice.stop_reason = matched_stop;
+                    if !self.is_prompt_only {
+                        let choice = &mut choices[self.choice_index(prompt, index)];
+                        choice.turn.finish().into_iter().for_each(|delta| choice.message.add(delta));
+                        choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
+                        choice.stop_reason = matched_stop;
+                    }
                 }
             }
         }
+        Ok(match self.prompt_report {
+            // Long lists take their time; others need the thread.
+            Some(_) => tokio::task::block_in_place(|| self.write_answer(choices, &totals, &generation)),
+            None => self.write_answer(choices, &totals, &generation),
+        })
+    }
+
+    fn write_answer(&self, choices: Vec<Progress>, totals: &Totals, generation: &Generation) -> Response {
         let tokenizer = generation.model.llm.tokenizer();
         let choices =
             choices.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice, tokenizer));
         let mut answer = self.envelope(choices.collect(), false);
-        answer.usage = Some(Some((&totals).into()));
-        answer.timings = Some((&totals).into());
+        answer.usage = Some(Some(totals.into()));
+        answer.timings = Some(totals.into());
         if self.kind == Kind::Chat {
             answer.prompt_token_ids = self.prompt_token_ids(0);
+            answer.prompt_logprobs = self.prompt_logprobs(0, tokenizer);
         }
-        Ok(ok(&answer))
+        ok(&answer)
+    }
+
+    fn new_progress(&self) -> Progress {
+        Progress {
+            text: String::new(),
+            turn: self.new_turn(),
+            message: Message::new(),
+            tokens: Vec::new(),
+            finish_reason: None,
+            stop_reason: None,
+        }
     }
 
     fn choice(&self, index: usize, progress: Progress, tokenizer: Option<&Tokenizer>) -> Choice {
-        let Progress { text, tokens, finish_reason, stop_reason } = progress;
-        let text = format!("{}{text}", self.echo(index).unwrap_or_default());
+        let Progress { text, turn: _, message, tokens, finish_reason, stop_reason } = progress;
         let content = match self.kind {
-            Kind::Chat => {
-                Content::Message { message: Message { role: "assistant", content: text, refusal: None } }
+            Kind::Chat => Content::Message { message: message.complete() },
+            Kind::Completion => {
+                Content::Text { text: format!("{}{text}", self.echo(index).unwrap_or_default()) }
             }
-            Kind::Completion => Content::Text { text },
         };
         Choice {
             index,
             content,
-            logprobs: self.logprobs(&tokens, 0, tokenizer),
+            logprobs: self.logprobs_after_echo(index, &tokens, tokenizer),
             // A choice without an end is one for which nothing was to be generated.
             finish_reason: finish_reason.or(Some("length")),
             stop_reason,
@@ -170,17 +281,19 @@ impl Form {
                 Kind::Chat => None,
                 Kind::Completion => self.prompt_token_ids(index),
             },
+            prompt_logprobs: match self.kind {
+                Kind::Chat => None,
+                Kind::Completion => self.prompt_logprobs(index, tokenizer),
+            },
             token_ids: self.returns_token_ids().then(|| tokens.iter().map(|(id, _)| *id).collect()),
         }
     }
 
-    /// A piece of a choice in a stream; `role` begins the assistant's turn.
-    pub(super) fn piece(&self, index: usize, text: Option<String>, role: bool) -> Choice {
+    /// A piece of a choice in a stream. A completion takes the content of `delta` alone.
+    pub(super) fn piece(&self, index: usize, delta: Delta) -> Choice {
         let content = match self.kind {
-            Kind::Chat => {
-                Content::Delta { delta: Delta { role: role.then_some("assistant"), content: text } }
-            }
-            Kind::Completion => Content::Text { text: text.unwrap_or_default() },
+            Kind::Chat => Content::Delta { delta },
+            Kind::Completion => Content::Text { text: delta.content.unwrap_or_default() },
         };
         Choice {
             index,
@@ -189,6 +302,7 @@ impl Form {
             finish_reason: None,
             stop_reason: None,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             token_ids: None,
         }
     }
@@ -208,6 +322,7 @@ impl Form {
             choices,
             usage: None,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             timings: None,
         }
     }
@@ -219,6 +334,24 @@ impl Form {
     /// The token ids of the prompt that a choice continues, if they are wanted.
     pub(super) fn prompt_token_ids(&self, choice: usize) -> Option<Vec<u32>> {
         self.prompt_token_ids.as_ref()?.get(choice / self.n).cloned()
+    }
+
+    /// What is told of all tokens of a choice, those of an echoed prompt first.
+    fn logprobs_after_echo(
+        &self,
+        choice: usize,
+        tokens: &[(u32, Option<TokenLogprobs>)],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<Logprobs> {
+        let offset = self.echo(choice).map_or(0, |text| text.chars().count());
+        let output = self.logprobs(tokens, offset, tokenizer)?;
+        Some(match (self.echoed_logprobs(choice, tokenizer), output) {
+            (Some(mut list), Logprobs::Completion(output)) => {
+                list.append(output);
+                Logprobs::Completion(list)
+            }
+            (_, output) => output,
+        })
     }
 
     /// What is told of these tokens, the first of which stands `offset` characters into the output.
@@ -250,7 +383,7 @@ impl Form {
                 Logprobs::Chat { content: content.collect(), refusal: None }
             }
             Kind::Completion => {
-                let text = |id: u32| String::from_utf8_lossy(&bytes(id)).into_owned();
+                let text = |id: u32| token_string(id, tokenizer);
                 let mut list = CompletionTokens::default();
                 for (id, logprobs) in known {
                     let token = text(id);
@@ -264,8 +397,8 @@ impl Form {
                     list.text_offset.push(offset);
                     offset += token.chars().count();
                     list.tokens.push(token);
-                    list.token_logprobs.push(logprobs.logprob.max(LOGPROB_OF_ZERO));
-                    list.top_logprobs.push(top);
+                    list.token_logprobs.push(Some(logprobs.logprob.max(LOGPROB_OF_ZERO)));
+                    list.top_logprobs.push(Some(top));
                 }
                 Logprobs::Completion(list)
             }
@@ -274,7 +407,13 @@ impl Form {
 }
 
 /// A log-probability with the digits that it has as an f32.
-fn number(logprob: f32) -> Value {
+pub(super) fn number(logprob: f32) -> Value {
     let digits = logprob.max(LOGPROB_OF_ZERO).to_string();
     digits.parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// The text of one token. Part of a character becomes a replacement character.
+pub(super) fn token_string(id: u32, tokenizer: Option<&Tokenizer>) -> String {
+    let bytes = tokenizer.map_or(&[][..], |tokenizer| tokenizer.token_bytes(id));
+    String::from_utf8_lossy(bytes).into_owned()
 }

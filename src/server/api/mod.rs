@@ -6,23 +6,32 @@
 pub(super) mod chat;
 pub(super) mod completions;
 mod form;
+mod messages;
 pub(super) mod models;
 mod options;
+mod prompt_report;
+pub(super) mod requests;
 mod sampling;
 mod stream;
+mod structured;
 pub(super) mod tokens;
+mod tools;
+mod turn;
 mod types;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
 
 use self::form::Form;
 use self::options::Options;
 use super::access::Note;
+use super::auth::Caller;
 use super::error::ApiError;
 use super::generation::{Buffer, Generation, Ticket};
 use super::json::{Fields, parse_object};
@@ -66,16 +75,27 @@ async fn generate(
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     // Before the body is read and encoded, which is work too.
     let mut seats = vec![app.take_seats(&model, 1)?];
+    let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
     let Prepared { requests, options, form } = prepare(&app, &model, request, parse).await?;
     if let Some(num_more) = requests.len().checked_sub(1).filter(|more| *more > 0) {
         seats.push(app.take_seats(&model, num_more)?);
     }
     let buffer = if options.stream.is_some() { Buffer::Bounded } else { Buffer::Whole };
-    let ticket = Ticket { app, model, note, arrival, seats };
+    let identity = form.identity(note.request_id(), caller);
+    let record = app.history.begin(identity, &requests, options.stream.is_some());
+    let ticket = Ticket { app, model, note, record, arrival, seats };
     let generation = Generation::start(ticket, requests, &options.text, buffer).await?;
     match options.stream {
         Some(stream) => Ok(stream::respond(generation, form, stream)),
         None => form.collect(generation).await,
+    }
+}
+
+/// What stands in the place of a name in a path.
+fn from_path(param: &'static str, found: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    match found {
+        Ok(Path(name)) => Ok(name),
+        Err(_) => Err(ApiError::invalid(param, format!("the {param} in the path is not UTF-8"))),
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::super::error::{ApiError, ok};
 use super::super::state::{App, Model};
+use super::from_path;
 
 /// All names. 503 until the model is loaded: this is what readiness probes ask for.
 pub(in super::super) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
@@ -19,9 +21,10 @@ pub(in super::super) async fn list(State(app): State<Arc<App>>) -> Result<Respon
 /// One of them.
 pub(in super::super) async fn show(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
+    let name = from_path("model", name)?;
     match model.names.contains(&name) {
         true => Ok(ok(&card(&model, &name))),
         false => Err(ApiError::no_such_model(&name, &model.names[0])),

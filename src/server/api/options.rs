@@ -16,6 +16,8 @@ pub(super) struct Options {
     pub(super) stream: Option<StreamOptions>,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
+    /// Likely tokens to tell of in each place of the prompt.
+    pub(super) prompt_logprobs: Option<usize>,
 }
 
 /// The form of a stream.
@@ -41,8 +43,6 @@ enum Harmless {
     Number(f64),
     /// If it is this text.
     Text(&'static str),
-    /// If it is an object whose `type` is `text`.
-    TypeText,
     /// If it is the list `["text"]`.
     OnlyText,
 }
@@ -60,7 +60,6 @@ impl Harmless {
             },
             Self::Number(number) => value.as_f64() == Some(*number),
             Self::Text(text) => value.as_str() == Some(text),
-            Self::TypeText => value.get("type").and_then(Value::as_str) == Some("text"),
             Self::OnlyText => value.as_array().is_some_and(|items| items == &["text"]),
         }
     }
@@ -77,10 +76,7 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("documents", Harmless::Empty),
     ("function_call", Harmless::Text("none")),
     ("functions", Harmless::Empty),
-    ("guided_choice", Harmless::Empty),
-    ("guided_grammar", Harmless::Never),
-    ("guided_json", Harmless::Never),
-    ("guided_regex", Harmless::Never),
+    ("guided_whitespace_pattern", Harmless::Never),
     ("kv_transfer_params", Harmless::Empty),
     ("length_penalty", Harmless::Number(1.0)),
     ("logits_processors", Harmless::Empty),
@@ -89,11 +85,8 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("prediction", Harmless::Never),
     ("priority", Harmless::Number(0.0)),
     ("prompt_embeds", Harmless::Never),
-    ("prompt_logprobs", Harmless::Never),
-    ("response_format", Harmless::TypeText),
     ("return_tokens_as_token_ids", Harmless::False),
     ("spaces_between_special_tokens", Harmless::True),
-    ("structured_outputs", Harmless::Empty),
     ("suffix", Harmless::Text("")),
     ("tool_choice", Harmless::Text("none")),
     ("tools", Harmless::Empty),
@@ -124,10 +117,12 @@ impl Options {
                 stop: stop.to_vec(),
                 include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
                 skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
+                ..TextOptions::default()
             },
             stream: is_stream.then_some(stream_options),
             cache_salt: cache_salt(fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            prompt_logprobs: fields.unsigned("prompt_logprobs")?,
         })
     }
 }
@@ -168,7 +163,7 @@ mod tests {
         };
         for harmless in [
             r#"{"best_of": 1, "suffix": "", "tools": [], "tool_choice": "none", "modalities": ["text"]}"#,
-            r#"{"response_format": {"type": "text"}, "prompt_logprobs": null, "use_beam_search": false}"#,
+            r#"{"prompt_logprobs": null, "use_beam_search": false}"#,
             r#"{"stream": true, "stream_options": {"include_usage": true, "other": 1}, "unknown": [{}]}"#,
         ] {
             check(harmless, None);
@@ -177,8 +172,8 @@ mod tests {
         check(r#"{"tools": [{}]}"#, Some("tools"));
         check(r#"{"tools": "x"}"#, Some("tools"));
         check(r#"{"tool_choice": "auto"}"#, Some("tool_choice"));
-        check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
         check(r#"{"prompt_logprobs": -1}"#, Some("prompt_logprobs"));
+        check(r#"{"prompt_logprobs": 1}"#, None);
         check(r#"{"chat_template": "{{ 1 }}"}"#, Some("chat_template"));
         check(r#"{"stream": 1}"#, Some("stream"));
         check(r#"{"stream_options": {}}"#, Some("stream_options"));

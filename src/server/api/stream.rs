@@ -17,7 +17,9 @@ use super::super::error::{ApiError, ok_as};
 use super::super::generation::{Generation, Totals};
 use super::form::{Form, Kind};
 use super::options::StreamOptions;
-use super::types::{Choice, Timings};
+use super::prompt_report::Listed;
+use super::turn::Turn;
+use super::types::{Choice, Delta, Envelope, Logprobs, Timings};
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -28,7 +30,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Answers with a stream.
 pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions) -> Response {
-    let choices = (0..form.num_choices()).map(|_| ChoiceState::default()).collect();
+    let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
     let writer = Writer { totals: form.new_totals(), form, options, choices, bytes: Vec::new() };
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
     let body = EventStream { generation, writer, keep_alive, is_over: false };
@@ -67,7 +69,7 @@ impl HttpBody for EventStream {
                     this.is_over = true;
                 }
                 Poll::Ready(None) => {
-                    this.writer.write_end();
+                    this.writer.write_end(&this.generation);
                     this.is_over = true;
                 }
                 Poll::Pending => break,
@@ -88,6 +90,17 @@ impl HttpBody for EventStream {
     }
 }
 
+impl StreamOptions {
+    /// The usage in a chunk that is not the last.
+    fn add_usage(self, chunk: &mut Envelope<'_>, totals: &Totals) {
+        if self.continuous_usage {
+            chunk.usage = Some(Some(totals.into()));
+        } else if self.include_usage {
+            chunk.usage = Some(None);
+        }
+    }
+}
+
 /// Turns events into chunks.
 struct Writer {
     form: Form,
@@ -97,55 +110,98 @@ struct Writer {
     bytes: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 struct ChoiceState {
+    turn: Turn,
     has_begun: bool,
     is_finished: bool,
     /// Characters of all tokens so far, for the offsets of the next ones.
     num_chars: usize,
 }
 
+impl ChoiceState {
+    fn new(turn: Turn) -> Self {
+        Self { turn, has_begun: false, is_finished: false, num_chars: 0 }
+    }
+}
+
 impl Writer {
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
         match event {
+            TextEvent::PromptLogprobs { logprobs } => self.form.add_prompt_logprobs(prompt, logprobs),
+            TextEvent::Delta { .. } if self.form.is_prompt_only() => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let choice = self.form.choice_index(prompt, index);
                 let token = token_id.map(|id| (id, logprobs));
                 self.totals.num_output_tokens += usize::from(token.is_some());
-                self.begin(choice);
+                self.begin(generation, choice);
                 self.write_delta(generation, choice, text, token);
             }
             TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
                 let choice = self.form.choice_index(prompt, index);
                 self.totals.add(index, &stats);
-                self.begin(choice);
-                self.choices[choice].is_finished = true;
-                let mut piece = self.form.piece(choice, None, false);
-                piece.finish_reason = Some(reason.name());
-                piece.stop_reason = matched_stop;
+                self.begin(generation, choice);
+                let finish_reason = self.finish_turn(choice, reason.name());
+                let mut piece = self.form.piece(choice, Delta::default());
+                piece.finish_reason = Some("length");
+                if !self.form.is_prompt_only() {
+                    piece.finish_reason = Some(finish_reason);
+                    piece.stop_reason = matched_stop;
+                }
                 let timings = is_last.then(|| Timings::from(&self.totals));
-                self.write_chunk(piece, None, timings);
+                self.write_chunk(piece, timings);
             }
         }
     }
 
+    /// Writes what was held back, and says why the choice ended.
+    fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
+        let state = &mut self.choices[choice];
+        state.is_finished = true;
+        if self.form.kind() == Kind::Completion {
+            return reason;
+        }
+        let deltas = state.turn.finish();
+        let reason = state.turn.finish_reason(reason);
+        for delta in deltas {
+            self.write_chunk(self.form.piece(choice, delta), None);
+        }
+        reason
+    }
+
     /// What comes before the output: the role, or the prompt.
-    fn begin(&mut self, choice: usize) {
+    fn begin(&mut self, generation: &Generation, choice: usize) {
         if std::mem::replace(&mut self.choices[choice].has_begun, true) {
             return;
         }
+        match self.form.has_prompt_report() {
+            // Long lists take their time; others need the thread.
+            true => tokio::task::block_in_place(|| self.write_begin(generation, choice)),
+            false => self.write_begin(generation, choice),
+        }
+    }
+
+    fn write_begin(&mut self, generation: &Generation, choice: usize) {
+        let tokenizer = generation.model.llm.tokenizer();
         let prompt_token_ids = self.form.prompt_token_ids(choice);
+        let prompt_logprobs = self.form.prompt_logprobs(choice, tokenizer);
         match self.form.kind() {
             Kind::Chat => {
-                let piece = self.form.piece(choice, Some(String::new()), true);
-                self.write_chunk(piece, prompt_token_ids, None);
+                let delta =
+                    Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+                let piece = self.form.piece(choice, delta);
+                self.write_first_chunk(piece, prompt_token_ids, prompt_logprobs);
             }
             Kind::Completion => {
                 let echo = self.form.echo(choice).map(str::to_owned);
-                if echo.is_some() || prompt_token_ids.is_some() {
-                    let mut piece = self.form.piece(choice, echo, false);
+                self.choices[choice].num_chars = echo.as_ref().map_or(0, |text| text.chars().count());
+                if echo.is_some() || prompt_token_ids.is_some() || prompt_logprobs.is_some() {
+                    let delta = Delta { content: echo, ..Delta::default() };
+                    let mut piece = self.form.piece(choice, delta);
                     piece.prompt_token_ids = prompt_token_ids;
-                    self.write_chunk(piece, None, None);
+                    piece.prompt_logprobs = prompt_logprobs;
+                    piece.logprobs = self.form.echoed_logprobs(choice, tokenizer).map(Logprobs::Completion);
+                    self.write_chunk(piece, None);
                 }
             }
         }
@@ -159,12 +215,22 @@ impl Writer {
         token: Option<(u32, Option<TokenLogprobs>)>,
     ) {
         let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
-        let has_news = !text.is_empty() || (tells_of_token && token.is_some());
-        if !has_news {
-            return;
+        let content = |text: String| Delta { content: Some(text), ..Delta::default() };
+        let mut deltas = match self.form.kind() {
+            Kind::Chat => self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals),
+            Kind::Completion if text.is_empty() => Vec::new(),
+            Kind::Completion => vec![content(text)],
+        };
+        if deltas.is_empty() {
+            if !tells_of_token || token.is_none() {
+                return;
+            }
+            deltas.push(content(String::new()));
         }
-        let mut piece = self.form.piece(choice, Some(text), false);
-        if let Some(token) = token {
+        let mut pieces: Vec<Choice> =
+            deltas.into_iter().map(|delta| self.form.piece(choice, delta)).collect();
+        // What is told of the token goes with the first piece.
+        if let (Some(token), Some(piece)) = (token, pieces.first_mut()) {
             let tokenizer = generation.model.llm.tokenizer();
             let state = &mut self.choices[choice];
             piece.logprobs = self.form.logprobs(std::slice::from_ref(&token), state.num_chars, tokenizer);
@@ -174,29 +240,39 @@ impl Writer {
             }
             piece.token_ids = self.form.returns_token_ids().then(|| vec![token.0]);
         }
-        self.write_chunk(piece, None, None);
+        for piece in pieces {
+            self.write_chunk(piece, None);
+        }
     }
 
-    fn write_chunk(&mut self, choice: Choice, prompt_token_ids: Option<Vec<u32>>, timings: Option<Timings>) {
+    fn write_first_chunk(
+        &mut self,
+        choice: Choice,
+        prompt_token_ids: Option<Vec<u32>>,
+        prompt_logprobs: Option<Vec<Listed>>,
+    ) {
         let mut chunk = self.form.envelope(vec![choice], true);
         chunk.prompt_token_ids = prompt_token_ids;
-        chunk.timings = timings;
-        if self.options.continuous_usage {
-            chunk.usage = Some(Some((&self.totals).into()));
-        } else if self.options.include_usage {
-            chunk.usage = Some(None);
-        }
+        chunk.prompt_logprobs = prompt_logprobs;
+        self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);
     }
 
-    fn write_end(&mut self) {
+    fn write_chunk(&mut self, choice: Choice, timings: Option<Timings>) {
+        let mut chunk = self.form.envelope(vec![choice], true);
+        chunk.timings = timings;
+        self.options.add_usage(&mut chunk, &self.totals);
+        write_data(&mut self.bytes, &chunk);
+    }
+
+    fn write_end(&mut self, generation: &Generation) {
         // Choices for which nothing was to be generated.
         for choice in 0..self.choices.len() {
             if !self.choices[choice].is_finished {
-                self.begin(choice);
-                let mut piece = self.form.piece(choice, None, false);
+                self.begin(generation, choice);
+                let mut piece = self.form.piece(choice, Delta::default());
                 piece.finish_reason = Some("length");
-                self.write_chunk(piece, None, None);
+                self.write_chunk(piece, None);
             }
         }
         if self.options.include_usage {

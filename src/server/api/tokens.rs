@@ -28,6 +28,7 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
     let with_texts = fields.bool("return_token_strs")?.unwrap_or(false);
     let ids = match fields.string("prompt")? {
         Some(text) => {
+            refuse_conversation(&mut fields)?;
             chat::check_text_len(model, "prompt", text.len())?;
             completions::encode(model, &text, add_special_tokens.unwrap_or(true))?
         }
@@ -35,7 +36,7 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
             let message = "add_special_tokens is for prompts: a chat template adds its own";
             return Err(ApiError::unsupported("add_special_tokens", message));
         }
-        None => chat::encode(model, &mut fields, true)?,
+        None => chat::encode(model, &mut fields)?,
     };
     let texts = match with_texts {
         true => {
@@ -50,6 +51,18 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
         "tokens": ids,
         "token_strs": texts,
     }))
+}
+
+/// There is one thing to encode.
+fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in ["messages", "add_generation_prompt", "reasoning_effort", "chat_template_kwargs"] {
+        if fields.take(name).is_some() {
+            let message =
+                format!("{name} belongs to a conversation, but prompt is given too; leave one of them out");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    Ok(())
 }
 
 /// The text of token ids.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::super::generation::Totals;
+use super::prompt_report::Listed;
 
 /// An answer, or a chunk of one.
 #[derive(Debug, Serialize)]
@@ -17,6 +18,8 @@ pub(super) struct Envelope<'a> {
     pub(super) usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timings: Option<Timings>,
 }
@@ -34,6 +37,8 @@ pub(super) struct Choice {
     pub(super) stop_reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) token_ids: Option<Vec<u32>>,
 }
@@ -54,8 +59,46 @@ pub(super) enum Content {
 #[derive(Debug, Serialize)]
 pub(super) struct Message {
     pub(super) role: &'static str,
-    pub(super) content: String,
+    pub(super) content: Option<String>,
     pub(super) refusal: Option<String>,
+    /// What the model thought; the same under vLLM's older and newer name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
+}
+
+impl Message {
+    /// One without anything in it.
+    pub(super) fn new() -> Self {
+        Self {
+            role: "assistant",
+            content: None,
+            refusal: None,
+            reasoning_content: None,
+            reasoning: None,
+            tool_calls: Vec::new(),
+        }
+    }
+}
+
+/// A call of a tool.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct ToolCall {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) function: FunctionCall,
+}
+
+/// The function of a call.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct FunctionCall {
+    pub(super) name: String,
+    /// JSON in a string.
+    pub(super) arguments: String,
 }
 
 /// What is new in the assistant's turn.
@@ -65,6 +108,31 @@ pub(super) struct Delta {
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCallDelta>,
+}
+
+/// What is new in a call: first its id and name, then arguments.
+#[derive(Debug, Serialize)]
+pub(super) struct ToolCallDelta {
+    pub(super) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    pub(super) function: FunctionDelta,
+}
+
+/// What is new in the function of a call.
+#[derive(Debug, Serialize)]
+pub(super) struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) arguments: String,
 }
 
 /// Log-probabilities in the form of chats or of completions.
@@ -95,10 +163,21 @@ pub(super) struct TokenLogprob {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct CompletionTokens {
     pub(super) tokens: Vec<String>,
-    pub(super) token_logprobs: Vec<f32>,
-    pub(super) top_logprobs: Vec<serde_json::Map<String, serde_json::Value>>,
-    /// Characters of the completion before the token.
+    /// Null for the first token of a prompt.
+    pub(super) token_logprobs: Vec<Option<f32>>,
+    pub(super) top_logprobs: Vec<Option<serde_json::Map<String, serde_json::Value>>>,
+    /// Characters of the text before the token.
     pub(super) text_offset: Vec<usize>,
+}
+
+impl CompletionTokens {
+    /// Adds the entries of what comes after.
+    pub(super) fn append(&mut self, other: Self) {
+        self.tokens.extend(other.tokens);
+        self.token_logprobs.extend(other.token_logprobs);
+        self.top_logprobs.extend(other.top_logprobs);
+        self.text_offset.extend(other.text_offset);
+    }
 }
 
 /// How many tokens were read and written.
@@ -108,11 +187,18 @@ pub(super) struct Usage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
 }
 
 impl From<&Totals> for Usage {
@@ -122,6 +208,9 @@ impl From<&Totals> for Usage {
             completion_tokens: totals.num_output_tokens,
             total_tokens: totals.num_prompt_tokens + totals.num_output_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: totals.num_cached_tokens },
+            completion_tokens_details: totals
+                .counts_reasoning
+                .then_some(CompletionDetails { reasoning_tokens: totals.num_reasoning_tokens }),
         }
     }
 }

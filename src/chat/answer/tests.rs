@@ -1,0 +1,344 @@
+//! What models write, and what they must not be able to break.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// An answer put together, as a client does it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Answer {
+    reasoning: String,
+    content: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Answer {
+    fn add(&mut self, events: Vec<AnswerEvent>) {
+        for event in events {
+            match event {
+                AnswerEvent::Reasoning(text) => self.reasoning.push_str(&text),
+                AnswerEvent::Content(text) => self.content.push_str(&text),
+                AnswerEvent::CallBegin { index, name } => {
+                    assert_eq!(index, self.calls.len());
+                    self.calls.push((name, String::new()));
+                }
+                AnswerEvent::CallArguments { index, text } => {
+                    assert_eq!(index + 1, self.calls.len());
+                    self.calls[index].1.push_str(&text);
+                }
+            }
+        }
+    }
+
+    fn all(&self) -> String {
+        let calls: String = self.calls.iter().map(|(name, arguments)| format!("{name}{arguments}")).collect();
+        format!("{}{}{calls}", self.reasoning, self.content)
+    }
+}
+
+fn tools() -> Arc<[Tool]> {
+    let parameters = json!({"type": "object", "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["c", "f"]},
+        "note": {"type": ["string", "null"]},
+        "any": {},
+    }});
+    Arc::new([
+        Tool { name: "weather".into(), parameters: Some(parameters) },
+        Tool { name: "time".into(), parameters: None },
+    ])
+}
+
+fn parse(format: AnswerFormat, end: PromptEnd, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Answer {
+    let mut parser = AnswerParser::new(format, end, tools());
+    let mut answer = Answer::default();
+    for piece in pieces {
+        answer.add(parser.push(piece.as_ref()));
+    }
+    answer.add(parser.finish());
+    answer
+}
+
+fn check(format: ToolCallFormat, text: &str, content: &str, calls: &[(&str, &str)]) {
+    let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
+    let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned()));
+    let expected = Answer { content: content.to_owned(), calls: calls.collect(), ..Answer::default() };
+    assert_eq!(parse(format, PromptEnd::Plain, [text]), expected, "{text:?}");
+}
+
+#[test]
+fn hermes() {
+    let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolCallFormat::Hermes, text, content, calls);
+    };
+    check("Hello <b>you</b>\n", "Hello <b>you</b>\n", &[]);
+    check(
+        "Let me see.\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\", \"days\": 2}}\n</tool_call>\n",
+        "Let me see.",
+        &[("weather", r#"{"city": "Rome", "days": 2}"#)],
+    );
+    check(
+        "<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>\n<tool_call>\n{\"arguments\": {\"x\": [1, {}]}, \"name\": \"b\"}</tool_call> Done.",
+        "Done.",
+        &[("a", "{}"), ("b", r#"{"x": [1, {}]}"#)],
+    );
+    // Brackets, quotes and markers in strings; a call without an end; arguments in a string; none at all.
+    let tricky = r#"{"x": "}</tool_call>\"{", "y": "\\"}"#;
+    check(
+        &format!("<tool_call>{{\"name\": \"a\", \"arguments\": {tricky}}}</tool_call>"),
+        "",
+        &[("a", tricky)],
+    );
+    check(
+        "<tool_call>{\"name\": \"a\", \"arguments\": {}}<tool_call>{\"name\": \"b\"}",
+        "",
+        &[("a", "{}"), ("b", "{}")],
+    );
+    check(r#"<tool_call>{"name": "a", "arguments": "{\"x\": 1}"}</tool_call>"#, "", &[("a", r#"{"x": 1}"#)]);
+    check(r#"<tool_call>{"name": "a", "arguments": null, "id": 7 }</tool_call>"#, "", &[("a", "{}")]);
+    // No calls.
+    for text in [
+        "<tool_call>weather(Rome)</tool_call>",
+        "<tool_call>{\"nam\": \"weather\"}</tool_call>",
+        "<tool_call>{\"name\": 5}</tool_call>",
+        "<tool_call>{\"name\": \"\"}</tool_call>",
+        "<tool_call>{\"name\": \"a\", \"arguments\": [1]}</tool_call>",
+        "<tool_call>{\"name\": \"a\", \"argu",
+        "<tool_call>",
+        "<tool_cal",
+        "a < b, a <tool",
+    ] {
+        check(text, text, &[]);
+    }
+    // Broken or cut off after the name was told: all the rest is arguments.
+    check(
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": ]} <b></tool_call> ok",
+        "ok",
+        &[("a", "{\"x\": ]} <b>")],
+    );
+    check("<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": \"y", "", &[("a", "{\"x\": \"y")]);
+    check(
+        "<tool_call>{\"name\": \"a\", \"arguments\": {}, \"more\": 1}</tool_call>",
+        "",
+        &[("a", "{}, \"more\": 1}")],
+    );
+}
+
+#[test]
+fn llama3() {
+    let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolCallFormat::Llama3, text, content, calls);
+    };
+    let call = r#"{"name": "weather", "parameters": {"city": "Rome"}}"#;
+    let expected = ("weather", r#"{"city": "Rome"}"#);
+    check(call, "", &[expected]);
+    check(&format!("\n<|python_tag|>{call}"), "", &[expected]);
+    check(
+        &format!("{call}; {{\"type\": \"function\", \"name\": \"time\", \"parameters\": {{}}}}"),
+        "",
+        &[expected, ("time", "{}")],
+    );
+    check(&format!("I look it up. <|python_tag|> {call}"), "I look it up.", &[expected]);
+    check(&format!("{call} That is it."), "That is it.", &[expected]);
+    for text in [
+        r#"{"name": "Ann", "parameters": {}}"#,
+        r#"{"city": "Rome"}"#,
+        "Use {\"name\": \"weather\", \"parameters\": {}}.",
+        "<|python_tag|>print(1)",
+        "<|python",
+        "{",
+        "",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+#[test]
+fn mistral() {
+    let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolCallFormat::Mistral, text, content, calls);
+    };
+    check(
+        r#"[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "time", "arguments": {}, "id": "123456789"}]"#,
+        "",
+        &[("weather", r#"{"city": "Rome"}"#), ("time", "{}")],
+    );
+    check(
+        r#"Wait. [TOOL_CALLS]weather[ARGS]{"city": "]}"}[TOOL_CALLS]time[CALL_ID]abc[ARGS]{}"#,
+        "Wait.",
+        &[("weather", r#"{"city": "]}"}"#), ("time", "{}")],
+    );
+    check(r#"[TOOL_CALLS]time{"a": 1}"#, "", &[("time", r#"{"a": 1}"#)]);
+    check("[TOOL_CALLS]time[ARGS]{\"a\": ]x", "", &[("time", "{\"a\": ]x")]);
+    check("[TOOL_CALLS]time[ARGS]5[TOOL_CALLS]time[ARGS]{}", "", &[("time", "5"), ("time", "{}")]);
+    for text in [
+        "[1, 2]",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS](no)",
+        "[TOOL_CALLS]a b[ARGS]{}",
+        "[TOOL_CALLS][5]",
+        "[TOOL_CALLS]na[ARG",
+        "[TOOL_CALLS]na[AR{",
+        "[TOOL_CALLS][{\"x\": 1}]",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+#[test]
+fn glm() {
+    let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolCallFormat::Glm, text, content, calls);
+    };
+    let argument = |key: &str, value: &str| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>");
+    // Text where the schema says so, JSON where it does not.
+    let text = ["city", "days", "unit", "note", "any"].map(|key| argument(key, "12")).concat();
+    check(
+        &format!("Hm.\n<tool_call>weather{text}</tool_call>"),
+        "Hm.",
+        &[("weather", r#"{"city": "12", "days": 12, "unit": "12", "note": "12", "any": 12}"#)],
+    );
+    let text = ["days", "note", "any", "other"].map(|key| argument(key, "a \"b\"\n")).concat();
+    let json = r#""a \"b\"\n""#;
+    check(
+        &format!("<tool_call>weather\n{text}\n</tool_call>"),
+        "",
+        &[(
+            "weather",
+            &format!("{{\"days\": {json}, \"note\": {json}, \"any\": {json}, \"other\": {json}}}"),
+        )],
+    );
+    check(
+        &format!("<tool_call>weather{}</tool_call><tool_call>time</tool_call>", argument("note", "null")),
+        "",
+        &[("weather", r#"{"note": null}"#), ("time", "{}")],
+    );
+    let list = argument("any", "[1, {\"a\": \"<\"}]");
+    check(&format!("<tool_call>weather\n{list}"), "", &[("weather", r#"{"any": [1, {"a": "<"}]}"#)]);
+    check("<tool_call>weather<arg_key>city</arg_key><arg_value>Ro", "", &[("weather", r#"{"city": "Ro"#)]);
+    check("<tool_call>weather<arg_key>city</arg_key>x</tool_call>y", "y", &[("weather", r#"{"city": x"#)]);
+    for text in [
+        "<tool_call>{\"name\": \"time\"}</tool_call>",
+        "<tool_call></tool_call>",
+        "<tool_call>time",
+        "<tool_call>two words</tool_call>",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+#[test]
+fn reasoning() {
+    let check = |format: ReasoningFormat, end: PromptEnd, text: &str, reasoning: &str, content: &str| {
+        let format = AnswerFormat { reasoning: Some(format), tool_calls: Some(ToolCallFormat::Hermes) };
+        let answer = parse(format, end, [text]);
+        assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), (reasoning, content), "{text:?}");
+    };
+    use PromptEnd::{AfterReasoning, InReasoning, Plain};
+    use ReasoningFormat::{Think, ThinkFromStart};
+    check(Think, Plain, "<think>\nA\n\nB \n</think>\n\nC\n", "A\n\nB", "C\n");
+    check(Think, Plain, "\n<think></think>C", "", "C");
+    check(Think, Plain, "A <think>B</think>", "", "A <think>B</think>");
+    check(Think, Plain, " <thin", "", " <thin");
+    check(Think, Plain, "\n <th ink>", "", "\n <th ink>");
+    check(Think, Plain, "<think>A <b></thi", "A <b></thi", "");
+    check(Think, Plain, "<think>A</think>B</think><think>", "A", "B</think><think>");
+    check(Think, InReasoning, "A</think>B", "A", "B");
+    check(Think, InReasoning, "\n<think>A</think>B", "A", "B");
+    check(Think, InReasoning, "A ", "A ", "");
+    check(Think, AfterReasoning, "A</think>B", "", "A</think>B");
+    check(ThinkFromStart, Plain, "A</think>B", "A", "B");
+    check(ThinkFromStart, Plain, "<think>A</think>B", "A", "B");
+    check(ThinkFromStart, AfterReasoning, "A", "", "A");
+    // Calls are looked for after the reasoning only.
+    let call = "<tool_call>{\"name\": \"time\"}</tool_call>";
+    let format = AnswerFormat { reasoning: Some(Think), tool_calls: Some(ToolCallFormat::Hermes) };
+    let answer = parse(format, InReasoning, [format!("I {call}</think>\n\n{call}")]);
+    assert_eq!(answer.reasoning, format!("I {call}"));
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("", 1));
+    for (prompt, end) in
+        [("x<think>\n", InReasoning), ("<think>\n\n</think>\n\n", AfterReasoning), ("x", Plain)]
+    {
+        assert_eq!(PromptEnd::of(prompt), end, "{prompt:?}");
+    }
+}
+
+/// Texts made of what the parsers look for. The letter q is in none of it.
+fn texts() -> impl Strategy<Value = String> {
+    let parts = [
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+        "{\"name\": \"weather\", ",
+        "\"arguments\": {",
+        "\"parameters\": ",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "\\",
+        ":",
+        ",",
+        ";",
+        "\n",
+        " ",
+        "<",
+        "weather",
+        "time",
+        "city",
+        "days",
+        "\"id\": ",
+        "5",
+        "null",
+        "q",
+        "qq",
+        "é🦙",
+    ];
+    let part = prop_oneof![
+        8 => prop::sample::select(parts.to_vec()).prop_map(str::to_owned),
+        1 => any::<char>().prop_map(|c| c.to_string()),
+    ];
+    prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+}
+
+fn formats() -> impl Strategy<Value = (AnswerFormat, PromptEnd)> {
+    use ToolCallFormat::{Glm, Hermes, Llama3, Mistral};
+    (
+        prop::option::of(prop::sample::select(vec![Hermes, Llama3, Mistral, Glm])),
+        prop::option::of(prop::sample::select(vec![ReasoningFormat::Think, ReasoningFormat::ThinkFromStart])),
+        prop::sample::select(vec![PromptEnd::Plain, PromptEnd::InReasoning, PromptEnd::AfterReasoning]),
+    )
+        .prop_map(|(tool_calls, reasoning, end)| (AnswerFormat { tool_calls, reasoning }, end))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn pieces_of_any_size_give_the_same((format, end) in formats(), text in texts(), size in 1usize..9) {
+        let whole = parse(format, end, [&text]);
+        let characters: Vec<char> = text.chars().collect();
+        let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
+        prop_assert_eq!(&parse(format, end, pieces), &whole);
+        // Nothing is lost. Ids and types of calls are, so they do not count here.
+        if !text.contains("\"id\"") {
+            let count = |text: &str| text.chars().filter(|c| *c == 'q').count();
+            prop_assert_eq!(count(&whole.all()), count(&text), "{:?}", whole);
+        }
+        if format == AnswerFormat::default() {
+            prop_assert_eq!(whole.content, text);
+        }
+    }
+}

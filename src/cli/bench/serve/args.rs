@@ -1,0 +1,354 @@
+//! The flags of `tinyvllm bench serve`, with vLLM's names and meanings.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::{ArgAction, Args, ValueEnum};
+
+use super::summary::ServiceLevels;
+use crate::cli::args::MessageArgs;
+use crate::cli::value::parse_seconds;
+
+/// What to send, where, and what to report.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeBenchArgs {
+    #[command(flatten)]
+    pub(super) server: TargetArgs,
+    #[command(flatten)]
+    pub(super) workload: WorkloadArgs,
+    #[command(flatten)]
+    pub(super) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(super) sampling: RequestArgs,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
+    #[command(flatten)]
+    pub(super) messages: MessageArgs,
+}
+
+/// Which server.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub(super) struct TargetArgs {
+    /// The server, such as http://127.0.0.1:8000 or https://example.com [default: from --host and --port]
+    #[arg(long, value_name = "URL")]
+    pub(super) base_url: Option<String>,
+    /// Host, if there is no --base-url
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(super) host: String,
+    /// Port, if there is no --base-url
+    #[arg(long, default_value_t = 8_000)]
+    pub(super) port: u16,
+    /// Interface of the server [default: openai-chat if the endpoint ends with chat/completions, else openai]
+    #[arg(long, value_name = "NAME")]
+    pub(super) backend: Option<Backend>,
+    /// Path of the interface [default: /v1/completions, or /v1/chat/completions for openai-chat]
+    #[arg(long, value_name = "PATH")]
+    pub(super) endpoint: Option<String>,
+    /// Name of the model in requests [default: the first one of /v1/models]
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// Key of the server [default: OPENAI_API_KEY of the environment]
+    #[arg(long, value_name = "KEY", hide_env_values = true)]
+    pub(super) api_key: Option<String>,
+    /// Seconds to wait for the server to be ready; 0 asks once
+    #[arg(long, default_value = "0", value_name = "S", value_parser = parse_seconds)]
+    pub(super) ready_check_timeout_sec: Duration,
+}
+
+/// Interface of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Backend {
+    /// Completions
+    #[value(alias = "vllm")]
+    Openai,
+    /// Chat completions
+    OpenaiChat,
+}
+
+impl Backend {
+    /// The name in results.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Openai => "openai",
+            Self::OpenaiChat => "openai-chat",
+        }
+    }
+}
+
+/// Which prompts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Workload")]
+pub(super) struct WorkloadArgs {
+    /// random, prefix_repetition (some prefixes, shared by many requests) or custom (a file)
+    #[arg(long, default_value = "random", value_name = "NAME")]
+    pub(super) dataset_name: DatasetName,
+    /// File for custom: a JSON value a line, {"prompt": "…", "output_tokens": 100}, a text, or a conversation of ShareGPT
+    #[arg(long, value_name = "FILE")]
+    pub(super) dataset_path: Option<PathBuf>,
+    /// Requests
+    #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = at_least_one())]
+    pub(super) num_prompts: usize,
+    /// Seed of prompts and of arrivals
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) seed: u64,
+    /// Tokens of a prompt, for any dataset that has such a length
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) input_len: Option<usize>,
+    /// Tokens to generate, for any dataset
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) output_len: Option<usize>,
+    /// random: tokens of a prompt after the shared prefix
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) random_input_len: usize,
+    /// random: tokens to generate
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) random_output_len: usize,
+    /// random: lengths vary by this share, 0 to 1, to both sides
+    #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = parse_share)]
+    pub(super) random_range_ratio: f64,
+    /// random: tokens of a prefix that all prompts share
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub(super) random_prefix_len: usize,
+    /// prefix_repetition: tokens of each prefix
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) prefix_repetition_prefix_len: usize,
+    /// prefix_repetition: tokens after the prefix
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    pub(super) prefix_repetition_suffix_len: usize,
+    /// prefix_repetition: different prefixes
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = at_least_one())]
+    pub(super) prefix_repetition_num_prefixes: usize,
+    /// prefix_repetition: tokens to generate
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) prefix_repetition_output_len: usize,
+    /// custom: tokens to generate where a line does not say it
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
+    pub(super) custom_output_len: usize,
+    /// Size of the vocabulary, to make prompts of token ids for a server without /tokenize
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) vocab_size: Option<u32>,
+}
+
+/// Where prompts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum DatasetName {
+    /// Random tokens
+    Random,
+    /// Shared prefixes
+    #[value(name = "prefix_repetition", alias = "prefix-repetition")]
+    PrefixRepetition,
+    /// A file
+    Custom,
+}
+
+/// When requests are sent.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Traffic")]
+pub(super) struct TrafficArgs {
+    /// Requests a second; inf sends all at once
+    #[arg(long, default_value = "inf", value_name = "RATE", value_parser = parse_positive)]
+    pub(super) request_rate: f64,
+    /// 1 is a Poisson process, less comes in bursts, more is evener, inf is a fixed interval
+    #[arg(long, default_value = "1", value_name = "X", value_parser = parse_positive)]
+    pub(super) burstiness: f64,
+    /// Most requests at once; a further one waits until another has ended
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(super) max_concurrency: Option<usize>,
+    /// Requests before the measurement, which do not count
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) num_warmups: usize,
+    /// Seconds after which a request has failed
+    #[arg(long, default_value = "21600", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
+    pub(super) request_timeout: Duration,
+}
+
+/// What is in every request.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Requests")]
+pub(super) struct RequestArgs {
+    /// Generate to the full length [default: true for random, which has no end of its own; else false]
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub(super) ignore_eos: Option<bool>,
+    /// 0 always takes the most likely token [default: the server's]
+    #[arg(long, value_name = "X")]
+    pub(super) temperature: Option<f64>,
+    /// Sample from the most likely tokens that together have this probability
+    #[arg(long, value_name = "X", hide_short_help = true)]
+    pub(super) top_p: Option<f64>,
+    /// Sample from this many most likely tokens
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(super) top_k: Option<i64>,
+    /// A JSON object with further parameters of every request
+    #[arg(long, value_name = "JSON", value_parser = parse_object, hide_short_help = true)]
+    pub(super) extra_body: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// What is reported, and where.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Results")]
+pub(super) struct ResultArgs {
+    /// Distributions to report: ttft, tpot, itl, e2el, client_queue_time
+    #[arg(long, value_delimiter = ',', default_value = "ttft,tpot,itl,e2el", value_name = "NAMES")]
+    pub(super) percentile_metrics: Vec<MetricName>,
+    /// Percentiles of them, such as 50,90,99.9
+    #[arg(long, value_delimiter = ',', default_value = "99", value_name = "LIST", value_parser = parse_percent)]
+    pub(super) metric_percentiles: Vec<f64>,
+    /// Count the requests that keep these service levels in milliseconds, such as ttft:200 tpot:50
+    #[arg(long, num_args = 1.., value_name = "NAME:MS")]
+    pub(super) goodput: Vec<ServiceLevel>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Write the JSON object into a file
+    #[arg(long)]
+    pub(super) save_result: bool,
+    /// With lengths, times, texts and errors of every request
+    #[arg(long)]
+    pub(super) save_detailed: bool,
+    /// Folder of the file
+    #[arg(long, value_name = "DIR")]
+    pub(super) result_dir: Option<PathBuf>,
+    /// Name of the file [default: made of backend, rate, model and date]
+    #[arg(long, value_name = "NAME")]
+    pub(super) result_filename: Option<PathBuf>,
+    /// Further keys of the JSON object, such as machine=laptop
+    #[arg(long, num_args = 1.., value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub(super) metadata: Vec<(String, String)>,
+    /// No progress bar
+    #[arg(long, visible_alias = "no-progress")]
+    pub(super) disable_tqdm: bool,
+}
+
+/// A distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum MetricName {
+    /// Time to first token
+    Ttft,
+    /// Time per output token after the first
+    Tpot,
+    /// Inter-token latency
+    Itl,
+    /// End-to-end latency
+    E2el,
+    /// Wait for a seat under --max-concurrency
+    #[value(name = "client_queue_time", alias = "client-queue-time")]
+    ClientQueueTime,
+}
+
+/// A limit for a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ServiceLevel {
+    name: LevelName,
+    milliseconds: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LevelName {
+    Ttft,
+    Tpot,
+    E2el,
+}
+
+impl FromStr for ServiceLevel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "write it as ttft:200, tpot:50 or e2el:3000, in milliseconds".to_owned();
+        let (name, milliseconds) = text.split_once(':').ok_or_else(wrong)?;
+        let name = match name {
+            "ttft" => LevelName::Ttft,
+            "tpot" => LevelName::Tpot,
+            "e2el" => LevelName::E2el,
+            _ => return Err(wrong()),
+        };
+        let milliseconds = milliseconds.parse().ok().filter(|limit| *limit >= 0.0).ok_or_else(wrong)?;
+        Ok(Self { name, milliseconds })
+    }
+}
+
+impl ResultArgs {
+    /// All service levels together.
+    pub(super) fn service_levels(&self) -> ServiceLevels {
+        let mut levels = ServiceLevels::default();
+        for level in &self.goodput {
+            let limit = match level.name {
+                LevelName::Ttft => &mut levels.ttft_ms,
+                LevelName::Tpot => &mut levels.tpot_ms,
+                LevelName::E2el => &mut levels.e2el_ms,
+            };
+            *limit = Some(level.milliseconds);
+        }
+        levels
+    }
+}
+
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 => Ok(number),
+        _ => Err("it must be a number above 0, or inf".to_owned()),
+    }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
+        _ => Err("it must be at least 0 and below 1".to_owned()),
+    }
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(number) if (0.0..=100.0).contains(&number) => Ok(number),
+        _ => Err("it must be 0 to 100".to_owned()),
+    }
+}
+
+fn parse_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("it must be a JSON object: {error}"))
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write it as KEY=VALUE")?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_levels() {
+        assert_eq!("ttft:200".parse(), Ok(ServiceLevel { name: LevelName::Ttft, milliseconds: 200.0 }));
+        for wrong in ["", "ttft", "ttft:", "ttft:-1", "ttft:NaN", "itl:5", "ttft=5"] {
+            assert!(wrong.parse::<ServiceLevel>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_in_their_ranges() {
+        assert_eq!(parse_positive("inf"), Ok(f64::INFINITY));
+        assert_eq!(parse_positive("0.5"), Ok(0.5));
+        for wrong in ["0", "-1", "NaN", "", "x"] {
+            assert!(parse_positive(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_share("1").is_err() && parse_share("0.99").is_ok());
+        assert!(parse_percent("100.1").is_err() && parse_percent("99.9").is_ok());
+        assert!(parse_object("[1]").is_err() && parse_object("{\"a\":1}").is_ok());
+        assert_eq!(parse_pair("a = b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+    }
+}

@@ -1,0 +1,118 @@
+//! Sends the requests of a run at their times and waits for the answers.
+//!
+//! An open loop: the next request goes out when its time has come, whatever became of those before. With a limit
+//! on how many run at once it may then wait for a seat; that wait is measured by itself and is in no latency. How
+//! late this program itself was is measured too, so that nobody takes a busy client for a slow server.
+//!
+//! Everything runs on one thread, so a server on the same machine loses one core at most.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::request::{self, Api, Outcome};
+use crate::cli::http::HttpClient;
+
+/// What to send, and when.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub(super) client: HttpClient,
+    pub(super) api: Api,
+    pub(super) path: String,
+    pub(super) bodies: Vec<Bytes>,
+    /// When each is due, from the start; ascending.
+    pub(super) times: Vec<Duration>,
+    /// How many may run at once.
+    pub(super) max_concurrency: Option<usize>,
+    /// A request that takes longer has failed.
+    pub(super) timeout: Duration,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Of the requests that ended, in the order in which they were due.
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) duration: Duration,
+    /// The most by which a request was handled later than it was due.
+    pub(super) max_scheduling_delay: Duration,
+    /// Ctrl-C ended the run. What was under way then is in no outcome.
+    pub(super) is_interrupted: bool,
+}
+
+/// One request that ended.
+struct Ended {
+    index: usize,
+    outcome: Outcome,
+    scheduling_delay: Duration,
+}
+
+impl Load {
+    /// Sends everything. `on_end` is called whenever a request has ended.
+    pub(super) async fn run(self, mut on_end: impl FnMut(&Outcome)) -> Run {
+        let load = Arc::new(self);
+        let seats = load.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
+        let seats = Arc::new(Semaphore::new(seats));
+        let mut tasks = JoinSet::new();
+        let mut ended: Vec<Option<Outcome>> = vec![None; load.bodies.len()];
+        let mut run = Run::default();
+        let mut num_sent = 0;
+        let mut interrupt = std::pin::pin!(interrupted());
+        let start = Instant::now();
+        loop {
+            while load.times.get(num_sent).is_some_and(|due| *due <= start.elapsed()) {
+                tasks.spawn(Arc::clone(&load).one(num_sent, start, Arc::clone(&seats)));
+                num_sent += 1;
+            }
+            let next_due = load.times.get(num_sent).map(|due| start + *due);
+            if next_due.is_none() && tasks.is_empty() {
+                break;
+            }
+            tokio::select! {
+                () = &mut interrupt => {
+                    run.is_interrupted = true;
+                    break;
+                }
+                () = tokio::time::sleep_until(next_due.unwrap_or(start).into()), if next_due.is_some() => {}
+                Some(joined) = tasks.join_next() => {
+                    // A task that panicked leaves no outcome. It has none of ours to hold.
+                    let Ok(Ended { index, outcome, scheduling_delay }) = joined else { continue };
+                    on_end(&outcome);
+                    run.max_scheduling_delay = run.max_scheduling_delay.max(scheduling_delay);
+                    ended[index] = Some(outcome);
+                }
+            }
+        }
+        run.duration = start.elapsed();
+        run.outcomes = ended.into_iter().flatten().collect();
+        run
+    }
+
+    async fn one(self: Arc<Self>, index: usize, start: Instant, seats: Arc<Semaphore>) -> Ended {
+        let begun = Instant::now();
+        let scheduling_delay = begun.saturating_duration_since(start + self.times[index]);
+        // The semaphore is never closed; without a seat the request would go out all the same.
+        let _seat = seats.acquire().await;
+        let queue_time = begun.elapsed();
+        let answer = request::send(&self.client, self.api, &self.path, self.bodies[index].clone(), start);
+        let sent = start.elapsed();
+        let outcome = tokio::time::timeout(self.timeout, answer).await;
+        let outcome = outcome.unwrap_or_else(|_| Outcome {
+            start: sent,
+            error: Some(format!("not finished after {} s", self.timeout.as_secs_f64())),
+            ..Outcome::default()
+        });
+        Ended { index, outcome: Outcome { queue_time, ..outcome }, scheduling_delay }
+    }
+}
+
+/// Waits for Ctrl-C.
+async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // It cannot be heard of; then it ends the program.
+        std::future::pending::<()>().await;
+    }
+}

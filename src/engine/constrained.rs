@@ -1,0 +1,157 @@
+//! A sequence's place in its constraint, and the tokens that it may choose next.
+//!
+//! The set is made as soon as the token before it is known, so a step finds it ready, and a sequence that is
+//! complete or stuck ends without another step. How the request's parameters and the constraint go together:
+//!
+//! - The end tokens of the request join the set where the constraint lets the output end. With `ignore_eos` the
+//!   model's own are not among them; the output then ends where nothing more may follow.
+//! - While `min_tokens` is not reached, end tokens are kept out of the set, unless the constraint leaves nothing
+//!   else. If nothing may follow, the output ends all the same.
+//! - `logit_bias` and penalties change which of the allowed tokens is chosen, never which are allowed.
+
+use crate::Result;
+use crate::sampling::{Constraint, ConstraintState, SamplingParams, TokenMask};
+
+/// The constraint's state and the set of the next token.
+pub(super) struct Constrained {
+    state: Box<dyn ConstraintState>,
+    allowed: TokenMask,
+}
+
+/// What may follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// A token of the set.
+    Token,
+    /// Nothing: the output is complete.
+    Nothing,
+}
+
+impl Constrained {
+    /// The beginning of `num_sequences` outputs.
+    ///
+    /// # Errors
+    /// If the constraint allows no token at all.
+    pub(super) fn start(
+        constraint: &dyn Constraint,
+        num_sequences: usize,
+        params: &SamplingParams,
+        end_token_ids: &[u32],
+    ) -> Result<Vec<Self>> {
+        let mut first = Self { state: constraint.start(), allowed: TokenMask::default() };
+        if first.update(params, end_token_ids, 0)? == Next::Nothing {
+            return Err(crate::Error::invalid_request("the constraint allows nothing but an empty output"));
+        }
+        let allowed = first.allowed.clone();
+        let others = (1..num_sequences).map(|_| Self { state: constraint.start(), allowed: allowed.clone() });
+        Ok(std::iter::once(first).chain(others).collect())
+    }
+
+    /// The tokens that may be chosen.
+    pub(super) fn allowed(&self) -> &TokenMask {
+        &self.allowed
+    }
+
+    /// Takes a token, which is the output's last of `num_output_tokens` and did not end it.
+    ///
+    /// # Errors
+    /// If the sequence can neither go on nor end.
+    pub(super) fn accept(
+        &mut self,
+        token_id: u32,
+        params: &SamplingParams,
+        end_token_ids: &[u32],
+        num_output_tokens: usize,
+    ) -> Result<Next> {
+        self.state.accept(token_id)?;
+        self.update(params, end_token_ids, num_output_tokens)
+    }
+
+    fn update(&mut self, params: &SamplingParams, end_token_ids: &[u32], num_tokens: usize) -> Result<Next> {
+        let allowed = &mut self.allowed;
+        let may_end = self.state.allowed(allowed)?;
+        if allowed.is_empty() {
+            return match may_end {
+                true => Ok(Next::Nothing),
+                false => {
+                    Err(crate::Error::invalid_request("the constraint allows no token here, and no end"))
+                }
+            };
+        }
+        if num_tokens >= params.min_tokens {
+            if may_end {
+                end_token_ids.iter().for_each(|id| allowed.insert(*id));
+            }
+        } else if allowed.iter().any(|id| !end_token_ids.contains(&id)) {
+            end_token_ids.iter().for_each(|id| allowed.remove(*id));
+        }
+        Ok(Next::Token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allows the same at every place.
+    #[derive(Debug, Clone)]
+    struct Always(Vec<u32>, bool);
+
+    impl Constraint for Always {
+        fn start(&self) -> Box<dyn ConstraintState> {
+            Box::new(self.clone())
+        }
+    }
+
+    impl ConstraintState for Always {
+        fn allowed(&mut self, allowed: &mut TokenMask) -> Result<bool> {
+            *allowed = self.0.iter().copied().collect();
+            Ok(self.1)
+        }
+
+        fn accept(&mut self, token_id: u32) -> Result<()> {
+            assert!(self.0.contains(&token_id));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn end_tokens_join_where_the_output_may_end() {
+        let check = |tokens: &[u32], may_end, min_tokens, num_tokens, wanted: Option<&[u32]>| {
+            let params = SamplingParams { min_tokens, ..SamplingParams::default() };
+            let state = Box::new(Always(tokens.to_vec(), may_end));
+            let mut constrained = Constrained { state, allowed: TokenMask::default() };
+            let next = constrained.update(&params, &[0, 7], num_tokens).unwrap();
+            let found: Vec<u32> = constrained.allowed.iter().collect();
+            assert_eq!(
+                (next == Next::Token).then_some(&found[..]),
+                wanted,
+                "{tokens:?} {may_end} {min_tokens}"
+            );
+        };
+        check(&[3, 4], false, 0, 0, Some(&[3, 4]));
+        check(&[3, 4], true, 0, 0, Some(&[0, 3, 4, 7]));
+        // A stop token that the constraint allows as text stays possible.
+        check(&[3, 7], false, 0, 0, Some(&[3, 7]));
+        // min_tokens keeps end tokens out while there is something else.
+        check(&[3, 7], true, 5, 4, Some(&[3]));
+        check(&[3, 7], true, 5, 5, Some(&[0, 3, 7]));
+        check(&[7], false, 5, 4, Some(&[7]));
+        // Where nothing may follow, the output ends, whatever min_tokens says.
+        check(&[], true, 5, 4, None);
+        check(&[], true, 0, 9, None);
+    }
+
+    #[test]
+    fn a_dead_end_is_an_error() {
+        let params = SamplingParams::default();
+        for (constraint, words) in
+            [(Always(vec![], false), "no token here"), (Always(vec![], true), "an empty output")]
+        {
+            let error = Constrained::start(&constraint, 2, &params, &[0]).err().unwrap();
+            assert!(error.message().contains(words), "{error}");
+        }
+        let sequences = Constrained::start(&Always(vec![1], true), 3, &params, &[0]).unwrap();
+        assert!(sequences.len() == 3 && sequences.iter().all(|one| one.allowed == sequences[0].allowed));
+    }
+}

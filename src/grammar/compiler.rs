@@ -1,0 +1,188 @@
+//! From a specification to a grammar, under limits.
+//!
+//! The work is done on a thread of its own: it has a stack for deep grammars, and it can be left behind when it
+//! takes too long. What is left behind ends by itself, because the library bounds every part of its work; until
+//! then it counts against the number of compilations that may run at once.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use llguidance::api::ParserLimits;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory};
+
+use super::cache::GrammarCache;
+use super::matcher::{Grammar, failure};
+use super::spec::GrammarSpec;
+use super::vocabulary::token_env;
+use super::watchdog::{counter_of_this_thread, read_counter};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, ErrorKind, Result};
+
+/// What takes longer to compile is refused.
+pub const MAX_COMPILE_TIME: Duration = Duration::from_millis(700);
+/// How often that time may pass while the machine lets the compilation wait.
+const MAX_WAITS: usize = 8;
+/// Most compilations at once.
+const MAX_COMPILATIONS: usize = 4;
+/// Stack of a compilation, of which only what is used takes memory.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Makes grammars for one model. The trie of its vocabulary is built when the first one is wanted.
+pub struct GrammarCompiler {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    eos_token_ids: Arc<[u32]>,
+    factory: OnceLock<Result<Arc<ParserFactory>>>,
+    cache: GrammarCache,
+    slots: Arc<Slots>,
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarCompiler").field("eos_token_ids", &self.eos_token_ids).finish_non_exhaustive()
+    }
+}
+
+impl GrammarCompiler {
+    /// A compiler for a model with this tokenizer, logits for `vocab_size` tokens, and these end tokens.
+    #[must_use]
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: &[u32]) -> Self {
+        Self {
+            tokenizer,
+            vocab_size,
+            eos_token_ids: eos_token_ids.into(),
+            factory: OnceLock::new(),
+            cache: GrammarCache::default(),
+            slots: Arc::default(),
+        }
+    }
+
+    /// Compiles a specification, or finds it among those compiled lately. Takes up to [`MAX_COMPILE_TIME`]; the
+    /// first time for a model, and on a machine that is overloaded, more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequest`] if the specification is wrong, cannot be enforced, allows no text, or is
+    /// beyond the limits of size, time and complexity; [`ErrorKind::Capacity`] if too many are being compiled;
+    /// [`ErrorKind::Unsupported`] if the model's vocabulary is too large.
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<Grammar>> {
+        if let Some(grammar) = self.cache.get(spec) {
+            return Ok(grammar);
+        }
+        spec.check_size()?;
+        let factory = Arc::clone(self.factory()?);
+        let slot = Slot::take(&self.slots)?;
+        let (sender, result) = mpsc::sync_channel(1);
+        let (job, eos_token_ids) = (spec.clone(), Arc::clone(&self.eos_token_ids));
+        let counter = Arc::new(OnceLock::new());
+        let own_counter = Arc::clone(&counter);
+        std::thread::Builder::new()
+            .name("tinyvllm-grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                // Nobody else sets it.
+                let _ = own_counter.set(counter_of_this_thread());
+                let grammar = compile(&factory, &job, eos_token_ids);
+                // Before whoever asked can ask again.
+                drop(slot);
+                // They may have given up.
+                let _ = sender.send(grammar);
+            })
+            .map_err(|source| Error::io("start a thread for a grammar", source))?;
+        let grammar = Arc::new(wait(&result, &counter)?);
+        self.cache.put(spec, &grammar);
+        Ok(grammar)
+    }
+
+    fn factory(&self) -> Result<&Arc<ParserFactory>> {
+        let build = || {
+            let env = token_env(&self.tokenizer, self.vocab_size, &self.eos_token_ids)?;
+            let slices = SlicedBiasComputer::general_slices();
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+                .map_err(|error| Error::internal(format!("the vocabulary has no trie: {error}")))?;
+            factory.quiet();
+            *factory.limits_mut() = limits();
+            Ok(Arc::new(factory))
+        };
+        self.factory.get_or_init(build).as_ref().map_err(|error| Error::new(error.kind(), error.message()))
+    }
+}
+
+/// Memory and time are bounded: about a kilobyte for each state of the lexer, and some milliseconds for each set
+/// of tokens in the worst case.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 1_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 10_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+fn compile(factory: &ParserFactory, spec: &GrammarSpec, eos_token_ids: Arc<[u32]>) -> Result<Grammar> {
+    let parser = factory.create_parser(spec.to_grammar()?).map_err(|error| failure(&error))?;
+    Grammar::new(Matcher::new(Ok(parser)), eos_token_ids)
+}
+
+/// Waits for a compilation as long as it may take, and on an overloaded machine until it has had its turn.
+fn wait(result: &Receiver<Result<Grammar>>, counter: &OnceLock<Option<Arc<str>>>) -> Result<Grammar> {
+    for _ in 0..MAX_WAITS {
+        match result.recv_timeout(MAX_COMPILE_TIME) {
+            Ok(grammar) => return grammar,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::invalid_request("the grammar cannot be compiled"));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        // It may not even have begun.
+        let computed = counter.get().map(|counter| counter.as_deref().and_then(read_counter));
+        if computed.is_some_and(|computed| computed.is_none_or(|time| time > MAX_COMPILE_TIME / 4)) {
+            break;
+        }
+    }
+    Err(Error::invalid_request(format!(
+        "the grammar is too complex: compiling it takes more than {MAX_COMPILE_TIME:?}"
+    )))
+}
+
+/// How many compilations run.
+#[derive(Debug, Default)]
+struct Slots {
+    num_taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// The right to compile.
+struct Slot(Arc<Slots>);
+
+impl Slot {
+    /// Waits for its turn, but no longer than a compilation may take.
+    fn take(slots: &Arc<Slots>) -> Result<Self> {
+        let num_taken = slots.num_taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut num_taken, _) = slots
+            .freed
+            .wait_timeout_while(num_taken, MAX_COMPILE_TIME, |num_taken| *num_taken >= MAX_COMPILATIONS)
+            .unwrap_or_else(PoisonError::into_inner);
+        if *num_taken >= MAX_COMPILATIONS {
+            return Err(Error::new(
+                ErrorKind::Capacity,
+                format!("{MAX_COMPILATIONS} grammars are being compiled, the most allowed"),
+            )
+            .with_hint("try again in a moment"));
+        }
+        *num_taken += 1;
+        Ok(Self(Arc::clone(slots)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        *self.0.num_taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
+    }
+}

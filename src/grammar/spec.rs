@@ -1,0 +1,285 @@
+//! What a caller can ask for, and its translation to the grammar library's language.
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+use crate::{Error, Result};
+
+/// Most bytes of a JSON schema, written without spaces, and of a grammar.
+const MAX_BYTES: usize = 128 << 10;
+/// Most bytes of a regular expression.
+const MAX_REGEX_BYTES: usize = 4 << 10;
+/// Most choices.
+const MAX_CHOICES: usize = 4_096;
+/// Most brackets inside one another in a regular expression or grammar. Those of JSON are bounded by its reader.
+const MAX_DEPTH: usize = 128;
+/// Bounds the schemas that are combined by `allOf`: the sum over all such lists of the square of the number of
+/// schemas in them, references followed. The time to combine them grows faster than the square.
+const MAX_COMBINED: usize = 2_048;
+/// The largest `multipleOf`, in units of its last digit: it becomes a table of that size.
+const MAX_MULTIPLE_OF: u64 = 10_000;
+/// Space between the parts of JSON: none, one, or a line break with an indentation. Without a bound a model could
+/// go on with spaces for ever.
+const JSON_SPACE: &str = r"( |\r?\n[ \t]{0,32})?";
+
+/// What the whole text of an answer must look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid under this schema. A keyword that cannot be enforced is an error.
+    JsonSchema(Value),
+    /// A text that this regular expression (Rust's syntax, no look-around) matches from beginning to end.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in the Lark syntax of llguidance: rules from `start`, terminals, `%json {…}`, and
+    /// special tokens by their name, as in `<|tool_call|>`.
+    Lark(String),
+}
+
+impl GrammarSpec {
+    /// A schema as a part of a [`Self::Lark`] grammar, with the same spaces as in [`Self::JsonSchema`].
+    ///
+    /// # Errors
+    /// If the schema is neither an object nor `true`.
+    pub fn lark_json(schema: &Value) -> Result<String> {
+        Ok(format!("%json {}", with_options(schema.clone())?))
+    }
+
+    /// Refuses what is too large before any work is put into it.
+    pub(super) fn check_size(&self) -> Result<()> {
+        match self {
+            Self::JsonObject => Ok(()),
+            Self::JsonSchema(schema) => {
+                at_most("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES)?;
+                check_keywords(schema, schema, &mut Budget(MAX_COMBINED))
+            }
+            Self::Regex(regex) => check_regex("the regular expression", regex),
+            Self::Choice(choices) if choices.is_empty() || choices.len() > MAX_CHOICES => {
+                Err(Error::invalid_request(format!(
+                    "there are {} choices; there must be 1 to {MAX_CHOICES}",
+                    choices.len()
+                )))
+            }
+            Self::Choice(choices) => {
+                at_most("the list of choices", choices.iter().map(String::len).sum(), MAX_BYTES)
+            }
+            Self::Lark(grammar) => {
+                at_most("the grammar", grammar.len(), MAX_BYTES)?;
+                check_depth("the grammar", grammar)?;
+                check_embedded(grammar)
+            }
+        }
+    }
+
+    /// The same in the grammar library's terms.
+    ///
+    /// # Errors
+    /// If it is of another kind than it is said to be.
+    pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar> {
+        Ok(match self {
+            Self::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))?),
+            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_options(schema.clone())?),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(without_anchors(regex)),
+            Self::Choice(choices) => {
+                let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
+                TopLevelGrammar::from_regex(&literals.join("|"))
+            }
+            Self::Lark(grammar) if grammar.contains("::=") && !grammar.contains("start:") => {
+                return Err(Error::invalid_request("the grammar seems to be in GBNF or EBNF (`::=`)")
+                    .with_hint("write it in Lark: `start: …` with rules `name: …`"));
+            }
+            Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        })
+    }
+}
+
+/// A schema with the options of our JSON.
+fn with_options(schema: Value) -> Result<Value> {
+    let mut fields = match schema {
+        Value::Object(fields) => fields,
+        Value::Bool(true) => serde_json::Map::new(),
+        other => {
+            let message = format!("the JSON schema is {}, expected an object", kind(&other));
+            return Err(Error::invalid_request(message));
+        }
+    };
+    if fields.contains_key("x-guidance") {
+        return Err(Error::invalid_request("the JSON schema has the unknown keyword x-guidance"));
+    }
+    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
+    Ok(Value::Object(fields))
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The expression must match the whole text anyway, and the library knows no anchors.
+fn without_anchors(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(rest) if rest.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => rest,
+        _ => regex,
+    }
+}
+
+/// A regular expression that matches this text and nothing else.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii_punctuation() {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+fn at_most(what: &str, num_bytes: usize, limit: usize) -> Result<()> {
+    match num_bytes > limit {
+        true => Err(Error::invalid_request(format!("{what} has more than {limit} bytes, the most allowed"))),
+        false => Ok(()),
+    }
+}
+
+fn check_regex(what: &str, regex: &str) -> Result<()> {
+    at_most(what, regex.len(), MAX_REGEX_BYTES)?;
+    check_depth(what, regex)
+}
+
+/// Counts brackets that are inside one another, not looking at what they mean.
+fn check_depth(what: &str, text: &str) -> Result<()> {
+    let mut open = 0_usize;
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > MAX_DEPTH {
+            let message = format!("{what} has more than {MAX_DEPTH} brackets inside one another");
+            return Err(Error::invalid_request(message));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the parts of a schema that are costly out of proportion. Their depth is bounded by whoever read it.
+fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()> {
+    let children: Vec<&Value> = match schema {
+        Value::Array(items) => items.iter().collect(),
+        Value::Object(fields) => {
+            if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
+                check_regex("a pattern", pattern)?;
+            }
+            if let Some(patterns) = fields.get("patternProperties").and_then(Value::as_object) {
+                patterns.keys().try_for_each(|pattern| check_regex("a pattern", pattern))?;
+            }
+            if fields.contains_key("allOf") {
+                let mut members = Budget(left.0);
+                members.combine(schema, root)?;
+                let num_members = left.0 - members.0;
+                left.spend(num_members.saturating_mul(num_members))?;
+            }
+            if let Some(Value::Number(number)) = fields.get("multipleOf")
+                && digits(number) > MAX_MULTIPLE_OF
+            {
+                let message = format!(
+                    "multipleOf is {number}; it must be at most {MAX_MULTIPLE_OF} in units of its last digit"
+                );
+                return Err(Error::invalid_request(message));
+            }
+            fields.values().collect()
+        }
+        _ => return Ok(()),
+    };
+    children.into_iter().try_for_each(|child| check_keywords(child, root, left))
+}
+
+/// What is left of [`MAX_COMBINED`].
+struct Budget(usize);
+
+impl Budget {
+    fn spend(&mut self, cost: usize) -> Result<()> {
+        self.0 = self
+            .0
+            .checked_sub(cost)
+            .ok_or_else(|| Error::invalid_request("too many schemas are combined by allOf"))?;
+        Ok(())
+    }
+
+    /// Counts the schemas that have to hold together with this one.
+    fn combine(&mut self, schema: &Value, root: &Value) -> Result<()> {
+        self.spend(1)?;
+        if let Some(members) = schema.get("allOf").and_then(Value::as_array) {
+            members.iter().try_for_each(|member| self.combine(member, root))?;
+        }
+        let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| resolve(root, path));
+        target.map_or(Ok(()), |target| self.combine(target, root))
+    }
+}
+
+/// What a reference inside the schema points to, as the library reads it.
+fn resolve<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
+    if path == "#" || path == "#/" {
+        return Some(root);
+    }
+    path.strip_prefix("#/")?.split('/').try_fold(root, |value, name| match value {
+        Value::Array(items) => items.get(name.parse::<usize>().ok()?),
+        value => value.get(name),
+    })
+}
+
+/// Checks the schemas in a grammar. What is not JSON will fail to compile.
+fn check_embedded(grammar: &str) -> Result<()> {
+    let mut left = Budget(MAX_COMBINED);
+    for (at, name) in grammar.match_indices("%json") {
+        let mut values = serde_json::Deserializer::from_str(&grammar[at + name.len()..]).into_iter();
+        if let Some(Ok(schema)) = values.next() {
+            check_keywords(&schema, &schema, &mut left)?;
+        }
+    }
+    Ok(())
+}
+
+/// The digits of a number without its point, as a number.
+fn digits(number: &serde_json::Number) -> u64 {
+    let number = number.as_f64().unwrap_or(f64::MAX);
+    let digits: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(u64::MAX)
+}
+
+/// The length of a value as JSON, or something above `limit`.
+fn json_len(value: &Value, limit: usize) -> usize {
+    struct Counter {
+        num_bytes: usize,
+        limit: usize,
+    }
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.num_bytes = self.num_bytes.saturating_add(bytes.len());
+            match self.num_bytes > self.limit {
+                true => Err(std::io::ErrorKind::FileTooLarge.into()),
+                false => Ok(bytes.len()),
+            }
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter { num_bytes: 0, limit };
+    match serde_json::to_writer(&mut counter, value) {
+        Ok(()) => counter.num_bytes,
+        Err(_) => limit.saturating_add(1),
+    }
+}

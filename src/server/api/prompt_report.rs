@@ -1,0 +1,118 @@
+//! What is told of the tokens of a prompt: `prompt_logprobs` as vLLM has it, and `echo` with `logprobs` as
+//! OpenAI's completions have it.
+
+use serde_json::{Map, Value, json};
+
+use super::super::error::ApiError;
+use super::form::{LOGPROB_OF_ZERO, number, token_string};
+use super::types::CompletionTokens;
+use crate::engine::Request;
+use crate::sampling::RankedLogprobs;
+use crate::tokenizer::Tokenizer;
+
+/// Most tokens in all lists of an answer, likely ones included. Each takes about 60 bytes.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// The prompts of a request, and their log-probabilities as far as they have come.
+pub(super) struct PromptReport {
+    prompts: Vec<Prompt>,
+    /// Likely tokens in `prompt_logprobs`, if that is wanted.
+    num_listed: Option<usize>,
+    /// Likely tokens in `logprobs`, if the prompt is to be in there.
+    num_echoed: Option<usize>,
+}
+
+struct Prompt {
+    token_ids: Vec<u32>,
+    /// From the second token on.
+    logprobs: Vec<RankedLogprobs>,
+}
+
+/// The tokens of one place in vLLM's form, by their ids: the prompt's own one first.
+pub(super) type Listed = Option<Map<String, Value>>;
+
+impl PromptReport {
+    /// Asks for what the report needs in `requests`; none if nothing is to be told.
+    ///
+    /// # Errors
+    /// 400 if the answer would be too large.
+    pub(super) fn prepare(
+        requests: &mut [Request],
+        num_listed: Option<usize>,
+        num_echoed: Option<usize>,
+    ) -> Result<Option<Self>, ApiError> {
+        let Some(num_top) = num_listed.max(num_echoed) else { return Ok(None) };
+        let entries = |request: &Request| {
+            let lists = [num_listed, num_echoed].into_iter().flatten();
+            let for_each_token: usize = lists.map(|num_top| num_top + 1).sum();
+            request.prompt_token_ids.len() * for_each_token * request.params.n
+        };
+        let num_entries: usize = requests.iter().map(entries).sum();
+        if num_entries > MAX_ENTRIES {
+            let param = if num_listed.is_some() { "prompt_logprobs" } else { "logprobs" };
+            let message = format!(
+                "{param} would tell of {num_entries} tokens, for all places of the prompt and all choices \
+                 together; at most {MAX_ENTRIES} are told"
+            );
+            return Err(ApiError::invalid(param, message));
+        }
+        let prompts = requests.iter_mut().map(|request| {
+            request.prompt_logprobs = Some(num_top);
+            Prompt { token_ids: request.prompt_token_ids.clone(), logprobs: Vec::new() }
+        });
+        Ok(Some(Self { prompts: prompts.collect(), num_listed, num_echoed }))
+    }
+
+    /// Takes the next log-probabilities of a prompt.
+    pub(super) fn add(&mut self, prompt: usize, logprobs: Vec<RankedLogprobs>) {
+        if let Some(prompt) = self.prompts.get_mut(prompt) {
+            prompt.logprobs.extend(logprobs);
+        }
+    }
+
+    /// The field `prompt_logprobs`: nothing for the first token, which nothing comes before.
+    pub(super) fn listed(&self, prompt: usize, tokenizer: Option<&Tokenizer>) -> Option<Vec<Listed>> {
+        let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_listed?);
+        let place = |(token_id, RankedLogprobs { logprobs, rank }): (&u32, &RankedLogprobs)| {
+            let entry = |id: u32, logprob: f32, rank: u32| {
+                let text = token_string(id, tokenizer);
+                (id.to_string(), json!({"logprob": number(logprob), "rank": rank, "decoded_token": text}))
+            };
+            let mut tokens = Map::from_iter([entry(*token_id, logprobs.logprob, *rank)]);
+            for ((id, logprob), rank) in logprobs.top.iter().take(num_top).zip(1..) {
+                let (id, token) = entry(*id, *logprob, rank);
+                tokens.entry(id).or_insert(token);
+            }
+            Some(tokens)
+        };
+        let others = prompt.token_ids.iter().skip(1).zip(&prompt.logprobs).map(place);
+        Some(std::iter::once(None).chain(others).collect())
+    }
+
+    /// The beginning of the field `logprobs`, and the characters that it stands for.
+    pub(super) fn echoed(&self, prompt: usize, tokenizer: Option<&Tokenizer>) -> Option<CompletionTokens> {
+        let (prompt, num_top) = (self.prompts.get(prompt)?, self.num_echoed?);
+        let mut list = CompletionTokens::default();
+        let mut offset = 0;
+        for (place, &token_id) in prompt.token_ids.iter().enumerate() {
+            let token = token_string(token_id, tokenizer);
+            let logprobs = place.checked_sub(1).and_then(|place| prompt.logprobs.get(place));
+            list.text_offset.push(offset);
+            // A token that begins a text is not in the text.
+            if !tokenizer.is_some_and(|tokenizer| tokenizer.is_special(token_id)) {
+                offset += token.chars().count();
+            }
+            list.token_logprobs.push(logprobs.map(|ranked| ranked.logprobs.logprob.max(LOGPROB_OF_ZERO)));
+            list.top_logprobs.push(logprobs.map(|RankedLogprobs { logprobs, .. }| {
+                let mut top = Map::new();
+                for (id, logprob) in logprobs.top.iter().take(num_top) {
+                    top.entry(token_string(*id, tokenizer)).or_insert_with(|| number(*logprob));
+                }
+                top.entry(token.as_str()).or_insert_with(|| number(logprobs.logprob));
+                top
+            }));
+            list.tokens.push(token);
+        }
+        Some(list)
+    }
+}

@@ -1,0 +1,28 @@
+//! `/v1/requests/{id}`: what became of a request.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::Response;
+
+use super::super::auth::Caller;
+use super::super::error::{ApiError, ok};
+use super::super::state::App;
+use super::from_path;
+
+/// Explains a request to whoever sent it.
+pub(in super::super) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    // While the server drains, what has ended can still be asked for.
+    let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
+    let id = from_path("id", id)?;
+    let record = app.history.find(&id, caller).ok_or_else(|| ApiError::no_such_request(&id))?;
+    let block_size = model.llm.engine().config().block_size;
+    let is_only_caller = app.config.api_keys.len() <= 1;
+    Ok(ok(&record.describe(model.llm.tokenizer(), block_size, is_only_caller)))
+}

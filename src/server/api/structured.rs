@@ -1,0 +1,236 @@
+//! What the answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs`, and its older
+//! `guided_…` fields. A request has at most one of them.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::super::error::ApiError;
+use super::super::json::{Fields, describe, wrong_type};
+use super::super::state::Model;
+use crate::grammar::GrammarSpec;
+use crate::sampling::Constraint;
+
+/// The kinds of output, by their names in `structured_outputs` and alone.
+const KINDS: [(&str, &str, &str); 4] = [
+    ("json", "structured_outputs.json", "guided_json"),
+    ("regex", "structured_outputs.regex", "guided_regex"),
+    ("choice", "structured_outputs.choice", "guided_choice"),
+    ("grammar", "structured_outputs.grammar", "guided_grammar"),
+];
+/// Other fields of `structured_outputs`, which change what is allowed.
+const REFUSED: [&str; 4] =
+    ["structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"];
+
+/// What is asked for, and the field that asks.
+#[derive(Debug, PartialEq)]
+pub(super) struct StructuredOutput {
+    spec: GrammarSpec,
+    param: &'static str,
+}
+
+impl StructuredOutput {
+    /// The field that asks for it.
+    pub(super) fn param(&self) -> &'static str {
+        self.param
+    }
+
+    /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
+    pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
+        match model.llm.compile_grammar(&self.spec) {
+            Ok(grammar) => Ok(grammar),
+            Err(error) => Err(ApiError::from(error).or_param(self.param)),
+        }
+    }
+}
+
+/// Takes the fields out of the body.
+pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiError> {
+    let mut found: Option<StructuredOutput> = None;
+    let mut add = |output: Option<StructuredOutput>| match (&found, output) {
+        (Some(first), Some(second)) => {
+            let message =
+                format!("{} and {} exclude each other; give one of them", first.param, second.param);
+            Err(ApiError::invalid(second.param, message))
+        }
+        (None, Some(output)) => {
+            found = Some(output);
+            Ok(())
+        }
+        (_, None) => Ok(()),
+    };
+    add(response_format(fields)?)?;
+    if let Some(mut inner) = fields.object("structured_outputs")? {
+        for name in REFUSED {
+            if inner.take(name).is_some_and(|value| value != Value::Bool(false)) {
+                let path = inner.path(name);
+                let message = format!("{path} is not supported here; leave it out");
+                return Err(ApiError::unsupported(path, message));
+            }
+        }
+        for (name, param, _) in KINDS {
+            add(kind(name, param, inner.take(name))?)?;
+        }
+        let any_object = inner.bool("json_object")?.unwrap_or(false);
+        let param = "structured_outputs.json_object";
+        add(any_object.then_some(StructuredOutput { spec: GrammarSpec::JsonObject, param }))?;
+    }
+    for (name, _, param) in KINDS {
+        add(kind(name, param, fields.take(param))?)?;
+    }
+    Ok(found)
+}
+
+fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiError> {
+    let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
+    match format.string("type")?.as_deref() {
+        Some("text") => Ok(None),
+        Some("json_object") => {
+            Ok(Some(StructuredOutput { spec: GrammarSpec::JsonObject, param: "response_format" }))
+        }
+        Some("json_schema") => {
+            let Some(mut inner) = format.object("json_schema")? else {
+                let param = "response_format.json_schema";
+                return Err(ApiError::invalid(param, format!("{param} is missing")));
+            };
+            inner.string("name")?;
+            // Every schema is enforced strictly.
+            inner.bool("strict")?;
+            let param = "response_format.json_schema.schema";
+            match inner.take("schema") {
+                Some(schema) => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })),
+                None => Err(ApiError::invalid(param, format!("{param} is missing"))),
+            }
+        }
+        Some("structural_tag") => {
+            let message = "response_format of type structural_tag is not supported here";
+            Err(ApiError::unsupported("response_format.type", message))
+        }
+        other => {
+            let found = other.map_or_else(|| "missing".to_owned(), |text| describe(&text.into()));
+            let message =
+                format!("response_format.type is {found}, expected text, json_object or json_schema");
+            Err(ApiError::invalid("response_format.type", message))
+        }
+    }
+}
+
+fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<StructuredOutput>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    let spec = match (name, value) {
+        // A schema may come as text.
+        ("json", Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(schema) => GrammarSpec::JsonSchema(schema),
+            Err(error) => return Err(ApiError::invalid(param, format!("{param} is not JSON: {error}"))),
+        },
+        ("json", schema) => GrammarSpec::JsonSchema(schema),
+        ("regex", Value::String(regex)) => GrammarSpec::Regex(regex),
+        ("grammar", Value::String(grammar)) => GrammarSpec::Lark(grammar),
+        ("choice", Value::Array(items)) => {
+            let choices = items.into_iter().map(|item| match item {
+                Value::String(text) => Ok(text),
+                other => Err(wrong_type(param.to_owned(), &other, "a list of strings")),
+            });
+            GrammarSpec::Choice(choices.collect::<Result<_, _>>()?)
+        }
+        (name, other) => {
+            let expected = if name == "choice" { "a list of strings" } else { "a string" };
+            return Err(wrong_type(param.to_owned(), &other, expected));
+        }
+    };
+    Ok(Some(StructuredOutput { spec, param }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::json::parse_object;
+    use super::*;
+
+    fn read(body: &Value) -> Result<Option<StructuredOutput>, Value> {
+        let mut fields = parse_object(body.to_string().as_bytes()).unwrap();
+        let result = parse(&mut fields).map_err(|error| error.body()["error"].clone());
+        assert!(fields.into_map().keys().all(|name| name == "other"), "{body}");
+        result
+    }
+
+    #[test]
+    fn all_names_of_the_same_thing() {
+        let check = |body: Value, wanted: Option<(GrammarSpec, &str)>| {
+            let found = read(&body).unwrap().map(|output| (output.spec, output.param));
+            assert_eq!(found, wanted, "{body}");
+        };
+        let schema = json!({"type": "integer"});
+        let spec = || GrammarSpec::JsonSchema(schema.clone());
+        check(json!({"other": 1}), None);
+        check(json!({"response_format": null, "structured_outputs": {}, "guided_json": null}), None);
+        check(json!({"response_format": {"type": "text"}}), None);
+        check(
+            json!({"response_format": {"type": "json_object"}}),
+            Some((GrammarSpec::JsonObject, "response_format")),
+        );
+        let named = json!({"name": "x", "strict": true, "schema": schema});
+        let format = json!({"type": "json_schema", "json_schema": named});
+        check(json!({"response_format": format}), Some((spec(), "response_format.json_schema.schema")));
+        check(json!({"structured_outputs": {"json": schema}}), Some((spec(), "structured_outputs.json")));
+        check(json!({"guided_json": schema.to_string()}), Some((spec(), "guided_json")));
+        check(
+            json!({"structured_outputs": {"json_object": true, "disable_any_whitespace": false}}),
+            Some((GrammarSpec::JsonObject, "structured_outputs.json_object")),
+        );
+        check(json!({"guided_regex": "a"}), Some((GrammarSpec::Regex("a".to_owned()), "guided_regex")));
+        let choice = GrammarSpec::Choice(vec!["a".to_owned(), "b".to_owned()]);
+        check(
+            json!({"structured_outputs": {"choice": ["a", "b"]}}),
+            Some((choice, "structured_outputs.choice")),
+        );
+        check(
+            json!({"structured_outputs": {"grammar": "start: \"a\""}}),
+            Some((GrammarSpec::Lark("start: \"a\"".to_owned()), "structured_outputs.grammar")),
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let check = |body: Value, param: &str, words: &str| {
+            let error = read(&body).unwrap_err();
+            assert_eq!(error["param"], param, "{body}");
+            assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+        };
+        let format = |format: Value| json!({"response_format": format});
+        check(
+            format(json!({"type": "structural_tag"})),
+            "response_format.type",
+            "structural_tag is not supported",
+        );
+        check(format(json!({"type": "xml"})), "response_format.type", "\"xml\"");
+        check(format(json!({})), "response_format.type", "missing");
+        check(format(json!("json_object")), "response_format", "an object");
+        check(format(json!({"type": "json_schema"})), "response_format.json_schema", "missing");
+        check(
+            format(json!({"type": "json_schema", "json_schema": {"name": "x"}})),
+            "response_format.json_schema.schema",
+            "missing",
+        );
+        check(json!({"guided_choice": "a"}), "guided_choice", "a list of strings");
+        check(json!({"guided_choice": ["a", 1]}), "guided_choice", "a list of strings");
+        check(json!({"guided_grammar": 1}), "guided_grammar", "a string");
+        check(json!({"guided_json": "{"}), "guided_json", "not JSON");
+        check(
+            json!({"structured_outputs": {"structural_tag": {}}}),
+            "structured_outputs.structural_tag",
+            "not supported",
+        );
+        check(
+            json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+            "structured_outputs.choice",
+            "exclude",
+        );
+        check(
+            json!({"response_format": {"type": "json_object"}, "guided_regex": "a"}),
+            "guided_regex",
+            "response_format and guided_regex exclude each other",
+        );
+    }
+}

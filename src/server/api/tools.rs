@@ -1,0 +1,252 @@
+//! The tools of a request: what the model may call, and whether it must.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::super::error::ApiError;
+use super::super::json::{Fields, describe, wrong_type};
+use super::messages::value_bytes;
+use crate::chat::Tool;
+
+/// Most tools in a request, as at OpenAI.
+const MAX_TOOLS: usize = 128;
+/// Most characters of a tool's name, as at OpenAI.
+const MAX_NAME_CHARS: usize = 64;
+/// Most bytes of all tools together.
+const MAX_BYTES: usize = 512 << 10;
+
+/// What a request says of tools.
+#[derive(Debug, Default)]
+pub(super) struct ToolRequest {
+    /// As they came, for the template; none if there are no tools.
+    pub(super) source: Option<Value>,
+    pub(super) tools: Arc<[Tool]>,
+    pub(super) choice: ToolChoice,
+    /// Whether the model may call more than one at a time.
+    pub(super) is_parallel: bool,
+}
+
+/// Whether tools are called.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum ToolChoice {
+    /// Calls are not looked for.
+    #[default]
+    None,
+    /// As the model likes.
+    Auto,
+    /// One or more of them.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl ToolRequest {
+    /// Takes everything about tools out of the body.
+    pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
+        let source = fields.take("tools");
+        let tools: Arc<[Tool]> = match &source {
+            None => Arc::default(),
+            Some(source) => tools(source)?.into(),
+        };
+        let choice = choice(fields, &tools)?;
+        let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools, choice, is_parallel })
+    }
+
+    /// Whether calls are looked for in the answer.
+    pub(super) fn may_call(&self) -> bool {
+        self.choice != ToolChoice::None
+    }
+}
+
+fn tools(source: &Value) -> Result<Vec<Tool>, ApiError> {
+    let Value::Array(items) = source else {
+        return Err(wrong_type("tools".to_owned(), source, "a list of tools"));
+    };
+    if items.len() > MAX_TOOLS {
+        let message = format!("tools has {} entries; it must have at most {MAX_TOOLS}", items.len());
+        return Err(ApiError::invalid("tools", message));
+    }
+    let num_bytes = value_bytes(source);
+    if num_bytes > MAX_BYTES {
+        let message = format!("tools has {num_bytes} bytes of text; it must have at most {MAX_BYTES}");
+        return Err(ApiError::invalid("tools", message));
+    }
+    let tools = items.iter().enumerate().map(|(index, item)| tool(item.clone(), &format!("tools[{index}]")));
+    let tools = tools.collect::<Result<Vec<_>, _>>()?;
+    let mut names = HashSet::new();
+    match tools.iter().find(|tool| !names.insert(tool.name.as_str())) {
+        Some(tool) => {
+            let message = format!("tools has two functions of the name {:?}", tool.name);
+            Err(ApiError::invalid("tools", message))
+        }
+        None => Ok(tools),
+    }
+}
+
+fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
+    let mut fields = Fields::inside(item, path)?;
+    match fields.string("type")?.as_deref() {
+        Some("function") => {}
+        Some(kind) => {
+            let path = fields.path("type");
+            let message =
+                format!("{path} is {}, which is not supported: tools are functions", describe(&kind.into()));
+            return Err(ApiError::unsupported(path, message));
+        }
+        None => return Err(missing(fields.path("type"))),
+    }
+    let mut function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
+    let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
+    if !is_name(&name) {
+        let path = function.path("name");
+        let message = format!(
+            "{path} is {}; it must have 1 to {MAX_NAME_CHARS} of the characters a-z, A-Z, 0-9, _ and -",
+            describe(&name.into())
+        );
+        return Err(ApiError::invalid(path, message));
+    }
+    function.string("description")?;
+    function.bool("strict")?;
+    let path = function.path("parameters");
+    let parameters = function.take("parameters");
+    match &parameters {
+        None => {}
+        Some(Value::Object(schema)) => match schema.get("type") {
+            None => {}
+            Some(kind) if kind == "object" => {}
+            Some(kind) => {
+                let path = format!("{path}.type");
+                let message = format!("{path} is {}, expected \"object\"", describe(kind));
+                return Err(ApiError::invalid(path, message));
+            }
+        },
+        Some(other) => return Err(wrong_type(path, other, "a JSON schema, which is an object")),
+    }
+    Ok(Tool { name, parameters })
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME_CHARS).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}
+
+fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names a function";
+    let choice = match fields.take("tool_choice") {
+        None => ToolChoice::Auto,
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => ToolChoice::None,
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => return Err(wrong_type("tool_choice".to_owned(), &word.into(), EXPECTED)),
+        },
+        Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
+        Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
+    };
+    match choice {
+        ToolChoice::None | ToolChoice::Auto if tools.is_empty() => Ok(ToolChoice::None),
+        ToolChoice::Required if tools.is_empty() => {
+            Err(ApiError::invalid("tool_choice", "tool_choice is \"required\", but there are no tools"))
+        }
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == name) => {
+            let message = format!("tool_choice names {:?}, which is none of the tools", shortened(&name));
+            Err(ApiError::invalid("tool_choice", message))
+        }
+        choice => Ok(choice),
+    }
+}
+
+fn named(value: Value) -> Result<String, ApiError> {
+    let mut fields = Fields::inside(value, "tool_choice")?;
+    match fields.string("type")?.as_deref() {
+        Some("function") | None => {}
+        Some(kind) => {
+            let message = format!("tool_choice.type is {}, expected \"function\"", describe(&kind.into()));
+            return Err(ApiError::unsupported("tool_choice.type", message));
+        }
+    }
+    let mut function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
+    function.string("name")?.ok_or_else(|| missing(function.path("name")))
+}
+
+fn shortened(name: &str) -> String {
+    name.chars().take(MAX_NAME_CHARS).collect()
+}
+
+fn missing(path: String) -> ApiError {
+    let message = format!("{path} is missing");
+    ApiError::invalid(path, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::json::parse_object;
+    use super::*;
+
+    fn parse(body: &Value) -> Result<ToolRequest, ApiError> {
+        ToolRequest::parse(&mut parse_object(body.to_string().as_bytes()).unwrap())
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+    }
+
+    #[test]
+    fn choices() {
+        let check =
+            |body: Value, expected: ToolChoice| assert_eq!(parse(&body).unwrap().choice, expected, "{body}");
+        check(json!({}), ToolChoice::None);
+        check(json!({"tools": [], "tool_choice": "auto"}), ToolChoice::None);
+        check(json!({"tools": [tool("a")]}), ToolChoice::Auto);
+        check(json!({"tools": [tool("a")], "tool_choice": "none"}), ToolChoice::None);
+        check(json!({"tools": [tool("a")], "tool_choice": "required"}), ToolChoice::Required);
+        let named = json!({"type": "function", "function": {"name": "a"}});
+        check(json!({"tools": [tool("a")], "tool_choice": named}), ToolChoice::Named("a".to_owned()));
+    }
+
+    #[test]
+    fn what_is_not_valid_is_refused_by_name() {
+        let check = |body: Value, param: &str, wanted: &str| {
+            let error = parse(&body).unwrap_err().body()["error"].clone();
+            assert_eq!(error["param"], param, "{body}");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(wanted), "{message} should say {wanted}");
+        };
+        let with = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+        check(json!({"tools": "x"}), "tools", "a list");
+        check(json!({"tools": [1]}), "tools[0]", "an object");
+        check(json!({"tools": [{}]}), "tools[0].type", "missing");
+        check(json!({"tools": [{"type": "web_search"}]}), "tools[0].type", "functions");
+        check(json!({"tools": [{"type": "function"}]}), "tools[0].function", "missing");
+        check(with(json!({})), "tools[0].function.name", "missing");
+        check(with(json!({"name": "a b"})), "tools[0].function.name", "a-z");
+        check(with(json!({"name": "x".repeat(65)})), "tools[0].function.name", "65 bytes");
+        check(with(json!({"name": ""})), "tools[0].function.name", "1 to 64");
+        check(with(json!({"name": "a", "description": 1})), "tools[0].function.description", "a string");
+        check(with(json!({"name": "a", "strict": 1})), "tools[0].function.strict", "true or false");
+        check(with(json!({"name": "a", "parameters": []})), "tools[0].function.parameters", "schema");
+        let list = json!({"name": "a", "parameters": {"type": "array"}});
+        check(with(list), "tools[0].function.parameters.type", "object");
+        check(json!({"tools": vec![tool("a"); 10_000]}), "tools", "10000 entries");
+        check(json!({"tools": [tool("a"), tool("a")]}), "tools", "two functions");
+        let long = json!({"name": "a", "description": "x".repeat(1 << 20)});
+        check(with(long), "tools", "bytes");
+        check(json!({"tool_choice": "required"}), "tool_choice", "no tools");
+        check(json!({"tool_choice": "some"}), "tool_choice", "required");
+        check(json!({"tool_choice": 1}), "tool_choice", "required");
+        check(json!({"tool_choice": {"type": "custom"}}), "tool_choice.type", "function");
+        check(json!({"tool_choice": {"type": "function"}}), "tool_choice.function", "missing");
+        let unknown = json!({"type": "function", "function": {"name": "b"}});
+        check(json!({"tools": [tool("a")], "tool_choice": unknown}), "tool_choice", "none of the tools");
+        check(
+            json!({"tools": [tool("a")], "parallel_tool_calls": 1}),
+            "parallel_tool_calls",
+            "true or false",
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! An assistant's turn: the text of a choice, taken apart into what a client gets.
+//!
+//! A turn makes deltas of the text. A stream sends them, and an answer that comes whole is their sum, so the
+//! two cannot differ.
+
+use std::sync::Arc;
+
+use super::super::access::new_id;
+use super::super::generation::Totals;
+use super::types::{Delta, FunctionDelta, Message, ToolCall, ToolCallDelta};
+use crate::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool, ToolCallFormat};
+
+/// Characters of an id in the templates of Mistral, which take no other.
+const MISTRAL_ID_CHARS: usize = 9;
+
+/// How the answers to a request are taken apart.
+#[derive(Debug, Clone, Default)]
+pub(super) struct TurnFormat {
+    pub(super) answers: AnswerFormat,
+    pub(super) prompt_end: PromptEnd,
+    pub(super) tools: Arc<[Tool]>,
+    /// Whether the client wants to see it.
+    pub(super) includes_reasoning: bool,
+    /// Further calls are left out.
+    pub(super) max_calls: Option<usize>,
+}
+
+/// One turn, as far as it has come.
+#[derive(Debug)]
+pub(super) struct Turn {
+    format: Arc<TurnFormat>,
+    parser: AnswerParser,
+    num_calls: usize,
+}
+
+impl Turn {
+    pub(super) fn new(format: &Arc<TurnFormat>) -> Self {
+        let parser = AnswerParser::new(format.answers, format.prompt_end, Arc::clone(&format.tools));
+        Self { format: Arc::clone(format), parser, num_calls: 0 }
+    }
+
+    /// Takes the text of the next token, or of several events that have none.
+    pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<Delta> {
+        let was_reasoning = self.parser.is_reasoning();
+        let events = self.parser.push(text);
+        let has_reasoning = events.iter().any(|event| matches!(event, AnswerEvent::Reasoning(_)));
+        if has_token && (was_reasoning || has_reasoning || self.parser.is_reasoning()) {
+            totals.num_reasoning_tokens += 1;
+        }
+        self.deltas(events)
+    }
+
+    /// Ends the text.
+    pub(super) fn finish(&mut self) -> Vec<Delta> {
+        let events = self.parser.finish();
+        self.deltas(events)
+    }
+
+    /// The reason for the client, from the one of the sequence.
+    pub(super) fn finish_reason(&self, reason: &'static str) -> &'static str {
+        if reason == "stop" && self.num_calls > 0 { "tool_calls" } else { reason }
+    }
+
+    fn deltas(&mut self, events: Vec<AnswerEvent>) -> Vec<Delta> {
+        events.into_iter().filter_map(|event| self.delta(event)).collect()
+    }
+
+    fn delta(&mut self, event: AnswerEvent) -> Option<Delta> {
+        let is_wanted = |index: usize| self.format.max_calls.is_none_or(|max| index < max);
+        Some(match event {
+            AnswerEvent::Reasoning(text) => {
+                return self.format.includes_reasoning.then(|| Delta {
+                    reasoning_content: Some(text.clone()),
+                    reasoning: Some(text),
+                    ..Delta::default()
+                });
+            }
+            AnswerEvent::Content(text) => Delta { content: Some(text), ..Delta::default() },
+            AnswerEvent::CallBegin { index, name } if is_wanted(index) => {
+                self.num_calls = index + 1;
+                Delta::call(ToolCallDelta {
+                    index,
+                    id: Some(self.new_call_id()),
+                    kind: Some("function"),
+                    function: FunctionDelta { name: Some(name), arguments: String::new() },
+                })
+            }
+            AnswerEvent::CallArguments { index, text } if is_wanted(index) => Delta::call(ToolCallDelta {
+                index,
+                id: None,
+                kind: None,
+                function: FunctionDelta { name: None, arguments: text },
+            }),
+            AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => return None,
+        })
+    }
+
+    fn new_call_id(&self) -> String {
+        let id = new_id();
+        match self.format.answers.tool_calls {
+            // The second half of an id is the random one that differs the most.
+            Some(ToolCallFormat::Mistral) => id[id.len() - MISTRAL_ID_CHARS..].to_owned(),
+            _ => format!("call_{id}"),
+        }
+    }
+}
+
+impl Delta {
+    fn call(call: ToolCallDelta) -> Self {
+        Self { tool_calls: vec![call], ..Self::default() }
+    }
+}
+
+impl Message {
+    /// Appends a delta.
+    pub(super) fn add(&mut self, delta: Delta) {
+        let append = |to: &mut Option<String>, text: Option<String>| {
+            if let Some(text) = text {
+                to.get_or_insert_default().push_str(&text);
+            }
+        };
+        append(&mut self.content, delta.content);
+        append(&mut self.reasoning_content, delta.reasoning_content);
+        append(&mut self.reasoning, delta.reasoning);
+        for ToolCallDelta { index, id, kind, function } in delta.tool_calls {
+            if self.tool_calls.len() <= index {
+                self.tool_calls.resize_with(index + 1, ToolCall::default);
+            }
+            let call = &mut self.tool_calls[index];
+            call.id = id.unwrap_or(std::mem::take(&mut call.id));
+            call.kind = kind.unwrap_or(call.kind);
+            call.function.name.push_str(&function.name.unwrap_or_default());
+            call.function.arguments.push_str(&function.arguments);
+        }
+    }
+
+    /// The whole message. Only one that calls may have no content.
+    pub(super) fn complete(mut self) -> Self {
+        if self.tool_calls.is_empty() {
+            self.content.get_or_insert_default();
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::chat::ReasoningFormat;
+
+    const TEXT: &str = "<think>\nRome?\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
+        {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+
+    fn format() -> TurnFormat {
+        TurnFormat {
+            answers: AnswerFormat {
+                tool_calls: Some(ToolCallFormat::Hermes),
+                reasoning: Some(ReasoningFormat::Think),
+            },
+            includes_reasoning: true,
+            ..TurnFormat::default()
+        }
+    }
+
+    /// The whole message, its end, and the tokens of reasoning, if the text comes in pieces of this size.
+    fn run(format: TurnFormat, text: &str, size: usize) -> (Value, &'static str, usize, Vec<Value>) {
+        let (mut turn, mut totals) = (Turn::new(&Arc::new(format)), Totals::default());
+        let mut message = Message::new();
+        let mut deltas = Vec::new();
+        let characters: Vec<char> = text.chars().collect();
+        for piece in characters.chunks(size) {
+            deltas.extend(turn.push(&piece.iter().collect::<String>(), true, &mut totals));
+        }
+        deltas.extend(turn.finish());
+        let sent = deltas.iter().map(|delta| serde_json::to_value(delta).unwrap()).collect();
+        deltas.into_iter().for_each(|delta| message.add(delta));
+        let message = serde_json::to_value(message.complete()).unwrap();
+        (message, turn.finish_reason("stop"), totals.num_reasoning_tokens, sent)
+    }
+
+    #[test]
+    fn a_turn_is_taken_apart() {
+        for size in [1, 3, 7, 1_000] {
+            let (mut message, finish_reason, num_reasoning, deltas) = run(format(), TEXT, size);
+            assert_eq!(finish_reason, "tool_calls");
+            assert!(num_reasoning > 0 && num_reasoning <= "<think>\nRome?\n</think>".len());
+            let ids: Vec<Value> = message["tool_calls"]
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .map(|call| call["id"].take())
+                .collect();
+            assert!(ids.iter().all(|id| id.as_str().unwrap().starts_with("call_")) && ids[0] != ids[1]);
+            let call = |name: &str, arguments: &str| json!({"id": null, "type": "function", "function": {"name": name, "arguments": arguments}});
+            assert_eq!(
+                message,
+                json!({
+                    "role": "assistant", "content": "Let me see.", "refusal": null,
+                    "reasoning_content": "Rome?", "reasoning": "Rome?",
+                    "tool_calls": [call("weather", "{\"city\": \"Rome\"}"), call("time", "{}")],
+                })
+            );
+            // The first delta of a call has its name and nothing of its arguments, the others only these.
+            let calls: Vec<&Value> = deltas.iter().filter_map(|delta| delta.get("tool_calls")).collect();
+            assert_eq!(calls[0][0]["function"], json!({"name": "weather", "arguments": ""}));
+            assert_eq!((&calls[0][0]["index"], &calls[0][0]["type"]), (&json!(0), &json!("function")));
+            assert!(calls[1][0].get("id").is_none() && calls[1][0]["function"].get("name").is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_left_out() {
+        let hidden = TurnFormat { includes_reasoning: false, max_calls: Some(1), ..format() };
+        let (message, _, num_reasoning, _) = run(hidden, TEXT, 5);
+        assert_eq!(message.get("reasoning_content"), None);
+        assert!(num_reasoning > 0);
+        assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
+        let (message, finish_reason, num_reasoning, _) = run(TurnFormat::default(), TEXT, 5);
+        assert_eq!((&message["content"], finish_reason, num_reasoning), (&json!(TEXT), "stop", 0));
+        assert_eq!(message.get("tool_calls"), None);
+        let (message, ..) = run(format(), "<tool_call>{\"name\": \"time\"}</tool_call>", 5);
+        assert_eq!(message["content"], Value::Null);
+        let mistral = AnswerFormat { tool_calls: Some(ToolCallFormat::Mistral), reasoning: None };
+        let (message, ..) = run(TurnFormat { answers: mistral, ..format() }, "[TOOL_CALLS]time[ARGS]{}", 5);
+        let id = message["tool_calls"][0]["id"].as_str().unwrap();
+        assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+    }
+}

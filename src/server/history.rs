@@ -1,0 +1,443 @@
+//! What became of requests: a bounded memory of the latest ones, for `GET /v1/requests/{id}`.
+//!
+//! A record has counts, times and parameters; no text of a prompt or an answer. It belongs to the API key
+//! that the request came with, and nobody else finds it. The memory is a ring: the oldest record makes room
+//! for the next, also if its request still runs.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::auth::Caller;
+use crate::engine::{BlockMiss, FinishReason, PrefixMiss, Request, SequenceStats};
+use crate::sampling::SamplingParams;
+use crate::tokenizer::Tokenizer;
+
+/// Sequences that a request may have on average before fewer requests are remembered.
+const MEAN_NUM_SEQUENCES: usize = 8;
+
+/// The latest requests.
+#[derive(Debug)]
+pub(super) struct History {
+    capacity: usize,
+    records: Mutex<Ring>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    records: VecDeque<Arc<Record>>,
+    num_sequences: usize,
+}
+
+/// How a request is called, and whose it is.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    /// The id in the answer.
+    pub(super) id: String,
+    /// The id in the header of the answer.
+    pub(super) request_id: Arc<str>,
+    pub(super) caller: Caller,
+    /// What kind of answer it has.
+    pub(super) object: &'static str,
+    /// In seconds since 1970.
+    pub(super) created: u64,
+}
+
+/// What is known of one HTTP request.
+#[derive(Debug)]
+pub(super) struct Record {
+    identity: Identity,
+    is_stream: bool,
+    has_cache_salt: bool,
+    /// Of the first prompt; those of the others differ at most in how long they may get. Without what can be
+    /// large.
+    params: SamplingParams,
+    num_stop_strings: usize,
+    num_logit_biases: usize,
+    prompts: Vec<PromptRecord>,
+    num_output_tokens: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct PromptRecord {
+    num_tokens: usize,
+    /// By index; none while the sequence runs.
+    ends: Mutex<Vec<Option<End>>>,
+}
+
+#[derive(Debug, Clone)]
+struct End {
+    /// None if the client left.
+    reason: Option<FinishReason>,
+    has_matched_stop: bool,
+    stats: SequenceStats,
+}
+
+impl History {
+    /// Room for so many requests.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { capacity, records: Mutex::default() }
+    }
+
+    /// Begins the record of a request; none if nothing is remembered.
+    pub(super) fn begin(
+        &self,
+        identity: Identity,
+        requests: &[Request],
+        is_stream: bool,
+    ) -> Option<Arc<Record>> {
+        if self.capacity == 0 {
+            return None;
+        }
+        let prompt = |request: &Request| PromptRecord {
+            num_tokens: request.prompt_token_ids.len(),
+            ends: Mutex::new(vec![None; request.params.n]),
+        };
+        let first = requests.first();
+        let mut params = first.map(|request| request.params.clone()).unwrap_or_default();
+        let num_stop_strings = std::mem::take(&mut params.stop).len();
+        let num_logit_biases = std::mem::take(&mut params.logit_bias).len();
+        let record = Arc::new(Record {
+            identity,
+            is_stream,
+            has_cache_salt: first.is_some_and(|request| request.cache_salt.is_some()),
+            params,
+            num_stop_strings,
+            num_logit_biases,
+            prompts: requests.iter().map(prompt).collect(),
+            num_output_tokens: AtomicUsize::new(0),
+        });
+        let max_num_sequences = self.capacity.saturating_mul(MEAN_NUM_SEQUENCES);
+        let mut ring = self.ring();
+        ring.num_sequences += record.num_sequences();
+        while ring.records.len() == self.capacity || ring.num_sequences > max_num_sequences {
+            let Some(oldest) = ring.records.pop_front() else { break };
+            ring.num_sequences -= oldest.num_sequences();
+        }
+        ring.records.push_back(Arc::clone(&record));
+        Some(record)
+    }
+
+    /// The latest request of this caller with this id in the answer or in the header.
+    pub(super) fn find(&self, id: &str, caller: Caller) -> Option<Arc<Record>> {
+        let is_it = |record: &&Arc<Record>| {
+            let identity = &record.identity;
+            identity.caller == caller && (identity.id == id || &*identity.request_id == id)
+        };
+        self.ring().records.iter().rev().find(is_it).cloned()
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    fn num_sequences(&self) -> usize {
+        self.prompts.len() * self.params.n
+    }
+
+    /// A token was generated.
+    pub(super) fn count_token(&self) {
+        self.num_output_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A sequence has ended.
+    pub(super) fn end(
+        &self,
+        prompt: usize,
+        index: usize,
+        reason: FinishReason,
+        has_matched_stop: bool,
+        stats: &SequenceStats,
+    ) {
+        self.set_end(prompt, index, End { reason: Some(reason), has_matched_stop, stats: *stats });
+    }
+
+    /// Nobody waits for what has not ended.
+    pub(super) fn abandon(&self) {
+        for (prompt, record) in self.prompts.iter().enumerate() {
+            let num_sequences = record.ends().len();
+            for index in 0..num_sequences {
+                let stats = SequenceStats::default();
+                self.set_end(prompt, index, End { reason: None, has_matched_stop: false, stats });
+            }
+        }
+    }
+
+    fn set_end(&self, prompt: usize, index: usize, end: End) {
+        let Some(prompt) = self.prompts.get(prompt) else { return };
+        if let Some(place) = prompt.ends().get_mut(index) {
+            place.get_or_insert(end);
+        }
+    }
+
+    /// The record for its owner. What the cache has in the place of a token of this prompt is another
+    /// request's: it is told only if all requests are the same owner's.
+    pub(super) fn describe(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        block_size: usize,
+        is_only_caller: bool,
+    ) -> Value {
+        let Identity { id, request_id, object, created, .. } = &self.identity;
+        let ends: Vec<Vec<Option<End>>> = self.prompts.iter().map(|prompt| prompt.ends().clone()).collect();
+        let explain =
+            Explanation { tokenizer, block_size, is_only_caller, has_cache_salt: self.has_cache_salt };
+        let prompts = self.prompts.iter().zip(&ends).enumerate().map(|(number, (prompt, ends))| {
+            // The sequences of a prompt share its computation; the first one to end knows of it.
+            let stats = ends.iter().flatten().map(|end| &end.stats).find(|stats| stats.prefix_miss.is_some());
+            json!({
+                "index": number,
+                "prompt_tokens": prompt.num_tokens,
+                "cached_tokens": stats.map(|stats| stats.num_cached_tokens),
+                "prefix_cache": stats.and_then(|stats| {
+                    Some(explain.miss(stats.prefix_miss?, stats))
+                }),
+                "sequences": ends.iter().enumerate().map(|(index, end)| sequence(index, end.as_ref())).collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "id": id,
+            "object": "request",
+            "request_id": &**request_id,
+            "answer": object,
+            "created": created,
+            "state": state(ends.iter().flatten()),
+            "stream": self.is_stream,
+            "usage": {
+                "prompt_tokens": self.prompts.iter().map(|prompt| prompt.num_tokens).sum::<usize>(),
+                "completion_tokens": self.num_output_tokens.load(Ordering::Relaxed),
+            },
+            "has_cache_salt": self.has_cache_salt,
+            "sampling_params": self.params(),
+            "prompts": prompts.collect::<Vec<_>>(),
+        })
+    }
+
+    /// What was in effect. Stop strings are the client's text, so only their number is here.
+    fn params(&self) -> Value {
+        let params = &self.params;
+        json!({
+            "temperature": short(params.temperature),
+            "top_k": params.top_k,
+            "top_p": short(params.top_p),
+            "min_p": short(params.min_p),
+            "repetition_penalty": short(params.repetition_penalty),
+            "presence_penalty": short(params.presence_penalty),
+            "frequency_penalty": short(params.frequency_penalty),
+            // As a client writes it: with a sign.
+            "seed": params.seed.map(u64::cast_signed),
+            "num_stop_strings": self.num_stop_strings,
+            "stop_token_ids": params.stop_token_ids,
+            "max_tokens": params.max_tokens,
+            "min_tokens": params.min_tokens,
+            "ignore_eos": params.ignore_eos,
+            "num_logit_biases": self.num_logit_biases,
+            "logprobs": params.logprobs,
+            "n": params.n,
+        })
+    }
+}
+
+impl PromptRecord {
+    fn ends(&self) -> MutexGuard<'_, Vec<Option<End>>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One word for the whole request.
+fn state<'a>(ends: impl Iterator<Item = &'a Option<End>>) -> &'static str {
+    let mut state = "finished";
+    for end in ends {
+        match end.as_ref().map(|end| end.reason) {
+            None => return "running",
+            Some(Some(FinishReason::Error)) => state = "failed",
+            Some(None | Some(FinishReason::Abort)) if state != "failed" => state = "aborted",
+            Some(_) => {}
+        }
+    }
+    state
+}
+
+fn sequence(index: usize, end: Option<&End>) -> Value {
+    let Some(End { reason, has_matched_stop, stats }) = end else {
+        return json!({"index": index, "finish_reason": null});
+    };
+    let Some(reason) = reason else {
+        return json!({"index": index, "finish_reason": "abort"});
+    };
+    let milliseconds = |time: std::time::Duration| time.as_micros() as f64 / 1e3;
+    json!({
+        "index": index,
+        "finish_reason": reason.name(),
+        "matched_stop_string": has_matched_stop,
+        "completion_tokens": stats.num_output_tokens,
+        "preemptions": stats.num_preemptions,
+        "queue_ms": milliseconds(stats.queue_time),
+        "prefill_ms": milliseconds(stats.prefill_time),
+        "decode_ms": milliseconds(stats.decode_time),
+        "time_to_first_token_ms": milliseconds(stats.queue_time + stats.prefill_time),
+    })
+}
+
+/// A number with the digits that it has as an f32.
+fn short(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// Puts a miss into words.
+struct Explanation<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    block_size: usize,
+    is_only_caller: bool,
+    has_cache_salt: bool,
+}
+
+impl Explanation<'_> {
+    fn miss(&self, miss: PrefixMiss, stats: &SequenceStats) -> Value {
+        let block_size = self.block_size;
+        let (reason, message) = match miss {
+            PrefixMiss::Disabled => ("disabled", "the server runs without a prefix cache".to_owned()),
+            PrefixMiss::PromptLogits => (
+                "prompt_logprobs",
+                "log-probabilities of the prompt were wanted, so all of it was computed".to_owned(),
+            ),
+            PrefixMiss::ShortPrompt => (
+                "short_prompt",
+                format!(
+                    "only full blocks of {block_size} tokens are cached, and the last token of a prompt is \
+                     always computed: a prompt of {} tokens has no block that could be found",
+                    stats.num_prompt_tokens
+                ),
+            ),
+            PrefixMiss::None => (
+                "none",
+                "every full block before the last token was found; that token is always computed".to_owned(),
+            ),
+            PrefixMiss::Block { start, reason: BlockMiss::Evicted } => (
+                "evicted",
+                format!(
+                    "the block at token {start} was cached, and its memory was needed for other requests"
+                ),
+            ),
+            PrefixMiss::Block { start, reason: BlockMiss::Unseen } => ("unseen", self.unseen(start)),
+            PrefixMiss::Block { start, reason: BlockMiss::Differs { num_equal, .. } } => (
+                "different_token",
+                format!(
+                    "the closest cached prompt has another token at position {}; the block of {block_size} \
+                     tokens around it had to be computed",
+                    start + num_equal
+                ),
+            ),
+        };
+        let mut answer = json!({"reason": reason, "message": message});
+        if let Some((position, token_id, cached_token_id)) = miss.first_difference() {
+            answer["first_difference"] = json!({
+                "position": position,
+                "token": self.token(token_id),
+                "cached_token": self.is_only_caller.then(|| self.token(cached_token_id)),
+            });
+        }
+        answer
+    }
+
+    fn unseen(&self, start: usize) -> String {
+        let whom = if self.has_cache_salt {
+            "no request with this cache_salt"
+        } else {
+            "no request without a cache_salt"
+        };
+        match start {
+            0 => format!("{whom} has left a full block in the cache"),
+            _ => {
+                format!("{whom} has filled the block that follows the first {start} tokens, which were found")
+            }
+        }
+    }
+
+    fn token(&self, id: u32) -> Value {
+        json!({"id": id, "text": self.tokenizer.map(|tokenizer| tokenizer.token_text(id))})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(id: &str, caller: usize) -> Identity {
+        Identity {
+            id: id.to_owned(),
+            request_id: format!("header-{id}").into(),
+            caller: Caller(caller),
+            object: "text_completion",
+            created: 0,
+        }
+    }
+
+    #[test]
+    fn the_latest_are_kept_and_only_their_owner_finds_them() {
+        let history = History::new(2);
+        for id in ["a", "b", "c"] {
+            history.begin(identity(id, 1), &[Request::default()], false).unwrap();
+        }
+        let find = |id: &str, caller: usize| history.find(id, Caller(caller)).is_some();
+        assert_eq!([find("a", 1), find("b", 1), find("c", 1)], [false, true, true]);
+        assert!(find("header-c", 1));
+        assert!(!find("c", 0) && !find("", 1));
+        // A request with many sequences takes the place of others.
+        let params = SamplingParams { n: 15, ..SamplingParams::default() };
+        history.begin(identity("d", 1), &[Request::new(vec![1], params)], false).unwrap();
+        history.begin(identity("e", 1), &[Request::default()], false).unwrap();
+        assert_eq!([find("c", 1), find("d", 1), find("e", 1)], [false, true, true]);
+        assert!(History::new(0).begin(identity("a", 0), &[], false).is_none());
+    }
+
+    #[test]
+    fn a_request_has_the_state_of_its_sequences() {
+        let history = History::new(1);
+        let params = SamplingParams { n: 2, ..SamplingParams::default() };
+        let begin =
+            || history.begin(identity("a", 0), &[Request::new(vec![1, 2], params.clone())], true).unwrap();
+        let state = |record: &Record| record.describe(None, 32, true)["state"].clone();
+        let record = begin();
+        assert_eq!(state(&record), "running");
+        let stats = SequenceStats { prefix_miss: Some(PrefixMiss::ShortPrompt), ..SequenceStats::default() };
+        record.end(0, 0, FinishReason::Stop, true, &stats);
+        assert_eq!(state(&record), "running");
+        record.end(0, 1, FinishReason::Length, false, &stats);
+        // What has ended stays as it ended.
+        record.abandon();
+        let value = record.describe(None, 32, true);
+        assert_eq!(
+            (&value["state"], &value["prompts"][0]["sequences"][0]["finish_reason"]),
+            (&json!("finished"), &json!("stop"))
+        );
+        assert_eq!(value["prompts"][0]["prefix_cache"]["reason"], "short_prompt");
+        let record = begin();
+        record.end(0, 1, FinishReason::Length, false, &stats);
+        record.abandon();
+        assert_eq!(state(&record), "aborted");
+        let record = begin();
+        record.end(0, 0, FinishReason::Error, false, &stats);
+        record.abandon();
+        assert_eq!(state(&record), "failed");
+    }
+
+    #[test]
+    fn another_ones_token_is_told_only_if_there_is_nobody_else() {
+        let reason = BlockMiss::Differs { num_equal: 1, token_id: 4, cached_token_id: 9 };
+        let miss = PrefixMiss::Block { start: 2, reason };
+        for is_only_caller in [true, false] {
+            let explain =
+                Explanation { tokenizer: None, block_size: 2, is_only_caller, has_cache_salt: false };
+            let value = explain.miss(miss, &SequenceStats::default());
+            assert_eq!(value["first_difference"]["position"], 3);
+            assert_eq!(value["first_difference"]["token"]["id"], 4);
+            let cached = if is_only_caller { json!({"id": 9, "text": null}) } else { Value::Null };
+            assert_eq!(value["first_difference"]["cached_token"], cached);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The chat page: one document with its style and its script in it, which asks for nothing from elsewhere.
+//!
+//! It is open also if the server has keys, because a browser cannot send one when it opens a page. So it must
+//! be the same for everybody and know nothing of the model: what it shows, it asks the guarded paths for.
+//! Its policy lets only this style and this script run, lets them talk to this server only, and lets no script
+//! turn text into markup.
+
+use std::sync::LazyLock;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+
+use super::access::new_id;
+use super::error::ok_as;
+
+const DOCUMENT: &str = include_str!("index.html");
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = concat!(
+    "\"use strict\";\n",
+    include_str!("markdown.js"),
+    include_str!("kept.js"),
+    include_str!("server.js"),
+    include_str!("chat.js"),
+);
+
+/// The document with its parts, in the pieces between which the nonce stands.
+static PIECES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let pieces = DOCUMENT.split("{{nonce}}");
+    pieces.map(|piece| piece.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT)).collect()
+});
+
+/// Answers with the page.
+pub(super) async fn show() -> Response {
+    let nonce = new_id();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+         require-trusted-types-for 'script'; trusted-types 'none'"
+    );
+    let mut response = ok_as("text/html; charset=utf-8", Body::from(PIECES.join(&nonce)));
+    let headers = response.headers_mut();
+    // Hexadecimal digits do not make a value invalid.
+    if let Ok(policy) = HeaderValue::from_str(&policy) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
+    let fixed = [
+        // A page from a cache would not know its nonce.
+        (header::CACHE_CONTROL.as_str(), "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS.as_str(), "nosniff"),
+        (header::REFERRER_POLICY.as_str(), "no-referrer"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("permissions-policy", "camera=(), geolocation=(), microphone=()"),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_are_in_their_places() {
+        let page = PIECES.join("0123");
+        assert_eq!(PIECES.len(), 3, "a nonce for the style and one for the script");
+        assert!(!page.contains("{{") && page.matches("nonce=\"0123\"").count() == 2);
+        for (name, part) in [("style", STYLE), ("script", SCRIPT)] {
+            // What ends an element would end it here too.
+            assert!(page.contains(part) && !part.contains(&format!("</{name}")));
+        }
+    }
+
+    #[test]
+    fn the_page_has_no_way_to_make_markup_of_text_and_no_address_outside() {
+        for name in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "setHTML"] {
+            assert!(!SCRIPT.contains(name), "{name}");
+        }
+        for (name, part) in [("style", STYLE), ("script", SCRIPT), ("document", DOCUMENT)] {
+            let outside = part.match_indices("://").filter(|(at, _)| {
+                // A namespace is a name, and the scripts look for addresses in texts.
+                !part[*at..].starts_with("://www.w3.org/2000/svg") && name != "script"
+            });
+            assert_eq!(outside.count(), 0, "{name}");
+        }
+    }
+}

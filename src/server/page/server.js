@@ -1,0 +1,105 @@
+// The server: requests with the key, waiting while the model is being loaded, server-sent events.
+const Server = (() => {
+  let apiKey = Kept.get("sessionStorage", "key") ?? "";
+
+  class Failure extends Error {
+    constructor(message, status = 0, retryAfter = null) {
+      super(message);
+      this.status = status;
+      this.retryAfter = retryAfter;
+    }
+  }
+
+  const sleep = (milliseconds, signal) => new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+
+  async function send(path, options) {
+    const headers = { ...options.headers, ...(apiKey && { authorization: `Bearer ${apiKey}` }) };
+    try {
+      return await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+    } catch (error) {
+      if (options.signal?.aborted) throw error;
+      throw new Failure("The server does not answer. It may have been stopped.");
+    }
+  }
+
+  /** Sends until it is an answer: asks for a key, and waits for a model that is being loaded. */
+  async function request(path, options = {}) {
+    for (let waits = 0; ; ) {
+      const usedKey = apiKey;
+      const response = await send(path, options);
+      if (response.ok) return response;
+      const body = await response.json().catch(() => null);
+      const message = Kept.isText(body?.error?.message) ? body.error.message : `The server answered ${response.status}.`;
+      options.signal?.throwIfAborted();
+      if (response.status === 401) {
+        // Another request may have asked meanwhile.
+        if (apiKey === usedKey && !(await self.onKeyNeeded(message))) throw new Failure(message, 401);
+      } else if (response.status !== 503 || ++waits > 3 || !(await loads(options.signal))) {
+        const seconds = Number.parseInt(response.headers.get("retry-after"), 10);
+        throw new Failure(message, response.status, Number.isFinite(seconds) ? seconds : null);
+      }
+    }
+  }
+
+  /** Waits while the model is being loaded. False if the server has another reason not to answer. */
+  async function loads(signal) {
+    for (;;) {
+      const response = await send("health", { signal });
+      const health = await response.json().catch(() => ({}));
+      if (response.ok) return true;
+      if (health.status !== "loading") return false;
+      const share = typeof health.progress === "number" ? ` ${Math.round(health.progress * 100)} %` : "";
+      self.onLoading(share, Kept.isText(health.stage) ? health.stage : "");
+      await sleep(400, signal);
+    }
+  }
+
+  /** The data of server-sent events. */
+  async function* events(response) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    // A line that is not complete may be long: its pieces are joined once.
+    let pieces = [];
+    try {
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return;
+        const lines = value.split("\n");
+        pieces.push(lines[0]);
+        if (lines.length === 1) continue;
+        lines[0] = pieces.join("");
+        pieces = [lines.pop()];
+        for (const line of lines) {
+          if (line.startsWith("data:")) yield line.slice(5).trim();
+        }
+      }
+    } finally {
+      // Nobody reads on, and the server is to know.
+      reader.cancel().catch(() => {});
+    }
+  }
+
+  /** For this tab. */
+  function useKey(key) {
+    apiKey = key;
+    Kept.put("sessionStorage", "key", key);
+  }
+
+  const self = {
+    Failure,
+    events,
+    request,
+    sleep,
+    useKey,
+    /** Asks for a key, with a reason; whether one was given. */
+    onKeyNeeded: async () => false,
+    /** Is told how far loading is. */
+    onLoading: () => {},
+  };
+  return self;
+})();

@@ -1,0 +1,212 @@
+//! What the page looks like: width, contrast, names.
+
+use serde_json::{Value, json};
+
+use super::Page;
+use super::scripted::{Reply, Scripted};
+
+const RICH: &str = "# A heading\n\nText with `code`, [a link](https://a.example), **strong** words and \
+    averyveryverylongwordthatdoesnotendaveryveryverylongwordthatdoesnotendaveryveryverylongword.\n\n> quoted\n\n\
+    | a column | another column | a third column | a fourth column |\n|---|---|---|---|\n| a cell | a cell | a cell | a cell |\n\n\
+    ```rust\n// A comment that is longer than any narrow screen, so that the block has to scroll inside.\nfn main() { let x = \"text\" + 1; }\n```\n\n\
+    - one\n- two";
+
+/// A page with everything on it: texts of all kinds, a failure, numbers.
+fn rich() -> Option<(Page, Scripted)> {
+    let page = Page::start()?;
+    let server = Scripted::start("a-model-with-a-rather-long-name-that-nobody-would-type-Q4_K_M");
+    let mut reply = Reply::text(RICH, 20);
+    if let Reply::Deltas(deltas) = &mut reply {
+        deltas.insert(0, json!({"reasoning_content": "Some reasoning."}));
+        deltas.push(json!({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}));
+    }
+    server.will([reply, Reply::Status(400, "", json!({"error": {"message": "something was wrong"}}))]);
+    page.open(&server.url());
+    page.until_ready();
+    for count in [2, 4] {
+        page.write("A question with averyveryverylongwordthatdoesnotendaveryveryverylongwordthatdoesnotend");
+        page.press("Enter");
+        page.until_messages(count);
+    }
+    page.eval("document.querySelector('.reasoning').open = true");
+    Some((page, server))
+}
+
+#[test]
+fn narrow_screens_scroll_in_one_direction() {
+    let Some((page, _server)) = rich() else { return };
+    for width in [360, 320, 500, 1_600] {
+        page.resize(width, 640);
+        for dialog in ["", "#settings", "#key-dialog"] {
+            if !dialog.is_empty() {
+                page.eval(&format!("document.querySelector('{dialog}').showModal()"));
+            }
+            let wide = page.eval(
+                "[document.documentElement, document.body, document.querySelector('main'), ...document.querySelectorAll('dialog[open]')] \
+                 .filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.nodeName)",
+            );
+            assert_eq!(wide, json!([]), "{width} {dialog}");
+            // And nothing sticks out that can not be scrolled to.
+            let out = page.eval(
+                "[...document.querySelectorAll('header *, footer *, .message, dialog[open] *')].filter((node) => { \
+                     const box = node.getBoundingClientRect(); \
+                     return box.width > 1 && getComputedStyle(node).visibility === 'visible' && (box.left < -1 || box.right > innerWidth + 1); \
+                 }).map((node) => node.outerHTML)",
+            );
+            assert_eq!(out, json!([]), "{width} {dialog}");
+            if !dialog.is_empty() {
+                page.eval(&format!("document.querySelector('{dialog}').close()"));
+            }
+        }
+        // The field and the button are in sight.
+        page.click("#input");
+    }
+}
+
+/// The texts whose contrast with what is behind them is below 4.5.
+const FAINT: &str = "(() => {
+    const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+    const parse = (colour) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+        return { rgb: [r, g, b], alpha: a / 255 };
+    };
+    const over = (top, below) => top.rgb.map((value, index) => value * top.alpha + below[index] * (1 - top.alpha));
+    const behind = (node) => {
+        if (!node) return [255, 255, 255];
+        const colour = parse(getComputedStyle(node).backgroundColor);
+        return colour.alpha === 1 ? colour.rgb : over(colour, behind(node.nodeName === 'DIALOG' ? null : node.parentElement));
+    };
+    const light = (rgb) => {
+        const [r, g, b] = rgb.map((value) => value / 255).map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const found = [];
+    let count = 0;
+    const look = (node, style, what) => {
+        const below = behind(node);
+        const value = contrast(over(parse(style.color), below), below);
+        count += 1;
+        if (value < 4.5) found.push([what, value, style.color]);
+    };
+    while (texts.nextNode()) {
+        const node = texts.currentNode.parentElement;
+        if (!texts.currentNode.data.trim() || !node.checkVisibility() || ['SCRIPT', 'STYLE', 'NOSCRIPT'].includes(node.nodeName)) continue;
+        if (node.closest(':disabled')) continue;
+        look(node, getComputedStyle(node), texts.currentNode.data);
+    }
+    for (const node of document.querySelectorAll('input, textarea')) look(node, getComputedStyle(node, '::placeholder'), node.id);
+    return { found, count };
+})()";
+
+#[test]
+fn texts_can_be_read_in_light_and_dark() {
+    let Some((page, _server)) = rich() else { return };
+    let background = "getComputedStyle(document.body).backgroundColor";
+    let mut backgrounds = Vec::new();
+    for scheme in ["light", "dark"] {
+        page.prefer(scheme);
+        backgrounds.push(page.text(background));
+        for dialog in ["#settings", "#key-dialog"] {
+            page.eval(&format!("document.querySelector('{dialog}').showModal()"));
+            let found = page.eval(FAINT);
+            assert_eq!(found["found"], json!([]), "{scheme}");
+            assert!(found["count"].as_u64().unwrap() > 50, "{found}");
+            page.eval(&format!("document.querySelector('{dialog}').close()"));
+        }
+    }
+    assert_ne!(backgrounds[0], backgrounds[1]);
+    // The button overrules the system, and is remembered.
+    page.click("#theme");
+    assert_eq!(page.text(background), backgrounds[0]);
+    page.call("Page.reload", &json!({}));
+    page.until(&format!("{background} === '{}' && document.readyState === 'complete'", backgrounds[0]));
+    page.click("#theme");
+    assert_eq!(page.text(background), backgrounds[1]);
+}
+
+#[test]
+fn code_is_copied_as_it_is_and_nothing_moves_for_those_who_want_no_motion() {
+    let Some((page, server)) = rich() else { return };
+    let rights =
+        json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": server.url()});
+    page.call("Browser.grantPermissions", &rights);
+    page.click(".markdown .code-head button");
+    page.until("document.querySelector('.markdown .code-head button').textContent === 'Copied'");
+    let code = page.text("navigator.clipboard.readText()");
+    assert!(RICH.contains(&format!("```rust\n{code}\n```")), "{code}");
+    page.click(".assistant .tools button");
+    page.until("document.querySelector('#news').textContent === 'Copied.'");
+    assert_eq!(page.text("navigator.clipboard.readText()"), RICH);
+
+    page.eval("document.querySelector('#state').dataset.kind = 'wait'");
+    let animation = "getComputedStyle(document.querySelector('#state'), '::before').animationName";
+    assert_eq!(page.text(animation), "pulse");
+    let feature = json!([{"name": "prefers-reduced-motion", "value": "reduce"}]);
+    page.call("Emulation.setEmulatedMedia", &json!({"features": feature}));
+    assert_eq!(page.text(animation), "none");
+}
+
+#[test]
+fn everything_has_a_name_for_those_who_do_not_see_it() {
+    let Some((page, _server)) = rich() else { return };
+    let roles = [
+        "button",
+        "textbox",
+        "combobox",
+        "checkbox",
+        "spinbutton",
+        "link",
+        "dialog",
+        "region",
+        "log",
+        "article",
+        "heading",
+        "DisclosureTriangle",
+        "searchbox",
+        "MenuListPopup",
+        "option",
+    ];
+    let mut seen = std::collections::BTreeSet::new();
+    for dialog in ["", "#settings", "#key-dialog"] {
+        if !dialog.is_empty() {
+            page.eval(&format!("document.querySelector('{dialog}').showModal()"));
+        }
+        let tree = page.call("Accessibility.getFullAXTree", &json!({}));
+        for node in tree["nodes"].as_array().unwrap() {
+            let role = node["role"]["value"].as_str().unwrap_or_default();
+            if node["ignored"] == true || !roles.contains(&role) || role == "MenuListPopup" {
+                continue;
+            }
+            seen.insert(role.to_owned());
+            let name = node["name"]["value"].as_str().unwrap_or_default();
+            assert!(!name.trim().is_empty(), "a {role} has no name: {node}");
+        }
+        if !dialog.is_empty() {
+            page.eval(&format!("document.querySelector('{dialog}').close()"));
+        }
+    }
+    for role in [
+        "button",
+        "textbox",
+        "combobox",
+        "checkbox",
+        "spinbutton",
+        "link",
+        "dialog",
+        "region",
+        "log",
+        "heading",
+    ] {
+        assert!(seen.contains(role), "{role} is not among {seen:?}");
+    }
+    // Changes of state are announced.
+    let live: Value = page.eval(
+        "['#news', '#state', '.failure'].map((each) => document.querySelector(each).getAttribute('role'))",
+    );
+    assert_eq!(live, json!(["status", "status", "alert"]));
+}

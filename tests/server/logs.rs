@@ -1,0 +1,52 @@
+//! The log in JSON: one object a line, whatever clients send.
+
+use serde_json::{Value, json};
+
+use super::client::{Server, post_bytes, send};
+
+#[cfg(unix)]
+#[test]
+fn every_line_of_the_log_is_a_json_object() {
+    let server = Server::start("--log-format json --api-key right-key");
+    let request = |method: &str, path: &str, headers: &str| {
+        let bytes = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
+        send(server.address(), bytes)
+    };
+    const KEY: &str = "authorization: Bearer right-key\r\n";
+    // 30: an id twice, one that is too long, one that would end the string, the line or the object.
+    for id in ["twice", "twice", &"x".repeat(10_000), "a\"}", "a\\nb", "{\"b\":1}"] {
+        request("GET", "/version", &format!("{KEY}x-request-id: {id}\r\n"));
+    }
+    request("GET", "/a%0a%22b?secret-query=1", "authorization: Bearer wrong-key\r\n");
+    request("DELETE", "/health", "");
+    let body = json!({"prompt": "secret prompt", "max_tokens": 3, "ignore_eos": true, "temperature": 0});
+    let answer = send(server.address(), post_bytes("/v1/completions", KEY, &body.to_string()));
+    let text = answer.success()["choices"][0]["text"].as_str().unwrap().to_owned();
+    let id = answer.header("x-request-id").unwrap().to_owned();
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    let (status, log) = server.wait();
+    assert!(status.success());
+    let whole = log.join("\n");
+    for secret in ["right-key", "wrong-key", "secret", text.trim()] {
+        assert!(!whole.contains(secret), "{secret:?} is in the log: {whole}");
+    }
+    let lines = log.iter().filter(|line| line.starts_with('{'));
+    let records: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.len(), 9, "{whole}");
+    for record in &records {
+        for (name, is_right) in [
+            ("time", record["time"].as_f64().is_some_and(|time| time > 1.7e9)),
+            ("request_id", record["request_id"].as_str().is_some_and(|id| !id.is_empty() && id.len() <= 128)),
+            ("method", record["method"].is_string()),
+            ("path", record["path"].is_string()),
+            ("status", record["status"].is_u64()),
+            ("duration_ms", record["duration_ms"].as_f64().is_some_and(|time| time >= 0.0)),
+        ] {
+            assert!(is_right, "{name} of {record}");
+        }
+    }
+    assert_eq!(records.iter().filter(|record| record["request_id"] == "twice").count(), 2);
+    let generated = records.iter().find(|record| record["request_id"] == *id).unwrap();
+    assert_eq!((&generated["status"], &generated["completion_tokens"]), (&json!(200), &json!(3)));
+    assert!(records.iter().any(|record| record["status"] == 401 && record["path"] == "/a%0a%22b"));
+}

@@ -1,0 +1,150 @@
+//! What the server tells of requests afterwards, and to whom.
+
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Server, connect, post_bytes, read_until, send};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Continues token ids greedily and returns what is told of it.
+fn explain(server: &Server, change: &Value) -> Value {
+    let mut body = json!({"temperature": 0, "max_tokens": 2, "ignore_eos": true});
+    for (name, value) in change.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    let answer = server.post(COMPLETIONS, &body).success();
+    server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).success()
+}
+
+fn why(request: &Value) -> &Value {
+    &request["prompts"][0]["prefix_cache"]["reason"]
+}
+
+#[test]
+fn a_request_is_explained_with_its_times_parameters_and_cache_miss() {
+    let server =
+        Server::start("--max-model-len 256 --block-size 8 --max-num-seqs 2 --kv-cache-memory-bytes 2M");
+    let prompt: Vec<u32> = (100..130).collect();
+    let first = explain(
+        &server,
+        &json!({"prompt": prompt, "n": 2, "seed": -1, "temperature": 0.7, "stop": "secret"}),
+    );
+    assert_eq!(
+        (&first["object"], &first["state"], why(&first)),
+        (&json!("request"), &json!("finished"), &json!("unseen"))
+    );
+    assert_eq!(first["usage"], json!({"prompt_tokens": 30, "completion_tokens": 4}));
+    let params = &first["sampling_params"];
+    assert_eq!((&params["temperature"], &params["seed"], &params["n"]), (&json!(0.7), &json!(-1), &json!(2)));
+    assert_eq!((&params["max_tokens"], &params["num_stop_strings"]), (&json!(2), &json!(1)));
+    assert!(!first.to_string().contains("secret"), "no text of the client");
+    let sequences = first["prompts"][0]["sequences"].as_array().unwrap();
+    assert_eq!(sequences.len(), 2);
+    for sequence in sequences {
+        assert_eq!(
+            (&sequence["finish_reason"], &sequence["completion_tokens"]),
+            (&json!("length"), &json!(2))
+        );
+        let time = |name: &str| sequence[name].as_f64().unwrap();
+        assert!(time("prefill_ms") > 0.0 && time("decode_ms") >= 0.0);
+        assert!((time("time_to_first_token_ms") - time("queue_ms") - time("prefill_ms")).abs() < 0.01);
+    }
+    // Found as far as can be; a token that differs; another salt; a short prompt; one that was computed on purpose.
+    let again = explain(&server, &json!({"prompt": prompt}));
+    assert_eq!((why(&again), &again["prompts"][0]["cached_tokens"]), (&json!("none"), &json!(24)));
+    let mut other = prompt.clone();
+    other[21] = 589;
+    let differs = explain(&server, &json!({"prompt": other}));
+    assert_eq!(
+        (why(&differs), &differs["prompts"][0]["cached_tokens"]),
+        (&json!("different_token"), &json!(16))
+    );
+    let difference = &differs["prompts"][0]["prefix_cache"]["first_difference"];
+    assert_eq!(difference["position"], 21);
+    assert_eq!(difference["token"], json!({"id": 589, "text": "Once"}));
+    assert_eq!(difference["cached_token"]["id"], 121);
+    assert_eq!(why(&explain(&server, &json!({"prompt": prompt, "cache_salt": "s"}))), "unseen");
+    assert_eq!(why(&explain(&server, &json!({"prompt": prompt[..8]}))), "short_prompt");
+    assert_eq!(why(&explain(&server, &json!({"prompt": prompt, "prompt_logprobs": 0}))), "prompt_logprobs");
+    // Others until the memory is used up, and the end of the first prompt is gone.
+    let mut evicted = Value::Null;
+    for round in 0..8_u32 {
+        for offset in [0, 3] {
+            let others: Vec<u32> = (0..250).map(|i| 300 + (round * 7 + offset + i) % 500).collect();
+            explain(&server, &json!({"prompt": others}));
+        }
+        evicted = explain(&server, &json!({"prompt": prompt}));
+        if why(&evicted) == "evicted" {
+            break;
+        }
+    }
+    assert_eq!(why(&evicted), "evicted", "{evicted}");
+}
+
+#[test]
+fn a_request_is_told_of_while_it_runs_and_when_its_client_has_left() {
+    let server = Server::start("");
+    let ask = |id: &str| server.get(&format!("/v1/requests/{id}")).success();
+    let body = json!({"prompt": "Once", "n": 4, "max_tokens": 490, "ignore_eos": true, "stream": true});
+    let mut stream = connect(server.address());
+    stream
+        .write_all(post_bytes(COMPLETIONS, "x-request-id: run-7\r\n", &body.to_string()).as_bytes())
+        .unwrap();
+    read_until(&mut stream, "\"text\":");
+    let running = ask("run-7");
+    assert_eq!((&running["state"], &running["request_id"]), (&json!("running"), &json!("run-7")));
+    assert_eq!((&running["stream"], &running["prompts"][0]["prefix_cache"]), (&json!(true), &Value::Null));
+    assert!(running["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(ask(running["id"].as_str().unwrap())["request_id"], "run-7");
+    drop(stream);
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    let start = std::time::Instant::now();
+    while ask("run-7")["state"] == "running" {
+        assert!(start.elapsed() < super::client::PATIENCE);
+    }
+    assert_eq!(ask("run-7")["state"], "aborted");
+}
+
+/// An answer to somebody with this key.
+fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> Answer {
+    let header = format!("authorization: Bearer {key}\r\n");
+    let bytes = match body {
+        Some(body) => post_bytes(path, &header, &body.to_string()),
+        None => format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n"),
+    };
+    send(server.address(), bytes)
+}
+
+#[test]
+fn only_the_sender_is_told_and_only_of_the_latest() {
+    let server =
+        Server::start("--max-model-len 256 --block-size 8 --request-history 2 --api-key a --api-key b");
+    let mut prompt: Vec<u32> = (100..130).collect();
+    let submit = |key: &str, prompt: &[u32]| {
+        let body = json!({"prompt": prompt, "max_tokens": 1});
+        let answer = with_key(&server, key, COMPLETIONS, Some(&body)).success();
+        format!("/v1/requests/{}", answer["id"].as_str().unwrap())
+    };
+    let first = submit("a", &prompt);
+    prompt[20] = 7;
+    let second = submit("b", &prompt);
+    let get = |key: &str, path: &str| with_key(&server, key, path, None);
+    assert_eq!(get("a", &first).status, 200);
+    for (key, path) in [("b", &*first), ("a", &*second), ("a", "/v1/requests/nothing")] {
+        let answer = get(key, path);
+        assert_eq!(answer.status, 404, "{path}");
+        assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+    }
+    // What differs is told, but not what another one's prompt has there.
+    let difference = get("b", &second).success()["prompts"][0]["prefix_cache"]["first_difference"].clone();
+    assert_eq!((&difference["position"], &difference["token"]["id"]), (&json!(20), &json!(7)));
+    assert_eq!(difference["cached_token"], Value::Null);
+    submit("a", &prompt);
+    assert_eq!(get("a", &first).status, 404, "the third has taken its place");
+    assert_eq!(with_key(&server, "wrong", &second, None).status, 401);
+    let server = Server::start("--request-history 0");
+    let answer = server.post(COMPLETIONS, &json!({"prompt": "x", "max_tokens": 1})).success();
+    assert_eq!(server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).status, 404);
+}

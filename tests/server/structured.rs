@@ -1,0 +1,214 @@
+//! Answers that must be of a form, and forms that must be refused.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::answers::{joined, whole};
+use super::bad_inputs::check_error;
+use super::client::Server;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn body(path: &str, change: &Value) -> Value {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story."}]}),
+        _ => json!({"prompt": "Once upon a time"}),
+    };
+    body["max_tokens"] = json!(150);
+    for (name, value) in change.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn paint() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "maxLength": 10},
+            "colour": {"enum": ["red", "green", "dark blue"]},
+            "coats": {"type": "integer", "minimum": 1, "maximum": 12},
+            "places": {"type": "array", "items": {"$ref": "#/$defs/place"}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["title", "colour", "coats", "places"],
+        "additionalProperties": false,
+        "$defs": {"place": {"type": "object", "properties": {"inside": {"type": "boolean"}},
+                            "required": ["inside"], "additionalProperties": false}},
+    })
+}
+
+#[track_caller]
+fn check_paint(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+    let fields: Vec<&String> = value.as_object().unwrap().keys().collect();
+    assert_eq!(fields, ["title", "colour", "coats", "places"], "{text}");
+    assert!(value["title"].as_str().unwrap().chars().count() <= 10, "{text}");
+    assert!(["red", "green", "dark blue"].contains(&value["colour"].as_str().unwrap()), "{text}");
+    assert!((1..=12).contains(&value["coats"].as_u64().unwrap()), "{text}");
+    let places = value["places"].as_array().unwrap();
+    assert!(
+        (1..=2).contains(&places.len()) && places.iter().all(|place| place["inside"].is_boolean()),
+        "{text}"
+    );
+}
+
+fn named(schema: &Value) -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "paint", "strict": true, "schema": schema}})
+}
+
+#[test]
+fn answers_are_valid_under_the_schema_whole_and_as_streams() {
+    let server = Server::start("--max-model-len 256 --max-num-seqs 8 --num-scheduler-steps 4");
+    for path in [CHAT, COMPLETIONS] {
+        for (what, change) in [
+            ("four", json!({"response_format": named(&paint()), "n": 4, "seed": 3, "temperature": 1.5})),
+            (
+                "greedy",
+                json!({"structured_outputs": {"json": paint()}, "temperature": 0, "ignore_eos": true}),
+            ),
+            ("text", json!({"guided_json": paint().to_string(), "seed": 9, "min_tokens": 140, "top_k": 3})),
+        ] {
+            let mut request = body(path, &change);
+            let answer = server.post(path, &request).success();
+            let choices = whole(&answer);
+            for (text, reason) in choices.values() {
+                assert_eq!(reason, "stop", "{what}: {text}");
+                check_paint(text);
+            }
+            assert_eq!(whole(&server.post(path, &request).success()), choices, "{what}: a second time");
+            request["stream"] = json!(true);
+            assert_eq!(joined(&server.post(path, &request).events()), choices, "{what}: as a stream");
+            if what == "four" {
+                assert!(choices.values().any(|choice| *choice != choices[&0]), "all four are {choices:?}");
+            }
+        }
+    }
+    // Cut off is cut off.
+    let short = body(CHAT, &json!({"response_format": {"type": "json_object"}, "max_tokens": 2, "seed": 1}));
+    let (text, reason) = &whole(&server.post(CHAT, &short).success())[&0];
+    assert!(text.starts_with('{') && reason == "length", "{text:?} {reason}");
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_for_metric("vllm:kv_cache_usage_perc", 0.0);
+}
+
+#[test]
+fn regular_expressions_choices_and_grammars_hold() {
+    let server = Server::start("--max-model-len 256");
+    let date = |text: &str| {
+        let parts: Vec<&str> = text.split('-').collect();
+        parts.len() == 3 && parts.iter().all(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let is_choice = |text: &str| ["yes", "no", "a \"third\" way"].contains(&text);
+    let is_sum =
+        |text: &str| text.split(" + ").all(|part| part.len() == 1 && part.as_bytes()[0].is_ascii_digit());
+    let regex = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$";
+    let choice = json!(["yes", "no", "a \"third\" way"]);
+    let grammar = "start: digit (\" + \" digit){1,3}\ndigit: /[0-9]/";
+    for path in [CHAT, COMPLETIONS] {
+        for seed in 0..3 {
+            let check = |change: Value, is_right: &dyn Fn(&str) -> bool| {
+                let mut change = change;
+                change["seed"] = json!(seed);
+                let (text, reason) = whole(&server.post(path, &body(path, &change)).success())[&0].clone();
+                assert!(is_right(&text) && reason == "stop", "{change}: {text:?} {reason}");
+            };
+            check(json!({"structured_outputs": {"regex": regex}}), &date);
+            check(json!({"guided_regex": regex}), &date);
+            check(json!({"structured_outputs": {"choice": choice}}), &is_choice);
+            check(json!({"guided_choice": choice, "temperature": 0}), &is_choice);
+            check(json!({"structured_outputs": {"grammar": grammar}}), &is_sum);
+            check(json!({"guided_grammar": grammar, "logprobs": null}), &is_sum);
+        }
+    }
+    // What a parameter wishes for does not come if it is not allowed.
+    let biased = json!({"guided_choice": ["yes", "no"], "logit_bias": {"300": 100}, "presence_penalty": 2});
+    let answer = whole(&server.post(CHAT, &body(CHAT, &biased)).success());
+    assert!(is_choice(&answer[&0].0), "{answer:?}");
+}
+
+/// Row 22.
+#[test]
+fn hostile_forms_are_refused_within_a_second() {
+    let server = Server::start("--max-model-len 256");
+    let ok = body(CHAT, &json!({"guided_choice": ["yes", "no"]}));
+    server.post(CHAT, &ok).success();
+    let schema = "response_format.json_schema.schema";
+    let regex = "structured_outputs.regex";
+    let mut deep = json!({"type": "string"});
+    for _ in 0..40 {
+        deep = json!({"anyOf": [deep, {"type": "array", "items": {"enum": ["x".repeat(4_000)]}}]});
+    }
+    let of_schema = |schema: Value| json!({"response_format": named(&schema)});
+    for (what, change, param, words) in [
+        ("5 MB", of_schema(json!({"enum": ["x".repeat(5 << 20)]})), schema, "131072 bytes"),
+        ("large and deep", of_schema(deep), schema, "131072 bytes"),
+        ("recursive", of_schema(json!({"$ref": "#"})), schema, ""),
+        ("unknown keyword", of_schema(json!({"type": "array", "uniqueItems": true})), schema, "uniqueItems"),
+        ("pattern", of_schema(json!({"pattern": "(".repeat(3_000)})), schema, "brackets"),
+        (
+            "intersections",
+            of_schema(json!({"allOf": vec![json!({"pattern": "a.*b"}); 200]})),
+            schema,
+            "allOf",
+        ),
+        ("a huge divisor", of_schema(json!({"multipleOf": 1_000_003})), schema, "multipleOf"),
+        ("no object", of_schema(json!([1])), schema, "expected an object"),
+        ("open bracket", json!({"structured_outputs": {"regex": "(a"}}), regex, ""),
+        ("look-around", json!({"structured_outputs": {"regex": "a(?=b)"}}), regex, ""),
+        ("GBNF", json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar", "Lark"),
+        ("no rule", json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
+        ("no choice", json!({"guided_choice": []}), "guided_choice", "0 choices"),
+        (
+            "two forms",
+            json!({"guided_choice": ["a"], "guided_regex": "a"}),
+            "guided_choice",
+            "exclude each other",
+        ),
+    ] {
+        for path in [CHAT, COMPLETIONS] {
+            let request = body(path, &change);
+            let start = Instant::now();
+            let answer = server.post(path, &request);
+            assert!(start.elapsed() < Duration::from_millis(1_500), "{what}: {:?}", start.elapsed());
+            check_error(what, &answer, 400, Some(param), None, words);
+        }
+    }
+    let tag = json!({"response_format": {"type": "structural_tag", "structures": []}});
+    let answer = server.post(CHAT, &body(CHAT, &tag));
+    check_error(
+        "a tag",
+        &answer,
+        400,
+        Some("response_format.type"),
+        Some("unsupported_parameter"),
+        "not supported",
+    );
+    // A regular expression that takes backtracking matchers for ever is an ordinary one here.
+    let regex = body(COMPLETIONS, &json!({"guided_regex": "((a+)+)+b", "max_tokens": 20}));
+    let (text, _) = &whole(&server.post(COMPLETIONS, &regex).success())[&0];
+    assert!(text.trim_end_matches('b').bytes().all(|byte| byte == b'a'), "{text:?}");
+    server.post(CHAT, &ok).success();
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+}
+
+/// Row 23.
+#[test]
+fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
+    let server = Server::start("--max-model-len 256 --max-num-seqs 4");
+    let plain = body(COMPLETIONS, &json!({"seed": 4}));
+    let alone = whole(&server.post(COMPLETIONS, &plain).success());
+    let grammar = format!("start: \"once\" many\nmany: {}", "(\"a\" | \"b\")? ".repeat(2_500));
+    std::thread::scope(|scope| {
+        let neighbour = scope.spawn(|| whole(&server.post(COMPLETIONS, &plain).success()));
+        let answer = server.post(CHAT, &body(CHAT, &json!({"guided_grammar": grammar})));
+        assert!([400, 500].contains(&answer.status), "{}", answer.text());
+        let message = answer.json()["error"]["message"].to_string();
+        assert!(message.contains("grammar"), "{message}");
+        assert_eq!(neighbour.join().unwrap(), alone);
+    });
+    assert_eq!(whole(&server.post(COMPLETIONS, &plain).success()), alone);
+    server.wait_for_metric("vllm:kv_cache_usage_perc", 0.0);
+    assert_eq!(server.get("/health").status, 200);
+}
