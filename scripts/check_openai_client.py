@@ -2,12 +2,16 @@
 """Talks to a running server with OpenAI's own client: pip install openai
 
     python scripts/check_openai_client.py http://127.0.0.1:8000/v1 [API_KEY]
+    python scripts/check_openai_client.py --busy http://127.0.0.1:8000/v1
 
 The model's template must know tools; for the built-in model, start the server with --chat-template
-tests/fixtures/tok/chat/tools.jinja.
+tests/fixtures/tok/chat/tools.jinja. With --busy it is checked that the client waits and tries again as the server says;
+that needs a server for one request at a time (--max-num-seqs 1 --max-waiting 0).
 """
 
+import collections
 import sys
+import threading
 from typing import Literal
 
 import openai
@@ -140,5 +144,22 @@ def main(url, key="none"):
     print(f"ok: openai {openai.__version__} and {model}")
 
 
+def check_retries(url):
+    """Who is turned away tries again when the server says, and is served when there is room."""
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    asked = dict(model=model, prompt="Once", extra_body={"ignore_eos": True})
+    stream = client.completions.create(max_tokens=400, stream=True, **asked)
+    next(iter(stream))
+    busy = expect(openai.RateLimitError, lambda: client.completions.create(max_tokens=1, **asked))
+    assert busy.code == "rate_limit_exceeded" and int(busy.response.headers["retry-after"]) >= 1, busy
+    reader = threading.Thread(target=lambda: collections.deque(stream, maxlen=0))
+    reader.start()
+    served = client.with_options(max_retries=30).completions.with_raw_response.create(max_tokens=1, **asked)
+    assert served.retries_taken >= 1 and served.parse().choices[0].finish_reason == "length", served
+    reader.join()
+    print(f"ok: openai {openai.__version__} tried again {served.retries_taken} times")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    check_retries(sys.argv[2]) if sys.argv[1] == "--busy" else main(*sys.argv[1:])

@@ -12,12 +12,14 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::error::ApiError;
 use super::state::App;
+use super::{ServerConfig, host};
 
 /// The number of the key that a request came with; 0 if none is needed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Caller(pub(super) usize);
 
-/// Lets a request pass that has one of the keys, or any if there are no keys.
+/// Lets a request pass that has one of the keys. If there are no keys, any that no web page can have sent under a
+/// name of its own.
 pub(super) async fn require_key(
     State(app): State<Arc<App>>,
     mut request: Request<Body>,
@@ -25,6 +27,10 @@ pub(super) async fn require_key(
 ) -> Response {
     let keys = &app.config.api_keys;
     if keys.is_empty() {
+        let ServerConfig { host, allowed_origins, .. } = &app.config;
+        if app.is_on_loopback && !host::is_own(request.headers(), host, allowed_origins) {
+            return ApiError::foreign_host(request.headers().get(header::HOST)).into_response();
+        }
         request.extensions_mut().insert(Caller::default());
         return next.run(request).await;
     }

@@ -58,6 +58,12 @@ impl Origin {
     fn covers(&self, origin: &HeaderValue) -> bool {
         self.0 == "*" || self.0.as_bytes() == origin.as_bytes()
     }
+
+    /// Whether its pages come from this host, with its port if that is not the usual one.
+    pub(super) fn has_host(&self, host: &str) -> bool {
+        let own = self.0.split_once("://").map(|(_, own)| own);
+        self.0 == "*" || own.is_some_and(|own| own.eq_ignore_ascii_case(host))
+    }
 }
 
 /// Answers what browsers ask before they send something, and tells them who may read the answer.

@@ -14,6 +14,7 @@ mod cors;
 mod error;
 mod generation;
 mod history;
+mod host;
 mod json;
 mod metrics;
 mod page;
@@ -210,7 +211,7 @@ impl Server {
         let listen = |source| Error::io("listen for connections", source);
         let mut signals = Signals::new().map_err(listen)?;
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
-        let app = Arc::new(App::new(self.config.clone(), log));
+        let app = Arc::new(App::new(self.config.clone(), self.address.ip().is_loopback(), log));
         let (close, closing) = watch::channel(false);
         let service = router::router(&app);
         tokio::spawn(connection::accept_all(listener, service, self.config.clone(), closing.clone()));

@@ -21,6 +21,8 @@ const MAX_FAILED_STEPS: u32 = 3;
 /// The server's state.
 pub(super) struct App {
     pub(super) config: ServerConfig,
+    /// Only this machine can reach it.
+    pub(super) is_on_loopback: bool,
     pub(super) log: Arc<dyn AccessLog>,
     /// In KiB, because a semaphore counts 32 bits.
     pub(super) body_memory: Arc<Semaphore>,
@@ -47,12 +49,13 @@ pub(super) struct Model {
 }
 
 impl App {
-    pub(super) fn new(config: ServerConfig, log: Arc<dyn AccessLog>) -> Self {
+    pub(super) fn new(config: ServerConfig, is_on_loopback: bool, log: Arc<dyn AccessLog>) -> Self {
         Self {
             body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
             seats: Seats { waiting: config.max_waiting, taken: Arc::default() },
             history: History::new(config.request_history),
             config,
+            is_on_loopback,
             log,
             loading: Loading::default(),
             model: OnceLock::new(),

@@ -280,7 +280,7 @@ fn malformed_requests_get_json_errors() {
     raw("not UTF-8", &wrong, 400, json_error, "line 1");
     // 3: too large, said or not.
     raw("large", &body(&" ".repeat(100 << 10 | 1)), 413, None, "102400 bytes");
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
     let announced = format!("{head}content-length: 99999999999\r\n\r\n");
     raw("announced", announced.as_bytes(), 413, None, "102400 bytes");
     let chunk = format!("{:x}\r\n{}\r\n", 64 << 10, " ".repeat(64 << 10));
@@ -288,7 +288,8 @@ fn malformed_requests_get_json_errors() {
     raw("chunked", chunked.as_bytes(), 413, None, "102400 bytes");
     // 6: content types.
     for (header, words) in [("", "missing"), ("content-type: text/plain\r\n", "text/plain")] {
-        let bytes = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n{header}content-length: 2\r\n\r\n{{}}");
+        let bytes =
+            format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{header}content-length: 2\r\n\r\n{{}}");
         raw(header, bytes.as_bytes(), 415, None, words);
     }
     // 7: paths and methods.
@@ -304,7 +305,7 @@ fn malformed_requests_get_json_errors() {
     let answer = get(address, CHAT);
     check_error("method", &answer, 405, None, None, "GET");
     assert_eq!(answer.header("allow"), Some("POST"));
-    let answer = send(address, "DELETE /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let answer = send(address, "DELETE /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     check_error("method", &answer, 405, None, None, "DELETE");
     assert!(answer.header("allow").unwrap().contains("GET"));
     // 10: models.
@@ -324,7 +325,7 @@ fn malformed_requests_get_json_errors() {
     // 4: large heads; some are refused while they are still being sent.
     for line in [format!("x: {}\r\n", "y".repeat(1 << 20)), "x: y\r\n".repeat(200)] {
         let mut stream = connect(address);
-        let _ = stream.write_all(format!("GET /health HTTP/1.1\r\nhost: x\r\n{line}\r\n").as_bytes());
+        let _ = stream.write_all(format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{line}\r\n").as_bytes());
         let mut start = [0; 12];
         if std::io::Read::read_exact(&mut stream, &mut start).is_ok() {
             assert_eq!(&start, b"HTTP/1.1 431");
@@ -332,8 +333,9 @@ fn malformed_requests_get_json_errors() {
     }
     // 30: ids of requests.
     for (id, is_taken) in [("run-7", true), ("run-7", true), ("a b", false), (&*"x".repeat(10_000), false)] {
-        let request =
-            format!("GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\nconnection: close\r\n\r\n");
+        let request = format!(
+            "GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\nconnection: close\r\n\r\n"
+        );
         let answer = send(address, request);
         assert_eq!((answer.status, answer.header("x-request-id") == Some(id)), (200, is_taken), "{id}");
     }
@@ -345,7 +347,7 @@ fn slow_senders_are_cut_off() {
     let server = Server::start("--header-timeout 0.2 --body-timeout 0.2");
     // 5: a head, and a body, that do not come to an end.
     let mut stream = connect(server.address());
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow").unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow").unwrap();
     check_error("head", &read_answer(stream), 408, None, None, "the head of the request");
     let mut stream = connect(server.address());
     let request = post_bytes(CHAT, "", &chat(&json!({})).to_string());

@@ -132,7 +132,7 @@ fn a_result_has_vllms_keys_and_counts_what_was_served() {
     let key = "authorization: Bearer secret\r\n";
     let page = crate::client::send(
         server.address(),
-        format!("GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{key}\r\n"),
+        format!("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{key}\r\n"),
     );
     let line =
         page.text().lines().find(|line| line.starts_with("vllm:prompt_tokens_total")).unwrap().to_owned();

@@ -174,7 +174,7 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
-    send(address, format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    send(address, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
 }
 
 pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
@@ -184,7 +184,7 @@ pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
 /// The bytes of a JSON request that asks for the connection to be closed.
 pub(crate) fn post_bytes(path: &str, headers: &str, body: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n{headers}\r\n{body}",
         body.len()
     )

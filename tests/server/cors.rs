@@ -7,7 +7,7 @@ const CHAT: &str = "/v1/chat/completions";
 fn ask(server: &Server, method: &str, path: &str, headers: &str) -> Answer {
     send(
         server.address(),
-        format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n"),
+        format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"),
     )
 }
 
@@ -68,4 +68,27 @@ fn named_origins_may_ask_and_still_need_the_key() {
     }
     // Without an origin nothing is said of origins.
     assert_eq!(server.get("/health").header("access-control-allow-origin"), None);
+}
+
+/// A page whose name leads to this machine is, to a browser, a page of this server.
+#[test]
+fn without_keys_only_names_of_this_machine_are_answered() {
+    let ask = |server: &Server, path: &str, host: &str, more: &str| {
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{more}\r\n");
+        send(server.address(), head)
+    };
+    let server = Server::start("--allowed-origins http://chat.example:3000");
+    for host in ["localhost", "127.0.0.1:8000", "[::1]:8000", "chat.example:3000"] {
+        assert_eq!(ask(&server, "/v1/models", host, "").status, 200, "{host}");
+    }
+    for host in ["evil.example", "evil.example:8000", "localhost.evil.example"] {
+        let answer = ask(&server, "/v1/models", host, "");
+        assert_eq!(answer.status, 403, "{host}");
+        assert_eq!(answer.json()["error"]["code"], "foreign_host");
+    }
+    assert_eq!(ask(&server, "/health", "evil.example", "").status, 200);
+    // A page does not know the key.
+    let server = Server::start("--api-key secret");
+    assert_eq!(ask(&server, "/v1/models", "evil.example", "authorization: Bearer secret\r\n").status, 200);
+    assert_eq!(ask(&server, "/v1/models", "evil.example", "").status, 401);
 }

@@ -30,7 +30,7 @@ fn everything_but_health_and_the_page_is_behind_the_key() {
         command.arg("--api-key-file").arg(file.path());
     });
     let get = |path: &str, header: &str| {
-        let bytes = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
+        let bytes = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n");
         send(server.address(), bytes)
     };
     assert_eq!(get("/health", "").status, 200);
@@ -59,7 +59,7 @@ fn everything_but_health_and_the_page_is_behind_the_key() {
     }
     // 8: a key that is no ASCII.
     let mut bytes =
-        b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer ".to_vec();
+        b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer ".to_vec();
     bytes.extend_from_slice(b"\xff\xfe\r\n\r\n");
     assert_eq!(send(server.address(), bytes).status, 401);
     for key in ["typed", "from-file", "second"] {
@@ -84,8 +84,7 @@ fn keys_come_from_the_environment_too() {
         command.env("TINYVLLM_API_KEY", "hidden");
     });
     assert_eq!(server.get("/v1/models").status, 401);
-    let request =
-        "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer hidden\r\n\r\n";
+    let request = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer hidden\r\n\r\n";
     assert_eq!(send(server.address(), request).status, 200);
 }
 

@@ -9,7 +9,8 @@ use super::client::{Server, post_bytes, send};
 fn every_line_of_the_log_is_a_json_object() {
     let server = Server::start("--log-format json --api-key right-key");
     let request = |method: &str, path: &str, headers: &str| {
-        let bytes = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
+        let bytes =
+            format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
         send(server.address(), bytes)
     };
     const KEY: &str = "authorization: Bearer right-key\r\n";

@@ -132,9 +132,8 @@ fn async_openais_response_formats_are_understood() {
     }
 }
 
-/// Needs Python with the package `openai`; says so if it is not there.
-#[test]
-fn openais_python_client_works() {
+/// Runs OpenAI's own client against a server. Needs Python with the package `openai`; says so if it is not there.
+fn check_openais_client(flags: &str, args: impl FnOnce(String) -> Vec<String>) {
     let python = std::env::var("TINYVLLM_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let has_package = Command::new(&python)
         .args(["-c", "import openai"])
@@ -147,11 +146,21 @@ fn openais_python_client_works() {
         let _ = writeln!(std::io::stderr(), "skipped: {python} has no package openai (pip install openai)");
         return;
     }
-    let server =
-        Server::start(&format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret {TOOL_FLAGS}"));
+    let server = Server::start(flags);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_client.py");
-    let url = format!("http://{}/v1", server.address());
-    let output = Command::new(&python).args([script, &url, "secret"]).output().unwrap();
+    let args = args(format!("http://{}/v1", server.address()));
+    let output = Command::new(&python).arg(script).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("ok"));
+}
+
+#[test]
+fn openais_python_client_works() {
+    let flags = format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret {TOOL_FLAGS}");
+    check_openais_client(&flags, |url| vec![url, "secret".to_owned()]);
+}
+
+#[test]
+fn openais_python_client_tries_again() {
+    check_openais_client("--max-num-seqs 1 --max-waiting 0", |url| vec!["--busy".to_owned(), url]);
 }

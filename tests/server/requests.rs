@@ -112,7 +112,7 @@ fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> Ans
     let header = format!("authorization: Bearer {key}\r\n");
     let bytes = match body {
         Some(body) => post_bytes(path, &header, &body.to_string()),
-        None => format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n"),
+        None => format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n"),
     };
     send(server.address(), bytes)
 }

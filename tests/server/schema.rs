@@ -138,7 +138,7 @@ fn schemathesis_finds_no_fault() {
     for gauge in ["vllm:num_requests_running", "vllm:num_requests_waiting"] {
         let page = super::client::send(
             server.address(),
-            "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer secret\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer secret\r\n\r\n",
         );
         let line = page.text().lines().find(|line| line.starts_with(gauge)).map(str::to_owned).unwrap();
         assert!(line.ends_with(" 0"), "{line}");
