@@ -2,8 +2,8 @@
 # Checks the files of this folder with other people's tools, as far as they can be had, and says which it could not.
 # Usage: scripts/deploy/lint.sh [PROGRAM], the tinyvllm whose path the systemd unit is checked with.
 set -euo pipefail
-cd "$(dirname "$0")"
 program=$(realpath "${1:-/bin/true}")
+cd "$(dirname "$0")"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
