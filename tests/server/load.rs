@@ -20,15 +20,15 @@ const WARM: Duration = Duration::from_secs(20);
 /// Held by tests that load the machine or measure times: one at a time.
 static MACHINE: Mutex<()> = Mutex::new(());
 
-fn machine() -> MutexGuard<'static, ()> {
+pub(super) fn machine() -> MutexGuard<'static, ()> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Numbers that look random, the same in each run.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

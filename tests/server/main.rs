@@ -21,5 +21,6 @@ mod rows;
 mod schema;
 mod scripted;
 mod structured;
+mod throughput;
 mod tools;
 mod top;
