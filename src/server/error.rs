@@ -66,13 +66,13 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
     }
 
-    /// 403: sent to a name that is not this machine's, as a web page does that wants to use a server without keys.
+    /// 403: sent to a name that a web page may have, which wants to use a server without keys.
     pub(super) fn foreign_host(host: Option<&HeaderValue>) -> Self {
         let host =
             host.map(|host| String::from_utf8_lossy(host.as_bytes()).chars().take(128).collect::<String>());
         let message = format!(
-            "{:?} is no name of this machine, and without API keys only this machine is answered; start the \
-             server with --api-key, or name the origin of the pages that may use it (--allowed-origins)",
+            "{:?} could be the name of a web page, and there are no API keys; start the server with --api-key, or \
+             name the origin of the pages that may use it (--allowed-origins)",
             host.unwrap_or_default()
         );
         Self::new(StatusCode::FORBIDDEN, Some("foreign_host"), message)

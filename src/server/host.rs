@@ -2,8 +2,9 @@
 //!
 //! A page may let its own name lead to this machine and then asks as if the server were its own (DNS
 //! rebinding): the browser sees one origin and sends no question before. The name stays in the header `Host`.
-//! So a server that only this machine can reach, and that has no keys, answers only to names of this machine.
-//! With keys, a page would have to know one; and whoever listens to a network has names that are not known here.
+//! So a server that only this machine can reach, and that has no keys, answers only to names that no page on the
+//! Internet can have. With keys, a page would have to know one; and whoever listens to a network has names that
+//! are not known here.
 
 use std::net::IpAddr;
 
@@ -12,8 +13,12 @@ use axum::http::header::HOST;
 
 use super::cors::Origin;
 
-/// Whether the request was sent to a name of this machine, to an address, or to a host whose pages are let in.
-/// What has no such header was not sent by a browser.
+/// Ends of names that are given within a network only (RFC 6761, RFC 6762, RFC 8375, and ICANN's for private use,
+/// which is how containers call the machine that they run on).
+const PRIVATE: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
+
+/// Whether the request was sent to a private name, to an address, or to a host whose pages are let in. What has no
+/// such header was not sent by a browser.
 pub(super) fn is_own(headers: &HeaderMap, own_name: &str, allowed: &[Origin]) -> bool {
     let Some(host) = headers.get(HOST) else { return true };
     let Ok(host) = host.to_str() else { return false };
@@ -23,10 +28,11 @@ pub(super) fn is_own(headers: &HeaderMap, own_name: &str, allowed: &[Origin]) ->
     let name = without_port(host);
     let address = name.trim_start_matches('[').trim_end_matches(']');
     let name = name.trim_end_matches('.').to_ascii_lowercase();
-    name == "localhost"
-        || name.ends_with(".localhost")
+    // Names of one part belong to this machine or its network.
+    let is_private = !name.is_empty() && !name.contains('.') || PRIVATE.iter().any(|end| name.ends_with(end));
+    address.parse::<IpAddr>().is_ok()
+        || is_private && !name.contains([':', '[', ']'])
         || name == own_name.to_ascii_lowercase()
-        || address.parse::<IpAddr>().is_ok()
 }
 
 fn without_port(host: &str) -> &str {
@@ -47,31 +53,26 @@ mod tests {
     use axum::http::HeaderValue;
 
     #[test]
-    fn names_of_this_machine_and_addresses_are_its_own() {
+    fn private_names_and_addresses_are_its_own() {
         let allowed = ["https://chat.example".parse().unwrap(), "http://lan.example:3000".parse().unwrap()];
-        let check = |host: &str, expected: bool| {
-            let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_str(host).unwrap())]);
-            assert_eq!(is_own(&headers, "Workbench", &allowed), expected, "{host:?}");
+        let check = |hosts: &[&str], expected: bool| {
+            for host in hosts {
+                let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_str(host).unwrap())]);
+                assert_eq!(is_own(&headers, "My.Server.example", &allowed), expected, "{host:?}");
+            }
         };
-        for host in
-            ["localhost", "localhost:8000", "LOCALHOST", "localhost.:80", "a.localhost:8000", "workbench:1"]
-        {
-            check(host, true);
-        }
-        for host in ["127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "::1", "192.168.1.2:80", "chat.example"] {
-            check(host, true);
-        }
-        check("lan.example:3000", true);
-        for host in
-            ["", "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
-        {
-            check(host, false);
-        }
-        for host in ["lan.example", "chat.example:8000", "xlocalhost", "1.2.3", "[evil]:80", "a:b:c"] {
-            check(host, false);
-        }
+        check(&["localhost", "localhost:8000", "LOCALHOST", "localhost.:80", "a.localhost:8000"], true);
+        check(&["workbench:1", "workbench.local", "host.docker.internal:8000", "my.server.example"], true);
+        check(&["127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "::1", "192.168.1.2:80"], true);
+        check(&["chat.example", "lan.example:3000"], true);
+        check(&["", ":80", "evil.example", "evil.example:8000", "localhost.evil.example"], false);
+        check(
+            &["127.0.0.1.evil.example", "lan.example", "chat.example:8000", "evil.internal.example"],
+            false,
+        );
+        check(&["1.2.3", "[evil]:80", "a:b:c"], false);
         assert!(is_own(&HeaderMap::new(), "x", &[]));
         let any = ["*".parse().unwrap()];
-        assert!(is_own(&HeaderMap::from_iter([(HOST, HeaderValue::from_static("x"))]), "y", &any));
+        assert!(is_own(&HeaderMap::from_iter([(HOST, HeaderValue::from_static("a.example"))]), "y", &any));
     }
 }

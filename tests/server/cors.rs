@@ -72,7 +72,7 @@ fn named_origins_may_ask_and_still_need_the_key() {
 
 /// A page whose name leads to this machine is, to a browser, a page of this server.
 #[test]
-fn without_keys_only_names_of_this_machine_are_answered() {
+fn without_keys_no_name_that_a_page_could_have_is_answered() {
     let ask = |server: &Server, path: &str, host: &str, more: &str| {
         let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{more}\r\n");
         send(server.address(), head)
