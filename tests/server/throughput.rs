@@ -52,10 +52,12 @@ fn random_model() -> TempDir {
         .into_iter()
         .map(|(name, shape)| {
             // In bf16, from 0.015 to 0.06 of either sign.
-            let value =
-                |random: &mut Random| 0x3C80 + random.below(0x100) as u16 | (random.below(2) as u16) << 15;
+            let mut value = || {
+                let magnitude = 0x3C80 + random.below(0x100) as u16;
+                magnitude | (random.below(2) as u16) << 15
+            };
             let len: usize = shape.iter().product();
-            (name, shape, (0..len).flat_map(|_| value(&mut random).to_le_bytes()).collect())
+            (name, shape, (0..len).flat_map(|_| value().to_le_bytes()).collect())
         })
         .collect();
     let views = tensors
