@@ -9,13 +9,14 @@
 
 use std::time::Instant;
 
-use tinyvllm::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use tinyvllm::config::ModelConfig;
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, KvCache, KvCacheDType, StepInputs,
     paged_attention,
 };
+use tinyvllm::self_test::one_layer;
 
 const BLOCK_SIZE: usize = 16;
 const CACHE_BYTES: usize = 64 << 20;
@@ -30,7 +31,7 @@ fn main() {
         .and_then(|name| CpuLevel::available().iter().copied().find(|level| level.name() == name))
         .unwrap_or_else(CpuLevel::detect);
     let context = Context::cpu(number("threads", ThreadPool::default_num_threads()), level);
-    let config = config(number("heads", 32), number("kv_heads", 4), number("head_dim", 64));
+    let config = one_layer(number("heads", 32), number("kv_heads", 4), number("head_dim", 64));
     let ModelConfig { num_heads, num_kv_heads, head_dim, .. } = config;
     println!(
         "{num_heads} heads over {num_kv_heads}, dimension {head_dim}, f16 cache, {}, {} threads",
@@ -48,31 +49,6 @@ fn main() {
         (8, 64, 448),
     ] {
         measure(&context, config.clone(), num_sequences, num_new, context_len);
-    }
-}
-
-fn config(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
-    ModelConfig {
-        architecture: &ARCHITECTURES[0],
-        vocab_size: 1,
-        hidden_size: 1,
-        num_layers: 1,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        intermediate_size: 1,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig {
-            theta: 1e4,
-            dim: head_dim,
-            style: RopeStyle::HalfSplit,
-            scaling: RopeScaling::None,
-        },
-        max_position_embeddings: 1 << 15,
-        tie_word_embeddings: true,
-        sliding_window: None,
-        bos_token_id: None,
-        eos_token_ids: Vec::new(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Every op against its definition in double precision, on every instruction set.
 
 use super::*;
-use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::config::RopeStyle;
 use crate::ops::cpu::CpuLevel;
+use crate::self_test::one_layer;
 use crate::weights::DType;
 
 /// Deterministic values in -1..1.
@@ -177,32 +178,6 @@ fn embed_gather_rows_and_norm_logits() {
     });
 }
 
-/// One layer with this attention shape.
-fn config(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
-    ModelConfig {
-        architecture: &ARCHITECTURES[0],
-        vocab_size: 1,
-        hidden_size: 1,
-        num_layers: 1,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        intermediate_size: 1,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig {
-            theta: 1e4,
-            dim: head_dim,
-            style: RopeStyle::HalfSplit,
-            scaling: RopeScaling::None,
-        },
-        max_position_embeddings: 64,
-        tie_word_embeddings: true,
-        sliding_window: None,
-        bos_token_id: None,
-        eos_token_ids: Vec::new(),
-    }
-}
-
 /// Rotation as it is defined, after the norm.
 fn rotated(
     head: &[f32],
@@ -245,7 +220,7 @@ fn rope_kv_write_rotates_and_fills_the_slots() {
                 let mut table = RopeTable::new(context, style, frequencies, 1.0, 32).unwrap();
                 assert!(table.extend_to(33).is_err());
                 table.extend_to(32).unwrap();
-                let config = config(num_heads, num_kv_heads, head_dim);
+                let config = one_layer(num_heads, num_kv_heads, head_dim);
                 let mut cache = KvCache::new(context, &config, 4, block_size, KvCacheDType::F32).unwrap();
                 let mut qkv = buffer(context, &values, width);
                 let head_norms = has_norms.then_some(HeadNorms { q: &norms[0], k: &norms[1] });

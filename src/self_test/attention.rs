@@ -111,8 +111,9 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     }
 }
 
-/// A model of one layer with this attention.
-pub(super) fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
+/// A model of one layer with this attention and next to nothing else, to check and to measure attention with.
+#[must_use]
+pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> ModelConfig {
     ModelConfig {
         architecture: &ARCHITECTURES[0],
         vocab_size: 1,

@@ -15,6 +15,7 @@ mod timing;
 use crate::Result;
 use crate::ops::Context;
 
+pub use attention::one_layer;
 pub use models::{demo_model, golden_models};
 pub use timing::{Timing, timings};
 

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use tinyvllm::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::metal::{Gpu, Placement};
 use tinyvllm::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
     KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs, Vector, linear_residual,
     norm_linear, paged_attention, rope_kv_write,
 };
+use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
 
@@ -127,7 +128,7 @@ impl Bench<'_> {
     /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
     fn attention(&mut self) -> Result<()> {
         const PROMPT: usize = 2048;
-        let config = one_layer();
+        let config = one_layer(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
         let num_blocks = NUM_SEQUENCES * CONTEXT / BLOCK_SIZE;
         let mut cache = KvCache::new(&self.context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
         let limits = AttentionLimits {
@@ -220,31 +221,6 @@ fn step(sequences: &[usize], first: usize, end: usize) -> AttentionMetadata {
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
     metadata
-}
-
-fn one_layer() -> ModelConfig {
-    ModelConfig {
-        architecture: &ARCHITECTURES[0],
-        vocab_size: 1,
-        hidden_size: 1,
-        num_layers: 1,
-        num_heads: NUM_HEADS,
-        num_kv_heads: NUM_KV_HEADS,
-        head_dim: HEAD_DIM,
-        intermediate_size: 1,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig {
-            theta: 1e4,
-            dim: HEAD_DIM,
-            style: RopeStyle::HalfSplit,
-            scaling: RopeScaling::None,
-        },
-        max_position_embeddings: CONTEXT,
-        tie_word_embeddings: true,
-        sliding_window: None,
-        bos_token_id: None,
-        eos_token_ids: Vec::new(),
-    }
 }
 
 fn filled(context: &Context, rows: usize, width: usize) -> Result<Buffer> {

@@ -3,11 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::config::RopeStyle;
 use crate::ops::Context;
 use crate::ops::cpu::rope::{RopeKvWrite, rope_kv_write};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::rope_kv_write::RopeTable;
+use crate::self_test::one_layer;
 
 /// Deterministic values in -1..1, without a pattern that attention could hide.
 fn noise(seed: u64, index: usize) -> f32 {
@@ -37,31 +38,6 @@ impl Case {
         (0..width).map(|i| 2.0 * noise(sequence as u64 + 1, position * width + i)).collect()
     }
 
-    fn config(&self) -> ModelConfig {
-        ModelConfig {
-            architecture: &ARCHITECTURES[0],
-            vocab_size: 1,
-            hidden_size: 1,
-            num_layers: 1,
-            num_heads: self.shape.num_heads,
-            num_kv_heads: self.shape.num_kv_heads,
-            head_dim: self.shape.head_dim,
-            intermediate_size: 1,
-            rms_norm_eps: 1e-5,
-            rope: RopeConfig {
-                theta: 1e4,
-                dim: self.shape.head_dim,
-                style: RopeStyle::HalfSplit,
-                scaling: RopeScaling::None,
-            },
-            max_position_embeddings: 4096,
-            tie_word_embeddings: true,
-            sliding_window: None,
-            bos_token_id: None,
-            eos_token_ids: Vec::new(),
-        }
-    }
-
     /// Runs all sequences in steps: `steps` lists for each step how many tokens of each sequence.
     fn run(&self, steps: &[Vec<usize>], num_threads: usize, level: CpuLevel) -> Vec<Vec<f32>> {
         let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
@@ -69,8 +45,8 @@ impl Case {
         let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
         let num_blocks = blocks_each.iter().sum::<usize>() + 3;
         let context = Context::cpu(1, level);
-        let mut cache =
-            KvCache::new(&context, &self.config(), num_blocks, self.block_size, self.dtype).unwrap();
+        let config = one_layer(num_heads, num_kv_heads, head_dim);
+        let mut cache = KvCache::new(&context, &config, num_blocks, self.block_size, self.dtype).unwrap();
         poison(&mut cache);
         // Blocks in an order that is neither ascending nor contiguous.
         let mut order: Vec<u32> = (0..num_blocks as u32).collect();
