@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tinyvllm::engine::{Event, Request};
+use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
 use tinyvllm::runner::EngineLimits;
@@ -36,16 +37,18 @@ fn requests(llm: &Llm) -> Vec<Request> {
     let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
     let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
     let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
-    [
-        (story.to_owned(), greedy.clone()),
-        (format!("{story} One morning,"), seeded),
-        ("The".to_owned(), filtered),
-        (format!("{story} At night,"), forked),
-        ("A paged cache is a way to".to_owned(), greedy),
+    let request = |prompt: &str, params| Request::new(llm.encode_raw(prompt).unwrap(), params);
+    // Long enough for all tokens.
+    let digits = llm.compile_grammar(&GrammarSpec::Regex("[0-9 ]{80}".to_owned())).unwrap();
+    vec![
+        request(story, greedy.clone()),
+        request(&format!("{story} One morning,"), seeded.clone()),
+        request("The", filtered),
+        request(&format!("{story} At night,"), forked),
+        // What the device cannot do, beside what it can.
+        Request { constraint: Some(digits), ..request(&format!("{story} She counted:"), seeded) },
+        Request { prompt_logprobs: Some(1), ..request("A paged cache is a way to", greedy) },
     ]
-    .into_iter()
-    .map(|(prompt, params)| Request::new(llm.encode_raw(&prompt).unwrap(), params))
-    .collect()
 }
 
 fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
