@@ -9,6 +9,7 @@
 mod after_reasoning;
 mod cache;
 mod compiler;
+mod gbnf;
 mod matcher;
 mod spec;
 mod vocabulary;

@@ -3,6 +3,7 @@
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
+use super::gbnf::{is_gbnf, to_lark};
 use crate::{Error, Result};
 
 /// Most bytes of a JSON schema, written without spaces, and of a grammar.
@@ -34,7 +35,7 @@ pub enum GrammarSpec {
     /// One of these texts.
     Choice(Vec<String>),
     /// A context-free grammar in the Lark syntax of llguidance: rules from `start`, terminals, `%json {…}`, and
-    /// special tokens by their name, as in `<|tool_call|>`.
+    /// special tokens by their name, as in `<|tool_call|>`. Or one in GBNF: rules `name ::= …` from `root`.
     Lark(String),
 }
 
@@ -86,10 +87,7 @@ impl GrammarSpec {
                 let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
                 TopLevelGrammar::from_regex(&literals.join("|"))
             }
-            Self::Lark(grammar) if grammar.contains("::=") && !grammar.contains("start:") => {
-                return Err(Error::invalid_request("the grammar seems to be in GBNF or EBNF (`::=`)")
-                    .with_hint("write it in Lark: `start: …` with rules `name: …`"));
-            }
+            Self::Lark(grammar) if is_gbnf(grammar) => TopLevelGrammar::from_lark(to_lark(grammar)?),
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
         })
     }

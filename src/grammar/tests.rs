@@ -120,8 +120,17 @@ fn choices_regular_expressions_and_grammars_hold() {
             );
         }
         let lark = "start: sum\nsum: NUMBER (\" + \" NUMBER){0,3}\nNUMBER: /[1-9]/";
-        for text in texts(&GrammarSpec::Lark(lark.to_owned()), name) {
-            assert!(text.split(" + ").all(|part| part.len() == 1 && part != "0"), "{text:?}");
+        let gbnf = "# A sum\nroot ::= number\n  | number (\" + \" number){1,3}\nnumber ::= [1-9]";
+        for grammar in [lark, gbnf] {
+            for text in texts(&GrammarSpec::Lark(grammar.to_owned()), name) {
+                assert!(text.split(" + ").all(|part| part.len() == 1 && part != "0"), "{text:?}");
+            }
+        }
+        let nested = r#"root ::= "<" [^<>\x00-\x20\U0001f999-\U0010ffff]? root? ">" "#;
+        for text in texts(&GrammarSpec::Lark(nested.to_owned()), name) {
+            let open = text.chars().filter(|c| *c == '<').count();
+            assert!(open > 0 && text.ends_with(&">".repeat(open)), "{text:?}");
+            assert_eq!(text.chars().filter(|c| *c == '>').count(), open, "{text:?}");
         }
     }
 }
@@ -224,7 +233,7 @@ fn hostile_specifications_are_errors_in_time() {
     check("no start", lark("a: \"b\""), "start");
     check("a rule that is missing", lark("start: x"), "x");
     check("endless recursion", lark("start: start"), "");
-    check("GBNF", lark("root ::= \"a\" | \"b\""), "GBNF");
+    check("a rule that is missing in GBNF", lark("root ::= \"a\" | b"), "no rule \"b\"");
     check(
         "a huge table inside",
         lark("start: %json {\"multiple\\u004ff\": 1000003}"),
@@ -265,6 +274,8 @@ fn hostile_specifications_that_are_accepted_stay_within_limits() {
             GrammarSpec::JsonSchema(json!({"type": "array", "minItems": 100_000})),
             GrammarSpec::Lark("start: start start | \"a\" | \"b\"".to_owned()),
             GrammarSpec::Lark("start: a b\na: a a | \"x\" |\nb: b a b | a | \"y\"".to_owned()),
+            GrammarSpec::Lark("root ::= (\"a\" | \"b\" root){100000,200000}".to_owned()),
+            GrammarSpec::Lark("root ::= ((\"a\"{1,9999}){1,9999} | [^a]){1,9999}".to_owned()),
             GrammarSpec::Lark(format!("start: {}", "(\"a\" | \"b\")? ".repeat(5_000))),
             GrammarSpec::Lark(format!("start: \"x\" many\nmany: {}", "(\"a\" | \"b\")? ".repeat(5_000))),
         ];
