@@ -18,7 +18,7 @@ const KV: usize = 256;
 const FEED_FORWARD: usize = 2816;
 const VOCAB: usize = 512;
 
-/// A Llama of 85 million random weights, more than a cache of the processor holds: generating is reading them.
+/// A Llama of 91 million random weights, more than a cache of the processor holds: generating is reading them.
 fn random_model() -> TempDir {
     let folder = TempDir::new().unwrap();
     let config = json!({
