@@ -4,11 +4,11 @@
 // bits, the scales, and the scales of the scales. What one lane reads of a plane is aligned to its size.
 // `src/ops/metal/layout.rs` writes what is read here and says what each plane holds.
 //
-// Codes become floats without arithmetic on integers, which is slow on Apple GPUs: two codes of a word are masked out
-// where they stand and read as a pair of halves below the normal ones. Such a half is its bits times 2^-24, exactly,
-// and is a normal number as a float. The factor, and where in the half the code stands, is taken out of the activation
-// that it is multiplied with, once for all rows: `prescale(i)`. Codes that are stored with an offset keep it; `ZERO`
-// times the sum of the activations is subtracted instead.
+// Codes become floats without conversions of integers and with few shifts, which are slow on Apple GPUs: two codes
+// of a word are masked out where they stand and read as a pair of halves below the normal ones. Such a half is its
+// bits times 2^-24, exactly, and is a normal number as a float. The factor, and where in the half the code stands,
+// is taken out of the activation that it is multiplied with, once for all rows: `prescale(i)`. Codes that are stored
+// with an offset keep it; `ZERO` times the sum of the activations is subtracted instead.
 
 #include "threads.h"
 

@@ -51,7 +51,12 @@ struct Source {
 };
 
 template <int ROWS>
-inline Source<ROWS> source(constant MatvecArgs& a, constant MatrixArgs& matrix, device const uchar* weights, uint first_row) {
+inline Source<ROWS> source(
+    constant MatvecArgs& a,
+    constant MatrixArgs& matrix,
+    device const uchar* weights,
+    uint first_row
+) {
     Source<ROWS> from;
     from.weights = weights;
     from.planes = in_registers(matrix.planes);

@@ -126,6 +126,10 @@ fn choices_regular_expressions_and_grammars_hold() {
                 assert!(text.split(" + ").all(|part| part.len() == 1 && part != "0"), "{text:?}");
             }
         }
+        let optional = r#"root ::= "a" ("b" |) ("" | "c")"#;
+        for text in texts(&GrammarSpec::Lark(optional.to_owned()), name) {
+            assert!(["a", "ab", "ac", "abc"].contains(&text.as_str()), "{text:?}");
+        }
         let nested = r#"root ::= "<" [^<>\x00-\x20\U0001f999-\U0010ffff]? root? ">" "#;
         for text in texts(&GrammarSpec::Lark(nested.to_owned()), name) {
             let open = text.chars().filter(|c| *c == '<').count();

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn nibbles_and_high_bits_keep_the_order_of_columns() {
+    fn nibbles_keep_the_order_of_columns_and_high_bits_have_their_own() {
         // A block of Q5_0 whose codes are 0..32.
         let mut block = [0; 22];
         block[4..6].copy_from_slice(&[255, 255]);
@@ -296,5 +296,14 @@ mod tests {
             assert_eq!(codes, 0xFEDC_BA98_7654_3210, "unit {unit}");
         }
         assert_eq!(target[16 * layout.planes().high as usize..][..4], [0, 0, 255, 255]);
+        // Of single columns: each is where `HIGH_BITS` has it.
+        for col in 0..32 {
+            block[2..6].copy_from_slice(&(1_u32 << col).to_le_bytes());
+            layout.pack(&block, &mut target, &ThreadPool::new(1));
+            let high =
+                u32::from_le_bytes(*target[16 * layout.planes().high as usize..].first_chunk().unwrap());
+            let place = HIGH_BITS.iter().position(|own| *own == col % 16).unwrap();
+            assert_eq!(high, 1 << (col / 16 * 16 + place), "column {col}");
+        }
     }
 }
