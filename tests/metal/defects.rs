@@ -176,5 +176,7 @@ fn sanitized_process_ends_here() {
 fn the_sanitizers_see_an_access_out_of_bounds() {
     let Some(result) = run_again("defects::sanitized_process_ends_here") else { return };
     let message = result.unwrap_err();
-    assert!(message.contains("heap-buffer-overflow") && message.contains("defects.metal:"), "{message}");
+    let line = 1 + DEFECTS.source.lines().position(|line| line.contains("void one_past_the_buffer")).unwrap();
+    let place = format!("in defects.metal:{}", line + 1);
+    assert!(message.contains("heap-buffer-overflow") && message.contains(&place), "{place}: {message}");
 }
