@@ -160,6 +160,12 @@ fn a_kernel_that_does_not_compile_is_an_error_with_its_line() {
     let gpu = gpu.with_text(&DEFECTS, text.to_owned());
     let message = gpu.pipeline(&DEFECTS, "k", &[]).unwrap_err().to_string();
     assert!(message.contains("broken.metal:8"), "{message}");
+    // What clang takes and Apple's compiler does not.
+    let text =
+        "#line 7 \"broken.metal\"\nkernel void k(device float* x [[buffer(31)]]) {\n    x[0] = 1;\n}\n";
+    let message =
+        gpu.with_text(&DEFECTS, text.to_owned()).pipeline(&DEFECTS, "k", &[]).unwrap_err().to_string();
+    assert!(message.contains("broken.metal:7") && message.contains("from 0 to 30"), "{message}");
 }
 
 /// Runs in the process with the sanitizers, and ends it.

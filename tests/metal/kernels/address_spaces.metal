@@ -63,7 +63,7 @@ kernel void constant_as_device(constant float* x [[buffer(0)]], device float* o 
     o[t] = load(x, t);
 }
 
-// wrong: without address space
+// wrong: names its address space
 inline float without_space(float* p) {
     return p[0];
 }
@@ -88,7 +88,7 @@ kernel void implicit_conversion(device half4* x [[buffer(0)]], device float4* o 
     o[t] = x[t];
 }
 
-// wrong: `double` is not in the language
+// wrong: no such word: double
 kernel void with_double(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     double z = o[t];
     o[t] = float(z * z);

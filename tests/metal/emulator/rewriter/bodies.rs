@@ -3,22 +3,6 @@
 use super::tokens::{Kind, Token, closing, code, is_attribute, newlines, spaced, split_at_commas};
 use super::{Barrier, Mode, Rewriter};
 
-/// What C++ has and the kernels' language has not.
-const NOT_IN_THE_LANGUAGE: [&str; 12] = [
-    "asm",
-    "catch",
-    "delete",
-    "double",
-    "dynamic_cast",
-    "goto",
-    "new",
-    "thread_local",
-    "throw",
-    "try",
-    "typeid",
-    "virtual",
-];
-
 impl Rewriter {
     /// Literals get their type, statement attributes go, arrays in threadgroup memory become references to
     /// what the run time allocates, and barriers get their number.
@@ -57,34 +41,13 @@ impl Rewriter {
                 index = end;
                 continue;
             }
-            out.push(self.literal(token));
+            out.push(literal(token));
             if !token.is_blank() {
                 begins = token.is_any(&["{", "}", ";"]);
             }
             index += 1;
         }
         Ok(out)
-    }
-
-    /// In the kernels' language `1.0` is a float and `1.0h` a half.
-    fn literal<'a>(&mut self, token: &Token<'a>) -> Token<'a> {
-        if token.is_any(&NOT_IN_THE_LANGUAGE) {
-            self.findings.push(format!("{}: `{}` is not in the language", token.place(), token.text));
-        }
-        let text = &*token.text;
-        if token.kind != Kind::Number || text.starts_with("0x") || text.starts_with("0X") {
-            return token.clone();
-        }
-        let number = text.trim_end_matches(['h', 'H']);
-        let is_floating = number.contains(['.', 'e', 'E']);
-        if number.len() < text.len() {
-            let point = if is_floating { "" } else { ".0" };
-            token.raw(format!("half({number}{point}f)"))
-        } else if is_floating && text.ends_with(|last: char| last.is_ascii_digit() || last == '.') {
-            token.raw(format!("{text}f"))
-        } else {
-            token.clone()
-        }
     }
 
     /// What follows `threadgroup` at the begin of a statement; none if it declares a pointer or a reference.
@@ -99,7 +62,6 @@ impl Rewriter {
                 "<" => angles += 1,
                 ">" => angles = angles.saturating_sub(1),
                 "*" | "&" if brackets == 0 && angles == 0 => return Ok(None),
-                "=" => return Err(format!("{}: threadgroup memory has no initial value", token.place())),
                 _ => {}
             }
         }
@@ -121,5 +83,23 @@ impl Rewriter {
             };
         }
         Ok(Some(text))
+    }
+}
+
+/// In the kernels' language `1.0` is a float and `1.0h` a half.
+fn literal<'a>(token: &Token<'a>) -> Token<'a> {
+    let text = &*token.text;
+    if token.kind != Kind::Number || text.starts_with("0x") || text.starts_with("0X") {
+        return token.clone();
+    }
+    let number = text.trim_end_matches(['h', 'H']);
+    let is_floating = number.contains(['.', 'e', 'E']);
+    if number.len() < text.len() {
+        let point = if is_floating { "" } else { ".0" };
+        token.raw(format!("half({number}{point}f)"))
+    } else if is_floating && text.ends_with(|last: char| last.is_ascii_digit() || last == '.') {
+        token.raw(format!("{text}f"))
+    } else {
+        token.clone()
     }
 }
