@@ -6,7 +6,7 @@ use crate::buffers::buffer;
 use crate::emulator::{Emulator, Order, Variant, is_sanitized, run_again};
 
 static DEFECTS: Library = Library { name: "defects", source: include_str!("kernels/defects.metal") };
-const ADDRESS_SPACES: &str = include_str!("kernels/address_spaces.metal");
+const STRICT: &str = include_str!("kernels/strict.metal");
 
 /// Each kernel with what has to be found in it.
 fn expectations() -> Vec<(&'static str, &'static str)> {
@@ -69,15 +69,15 @@ fn the_message_names_the_lines_and_the_threads() {
 }
 
 #[test]
-fn address_spaces_are_kept_apart() {
-    let mut cases = ADDRESS_SPACES.split("\n\n// ");
+fn what_the_language_refuses_is_refused() {
+    let mut cases = STRICT.split("\n\n// ");
     let preamble = cases.by_ref().take(1).collect::<String>();
     let (mut num_wrong, mut num_right) = (0, 0);
     for case in cases {
         let (expected, text) = case.split_once('\n').unwrap();
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         let gpu = gpu.with_text(&DEFECTS, format!("{preamble}\n{text}"));
-        let found = gpu.check_address_spaces(&DEFECTS).map_err(|error| error.to_string());
+        let found = gpu.check_language(&DEFECTS).map_err(|error| error.to_string());
         match expected.strip_prefix("wrong: ") {
             Some(expected) => {
                 let message = found.expect_err(text);
@@ -90,7 +90,7 @@ fn address_spaces_are_kept_apart() {
             }
         }
     }
-    assert_eq!((num_wrong, num_right), (12, 2));
+    assert_eq!((num_wrong, num_right), (20, 3));
 }
 
 /// A launch that is right, to be made wrong in one way.

@@ -135,7 +135,8 @@ pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
             text.push_str(&token.text);
         }
     }
-    text.push_str("\n#line 1 \"generated\"\n");
+    // The 3 says that it is no code of the kernels, for which the compiler has warnings.
+    text.push_str("\n# 1 \"generated\" 3\n");
     rewriter.glue(&mut text)?;
     let Rewriter { barriers, constants, .. } = rewriter;
     Ok(Rewritten { text, barriers, constants })
