@@ -158,7 +158,7 @@ impl Kernel {
 }
 
 /// Fast arithmetic, as candle's kernels are compiled.
-fn compile_options() -> Retained<MTLCompileOptions> {
+pub(super) fn compile_options() -> Retained<MTLCompileOptions> {
     let options = MTLCompileOptions::new();
     let (major, minor) = Library::LANGUAGE_VERSION;
     options.setLanguageVersion(MTLLanguageVersion((major << 16) + minor));
