@@ -166,13 +166,12 @@ impl Emulator {
         Ok(self.object(library)?.barriers.clone())
     }
 
-    /// Whether pointers of a library stay in their address spaces, and what else a stricter language finds.
+    /// Whether the language accepts a library, as [`Compiler::check_language`] says.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn check_address_spaces(&self, library: &Library) -> Result<()> {
-        let checked = self.compiler.check_address_spaces(&self.text(library));
-        checked.map_err(Error::internal)
+    pub(crate) fn check_language(&self, library: &Library) -> Result<()> {
+        self.compiler.check_language(&self.text(library)).map_err(Error::internal)
     }
 
     /// A library for a GPU that runs CUDA; that it compiles is checked.

@@ -157,10 +157,11 @@ impl Kernel {
     }
 }
 
-/// Fast arithmetic, as candle's kernels are compiled, in the first version of the language that has bfloat.
+/// Fast arithmetic, as candle's kernels are compiled.
 fn compile_options() -> Retained<MTLCompileOptions> {
     let options = MTLCompileOptions::new();
-    options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+    let (major, minor) = Library::LANGUAGE_VERSION;
+    options.setLanguageVersion(MTLLanguageVersion((major << 16) + minor));
     if available!(macos = 15.0) {
         options.setMathMode(MTLMathMode::Fast);
         options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Fast);
