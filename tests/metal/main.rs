@@ -8,6 +8,7 @@ mod defects;
 mod emulator;
 mod language;
 mod libraries;
+mod limits;
 mod models;
 mod ops;
 mod promises;

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::gpu::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::kernel::Kernel;
-use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, Placement, Ticket, Tuning};
+use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::{Error, Result};
 
@@ -24,6 +25,9 @@ pub(crate) struct MetalBackend {
     queued_operations: AtomicU64,
 }
 
+/// Threads that run as one, on every Apple GPU. The kernels are written for it.
+const SIMD_WIDTH: usize = 32;
+
 /// The function constants of a kernel, all of them flags, from constant 0 on.
 pub(super) type Flags = [bool; 3];
 
@@ -38,7 +42,7 @@ pub(super) struct Work<'a> {
     pub(super) threadgroup_memory: usize,
     /// Threadgroups.
     pub(super) grid: [usize; 3],
-    /// Threads of each.
+    /// Threads of each; the most, if the kernel takes any number.
     pub(super) num_threads: usize,
 }
 
@@ -83,15 +87,20 @@ impl MetalBackend {
         if work.grid.contains(&0) {
             return Ok(());
         }
+        let pipeline = self.pipeline(kernel, flags)?;
+        let PipelineLimits { max_threads, simd_width, .. } = pipeline.limits;
+        let num_threads = match kernel.takes_any_threads() {
+            true => work.num_threads.min((max_threads / simd_width).max(1) * simd_width),
+            false => work.num_threads,
+        };
         self.num_dispatches.fetch_add(1, Ordering::Relaxed);
         self.gpu.dispatch(&Launch {
-            pipeline: self.pipeline(kernel, flags)?,
+            pipeline,
             args: work.args,
             buffers: work.buffers,
-            // Metal wants a multiple of 16.
-            threadgroup_memory: work.threadgroup_memory.next_multiple_of(16),
+            threadgroup_memory: work.threadgroup_memory.next_multiple_of(THREADGROUP_UNIT),
             grid: work.grid,
-            num_threads: work.num_threads,
+            num_threads,
         })
     }
 
@@ -105,6 +114,14 @@ impl MetalBackend {
             constants.push(Constant::Bool(index, flag));
         }
         let pipeline = self.gpu.pipeline(kernel.library(), &kernel.function(), &constants)?;
+        let width = pipeline.limits.simd_width;
+        if width != SIMD_WIDTH {
+            return Err(Error::unsupported(format!(
+                "{} runs in groups of {width} threads on this device; the kernels need {SIMD_WIDTH}",
+                kernel.function()
+            ))
+            .with_hint(WITHOUT_KERNELS));
+        }
         pipelines.insert((kernel, flags), pipeline);
         Ok(pipeline)
     }

@@ -20,7 +20,8 @@ mod tuning;
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
 pub use gpu::{
-    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, Placement, Ticket,
+    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
+    Placement, Ticket,
 };
 pub use kernel::LIBRARIES;
 pub use library::Library;

@@ -10,7 +10,7 @@ use super::{Binding, GpuBuffer, Placement, Ticket};
 use crate::Result;
 use crate::ops::sample::SampleParams;
 
-/// Threads of a row: as many as fit into a threadgroup.
+/// Threads of a row, if the device allows so many: 32 for each of the parts that the kernel cuts a vocabulary into.
 const NUM_THREADS: usize = 1024;
 
 /// `SampleArgs` of the kernel.
