@@ -42,13 +42,8 @@ const VOCAB_SIZE: usize = 100_000;
 const NUM_ROWS: usize = 64;
 const NUM_STEPS: usize = 8;
 
-/// Draws from rows in which every token is about as likely, so that a sum that is off by its last bit shows in some
-/// of them.
-fn draws(gpu: Emulator) -> Vec<u32> {
-    let context = Context::gpu(Arc::new(gpu));
-    let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
-    let logit_bias = BTreeMap::new();
-    let row = |stream: usize| SampleParams {
+fn row(stream: usize, logit_bias: &BTreeMap<u32, f32>) -> SampleParams<'_> {
+    SampleParams {
         inverse_temperature: 1.0,
         top_k: 0,
         top_p: if stream < 4 { 0.9 } else { 1.0 },
@@ -56,16 +51,24 @@ fn draws(gpu: Emulator) -> Vec<u32> {
         repetition_penalty: 1.0,
         presence_penalty: 0.0,
         frequency_penalty: 0.0,
-        logit_bias: &logit_bias,
+        logit_bias,
         banned: &[],
         min_tokens: 0,
         seed: 1,
         stream: stream as u32,
         prompt_token_ids: &[],
         output_token_ids: &[],
-    };
+    }
+}
+
+/// Draws from rows in which every token is about as likely, so that a sum that is off by its last bit shows in some
+/// of them.
+fn draws(gpu: Emulator) -> Vec<u32> {
+    let context = Context::gpu(Arc::new(gpu));
+    let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
+    let no_bias = BTreeMap::new();
     let mut logits = Buffer::shared(&context, NUM_ROWS, VOCAB_SIZE).unwrap();
-    sampler.begin(&context, (0..NUM_ROWS).map(row), NUM_STEPS).unwrap();
+    sampler.begin(&context, (0..NUM_ROWS).map(|stream| row(stream, &no_bias)), NUM_STEPS).unwrap();
     let (mut all, mut tokens) = (Vec::new(), Vec::new());
     for step in 0..NUM_STEPS {
         let values = (0..NUM_ROWS * VOCAB_SIZE).map(|index| (index * 37 % 1009) as f32 / 1009.0);
@@ -93,12 +96,57 @@ fn the_number_of_threads_does_not_change_a_bit_of_a_draw() {
     let by_group = "        if (part < place.num_groups) {\n            float own = 0.0f;\n            \
                     for (uint p = part; p < NUM_PARTS; p += place.num_groups) {\n                \
                     own += sums[p];\n            }\n            total += own;\n        }\n    }\n";
-    let library: &Library = LIBRARIES.iter().find(|library| library.name == "sampling").unwrap();
-    let text = library.text();
-    assert_eq!(text.matches(by_part).count(), 1);
+    let (library, text) = sampler_with(by_part, by_group);
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
-    let gpu = gpu.with_max_threads(896).with_text(library, text.replace(by_part, by_group));
+    let gpu = gpu.with_max_threads(896).with_text(library, text);
     assert!(draws(gpu) != expected, "a sum in another order is not noticed");
+}
+
+/// The sampler's text with one place changed.
+fn sampler_with(from: &str, to: &str) -> (&'static Library, String) {
+    let library = LIBRARIES.into_iter().find(|library| library.name == "sampling").unwrap();
+    let text = library.text();
+    assert_eq!(text.matches(from).count(), 1, "{from}");
+    (library, text.replace(from, to))
+}
+
+/// The tokens of a multi-step that penalises what is there, and so takes all tokens from the last one on.
+fn penalised(gpu: Emulator) -> Vec<u32> {
+    const VOCAB_SIZE: usize = 100;
+    let context = Context::gpu(Arc::new(gpu));
+    let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
+    let no_bias = BTreeMap::new();
+    let params = SampleParams { inverse_temperature: 0.0, presence_penalty: 2.0, ..row(0, &no_bias) };
+    sampler.begin(&context, std::iter::once(params), VOCAB_SIZE).unwrap();
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for step in 0..VOCAB_SIZE {
+        let mut logits = Buffer::shared(&context, 1, VOCAB_SIZE).unwrap();
+        let values = (0..VOCAB_SIZE).map(|token| token as f32 / VOCAB_SIZE as f32);
+        logits.write(1, |logits| logits.iter_mut().zip(values).for_each(|(to, value)| *to = value)).unwrap();
+        sampler.launch(&context, &logits).unwrap();
+        sampler.tokens(&context, step, &mut tokens).unwrap();
+        all.extend_from_slice(&tokens);
+    }
+    all
+}
+
+/// The tokens of earlier steps are shared among the threads, of which there may be fewer.
+#[test]
+fn every_step_of_a_multi_step_is_penalised() {
+    for max_threads in [1024, 64, 32] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        let expected: Vec<u32> = (0..100).rev().collect();
+        assert_eq!(penalised(gpu.with_max_threads(max_threads)), expected, "{max_threads} threads");
+    }
+    let (library, text) =
+        sampler_with("step < a.step; step += place.num_threads", "step < a.step; step += 4096");
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let gpu = gpu.with_max_threads(32).with_text(library, text);
+    assert_ne!(
+        penalised(gpu),
+        (0..100).rev().collect::<Vec<u32>>(),
+        "steps behind the 32nd are not penalised"
+    );
 }
 
 /// A product of one row on such a device.
