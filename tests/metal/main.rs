@@ -12,4 +12,6 @@ mod limits;
 mod models;
 mod ops;
 mod promises;
+mod recorder;
 mod sampling;
+mod watchdog;

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::Library;
 use crate::weights::SharedBytes;
@@ -37,6 +38,13 @@ pub trait Gpu: fmt::Debug + Send + Sync {
 
     /// Bytes that the system recommends to use at most.
     fn working_set_bytes(&self) -> u64;
+
+    /// How long a dispatch may take, and all dispatches between two commits, by what an M1 can do at best: 2 TFLOP/s
+    /// and 68 GB/s. A system ends work that keeps its screen waiting for seconds, and kernels do not reach what a
+    /// chip can do.
+    fn patience(&self) -> Duration {
+        Duration::from_millis(100)
+    }
 
     /// Zeroed memory of exactly `len` bytes (at least 16), aligned to 256 bytes.
     ///

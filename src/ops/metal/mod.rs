@@ -6,6 +6,7 @@ mod attention;
 mod backend;
 #[cfg(any(test, all(target_os = "macos", feature = "metal")))]
 mod chip;
+mod cost;
 mod gpu;
 mod inputs;
 mod kernel;

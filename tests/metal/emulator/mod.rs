@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tinyvllm::ops::metal::{
     Access, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, PipelineLimits, Placement, Ticket,
@@ -55,6 +56,7 @@ pub(crate) struct Emulator {
     class: ChipClass,
     working_set_bytes: u64,
     limits: PipelineLimits,
+    patience: Duration,
     replaced: HashMap<&'static str, String>,
     left_out: Option<(&'static str, usize)>,
     queue: Mutex<Queue>,
@@ -108,6 +110,7 @@ impl Emulator {
             class: ChipClass::Base,
             working_set_bytes: 4 << 30,
             limits: PipelineLimits::APPLE,
+            patience: Duration::MAX,
             replaced: HashMap::new(),
             left_out: None,
             queue: Mutex::default(),
@@ -144,6 +147,11 @@ impl Emulator {
     pub(crate) fn with_simd_width(mut self, simd_width: usize) -> Self {
         self.limits.simd_width = simd_width;
         self
+    }
+
+    /// How long a dispatch may take. By default no launch is divided.
+    pub(crate) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Compiles `text` in the place of a library's own.
@@ -309,6 +317,10 @@ impl Gpu for Emulator {
 
     fn working_set_bytes(&self) -> u64 {
         self.working_set_bytes
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
     }
 
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
