@@ -250,7 +250,7 @@ fn threadgroup_memory_is_per_dispatch() {
     refused(Launch { num_threads: 2_048, ..launch });
     refused(Launch { grid: [1, 0, 1], ..launch });
     refused(Launch { threadgroup_memory: 1 << 20, ..launch });
-    refused(Launch { args: &[0; MAX_ARGS + 1], ..launch });
+    refused(Launch { args: &[0; 4097], ..launch });
     refused(Launch { buffers: &[buffers[0].at(256)], ..launch });
 }
 
