@@ -64,14 +64,14 @@ fn a_gpu_that_is_different_is_told_apart() {
             "as_type<uint>(fast::exp2(number(bits)))",
             "as_type<uint>(0.99999994f * fast::exp2(number(bits)))",
             "probe: powers and gates",
-            "exp2(0e0) is 9.9999994e-1 and not 1e0",
+            "Exp2 of 0e0 is 9.9999994e-1 and not 1e0",
         ),
         (
             "probe",
             "(1.0f + exp(-number(bits)))",
             "min(1e38f, 1.0f + exp(-number(bits))) * 1e38f",
             "probe: powers and gates",
-            "silu(-1e3) is",
+            "Silu of -1e3 is",
         ),
         (
             "matvec",

@@ -273,28 +273,40 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
-    let Launch { args, buffers, grid, num_threads, .. } = *launch;
-    let kernels: [(&str, &dyn Fn(&str) -> (f64, f64)); 13] = [
-        ("matvec_swiglu_", &|rest| product(args, rest, 2)),
-        ("matvec_", &|rest| product(args, rest, 3)),
-        ("matmul_swiglu_", &|rest| product(args, rest, 2)),
-        ("matmul_", &|rest| product(args, rest, 3)),
-        ("rope_kv_write_", &|_| (0.0, 8.0 * (grid[0] * grid[1]) as f64 * word(args, 2))),
-        ("embed_", &|_| (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3))),
-        ("gather_rows", &|_| (0.0, 8.0 * word(args, 0) * word(args, 1))),
-        ("silu_mul", &|_| (0.0, 12.0 * word(args, 0))),
-        ("copy_block", &|_| (0.0, 32.0 * word(args, 2))),
-        ("paged_attention_merge", &|_| {
-            (0.0, 4.0 * (grid[0] * grid[1]) as f64 * word(args, 6) * (word(args, 2) + 2.0))
-        }),
-        ("paged_attention_", &|rest| decode(args, rest, &list(&buffers[4], grid[2]))),
-        ("flash_attention_", &|rest| prefill(args, rest, num_threads / 32 * 8, &list(&buffers[4], grid[0]))),
-        // Two filters of 48 passes over each row of logits.
-        ("sample", &|_| (0.0, 4.0 * 96.0 * grid[0] as f64 * word(args, 0))),
+    const FAMILIES: [&str; 13] = [
+        "matvec_swiglu_",
+        "matvec_",
+        "matmul_swiglu_",
+        "matmul_",
+        "silu_mul",
+        "rope_kv_write_",
+        "embed_",
+        "gather_rows",
+        "copy_block",
+        "paged_attention_merge",
+        "paged_attention_",
+        "flash_attention_",
+        "sample",
     ];
-    let known = kernels.iter().find_map(|(name, work)| Some((function.strip_prefix(name)?, work)));
-    let (rest, work) = known.unwrap_or_else(|| panic!("what {function} costs is not known"));
-    work(rest)
+    let Launch { args, buffers, grid, num_threads, .. } = *launch;
+    let family = FAMILIES.into_iter().find(|family| function.starts_with(family)).unwrap_or_default();
+    let rest = &function[family.len()..];
+    let num_groups = (grid[0] * grid[1]) as f64;
+    match family {
+        "matvec_swiglu_" | "matmul_swiglu_" => product(args, rest, 2),
+        "matvec_" | "matmul_" => product(args, rest, 3),
+        "silu_mul" => (0.0, 12.0 * word(args, 0)),
+        "rope_kv_write_" => (0.0, 8.0 * num_groups * word(args, 2)),
+        "embed_" => (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3)),
+        "gather_rows" => (0.0, 8.0 * word(args, 0) * word(args, 1)),
+        "copy_block" => (0.0, 32.0 * word(args, 2)),
+        "paged_attention_merge" => (0.0, 4.0 * num_groups * word(args, 6) * (word(args, 2) + 2.0)),
+        "paged_attention_" => decode(args, rest, &list(&buffers[4], grid[2])),
+        "flash_attention_" => prefill(args, rest, num_threads / 32 * 8, &list(&buffers[4], grid[0])),
+        // Two filters of 48 passes over each row of logits.
+        "sample" => (0.0, 4.0 * 96.0 * grid[0] as f64 * word(args, 0)),
+        _ => panic!("what {function} costs is not known"),
+    }
 }
 
 /// `rest` is the format and the number of rows of activations that a threadgroup computes.
