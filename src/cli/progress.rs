@@ -16,23 +16,50 @@ pub(crate) struct Progress {
     console: Console,
     is_visible: bool,
     bar: Mutex<ProgressBar>,
+    loading: Mutex<Loading>,
+}
+
+/// What loading a model is about. Kernels are compiled beside a stage, and perhaps for longer than it takes.
+#[derive(Debug, Default)]
+struct Loading {
+    stage: Option<String>,
+    /// How many of how many are compiled, until all are.
+    kernels: Option<(usize, usize)>,
+}
+
+impl Loading {
+    /// What to show in front of the bar.
+    fn message(&self) -> Option<String> {
+        let kernels = self.kernels.map(|(num_done, all)| format!("compiling kernels {num_done}/{all}"));
+        match (&self.stage, kernels) {
+            (Some(stage), Some(kernels)) => Some(format!("{stage}, {kernels}")),
+            (Some(stage), None) => Some(stage.clone()),
+            (None, kernels) => kernels,
+        }
+    }
 }
 
 impl Progress {
     pub(crate) fn new(console: Console) -> Self {
         let is_visible = !console.is_quiet() && std::io::stderr().is_terminal();
-        Self { console, is_visible, bar: Mutex::new(ProgressBar::hidden()) }
+        let (bar, loading) = (Mutex::new(ProgressBar::hidden()), Mutex::default());
+        Self { console, is_visible, bar, loading }
     }
 
+    /// A bar of bytes.
     fn begin(&self, what: &str, total: Option<u64>) {
-        if !self.is_visible {
-            return;
-        }
-        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
         let template = match total {
             Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
             None => "{msg} {spinner} {bytes} {bytes_per_sec}",
         };
+        self.show(what, total, template);
+    }
+
+    fn show(&self, what: &str, total: Option<u64>, template: &str) {
+        if !self.is_visible {
+            return;
+        }
+        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -49,6 +76,11 @@ impl Progress {
     fn bar(&self) -> std::sync::MutexGuard<'_, ProgressBar> {
         // A bar is whole after any panic: it has no state of ours.
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while the bar is changed with it, because kernels are compiled by other threads.
+    fn loading(&self) -> std::sync::MutexGuard<'_, Loading> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,7 +117,9 @@ impl hub::Progress for Progress {
 
 impl llm::LoadProgress for Progress {
     fn begin(&self, stage: &str, total: u64) {
-        self.begin(stage, Some(total));
+        let mut loading = self.loading();
+        loading.stage = Some(stage.to_owned());
+        self.begin(&loading.message().unwrap_or_default(), Some(total));
     }
 
     fn advance(&self, bytes: u64) {
@@ -93,6 +127,37 @@ impl llm::LoadProgress for Progress {
     }
 
     fn end(&self) {
-        self.replace(ProgressBar::hidden());
+        let mut loading = self.loading();
+        loading.stage = None;
+        match loading.message() {
+            Some(message) => self.show(&message, None, "{msg} {spinner}"),
+            None => self.replace(ProgressBar::hidden()),
+        }
+    }
+
+    fn compiling(&self, num_done: usize, num_kernels: usize) {
+        let mut loading = self.loading();
+        loading.kernels = (num_done < num_kernels).then_some((num_done, num_kernels));
+        match loading.message() {
+            Some(message) if self.bar().is_hidden() => self.show(&message, None, "{msg} {spinner}"),
+            Some(message) => self.bar().set_message(message),
+            None => self.replace(ProgressBar::hidden()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_told_beside_the_stage_and_after_it() {
+        let message = |stage: Option<&str>, kernels| {
+            Loading { stage: stage.map(str::to_owned), kernels }.message().unwrap_or_default()
+        };
+        assert_eq!(message(Some("loading"), None), "loading");
+        assert_eq!(message(Some("loading"), Some((3, 12))), "loading, compiling kernels 3/12");
+        assert_eq!(message(None, Some((11, 12))), "compiling kernels 11/12");
+        assert_eq!(message(None, None), "");
     }
 }

@@ -84,8 +84,12 @@ impl<'a> Loader<'a> {
     /// If it is missing, has another shape, or cannot be quantised or repacked.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         let tensor = self.take(name)?.expect_shape(&[rows, cols])?;
-        let Some(quantizer) = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor))
-        else {
+        let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor));
+        if self.context.is_dry_run() {
+            let dtype = quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(name, tensor.shape));
+            return Matrix::without_weights(self.context, dtype, rows, cols);
+        }
+        let Some(quantizer) = quantizer else {
             let matrix = Matrix::new(self.context, &tensor)?;
             self.progress.advance(tensor.data.len());
             tensor.release();

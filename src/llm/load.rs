@@ -1,10 +1,12 @@
 //! From files to a running engine.
 
 use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use super::{DeviceChoice, KernelChoice, Llm, OpenedDevice};
@@ -133,6 +135,9 @@ pub trait LoadProgress: Sync {
     fn advance(&self, bytes: u64);
     /// The stage is over.
     fn end(&self);
+    /// So many of the kernels that the model takes are compiled, beside the stage and perhaps for longer than it
+    /// takes. Called from any thread; the last time with all of them, unless loading fails.
+    fn compiling(&self, _num_done: usize, _num_kernels: usize) {}
 }
 
 /// Says nothing.
@@ -171,8 +176,32 @@ impl Llm {
             let before = reported.fetch_max(done.loaded_bytes, Ordering::Relaxed);
             progress.advance(done.loaded_bytes.saturating_sub(before));
         };
-        let lm = models::load(&opened.checkpoint, &opened.config, &context, &load_options, &on_progress)?;
-        progress.end();
+        let (checkpoint, config) = (&opened.checkpoint, &opened.config);
+        // A GPU's kernels are compiled meanwhile, not in somebody's request.
+        let is_wanted = AtomicBool::new(true);
+        let compile = || {
+            let dtype = options.kv_cache_dtype;
+            models::compile_kernels(
+                checkpoint,
+                config,
+                &context,
+                &load_options,
+                dtype,
+                &|num_done, num_kernels| {
+                    progress.compiling(num_done, num_kernels);
+                    is_wanted.load(Ordering::Relaxed)
+                },
+            )
+        };
+        let (lm, compiled) = thread::scope(|scope| {
+            let compiling = scope.spawn(compile);
+            let lm = models::load(checkpoint, config, &context, &load_options, &on_progress);
+            is_wanted.store(lm.is_ok(), Ordering::Relaxed);
+            progress.end();
+            (lm, compiling.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let lm = lm?;
+        compiled?;
         let kv_cache = KvCache::new(
             &context,
             &opened.config,

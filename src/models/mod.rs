@@ -4,6 +4,7 @@
 //! there are is listed in [`crate::config::ARCHITECTURES`]; this module has one file for each forward pass.
 
 mod batch;
+mod first_use;
 mod llama;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::{Error, Result};
 
 pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
+pub use first_use::compile_kernels;
 pub use llama::Llama;
 
 /// A language model with its weights and the memory of a step.

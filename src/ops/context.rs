@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::metal::{Gpu, MetalBackend};
@@ -67,6 +68,41 @@ impl Context {
     #[must_use]
     pub fn reference(backend: ReferenceBackend) -> Self {
         Self { device: DeviceBackend::Reference(backend), num_dispatches: AtomicU64::new(0) }
+    }
+
+    /// The same device for a dry run: ops on it take their kernels, but nothing is compiled and nothing is computed.
+    /// None if the device has no kernels to compile.
+    pub(crate) fn dry_run(&self) -> Option<Self> {
+        match &self.device {
+            DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => None,
+            DeviceBackend::Metal(metal) => Some(Self {
+                device: DeviceBackend::Metal(Arc::new(metal.dry_run())),
+                num_dispatches: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Whether weights are of no use on this device.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        matches!(&self.device, DeviceBackend::Metal(metal) if metal.is_dry_run())
+    }
+
+    /// Compiles what a dry run has used, on several threads. `on_progress` hears how many of how many kernels are
+    /// compiled, from any of them, and says whether to go on.
+    ///
+    /// # Errors
+    /// What the device's compiler says.
+    pub(crate) fn compile(
+        &self,
+        dry_run: &Self,
+        on_progress: &(dyn Fn(usize, usize) -> bool + Sync),
+    ) -> Result<()> {
+        match (&self.device, &dry_run.device) {
+            (DeviceBackend::Metal(metal), DeviceBackend::Metal(dry_run)) => {
+                metal.compile_kernels_of(dry_run, on_progress)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What computes: the GPU's name, or the CPU's instruction set and threads.

@@ -14,6 +14,7 @@ mod kv_cache;
 mod linear;
 pub mod metal;
 mod paged_attention;
+mod probe;
 pub mod reference;
 mod rope_kv_write;
 mod sample;
@@ -35,3 +36,5 @@ pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};
 pub use weights::{Linear, Matrix, RmsNorm, Vector};
+
+pub(crate) use probe::{kernel_limits, probe};

@@ -69,6 +69,21 @@ impl Matrix {
         }
     }
 
+    /// A matrix in which there is nothing, for a [dry run](Context::dry_run).
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for its shape,
+    /// [`crate::ErrorKind::Internal`] on a device that computes.
+    pub(crate) fn without_weights(context: &Context, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        match context.backend() {
+            Backend::Metal(metal) if metal.is_dry_run() => {
+                let matrix = MetalMatrix::without_weights(metal, dtype, rows, cols)?;
+                Ok(Self(MatrixStorage::Metal(matrix)))
+            }
+            _ => Err(Error::internal("a matrix without weights is of use in a dry run only")),
+        }
+    }
+
     /// Outputs.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -7,6 +7,7 @@
 mod attention;
 mod models;
 mod oracle;
+mod probes;
 mod products;
 mod rows;
 mod sampling;
@@ -55,6 +56,8 @@ pub enum Effort {
 /// Ops that are checked together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
+    /// What the others take for granted of a GPU.
+    Probes,
     /// Products with weights.
     Products,
     /// Embeddings and moved rows.
@@ -67,11 +70,12 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Products, Self::Rows, Self::Attention, Self::Sampling];
+    pub const ALL: [Self; 5] = [Self::Probes, Self::Products, Self::Rows, Self::Attention, Self::Sampling];
 
     /// Checks these ops on a device and tells each result as it comes.
     pub fn check(self, context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
         match self {
+            Self::Probes => probes::run(context, report),
             Self::Products => products::run(context, effort, report),
             Self::Rows => rows::run(context, report),
             Self::Attention => attention::run(context, effort, report),

@@ -213,14 +213,25 @@ pub(super) struct Loading {
     stage: Mutex<String>,
     done: AtomicU64,
     total: AtomicU64,
+    compiled: AtomicU64,
+    kernels: AtomicU64,
 }
 
 impl Loading {
+    /// What is waited for: the stage, and after it kernels that are not compiled yet.
     fn read(&self) -> (String, f64) {
+        let read = |done: &AtomicU64, total: &AtomicU64| {
+            let total = total.load(Ordering::Relaxed);
+            (done.load(Ordering::Relaxed).min(total), total)
+        };
+        let (stage_done, stage_total) = read(&self.done, &self.total);
+        let (compiled, kernels) = read(&self.compiled, &self.kernels);
+        let share = |done: u64, total: u64| (done as f64 / total.max(1) as f64 * 1e3).round() / 1e3;
+        if stage_done == stage_total && compiled < kernels {
+            return ("compiling kernels".to_owned(), share(compiled, kernels));
+        }
         let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let total = self.total.load(Ordering::Relaxed).max(1);
-        let done = self.done.load(Ordering::Relaxed).min(total);
-        (stage, (done as f64 / total as f64 * 1e3).round() / 1e3)
+        (stage, share(stage_done, stage_total))
     }
 }
 
@@ -237,6 +248,11 @@ impl LoadProgress for Loading {
 
     fn end(&self) {
         self.done.store(self.total.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn compiling(&self, num_done: usize, num_kernels: usize) {
+        self.compiled.store(num_done as u64, Ordering::Relaxed);
+        self.kernels.store(num_kernels as u64, Ordering::Relaxed);
     }
 }
 

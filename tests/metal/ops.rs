@@ -70,6 +70,7 @@ fn every_barrier_is_needed() {
             "matvec" | "matmul" => Family::Products,
             "rope" | "paged_attention" | "flash_attention" => Family::Attention,
             "sampling" => Family::Sampling,
+            "probe" => Family::Probes,
             _ => Family::Rows,
         };
         let unneeded = barriers_without_need(library, |gpu| {

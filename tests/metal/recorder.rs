@@ -2,6 +2,7 @@
 //! the arguments and the lists that its kernel would read.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,12 +38,22 @@ impl Dispatch {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     patience: Duration,
+    compiled_late: Option<&'static str>,
     state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct Kernel {
+    function: String,
+    constants: Vec<Constant>,
+    /// Whether a GPU would have compiled it by now.
+    is_compiled: bool,
+    num_dispatches: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    functions: Vec<String>,
+    kernels: Vec<Kernel>,
     /// The dispatches of each command buffer; the last one is open.
     commits: Vec<Vec<Dispatch>>,
 }
@@ -81,7 +92,21 @@ fn memory_of(buffer: &GpuBuffer) -> &Memory {
 
 impl Recorder {
     pub(crate) fn new(patience: Duration) -> Self {
-        Self { patience, state: Mutex::new(State { functions: Vec::new(), commits: vec![Vec::new()] }) }
+        let state = State { kernels: Vec::new(), commits: vec![Vec::new()] };
+        Self { patience, compiled_late: None, state: Mutex::new(state) }
+    }
+
+    /// Compiles one kernel when it is first dispatched, as if nobody had asked for it before.
+    pub(crate) fn with_late_compilation(self, function: &'static str) -> Self {
+        Self { compiled_late: Some(function), ..self }
+    }
+
+    /// The kernels that are compiled, and how often each was dispatched.
+    pub(crate) fn compiled(&self) -> BTreeMap<String, u64> {
+        let state = self.state();
+        let compiled = state.kernels.iter().filter(|kernel| kernel.is_compiled);
+        let name = |kernel: &Kernel| format!("{} {:?}", kernel.function, kernel.constants);
+        compiled.map(|kernel| (name(kernel), kernel.num_dispatches)).collect()
     }
 
     /// The dispatches since the last call, by command buffer.
@@ -124,16 +149,28 @@ impl Gpu for Recorder {
         &self,
         _library: &'static Library,
         function: &str,
-        _constants: &[Constant],
+        constants: &[Constant],
     ) -> Result<Pipeline> {
         let mut state = self.state();
-        state.functions.push(function.to_owned());
-        Ok(Pipeline { index: state.functions.len() - 1, limits: PipelineLimits::APPLE })
+        let is_same = |kernel: &Kernel| kernel.function == function && kernel.constants == constants;
+        let index = state.kernels.iter().position(is_same).unwrap_or(state.kernels.len());
+        if index == state.kernels.len() {
+            state.kernels.push(Kernel {
+                function: function.to_owned(),
+                constants: constants.to_vec(),
+                is_compiled: self.compiled_late != Some(function),
+                num_dispatches: 0,
+            });
+        }
+        Ok(Pipeline { index, limits: PipelineLimits::APPLE })
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
         let mut state = self.state();
-        let function = state.functions[launch.pipeline.index].clone();
+        let kernel = &mut state.kernels[launch.pipeline.index];
+        kernel.is_compiled = true;
+        kernel.num_dispatches += 1;
+        let function = kernel.function.clone();
         launch.check(&function, PipelineLimits::APPLE)?;
         for binding in launch.buffers {
             assert!(binding.offset < binding.buffer.len(), "{function}: {binding:?}");
@@ -237,7 +274,7 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
     let Launch { args, buffers, grid, num_threads, .. } = *launch;
-    let kernels: [(&str, &dyn Fn(&str) -> (f64, f64)); 12] = [
+    let kernels: [(&str, &dyn Fn(&str) -> (f64, f64)); 13] = [
         ("matvec_swiglu_", &|rest| product(args, rest, 2)),
         ("matvec_", &|rest| product(args, rest, 3)),
         ("matmul_swiglu_", &|rest| product(args, rest, 2)),
@@ -245,6 +282,7 @@ fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
         ("rope_kv_write_", &|_| (0.0, 8.0 * (grid[0] * grid[1]) as f64 * word(args, 2))),
         ("embed_", &|_| (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3))),
         ("gather_rows", &|_| (0.0, 8.0 * word(args, 0) * word(args, 1))),
+        ("silu_mul", &|_| (0.0, 12.0 * word(args, 0))),
         ("copy_block", &|_| (0.0, 32.0 * word(args, 2))),
         ("paged_attention_merge", &|_| {
             (0.0, 4.0 * (grid[0] * grid[1]) as f64 * word(args, 6) * (word(args, 2) + 2.0))
@@ -263,7 +301,12 @@ fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
 fn product(args: &[u8], rest: &str, num_matrices: usize) -> (f64, f64) {
     let args: ProductArgs = pod_read_unaligned(&args[..size_of::<ProductArgs>()]);
     let (format, unit) = rest.rsplit_once('_').unwrap();
-    let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == format).unwrap();
+    // If the last matrix has another format, which comes behind, it counts like the others.
+    let is_first = |dtype: &DType| {
+        let rest = format.strip_prefix(&dtype.to_string());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("_Q"))
+    };
+    let dtype = DType::ALL.into_iter().find(is_first).unwrap();
     let unit: u32 = unit.parse().unwrap();
     let num_padded = f64::from(args.num_tokens.next_multiple_of(unit));
     let num_rows: u32 = args.matrices[..num_matrices].iter().map(|matrix| matrix.num_rows).sum();

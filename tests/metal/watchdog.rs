@@ -136,11 +136,12 @@ fn execute(
 ) -> Vec<RowOutput> {
     let token_ids: Vec<u32> = (0..MAX_MODEL_LEN as u32).map(|index| 3 + index * 7 % 250).collect();
     let tables: Vec<_> = (0..parts.len()).map(table_of).collect();
-    let row = |(part, table): (&Part, &'_ Vec<BlockId>)| {
+    let row = |(index, (part, table)): (usize, (&Part, &Vec<BlockId>))| {
         let input = SamplerInput {
             params,
             seed: 1,
-            stream: 0,
+            // Rows with the same logits draw different tokens.
+            stream: index as u32,
             prompt_token_ids: &token_ids[..1],
             output_token_ids: &[],
             end_token_ids: &[],
@@ -148,7 +149,7 @@ fn execute(
         };
         (part.start, part.len, table.clone(), part.samples.then_some(input), part.all_logits)
     };
-    let rows: Vec<_> = parts.iter().zip(&tables).map(row).collect();
+    let rows: Vec<_> = parts.iter().zip(&tables).enumerate().map(row).collect();
     let rows = rows.iter().map(|(start, len, table, input, all_logits)| StepRow {
         token_ids: &token_ids[..start + len],
         start: *start,

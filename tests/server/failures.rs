@@ -62,6 +62,10 @@ fn while_the_model_loads_the_server_says_how_far_it_is() {
     let server = start(move |progress| {
         progress.begin("loading", 1_000);
         progress.advance(250);
+        progress.compiling(9, 12);
+        begun.send(()).unwrap();
+        wait.recv().unwrap();
+        progress.end();
         begun.send(()).unwrap();
         wait.recv().unwrap();
         load_demo(&LlmOptions::default(), progress)
@@ -75,6 +79,10 @@ fn while_the_model_loads_the_server_says_how_far_it_is() {
         assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
         assert_eq!(answer.json()["error"]["message"], "Loading model");
     }
+    go.send(()).unwrap();
+    has_begun.recv().unwrap();
+    let health = get(server.address, "/health");
+    assert_eq!(health.json(), json!({"status": "loading", "stage": "compiling kernels", "progress": 0.75}));
     go.send(()).unwrap();
     wait_until_ready(server.address);
     post(server.address, CHAT, &hello()).success();

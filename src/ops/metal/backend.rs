@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cost::{Cost, Patience};
+use super::dry_run::DryRun;
 use super::gpu::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::kernel::Kernel;
 use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
@@ -20,6 +21,7 @@ pub(crate) struct MetalBackend {
     /// For what is done once, at load, on the host.
     pool: ThreadPool,
     pipelines: Mutex<HashMap<(Kernel, Flags), Pipeline>>,
+    is_dry_run: bool,
     num_dispatches: AtomicU64,
     waiting_nanoseconds: AtomicU64,
     patience: Patience,
@@ -64,11 +66,27 @@ impl MetalBackend {
             tuning,
             pool,
             pipelines: Mutex::default(),
+            is_dry_run: false,
             num_dispatches: AtomicU64::new(0),
             waiting_nanoseconds: AtomicU64::new(0),
             patience,
             queued_nanoseconds: AtomicU64::new(0),
         }
+    }
+
+    /// The same device for a dry run.
+    pub(crate) fn dry_run(&self) -> Self {
+        let gpu = Arc::new(DryRun::of(&self.gpu));
+        Self { is_dry_run: true, ..Self::new(gpu, ThreadPool::new(1)) }
+    }
+
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.is_dry_run
+    }
+
+    /// The kernels that were used or compiled.
+    pub(super) fn kernels(&self) -> Vec<(Kernel, Flags)> {
+        self.pipelines().keys().copied().collect()
     }
 
     pub(crate) fn gpu(&self) -> &Arc<dyn Gpu> {
@@ -119,9 +137,9 @@ impl MetalBackend {
         })
     }
 
-    fn pipeline(&self, kernel: Kernel, flags: Flags) -> Result<Pipeline> {
-        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pipeline) = pipelines.get(&(kernel, flags)) {
+    /// The compiled kernel. Nothing is locked meanwhile; the device sees to it that it compiles once.
+    pub(super) fn pipeline(&self, kernel: Kernel, flags: Flags) -> Result<Pipeline> {
+        if let Some(pipeline) = self.pipelines().get(&(kernel, flags)) {
             return Ok(*pipeline);
         }
         let mut constants = Vec::new();
@@ -137,8 +155,12 @@ impl MetalBackend {
             ))
             .with_hint(WITHOUT_KERNELS));
         }
-        pipelines.insert((kernel, flags), pipeline);
+        self.pipelines().insert((kernel, flags), pipeline);
         Ok(pipeline)
+    }
+
+    fn pipelines(&self) -> MutexGuard<'_, HashMap<(Kernel, Flags), Pipeline>> {
+        self.pipelines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A copy of `values`.

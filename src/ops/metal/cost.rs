@@ -107,7 +107,7 @@ mod tests {
             patience.pieces(costs).map(|(range, _)| range).collect()
         };
         assert!(cut(&[]).is_empty());
-        assert_eq!(cut(&[99]), [0..1]);
+        assert_eq!(cut(&[99, 98]), [0..1, 1..2]);
         assert_eq!(cut(&[4, 6, 1]), [0..2, 2..3]);
         assert_eq!(cut(&[4, 7, 11, 3, 3, 3, 3]), [0..1, 1..2, 2..3, 3..6, 6..7]);
         let share = |time: u64, unit| patience.share(Cost { operations: 2_000 * time, bytes: 0 }, unit);

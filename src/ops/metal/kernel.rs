@@ -1,6 +1,6 @@
 //! The kernels by name.
 
-use super::Library;
+use super::{Library, Probe};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
@@ -17,9 +17,11 @@ static SAMPLING: Library =
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
+static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
+
 /// All kernel sources.
-pub static LIBRARIES: [&Library; 7] =
-    [&MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION, &SAMPLING];
+pub static LIBRARIES: [&Library; 8] =
+    [&PROBE, &MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION, &SAMPLING];
 
 /// A kernel and the variant of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,6 +61,7 @@ pub(super) enum Kernel {
         max_dim: usize,
     },
     Sample,
+    Probe(Probe),
 }
 
 impl Kernel {
@@ -71,6 +74,7 @@ impl Kernel {
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
             Self::Sample => &SAMPLING,
+            Self::Probe(_) => &PROBE,
         }
     }
 
@@ -95,15 +99,24 @@ impl Kernel {
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
             Self::Sample => "sample".to_owned(),
+            Self::Probe(probe) => probe.function().to_owned(),
             Self::FlashAttention { dtype, max_dim } => format!("flash_attention_{dtype}_{max_dim}"),
         }
     }
 
     /// Whether any number of threads computes the same, so that a device may have fewer than are asked for. What
-    /// other kernels compute is laid out for a certain number: 384 or fewer, which every Apple GPU allows however
-    /// many registers a thread takes.
+    /// other kernels compute is laid out for a certain number, [`Self::MAX_THREADS`] or fewer.
     pub(super) fn takes_any_threads(self) -> bool {
         matches!(self, Self::Sample)
+    }
+
+    /// The most that a kernel is launched with if it does not take any number: what every Apple GPU allows, however
+    /// many registers a thread takes.
+    const MAX_THREADS: usize = 384;
+
+    /// Threads that a device has to allow.
+    pub(super) fn threads_needed(self) -> usize {
+        if self.takes_any_threads() { 32 } else { Self::MAX_THREADS }
     }
 
     /// How many of the flags the kernel has as function constants.

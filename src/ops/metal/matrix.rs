@@ -2,7 +2,7 @@
 
 use super::backend::MetalBackend;
 use super::layout::{Layout, Planes, UNIT};
-use super::{Binding, GpuBuffer};
+use super::{Binding, GpuBuffer, Placement};
 use crate::weights::{DType, RawTensor};
 use crate::{Error, Result};
 
@@ -53,6 +53,20 @@ impl MetalMatrix {
         Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
     }
 
+    /// A matrix of this shape in which there is nothing, for a dry run.
+    pub(crate) fn without_weights(
+        metal: &MetalBackend,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        check_shape(rows, cols)?;
+        let layout = Layout::new(dtype, rows, cols);
+        let num_bytes = layout.num_bytes();
+        let buffer = metal.gpu().allocate(num_bytes.max(16), Placement::Private)?;
+        Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -89,6 +103,10 @@ fn check(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
             bytes.len()
         )));
     }
+    check_shape(rows, cols)
+}
+
+fn check_shape(rows: usize, cols: usize) -> Result<()> {
     // Kernels count the quarters of units, the smallest thing that they read, in 32 bits.
     if rows * (cols / UNIT) > u32::MAX as usize / 4 {
         return Err(Error::unsupported(format!(

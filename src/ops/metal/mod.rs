@@ -7,6 +7,7 @@ mod backend;
 #[cfg(any(test, all(target_os = "macos", feature = "metal")))]
 mod chip;
 mod cost;
+mod dry_run;
 mod gpu;
 mod inputs;
 mod kernel;
@@ -14,6 +15,7 @@ mod layout;
 mod library;
 mod linear;
 mod matrix;
+mod probe;
 mod rows;
 mod sampling;
 mod tuning;
@@ -26,12 +28,14 @@ pub use gpu::{
 };
 pub use kernel::LIBRARIES;
 pub use library::Library;
+pub use probe::{KernelLimits, Probe};
 
 pub(crate) use attention::{AttentionSizes, MetalAttention, Pools, Rope, rope_kv_write};
 pub(crate) use backend::MetalBackend;
 pub(crate) use inputs::{InputLimits, MetalInputs};
 pub(crate) use linear::{Operands, Part, matmul, silu_mul, swiglu};
 pub(crate) use matrix::MetalMatrix;
+pub(crate) use probe::{kernel_limits, probe};
 pub(crate) use rows::{copy_block, embed, gather_rows};
 pub(crate) use sampling::MetalSampler;
 use tuning::Tuning;

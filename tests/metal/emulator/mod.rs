@@ -361,9 +361,17 @@ impl Gpu for Emulator {
             constants: constants.collect(),
         };
         let mut queue = self.queue();
-        let index = queue.pipelines.len();
-        queue.pipelines.push(entry);
-        Ok(Pipeline { index: *queue.known.entry(key).or_insert(index), limits })
+        // Another thread may have been faster.
+        let index = match queue.known.get(&key) {
+            Some(&index) => index,
+            None => {
+                let index = queue.pipelines.len();
+                queue.pipelines.push(entry);
+                queue.known.insert(key, index);
+                index
+            }
+        };
+        Ok(Pipeline { index, limits })
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {

@@ -266,7 +266,7 @@ fn ensure_bindings(launch: &Launch<'_>) -> Result<()> {
 }
 
 /// What Metal says, with what candle leaves out of its message.
-fn metal_error(doing: impl fmt::Display, error: MetalKernelError) -> Error {
+fn metal_message(doing: impl fmt::Display, error: MetalKernelError) -> String {
     let error = match error {
         MetalKernelError::WithBacktrace { inner, .. } => *inner,
         error => error,
@@ -274,8 +274,8 @@ fn metal_error(doing: impl fmt::Display, error: MetalKernelError) -> Error {
     match error {
         MetalKernelError::FailedToCreatePipeline(message)
         | MetalKernelError::LoadLibraryError(message)
-        | MetalKernelError::LoadFunctionError(message) => Error::internal(format!("{doing}: {message}")),
-        error => Error::internal(format!("{doing}: {error}")),
+        | MetalKernelError::LoadFunctionError(message) => format!("{doing}: {message}"),
+        error => format!("{doing}: {error}"),
     }
 }
 

@@ -14,7 +14,8 @@ use objc2_metal::{
     MTLMathMode,
 };
 
-use super::metal_error;
+use super::metal_message;
+use crate::ops::metal::gpu::WITHOUT_KERNELS;
 use crate::ops::metal::{Constant, Library, Pipeline, PipelineLimits};
 use crate::{Error, Result};
 
@@ -68,7 +69,7 @@ impl Pipelines {
             cache.kernels.push(Arc::new(kernel));
             Ok(Pipeline { index: cache.kernels.len() - 1, limits })
         });
-        compiled.clone().map_err(Error::internal)
+        compiled.clone().map_err(|message| Error::internal(message).with_hint(WITHOUT_KERNELS))
     }
 
     pub(super) fn kernel(&self, pipeline: Pipeline) -> Result<Arc<Kernel>> {
@@ -78,7 +79,7 @@ impl Pipelines {
 
     fn library(&self, library: &Library) -> Result<metal::Library, String> {
         let compiled = self.device.new_library_with_source(&library.text(), Some(&compile_options()));
-        compiled.map_err(|error| metal_error(format!("{}.metal does not compile", library.name), error))
+        compiled.map_err(|error| metal_message(format!("{}.metal does not compile", library.name), error))
     }
 
     fn compile(
@@ -94,12 +95,13 @@ impl Pipelines {
             Constant::U16(index, value) => (index as usize, Value::U16(value)),
         });
         let values = (!constants.is_empty()).then(|| ConstantValues::new(values.collect()));
-        let function_object =
-            compiled.get_function(function, values.as_ref()).map_err(|error| metal_error(doing(), error))?;
+        let function_object = compiled
+            .get_function(function, values.as_ref())
+            .map_err(|error| metal_message(doing(), error))?;
         let state = self
             .device
             .new_compute_pipeline_state_with_function(&function_object)
-            .map_err(|error| metal_error(doing(), error))?;
+            .map_err(|error| metal_message(doing(), error))?;
         let limits = PipelineLimits {
             max_threads: state.as_ref().maxTotalThreadsPerThreadgroup(),
             simd_width: state.as_ref().threadExecutionWidth(),

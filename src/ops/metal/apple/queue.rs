@@ -19,7 +19,7 @@ use objc2_metal::{
     MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandQueue, MTLDevice, MTLDispatchType, MTLGPUFamily,
 };
 
-use super::{metal_error, nothing_left};
+use super::{metal_message, nothing_left};
 use crate::ops::metal::Ticket;
 use crate::ops::metal::gpu::THREADGROUP_UNIT;
 use crate::{Error, Result};
@@ -72,8 +72,9 @@ unsafe impl Send for Open {}
 
 impl Queue {
     pub(super) fn new(device: &Device, with_barriers: bool) -> Result<Self> {
-        let queue =
-            device.new_command_queue().map_err(|error| metal_error("no command queue was made", error))?;
+        let queue = device
+            .new_command_queue()
+            .map_err(|error| Error::internal(metal_message("no command queue was made", error)))?;
         // What is in the set stays in the device's reach between command buffers, also after a pause. The
         // device of a virtual machine knows no such sets.
         let has_sets = available!(macos = 15.0) && device.as_ref().supportsFamily(MTLGPUFamily::Apple6);

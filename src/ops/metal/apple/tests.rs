@@ -261,6 +261,13 @@ fn pipelines_are_compiled_once_and_errors_name_the_kernel() {
     let first = gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 3)).unwrap();
     assert_eq!(gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 3)).unwrap(), first);
     assert_ne!(gpu.pipeline(&LIBRARY, "scale_add", &constants(true, 4)).unwrap(), first);
+    // Also by threads that ask for one at the same time.
+    let compile = || gpu.pipeline(&LIBRARY, "scale_add", &constants(false, 5)).unwrap();
+    let compiled: Vec<Pipeline> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(compile)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(compiled.iter().all(|pipeline| *pipeline == compiled[0] && *pipeline != first), "{compiled:?}");
     let error = gpu.pipeline(&LIBRARY, "absent", &[]).unwrap_err();
     assert!(error.message().contains("absent of test.metal"), "{error}");
     let error = gpu.pipeline(&BROKEN, "f", &[]).unwrap_err();

@@ -1,0 +1,109 @@
+//! What would be compiled in a model's first steps, compiled before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{InputBatch, LoadOptions, load};
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, SampleParams};
+use crate::weights::Checkpoint;
+
+/// Numbers of tokens and of sequences that are tried, besides the most that there can be: more than a tile of any
+/// kernel has rows.
+const MAX_ROWS: usize = 64;
+
+/// Compiles every kernel that the model takes in any step within these limits; nothing, if the device has none to
+/// compile. `on_progress` hears how many of how many are compiled, from any thread, and says whether to go on.
+///
+/// # Errors
+/// Those of loading the model, except for its weights, which are not read, and what the device's compiler says.
+pub fn compile_kernels(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    context: &Context,
+    options: &LoadOptions,
+    kv_cache_dtype: KvCacheDType,
+    on_progress: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Result<()> {
+    let Some(dry_run) = context.dry_run() else { return Ok(()) };
+    let dry_run = Arc::new(dry_run);
+    let mut model = load(checkpoint, config, &dry_run, options, &|_| ())?;
+    let mut cache = KvCache::new(&dry_run, config, 1, options.block_size, kv_cache_dtype)?;
+    let mut sampler = DeviceSampler::new(&dry_run)?;
+    let mut batch = InputBatch::default();
+    let mut forward = |sequences: &[Sequence], num_outputs: usize| {
+        fill(&mut batch, sequences, num_outputs, options.block_size);
+        let logits = model.forward(&batch, &mut cache)?;
+        if let Some(sampler) = &mut sampler {
+            sampler.begin(&dry_run, std::iter::once(greedy()), 1)?;
+            sampler.launch(&dry_run, logits)?;
+        }
+        Ok::<_, crate::Error>(())
+    };
+    let LoadOptions { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = *options;
+    let counts = |most: usize| (1..=most.min(MAX_ROWS)).chain((most > MAX_ROWS).then_some(most));
+    for num_sequences in counts(max_num_seqs.min(max_num_batched_tokens)) {
+        let mut sequences = vec![Sequence { num_tokens: 1, len: 1 }; num_sequences];
+        forward(&sequences, num_sequences)?;
+        // A long context is computed in pieces, which are merged.
+        sequences[0].len = max_model_len;
+        forward(&sequences, num_sequences)?;
+    }
+    for num_tokens in counts(max_num_batched_tokens.min(max_model_len)) {
+        let prompt = [Sequence { num_tokens, len: num_tokens }];
+        forward(&prompt, 1)?;
+        forward(&prompt, num_tokens.min(max_num_seqs))?;
+    }
+    // Sequences share blocks only with others.
+    if max_num_seqs > 1 {
+        cache.copy_block(0, 0)?;
+    }
+    context.compile(&dry_run, on_progress)
+}
+
+/// The last tokens of a sequence, which a step computes.
+#[derive(Debug, Clone, Copy)]
+struct Sequence {
+    num_tokens: usize,
+    len: usize,
+}
+
+/// A step of these sequences, all of whose tokens are in the one block that there is.
+fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, block_size: usize) {
+    batch.clear();
+    let attention = &mut batch.attention;
+    attention.block_size = block_size;
+    for Sequence { num_tokens, len } in sequences {
+        attention.slot_mapping.resize(attention.slot_mapping.len() + num_tokens, 0);
+        attention.query_start_loc.push(attention.slot_mapping.len());
+        attention.seq_lens.push(*len);
+        attention.block_tables.resize(attention.block_tables.len() + len.div_ceil(block_size), 0);
+        attention.block_table_starts.push(attention.block_tables.len());
+    }
+    let num_tokens = attention.slot_mapping.len();
+    batch.token_ids.resize(num_tokens, 0);
+    batch.positions.resize(num_tokens, 0);
+    batch.logits_indices.extend(0..num_outputs);
+}
+
+/// Which token is chosen decides over no kernel.
+fn greedy() -> SampleParams<'static> {
+    static NO_BIAS: BTreeMap<u32, f32> = BTreeMap::new();
+    SampleParams {
+        inverse_temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: &NO_BIAS,
+        banned: &[],
+        min_tokens: 0,
+        seed: 0,
+        stream: 0,
+        prompt_token_ids: &[],
+        output_token_ids: &[],
+    }
+}

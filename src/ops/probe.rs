@@ -1,0 +1,28 @@
+//! What the kernels of a GPU take for granted, tried on it.
+
+use crate::Result;
+use crate::ops::context::{Backend, Context};
+use crate::ops::metal::{self, KernelLimits, Probe};
+
+/// The results of a probe for these words; none on a device without these kernels.
+///
+/// # Errors
+/// If the device fails.
+pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result<Option<Vec<u32>>> {
+    match context.backend() {
+        Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
+        Backend::Metal(metal) => metal::probe(metal, function, words).map(Some),
+    }
+}
+
+/// What the device allows of the largest kernels of each kind, which are compiled for it; of none, on a device without
+/// these kernels.
+///
+/// # Errors
+/// What the device's compiler says.
+pub(crate) fn kernel_limits(context: &Context) -> Result<Vec<KernelLimits>> {
+    match context.backend() {
+        Backend::Cpu(_) | Backend::Reference(_) => Ok(Vec::new()),
+        Backend::Metal(metal) => metal::kernel_limits(metal),
+    }
+}

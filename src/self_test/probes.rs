@@ -1,0 +1,187 @@
+//! What the kernels take for granted of a GPU and of its compiler. These come first: where one of them fails, a GPU
+//! is different from those that the kernels were written for, and what fails behind it follows from that.
+
+use half::f16;
+
+use super::Check;
+use super::oracle::{buffer, matrix, noise, rms_norm};
+use crate::Result;
+use crate::ops::metal::{KernelLimits, Probe};
+use crate::ops::{Buffer, Context, LinearScratch, kernel_limits, norm_logits, probe};
+use crate::weights::DType;
+
+/// What to do on a GPU that is different.
+const WAY_OUT: &str = "the kernels are wrong on this GPU; --kernels reference computes without them";
+
+pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
+    let mut run = |name: &str, outcome: Result<Option<Outcome>>| match outcome {
+        Ok(None) => {}
+        Ok(Some(Outcome { num_values, first })) => report(Check {
+            name: format!("probe: {name}"),
+            passed: first.is_none(),
+            detail: match first {
+                None => format!("{num_values} values are right"),
+                Some(first) => format!("{first}; {WAY_OUT}"),
+            },
+        }),
+        Err(error) => report(Check::failed(format!("probe: {name}"), &error)),
+    };
+    run("halves as floats", half_to_float(context));
+    run("floats as halves", float_to_half(context));
+    run("matrices of halves", matrices(context));
+    run("powers and gates", functions(context));
+    run("rows by themselves and with others", batches(context));
+    match kernel_limits(context) {
+        Ok(limits) => limits.iter().for_each(|limits| report(check_limits(limits))),
+        Err(error) => report(Check::failed("probe: limits of kernels".to_owned(), &error)),
+    }
+}
+
+/// How many values were tried, and the first that is not as it should be.
+struct Outcome {
+    num_values: usize,
+    first: Option<String>,
+}
+
+/// Compares the results for some words with what is right; none on a device without these kernels.
+fn compare(
+    context: &Context,
+    function: Probe,
+    words: &[u32],
+    describe: impl Fn(u32, u32) -> Option<String>,
+) -> Result<Option<Outcome>> {
+    let Some(results) = probe(context, function, words)? else { return Ok(None) };
+    let first = words.iter().zip(results).find_map(|(word, result)| describe(*word, result));
+    Ok(Some(Outcome { num_values: words.len(), first }))
+}
+
+/// All halves that are numbers, the high bits of a word anything.
+fn all_halves() -> Vec<u32> {
+    (0..=u32::from(u16::MAX))
+        .filter(|bits| f16::from_bits(*bits as u16).is_finite())
+        .map(|bits| bits | 0xABCD_0000)
+        .collect()
+}
+
+fn low_half(word: u32) -> f16 {
+    f16::from_bits(word as u16)
+}
+
+/// What is wrong with a number that should be another one.
+fn differs(what: &str, actual: f32, expected: f32) -> Option<String> {
+    let flushed =
+        if actual == 0.0 && expected != 0.0 { ", as if it were too small to be a number" } else { "" };
+    // Zeros of either sign are equal; a NaN equals nothing.
+    (actual != expected).then(|| format!("{what} is {actual:e} and not {expected:e}{flushed}"))
+}
+
+fn half_to_float(context: &Context) -> Result<Option<Outcome>> {
+    compare(context, Probe::HalfToFloat, &all_halves(), |word, result| {
+        let what = format!("the half {:#06x} as a float", word as u16);
+        differs(&what, f32::from_bits(result), low_half(word).to_f32())
+    })
+}
+
+fn float_to_half(context: &Context) -> Result<Option<Outcome>> {
+    // Each half, and what lies a third of the way to the next one.
+    let words: Vec<u32> = all_halves()
+        .into_iter()
+        .flat_map(|word| {
+            let exact = low_half(word).to_f32();
+            [exact, exact * (1.0 + 1.0 / 3072.0)].map(f32::to_bits)
+        })
+        .filter(|bits| f16::from_f32(f32::from_bits(*bits)).is_finite())
+        .collect();
+    compare(context, Probe::FloatToHalf, &words, |word, result| {
+        let value = f32::from_bits(word);
+        differs(&format!("{value:e} as a half"), low_half(result).to_f32(), f16::from_f32(value).to_f32())
+    })
+}
+
+fn matrices(context: &Context) -> Result<Option<Outcome>> {
+    let words: Vec<u32> = (0..1024).flat_map(|bits| [bits, bits | 0x8000]).collect();
+    compare(context, Probe::Matrices, &words, |word, result| {
+        let what = format!("1024 times the half {:#06x} in a matrix", word as u16);
+        differs(&what, f32::from_bits(result), 1024.0 * low_half(word).to_f32())
+    })
+}
+
+/// Functions where fast arithmetic may go wrong: far from zero, and where one has to be exact.
+fn functions(context: &Context) -> Result<Option<Outcome>> {
+    type Case = (Probe, &'static str, &'static [(f32, f32)]);
+    let cases: [Case; 3] = [
+        (Probe::Exp2, "exp2", &[(0.0, 1.0), (-1.0, 0.5), (-1000.0, 0.0), (-1e30, 0.0)]),
+        (Probe::Exp, "exp", &[(0.0, 1.0), (-1000.0, 0.0), (-1e30, 0.0)]),
+        (Probe::Silu, "silu", &[(0.0, 0.0), (-1000.0, 0.0), (-100.0, 0.0), (100.0, 100.0), (1e4, 1e4)]),
+    ];
+    let mut num_values = 0;
+    for (function, name, values) in cases {
+        let words: Vec<u32> = values.iter().map(|(x, _)| x.to_bits()).collect();
+        let outcome = compare(context, function, &words, |word, result| {
+            let (x, result) = (f32::from_bits(word), f32::from_bits(result));
+            let expected =
+                values.iter().find(|(value, _)| *value == x).map_or(f32::NAN, |(_, expected)| *expected);
+            // 1 is 1, as the weight of the most likely token and of a piece by itself.
+            let limit = if expected == 1.0 { 0.0 } else { 1e-30 + 1e-5 * expected };
+            let is_right = (result - expected).abs() <= limit;
+            (!is_right).then(|| format!("{name}({x:e}) is {result:e} and not {expected:e}"))
+        })?;
+        match outcome {
+            Some(Outcome { first: None, .. }) => num_values += values.len(),
+            wrong_or_none => return Ok(wrong_or_none),
+        }
+    }
+    Ok(Some(Outcome { num_values, first: None }))
+}
+
+/// A row of a product has the same bits whatever rows are computed with it, although a compiler with fast arithmetic
+/// makes what it likes of the kernel of each number of rows.
+fn batches(context: &Context) -> Result<Option<Outcome>> {
+    const ROWS: usize = 70;
+    const MOST: usize = 37;
+    if probe(context, Probe::Exp, &[0])?.is_none() {
+        return Ok(None);
+    }
+    let mut num_values = 0;
+    for dtype in DType::ALL {
+        let cols = 3 * dtype.block_len().max(64);
+        let weights = matrix(context, dtype, ROWS, cols, 1)?;
+        let norm = rms_norm(context, 2, cols, 1e-5)?;
+        let x = noise(3, MOST * cols);
+        let mut scratch = LinearScratch::new(context, MOST, cols)?;
+        let mut product = |num_rows: usize| -> Result<Vec<f32>> {
+            let x = buffer(context, &x[..num_rows * cols], cols, num_rows)?;
+            let mut out = Buffer::new(context, num_rows, ROWS)?;
+            norm_logits(context, &mut scratch, num_rows, &x, &norm, &weights, &mut out)?;
+            out.read(num_rows, <[f32]>::to_vec)
+        };
+        // One order of additions for few rows, and one for many.
+        for counts in [&[4, 1, 2, 3][..], &[MOST, 5, 8, 9, 16, 17]] {
+            let together = product(counts[0])?;
+            for &num_rows in &counts[1..] {
+                let alone = product(num_rows)?;
+                if alone != together[..alone.len()] {
+                    let first = format!(
+                        "{dtype}: rows differ between a product of {num_rows} and one of {}",
+                        counts[0]
+                    );
+                    return Ok(Some(Outcome { num_values, first: Some(first) }));
+                }
+                num_values += alone.len();
+            }
+        }
+    }
+    Ok(Some(Outcome { num_values, first: None }))
+}
+
+fn check_limits(kernel: &KernelLimits) -> Check {
+    let KernelLimits { name, limits, num_threads } = kernel;
+    let numbers = format!(
+        "{} threads in a group where it takes {num_threads}, simdgroups of {}, {} of {} bytes of threadgroup memory \
+         before its launch",
+        limits.max_threads, limits.simd_width, limits.static_memory, limits.max_memory
+    );
+    let passed = limits.max_threads >= *num_threads;
+    let detail = if passed { numbers } else { format!("{numbers}; {WAY_OUT}") };
+    Check { name: format!("limits of {name}"), detail, passed }
+}
