@@ -274,7 +274,8 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
     let Launch { args, buffers, grid, num_threads, .. } = *launch;
-    let kernels: [(&str, &dyn Fn(&str) -> (f64, f64)); 13] = [
+    type Work<'a> = &'a dyn Fn(&str) -> (f64, f64);
+    let kernels: [(&str, Work<'_>); 13] = [
         ("matvec_swiglu_", &|rest| product(args, rest, 2)),
         ("matvec_", &|rest| product(args, rest, 3)),
         ("matmul_swiglu_", &|rest| product(args, rest, 2)),
