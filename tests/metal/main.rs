@@ -10,5 +10,6 @@ mod language;
 mod libraries;
 mod models;
 mod ops;
+mod planted;
 mod promises;
 mod sampling;

@@ -1,0 +1,125 @@
+//! Defects that are planted on purpose, in kernels and in launches. The checks of their family have to notice each.
+//!
+//! A check that has never failed says little. Here each of them has something to find: what a slip of the pen would
+//! be, a bound that is one off, a term that is left out, the wrong one of two strides. Whoever changes a kernel sees
+//! in these tables whether the checks still look where it matters: a defect whose text is no longer in its file is
+//! an error, and so is one that nothing notices.
+
+mod kernels;
+mod launches;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use tinyvllm::ops::Context;
+use tinyvllm::ops::metal::Gpu;
+use tinyvllm::self_test::{Effort, Family};
+
+use crate::emulator::{Emulator, Variant};
+
+use kernels::Planted;
+
+/// The first check of a family that finds something wrong with a device.
+fn first_failure(gpu: Arc<dyn Gpu>, family: Family) -> Option<String> {
+    let mut failure = None;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        family.check(&Context::gpu(gpu), Effort::Small, &mut |check| {
+            if !check.passed {
+                failure = Some(format!("{}: {}", check.name, check.detail));
+                // One is enough. Unlike a panic, this says nothing.
+                resume_unwind(Box::new("noticed"));
+            }
+        });
+    }));
+    match outcome {
+        Ok(()) => None,
+        Err(_) => failure.or_else(|| Some("a panic".to_owned())),
+    }
+}
+
+/// Fails with the defects that nothing notices, of those that `noticed` is called for.
+fn assert_all_noticed(defects: impl Iterator<Item = String>, noticed: impl Fn(usize) -> Option<String>) {
+    let mut survivors = Vec::new();
+    for (index, name) in defects.enumerate() {
+        let start = std::time::Instant::now();
+        match noticed(index) {
+            Some(failure) => println!("{:.1} s: {name}\n    {failure}", start.elapsed().as_secs_f64()),
+            None => survivors.push(name),
+        }
+    }
+    assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
+}
+
+fn every_defect_is_noticed(file: &str) {
+    let Some(planted) = Planted::new() else { return };
+    let own: Vec<usize> = planted.of_file(file).collect();
+    assert!(!own.is_empty(), "there are no defects of {file}");
+    // What does not compile fails every check.
+    planted.compile(own[0]);
+    let names = own.iter().map(|&number| planted.name(number));
+    assert_all_noticed(names, |index| {
+        let gpu = planted.device(Some(own[index]))?;
+        first_failure(Arc::new(gpu), planted.family(own[index]))
+    });
+}
+
+#[test]
+fn without_a_defect_all_is_right() {
+    let Some(planted) = Planted::new() else { return };
+    for family in Family::ALL {
+        let gpu = planted.device(None).unwrap();
+        let start = std::time::Instant::now();
+        assert_eq!(first_failure(Arc::new(gpu), family), None);
+        println!("{family:?}: {:.1} s", start.elapsed().as_secs_f64());
+    }
+}
+
+#[test]
+fn rope() {
+    every_defect_is_noticed("rope.metal");
+}
+
+#[test]
+fn rows() {
+    every_defect_is_noticed("rows.metal");
+}
+
+#[test]
+fn paged_attention() {
+    every_defect_is_noticed("paged_attention.metal");
+}
+
+#[test]
+fn flash_attention() {
+    every_defect_is_noticed("flash_attention.metal");
+}
+
+#[test]
+fn kv_cache() {
+    every_defect_is_noticed("kv_cache.h");
+}
+
+#[test]
+fn sampling() {
+    every_defect_is_noticed("sampling.metal");
+}
+
+#[test]
+fn matvec() {
+    every_defect_is_noticed("matvec.metal");
+}
+
+#[test]
+fn matmul() {
+    every_defect_is_noticed("matmul.metal");
+}
+
+#[test]
+fn formats() {
+    every_defect_is_noticed("formats.h");
+}
+
+#[test]
+fn threads() {
+    every_defect_is_noticed("threads.h");
+}
