@@ -54,11 +54,9 @@ fn every_defect_is_noticed(file: &str) {
     let Some(planted) = Planted::new() else { return };
     let own: Vec<usize> = planted.of_file(file).collect();
     assert!(!own.is_empty(), "there are no defects of {file}");
-    // What does not compile fails every check.
-    planted.compile(own[0]);
     let names = own.iter().map(|&number| planted.name(number));
     assert_all_noticed(names, |index| {
-        let gpu = planted.device(Some(own[index]))?;
+        let gpu = planted.device_with(own[index])?;
         first_failure(Arc::new(gpu), planted.family(own[index]))
     });
 }
@@ -122,4 +120,16 @@ fn formats() {
 #[test]
 fn threads() {
     every_defect_is_noticed("threads.h");
+}
+
+#[test]
+fn zz_times() {
+    let Some(planted) = Planted::new() else { return };
+    let gpu = planted.device(None).unwrap();
+    let mut start = std::time::Instant::now();
+    let context = Context::gpu(Arc::new(gpu));
+    Family::Sampling.check(&context, Effort::Small, &mut |check| {
+        println!("{:.2} s {} {}", start.elapsed().as_secs_f64(), check.name, check.detail);
+        start = std::time::Instant::now();
+    });
 }
