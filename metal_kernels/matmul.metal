@@ -21,7 +21,7 @@ constant bool HAS_NORM [[function_constant(0)]];
 constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];
 
-constant constexpr int NUM_THREADS = 128;
+constant constexpr int NUM_THREADS = 4 * LANES;
 constant constexpr int TILE_ROWS = 64;
 constant constexpr int STEP = 32;
 // Rows in threadgroup memory are longer than they need to be, so that the rows of an 8×8 piece lie in different

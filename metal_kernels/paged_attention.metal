@@ -76,7 +76,6 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint num_threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
@@ -212,7 +211,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = thread_index; i < heads_per_kv_head * head_dim; i += num_threads) {
+    for (uint i = thread_index; i < heads_per_kv_head * head_dim; i += num_groups * LANES) {
         const uint own_head = i / head_dim;
         const uint d = i % head_dim;
         float value = 0.0f;

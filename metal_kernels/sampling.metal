@@ -1,9 +1,11 @@
 // Choosing a token from the logits of each row, as the host's sampler does: bias, banned tokens, penalties,
 // temperature, min-p, top-k, top-p and a draw from a counter-based generator.
 //
-// One threadgroup for each row. A simdgroup has a contiguous part of the vocabulary, so that sums over parts are
-// also the beginnings of the parts in the draw. Tokens are ranked by weight and then by id. Thresholds are found by
-// bisection over the bits of weights, which are ordered like the weights: each step is one pass over the row.
+// One threadgroup for each row. The vocabulary is cut into 32 contiguous parts, so that sums over parts are also the
+// beginnings of the parts in the draw. A simdgroup has one part or, on a device that allows fewer threads, every so
+// many: what is added to what is the same for any number of threads. Tokens are ranked by weight and then by id.
+// Thresholds are found by bisection over the bits of weights, which are ordered like the weights: each step is one
+// pass over the row.
 
 #include "threads.h"
 
@@ -48,7 +50,7 @@ struct Bias {
 
 constant constexpr uint NO_TOKEN = 0xFFFFFFFFu;
 constant constexpr uint MINUS_INFINITY = 0xFF800000u;
-constant constexpr int MAX_SIMDGROUPS = 32;
+constant constexpr uint NUM_PARTS = 32;
 
 // What a thread is in its threadgroup.
 struct Place {
@@ -97,47 +99,35 @@ inline uint count_of_all(uint value, threadgroup uint* scratch, Place place) {
     return result;
 }
 
-inline float sum_of_all(float value, threadgroup float* scratch, Place place) {
-    value = simd_sum(value);
-    if (place.lane == 0) {
-        scratch[place.group] = value;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float result = 0.0f;
-    for (uint g = 0; g < place.num_groups; ++g) {
-        result += scratch[g];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return result;
-}
-
-// The part of the vocabulary that a simdgroup goes over, a lane every 32 tokens.
+// The tokens of a part, of which a lane takes every 32nd.
 struct Range {
     uint begin;
     uint end;
 };
 
-inline Range range_of(uint vocab_size, Place place) {
-    const uint len = (vocab_size + place.num_groups * LANES - 1) / (place.num_groups * LANES) * LANES;
+inline Range range_of(uint vocab_size, uint part) {
+    const uint len = (vocab_size + NUM_PARTS * LANES - 1) / (NUM_PARTS * LANES) * LANES;
     Range range;
-    range.begin = min(place.group * len, vocab_size);
+    range.begin = min(part * len, vocab_size);
     range.end = min(range.begin + len, vocab_size);
     return range;
 }
 
 // The first of the most likely tokens; none if a logit is NaN or infinite or all are minus infinity.
 inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup uint* scratch, Place place) {
-    const Range range = range_of(vocab_size, place);
     uint best = 0;
     uint best_id = NO_TOKEN;
-    for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
-        const uint bits = logits[i];
-        // NaN becomes the highest of all.
-        const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-        const uint rank = is_nan ? 0xFFFFFFFFu : ordered(bits);
-        if (rank > best) {
-            best = rank;
-            best_id = i;
+    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
+        const Range range = range_of(vocab_size, part);
+        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+            const uint bits = logits[i];
+            // NaN becomes the highest of all.
+            const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+            const uint rank = is_nan ? 0xFFFFFFFFu : ordered(bits);
+            if (rank > best) {
+                best = rank;
+                best_id = i;
+            }
         }
     }
     const uint highest = maximum_of_all(best, scratch, place);
@@ -209,10 +199,10 @@ inline void adjust(
     // What was sampled in earlier steps and is not in the history: each such token once, by its first step.
     const bool has_penalties =
         row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f;
-    if (has_penalties && place.thread_index < a.step) {
-        const uint token_id = sampled[place.thread_index * a.num_rows + row_index];
+    for (uint step = place.thread_index; has_penalties && step < a.step; step += place.num_threads) {
+        const uint token_id = sampled[step * a.num_rows + row_index];
         bool is_new = token_id < a.vocab_size
-            && times_sampled(sampled, a.num_rows, row_index, place.thread_index, token_id) == 0;
+            && times_sampled(sampled, a.num_rows, row_index, step, token_id) == 0;
         for (uint i = 0; is_new && i < row.history_len; ++i) {
             is_new = history[row.history_start + i].token_id != token_id;
         }
@@ -260,19 +250,31 @@ struct Mass {
 inline Mass mass_from(
     device const uint* weights, uint vocab_size, Cut cut, Cut from, threadgroup uint* scratch, Place place
 ) {
-    const Range range = range_of(vocab_size, place);
+    threadgroup float* sums = (threadgroup float*)scratch;
     uint count = 0;
-    float sum = 0.0f;
-    for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
-        const uint weight = weights[i];
-        if (is_kept(weight, i, cut) && is_kept(weight, i, from)) {
-            count += 1;
-            sum += as_type<float>(weight);
+    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
+        const Range range = range_of(vocab_size, part);
+        float sum = 0.0f;
+        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+            const uint weight = weights[i];
+            if (is_kept(weight, i, cut) && is_kept(weight, i, from)) {
+                count += 1;
+                sum += as_type<float>(weight);
+            }
+        }
+        sum = simd_sum(sum);
+        if (place.lane == 0) {
+            sums[part] = sum;
         }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     Mass mass;
+    mass.sum = 0.0f;
+    for (uint part = 0; part < NUM_PARTS; ++part) {
+        mass.sum += sums[part];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     mass.count = count_of_all(count, scratch, place);
-    mass.sum = sum_of_all(sum, (threadgroup float*)scratch, place);
     return mass;
 }
 
@@ -319,36 +321,40 @@ inline Cut shortest(
 inline uint draw(
     device const uint* weights, uint vocab_size, Cut cut, float u, threadgroup uint* scratch, Place place
 ) {
-    const Range range = range_of(vocab_size, place);
-    float sum = 0.0f;
-    uint last_kept = 0;
-    for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
-        const uint weight = weights[i];
-        if (weight > 0 && is_kept(weight, i, cut)) {
-            sum += as_type<float>(weight);
-            last_kept = i + 1;
-        }
-    }
-    sum = simd_sum(sum);
     threadgroup float* sums = (threadgroup float*)scratch;
-    if (place.lane == 0) {
-        sums[place.group] = sum;
+    uint last_kept = 0;
+    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
+        const Range range = range_of(vocab_size, part);
+        float sum = 0.0f;
+        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+            const uint weight = weights[i];
+            if (weight > 0 && is_kept(weight, i, cut)) {
+                sum += as_type<float>(weight);
+                last_kept = i + 1;
+            }
+        }
+        sum = simd_sum(sum);
+        if (place.lane == 0) {
+            sums[part] = sum;
+        }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float total = 0.0f;
-    for (uint g = 0; g < place.num_groups; ++g) {
-        total += sums[g];
+    for (uint part = 0; part < NUM_PARTS; ++part) {
+        total += sums[part];
     }
     const float target = u * total;
-    float before = 0.0f;
-    for (uint g = 0; g < place.group; ++g) {
-        before += sums[g];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // The first token of this part that goes beyond the target; the last token of all if rounding lost it.
+    // The first token of the own parts that goes beyond the target; the last token of all if rounding lost it.
     uint found = NO_TOKEN;
-    if (before + sum > target) {
-        float running = before;
+    for (uint part = place.group; part < NUM_PARTS && found == NO_TOKEN; part += place.num_groups) {
+        float running = 0.0f;
+        for (uint p = 0; p < part; ++p) {
+            running += sums[p];
+        }
+        if (running + sums[part] <= target) {
+            continue;
+        }
+        const Range range = range_of(vocab_size, part);
         for (uint first = range.begin; first < range.end && found == NO_TOKEN; first += LANES) {
             const uint i = first + place.lane;
             const uint weight = i < range.end ? weights[i] : 0;
@@ -358,6 +364,7 @@ inline uint draw(
             running = simd_shuffle(up_to_here, ushort(LANES - 1));
         }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint first_found = minimum_of_all(found, scratch, place);
     const uint last = maximum_of_all(last_kept, scratch, place) - 1;
     return first_found != NO_TOKEN ? first_found : last;
@@ -378,7 +385,8 @@ inline uint draw(
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    threadgroup uint scratch[MAX_SIMDGROUPS];
+    // A place for each simdgroup or for each part.
+    threadgroup uint scratch[NUM_PARTS];
     Place place;
     place.thread_index = thread_index;
     place.num_threads = num_threads;
@@ -400,11 +408,13 @@ inline uint draw(
         // Probabilities up to a common factor: the most likely token has 1.
         const float highest = as_type<float>(logits[token]);
         threadgroup_barrier(mem_flags::mem_device);
-        const Range range = range_of(a.vocab_size, place);
-        for (uint i = range.begin + lane; i < range.end; i += LANES) {
-            const uint bits = logits[i];
-            const float weight = exp((as_type<float>(bits) - highest) * row.inverse_temperature);
-            logits[i] = bits == MINUS_INFINITY ? 0 : as_type<uint>(weight);
+        for (uint part = group; part < NUM_PARTS; part += num_groups) {
+            const Range range = range_of(a.vocab_size, part);
+            for (uint i = range.begin + lane; i < range.end; i += LANES) {
+                const uint bits = logits[i];
+                const float weight = exp((as_type<float>(bits) - highest) * row.inverse_temperature);
+                logits[i] = bits == MINUS_INFINITY ? 0 : as_type<uint>(weight);
+            }
         }
         // From here on, each thread reads only what it has written itself.
         Cut cut;

@@ -157,9 +157,3 @@ impl std::error::Error for Error {
         self.0.source.as_ref().map(|source| source.as_ref() as _)
     }
 }
-
-impl From<candle_core::Error> for Error {
-    fn from(source: candle_core::Error) -> Self {
-        Self::internal(format!("tensor operation failed: {source}")).with_source(source)
-    }
-}

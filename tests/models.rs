@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
+use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
 
@@ -33,10 +34,23 @@ struct Instance {
     block_size: usize,
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kernels {
+    Cpu(CpuLevel),
+    Reference,
+}
+
+impl Kernels {
+    fn all() -> impl Iterator<Item = Self> {
+        CpuLevel::available().iter().map(|level| Self::Cpu(*level)).chain([Self::Reference])
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Setup {
     num_threads: usize,
-    level: CpuLevel,
+    kernels: Kernels,
     block_size: usize,
     dtype: KvCacheDType,
     quantization: Option<Quantization>,
@@ -46,7 +60,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             num_threads: 2,
-            level: CpuLevel::detect(),
+            kernels: Kernels::Cpu(CpuLevel::detect()),
             block_size: BLOCK_SIZE,
             dtype: KvCacheDType::F32,
             quantization: None,
@@ -58,7 +72,10 @@ impl Instance {
     fn open(path: &str, setup: Setup) -> Self {
         let checkpoint = Checkpoint::open(&fixture(path)).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
-        let context = Arc::new(Context::cpu(setup.num_threads, setup.level));
+        let context = Arc::new(match setup.kernels {
+            Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
+            Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
+        });
         let options = LoadOptions {
             quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
             max_model_len: 128,
@@ -164,12 +181,12 @@ fn compare(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> (f32, f32, f32) {
 
 /// Dense models are exact: logits within 1e-3, and the same 32 tokens.
 fn check_dense(model: &str, golden: &str) {
-    for &level in CpuLevel::available() {
+    for kernels in Kernels::all() {
         let golden = Golden::read(golden);
-        let mut instance = Instance::open(model, Setup { level, ..Setup::default() });
+        let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         let logits = instance.run(&golden.ids, &[golden.ids.len()]);
         let (max, rms, _) = compare(&logits, &golden.logits);
-        assert!(max < 1e-3 && rms < 1e-4, "{model} on {level:?}: logits differ by {max}, rms {rms}");
+        assert!(max < 1e-3 && rms < 1e-4, "{model} with {kernels:?}: logits differ by {max}, rms {rms}");
 
         let mut tokens = golden.greedy[..8].to_vec();
         let mut next = argmax(instance.step(&[(1, &tokens, 8)]).last().unwrap());
@@ -177,7 +194,7 @@ fn check_dense(model: &str, golden: &str) {
             tokens.push(next);
             next = argmax(&instance.step(&[(1, &tokens, 1)])[0]);
         }
-        assert_eq!(tokens, golden.greedy, "{model} on {level:?}");
+        assert_eq!(tokens, golden.greedy, "{model} with {kernels:?}");
     }
 }
 
@@ -211,16 +228,18 @@ fn qwen3_folder() {
     check_dense("tiny/qwen3", "tiny/qwen3/golden.safetensors");
 }
 
-/// Quantised models round their activations to 8 bits, which moves logits (of standard deviation 1) by
-/// some hundredths.
+/// With quantised weights, the CPU's kernels round activations to 8 bits, which moves logits (of standard deviation 1)
+/// by some hundredths. The reference does not.
 fn check_quantized(model: &str) {
-    for &level in CpuLevel::available() {
+    for kernels in Kernels::all() {
         let golden = Golden::read(&model.replace(".gguf", ".golden.safetensors"));
-        let mut instance = Instance::open(model, Setup { level, ..Setup::default() });
+        let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         let (max, rms, same) = compare(&instance.run(&golden.ids, &[golden.ids.len()]), &golden.logits);
+        let (max_limit, rms_limit, same_limit) =
+            if kernels == Kernels::Reference { (1e-3, 1e-4, 1.0) } else { (0.3, 0.05, 0.9) };
         assert!(
-            max < 0.3 && rms < 0.05 && same >= 0.9,
-            "{model} on {level:?}: logits differ by {max}, rms {rms}, and {same} of the tokens agree"
+            max < max_limit && rms < rms_limit && same >= same_limit,
+            "{model} with {kernels:?}: logits differ by {max}, rms {rms}, and {same} of the tokens agree"
         );
     }
 }
@@ -359,15 +378,17 @@ fn a_cache_in_half_precision_is_close() {
 
 #[test]
 fn a_copied_block_has_the_keys_and_values_of_its_source() {
-    let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
-    let mut instance = Instance::open("tiny/llama", Setup::default());
-    let expected = instance.step(&[(0, &tokens[..10], 10)]);
-    instance.step(&[(0, &tokens[..9], 9)]);
-    // The first blocks of sequences 0 and 1.
-    let first = (NUM_BLOCKS / 3 - 1) as u32 * 3;
-    instance.cache.copy_block(first, first + 1).unwrap();
-    assert_eq!(instance.step(&[(1, &tokens[..10], 1)])[0], expected[9]);
-    assert!(instance.cache.copy_block(0, NUM_BLOCKS as u32).is_err());
+    for kernels in Kernels::all() {
+        let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+        let mut instance = Instance::open("tiny/llama", Setup { kernels, ..Setup::default() });
+        instance.step(&[(0, &tokens[..9], 9)]);
+        let expected = instance.step(&[(0, &tokens[..10], 1)]);
+        // The first blocks of sequences 0 and 1.
+        let first = (NUM_BLOCKS / 3 - 1) as u32 * 3;
+        instance.cache.copy_block(first, first + 1).unwrap();
+        assert_eq!(instance.step(&[(1, &tokens[..10], 1)]), expected, "{kernels:?}");
+        assert!(instance.cache.copy_block(0, NUM_BLOCKS as u32).is_err());
+    }
 }
 
 #[test]

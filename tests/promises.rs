@@ -6,7 +6,7 @@
 use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
-use tinyvllm::llm::{Llm, LlmOptions, NoProgress, TextEvent};
+use tinyvllm::llm::{DeviceChoice, KernelChoice, Llm, LlmOptions, NoProgress, TextEvent};
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
@@ -137,6 +137,47 @@ fn same_tokens_however_they_are_scheduled() {
     assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
 }
 
+/// The same of the definitions in candle's tensors: nothing is said there of the order of additions, but rounding is
+/// far from what decides a token.
+#[test]
+fn the_reference_gives_the_same_tokens_however_they_are_scheduled() {
+    let with_limits = |change: fn(&mut EngineLimits)| LlmOptions {
+        kernels: KernelChoice::Reference,
+        device: DeviceChoice::Cpu,
+        ..with_limits(change)
+    };
+    let first = |llm: &Llm| {
+        requests(llm).into_iter().map(|mut request| {
+            request.params.max_tokens = Some(12);
+            request
+        })
+    };
+    let run = |options: &LlmOptions, together: bool| {
+        let llm = load(options);
+        assert!(
+            llm.summary().contains("demo on cpu (reference kernels: candle in f32)"),
+            "{}",
+            llm.summary()
+        );
+        let submit = |request: Request| (request.params.n, llm.engine().submit(request).unwrap());
+        let collect = |(n, stream)| collect(stream, n).tokens;
+        if together {
+            let streams: Vec<_> = first(&llm).map(submit).collect();
+            streams.into_iter().map(collect).collect::<Vec<_>>()
+        } else {
+            first(&llm).map(submit).map(collect).collect()
+        }
+    };
+    let expected = run(&with_limits(|limits| limits.enable_prefix_caching = false), false);
+    assert!(expected.iter().flatten().all(|tokens| tokens.len() == 12));
+    let check = |what: &str, change: fn(&mut EngineLimits)| {
+        assert_eq!(run(&with_limits(change), true), expected, "{what}");
+    };
+    check("a batch", |_| ());
+    check("chunked prompts", |limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
+    check("multi-step and small blocks", |limits| (limits.num_scheduler_steps, limits.block_size) = (5, 8));
+}
+
 /// A prompt's log-probabilities, and its logits if they are wanted.
 fn prompt_report(llm: &Llm, request: Request) -> (Vec<RankedLogprobs>, Vec<f32>) {
     let (mut report, mut rows) = (Vec::new(), Vec::new());
@@ -207,9 +248,20 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
 
 #[test]
 fn the_built_in_model_says_what_its_training_script_says() {
-    let llm = load(&with_limits(|_| ()));
+    says_what_its_training_script_says(&with_limits(|_| ()), usize::MAX);
+}
+
+#[test]
+fn the_reference_says_what_the_training_script_says() {
+    let options =
+        LlmOptions { kernels: KernelChoice::Reference, device: DeviceChoice::Cpu, ..with_limits(|_| ()) };
+    says_what_its_training_script_says(&options, 3);
+}
+
+fn says_what_its_training_script_says(options: &LlmOptions, num_stories: usize) {
+    let llm = load(options);
     let tokenizer = llm.tokenizer().unwrap();
-    for golden in goldens() {
+    for golden in goldens().iter().take(num_stories) {
         let prompt = golden["prompt"].as_str().unwrap();
         let prompt_ids = llm.encode_raw(prompt).unwrap();
         assert_eq!(prompt_ids, ids(&golden["prompt_ids"]), "{prompt}");

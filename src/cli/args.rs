@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use tinyvllm::chat::ChatConfig;
-use tinyvllm::llm::{DenseDType, DeviceChoice, LlmOptions};
+use tinyvllm::llm::{DenseDType, DeviceChoice, KernelChoice, LlmOptions};
 use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
@@ -136,6 +136,9 @@ pub(crate) struct SelfTestArgs {
     /// auto, cpu or metal
     #[arg(long, default_value_t)]
     pub(crate) device: DeviceChoice,
+    /// fused, or reference: candle's tensors
+    #[arg(long, default_value = "fused", value_parser = parse_value::<KernelChoice>, value_name = "NAME")]
+    pub(crate) kernels: KernelChoice,
     /// Small shapes only, and no measurements
     #[arg(long)]
     pub(crate) quick: bool,
@@ -172,6 +175,15 @@ pub(crate) struct EngineArgs {
     /// auto, cpu, metal, cuda or cuda:N; a device that is not there is an error
     #[arg(long, default_value = "auto", value_parser = parse_value::<DeviceChoice>)]
     pub(crate) device: DeviceChoice,
+    /// fused, or reference: every op in candle's tensors, slow, for a device whose kernels fail
+    #[arg(
+        long,
+        default_value = "fused",
+        value_parser = parse_value::<KernelChoice>,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    pub(crate) kernels: KernelChoice,
     /// Threads [default: as many as the system grants this process]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -264,6 +276,7 @@ impl EngineArgs {
         LlmOptions {
             gpu: None,
             device: self.device,
+            kernels: self.kernels,
             threads: self.threads,
             pin_threads: self.pin_threads,
             cpu_level: self.cpu_level,

@@ -19,7 +19,7 @@ use super::value::human_bytes;
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let options = args.engine.options();
-    options.device.open()?;
+    options.open_device()?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
     let text = if args.json { format!("{}\n", to_json(&report)) } else { to_text(&report) };

@@ -71,7 +71,7 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
 /// If the device is not there, or the model cannot be had or loaded.
 pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> anyhow::Result<Llm> {
     // Before gigabytes are downloaded for a device that is not there.
-    options.device.open()?;
+    options.open_device()?;
     let model = resolve(args, console)?;
     let llm = Llm::load(&model, options, &Progress::new(console))?;
     console.note(llm.summary());

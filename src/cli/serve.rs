@@ -146,7 +146,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let options = LlmOptions { chat, ..args.engine.options() };
     let server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
-    options.device.open()?;
+    options.open_device()?;
     let address = server.address();
     console.note(format_args!("listening on http://{address}, loading the model"));
     let files = resolve(&model, console)?;

@@ -1,9 +1,10 @@
-//! Which device computes: asked for, or chosen. Never a silent fallback.
+//! Which device computes, and with which kernels: asked for, or chosen. Never a silent fallback.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::ops::metal::Gpu;
+use crate::ops::reference::ReferenceBackend;
 use crate::{Error, ErrorKind, Result};
 
 /// The device that was asked for.
@@ -49,13 +50,43 @@ impl std::fmt::Display for DeviceChoice {
     }
 }
 
+/// Which implementation of the ops computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KernelChoice {
+    /// This program's own kernels.
+    #[default]
+    Fused,
+    /// Every op as it is defined, in candle's tensors: slow, and the way out where a kernel fails on a machine.
+    Reference,
+}
+
+impl KernelChoice {
+    /// Every choice, as it is spelled in flags.
+    pub const NAMES: [&str; 2] = ["fused", "reference"];
+}
+
+impl FromStr for KernelChoice {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "fused" => Ok(Self::Fused),
+            "reference" => Ok(Self::Reference),
+            _ => Err(Error::invalid_request(format!("{name:?} names no kernels"))
+                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
+        }
+    }
+}
+
 /// A device that was found and opened.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum OpenedDevice {
     /// The processor.
     Cpu,
     /// A GPU.
     Gpu(Arc<dyn Gpu>),
+    /// A device of candle's.
+    Reference(ReferenceBackend),
 }
 
 impl DeviceChoice {
@@ -63,15 +94,22 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a device that this build or this machine does not have.
-    pub fn open(self) -> Result<OpenedDevice> {
+    pub fn open(self, kernels: KernelChoice) -> Result<OpenedDevice> {
+        let cpu = || match kernels {
+            KernelChoice::Fused => OpenedDevice::Cpu,
+            KernelChoice::Reference => OpenedDevice::Reference(ReferenceBackend::cpu()),
+        };
+        let metal = || match kernels {
+            KernelChoice::Fused => open_metal().map(OpenedDevice::Gpu),
+            KernelChoice::Reference => ReferenceBackend::metal().map(OpenedDevice::Reference),
+        };
         match self {
-            Self::Cpu => Ok(OpenedDevice::Cpu),
-            Self::Metal => open_metal().map(OpenedDevice::Gpu),
+            Self::Cpu => Ok(cpu()),
+            Self::Metal => metal(),
             // Not a silent fallback: nobody asked for a GPU, and the summary line names the device.
-            Self::Auto => match open_metal() {
-                Ok(gpu) => Ok(OpenedDevice::Gpu(gpu)),
-                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(OpenedDevice::Cpu),
-                Err(error) => Err(error),
+            Self::Auto => match metal() {
+                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(cpu()),
+                opened => opened,
             },
             Self::Cuda(_) => Err(Error::unsupported(format!(
                 "--device {self} is not available: there are kernels for cpu and metal only"
@@ -105,23 +143,37 @@ mod tests {
         for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU:1", "cpu:0"] {
             assert!(name.parse::<DeviceChoice>().is_err(), "{name}");
         }
-        assert_eq!(DeviceChoice::Cuda(0).open().unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            DeviceChoice::Cuda(0).open(KernelChoice::Fused).unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
     }
 
     #[test]
     fn auto_is_metal_where_there_is_metal() {
-        assert!(matches!(DeviceChoice::Cpu.open().unwrap(), OpenedDevice::Cpu));
-        let auto = DeviceChoice::Auto.open().unwrap();
-        match DeviceChoice::Metal.open() {
-            Ok(opened) => {
-                let both = (&opened, &auto);
-                assert!(matches!(both, (OpenedDevice::Gpu(_), OpenedDevice::Gpu(_))), "{both:?}");
-            }
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Unsupported);
-                assert!(error.hint().is_some_and(|hint| hint.contains("--device cpu")));
-                assert!(matches!(auto, OpenedDevice::Cpu));
+        let kind = |device: &OpenedDevice| match device {
+            OpenedDevice::Cpu => "cpu".to_owned(),
+            OpenedDevice::Gpu(_) => "metal".to_owned(),
+            OpenedDevice::Reference(backend) => backend.description(),
+        };
+        for (kernels, cpu) in [
+            (KernelChoice::Fused, "cpu"),
+            (KernelChoice::Reference, "cpu (reference kernels: candle in f32)"),
+        ] {
+            assert_eq!(kind(&DeviceChoice::Cpu.open(kernels).unwrap()), cpu);
+            let auto = DeviceChoice::Auto.open(kernels).unwrap();
+            match DeviceChoice::Metal.open(kernels) {
+                Ok(opened) => {
+                    assert_eq!(kind(&opened), kind(&auto));
+                    assert!(kind(&opened).starts_with("metal"));
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Unsupported);
+                    assert!(error.hint().is_some_and(|hint| hint.contains("--device cpu")));
+                    assert_eq!(kind(&auto), cpu);
+                }
             }
         }
+        assert!("candle".parse::<KernelChoice>().unwrap_err().hint().unwrap().contains("reference"));
     }
 }

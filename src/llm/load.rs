@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::{DeviceChoice, Llm, OpenedDevice};
+use super::{DeviceChoice, KernelChoice, Llm, OpenedDevice};
 use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
@@ -31,6 +31,8 @@ const OVERHEAD_BYTES: u64 = 256 << 20;
 pub struct LlmOptions {
     /// `--device`.
     pub device: DeviceChoice,
+    /// `--kernels`.
+    pub kernels: KernelChoice,
     /// A GPU to use in the place of what `device` names, for whoever brings one.
     pub gpu: Option<Arc<dyn Gpu>>,
     /// `--threads`; by default what the system grants this process.
@@ -53,10 +55,27 @@ pub struct LlmOptions {
 
 impl LlmOptions {
     /// Opens what was asked for.
-    pub(super) fn open_device(&self) -> Result<OpenedDevice> {
+    ///
+    /// # Errors
+    /// As [`DeviceChoice::open`], and [`crate::ErrorKind::InvalidRequest`] for what has no meaning with these kernels.
+    pub fn open_device(&self) -> Result<OpenedDevice> {
+        if self.kernels == KernelChoice::Reference {
+            let meaningless = [
+                ("--threads", self.threads.is_some()),
+                ("--pin-threads", self.pin_threads),
+                ("--cpu-level", self.cpu_level.is_some()),
+                ("a GPU of the caller", self.gpu.is_some()),
+            ];
+            if let Some((what, _)) = meaningless.into_iter().find(|(_, is_given)| *is_given) {
+                return Err(Error::invalid_request(format!("{what} has no effect with --kernels reference"))
+                    .with_hint(
+                        "leave one of them out; candle takes its number of threads from RAYON_NUM_THREADS",
+                    ));
+            }
+        }
         match &self.gpu {
             Some(gpu) => Ok(OpenedDevice::Gpu(Arc::clone(gpu))),
-            None => self.device.open(),
+            None => self.device.open(self.kernels),
         }
     }
 }
@@ -137,7 +156,7 @@ impl Llm {
         let opened = OpenedModel::open(model, &options.chat)?;
         let device = options.open_device()?;
         let engine_config = plan_memory(&opened.demand(options, &device)?, &options.limits)?;
-        let context = Arc::new(new_context(options, &device)?);
+        let context = Arc::new(new_context(options, device)?);
         let load_options = models::LoadOptions {
             quantizer: opened.quantizer(options)?,
             max_model_len: engine_config.max_model_len,
@@ -220,6 +239,9 @@ impl OpenedModel {
         let available_bytes = match device {
             OpenedDevice::Cpu => available_memory_bytes(),
             OpenedDevice::Gpu(gpu) => gpu.working_set_bytes(),
+            OpenedDevice::Reference(backend) => {
+                backend.working_set_bytes().unwrap_or_else(available_memory_bytes)
+            }
         };
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
@@ -271,7 +293,7 @@ fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
 }
 
-fn new_context(options: &LlmOptions, device: &OpenedDevice) -> Result<Context> {
+fn new_context(options: &LlmOptions, device: OpenedDevice) -> Result<Context> {
     let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
     if num_threads == 0 || num_threads > 1_024 {
         return Err(Error::invalid_request(format!(
@@ -284,6 +306,7 @@ fn new_context(options: &LlmOptions, device: &OpenedDevice) -> Result<Context> {
             let start = if options.pin_threads { ThreadPool::pinned } else { ThreadPool::new };
             Ok(Context::cpu_with(start(num_threads), level))
         }
-        OpenedDevice::Gpu(gpu) => Ok(Context::gpu(Arc::clone(gpu))),
+        OpenedDevice::Gpu(gpu) => Ok(Context::gpu(gpu)),
+        OpenedDevice::Reference(backend) => Ok(Context::reference(backend)),
     }
 }

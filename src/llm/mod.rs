@@ -11,7 +11,7 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use device::{DeviceChoice, OpenedDevice};
+pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;
 pub use text_decoder::{TextDecoder, TextOptions};

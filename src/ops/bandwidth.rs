@@ -27,7 +27,9 @@ const NUM_PASSES: usize = 8;
 pub fn measure_read_bandwidth(context: &Context) -> Result<f64> {
     match context.backend() {
         Backend::Cpu(cpu) => Ok(best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES)),
-        Backend::Metal(_) => Err(Error::unsupported("the memory bandwidth of a GPU is not measured")),
+        Backend::Metal(_) | Backend::Reference(_) => {
+            Err(Error::unsupported("the memory bandwidth is measured of the CPU's kernels only"))
+        }
     }
 }
 

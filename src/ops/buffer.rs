@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, Storage};
-
 use crate::ops::context::{Backend, Context};
 use crate::ops::metal::{GpuBuffer, MetalBackend, Placement};
+use crate::ops::reference::ReferenceBuffer;
 use crate::{Error, Result};
 
 /// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
-/// A step uses the first rows; the rest keeps what earlier steps left. On the CPU the memory is candle's storage
-/// without a tensor around it: what a tensor adds (a graph, locks, views) allocates in every operation.
+/// A step uses the first rows; the rest keeps what earlier steps left.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Memory,
@@ -21,8 +19,9 @@ pub struct Buffer {
 
 #[derive(Debug)]
 enum Memory {
-    Host(Storage),
+    Host(Vec<f32>),
     Metal(Arc<MetalBackend>, GpuBuffer),
+    Reference(ReferenceBuffer),
 }
 
 impl Buffer {
@@ -44,10 +43,13 @@ impl Buffer {
 
     fn placed(context: &Context, max_rows: usize, width: usize, placement: Placement) -> Result<Self> {
         let memory = match context.backend() {
-            Backend::Cpu(_) => Memory::Host(Storage::Cpu(CpuStorage::F32(vec![0.0; max_rows * width]))),
+            Backend::Cpu(_) => Memory::Host(vec![0.0; max_rows * width]),
             Backend::Metal(metal) => {
                 let buffer = metal.gpu().allocate((max_rows * width * 4).max(16), placement)?;
                 Memory::Metal(Arc::clone(metal), buffer)
+            }
+            Backend::Reference(reference) => {
+                Memory::Reference(ReferenceBuffer::new(reference, max_rows, width)?)
             }
         };
         Ok(Self { memory, max_rows, width })
@@ -72,11 +74,14 @@ impl Buffer {
     pub fn read<R>(&self, num_rows: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
         match &self.memory {
-            Memory::Host(Storage::Cpu(CpuStorage::F32(values))) => Ok(read(&values[..len])),
-            Memory::Host(_) => Err(Error::internal("a buffer on the host is of f32")),
+            Memory::Host(values) => Ok(read(&values[..len])),
             Memory::Metal(metal, buffer) => {
                 let mut values = vec![0.0_f32; len];
                 metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
+                Ok(read(&values))
+            }
+            Memory::Reference(buffer) => {
+                let values: Vec<f32> = buffer.read(num_rows)?.into_iter().map(|value| value as f32).collect();
                 Ok(read(&values))
             }
         }
@@ -89,8 +94,7 @@ impl Buffer {
     pub fn write<R>(&mut self, num_rows: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
         match &mut self.memory {
-            Memory::Host(Storage::Cpu(CpuStorage::F32(values))) => Ok(write(&mut values[..len])),
-            Memory::Host(_) => Err(Error::internal("a buffer on the host is of f32")),
+            Memory::Host(values) => Ok(write(&mut values[..len])),
             Memory::Metal(metal, buffer) => {
                 let mut values = vec![0.0_f32; len];
                 metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
@@ -98,6 +102,24 @@ impl Buffer {
                 metal.gpu().write(buffer, 0, bytemuck::cast_slice(&values))?;
                 Ok(result)
             }
+            Memory::Reference(buffer) => {
+                let mut values: Vec<f32> =
+                    buffer.read(num_rows)?.into_iter().map(|value| value as f32).collect();
+                let result = write(&mut values);
+                buffer.write(&values)?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// The first `num_rows` rows with all the digits that the device computed.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) fn read_exact(&self, num_rows: usize) -> Result<Vec<f64>> {
+        match &self.memory {
+            Memory::Reference(buffer) => buffer.read(self.len_of(num_rows)? / self.width.max(1)),
+            _ => self.read(num_rows, |values| values.iter().map(|value| f64::from(*value)).collect()),
         }
     }
 
@@ -105,7 +127,23 @@ impl Buffer {
     pub(crate) fn metal(&self) -> Result<&GpuBuffer> {
         match &self.memory {
             Memory::Metal(_, buffer) => Ok(buffer),
-            Memory::Host(_) => Err(Error::internal("a buffer on the CPU was given to a GPU")),
+            _ => Err(elsewhere()),
+        }
+    }
+
+    /// The tensor of a buffer of candle's.
+    pub(crate) fn reference(&self) -> Result<&ReferenceBuffer> {
+        match &self.memory {
+            Memory::Reference(buffer) => Ok(buffer),
+            _ => Err(elsewhere()),
+        }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn reference_mut(&mut self) -> Result<&mut ReferenceBuffer> {
+        match &mut self.memory {
+            Memory::Reference(buffer) => Ok(buffer),
+            _ => Err(elsewhere()),
         }
     }
 
@@ -118,6 +156,10 @@ impl Buffer {
         }
         Ok(num_rows * self.width)
     }
+}
+
+fn elsewhere() -> Error {
+    Error::internal("a buffer is used on another device than it is on")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::metal::{Gpu, MetalBackend};
+use crate::ops::reference::ReferenceBackend;
 
 /// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub struct Context {
 enum DeviceBackend {
     Cpu(CpuBackend),
     Metal(Arc<MetalBackend>),
+    Reference(ReferenceBackend),
 }
 
 /// What CPU kernels need.
@@ -35,6 +37,7 @@ pub struct CpuBackend {
 pub(crate) enum Backend<'a> {
     Cpu(&'a CpuBackend),
     Metal(&'a Arc<MetalBackend>),
+    Reference(&'a ReferenceBackend),
 }
 
 impl Context {
@@ -60,6 +63,12 @@ impl Context {
         }
     }
 
+    /// candle's own device: every op as it is defined, and not in a hurry.
+    #[must_use]
+    pub fn reference(backend: ReferenceBackend) -> Self {
+        Self { device: DeviceBackend::Reference(backend), num_dispatches: AtomicU64::new(0) }
+    }
+
     /// What computes: the GPU's name, or the CPU's instruction set and threads.
     #[must_use]
     pub fn description(&self) -> String {
@@ -68,7 +77,14 @@ impl Context {
                 format!("cpu ({}, {} threads)", cpu.level.name(), cpu.pool.num_threads())
             }
             DeviceBackend::Metal(metal) => format!("metal ({})", metal.gpu().name()),
+            DeviceBackend::Reference(reference) => reference.description(),
         }
+    }
+
+    /// Whether it is candle that computes.
+    #[must_use]
+    pub fn is_reference(&self) -> bool {
+        matches!(self.device, DeviceBackend::Reference(_))
     }
 
     /// Threads of the processor that take part.
@@ -77,23 +93,26 @@ impl Context {
         match &self.device {
             DeviceBackend::Cpu(cpu) => cpu.pool.num_threads(),
             DeviceBackend::Metal(metal) => metal.pool().num_threads(),
+            DeviceBackend::Reference(reference) => reference.num_threads(),
         }
     }
 
-    /// Instruction set of the CPU's kernels, if the device is the CPU.
+    /// Instruction set of the CPU's kernels, if it is they that compute.
     #[must_use]
     pub fn cpu_level(&self) -> Option<CpuLevel> {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Some(cpu.level),
-            DeviceBackend::Metal(_) => None,
+            DeviceBackend::Metal(_) | DeviceBackend::Reference(_) => None,
         }
     }
 
-    /// Dispatches since the start: ops on the CPU, kernels on a GPU.
+    /// Dispatches since the start: kernels on a GPU, elsewhere ops.
     #[must_use]
     pub fn num_dispatches(&self) -> u64 {
         match &self.device {
-            DeviceBackend::Cpu(_) => self.num_dispatches.load(Ordering::Relaxed),
+            DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => {
+                self.num_dispatches.load(Ordering::Relaxed)
+            }
             DeviceBackend::Metal(metal) => metal.num_dispatches(),
         }
     }
@@ -105,6 +124,7 @@ impl Context {
         match &self.device {
             DeviceBackend::Cpu(cpu) => cpu.pool.busy_time(),
             DeviceBackend::Metal(metal) => metal.waiting_time(),
+            DeviceBackend::Reference(reference) => reference.busy_time(),
         }
     }
 
@@ -119,6 +139,7 @@ impl Context {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Backend::Cpu(cpu),
             DeviceBackend::Metal(metal) => Backend::Metal(metal),
+            DeviceBackend::Reference(reference) => Backend::Reference(reference),
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::metal;
+use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Matrix;
 use crate::{Error, Result};
@@ -36,8 +37,14 @@ pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut
     }
     let width = out.width();
     let cpu = match context.launch() {
-        Backend::Cpu(cpu) if step.sampled.is_none() => cpu,
-        Backend::Cpu(_) => return Err(Error::internal("embed: tokens were sampled on another device")),
+        Backend::Cpu(_) | Backend::Reference(_) if step.sampled.is_some() => {
+            return Err(Error::internal("embed: tokens were sampled on another device"));
+        }
+        Backend::Cpu(cpu) => cpu,
+        Backend::Reference(backend) => {
+            let (table, out) = (table.reference()?, out.reference_mut()?);
+            return backend.run(token_ids.len(), || reference::embed(backend, token_ids, table, out));
+        }
         Backend::Metal(metal) => {
             let ids = match step.sampled {
                 Some(sampled) => sampled.metal(),

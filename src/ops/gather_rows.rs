@@ -3,6 +3,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::metal;
+use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
 
@@ -18,8 +19,15 @@ pub fn gather_rows(context: &Context, step: &StepInputs<'_>, x: &mut Buffer) -> 
     if !rows.is_sorted_by(|a, b| a < b) || rows.last().is_some_and(|&last| last >= max_rows) {
         return Err(Error::internal(format!("gather_rows: {rows:?} are no ascending rows of {max_rows}")));
     }
-    if let Backend::Metal(metal) = context.launch() {
-        return metal::gather_rows(metal, rows.len(), step.metal()?.outputs(), x.metal()?, width);
+    match context.launch() {
+        Backend::Cpu(_) => {}
+        Backend::Metal(metal) => {
+            return metal::gather_rows(metal, rows.len(), step.metal()?.outputs(), x.metal()?, width);
+        }
+        Backend::Reference(backend) => {
+            let x = x.reference_mut()?;
+            return backend.run(rows.len(), || reference::gather_rows(backend, rows, max_rows, x));
+        }
     }
     // Ascending rows never lie before their target, so that nothing is overwritten that is still needed.
     x.write(max_rows, |x| {

@@ -8,7 +8,7 @@
 //!
 //! The memory is zero and takes no room before it is first written.
 //!
-//! On a GPU both are `[kv_head][slot][head_dim]`, without padding.
+//! On a GPU both are `[kv_head][slot][head_dim]`, without padding; for candle a row for each slot.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,6 +21,7 @@ use crate::config::ModelConfig;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::simd::F32x16;
 use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement, Pools};
+use crate::ops::reference::ReferencePools;
 use crate::{Error, ErrorKind, Result};
 
 /// Tokens that lie side by side in K, and values that rows of V are padded to.
@@ -138,6 +139,7 @@ pub struct KvCache {
 enum LayerPools {
     Cpu { k: MmapMut, v: MmapMut },
     Metal { k: GpuBuffer, v: GpuBuffer },
+    Reference(ReferencePools),
 }
 
 impl fmt::Debug for KvCache {
@@ -181,12 +183,16 @@ impl KvCache {
         };
         let (k_len, v_len, row_len) = (layout.k_block_len(), layout.v_block_len(), layout.row_block_len());
         let metal = match context.backend() {
-            Backend::Cpu(_) => None,
+            Backend::Cpu(_) | Backend::Reference(_) => None,
             Backend::Metal(metal) => Some(Arc::clone(metal)),
         };
-        let layer = || match &metal {
-            None => Ok(LayerPools::Cpu { k: map(k_len)?, v: map(v_len)? }),
-            Some(metal) => {
+        let layer = || match context.backend() {
+            Backend::Cpu(_) => Ok(LayerPools::Cpu { k: map(k_len)?, v: map(v_len)? }),
+            Backend::Reference(reference) => {
+                let (num_slots, width) = (num_blocks * block_size, layout.num_kv_heads * layout.head_dim);
+                ReferencePools::new(reference, num_slots, width, dtype).map(LayerPools::Reference)
+            }
+            Backend::Metal(metal) => {
                 let allocate = || metal.gpu().allocate(bytes(row_len)?.max(16), Placement::Private);
                 Ok(LayerPools::Metal { k: allocate()?, v: allocate()? })
             }
@@ -248,6 +254,9 @@ impl KvCache {
                     metal::copy_block(metal, v, row_bytes, source as u32, target as u32)?;
                 }
                 (LayerPools::Metal { .. }, None) => return Err(elsewhere()),
+                (LayerPools::Reference(pools), _) => {
+                    pools.copy_block(self.layout.block_size, source, target)?;
+                }
             }
         }
         Ok(())
@@ -265,14 +274,29 @@ impl KvCache {
     pub(crate) fn pools(&self, layer: usize) -> Result<(*const u8, *const u8)> {
         match &self.layers[layer] {
             LayerPools::Cpu { k, v } => Ok((k.as_ptr(), v.as_ptr())),
-            LayerPools::Metal { .. } => Err(elsewhere()),
+            _ => Err(elsewhere()),
         }
     }
 
     pub(crate) fn pools_mut(&mut self, layer: usize) -> Result<(*mut u8, *mut u8)> {
         match &mut self.layers[layer] {
             LayerPools::Cpu { k, v } => Ok((k.as_mut_ptr(), v.as_mut_ptr())),
-            LayerPools::Metal { .. } => Err(elsewhere()),
+            _ => Err(elsewhere()),
+        }
+    }
+
+    /// The pools of a layer as candle's tensors.
+    pub(crate) fn reference(&self, layer: usize) -> Result<&ReferencePools> {
+        match &self.layers[layer] {
+            LayerPools::Reference(pools) => Ok(pools),
+            _ => Err(elsewhere()),
+        }
+    }
+
+    pub(crate) fn reference_mut(&mut self, layer: usize) -> Result<&mut ReferencePools> {
+        match &mut self.layers[layer] {
+            LayerPools::Reference(pools) => Ok(pools),
+            _ => Err(elsewhere()),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
 use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, matmul, matmul_swiglu};
 use crate::ops::metal::{self, Access, Binding, Operands};
+use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
 use crate::{Error, Result};
 
@@ -21,6 +22,7 @@ enum DeviceScratch {
     Cpu(Activations),
     /// One half of a gated product whose matrices have two formats, if there is one.
     Metal(Option<Buffer>),
+    Reference,
 }
 
 impl LinearScratch {
@@ -37,6 +39,7 @@ impl LinearScratch {
                 DeviceScratch::Cpu(activations)
             }
             Backend::Metal(_) => DeviceScratch::Metal(None),
+            Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { max_rows, device })
     }
@@ -103,6 +106,11 @@ pub fn norm_linear<const N: usize>(
             let parts = all(placed.map(|(linear, out_offset)| metal_part(linear, out_offset)))?;
             return metal::matmul(metal, &parts, &metal_operands(num_rows, x, Some(norm), out)?);
         }
+        Backend::Reference(backend) => {
+            let (x, out) = (x.reference()?, out.reference_mut()?);
+            return backend
+                .run(num_rows, || reference::norm_linear(backend, num_rows, x, norm, &linears, out));
+        }
     };
     let parts = all(placed.map(|(linear, out_offset)| {
         linear.weight.cpu().map(|matrix| Part { matrix, out_offset, bias: linear.bias.as_deref() })
@@ -135,6 +143,10 @@ pub fn linear_residual(
             let mut operands = metal_operands(num_rows, h, None, x)?;
             operands.out.access = Access::ReadWrite;
             return metal::matmul(metal, &[metal_part(linear, 0)?], &operands);
+        }
+        Backend::Reference(backend) => {
+            let (h, x) = (h.reference()?, x.reference_mut()?);
+            return backend.run(num_rows, || reference::linear_residual(backend, num_rows, h, linear, x));
         }
     };
     let cols = linear.weight.cols();
@@ -183,6 +195,11 @@ pub fn norm_swiglu(
             let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
             return metal::silu_mul(metal, num_rows * out.width(), up, gate);
         }
+        Backend::Reference(backend) => {
+            let (x, out) = (x.reference()?, out.reference_mut()?);
+            return backend
+                .run(num_rows, || reference::norm_swiglu(backend, num_rows, x, norm, gate, up, out));
+        }
     };
     let (gate_packed, up_packed) = (gate.cpu()?, up.cpu()?);
     let hidden = norm.weight.len();
@@ -217,6 +234,11 @@ pub fn norm_logits(
         Backend::Metal(metal) => {
             let part = metal::Part { matrix: head.metal()?, out_offset: 0, bias: None };
             return metal::matmul(metal, &[part], &metal_operands(num_rows, x, Some(norm), logits)?);
+        }
+        Backend::Reference(backend) => {
+            let (x, logits) = (x.reference()?, logits.reference_mut()?);
+            return backend
+                .run(num_rows, || reference::norm_logits(backend, num_rows, x, norm, head, logits));
         }
     };
     let part = Part { matrix: head.cpu()?, out_offset: 0, bias: None };

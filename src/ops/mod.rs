@@ -14,6 +14,7 @@ mod kv_cache;
 mod linear;
 pub mod metal;
 mod paged_attention;
+pub mod reference;
 mod rope_kv_write;
 mod sample;
 mod step_inputs;

@@ -6,6 +6,7 @@ use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::metal::{AttentionSizes, MetalAttention};
+use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
 
@@ -22,6 +23,7 @@ pub struct AttentionScratch {
 enum DeviceScratch {
     Cpu(attention::AttentionScratch),
     Metal(MetalAttention),
+    Reference,
 }
 
 /// What [`AttentionScratch`] is made for.
@@ -77,6 +79,7 @@ impl AttentionScratch {
                     max_num_rows: limits.max_num_rows,
                 },
             )?),
+            Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_num_rows, device })
     }
@@ -109,6 +112,12 @@ pub fn paged_attention(
         (Backend::Metal(metal), DeviceScratch::Metal(attention)) => {
             let pools = cache.metal(layer)?;
             return attention.run(metal, step.metal()?, qkv.metal()?, width, pools, out.metal()?);
+        }
+        (Backend::Reference(backend), DeviceScratch::Reference) => {
+            let (qkv, pools, out) = (qkv.reference()?, cache.reference(layer)?, out.reference_mut()?);
+            let shape = scratch.shape;
+            return backend
+                .run(num_tokens, || reference::paged_attention(backend, shape, qkv, pools, metadata, out));
         }
         _ => return Err(Error::internal("paged_attention: its memory is on another device")),
     };

@@ -9,6 +9,7 @@ use crate::ops::cpu::rope;
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::kv_cache::KvCache;
 use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement};
+use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
@@ -47,7 +48,7 @@ impl RopeTable {
     ) -> Result<Self> {
         let len = max_positions * frequencies.len() * 2;
         let metal = match context.backend() {
-            Backend::Cpu(_) => None,
+            Backend::Cpu(_) | Backend::Reference(_) => None,
             Backend::Metal(metal) => {
                 let buffer = metal.gpu().allocate((len * 4).max(16), Placement::Shared)?;
                 Some((Arc::clone(metal), buffer))
@@ -90,6 +91,16 @@ impl RopeTable {
     #[must_use]
     pub fn style(&self) -> RopeStyle {
         self.style
+    }
+
+    /// Radians per position of each pair.
+    pub(crate) fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
+    /// What sines and cosines are multiplied by.
+    pub(crate) fn factor(&self) -> f32 {
+        self.factor
     }
 
     /// Pairs of a head that are rotated.
@@ -190,6 +201,13 @@ pub fn rope_kv_write(
                 norms: norms.transpose()?,
             };
             return metal::rope_kv_write(metal, step.metal()?, rope, cache.metal(layer)?);
+        }
+        Backend::Reference(backend) => {
+            let slots = slot_mapping;
+            let operands =
+                reference::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table };
+            let (qkv, pools) = (qkv.reference_mut()?, cache.reference_mut(layer)?);
+            return backend.run(positions.len(), || reference::rope_kv_write(backend, operands, qkv, pools));
         }
     };
     let operands =

@@ -68,13 +68,13 @@ pub struct DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// The sampler of a device; none for the CPU, where the logits are on the host anyway.
+    /// The sampler of a device; none where there is no kernel for it, and the host samples.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context) -> Result<Option<Self>> {
         match context.backend() {
-            Backend::Cpu(_) => Ok(None),
+            Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
             Backend::Metal(metal) => Ok(Some(Self { metal: MetalSampler::new(metal)? })),
         }
     }

@@ -47,7 +47,7 @@ impl<'a> StepInputs<'a> {
     }
 }
 
-/// The device's memory for the lists of steps. None on the CPU.
+/// The device's memory for the lists of steps, if its kernels read them there.
 #[derive(Debug)]
 pub struct DeviceInputs {
     metal: Option<MetalInputs>,
@@ -61,7 +61,7 @@ impl DeviceInputs {
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context, limits: &AttentionLimits, block_size: usize) -> Result<Self> {
         let metal = match context.backend() {
-            Backend::Cpu(_) => None,
+            Backend::Cpu(_) | Backend::Reference(_) => None,
             Backend::Metal(metal) => Some(MetalInputs::new(
                 metal,
                 InputLimits {

@@ -5,7 +5,8 @@ use std::ops::Deref;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::PackedMatrix;
 use crate::ops::metal::{Binding, GpuBuffer, MetalMatrix};
-use crate::weights::{DType, RawTensor};
+use crate::ops::reference::ReferenceMatrix;
+use crate::weights::{DType, RawTensor, SharedBytes};
 use crate::{Error, Result};
 
 /// A weight matrix of any type, `[rows, cols]` = `[outputs, inputs]`, repacked for the device.
@@ -16,6 +17,7 @@ pub struct Matrix(MatrixStorage);
 enum MatrixStorage {
     Cpu(PackedMatrix),
     Metal(MetalMatrix),
+    Reference(ReferenceMatrix),
 }
 
 impl Matrix {
@@ -35,6 +37,10 @@ impl Matrix {
             Backend::Cpu(_) => Self::from_bytes(context, tensor.dtype, tensor.data, rows, cols),
             Backend::Metal(metal) => {
                 MetalMatrix::new(metal, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Metal(matrix)))
+            }
+            Backend::Reference(reference) => {
+                ReferenceMatrix::new(reference, tensor.dtype, tensor.share(), rows, cols)
+                    .map(|matrix| Self(MatrixStorage::Reference(matrix)))
             }
         }
         .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
@@ -56,6 +62,10 @@ impl Matrix {
                 .map(|packed| Self(MatrixStorage::Cpu(packed))),
             Backend::Metal(metal) => MetalMatrix::from_bytes(metal, dtype, bytes, rows, cols)
                 .map(|matrix| Self(MatrixStorage::Metal(matrix))),
+            Backend::Reference(reference) => {
+                ReferenceMatrix::new(reference, dtype, SharedBytes::owned(bytes.to_vec()), rows, cols)
+                    .map(|matrix| Self(MatrixStorage::Reference(matrix)))
+            }
         }
     }
 
@@ -65,6 +75,7 @@ impl Matrix {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.rows(),
             MatrixStorage::Metal(matrix) => matrix.rows(),
+            MatrixStorage::Reference(matrix) => matrix.num_rows(),
         }
     }
 
@@ -74,6 +85,7 @@ impl Matrix {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.cols(),
             MatrixStorage::Metal(matrix) => matrix.cols(),
+            MatrixStorage::Reference(matrix) => matrix.num_cols(),
         }
     }
 
@@ -83,6 +95,7 @@ impl Matrix {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.dtype(),
             MatrixStorage::Metal(matrix) => matrix.dtype(),
+            MatrixStorage::Reference(matrix) => matrix.dtype(),
         }
     }
 
@@ -92,20 +105,28 @@ impl Matrix {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.num_bytes(),
             MatrixStorage::Metal(matrix) => matrix.num_bytes(),
+            MatrixStorage::Reference(matrix) => matrix.num_bytes(),
         }
     }
 
     pub(crate) fn cpu(&self) -> Result<&PackedMatrix> {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => Ok(matrix),
-            MatrixStorage::Metal(_) => Err(elsewhere("a matrix")),
+            _ => Err(elsewhere("a matrix")),
         }
     }
 
     pub(crate) fn metal(&self) -> Result<&MetalMatrix> {
         match &self.0 {
             MatrixStorage::Metal(matrix) => Ok(matrix),
-            MatrixStorage::Cpu(_) => Err(elsewhere("a matrix")),
+            _ => Err(elsewhere("a matrix")),
+        }
+    }
+
+    pub(crate) fn reference(&self) -> Result<&ReferenceMatrix> {
+        match &self.0 {
+            MatrixStorage::Reference(matrix) => Ok(matrix),
+            _ => Err(elsewhere("a matrix")),
         }
     }
 }
@@ -124,7 +145,7 @@ impl Vector {
     /// [`crate::ErrorKind::Capacity`] if it has no memory.
     pub fn new(context: &Context, values: Vec<f32>) -> Result<Self> {
         let metal = match context.backend() {
-            Backend::Cpu(_) => None,
+            Backend::Cpu(_) | Backend::Reference(_) => None,
             Backend::Metal(metal) => Some(metal.upload(&values)?),
         };
         Ok(Self { values, metal })

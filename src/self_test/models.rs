@@ -40,8 +40,7 @@ pub fn demo_model(context: &Arc<Context>, report: &mut dyn FnMut(Check)) {
     let cpu = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
     match (run(context), run(&cpu)) {
         (Ok(device), Ok(cpu)) => {
-            let expected: Vec<f64> = cpu.logits.iter().map(|logit| f64::from(*logit)).collect();
-            let error = error(&device.logits, &expected);
+            let error = error(&device.logits, &cpu.logits);
             // The CPU rounds activations to eight bits.
             report(Check::error("demo: logits beside the CPU's".to_owned(), error, 1e-3));
             report(same_tokens("demo: tokens of the CPU", &device.tokens, &cpu.tokens));
@@ -100,7 +99,7 @@ struct Model {
 /// What was generated, and all logits on the way.
 struct Generated {
     tokens: Vec<u32>,
-    logits: Vec<f32>,
+    logits: Vec<f64>,
 }
 
 impl Model {
@@ -119,7 +118,7 @@ impl Model {
     }
 
     /// The logits of tokens from position `start` on.
-    fn forward(&mut self, token_ids: &[u32], start: usize) -> Result<Vec<f32>> {
+    fn forward(&mut self, token_ids: &[u32], start: usize) -> Result<Vec<f64>> {
         let mut batch = InputBatch::default();
         batch.clear();
         batch.attention.block_size = BLOCK_SIZE;
@@ -133,7 +132,7 @@ impl Model {
         batch.attention.block_tables.extend(0..end.div_ceil(BLOCK_SIZE) as u32);
         batch.attention.block_table_starts.push(batch.attention.block_tables.len());
         let logits = self.model.forward(&batch, &mut self.cache)?;
-        logits.read(token_ids.len(), <[f32]>::to_vec)
+        logits.read_exact(token_ids.len())
     }
 
     /// Always the most likely token.

@@ -1,10 +1,46 @@
-//! Definitions in double precision, and inputs to try them on.
+//! What is right: the same op by its definition in double precision. And inputs to try ops on.
 
 use half::f16;
 
 use crate::Result;
-use crate::ops::{Buffer, Context, Matrix};
-use crate::weights::{DType, dequantize};
+use crate::ops::reference::ReferenceBackend;
+use crate::ops::{Buffer, Context, Matrix, RmsNorm, Vector};
+use crate::weights::DType;
+
+/// What a case computed, row by row.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    pub(super) values: Vec<f64>,
+    pub(super) width: usize,
+}
+
+impl Rows {
+    /// The first rows of a buffer.
+    pub(super) fn of(buffer: &Buffer, num_rows: usize) -> Result<Self> {
+        Ok(Self { values: buffer.read_exact(num_rows)?, width: buffer.width() })
+    }
+}
+
+/// The error of the worst row of a case on a device: the sum of the squares of the differences over the sum of the
+/// squares of what is right. What is right is the same case in candle's tensors.
+pub(super) fn compare(context: &Context, case: impl Fn(&Context) -> Result<Rows>) -> Result<f64> {
+    let expected = case(&Context::reference(ReferenceBackend::oracle()))?;
+    let actual = case(context)?;
+    if actual.values.len() != expected.values.len() {
+        return Ok(f64::INFINITY);
+    }
+    let rows = actual.values.chunks(expected.width).zip(expected.values.chunks(expected.width));
+    Ok(rows.map(|(actual, expected)| error(actual, expected)).fold(0.0, f64::max))
+}
+
+/// The sum of the squares of the differences over the sum of the squares of what is right.
+pub(super) fn error(actual: &[f64], expected: &[f64]) -> f64 {
+    let error: f64 = actual.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
+    let scale: f64 = expected.iter().map(|b| b * b).sum();
+    let error = error / scale.max(f64::MIN_POSITIVE);
+    // A NaN is as wrong as can be.
+    if error.is_nan() || actual.len() != expected.len() { f64::INFINITY } else { error }
+}
 
 /// Deterministic values in -1..1.
 pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
@@ -20,18 +56,6 @@ fn bits(seed: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The sum of the squares of the differences over the sum of the squares of what is right.
-pub(super) fn error(actual: &[f32], expected: &[f64]) -> f64 {
-    if actual.len() != expected.len() {
-        return f64::INFINITY;
-    }
-    let error: f64 = actual.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
-    let scale: f64 = expected.iter().map(|b| b * b).sum();
-    let error = error / scale.max(f64::MIN_POSITIVE);
-    // A NaN is as wrong as can be.
-    if error.is_nan() { f64::INFINITY } else { error }
-}
-
 /// Rows on the device, with room for `max_rows`.
 pub(super) fn buffer(context: &Context, values: &[f32], width: usize, max_rows: usize) -> Result<Buffer> {
     let mut buffer = Buffer::new(context, max_rows, width)?;
@@ -39,31 +63,14 @@ pub(super) fn buffer(context: &Context, values: &[f32], width: usize, max_rows: 
     Ok(buffer)
 }
 
-/// The first rows of a buffer.
-pub(super) fn rows_of(buffer: &Buffer, num_rows: usize) -> Result<Vec<f32>> {
-    buffer.read(num_rows, <[f32]>::to_vec)
+/// A norm with weights of its own.
+pub(super) fn rms_norm(context: &Context, seed: u64, len: usize, eps: f32) -> Result<RmsNorm> {
+    Ok(RmsNorm { weight: Vector::new(context, noise(seed, len))?, eps })
 }
 
-/// A matrix of random blocks: on the device, and its values.
-pub(super) struct TestMatrix {
-    pub(super) matrix: Matrix,
-    pub(super) values: Vec<f32>,
-}
-
-impl TestMatrix {
-    pub(super) fn new(context: &Context, dtype: DType, rows: usize, cols: usize, seed: u64) -> Result<Self> {
-        let bytes = random_blocks(dtype, rows * cols, seed);
-        let mut values = vec![0.0; rows * cols];
-        dequantize(dtype, &bytes, &mut values)?;
-        let matrix = Matrix::from_bytes(context, dtype, &bytes, rows, cols)?;
-        Ok(Self { matrix, values })
-    }
-
-    /// `W·x` for a row of activations.
-    pub(super) fn product(&self, x: &[f64]) -> Vec<f64> {
-        let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
-        self.values.chunks_exact(x.len()).map(dot).collect()
-    }
+/// A matrix of random blocks.
+pub(super) fn matrix(context: &Context, dtype: DType, rows: usize, cols: usize, seed: u64) -> Result<Matrix> {
+    Matrix::from_bytes(context, dtype, &random_blocks(dtype, rows * cols, seed), rows, cols)
 }
 
 /// A matrix of a few random blocks again and again, to measure with.
@@ -72,7 +79,8 @@ pub(super) fn random_matrix(context: &Context, dtype: DType, rows: usize, cols: 
     Matrix::from_bytes(context, dtype, &row.repeat(rows), rows, cols)
 }
 
-/// Any bit pattern is a block, but scales have to be finite and alike for the sums to say anything.
+/// Any bit pattern is a block, but scales have to be finite and alike for the sums to say anything. Weights come out
+/// below 1, so that sums stay where an error of a gate is none of a power of e.
 fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
     let values = noise(seed, num_values);
     match dtype {
@@ -85,7 +93,13 @@ fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
     }
     let len = num_values / dtype.block_len() * dtype.block_bytes();
     let mut bytes: Vec<u8> = bits(seed).map(|bits| (bits >> 9) as u8).take(len).collect();
-    let mut scales = noise(seed + 1, num_values).into_iter().map(|value| f16::from_f32(0.02 + 0.01 * value));
+    // Of blocks with scales in two steps, the lower one goes up to 63 or 127.
+    let size = match dtype {
+        DType::Q4K | DType::Q5K | DType::Q6K => 0.02 / 64.0,
+        _ => 0.02,
+    };
+    let mut scales =
+        noise(seed + 1, num_values).into_iter().map(|value| f16::from_f32(size * (1.0 + 0.5 * value)));
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         let num_halves = match dtype {
             DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => 2,
@@ -99,15 +113,4 @@ fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
         }
     }
     bytes
-}
-
-/// A row divided by its root mean square and multiplied with the norm's weights.
-pub(super) fn norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
-    let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
-    let factor = 1.0 / (mean + f64::from(eps)).sqrt();
-    x.iter().zip(weight).map(|(x, w)| f64::from(*x) * factor * f64::from(*w)).collect()
-}
-
-pub(super) fn widen(x: &[f32]) -> Vec<f64> {
-    x.iter().map(|x| f64::from(*x)).collect()
 }

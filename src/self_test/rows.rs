@@ -1,6 +1,6 @@
 //! Embeddings and moved rows.
 
-use super::oracle::{TestMatrix, buffer, error, noise, rows_of, widen};
+use super::oracle::{Rows, buffer, compare, matrix, noise};
 use super::{Check, check};
 use crate::Result;
 use crate::ops::{AttentionLimits, AttentionMetadata, Buffer, Context, DeviceInputs, KvCache, StepInputs};
@@ -12,9 +12,10 @@ use super::attention::one_layer;
 pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for dtype in DType::ALL {
         let cols = dtype.block_len().max(48).next_multiple_of(dtype.block_len());
-        report(check(format!("embed {dtype}"), 1e-12, embedding(context, dtype, cols)));
+        let error = compare(context, |context| embedding(context, dtype, cols));
+        report(check(format!("embed {dtype}"), 0.0, error));
     }
-    report(check("gather_rows".to_owned(), 0.0, gathering(context)));
+    report(check("gather_rows".to_owned(), 0.0, compare(context, gathering)));
 }
 
 /// Calls `run` with the lists of a step where the device wants them.
@@ -41,23 +42,19 @@ fn with_step<R>(
     run(&inputs.upload(context, step, &cache)?)
 }
 
-fn embedding(context: &Context, dtype: DType, cols: usize) -> Result<f64> {
+fn embedding(context: &Context, dtype: DType, cols: usize) -> Result<Rows> {
     const VOCABULARY: usize = 21;
-    let table = TestMatrix::new(context, dtype, VOCABULARY, cols, 1)?;
+    let table = matrix(context, dtype, VOCABULARY, cols, 1)?;
     let token_ids: Vec<u32> = (0..11).map(|index| index * 17 % VOCABULARY as u32).collect();
     let mut out = Buffer::new(context, token_ids.len(), cols)?;
-    with_step(context, &token_ids, &[], |step| embed(context, step, &table.matrix, &mut out))?;
-    let row = |token: &u32| widen(&table.values[*token as usize * cols..][..cols]);
-    let expected: Vec<f64> = token_ids.iter().flat_map(row).collect();
-    Ok(error(&rows_of(&out, token_ids.len())?, &expected))
+    with_step(context, &token_ids, &[], |step| embed(context, step, &table, &mut out))?;
+    Rows::of(&out, token_ids.len())
 }
 
-fn gathering(context: &Context) -> Result<f64> {
+fn gathering(context: &Context) -> Result<Rows> {
     const WIDTH: usize = 50;
     const OUTPUTS: [usize; 4] = [1, 2, 5, 8];
-    let x = noise(1, 9 * WIDTH);
-    let mut out = buffer(context, &x, WIDTH, 9)?;
-    with_step(context, &[0; 9], &OUTPUTS, |step| gather_rows(context, step, &mut out))?;
-    let expected: Vec<f64> = OUTPUTS.iter().flat_map(|row| widen(&x[row * WIDTH..][..WIDTH])).collect();
-    Ok(error(&rows_of(&out, OUTPUTS.len())?, &expected))
+    let mut x = buffer(context, &noise(1, 9 * WIDTH), WIDTH, 9)?;
+    with_step(context, &[0; 9], &OUTPUTS, |step| gather_rows(context, step, &mut x))?;
+    Rows::of(&x, OUTPUTS.len())
 }

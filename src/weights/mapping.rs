@@ -105,6 +105,12 @@ impl SharedBytes {
         Self { mapping: Arc::clone(mapping), range }
     }
 
+    /// Bytes that are in no file.
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self::new(&Arc::new(Mapping::Owned(bytes)), range)
+    }
+
     /// A range of a file, for tests of what shares mapped bytes.
     #[cfg(test)]
     pub(crate) fn of_file(path: &Path, range: Range<usize>) -> Self {

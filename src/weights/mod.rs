@@ -15,7 +15,6 @@ mod quantize;
 mod safetensors;
 mod tensor;
 
-pub(crate) use blocks::dequantize;
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
 pub use mapping::{MappedPages, SharedBytes};

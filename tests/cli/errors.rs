@@ -15,6 +15,7 @@ fn wrong_usage() {
     check("--kv-cache-dtype fp8", &["fp8", "f16"]);
     check("--quantization q3", &["q3", "q4_0, q8_0, q4_k"]);
     check("--device gpu", &["gpu", "auto, cpu, metal, cuda or cuda:N"]);
+    check("--kernels fast", &["fast", "fused, reference"]);
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
     check("--max-tokens -1", &["-1"]);
@@ -94,6 +95,8 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--block-size 0", &["--block-size is 0"]);
     check("--num-scheduler-steps 0", &["--num-scheduler-steps is 0"]);
     check("--threads 0", &["--threads is 0"]);
+    check("--kernels reference --threads 2", &["--threads has no effect", "RAYON_NUM_THREADS"]);
+    check("--kernels reference --cpu-level portable", &["--cpu-level has no effect", "hint: "]);
     check("--max-model-len 513", &["513", "512"]);
     check("--max-model-len 0", &["0"]);
     check("--kv-cache-memory-bytes 1", &["KV cache", "hint: "]);

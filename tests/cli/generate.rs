@@ -159,6 +159,19 @@ fn without_arguments_the_built_in_model_tells_a_story() {
     assert_eq!(run().success(), story, "the first run is the same for everybody");
 }
 
+/// The definitions in candle's tensors, and the start line says that they run.
+#[test]
+fn the_reference_tells_the_story() {
+    let story = |kernels: &str| {
+        let words = format!("--device cpu --kernels {kernels} --raw --temperature 0 --max-tokens 40");
+        let outcome = tinyvllm(&words).args(["--prompt", tinyvllm::demo::PROMPT]).run();
+        (outcome.stderr.clone(), outcome.success())
+    };
+    let (notice, told) = story("reference");
+    assert!(notice.contains("on cpu (reference kernels: candle in f32)"), "{notice}");
+    assert_eq!(told, story("fused").1);
+}
+
 #[test]
 fn text_from_standard_input_is_the_prompt() {
     let greedy = format!("--max-tokens 12 --json {GREEDY}");

@@ -6,7 +6,7 @@ use crate::buffers::buffer;
 use crate::emulator::{Emulator, Order, Variant, is_sanitized, run_again};
 
 static DEFECTS: Library = Library { name: "defects", source: include_str!("kernels/defects.metal") };
-const ADDRESS_SPACES: &str = include_str!("kernels/address_spaces.metal");
+const STRICT: &str = include_str!("kernels/strict.metal");
 
 /// Each kernel with what has to be found in it.
 fn expectations() -> Vec<(&'static str, &'static str)> {
@@ -69,15 +69,15 @@ fn the_message_names_the_lines_and_the_threads() {
 }
 
 #[test]
-fn address_spaces_are_kept_apart() {
-    let mut cases = ADDRESS_SPACES.split("\n\n// ");
+fn what_the_language_refuses_is_refused() {
+    let mut cases = STRICT.split("\n\n// ");
     let preamble = cases.by_ref().take(1).collect::<String>();
     let (mut num_wrong, mut num_right) = (0, 0);
     for case in cases {
         let (expected, text) = case.split_once('\n').unwrap();
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         let gpu = gpu.with_text(&DEFECTS, format!("{preamble}\n{text}"));
-        let found = gpu.check_address_spaces(&DEFECTS).map_err(|error| error.to_string());
+        let found = gpu.check_language(&DEFECTS).map_err(|error| error.to_string());
         match expected.strip_prefix("wrong: ") {
             Some(expected) => {
                 let message = found.expect_err(text);
@@ -90,7 +90,7 @@ fn address_spaces_are_kept_apart() {
             }
         }
     }
-    assert_eq!((num_wrong, num_right), (12, 2));
+    assert_eq!((num_wrong, num_right), (20, 3));
 }
 
 /// A launch that is right, to be made wrong in one way.
@@ -160,6 +160,12 @@ fn a_kernel_that_does_not_compile_is_an_error_with_its_line() {
     let gpu = gpu.with_text(&DEFECTS, text.to_owned());
     let message = gpu.pipeline(&DEFECTS, "k", &[]).unwrap_err().to_string();
     assert!(message.contains("broken.metal:8"), "{message}");
+    // What clang takes and Apple's compiler does not.
+    let text =
+        "#line 7 \"broken.metal\"\nkernel void k(device float* x [[buffer(31)]]) {\n    x[0] = 1;\n}\n";
+    let message =
+        gpu.with_text(&DEFECTS, text.to_owned()).pipeline(&DEFECTS, "k", &[]).unwrap_err().to_string();
+    assert!(message.contains("broken.metal:7") && message.contains("from 0 to 30"), "{message}");
 }
 
 /// Runs in the process with the sanitizers, and ends it.
@@ -176,5 +182,7 @@ fn sanitized_process_ends_here() {
 fn the_sanitizers_see_an_access_out_of_bounds() {
     let Some(result) = run_again("defects::sanitized_process_ends_here") else { return };
     let message = result.unwrap_err();
-    assert!(message.contains("heap-buffer-overflow") && message.contains("defects.metal:"), "{message}");
+    let line = 1 + DEFECTS.source.lines().position(|line| line.contains("void one_past_the_buffer")).unwrap();
+    let place = format!("in defects.metal:{}", line + 1);
+    assert!(message.contains("heap-buffer-overflow") && message.contains(&place), "{place}: {message}");
 }

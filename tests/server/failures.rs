@@ -11,7 +11,8 @@ use serde_json::json;
 use tinyvllm::hub::{HubConfig, ModelSource, resolve};
 use tinyvllm::llm::{Llm, LlmOptions, LoadProgress};
 use tinyvllm::ops::metal::{
-    ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, Placement, Ticket,
+    ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits, Placement,
+    Ticket,
 };
 use tinyvllm::server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, StopHandle};
 use tinyvllm::weights::SharedBytes;
@@ -152,7 +153,7 @@ impl Gpu for Broken {
         _function: &str,
         _constants: &[Constant],
     ) -> Result<Pipeline> {
-        Ok(Pipeline(0))
+        Ok(Pipeline { index: 0, limits: PipelineLimits::APPLE })
     }
 
     fn dispatch(&self, _launch: &Launch<'_>) -> Result<()> {

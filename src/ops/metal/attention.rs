@@ -1,10 +1,12 @@
 //! Launches of rotation and of attention over the paged cache.
 
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::backend::{MetalBackend, Work};
+use super::cost::Cost;
 use super::inputs::MetalInputs;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement};
@@ -92,6 +94,11 @@ impl Pools<'_> {
             head_dim: self.head_dim as u32,
         }
     }
+
+    /// Bytes of the keys and values of a position.
+    fn bytes_per_position(&self) -> usize {
+        2 * self.num_kv_heads * self.head_dim * self.dtype.size_in_bytes()
+    }
 }
 
 /// What is rotated, and how.
@@ -124,6 +131,7 @@ pub(crate) fn rope_kv_write(
     let table = Binding::read(rope.table);
     let (q_norm, k_norm) = rope.norms.map_or((table, table), |(q, k, _)| (q, k));
     let flags = [rope.norms.is_some(), rope.is_interleaved, false];
+    let num_all_heads = rope.num_heads + 2 * pools.num_kv_heads;
     let buffers = [
         Binding::read_write(rope.qkv),
         inputs.positions(),
@@ -141,8 +149,10 @@ pub(crate) fn rope_kv_write(
             args: bytes_of(&args),
             buffers: &buffers,
             threadgroup_memory: 0,
-            grid: [rope.num_heads + 2 * pools.num_kv_heads, rope.num_tokens, 1],
+            grid: [num_all_heads, rope.num_tokens, 1],
             num_threads: 32,
+            // In and out, as wide as the widest of caches.
+            cost: Cost::bytes(2 * 4 * rope.num_tokens * num_all_heads * pools.head_dim),
         },
     )
 }
@@ -210,13 +220,8 @@ impl MetalAttention {
         pools: Pools<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
-        if inputs.num_decode_rows() > 0 {
-            self.decode(metal, inputs, q, q_stride, pools, out)?;
-        }
-        if inputs.num_prefill_tiles() > 0 {
-            self.prefill(metal, inputs, q, q_stride, pools, out)?;
-        }
-        Ok(())
+        self.decode(metal, inputs, q, q_stride, pools, out)?;
+        self.prefill(metal, inputs, q, q_stride, pools, out)
     }
 
     fn decode(
@@ -242,49 +247,68 @@ impl MetalAttention {
             num_slices: num_slices as u32,
             scale: self.scale,
         };
-        let (out_binding, partials) = if num_pieces == 1 {
-            (Binding::write(out), Binding::read(&self.partials))
-        } else {
-            (Binding::read(out), Binding::write(&self.partials))
-        };
-        let buffers = [
-            Binding::read(q),
-            Binding::read(pools.k),
-            Binding::read(pools.v),
-            inputs.block_tables(),
-            inputs.decode_rows(),
-            out_binding,
-            partials,
-        ];
         let scores = num_chunks * heads * self.piece_size;
         let results = num_simdgroups * heads * pools.head_dim;
         let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);
-        metal.launch(
-            Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
-            [false; 3],
-            Work {
-                args: bytes_of(&args),
-                buffers: &buffers,
-                threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,
-                grid: [num_pieces, pools.num_kv_heads, inputs.num_decode_rows()],
-                num_threads: num_simdgroups * 32,
-            },
-        )?;
-        if num_pieces == 1 {
-            return Ok(());
+        let num_padded_heads = pools.num_kv_heads * num_chunks * heads;
+        // A record of each head and piece, which goes to memory and comes back.
+        let record_bytes = 4 * (pools.head_dim + 2);
+        let merge_cost = Cost::bytes(self.num_heads * num_pieces * record_bytes);
+        let cost = |len: usize| {
+            let num_keys = len.min(self.window);
+            let keys = Cost {
+                operations: 4 * (num_padded_heads * pools.head_dim * num_keys) as u64,
+                bytes: (num_keys * pools.bytes_per_position()) as u64,
+            };
+            keys + merge_cost
+        };
+        for (rows, cost) in metal.patience().pieces(inputs.decode_lens().map(cost)) {
+            let decode_rows = inputs.decode_rows(rows.start);
+            let partials_offset = rows.start * self.num_heads * num_pieces * record_bytes;
+            let (out_binding, partials) = if num_pieces == 1 {
+                (Binding::write(out), Binding::read(&self.partials))
+            } else {
+                (Binding::read(out), Binding::write(&self.partials).at(partials_offset))
+            };
+            let buffers = [
+                Binding::read(q),
+                Binding::read(pools.k),
+                Binding::read(pools.v),
+                inputs.block_tables(),
+                decode_rows,
+                out_binding,
+                partials,
+            ];
+            metal.launch(
+                Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
+                [false; 3],
+                Work {
+                    args: bytes_of(&args),
+                    buffers: &buffers,
+                    threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,
+                    grid: [num_pieces, pools.num_kv_heads, rows.len()],
+                    num_threads: num_simdgroups * 32,
+                    cost,
+                },
+            )?;
+            if num_pieces == 1 {
+                continue;
+            }
+            let partials = Binding::read(&self.partials).at(partials_offset);
+            metal.launch(
+                Kernel::PagedAttentionMerge,
+                [false; 3],
+                Work {
+                    args: bytes_of(&args),
+                    buffers: &[decode_rows, partials, Binding::write(out)],
+                    threadgroup_memory: 0,
+                    grid: [self.num_heads, rows.len(), 1],
+                    num_threads: 32,
+                    cost: rows.map(|_| merge_cost).sum(),
+                },
+            )?;
         }
-        let buffers = [inputs.decode_rows(), Binding::read(&self.partials), Binding::write(out)];
-        metal.launch(
-            Kernel::PagedAttentionMerge,
-            [false; 3],
-            Work {
-                args: bytes_of(&args),
-                buffers: &buffers,
-                threadgroup_memory: 0,
-                grid: [self.num_heads, inputs.num_decode_rows(), 1],
-                num_threads: 32,
-            },
-        )
+        Ok(())
     }
 
     fn prefill(
@@ -304,25 +328,36 @@ impl MetalAttention {
             scale: self.scale,
         };
         let flash = Flash::of(pools.dtype, pools.head_dim);
-        let buffers = [
-            Binding::read(q),
-            Binding::read(pools.k),
-            Binding::read(pools.v),
-            inputs.block_tables(),
-            inputs.prefill_tiles(),
-            Binding::write(out),
-        ];
-        metal.launch(
-            Kernel::FlashAttention { dtype: pools.dtype, max_dim: flash.max_dim },
-            [false; 3],
-            Work {
-                args: bytes_of(&args),
-                buffers: &buffers,
-                threadgroup_memory: flash.threadgroup_memory(),
-                grid: [inputs.num_prefill_tiles(), pools.num_kv_heads, 1],
-                num_threads: flash.simdgroups * 32,
-            },
-        )
+        let cost = |positions: Range<usize>| {
+            let num_keys = positions.end - (positions.start + 1).saturating_sub(self.window);
+            Cost {
+                operations: 4 * (flash.rows() * pools.num_kv_heads * pools.head_dim * num_keys) as u64,
+                bytes: (num_keys * pools.bytes_per_position()) as u64,
+            }
+        };
+        for (tiles, cost) in metal.patience().pieces(inputs.prefill_positions().map(cost)) {
+            let buffers = [
+                Binding::read(q),
+                Binding::read(pools.k),
+                Binding::read(pools.v),
+                inputs.block_tables(),
+                inputs.prefill_tiles(tiles.start),
+                Binding::write(out),
+            ];
+            metal.launch(
+                Kernel::FlashAttention { dtype: pools.dtype, max_dim: flash.max_dim },
+                [false; 3],
+                Work {
+                    args: bytes_of(&args),
+                    buffers: &buffers,
+                    threadgroup_memory: flash.threadgroup_memory(),
+                    grid: [tiles.len(), pools.num_kv_heads, 1],
+                    num_threads: flash.simdgroups * 32,
+                    cost,
+                },
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::cost::{Cost, Patience};
+use super::gpu::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::kernel::Kernel;
-use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, Placement, Ticket, Tuning};
+use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::{Error, Result};
 
@@ -20,9 +22,13 @@ pub(crate) struct MetalBackend {
     pipelines: Mutex<HashMap<(Kernel, Flags), Pipeline>>,
     num_dispatches: AtomicU64,
     waiting_nanoseconds: AtomicU64,
-    /// Of products of several rows, since the device was last made to start for them.
-    queued_operations: AtomicU64,
+    patience: Patience,
+    /// What is queued takes so long, by its cost, and the device has not been made to start on it.
+    queued_nanoseconds: AtomicU64,
 }
+
+/// Threads that run as one, on every Apple GPU. The kernels are written for it.
+const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel, all of them flags, from constant 0 on.
 pub(super) type Flags = [bool; 3];
@@ -38,8 +44,10 @@ pub(super) struct Work<'a> {
     pub(super) threadgroup_memory: usize,
     /// Threadgroups.
     pub(super) grid: [usize; 3],
-    /// Threads of each.
+    /// Threads of each; the most, if the kernel takes any number.
     pub(super) num_threads: usize,
+    /// What all of it costs.
+    pub(super) cost: Cost,
 }
 
 impl fmt::Debug for MetalBackend {
@@ -50,7 +58,7 @@ impl fmt::Debug for MetalBackend {
 
 impl MetalBackend {
     pub(crate) fn new(gpu: Arc<dyn Gpu>, pool: ThreadPool) -> Self {
-        let tuning = Tuning::of(gpu.class());
+        let (tuning, patience) = (Tuning::of(gpu.class()), Patience::new(gpu.patience()));
         Self {
             gpu,
             tuning,
@@ -58,7 +66,8 @@ impl MetalBackend {
             pipelines: Mutex::default(),
             num_dispatches: AtomicU64::new(0),
             waiting_nanoseconds: AtomicU64::new(0),
-            queued_operations: AtomicU64::new(0),
+            patience,
+            queued_nanoseconds: AtomicU64::new(0),
         }
     }
 
@@ -78,20 +87,35 @@ impl MetalBackend {
         &self.tuning
     }
 
+    /// How much a launch may cost.
+    pub(super) fn patience(&self) -> Patience {
+        self.patience
+    }
+
     /// Queues a kernel. A grid without threadgroups is nothing to do.
     pub(super) fn launch(&self, kernel: Kernel, flags: Flags, work: Work<'_>) -> Result<()> {
         if work.grid.contains(&0) {
             return Ok(());
         }
+        let pipeline = self.pipeline(kernel, flags)?;
+        let PipelineLimits { max_threads, simd_width, .. } = pipeline.limits;
+        let num_threads = match kernel.takes_any_threads() {
+            true => work.num_threads.min((max_threads / simd_width).max(1) * simd_width),
+            false => work.num_threads,
+        };
+        let nanoseconds = work.cost.nanoseconds();
+        if self.queued_nanoseconds.load(Ordering::Relaxed) + nanoseconds > self.patience.nanoseconds {
+            self.commit()?;
+        }
+        self.queued_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
         self.num_dispatches.fetch_add(1, Ordering::Relaxed);
         self.gpu.dispatch(&Launch {
-            pipeline: self.pipeline(kernel, flags)?,
+            pipeline,
             args: work.args,
             buffers: work.buffers,
-            // Metal wants a multiple of 16.
-            threadgroup_memory: work.threadgroup_memory.next_multiple_of(16),
+            threadgroup_memory: work.threadgroup_memory.next_multiple_of(THREADGROUP_UNIT),
             grid: work.grid,
-            num_threads: work.num_threads,
+            num_threads,
         })
     }
 
@@ -105,6 +129,14 @@ impl MetalBackend {
             constants.push(Constant::Bool(index, flag));
         }
         let pipeline = self.gpu.pipeline(kernel.library(), &kernel.function(), &constants)?;
+        let width = pipeline.limits.simd_width;
+        if width != SIMD_WIDTH {
+            return Err(Error::unsupported(format!(
+                "{} runs in groups of {width} threads on this device; the kernels need {SIMD_WIDTH}",
+                kernel.function()
+            ))
+            .with_hint(WITHOUT_KERNELS));
+        }
         pipelines.insert((kernel, flags), pipeline);
         Ok(pipeline)
     }
@@ -122,6 +154,7 @@ impl MetalBackend {
 
     /// Waits for all work and copies the beginning of a buffer.
     pub(crate) fn read(&self, buffer: &GpuBuffer, bytes: &mut [u8]) -> Result<()> {
+        self.queued_nanoseconds.store(0, Ordering::Relaxed);
         self.timed(|| self.gpu.read(buffer, 0, bytes))
     }
 
@@ -154,17 +187,10 @@ impl MetalBackend {
         result
     }
 
-    /// Counts operations that were queued, and lets the device start before there are too many: a system ends work
-    /// that keeps its screen waiting for seconds.
-    pub(super) fn add_operations(&self, num_operations: u64) -> Result<()> {
-        /// A tenth of a second where products run at 2 TFLOP/s.
-        const MAX_OPERATIONS: u64 = 200_000_000_000;
-        let queued = self.queued_operations.fetch_add(num_operations, Ordering::Relaxed) + num_operations;
-        if queued > MAX_OPERATIONS {
-            self.queued_operations.store(0, Ordering::Relaxed);
-            self.gpu.commit()?;
-        }
-        Ok(())
+    /// Lets the device start on what is queued, and gives what to wait for.
+    pub(super) fn commit(&self) -> Result<Ticket> {
+        self.queued_nanoseconds.store(0, Ordering::Relaxed);
+        self.gpu.commit()
     }
 
     /// Memory that the host writes with `fill`, once.

@@ -7,10 +7,23 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::Library;
-use crate::Result;
 use crate::weights::SharedBytes;
+use crate::{Error, Result};
+
+/// Bytes that can be given to a kernel beside its buffers.
+const MAX_ARGUMENT_BYTES: usize = 4096;
+
+/// Metal has 31 places for buffers; the first is that of the arguments.
+const MAX_BUFFERS: usize = 30;
+
+/// Metal's unit of threadgroup memory.
+pub(super) const THREADGROUP_UNIT: usize = 16;
+
+/// What to do on a device that a kernel cannot run on.
+pub(crate) const WITHOUT_KERNELS: &str = "use --kernels reference, which needs none of these kernels";
 
 /// A GPU with one queue of work.
 ///
@@ -26,6 +39,13 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// Bytes that the system recommends to use at most.
     fn working_set_bytes(&self) -> u64;
 
+    /// How long a dispatch may take, and all dispatches between two commits, by what an M1 can do at best: 2 TFLOP/s
+    /// and 68 GB/s. A system ends work that keeps its screen waiting for seconds, and kernels do not reach what a
+    /// chip can do.
+    fn patience(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
     /// Zeroed memory of exactly `len` bytes (at least 16), aligned to 256 bytes.
     ///
     /// # Errors
@@ -40,7 +60,7 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     fn wrap(&self, bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>>;
 
     /// The kernel `function` of a library, compiled for these constants. The same arguments give the same
-    /// pipeline, so that it is compiled once.
+    /// pipeline, so that it is compiled once. Several threads may compile at the same time.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] with the compiler's message.
@@ -126,9 +146,27 @@ impl GpuBuffer {
     }
 }
 
-/// A compiled kernel: an index into the device's own list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Pipeline(pub usize);
+/// A compiled kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pipeline {
+    /// Its place in the device's own list.
+    pub index: usize,
+    /// What the device can do with it.
+    pub limits: PipelineLimits,
+}
+
+/// What a device allows of a compiled kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PipelineLimits {
+    /// Most threads of a threadgroup: fewer than 1,024 for a kernel that takes many registers.
+    pub max_threads: usize,
+    /// Threads of a simdgroup.
+    pub simd_width: usize,
+    /// Bytes of threadgroup memory that the kernel declares itself.
+    pub static_memory: usize,
+    /// Bytes of threadgroup memory that there are.
+    pub max_memory: usize,
+}
 
 /// A point in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,6 +242,62 @@ pub struct Launch<'a> {
     pub threadgroup_memory: usize,
     /// Threadgroups in each dimension; none may be 0.
     pub grid: [usize; 3],
-    /// Threads of a threadgroup, a multiple of 32.
+    /// Threads of a threadgroup, a multiple of 32 and at most what the pipeline allows.
     pub num_threads: usize,
+}
+
+impl PipelineLimits {
+    /// Those of a kernel that takes few registers, on every Apple GPU that the kernels are for.
+    pub const APPLE: Self =
+        Self { max_threads: 1024, simd_width: 32, static_memory: 0, max_memory: 32 << 10 };
+}
+
+impl Launch<'_> {
+    /// What Metal would refuse, or take and do something undefined. `kernel` is the name of what is launched,
+    /// `limits` are those of the pipeline as the device has it.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] with the value and its limit.
+    pub fn check(&self, kernel: &str, limits: PipelineLimits) -> Result<()> {
+        let Launch { num_threads, grid, threadgroup_memory, .. } = *self;
+        let PipelineLimits { max_threads, simd_width, static_memory, max_memory } = limits;
+        let invalid = |what: String| Err(Error::internal(format!("{kernel}: {what}")));
+        if self.args.len() > MAX_ARGUMENT_BYTES {
+            return invalid(format!(
+                "{} bytes of arguments; the most are {MAX_ARGUMENT_BYTES}",
+                self.args.len()
+            ));
+        }
+        if self.buffers.len() > MAX_BUFFERS {
+            return invalid(format!("{} buffers; the most are {MAX_BUFFERS}", self.buffers.len()));
+        }
+        if grid.contains(&0) {
+            return invalid(format!("a grid of {grid:?} threadgroups, none of which may be 0"));
+        }
+        if num_threads == 0 || !num_threads.is_multiple_of(simd_width) {
+            return invalid(format!("{num_threads} threads; it has to be a multiple of {simd_width}"));
+        }
+        if !threadgroup_memory.is_multiple_of(THREADGROUP_UNIT) {
+            return invalid(format!(
+                "{threadgroup_memory} bytes of threadgroup memory; it has to be a multiple of {THREADGROUP_UNIT}"
+            ));
+        }
+        // What is left depends on the device and on what its compiler made of the kernel.
+        let unfit = |what: String| {
+            let error = Error::internal(format!("{kernel} cannot run on this device: {what}"));
+            Err(error.with_hint(WITHOUT_KERNELS))
+        };
+        if num_threads > max_threads {
+            return unfit(format!(
+                "it takes {num_threads} threads in a group, and its registers allow {max_threads}"
+            ));
+        }
+        let memory = threadgroup_memory.saturating_add(static_memory);
+        if memory > max_memory {
+            return unfit(format!(
+                "it takes {memory} bytes of threadgroup memory, and there are {max_memory}"
+            ));
+        }
+        Ok(())
+    }
 }

@@ -1,5 +1,7 @@
 //! The lists of a step, where kernels read them.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable, cast_slice};
 
 use super::backend::MetalBackend;
@@ -58,14 +60,12 @@ pub(crate) struct MetalInputs {
     block_tables: List,
     decode_rows: List,
     prefill_tiles: List,
-    /// Sequences of one token, the longest of them, and tiles of the others.
-    num_decode_rows: usize,
-    max_decode_len: usize,
-    num_prefill_tiles: usize,
-    /// Kept for their memory.
-    words: Vec<u32>,
+    /// Sequences of one token of the current step, the longest of them, and tiles of the others.
     decode: Vec<DecodeRow>,
+    max_decode_len: usize,
     prefill: Vec<PrefillTile>,
+    /// Kept for its memory.
+    words: Vec<u32>,
 }
 
 impl MetalInputs {
@@ -96,12 +96,10 @@ impl MetalInputs {
             block_tables,
             decode_rows,
             prefill_tiles,
-            num_decode_rows: 0,
-            max_decode_len: 0,
-            num_prefill_tiles: 0,
-            words: Vec::new(),
             decode: Vec::with_capacity(max_num_rows),
+            max_decode_len: 0,
             prefill: Vec::with_capacity(max_num_tokens),
+            words: Vec::new(),
         })
     }
 
@@ -117,7 +115,7 @@ impl MetalInputs {
         tokens_per_tile: usize,
     ) -> Result<()> {
         // What was queued up to now reads the lists of the step before.
-        self.in_use[self.slot] = Some(metal.gpu().commit()?);
+        self.in_use[self.slot] = Some(metal.commit()?);
         self.slot = (self.slot + 1) % NUM_SLOTS;
         if let Some(ticket) = self.in_use[self.slot].take() {
             metal.wait(ticket)?;
@@ -168,8 +166,6 @@ impl MetalInputs {
                 first += num_tokens;
             }
         }
-        self.num_decode_rows = self.decode.len();
-        self.num_prefill_tiles = self.prefill.len();
         Ok(())
     }
 
@@ -221,23 +217,32 @@ impl MetalInputs {
         self.binding(self.block_tables)
     }
 
-    pub(super) fn decode_rows(&self) -> Binding<'_> {
-        self.binding(self.decode_rows)
+    /// The sequences of one token, from `first` on.
+    pub(super) fn decode_rows(&self, first: usize) -> Binding<'_> {
+        let binding = self.binding(self.decode_rows);
+        binding.at(binding.offset + first * size_of::<DecodeRow>())
     }
 
-    pub(super) fn prefill_tiles(&self) -> Binding<'_> {
-        self.binding(self.prefill_tiles)
+    /// The tiles of the other sequences, from `first` on.
+    pub(super) fn prefill_tiles(&self, first: usize) -> Binding<'_> {
+        let binding = self.binding(self.prefill_tiles);
+        binding.at(binding.offset + first * size_of::<PrefillTile>())
     }
 
-    pub(super) fn num_decode_rows(&self) -> usize {
-        self.num_decode_rows
+    /// How long each sequence of one token is.
+    pub(super) fn decode_lens(&self) -> impl Iterator<Item = usize> {
+        self.decode.iter().map(|row| row.seq_len as usize)
+    }
+
+    /// The positions of the tokens of each tile.
+    pub(super) fn prefill_positions(&self) -> impl Iterator<Item = Range<usize>> {
+        self.prefill.iter().map(|tile| {
+            let first = tile.first_position as usize;
+            first..first + tile.num_tokens as usize
+        })
     }
 
     pub(super) fn max_decode_len(&self) -> usize {
         self.max_decode_len
-    }
-
-    pub(super) fn num_prefill_tiles(&self) -> usize {
-        self.num_prefill_tiles
     }
 }

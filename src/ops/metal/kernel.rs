@@ -99,6 +99,13 @@ impl Kernel {
         }
     }
 
+    /// Whether any number of threads computes the same, so that a device may have fewer than are asked for. What
+    /// other kernels compute is laid out for a certain number: 384 or fewer, which every Apple GPU allows however
+    /// many registers a thread takes.
+    pub(super) fn takes_any_threads(self) -> bool {
+        matches!(self, Self::Sample)
+    }
+
     /// How many of the flags the kernel has as function constants.
     pub(super) fn num_flags(self) -> usize {
         match self {

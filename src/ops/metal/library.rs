@@ -17,6 +17,9 @@ const HEADERS: [(&str, &str); 3] = [
 ];
 
 impl Library {
+    /// The version of the language that the kernels are written in and compiled as, the first that has bfloat.
+    pub const LANGUAGE_VERSION: (usize, usize) = (3, 1);
+
     /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so
     /// that a compiler's messages point to the files of `metal_kernels`.
     #[must_use]

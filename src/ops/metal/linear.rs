@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::Binding;
 use super::backend::{MetalBackend, Work};
+use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::MetalMatrix;
@@ -120,11 +121,11 @@ fn launch_together(parts: &[Part<'_>]) -> (usize, Option<DType>) {
     }
 }
 
-fn launch(
+fn launch<'a>(
     metal: &MetalBackend,
-    parts: &[Part<'_>],
+    parts: &[Part<'a>],
     last: Option<DType>,
-    operands: &Operands<'_>,
+    operands: &Operands<'a>,
 ) -> Result<()> {
     let weights = [0, 1, 2].map(|index| parts.get(index).unwrap_or(&parts[0]).matrix.binding());
     let format = parts[0].matrix.dtype();
@@ -133,18 +134,23 @@ fn launch(
     // What a kernel does not read is bound to something that is there.
     let bias = [0, 1, 2]
         .map(|index| parts.get(index).and_then(|part| part.bias).or(parts[0].bias).unwrap_or(weights[0]));
-    let norm = operands.norm.map_or(operands.x, |(norm, _)| norm);
     let [w0, w1, w2] = weights;
     let [b0, b1, b2] = bias;
-    let buffers = [w0, w1, w2, b0, b1, b2, operands.x, norm, operands.out];
+    let buffers =
+        |operands: &Operands<'a>| [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out];
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
-        let tile = Tile::of(format, last, operands.num_tokens);
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
-        let kernel = Kernel::Matmul { format, last, tokens: tile.tokens };
-        let args = operands.matmul_args(num_units, matrices);
-        metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups))?;
-        let num_rows = parts.iter().map(|part| part.matrix.rows()).sum();
-        return metal.add_operations(operands.num_operations(num_rows, num_units));
+        return operands.pieces(metal, parts).try_for_each(|piece| {
+            let tile = Tile::of(format, last, piece.num_tokens);
+            let kernel = Kernel::Matmul { format, last, tokens: tile.tokens };
+            let args = piece.matmul_args(num_units, matrices);
+            let cost = piece.cost(parts, tile.tokens);
+            metal.launch(
+                kernel,
+                flags,
+                tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost),
+            )
+        });
     }
     let columns = operands.num_tokens.next_power_of_two();
     let rows = rows_per_simdgroup(format, columns);
@@ -157,35 +163,42 @@ fn launch(
         flags,
         Work {
             args: bytes_of(&args),
-            buffers: &buffers,
+            buffers: &buffers(operands),
             threadgroup_memory: matvec_memory(num_slices, rows * columns, columns),
             grid: [num_groups, 1, 1],
             num_threads: num_slices * ROW_GROUPS * 32,
+            cost: operands.cost(parts, columns),
         },
     )
 }
 
 /// `silu(gate · norm(x)) · (up · norm(x))` for two matrices of one format.
-pub(crate) fn swiglu(
+pub(crate) fn swiglu<'a>(
     metal: &MetalBackend,
-    gate: &MetalMatrix,
-    up: &MetalMatrix,
-    operands: &Operands<'_>,
+    gate: &'a MetalMatrix,
+    up: &'a MetalMatrix,
+    operands: &Operands<'a>,
 ) -> Result<()> {
     let (format, num_units) = (gate.dtype(), gate.num_units());
-    let norm = operands.norm.map_or(operands.x, |(norm, _)| norm);
     let flags = [operands.norm.is_some(), false, false];
-    let buffers = [gate.binding(), up.binding(), operands.x, norm, operands.out];
+    let buffers =
+        |operands: &Operands<'a>| [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out];
     let parts = [gate, up].map(|matrix| Part { matrix, out_offset: 0, bias: None });
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
-        let tile = Tile::of(format, None, operands.num_tokens);
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
         matrices[1].first_group = u32::MAX;
-        let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
-        let args = operands.matmul_args(num_units, matrices);
         let num_groups = gate.rows().div_ceil(Tile::ROWS / 2);
-        metal.launch(kernel, flags, tile.work(bytes_of(&args), &buffers, operands, num_groups))?;
-        return metal.add_operations(operands.num_operations(2 * gate.rows(), num_units));
+        return operands.pieces(metal, &parts).try_for_each(|piece| {
+            let tile = Tile::of(format, None, piece.num_tokens);
+            let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
+            let args = piece.matmul_args(num_units, matrices);
+            let cost = piece.cost(&parts, tile.tokens);
+            metal.launch(
+                kernel,
+                flags,
+                tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost),
+            )
+        });
     }
     let columns = operands.num_tokens.next_power_of_two();
     let rows = (rows_per_simdgroup(format, columns) / 2).max(1);
@@ -197,10 +210,11 @@ pub(crate) fn swiglu(
         flags,
         Work {
             args: bytes_of(&args),
-            buffers: &buffers,
+            buffers: &buffers(operands),
             threadgroup_memory: matvec_memory(num_slices, 2 * rows * columns, columns),
             grid: [gate.rows().div_ceil(ROW_GROUPS * rows), 1, 1],
             num_threads: num_slices * ROW_GROUPS * 32,
+            cost: operands.cost(&parts, columns),
         },
     )
 }
@@ -222,6 +236,7 @@ pub(crate) fn silu_mul(
             threadgroup_memory: 0,
             grid: [num_values.div_ceil(32), 1, 1],
             num_threads: 32,
+            cost: Cost::bytes(3 * 4 * num_values),
         },
     )
 }
@@ -258,13 +273,40 @@ fn matvec_memory(num_slices: usize, values: usize, columns: usize) -> usize {
     4 * activations.max(sums)
 }
 
-impl Operands<'_> {
+impl<'a> Operands<'a> {
     fn adds(&self) -> bool {
         self.out.access == super::Access::ReadWrite
     }
 
-    fn num_operations(&self, num_rows: usize, num_units: usize) -> u64 {
-        2 * (self.num_tokens * num_rows * num_units * UNIT) as u64
+    /// The weights of the norm; of a kernel that reads none, something that is there.
+    fn norm(&self) -> Binding<'a> {
+        self.norm.map_or(self.x, |(norm, _)| norm)
+    }
+
+    /// What these products cost a kernel that computes multiples of `unit` rows.
+    fn cost(&self, parts: &[Part<'_>], unit: usize) -> Cost {
+        let num_padded = self.num_tokens.next_multiple_of(unit);
+        let of_matrix = |part: &Part<'_>| {
+            let matrix = part.matrix;
+            let activations = 4 * self.num_tokens * (matrix.cols() + matrix.rows());
+            Cost {
+                operations: 2 * num_padded as u64 * matrix.rows() as u64 * matrix.cols() as u64,
+                bytes: (matrix.num_bytes() + activations) as u64,
+            }
+        };
+        parts.iter().map(of_matrix).sum()
+    }
+
+    /// The same for as many rows of activations at a time as a launch may compute.
+    fn pieces(&self, metal: &MetalBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
+        let of_one = Operands { num_tokens: 1, ..*self }.cost(parts, 1);
+        let len = metal.patience().share(Cost { bytes: 0, ..of_one }, Tile::MAX_TOKENS);
+        (0..self.num_tokens).step_by(len).map(move |first| Operands {
+            num_tokens: len.min(self.num_tokens - first),
+            x: self.x.at(self.x.offset + 4 * first * self.x_stride),
+            out: self.out.at(self.out.offset + 4 * first * self.out_stride),
+            ..*self
+        })
     }
 
     fn eps(&self) -> f32 {
@@ -305,6 +347,8 @@ struct Tile {
 impl Tile {
     /// Rows of matrices.
     const ROWS: usize = 64;
+    /// Rows of activations of the largest tile.
+    const MAX_TOKENS: usize = 32;
     /// Values from one row in threadgroup memory to the next: operands and results.
     const STRIDE: usize = 2 * UNIT + 8;
     const OUT_STRIDE: usize = Self::ROWS + 4;
@@ -312,7 +356,7 @@ impl Tile {
     fn of(format: DType, last: Option<DType>, num_tokens: usize) -> Self {
         let is_wide = |format: DType| matches!(format, DType::BF16 | DType::F32);
         let weight_bytes = if is_wide(format) || last.is_some_and(is_wide) { 4 } else { 2 };
-        Self { tokens: num_tokens.next_power_of_two().clamp(8, 32), weight_bytes }
+        Self { tokens: num_tokens.next_power_of_two().clamp(8, Self::MAX_TOKENS), weight_bytes }
     }
 
     fn work<'a>(
@@ -321,6 +365,7 @@ impl Tile {
         buffers: &'a [Binding<'a>],
         operands: &Operands<'_>,
         num_groups: usize,
+        cost: Cost,
     ) -> Work<'a> {
         let staged = Self::ROWS * Self::STRIDE * self.weight_bytes + self.tokens * Self::STRIDE * 4;
         let results = self.tokens * (Self::OUT_STRIDE + 1) * 4;
@@ -330,6 +375,7 @@ impl Tile {
             threadgroup_memory: staged.max(results),
             grid: [operands.num_tokens.div_ceil(self.tokens), num_groups, 1],
             num_threads: 128,
+            cost,
         }
     }
 }

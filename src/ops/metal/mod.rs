@@ -6,6 +6,7 @@ mod attention;
 mod backend;
 #[cfg(any(test, all(target_os = "macos", feature = "metal")))]
 mod chip;
+mod cost;
 mod gpu;
 mod inputs;
 mod kernel;
@@ -20,7 +21,8 @@ mod tuning;
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
 pub use gpu::{
-    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, Placement, Ticket,
+    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
+    Placement, Ticket,
 };
 pub use kernel::LIBRARIES;
 pub use library::Library;

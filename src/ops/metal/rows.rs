@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::backend::{MetalBackend, Work};
+use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::Planes;
 use super::matrix::MetalMatrix;
@@ -33,7 +34,9 @@ pub(crate) fn embed(
     };
     let buffers = [table.binding(), token_ids, Binding::write(out)];
     let grid = [table.num_units().div_ceil(32), num_tokens, 1];
-    launch(metal, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid)
+    // A row of the table and one of the result, which is larger.
+    let cost = Cost::bytes(2 * 4 * num_tokens * table.cols());
+    launch(metal, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid, cost)
 }
 
 /// `x[i] = x[rows[i]]` for `num_rows` ascending rows of `width` values.
@@ -46,7 +49,8 @@ pub(crate) fn gather_rows(
 ) -> Result<()> {
     let args = [num_rows as u32, width as u32];
     let buffers = [rows, Binding::read_write(x)];
-    launch(metal, Kernel::GatherRows, bytes_of(&args), &buffers, [width.div_ceil(32), 1, 1])
+    let cost = Cost::bytes(2 * 4 * num_rows * width);
+    launch(metal, Kernel::GatherRows, bytes_of(&args), &buffers, [width.div_ceil(32), 1, 1], cost)
 }
 
 /// Copies block `source` to `target` in a pool of blocks of `block_bytes`, a multiple of 16.
@@ -60,7 +64,8 @@ pub(crate) fn copy_block(
     let num_words = block_bytes / 16;
     let args = [source, target, num_words as u32];
     let buffers = [Binding::read_write(pool)];
-    launch(metal, Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1])
+    let cost = Cost::bytes(2 * block_bytes);
+    launch(metal, Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1], cost)
 }
 
 fn launch(
@@ -69,7 +74,8 @@ fn launch(
     args: &[u8],
     buffers: &[Binding<'_>],
     grid: [usize; 3],
+    cost: Cost,
 ) -> Result<()> {
-    let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: 32 };
+    let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: 32, cost };
     metal.launch(kernel, [false; 3], work)
 }

@@ -5,13 +5,24 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, cast_slice_mut};
 
 use super::backend::{MetalBackend, Work};
+use super::cost::Cost;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement, Ticket};
 use crate::Result;
 use crate::ops::sample::SampleParams;
 
-/// Threads of a row: as many as fit into a threadgroup.
+/// Threads of a row, if the device allows so many: 32 for each of the parts that the kernel cuts a vocabulary into.
 const NUM_THREADS: usize = 1024;
+
+/// How often the kernel goes over a row of logits: to find the most likely token, before and after what changes
+/// single logits, to weigh all tokens and to draw.
+const PASSES: usize = 6;
+
+/// How often it does to find a threshold: once for each bit of a weight below 1 and of a token.
+const PASSES_OF_A_FILTER: usize = 48;
+
+/// Rows are parted where their parameters begin at a multiple of 256 bytes.
+const ROW_UNIT: usize = 32;
 
 /// `SampleArgs` of the kernel.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -94,6 +105,8 @@ pub(crate) struct MetalSampler {
     banned: Growing,
     sampled: Growing,
     num_rows: usize,
+    /// The most over all rows.
+    num_passes: usize,
     tickets: Vec<Ticket>,
 }
 
@@ -107,6 +120,7 @@ impl MetalSampler {
             banned: small()?,
             sampled: small()?,
             num_rows: 0,
+            num_passes: PASSES,
             tickets: Vec::new(),
         })
     }
@@ -125,7 +139,10 @@ impl MetalSampler {
         }
         let (mut rows, mut history, mut biases, mut banned) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        self.num_passes = PASSES;
         for params in params {
+            let num_filters = usize::from(params.top_k > 0) + usize::from(params.top_p < 1.0);
+            self.num_passes = self.num_passes.max(PASSES + num_filters * PASSES_OF_A_FILTER);
             let starts = [history.len(), biases.len(), banned.len()];
             add_history(&params, &mut history);
             biases.extend(params.logit_bias.iter().map(|(&token_id, &bias)| Bias { token_id, bias }));
@@ -174,26 +191,32 @@ impl MetalSampler {
             num_rows: self.num_rows as u32,
             step: self.tickets.len() as u32,
         };
-        let buffers = [
-            Binding::read(&self.rows.0),
-            Binding::read(&self.history.0),
-            Binding::read(&self.biases.0),
-            Binding::read(&self.banned.0),
-            Binding::read_write(logits),
-            Binding::read_write(&self.sampled.0),
-        ];
-        metal.launch(
-            Kernel::Sample,
-            [false; 3],
-            Work {
-                args: bytes_of(&args),
-                buffers: &buffers,
-                threadgroup_memory: 0,
-                grid: [self.num_rows, 1, 1],
-                num_threads: NUM_THREADS.min(vocab_size.next_multiple_of(32)),
-            },
-        )?;
-        self.tickets.push(metal.gpu().commit()?);
+        let cost_of_one = Cost::bytes(4 * vocab_size * self.num_passes);
+        let len = metal.patience().share(cost_of_one, ROW_UNIT);
+        for first in (0..self.num_rows).step_by(len) {
+            let len = len.min(self.num_rows - first);
+            let buffers = [
+                Binding::read(&self.rows.0).at(first * size_of::<SampleRow>()),
+                Binding::read(&self.history.0),
+                Binding::read(&self.biases.0),
+                Binding::read(&self.banned.0),
+                Binding::read_write(logits).at(4 * first * vocab_size),
+                Binding::read_write(&self.sampled.0).at(4 * first),
+            ];
+            metal.launch(
+                Kernel::Sample,
+                [false; 3],
+                Work {
+                    args: bytes_of(&args),
+                    buffers: &buffers,
+                    threadgroup_memory: 0,
+                    grid: [len, 1, 1],
+                    num_threads: NUM_THREADS.min(vocab_size.next_multiple_of(32)),
+                    cost: (0..len).map(|_| cost_of_one).sum(),
+                },
+            )?;
+        }
+        self.tickets.push(metal.commit()?);
         Ok(())
     }
 

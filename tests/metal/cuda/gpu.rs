@@ -12,7 +12,7 @@ use std::ptr::{from_mut, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ops::metal::{
-    ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket,
+    ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, PipelineLimits, Placement, Ticket,
 };
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
@@ -20,12 +20,10 @@ use tinyvllm::{Error, Result};
 use super::driver::{Address, Handle};
 use super::memory::{Device, DeviceMemory};
 
-const MAX_BUFFERS: usize = 30;
 /// Of `MslArguments` in `shim/entry_cuda.hpp`; no kernel has as many.
 const MAX_ARGUMENT_BYTES: usize = 512;
-/// What Apple's GPUs have.
-const MAX_THREADGROUP_MEMORY: usize = 32_768;
-const MAX_THREADS: usize = 1024;
+/// As if it were one of Apple's.
+const LIMITS: PipelineLimits = PipelineLimits::APPLE;
 
 /// `MslArguments` of `shim/entry_cuda.hpp`.
 #[repr(C)]
@@ -169,8 +167,8 @@ impl Gpu for CudaGpu {
         let set = set_of(constants)?;
         let key = (library.name, function.to_owned(), set);
         let mut state = self.state();
-        if let Some(index) = state.known.get(&key) {
-            return Ok(Pipeline(*index));
+        if let Some(&index) = state.known.get(&key) {
+            return Ok(Pipeline { index, limits: LIMITS });
         }
         let module = match state.modules.get(&(library.name, set)) {
             Some(module) => *module,
@@ -190,20 +188,17 @@ impl Gpu for CudaGpu {
         let index = state.functions.len();
         state.functions.push((function.to_owned(), handle));
         state.known.insert(key, index);
-        Ok(Pipeline(index))
+        Ok(Pipeline { index, limits: LIMITS })
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
         let state = self.state();
-        let function = state.functions.get(launch.pipeline.0);
+        let function = state.functions.get(launch.pipeline.index);
         let (name, function) = function.ok_or_else(|| Error::internal("a pipeline of another device"))?;
         let Launch { args, buffers, threadgroup_memory, grid, num_threads, .. } = *launch;
-        if args.len() > MAX_ARGUMENT_BYTES
-            || buffers.len() > MAX_BUFFERS
-            || threadgroup_memory > MAX_THREADGROUP_MEMORY
-            || num_threads > MAX_THREADS
-        {
-            return Err(Error::internal(format!("{name}: outside the limits of the device: {launch:?}")));
+        launch.check(name, LIMITS)?;
+        if args.len() > MAX_ARGUMENT_BYTES {
+            return Err(Error::internal(format!("{name}: {} bytes of arguments", args.len())));
         }
         let mut arguments = Arguments {
             buffers: [0; 31],

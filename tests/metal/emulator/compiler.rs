@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
+use tinyvllm::ops::metal::Library;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::object::Object;
@@ -78,8 +79,43 @@ pub(crate) struct Compiler {
     version: String,
 }
 
+/// What the kernels' language is a dialect of.
+const LANGUAGE: &str = "-std=c++14";
+
+/// C++ for this machine.
+const RUN_FLAGS: [&str; 11] = [
+    "-x",
+    "c++",
+    LANGUAGE,
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+    "-nostdinc",
+];
+
+/// What is an error when a library is checked. Where signs are converted the bits stay, and kernels do so wherever they
+/// count with an `int`. The lines of another style are the preprocessor's.
+const WARNINGS: [&str; 8] = [
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wconversion",
+    "-Wshadow",
+    "-Wno-sign-conversion",
+    "-Wno-gnu-line-marker",
+    "-Werror",
+];
+
+/// OpenCL C++, for the check of address spaces. It is C++17; so that the shim may be, the other check has C++14.
+const ADDRESS_SPACE_FLAGS: [&str; 5] =
+    ["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "--target=x86_64-linux-gnu"];
+
 /// CUDA without its headers, whose work the shim does.
-const CUDA_FLAGS: [&str; 11] = [
+const CUDA_FLAGS: [&str; 10] = [
     "-x",
     "cuda",
     "--cuda-device-only",
@@ -90,7 +126,6 @@ const CUDA_FLAGS: [&str; 11] = [
     "-std=gnu++17",
     "-DMSL_CUDA",
     "-nostdinc",
-    "-w",
 ];
 
 const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
@@ -145,27 +180,23 @@ impl Compiler {
         slot.get_or_init(|| self.load(text, variant).map(Arc::new)).clone()
     }
 
-    /// Whether pointers stay in their address spaces, and what else a stricter language finds.
+    /// Whether the language accepts a library, as far as clang knows: as C++14 without warnings, and as OpenCL C++, whose
+    /// address spaces and vectors are those of the language.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn check_address_spaces(&self, text: &str) -> Result<(), String> {
-        let rewritten = self.rewrite(text, Mode::AddressSpaces)?;
-        if !rewritten.findings.is_empty() {
-            return Err(rewritten.findings.join("\n"));
-        }
-        let flags = [
-            "-x",
-            "clcpp",
-            "-cl-std=clc++2021",
-            "-cl-no-stdinc",
-            "-target",
-            "x86_64-linux-gnu",
-            "-nostdinc",
-            "-w",
-            "-fsyntax-only",
+    pub(crate) fn check_language(&self, text: &str) -> Result<(), String> {
+        let check = |name, mode, flags: &[&str]| {
+            let rewritten = self.rewrite(text, mode)?;
+            let flags = [flags, &WARNINGS, &["-nostdinc", "-fsyntax-only"]].concat();
+            self.syntax(name, &rewritten.text, &flags)
+        };
+        let results = [
+            check("strict", Mode::Run, &RUN_FLAGS),
+            check("address-spaces", Mode::AddressSpaces, &ADDRESS_SPACE_FLAGS),
         ];
-        self.syntax("address-spaces", &rewritten.text, &flags)
+        let messages: Vec<String> = results.into_iter().filter_map(Result::err).collect();
+        if messages.is_empty() { Ok(()) } else { Err(messages.join("\n")) }
     }
 
     /// Whether the library compiles for CUDA.
@@ -227,7 +258,7 @@ impl Compiler {
             fs::write(&source, text).map_err(|error| error.to_string())?;
             let mut compile = self.command();
             compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
-            compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-I").arg(shim());
+            compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-isystem").arg(shim());
             run(compile.arg(&source).arg("-o").arg(&assembly))?;
             let module = folder.join("kernels.cubin");
             let assemble = |flags: &[String]| {
@@ -255,7 +286,7 @@ impl Compiler {
         in_cache(&format!("{name}-{:032x}", hash.digest128()), |folder| {
             let source = folder.join("kernels.cpp");
             fs::write(&source, text).map_err(|error| error.to_string())?;
-            run(self.command().args(flags).arg("-I").arg(shim()).arg(&source)).map(drop)
+            run(self.command().args(flags).arg("-isystem").arg(shim()).arg(&source)).map(drop)
         })
         .map(drop)
     }
@@ -269,14 +300,9 @@ impl Compiler {
 
     fn load(&self, text: &str, variant: Variant) -> Result<Object, String> {
         let rewritten = self.rewrite(text, Mode::Run)?;
-        if !rewritten.findings.is_empty() {
-            return Err(rewritten.findings.join("\n"));
-        }
         let run_time = self.run_time(variant)?;
-        let mut flags = vec!["-x", "c++", "-std=gnu++17", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"];
-        flags.extend(["-Xclang", "-ffloat16-excess-precision=none"]);
-        flags.extend(["-Xclang", "-fbfloat16-excess-precision=none"]);
-        flags.extend(["-nostdinc", "-w", "-fPIC", "-gline-tables-only", machine()]);
+        let mut flags = RUN_FLAGS.to_vec();
+        flags.extend(["-fPIC", "-gline-tables-only", machine()]);
         flags.extend(variant.flags());
         let mut hash = self.hash(&rewritten.text)?;
         hash.update(flags.join(" ").as_bytes());
@@ -285,7 +311,14 @@ impl Compiler {
             let (source, object) = (folder.join("kernels.cpp"), folder.join("kernels.o"));
             fs::write(&source, &rewritten.text).map_err(|error| error.to_string())?;
             let mut compile = self.command();
-            run(compile.args(&flags).arg("-I").arg(shim()).arg("-c").arg(&source).arg("-o").arg(&object))?;
+            run(compile
+                .args(&flags)
+                .arg("-isystem")
+                .arg(shim())
+                .arg("-c")
+                .arg(&source)
+                .arg("-o")
+                .arg(&object))?;
             let mut link = self.command();
             link.arg("-shared").args(variant.link_flags()).arg(&object).arg(run_time.join("run_time.o"));
             run(link.arg("-o").arg(folder.join("kernels.so")).arg("-lm"))?;
@@ -319,16 +352,9 @@ impl Compiler {
             })
             .collect();
         let mut command = self.command();
-        command.args([
-            "-E",
-            "-x",
-            "c++",
-            "-nostdinc",
-            "-undef",
-            "-D__METAL__",
-            "-D__METAL_VERSION__=320",
-            "-",
-        ]);
+        command.args(["-E", "-x", "c++", "-nostdinc", "-undef", "-D__METAL__"]);
+        let (major, minor) = Library::LANGUAGE_VERSION;
+        command.arg(format!("-D__METAL_VERSION__={major}{minor}0")).arg("-");
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

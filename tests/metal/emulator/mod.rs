@@ -17,9 +17,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tinyvllm::ops::metal::{
-    Access, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket,
+    Access, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, PipelineLimits, Placement, Ticket,
 };
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
@@ -31,13 +32,6 @@ pub(crate) use sanitized::{is_sanitized, run_again};
 
 use memory::{Handle, Memory};
 use object::{Object, RawBinding, RawConstant, RawLaunch};
-
-/// Limits of every Apple GPU that counts.
-const MAX_ARGUMENT_BYTES: usize = 4096;
-const MAX_THREADGROUP_MEMORY: usize = 32_768;
-const MAX_THREADS: usize = 1024;
-const MAX_BUFFERS: usize = 30;
-const WIDTH: usize = 32;
 
 /// Threadgroups are numbered through all launches of the process, so that what is remembered of an earlier
 /// one is never taken for this one's.
@@ -61,6 +55,8 @@ pub(crate) struct Emulator {
     timing: Timing,
     class: ChipClass,
     working_set_bytes: u64,
+    limits: PipelineLimits,
+    patience: Duration,
     replaced: HashMap<&'static str, String>,
     left_out: Option<(&'static str, usize)>,
     defect: Option<usize>,
@@ -114,6 +110,8 @@ impl Emulator {
             timing: Timing::Early,
             class: ChipClass::Base,
             working_set_bytes: 4 << 30,
+            limits: PipelineLimits::APPLE,
+            patience: Duration::MAX,
             replaced: HashMap::new(),
             left_out: None,
             defect: None,
@@ -139,6 +137,23 @@ impl Emulator {
     /// How much memory the device recommends to use.
     pub(crate) fn with_working_set(self, working_set_bytes: u64) -> Self {
         Self { working_set_bytes, ..self }
+    }
+
+    /// How many threads of a group every pipeline allows, as if each thread took many registers.
+    pub(crate) fn with_max_threads(mut self, max_threads: usize) -> Self {
+        self.limits.max_threads = max_threads;
+        self
+    }
+
+    /// How many threads run as one. It is what pipelines say; they run as ever.
+    pub(crate) fn with_simd_width(mut self, simd_width: usize) -> Self {
+        self.limits.simd_width = simd_width;
+        self
+    }
+
+    /// How long a dispatch may take. By default no launch is divided.
+    pub(crate) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Compiles `text` in the place of a library's own.
@@ -173,13 +188,12 @@ impl Emulator {
         Ok(self.object(library)?.barriers.clone())
     }
 
-    /// Whether pointers of a library stay in their address spaces, and what else a stricter language finds.
+    /// Whether the language accepts a library, as [`Compiler::check_language`] says.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn check_address_spaces(&self, library: &Library) -> Result<()> {
-        let checked = self.compiler.check_address_spaces(&self.text(library));
-        checked.map_err(Error::internal)
+    pub(crate) fn check_language(&self, library: &Library) -> Result<()> {
+        self.compiler.check_language(&self.text(library)).map_err(Error::internal)
     }
 
     /// A library for a GPU that runs CUDA; that it compiles is checked.
@@ -312,6 +326,10 @@ impl Gpu for Emulator {
         self.working_set_bytes
     }
 
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
         Ok(GpuBuffer(Box::new(Handle(Arc::new(Memory::allocate(len, placement)?)))))
     }
@@ -329,8 +347,9 @@ impl Gpu for Emulator {
         constants: &[Constant],
     ) -> Result<Pipeline> {
         let key = (library.name, function.to_owned(), constants.to_vec());
-        if let Some(index) = self.queue().known.get(&key) {
-            return Ok(Pipeline(*index));
+        let limits = self.limits;
+        if let Some(&index) = self.queue().known.get(&key) {
+            return Ok(Pipeline { index, limits });
         }
         let object = self.object(library)?;
         let kernel = object.kernels().position(|name| name == function);
@@ -350,14 +369,15 @@ impl Gpu for Emulator {
         let mut queue = self.queue();
         let index = queue.pipelines.len();
         queue.pipelines.push(entry);
-        Ok(Pipeline(*queue.known.entry(key).or_insert(index)))
+        Ok(Pipeline { index: *queue.known.entry(key).or_insert(index), limits })
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
         let mut queue = self.queue();
-        let entry = queue.pipelines.get(launch.pipeline.0);
+        let entry = queue.pipelines.get(launch.pipeline.index);
         let entry = entry.ok_or_else(|| Error::internal("a pipeline of another device"))?;
         let function = entry.function.clone();
+        launch.check(&function, self.limits)?;
         let work = checked(launch).map_err(|message| Error::internal(format!("{function}: {message}")))?;
         *queue.num_dispatches.entry(function).or_default() += 1;
         match self.timing {
@@ -417,29 +437,12 @@ fn checked_range(memory: &Memory, offset: usize, len: usize) -> Result<*mut u8> 
     Ok(memory.at().wrapping_add(offset))
 }
 
-/// What Metal would reject, or take and do something undefined.
+/// Bindings that Metal would reject, and sizes beyond what is emulated.
 fn checked(launch: &Launch<'_>) -> Result<Work, String> {
     let Launch { args, buffers, threadgroup_memory, grid, num_threads, .. } = *launch;
-    if args.len() > MAX_ARGUMENT_BYTES {
-        return Err(format!("{} bytes of arguments; the most are {MAX_ARGUMENT_BYTES}", args.len()));
-    }
-    if buffers.len() > MAX_BUFFERS {
-        return Err(format!("{} buffers; the most are {MAX_BUFFERS}", buffers.len()));
-    }
-    if threadgroup_memory > MAX_THREADGROUP_MEMORY || !threadgroup_memory.is_multiple_of(16) {
-        return Err(format!(
-            "{threadgroup_memory} bytes of threadgroup memory; it has to be a multiple of 16, and the most \
-             are {MAX_THREADGROUP_MEMORY}"
-        ));
-    }
-    if num_threads == 0 || num_threads > MAX_THREADS || !num_threads.is_multiple_of(WIDTH) {
-        return Err(format!(
-            "{num_threads} threads; it has to be a multiple of {WIDTH}, and the most are {MAX_THREADS}"
-        ));
-    }
     let sides = grid.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
     let num_threadgroups = sides.iter().try_fold(1_u32, |product, side| product.checked_mul(*side));
-    if num_threadgroups.is_none_or(|number| number == 0 || number > 1 << 24) {
+    if num_threadgroups.is_none_or(|number| number > 1 << 24) {
         return Err(format!("a grid of {grid:?} threadgroups"));
     }
     let mut bindings = Vec::with_capacity(buffers.len());
@@ -459,5 +462,5 @@ fn checked(launch: &Launch<'_>) -> Result<Work, String> {
     }
     let args = args.to_vec();
     let num_threads = u32::try_from(num_threads).map_err(|error| error.to_string())?;
-    Ok(Work { pipeline: launch.pipeline.0, args, bindings, threadgroup_memory, grid: sides, num_threads })
+    Ok(Work { pipeline: launch.pipeline.index, args, bindings, threadgroup_memory, grid: sides, num_threads })
 }

@@ -213,18 +213,18 @@ impl Object {
             if number % 2 == 0 {
                 text.push_str(part);
             } else {
-                text.push_str(&self.line(part).unwrap_or_else(|| format!("address {part}")));
+                text.push_str(&line(&self.path, part).unwrap_or_else(|| format!("address {part}")));
             }
         }
         text
     }
+}
 
-    /// The innermost line at an address that is a line of a kernel.
-    fn line(&self, address: &str) -> Option<String> {
-        let mut command = Command::new("addr2line");
-        let output = command.arg("-i").arg("-e").arg(&self.path).arg(format!("0x{address}")).output().ok()?;
-        let output = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line = output.lines().find(|line| !line.contains(".hpp:") && !line.starts_with('?'))?;
-        Some(line.rsplit('/').next().unwrap_or(line).to_owned())
-    }
+/// The innermost line at an address of an object that is a line of a kernel.
+pub(super) fn line(object: &Path, address: &str) -> Option<String> {
+    let mut command = Command::new("addr2line");
+    let output = command.arg("-i").arg("-e").arg(object).arg(format!("0x{address}")).output().ok()?;
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = output.lines().find(|line| !line.contains(".hpp:") && !line.starts_with('?'))?;
+    Some(line.rsplit('/').next().unwrap_or(line).to_owned())
 }

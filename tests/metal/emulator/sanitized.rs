@@ -4,9 +4,11 @@
 //! program again, with the run time loaded before it.
 
 use std::env;
+use std::path::Path;
 use std::process::Command;
 
 use super::Compiler;
+use super::object::line;
 
 /// Set in the process with the sanitizers.
 const VARIABLE: &str = "TINYVLLM_EMULATOR_SANITIZED";
@@ -26,8 +28,9 @@ pub(crate) fn run_again(filter: &str) -> Option<Result<String, String>> {
         super::skip("clang 19 with its sanitizers is not installed: they do not see the Metal kernels");
         return None;
     };
-    // Stacks of fibres that are left behind are no leaks.
-    let options = "detect_leaks=0:detect_stack_use_after_return=0:handle_segv=1:exitcode=99";
+    // Stacks of fibres that are left behind are no leaks. The sanitizer would look for a program that finds lines,
+    // and an `llvm-symbolizer` of another version finds none, so lines are found here.
+    let options = "detect_leaks=0:detect_stack_use_after_return=0:handle_segv=1:exitcode=99:symbolize=0";
     let command = env::current_exe().map(|program| {
         Command::new(program)
             .args([filter, "--nocapture", "--test-threads=2"])
@@ -41,6 +44,24 @@ pub(crate) fn run_again(filter: &str) -> Option<Result<String, String>> {
         Err(error) => return Some(Err(error.to_string())),
     };
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let text = format!("{out}{err}");
+    let text = with_lines(&format!("{out}{err}"));
     Some(if output.status.success() { Ok(text) } else { Err(text) })
+}
+
+/// Puts the line of a kernel behind each `(object.so+0x1a2b)`.
+fn with_lines(report: &str) -> String {
+    let mut text = String::with_capacity(report.len());
+    for frame in report.lines() {
+        text.push_str(frame);
+        let place = frame.split_once('(').and_then(|(_, rest)| rest.split_once(".so+0x"));
+        if let Some((object, rest)) = place
+            && let Some(line) =
+                line(Path::new(&format!("{object}.so")), rest.split(')').next().unwrap_or(rest))
+        {
+            text.push_str(" in ");
+            text.push_str(&line);
+        }
+        text.push('\n');
+    }
+    text
 }

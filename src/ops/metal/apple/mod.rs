@@ -34,12 +34,6 @@ use crate::{Error, ErrorKind, Result};
 /// buffer in a way that it did not declare.
 const BARRIERS_VARIABLE: &str = "TINYVLLM_METAL_BARRIERS";
 
-/// Bytes that can be given to a kernel beside its buffers.
-const MAX_ARGS: usize = 4096;
-
-/// Metal has 31 places for buffers; the first is that of the arguments.
-const MAX_BUFFERS: usize = 30;
-
 /// Uploads are copied through shared memory in pieces of at most this size.
 const STAGING_BYTES: usize = 64 << 20;
 
@@ -137,7 +131,7 @@ impl Gpu for AppleGpu {
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
         let kernel = self.pipelines.kernel(launch.pipeline)?;
-        kernel.ensure_launchable(launch)?;
+        launch.check(kernel.name(), kernel.limits())?;
         ensure_bindings(launch).map_err(|error| error.context(kernel.name()))?;
         let size = |[width, height, depth]: [usize; 3]| MTLSize { width, height, depth };
         let encode = |encoder: &ComputeCommandEncoder| -> Result<()> {
@@ -259,13 +253,6 @@ fn words_around(offset: usize, len: usize) -> std::ops::Range<usize> {
 }
 
 fn ensure_bindings(launch: &Launch<'_>) -> Result<()> {
-    if launch.args.len() > MAX_ARGS || launch.buffers.len() > MAX_BUFFERS {
-        return Err(Error::internal(format!(
-            "{} bytes of arguments and {} buffers are too many; {MAX_ARGS} and {MAX_BUFFERS} is what Metal takes",
-            launch.args.len(),
-            launch.buffers.len()
-        )));
-    }
     for (index, binding) in launch.buffers.iter().enumerate() {
         let memory = AppleMemory::of(binding.buffer)?;
         memory

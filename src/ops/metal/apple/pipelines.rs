@@ -12,11 +12,8 @@ use objc2_metal::{
 };
 
 use super::metal_error;
-use crate::ops::metal::{Constant, Launch, Library, Pipeline};
+use crate::ops::metal::{Constant, Library, Pipeline, PipelineLimits};
 use crate::{Error, Result};
-
-/// Threads that run as one, on every Apple GPU. The kernels are written for it.
-const SIMD_WIDTH: usize = 32;
 
 pub(super) struct Pipelines {
     device: Device,
@@ -31,13 +28,11 @@ struct Cache {
     indices: HashMap<(usize, String, Vec<Constant>), usize>,
 }
 
-/// A compiled kernel with its limits.
+/// A compiled kernel.
 pub(super) struct Kernel {
     name: String,
     state: ComputePipeline,
-    max_threads: usize,
-    static_memory: usize,
-    max_memory: usize,
+    limits: PipelineLimits,
 }
 
 impl Pipelines {
@@ -55,17 +50,17 @@ impl Pipelines {
         let position = self.library(&mut cache, library)?;
         let key = (position, function.to_owned(), constants.to_vec());
         if let Some(&index) = cache.indices.get(&key) {
-            return Ok(Pipeline(index));
+            return Ok(Pipeline { index, limits: cache.kernels[index].limits });
         }
         let kernel = self.compile(library, &cache.libraries[position].1, function, constants)?;
-        let index = cache.kernels.len();
+        let pipeline = Pipeline { index: cache.kernels.len(), limits: kernel.limits };
         cache.kernels.push(Arc::new(kernel));
-        cache.indices.insert(key, index);
-        Ok(Pipeline(index))
+        cache.indices.insert(key, pipeline.index);
+        Ok(pipeline)
     }
 
     pub(super) fn kernel(&self, pipeline: Pipeline) -> Result<Arc<Kernel>> {
-        let kernel = self.lock().kernels.get(pipeline.0).map(Arc::clone);
+        let kernel = self.lock().kernels.get(pipeline.index).map(Arc::clone);
         kernel.ok_or_else(|| Error::internal("a pipeline of another device was given to this one"))
     }
 
@@ -100,20 +95,13 @@ impl Pipelines {
             .device
             .new_compute_pipeline_state_with_function(&function_object)
             .map_err(|error| metal_error(doing(), error))?;
-        let width = state.as_ref().threadExecutionWidth();
-        if width != SIMD_WIDTH {
-            return Err(Error::unsupported(format!(
-                "{function} runs in groups of {width} threads on this device; the kernels need {SIMD_WIDTH}"
-            ))
-            .with_hint("use --device cpu"));
-        }
-        Ok(Kernel {
-            name: function.to_owned(),
+        let limits = PipelineLimits {
             max_threads: state.as_ref().maxTotalThreadsPerThreadgroup(),
+            simd_width: state.as_ref().threadExecutionWidth(),
             static_memory: state.as_ref().staticThreadgroupMemoryLength(),
             max_memory: self.device.as_ref().maxThreadgroupMemoryLength(),
-            state,
-        })
+        };
+        Ok(Kernel { name: function.to_owned(), state, limits })
     }
 
     fn lock(&self) -> MutexGuard<'_, Cache> {
@@ -130,37 +118,16 @@ impl Kernel {
         &self.state
     }
 
-    /// # Errors
-    /// [`crate::ErrorKind::Internal`] if the launch is outside what this kernel can do on this device.
-    pub(super) fn ensure_launchable(&self, launch: &Launch<'_>) -> Result<()> {
-        let (name, threads) = (&self.name, launch.num_threads);
-        if threads == 0 || !threads.is_multiple_of(SIMD_WIDTH) || launch.grid.contains(&0) {
-            return Err(Error::internal(format!(
-                "{name} cannot be launched as {:?} groups of {threads} threads",
-                launch.grid
-            )));
-        }
-        if threads > self.max_threads {
-            return Err(Error::internal(format!(
-                "{name} wants {threads} threads in a group; its registers allow {} on this device",
-                self.max_threads
-            )));
-        }
-        let memory = launch.threadgroup_memory.saturating_add(self.static_memory);
-        if memory > self.max_memory {
-            return Err(Error::internal(format!(
-                "{name} wants {memory} bytes of threadgroup memory; this device has {}",
-                self.max_memory
-            )));
-        }
-        Ok(())
+    pub(super) fn limits(&self) -> PipelineLimits {
+        self.limits
     }
 }
 
-/// Fast arithmetic, as candle's kernels are compiled, in the first version of the language that has bfloat.
-fn compile_options() -> Retained<MTLCompileOptions> {
+/// Fast arithmetic, as candle's kernels are compiled.
+pub(super) fn compile_options() -> Retained<MTLCompileOptions> {
     let options = MTLCompileOptions::new();
-    options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+    let (major, minor) = Library::LANGUAGE_VERSION;
+    options.setLanguageVersion(MTLLanguageVersion((major << 16) + minor));
     if available!(macos = 15.0) {
         options.setMathMode(MTLMathMode::Fast);
         options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Fast);

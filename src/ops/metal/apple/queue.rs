@@ -21,14 +21,12 @@ use objc2_metal::{
 
 use super::{metal_error, nothing_left};
 use crate::ops::metal::Ticket;
+use crate::ops::metal::gpu::THREADGROUP_UNIT;
 use crate::{Error, Result};
 
 /// Dispatches after which a command buffer is handed over unasked. A decoding step has fewer; in longer work
 /// the device shall not idle until all of it is encoded.
 const MAX_DISPATCHES: usize = 512;
-
-/// The unit of threadgroup memory.
-const THREADGROUP_UNIT: usize = 16;
 
 pub(super) struct Queue {
     queue: CommandQueue,

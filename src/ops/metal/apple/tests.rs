@@ -2,8 +2,14 @@
 
 use std::io::Write;
 
+use objc2::rc::Retained;
+use objc2::runtime::ProtocolObject;
+use objc2_foundation::{NSError, NSString};
+use objc2_metal::{MTLDataType, MTLFunction, MTLLibrary};
+
+use super::pipelines::compile_options;
 use super::*;
-use crate::ops::metal::Binding;
+use crate::ops::metal::{Binding, LIBRARIES};
 
 static LIBRARY: Library = Library {
     name: "test",
@@ -37,6 +43,66 @@ fn gpu() -> Option<AppleGpu> {
         Err(error) => {
             eprintln!("skipped: {error}");
             None
+        }
+    }
+}
+
+/// The device, even if the kernels cannot run on it: it compiles them all the same. The virtual machines of CI have
+/// such a one.
+fn compiling_device() -> Option<Device> {
+    let device = Device::system_default();
+    if device.is_none() {
+        eprintln!("skipped: the system has no Metal device for this process");
+    }
+    device
+}
+
+/// A library as the system's compiler makes it, and what the compiler has to say of it.
+fn compile(device: &Device, text: &str) -> (Option<Retained<ProtocolObject<dyn MTLLibrary>>>, String) {
+    let (source, options) = (NSString::from_str(text), compile_options());
+    let mut said: Option<Retained<NSError>> = None;
+    // SAFETY: these are the types of the method's arguments and of its result. Unlike the method that objc2 has
+    // for it, this gives the error of a library that compiled, which is its warnings.
+    let library = unsafe {
+        objc2::msg_send![device.as_ref(), newLibraryWithSource: &*source, options: &*options, error: &mut said]
+    };
+    (library, said.map(|said| said.localizedDescription().to_string()).unwrap_or_default())
+}
+
+#[test]
+fn the_systems_compiler_takes_every_library_without_a_warning() {
+    let Some(device) = compiling_device() else { return };
+    for library in LIBRARIES {
+        let (compiled, said) = compile(&device, &library.text());
+        assert!(compiled.is_some() && said.is_empty(), "{}.metal: {said}", library.name);
+    }
+    // That a warning is noticed.
+    let (compiled, said) = compile(&device, "kernel void k(device int *x [[buffer(0)]]) { int y = x[0]; }\n");
+    assert!(compiled.is_some() && said.contains("unused variable"), "{said}");
+    let (compiled, said) = compile(&device, BROKEN.source);
+    assert!(compiled.is_none() && said.contains("error"), "{said}");
+}
+
+/// With none and with all of the flags that it knows.
+#[test]
+fn every_kernel_becomes_a_pipeline() {
+    let Some(gpu) = gpu() else { return };
+    for library in LIBRARIES {
+        let (compiled, said) = compile(&gpu.device, &library.text());
+        let compiled = compiled.unwrap_or_else(|| panic!("{}.metal: {said}", library.name));
+        for name in compiled.functionNames() {
+            let function = compiled.newFunctionWithName(&name).unwrap();
+            let known = function.functionConstantsDictionary().allValues();
+            for flag in [false, true] {
+                let constants = known.iter().map(|constant| {
+                    let index = u32::try_from(constant.index()).unwrap();
+                    match constant.r#type() {
+                        MTLDataType::Bool => Constant::Bool(index, flag),
+                        _ => Constant::U16(index, 64),
+                    }
+                });
+                gpu.pipeline(library, &name.to_string(), &constants.collect::<Vec<_>>()).unwrap();
+            }
         }
     }
 }
@@ -184,7 +250,7 @@ fn threadgroup_memory_is_per_dispatch() {
     refused(Launch { num_threads: 2_048, ..launch });
     refused(Launch { grid: [1, 0, 1], ..launch });
     refused(Launch { threadgroup_memory: 1 << 20, ..launch });
-    refused(Launch { args: &[0; MAX_ARGS + 1], ..launch });
+    refused(Launch { args: &[0; 4097], ..launch });
     refused(Launch { buffers: &[buffers[0].at(256)], ..launch });
 }
 

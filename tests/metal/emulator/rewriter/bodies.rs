@@ -1,23 +1,9 @@
 //! What is rewritten inside functions and initialisers.
 
-use super::tokens::{Kind, Token, closing, code, is_attribute, newlines, spaced, split_at_commas};
+use super::tokens::{
+    Kind, Token, closing, closing_angle, code, is_attribute, newlines, spaced, split_at_commas,
+};
 use super::{Barrier, Mode, Rewriter};
-
-/// What C++ has and the kernels' language has not.
-const NOT_IN_THE_LANGUAGE: [&str; 12] = [
-    "asm",
-    "catch",
-    "delete",
-    "double",
-    "dynamic_cast",
-    "goto",
-    "new",
-    "thread_local",
-    "throw",
-    "try",
-    "typeid",
-    "virtual",
-];
 
 impl Rewriter {
     /// Literals get their type, statement attributes go, arrays in threadgroup memory become references to
@@ -43,6 +29,18 @@ impl Rewriter {
                 index = closing(tokens, index)? + 1;
                 continue;
             }
+            if self.mode == Mode::AddressSpaces {
+                let rewritten = match &*token.text {
+                    "?" => self.condition(tokens, index)?,
+                    _ => constructor(tokens, index),
+                };
+                if let Some((rewritten, end)) = rewritten {
+                    out.extend(rewritten);
+                    index = end;
+                    begins = false;
+                    continue;
+                }
+            }
             if token.is_any(&["threadgroup_barrier", "simdgroup_barrier"]) && self.mode == Mode::Run {
                 let open = (index + 1..tokens.len()).find(|&i| !tokens[i].is_blank());
                 let open = open.ok_or_else(|| format!("{}: a barrier without argument", token.place()))?;
@@ -57,7 +55,7 @@ impl Rewriter {
                 index = end;
                 continue;
             }
-            out.push(self.literal(token));
+            out.push(literal(token));
             if !token.is_blank() {
                 begins = token.is_any(&["{", "}", ";"]);
             }
@@ -66,25 +64,35 @@ impl Rewriter {
         Ok(out)
     }
 
-    /// In the kernels' language `1.0` is a float and `1.0h` a half.
-    fn literal<'a>(&mut self, token: &Token<'a>) -> Token<'a> {
-        if token.is_any(&NOT_IN_THE_LANGUAGE) {
-            self.findings.push(format!("{}: `{}` is not in the language", token.place(), token.text));
+    /// `? a : b` with a check of the address spaces of both; and where it ends.
+    fn condition<'a>(&mut self, tokens: &[Token<'a>], mark: usize) -> Result<Rewritten<'a>, String> {
+        let (mut nested, mut colon, mut end) = (0_usize, None, mark + 1);
+        while let Some(token) = tokens.get(end) {
+            match &*token.text {
+                "(" | "[" | "{" => end = closing(tokens, end)?,
+                "<" => end = arguments_of_template(tokens, end).unwrap_or(end),
+                "?" => nested += 1,
+                ":" if nested > 0 => nested -= 1,
+                ":" if colon.is_none() => colon = Some(end),
+                "," | ";" | ")" | "]" | "}" | ":" => break,
+                _ => {}
+            }
+            end += 1;
         }
-        let text = &*token.text;
-        if token.kind != Kind::Number || text.starts_with("0x") || text.starts_with("0X") {
-            return token.clone();
-        }
-        let number = text.trim_end_matches(['h', 'H']);
-        let is_floating = number.contains(['.', 'e', 'E']);
-        if number.len() < text.len() {
-            let point = if is_floating { "" } else { ".0" };
-            token.raw(format!("half({number}{point}f)"))
-        } else if is_floating && text.ends_with(|last: char| last.is_ascii_digit() || last == '.') {
-            token.raw(format!("{text}f"))
-        } else {
-            token.clone()
-        }
+        let Some(colon) = colon else {
+            return Err(format!("{}: a condition without `:`", tokens[mark].place()));
+        };
+        let (first, second) = (self.body(&tokens[mark + 1..colon])?, self.body(&tokens[colon + 1..end])?);
+        // On one line, so that later lines stay where they are.
+        let on_a_line = |arm: &[Token<'_>]| -> String {
+            arm.iter().map(|token| if token.is_blank() { " " } else { &*token.text }).collect()
+        };
+        let spaces = [&first, &second].map(|arm| format!("decltype(msl_space({}))", on_a_line(arm)));
+        let mut out = vec![tokens[mark].raw(format!("? (msl_alike<{}>(),", spaces.join(", ")))];
+        out.extend(first);
+        out.push(tokens[colon].raw(") :"));
+        out.extend(second);
+        Ok(Some((out, end)))
     }
 
     /// What follows `threadgroup` at the begin of a statement; none if it declares a pointer or a reference.
@@ -99,7 +107,6 @@ impl Rewriter {
                 "<" => angles += 1,
                 ">" => angles = angles.saturating_sub(1),
                 "*" | "&" if brackets == 0 && angles == 0 => return Ok(None),
-                "=" => return Err(format!("{}: threadgroup memory has no initial value", token.place())),
                 _ => {}
             }
         }
@@ -122,4 +129,63 @@ impl Rewriter {
         }
         Ok(Some(text))
     }
+}
+
+/// In the kernels' language `1.0` is a float and `1.0h` a half.
+fn literal<'a>(token: &Token<'a>) -> Token<'a> {
+    let text = &*token.text;
+    if token.kind != Kind::Number || text.starts_with("0x") || text.starts_with("0X") {
+        return token.clone();
+    }
+    let number = text.trim_end_matches(['h', 'H']);
+    let is_floating = number.contains(['.', 'e', 'E']);
+    if number.len() < text.len() {
+        let point = if is_floating { "" } else { ".0" };
+        token.raw(format!("half({number}{point}f)"))
+    } else if is_floating && text.ends_with(|last: char| last.is_ascii_digit() || last == '.') {
+        token.raw(format!("{text}f"))
+    } else {
+        token.clone()
+    }
+}
+
+/// Tokens in the place of others, and the index behind those.
+type Rewritten<'a> = Option<(Vec<Token<'a>>, usize)>;
+
+/// `float4(` as `msl_vector<float4>(`, because clang's own vectors have no constructors.
+fn constructor<'a>(tokens: &[Token<'a>], name: usize) -> Rewritten<'a> {
+    let token = &tokens[name];
+    let end = match &*token.text {
+        "vec" => arguments_of_template(tokens, name + 1)? + 1,
+        _ if is_vector(token) => name + 1,
+        _ => return None,
+    };
+    let open = next_code(tokens, end)?;
+    // `float4 (&name)[2]` declares one.
+    let first = next_code(tokens, open + 1)?;
+    let is_declared = tokens[first].is_any(&["&", "*"])
+        && next_code(tokens, closing(tokens, open).ok()? + 1).is_some_and(|after| tokens[after].is("["));
+    (tokens[open].is("(") && !is_declared)
+        .then(|| (vec![token.raw(format!("msl_vector<{}>", spaced(&tokens[name..end])))], end))
+}
+
+fn is_vector(token: &Token<'_>) -> bool {
+    const SCALARS: [&str; 11] =
+        ["bfloat", "char", "float", "half", "int", "long", "short", "uchar", "uint", "ulong", "ushort"];
+    let scalar = token.text.strip_suffix(['2', '3', '4']);
+    token.kind == Kind::Word && scalar.is_some_and(|scalar| SCALARS.contains(&scalar))
+}
+
+/// The next token that is neither space nor newline.
+fn next_code(tokens: &[Token<'_>], from: usize) -> Option<usize> {
+    (from..tokens.len()).find(|&index| !tokens[index].is_blank())
+}
+
+/// The `>` of arguments that begin at `open`, if what is there is no comparison: something of the template follows.
+fn arguments_of_template(tokens: &[Token<'_>], open: usize) -> Option<usize> {
+    let is_open = tokens.get(open)?.is("<");
+    let end = is_open.then(|| closing_angle(tokens, open).ok()).flatten()?;
+    let after = next_code(tokens, end + 1)?;
+    let is_expression = tokens[open..end].iter().any(|token| token.is_any(&["?", ":", ";", "&&", "||"]));
+    (!is_expression && tokens[after].is_any(&["(", "::", "{"])).then_some(end)
 }

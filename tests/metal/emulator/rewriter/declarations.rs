@@ -4,9 +4,7 @@ use super::tokens::{
     Token, call_parts, closing, closing_angle, code, is_attribute, newlines, spaced, split_at_commas,
     without_attributes,
 };
-use super::{BUILT_INS, FunctionConstant, Instance, Mode, Parameter, ParameterKind, Rewriter};
-
-const ADDRESS_SPACES: [&str; 4] = ["device", "constant", "threadgroup", "thread"];
+use super::{BUILT_INS, FunctionConstant, Instance, Parameter, ParameterKind, Rewriter};
 
 impl Rewriter {
     /// Cuts the source into declarations and rewrites each.
@@ -73,7 +71,6 @@ impl Rewriter {
             out.push(first.raw(text));
             out.extend(newlines(rest));
         } else {
-            self.check_parameters(&plain)?;
             out.extend(self.body(rest)?);
         }
         Ok(out)
@@ -82,14 +79,11 @@ impl Rewriter {
     /// `constant T name [[function_constant(index)]];` becomes a variable that the run time sets.
     fn function_constant<'a>(&mut self, plain: &[Token<'a>], index: &str) -> Result<String, String> {
         let place = plain[0].place();
-        let [qualifier, kind, name, end] = plain else {
+        let [_, kind, name, _] = plain else {
             return Err(format!(
                 "{place}: a function constant is `constant T name [[function_constant(0)]];`"
             ));
         };
-        if !qualifier.is("constant") || !end.is(";") || !kind.is_any(&["bool", "ushort"]) {
-            return Err(format!("{place}: a function constant is a constant bool or ushort"));
-        }
         let index = index.parse().map_err(|_| format!("{place}: the index `{index}` is no number"))?;
         self.constants.push(FunctionConstant {
             index,
@@ -183,34 +177,6 @@ impl Rewriter {
         }
         self.kernels.insert(name, parameters);
         Ok(out)
-    }
-
-    /// Each pointer and reference in a list of parameters says in which address space it points.
-    fn check_parameters<'a>(&mut self, plain: &[Token<'a>]) -> Result<(), String> {
-        let start = match plain {
-            [first, open, ..] if first.is("template") && open.is("<") => closing_angle(plain, 1)? + 1,
-            _ => 0,
-        };
-        let Some(open) = (start..plain.len()).find(|&index| plain[index].is("(")) else { return Ok(()) };
-        let no_function = ["struct", "using", "typedef", "static_assert", "enum", "union", "class"];
-        let head = &plain[start..open];
-        if self.mode == Mode::Cuda
-            || head.iter().any(|token| token.is_any(&["=", "{"]) || token.is_any(&no_function))
-        {
-            return Ok(());
-        }
-        for parameter in split_at_commas(&plain[open + 1..closing(plain, open)?]) {
-            let declarator = parameter.iter().position(|token| token.is_any(&["*", "&"]));
-            let Some(declarator) = declarator else { continue };
-            if !parameter[..declarator].iter().any(|token| token.is_any(&ADDRESS_SPACES)) {
-                self.findings.push(format!(
-                    "{}: a pointer or reference without address space: {}",
-                    parameter[0].place(),
-                    spaced(&parameter)
-                ));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -39,7 +39,10 @@ impl Rewriter {
         text.push_str("extern \"C\" const MslKernel msl_kernels[] = {\n");
         for (number, instance) in self.instances.iter().enumerate() {
             let Instance { name, expression, .. } = instance;
-            _ = writeln!(text, "{{\"{name}\", msl_enter<&{expression}>, msl_parameters_{number}}},");
+            _ = writeln!(
+                text,
+                "{{\"{name}\", msl_enter<decltype(&{expression}), &{expression}>, msl_parameters_{number}}},"
+            );
         }
         text.push_str("{nullptr, nullptr, nullptr}};\nextern \"C\" const MslConstant msl_constants[] = {\n");
         for constant in &self.constants {

@@ -2,11 +2,14 @@
 //!
 //! It works on tokens, never moves code to another line and keeps the line markers, so that every message of
 //! a compiler or a checker names the line of the `.metal` file. It knows the part of the language that the
-//! kernels of this project use and says what it does not know; types are left to the compiler.
+//! kernels of this project use and says what it does not know; types are left to the compiler. What the language
+//! forbids and no compiler here knows of is in `rules`.
 
 mod bodies;
 mod declarations;
 mod glue;
+mod outline;
+mod rules;
 mod tokens;
 
 mod tests;
@@ -33,8 +36,6 @@ pub(crate) struct Rewritten {
     pub(crate) barriers: Vec<Barrier>,
     /// The function constants.
     pub(crate) constants: Vec<FunctionConstant>,
-    /// What is wrong although C++ would accept it.
-    pub(crate) findings: Vec<String>,
 }
 
 /// A call of `threadgroup_barrier` or `simdgroup_barrier`.
@@ -48,7 +49,8 @@ pub(crate) struct Barrier {
     pub(crate) line: usize,
 }
 
-/// What a kernel knows about its place in the grid. The number of a name is its position.
+/// What a kernel knows about its place in the grid. The number of a name is its position. First come positions
+/// and sizes, then indices and numbers of threads.
 const BUILT_INS: [&str; 12] = [
     "thread_position_in_grid",
     "thread_position_in_threadgroup",
@@ -63,6 +65,7 @@ const BUILT_INS: [&str; 12] = [
     "threads_per_simdgroup",
     "thread_execution_width",
 ];
+const NUM_PLACES: usize = 6;
 
 /// `constant kind name [[function_constant(index)]];`
 #[derive(Debug)]
@@ -103,14 +106,18 @@ struct Rewriter {
     barriers: Vec<Barrier>,
     /// In the kernel so far.
     num_threadgroup_variables: usize,
-    findings: Vec<String>,
 }
 
 /// Rewrites a source without macros and includes.
 ///
 /// # Errors
-/// The place and what is not understood there.
+/// The place and what the language forbids or the rewriter does not understand there.
 pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
+    let tokens = tokens::tokenize(source);
+    let findings = rules::findings(&outline::Outline::of(&tokens)?);
+    if !findings.is_empty() {
+        return Err(findings.join("\n"));
+    }
     let mut rewriter = Rewriter {
         mode,
         kernels: BTreeMap::new(),
@@ -119,18 +126,18 @@ pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
         derived: BTreeSet::new(),
         barriers: Vec::new(),
         num_threadgroup_variables: 0,
-        findings: Vec::new(),
     };
     let mut text = String::from("#include \"msl.hpp\"\n");
-    for token in rewriter.all(&tokens::tokenize(source))? {
+    for token in rewriter.all(&tokens)? {
         // Pragmas for Apple's compiler say nothing to clang; unrolling only costs time here.
         let is_pragma = token.kind == tokens::Kind::Directive && token.text.starts_with("#pragma");
         if !is_pragma || (mode == Mode::Cuda && token.text.contains("unroll")) {
             text.push_str(&token.text);
         }
     }
-    text.push_str("\n#line 1 \"generated\"\n");
+    // The 3 says that it is no code of the kernels, for which the compiler has warnings.
+    text.push_str("\n# 1 \"generated\" 3\n");
     rewriter.glue(&mut text)?;
-    let Rewriter { barriers, constants, findings, .. } = rewriter;
-    Ok(Rewritten { text, barriers, constants, findings })
+    let Rewriter { barriers, constants, .. } = rewriter;
+    Ok(Rewritten { text, barriers, constants })
 }

@@ -40,7 +40,7 @@ template <class... P>
 inline void msl_call(void (*kernel)(P...)) {
   msl_call(kernel, __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
 }
-template <auto kernel>
+template <class K, K kernel>
 void msl_enter() {
   msl_call(kernel);
 }

@@ -13,6 +13,17 @@ inline T as_type(U from) {
   return to;
 }
 
+#if defined(MSL_ADDRESS_SPACES)
+// There it is a vector.
+#define MSL_OF_SWIZZLE(name)
+#else
+#define MSL_OF_SWIZZLE(name)                                    \
+  template <class T, int N, int... I>                           \
+  inline vec<T, sizeof...(I)> name(msl_swizzle<T, N, I...> a) { \
+    return name(vec<T, sizeof...(I)>(a));                       \
+  }
+#endif
+
 // Functions of one number, rounded from float: `value` is an expression of x.
 #define MSL_UNARY(name, value)                              \
   inline float name(float x) { return value; }              \
@@ -23,13 +34,10 @@ inline T as_type(U from) {
   template <class T, int N>                                 \
   inline vec<T, N> name(vec<T, N> a) {                      \
     vec<T, N> r;                                            \
-    for (int i = 0; i < N; ++i) r.v[i] = name(a.v[i]);      \
+    for (int i = 0; i < N; ++i) r[i] = name(a[i]);      \
     return r;                                               \
   }                                                         \
-  template <class T, int N, int... I>                       \
-  inline vec<T, sizeof...(I)> name(swizzle<T, N, I...> a) { \
-    return name(vec<T, sizeof...(I)>(a));                   \
-  }
+  MSL_OF_SWIZZLE(name)
 // clang-format off
 MSL_UNARY(exp, MSL_MATH(expf)(x))
 MSL_UNARY(exp2, MSL_MATH(exp2f)(x))
@@ -50,6 +58,7 @@ MSL_UNARY(abs, MSL_MATH(fabsf)(x))
 MSL_UNARY(saturate, MSL_MATH(fminf)(MSL_MATH(fmaxf)(x, 0.0f), 1.0f))
 // clang-format on
 #undef MSL_UNARY
+#undef MSL_OF_SWIZZLE
 
 // Functions of two numbers.
 #define MSL_BINARY(name, value)                                \
@@ -61,7 +70,7 @@ MSL_UNARY(saturate, MSL_MATH(fminf)(MSL_MATH(fmaxf)(x, 0.0f), 1.0f))
   template <class T, int N>                                    \
   inline vec<T, N> name(vec<T, N> a, vec<T, N> b) {            \
     vec<T, N> r;                                               \
-    for (int i = 0; i < N; ++i) r.v[i] = name(a.v[i], b.v[i]); \
+    for (int i = 0; i < N; ++i) r[i] = name(a[i], b[i]); \
     return r;                                                  \
   }
 // clang-format off
@@ -118,7 +127,7 @@ inline half fma(half a, half b, half c) { return half(MSL_MATH(fma)((double)a, (
 template <class T, int N>
 inline vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
   vec<T, N> r;
-  for (int i = 0; i < N; ++i) r.v[i] = fma(a.v[i], b.v[i], c.v[i]);
+  for (int i = 0; i < N; ++i) r[i] = fma(a[i], b[i], c[i]);
   return r;
 }
 
@@ -136,29 +145,32 @@ template <class T, enable_if_t<is_arithmetic_v<T>, int> = 0>
 inline T select(T a, T b, bool c) {
   return c ? b : a;
 }
+#if !defined(MSL_ADDRESS_SPACES)
+// clang has no vectors of bool.
 template <class T, int N>
 inline vec<T, N> select(vec<T, N> a, vec<T, N> b, vec<bool, N> c) {
   vec<T, N> r;
-  for (int i = 0; i < N; ++i) r.v[i] = c.v[i] ? b.v[i] : a.v[i];
+  for (int i = 0; i < N; ++i) r[i] = c[i] ? b[i] : a[i];
   return r;
 }
 template <int N>
 inline bool any(vec<bool, N> a) {
   bool r = false;
-  for (int i = 0; i < N; ++i) r = r || a.v[i];
+  for (int i = 0; i < N; ++i) r = r || a[i];
   return r;
 }
 template <int N>
 inline bool all(vec<bool, N> a) {
   bool r = true;
-  for (int i = 0; i < N; ++i) r = r && a.v[i];
+  for (int i = 0; i < N; ++i) r = r && a[i];
   return r;
 }
+#endif
 
 template <class T, int N>
 inline T dot(vec<T, N> a, vec<T, N> b) {
   T r = T(0);
-  for (int i = 0; i < N; ++i) r = T(r + a.v[i] * b.v[i]);
+  for (int i = 0; i < N; ++i) r = T(r + a[i] * b[i]);
   return r;
 }
 

@@ -6,7 +6,12 @@
 #pragma once
 #include "platform.hpp"
 #include "traits.hpp"
+#if defined(MSL_ADDRESS_SPACES)
+#include "vectors_declared.hpp"
+#else
 #include "vectors.hpp"
+#endif
+#include "packed.hpp"
 #include "math.hpp"
 #include "synchronisation.hpp"
 #if defined(MSL_ADDRESS_SPACES)

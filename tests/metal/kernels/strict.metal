@@ -1,5 +1,6 @@
-// Code that C++ accepts and the kernels' language does not, one case after the other, each compiled with what
-// comes before the first. A case that is wrong names a part of the message; the right ones are like it.
+// Code that clang would accept as C++ and the kernels' language does not, one case after the other, each compiled with
+// what comes before the first. A case that is wrong names a part of the message; the right ones are like it. What no
+// compiler here knows of is in `emulator/rewriter/rules`.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -63,7 +64,63 @@ kernel void constant_as_device(constant float* x [[buffer(0)]], device float* o 
     o[t] = load(x, t);
 }
 
-// wrong: without address space
+// wrong: between pointers into one address space
+kernel void either_space(constant float* x [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = (t > 3 ? x : o)[t];
+}
+
+// wrong: non-const reference cannot bind to vector element
+inline void set(thread float& v) {
+    v = 1.0f;
+}
+kernel void component_by_reference(device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float4 v = o[t];
+    set(v.x);
+    o[t] = v;
+}
+
+// wrong: address of vector element
+kernel void address_of_a_component(device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    device float* x = &o[t].x;
+    x[0] = 1.0f;
+}
+
+// wrong: not contextually convertible to 'bool'
+kernel void condition_of_vectors(device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = o[t] < o[0] ? o[t] : o[0];
+}
+
+// wrong: implicit conversion loses floating-point precision
+kernel void rounding_unsaid(device bfloat* x [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    x[t] = o[t];
+}
+
+// wrong: constexpr if is a C++17 extension
+template <int N>
+inline float later_language(float x) {
+    if constexpr (N > 1) {
+        return x;
+    }
+    return N;
+}
+kernel void calls_later_language(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    o[t] = later_language<2>(o[t]);
+}
+
+// wrong: variable length array
+kernel void length_at_run_time(constant Args& a [[buffer(0)]], device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float x[a.n];
+    x[t] = 1.0f;
+    o[t] = x[t];
+}
+
+// wrong: unused variable 'y'
+kernel void warned_of(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    float y = o[t];
+    o[t] = 1.0f;
+}
+
+// wrong: names its address space
 inline float without_space(float* p) {
     return p[0];
 }
@@ -83,12 +140,12 @@ kernel void three_of_four(device float* o [[buffer(1)]], uint t [[thread_positio
     o[t] = a.x;
 }
 
-// wrong: no viable
+// wrong: from incompatible type
 kernel void implicit_conversion(device half4* x [[buffer(0)]], device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     o[t] = x[t];
 }
 
-// wrong: `double` is not in the language
+// wrong: no such word: double
 kernel void with_double(device float* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     double z = o[t];
     o[t] = float(z * z);
@@ -136,4 +193,14 @@ kernel void spaces_as_they_are(
 // right
 kernel void explicit_conversion(device half4* x [[buffer(0)]], device float4* o [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     o[t] = float4(x[t]) + max(float(x[t].x), 1.0f);
+}
+
+// right
+static_assert(__METAL_VERSION__ == 310, "the version that pipelines are compiled for");
+kernel void one_space(threadgroup float* s [[threadgroup(0)]], device float* o [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+    const float x = t > 3 ? s[t] : o[t];
+    device float* p = t > 3 ? o : o + 1;
+    float4 v = float4(x, float2(x), p[t]);
+    v.y = t > 4 ? t > 5 ? 1.0f : 2.0f : v[t % 4];
+    o[t] = v.x + v.y + v.z + v.w;
 }

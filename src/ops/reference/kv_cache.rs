@@ -1,0 +1,63 @@
+//! The keys and values of a layer, a row for each slot.
+
+use candle_core::Tensor;
+
+use super::ReferenceBackend;
+use crate::Result;
+use crate::ops::KvCacheDType;
+
+/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type.
+#[derive(Debug)]
+pub(crate) struct ReferencePools {
+    k: Tensor,
+    v: Tensor,
+}
+
+impl ReferencePools {
+    pub(crate) fn new(
+        backend: &ReferenceBackend,
+        num_slots: usize,
+        width: usize,
+        dtype: KvCacheDType,
+    ) -> Result<Self> {
+        let dtype = match dtype {
+            KvCacheDType::F16 => candle_core::DType::F16,
+            KvCacheDType::Bf16 => candle_core::DType::BF16,
+            KvCacheDType::F32 => candle_core::DType::F32,
+        };
+        let zeros = || Tensor::zeros((num_slots, width), dtype, backend.device());
+        Ok(Self { k: zeros()?, v: zeros()? })
+    }
+
+    /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots.
+    pub(super) fn write(
+        &mut self,
+        backend: &ReferenceBackend,
+        slots: &[usize],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<()> {
+        let slots = backend.indices(slots.iter().copied())?.unsqueeze(1)?;
+        let slots = slots.broadcast_as(keys.shape())?.contiguous()?;
+        for (pool, rows) in [(&self.k, keys), (&self.v, values)] {
+            pool.scatter_set(&slots, &rows.to_dtype(pool.dtype())?.contiguous()?, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Keys and values of some slots, `[slots.len(), width]` each.
+    pub(super) fn read(&self, backend: &ReferenceBackend, slots: &Tensor) -> Result<[Tensor; 2]> {
+        let read =
+            |pool: &Tensor| Ok::<_, crate::Error>(pool.index_select(slots, 0)?.to_dtype(backend.dtype())?);
+        Ok([read(&self.k)?, read(&self.v)?])
+    }
+
+    /// Copies the slots of a block to another.
+    pub(crate) fn copy_block(&mut self, block_size: usize, source: usize, target: usize) -> Result<()> {
+        for pool in [&self.k, &self.v] {
+            let rows = pool.narrow(0, source * block_size, block_size)?.copy()?;
+            pool.slice_set(&rows, 0, target * block_size)?;
+        }
+        Ok(())
+    }
+}

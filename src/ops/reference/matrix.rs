@@ -1,0 +1,163 @@
+//! A weight matrix as it lies in its file, decoded by candle.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
+use candle_core::{Device, Module, Tensor};
+
+use super::ReferenceBackend;
+use crate::weights::{DType, SharedBytes};
+use crate::{Error, Result};
+
+/// Values that are decoded together: a matrix is decoded anew for each product, and no more of it than this at once.
+const VALUES_PER_PIECE: usize = 1 << 24;
+
+/// `[rows, cols]` of any type.
+#[derive(Debug)]
+pub(crate) struct ReferenceMatrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    /// The rows of the file, one after the other.
+    bytes: SharedBytes,
+    /// The same where a GPU reads them.
+    on_device: Option<OnDevice>,
+}
+
+#[derive(Debug)]
+enum OnDevice {
+    Dense(Tensor),
+    Quantized(QMatMul),
+}
+
+/// What candle calls a type.
+enum CandleDType {
+    Dense(candle_core::DType),
+    Quantized(GgmlDType),
+}
+
+impl From<DType> for CandleDType {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::Dense(candle_core::DType::F32),
+            DType::F16 => Self::Dense(candle_core::DType::F16),
+            DType::BF16 => Self::Dense(candle_core::DType::BF16),
+            DType::Q4_0 => Self::Quantized(GgmlDType::Q4_0),
+            DType::Q4_1 => Self::Quantized(GgmlDType::Q4_1),
+            DType::Q5_0 => Self::Quantized(GgmlDType::Q5_0),
+            DType::Q5_1 => Self::Quantized(GgmlDType::Q5_1),
+            DType::Q8_0 => Self::Quantized(GgmlDType::Q8_0),
+            DType::Q4K => Self::Quantized(GgmlDType::Q4K),
+            DType::Q5K => Self::Quantized(GgmlDType::Q5K),
+            DType::Q6K => Self::Quantized(GgmlDType::Q6K),
+        }
+    }
+}
+
+impl ReferenceMatrix {
+    /// Rows as they lie in a file.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if there are more or fewer bytes than the shape asks for.
+    pub(crate) fn new(
+        backend: &ReferenceBackend,
+        dtype: DType,
+        bytes: SharedBytes,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
+            return Err(Error::invalid_model(format!(
+                "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
+                bytes.len()
+            )));
+        }
+        let mut matrix = Self { dtype, rows, cols, bytes, on_device: None };
+        if !backend.device().is_cpu() {
+            matrix.on_device = Some(match matrix.dtype.into() {
+                CandleDType::Dense(_) => OnDevice::Dense(matrix.load(0..rows, backend.device())?),
+                CandleDType::Quantized(dtype) => {
+                    let blocks = matrix.copy(0..rows)?;
+                    let blocks = Cow::Borrowed(bytemuck::cast_slice(&blocks));
+                    let storage = QStorage::from_data(blocks, backend.device(), dtype)?;
+                    let tensor = QTensor::new(storage, (rows, cols))?;
+                    OnDevice::Quantized(QMatMul::from_arc(Arc::new(tensor))?)
+                }
+            });
+        }
+        Ok(matrix)
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn num_cols(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// `x·Wᵀ` for rows `x`, `[n, cols]` → `[n, rows]`.
+    pub(super) fn product(&self, backend: &ReferenceBackend, x: &Tensor) -> Result<Tensor> {
+        // Not on the CPU, where candle would round the activations to eight bits.
+        if let Some(OnDevice::Quantized(weights)) = &self.on_device {
+            return Ok(weights.forward(&x.contiguous()?)?);
+        }
+        let step = (VALUES_PER_PIECE / self.cols.max(1)).max(1);
+        let pieces = (0..self.rows).step_by(step).map(|first| {
+            let rows = first..self.rows.min(first + step);
+            let weights = match &self.on_device {
+                Some(OnDevice::Dense(weights)) => {
+                    weights.narrow(0, first, rows.len())?.to_dtype(x.dtype())?
+                }
+                _ => self.rows(backend, rows)?,
+            };
+            Ok(x.matmul(&weights.t()?)?)
+        });
+        Ok(Tensor::cat(&pieces.collect::<Result<Vec<_>>>()?, 1)?)
+    }
+
+    /// Some rows, `[rows.len(), cols]`.
+    pub(super) fn rows(
+        &self,
+        backend: &ReferenceBackend,
+        rows: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<Tensor> {
+        backend.bring(&self.load(rows, &Device::Cpu)?)
+    }
+
+    /// Some rows: decoded on the CPU; of a dense type as they are.
+    fn load(&self, rows: impl ExactSizeIterator<Item = usize>, device: &Device) -> Result<Tensor> {
+        let shape = (rows.len(), self.cols);
+        let bytes = self.copy(rows)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&bytes);
+        Ok(match self.dtype.into() {
+            CandleDType::Dense(dtype) => Tensor::from_raw_buffer(bytes, dtype, &[shape.0, shape.1], device)?,
+            CandleDType::Quantized(dtype) => {
+                QTensor::new(QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, dtype)?, shape)?
+                    .dequantize(device)?
+            }
+        })
+    }
+
+    /// The bytes of some rows, aligned for blocks, which begin at any even address in a file. All types have blocks
+    /// of an even size.
+    fn copy(&self, rows: impl ExactSizeIterator<Item = usize>) -> Result<Vec<u16>> {
+        let row_bytes = self.dtype.row_bytes(self.cols)?;
+        let mut words = vec![0_u16; rows.len() * row_bytes / 2];
+        let targets = bytemuck::cast_slice_mut(&mut words).chunks_exact_mut(row_bytes.max(1));
+        for (target, row) in targets.zip(rows) {
+            let target: &mut [u8] = target;
+            target.copy_from_slice(&self.bytes[row * row_bytes..][..row_bytes]);
+        }
+        Ok(words)
+    }
+}

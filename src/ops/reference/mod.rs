@@ -1,0 +1,32 @@
+//! Every op as a few lines of candle's tensors: the definition that kernels are tested against, a way out where a
+//! kernel fails on a machine (`--kernels reference`), and the way in for a new op.
+//!
+//! One file per op, named like the op. What is computed here is meant to be read: no layout but rows, no fusion, no
+//! memory that is kept from step to step except weights and the cache. In f64 it is the oracle of the tests; in f32
+//! it runs on every device that candle has.
+
+mod backend;
+mod embed;
+mod gather_rows;
+mod kv_cache;
+mod linear;
+mod matrix;
+mod paged_attention;
+mod rope_kv_write;
+
+pub use backend::ReferenceBackend;
+
+pub(crate) use backend::ReferenceBuffer;
+pub(crate) use embed::embed;
+pub(crate) use gather_rows::gather_rows;
+pub(crate) use kv_cache::ReferencePools;
+pub(crate) use linear::{linear_residual, norm_linear, norm_logits, norm_swiglu};
+pub(crate) use matrix::ReferenceMatrix;
+pub(crate) use paged_attention::paged_attention;
+pub(crate) use rope_kv_write::{RopeKvWrite, rope_kv_write};
+
+impl From<candle_core::Error> for crate::Error {
+    fn from(source: candle_core::Error) -> Self {
+        Self::internal(format!("tensor operation failed: {source}")).with_source(source)
+    }
+}

@@ -1,0 +1,93 @@
+//! Norms and rotation of queries and keys, and the way into the cache.
+
+use candle_core::{Device, Tensor};
+use candle_nn::rotary_emb::{rope, rope_i};
+
+use super::linear::rms_norm;
+use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
+use crate::Result;
+use crate::config::RopeStyle;
+use crate::ops::{HeadNorms, RmsNorm, RopeTable};
+
+/// Operands of [`rope_kv_write`], checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RopeKvWrite<'a> {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) positions: &'a [u32],
+    pub(crate) slots: &'a [usize],
+    pub(crate) norms: Option<HeadNorms<'a>>,
+    pub(crate) table: &'a RopeTable,
+}
+
+pub(crate) fn rope_kv_write(
+    backend: &ReferenceBackend,
+    operands: RopeKvWrite<'_>,
+    qkv: &mut ReferenceBuffer,
+    pools: &mut ReferencePools,
+) -> Result<()> {
+    let RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table } = operands;
+    let rows = qkv.rows(positions.len())?;
+    let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let rotation = Rotation::new(backend, table, positions)?;
+    let heads = |first: usize, num_heads: usize, norm: Option<&RmsNorm>| {
+        let heads = rows.narrow(1, first, num_heads * head_dim)?;
+        let heads = heads.reshape((positions.len(), num_heads, head_dim))?;
+        let heads = match norm {
+            Some(norm) => rms_norm(backend, &heads, norm)?,
+            None => heads,
+        };
+        Ok::<_, crate::Error>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
+    };
+    let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
+    let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;
+    let values = rows.narrow(1, q_width + kv_width, kv_width)?;
+    pools.write(backend, slots, &keys, &values)?;
+    qkv.set_rows(&Tensor::cat(&[&queries, &keys, &values], 1)?)
+}
+
+/// Cosines and sines of the angles of some positions, `[positions, pairs]`.
+struct Rotation {
+    style: RopeStyle,
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotation {
+    fn new(backend: &ReferenceBackend, table: &RopeTable, positions: &[u32]) -> Result<Self> {
+        // Products of singles, as the models were trained with.
+        let angles: Vec<f32> = positions
+            .iter()
+            .flat_map(|position| {
+                table.frequencies().iter().map(move |frequency| *position as f32 * frequency)
+            })
+            .collect();
+        // On the CPU: a GPU's fast functions lose large angles.
+        let angles = Tensor::from_vec(angles, (positions.len(), table.num_pairs()), &Device::Cpu)?;
+        let angles = angles.to_dtype(backend.dtype())?;
+        let factor = f64::from(table.factor());
+        Ok(Self {
+            style: table.style(),
+            cos: backend.bring(&(angles.cos()? * factor)?)?,
+            sin: backend.bring(&(angles.sin()? * factor)?)?,
+        })
+    }
+
+    /// Rotates the pairs of heads, `[positions, heads, head_dim]`; values behind the pairs stay as they are.
+    fn apply(&self, heads: &Tensor) -> Result<Tensor> {
+        let (_, _, head_dim) = heads.dims3()?;
+        let num_rotated = 2 * self.cos.dim(1)?;
+        let rotated = heads.narrow(2, 0, num_rotated)?.transpose(0, 1)?.unsqueeze(0)?.contiguous()?;
+        let rotated = match self.style {
+            RopeStyle::HalfSplit => rope(&rotated, &self.cos, &self.sin)?,
+            RopeStyle::Interleaved => rope_i(&rotated, &self.cos, &self.sin)?,
+        };
+        let rotated = rotated.squeeze(0)?.transpose(0, 1)?;
+        if num_rotated == head_dim {
+            return Ok(rotated);
+        }
+        let rest = heads.narrow(2, num_rotated, head_dim - num_rotated)?;
+        Ok(Tensor::cat(&[&rotated, &rest], 2)?)
+    }
+}

@@ -1,0 +1,180 @@
+//! Devices that allow fewer threads: what can use fewer does and computes the same, the rest is an error that says so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tinyvllm::ErrorKind;
+use tinyvllm::ops::metal::{LIBRARIES, Library};
+use tinyvllm::ops::{Buffer, Context, DeviceSampler, Matrix, RmsNorm, SampleParams, Vector};
+use tinyvllm::ops::{LinearScratch, norm_logits};
+use tinyvllm::self_test::{Check, Effort, Family};
+use tinyvllm::weights::DType;
+
+use crate::emulator::{Emulator, Variant};
+
+/// What a kernel of as many registers as there are is allowed.
+const FEWEST_THREADS: usize = 384;
+
+fn failures(gpu: Emulator, families: &[Family]) -> Vec<Check> {
+    let context = Context::gpu(Arc::new(gpu));
+    let mut failures = Vec::new();
+    for family in families {
+        family.check(&context, Effort::Small, &mut |check| failures.extend((!check.passed).then_some(check)));
+    }
+    failures
+}
+
+#[test]
+fn every_kernel_fits_into_the_fewest_threads_of_any_device() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    assert_eq!(failures(gpu.with_max_threads(FEWEST_THREADS), &Family::ALL), []);
+}
+
+#[test]
+fn the_sampler_gives_the_hosts_tokens_with_any_number_of_threads() {
+    for max_threads in [1024, 896, 900, 512, 96, 32] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        assert_eq!(failures(gpu.with_max_threads(max_threads), &[Family::Sampling]), [], "{max_threads}");
+    }
+}
+
+const VOCAB_SIZE: usize = 100_000;
+const NUM_ROWS: usize = 64;
+const NUM_STEPS: usize = 8;
+
+fn row(stream: usize, logit_bias: &BTreeMap<u32, f32>) -> SampleParams<'_> {
+    SampleParams {
+        inverse_temperature: 1.0,
+        top_k: 0,
+        top_p: if stream < 4 { 0.9 } else { 1.0 },
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias,
+        banned: &[],
+        min_tokens: 0,
+        seed: 1,
+        stream: stream as u32,
+        prompt_token_ids: &[],
+        output_token_ids: &[],
+    }
+}
+
+/// Draws from rows in which every token is about as likely, so that a sum that is off by its last bit shows in some
+/// of them.
+fn draws(gpu: Emulator) -> Vec<u32> {
+    let context = Context::gpu(Arc::new(gpu));
+    let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
+    let no_bias = BTreeMap::new();
+    let mut logits = Buffer::shared(&context, NUM_ROWS, VOCAB_SIZE).unwrap();
+    sampler.begin(&context, (0..NUM_ROWS).map(|stream| row(stream, &no_bias)), NUM_STEPS).unwrap();
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for step in 0..NUM_STEPS {
+        let values = (0..NUM_ROWS * VOCAB_SIZE).map(|index| (index * 37 % 1009) as f32 / 1009.0);
+        logits
+            .write(NUM_ROWS, |logits| logits.iter_mut().zip(values).for_each(|(to, value)| *to = value))
+            .unwrap();
+        sampler.launch(&context, &logits).unwrap();
+        sampler.tokens(&context, step, &mut tokens).unwrap();
+        all.extend_from_slice(&tokens);
+    }
+    all
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_bit_of_a_draw() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let expected = draws(gpu);
+    assert!(expected.iter().all(|token| (*token as usize) < VOCAB_SIZE), "{expected:?}");
+    for max_threads in [896, 32] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        assert!(draws(gpu.with_max_threads(max_threads)) == expected, "{max_threads} threads");
+    }
+    // If each simdgroup added up its own parts first, it would.
+    let by_part = "        total += sums[part];\n    }\n";
+    let by_group = "        if (part < place.num_groups) {\n            float own = 0.0f;\n            \
+                    for (uint p = part; p < NUM_PARTS; p += place.num_groups) {\n                \
+                    own += sums[p];\n            }\n            total += own;\n        }\n    }\n";
+    let (library, text) = sampler_with(by_part, by_group);
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let gpu = gpu.with_max_threads(896).with_text(library, text);
+    assert!(draws(gpu) != expected, "a sum in another order is not noticed");
+}
+
+/// The sampler's text with one place changed.
+fn sampler_with(from: &str, to: &str) -> (&'static Library, String) {
+    let library = LIBRARIES.into_iter().find(|library| library.name == "sampling").unwrap();
+    let text = library.text();
+    assert_eq!(text.matches(from).count(), 1, "{from}");
+    (library, text.replace(from, to))
+}
+
+/// The tokens of a multi-step that penalises what is there, and so takes all tokens from the last one on.
+fn penalised(gpu: Emulator) -> Vec<u32> {
+    const VOCAB_SIZE: usize = 100;
+    let context = Context::gpu(Arc::new(gpu));
+    let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
+    let no_bias = BTreeMap::new();
+    let params = SampleParams { inverse_temperature: 0.0, presence_penalty: 2.0, ..row(0, &no_bias) };
+    sampler.begin(&context, std::iter::once(params), VOCAB_SIZE).unwrap();
+    let (mut all, mut tokens) = (Vec::new(), Vec::new());
+    for step in 0..VOCAB_SIZE {
+        let mut logits = Buffer::shared(&context, 1, VOCAB_SIZE).unwrap();
+        let values = (0..VOCAB_SIZE).map(|token| token as f32 / VOCAB_SIZE as f32);
+        logits.write(1, |logits| logits.iter_mut().zip(values).for_each(|(to, value)| *to = value)).unwrap();
+        sampler.launch(&context, &logits).unwrap();
+        sampler.tokens(&context, step, &mut tokens).unwrap();
+        all.extend_from_slice(&tokens);
+    }
+    all
+}
+
+/// The tokens of earlier steps are shared among the threads, of which there may be fewer.
+#[test]
+fn every_step_of_a_multi_step_is_penalised() {
+    for max_threads in [1024, 64, 32] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        let expected: Vec<u32> = (0..100).rev().collect();
+        assert_eq!(penalised(gpu.with_max_threads(max_threads)), expected, "{max_threads} threads");
+    }
+    let (library, text) =
+        sampler_with("step < a.step; step += place.num_threads", "step < a.step; step += 4096");
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let gpu = gpu.with_max_threads(32).with_text(library, text);
+    assert_ne!(
+        penalised(gpu),
+        (0..100).rev().collect::<Vec<u32>>(),
+        "steps behind the 32nd are not penalised"
+    );
+}
+
+/// A product of one row on such a device.
+fn product(gpu: Emulator) -> tinyvllm::Result<()> {
+    let context = Context::gpu(Arc::new(gpu));
+    let matrix = Matrix::from_bytes(&context, DType::Q4_0, &[0; 18], 1, 32)?;
+    let norm = RmsNorm { weight: Vector::new(&context, vec![1.0; 32])?, eps: 1e-5 };
+    let mut scratch = LinearScratch::new(&context, 1, 32)?;
+    let (x, mut out) = (Buffer::new(&context, 1, 32)?, Buffer::new(&context, 1, 1)?);
+    norm_logits(&context, &mut scratch, 1, &x, &norm, &matrix, &mut out)
+}
+
+#[test]
+fn a_kernel_that_does_not_fit_is_an_error_with_the_numbers_and_the_way_out() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let error = product(gpu.with_max_threads(96)).unwrap_err();
+    let message = "matvec_Q4_0_1 cannot run on this device: it takes 128 threads in a group, and its registers allow 96";
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Internal, message));
+    assert!(error.hint().is_some_and(|hint| hint.contains("--kernels reference")), "{error:?}");
+
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let error = product(gpu.with_simd_width(64)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().starts_with("matvec_Q4_0_1 runs in groups of 64 threads"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("--kernels reference")), "{error:?}");
+
+    // No kernel has a group of fewer threads than a simdgroup, not even the sampler.
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let failed = failures(gpu.with_max_threads(31), &[Family::Sampling]);
+    assert!(failed[0].detail.contains("sample cannot run on this device: it takes 32 threads"), "{failed:?}");
+}

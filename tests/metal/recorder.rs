@@ -1,0 +1,300 @@
+//! A GPU that executes nothing and writes down what it would take to: of each dispatch, operations and bytes, from
+//! the arguments and the lists that its kernel would read.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytemuck::{Pod, Zeroable, pod_read_unaligned};
+use tinyvllm::ops::metal::{
+    Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits,
+    Placement, Ticket,
+};
+use tinyvllm::weights::{DType, SharedBytes};
+use tinyvllm::{Error, Result};
+
+/// The smallest chip, as ARCHITECTURE's table has it: an M1.
+const OPERATIONS_PER_SECOND: f64 = 2e12;
+const BYTES_PER_SECOND: f64 = 68e9;
+
+/// What a dispatch makes a GPU do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Dispatch {
+    pub(crate) function: String,
+    /// Multiplications and additions, also those with zeros that fill a tile.
+    pub(crate) operations: f64,
+    pub(crate) bytes: f64,
+}
+
+impl Dispatch {
+    pub(crate) fn seconds(&self) -> f64 {
+        (self.operations / OPERATIONS_PER_SECOND).max(self.bytes / BYTES_PER_SECOND)
+    }
+}
+
+/// The device.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    patience: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    functions: Vec<String>,
+    /// The dispatches of each command buffer; the last one is open.
+    commits: Vec<Vec<Dispatch>>,
+}
+
+/// Private memory has a size only.
+#[derive(Debug)]
+struct Memory {
+    len: usize,
+    shared: Option<Mutex<Vec<u8>>>,
+}
+
+impl Memory {
+    fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let shared = self.shared.as_ref().unwrap();
+        shared.lock().unwrap_or_else(PoisonError::into_inner)[offset..offset + len].to_vec()
+    }
+}
+
+impl GpuMemory for Memory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn memory_of(buffer: &GpuBuffer) -> &Memory {
+    buffer.0.as_any().downcast_ref().unwrap()
+}
+
+impl Recorder {
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self { patience, state: Mutex::new(State { functions: Vec::new(), commits: vec![Vec::new()] }) }
+    }
+
+    /// The dispatches since the last call, by command buffer.
+    pub(crate) fn take(&self) -> Vec<Vec<Dispatch>> {
+        std::mem::replace(&mut self.state().commits, vec![Vec::new()])
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gpu for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn class(&self) -> ChipClass {
+        ChipClass::Base
+    }
+
+    fn working_set_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
+        let shared = (placement == Placement::Shared).then(|| Mutex::new(vec![0; len]));
+        Ok(GpuBuffer(Box::new(Memory { len, shared })))
+    }
+
+    fn wrap(&self, bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>> {
+        Ok(Some((GpuBuffer(Box::new(Memory { len: bytes.len(), shared: None })), 0)))
+    }
+
+    fn pipeline(
+        &self,
+        _library: &'static Library,
+        function: &str,
+        _constants: &[Constant],
+    ) -> Result<Pipeline> {
+        let mut state = self.state();
+        state.functions.push(function.to_owned());
+        Ok(Pipeline { index: state.functions.len() - 1, limits: PipelineLimits::APPLE })
+    }
+
+    fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
+        let mut state = self.state();
+        let function = state.functions[launch.pipeline.index].clone();
+        launch.check(&function, PipelineLimits::APPLE)?;
+        for binding in launch.buffers {
+            assert!(binding.offset < binding.buffer.len(), "{function}: {binding:?}");
+        }
+        let (operations, bytes) = work_of(&function, launch);
+        let open = state.commits.last_mut().ok_or_else(|| Error::internal("no command buffer is open"))?;
+        open.push(Dispatch { function, operations, bytes });
+        Ok(())
+    }
+
+    fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        if let Some(shared) = &memory_of(target).shared {
+            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            shared[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn read(&self, _source: &GpuBuffer, _offset: usize, bytes: &mut [u8]) -> Result<()> {
+        bytes.fill(0);
+        self.commit().map(drop)
+    }
+
+    fn commit(&self) -> Result<Ticket> {
+        let mut state = self.state();
+        if state.commits.last().is_some_and(|open| !open.is_empty()) {
+            state.commits.push(Vec::new());
+        }
+        Ok(Ticket(0))
+    }
+
+    fn wait(&self, _ticket: Ticket) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// `Planes` and `MatrixArgs` of `formats.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct MatrixArgs {
+    planes: [u32; 3],
+    num_rows: u32,
+    out_offset: u32,
+    first_group: u32,
+}
+
+/// `MatvecArgs` and `MatmulArgs`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ProductArgs {
+    num_units: u32,
+    num_tokens: u32,
+    x_stride: u32,
+    out_stride: u32,
+    eps: f32,
+    matrices: [MatrixArgs; 3],
+}
+
+/// `Pages` of `kv_cache.h` and what follows it in the arguments of all attention.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AttentionArgs {
+    num_kv_heads: u32,
+    block_size: u32,
+    head_dim: u32,
+    num_heads: u32,
+    q_stride: u32,
+}
+
+/// `DecodeRow` of `paged_attention.metal`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DecodeRow {
+    token: u32,
+    seq_len: u32,
+    table_start: u32,
+}
+
+/// `PrefillTile` of `flash_attention.metal`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PrefillTile {
+    first_token: u32,
+    num_tokens: u32,
+    first_position: u32,
+    table_start: u32,
+}
+
+fn word(args: &[u8], index: usize) -> f64 {
+    f64::from(pod_read_unaligned::<u32>(&args[4 * index..4 * index + 4]))
+}
+
+fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
+    let bytes = memory_of(binding.buffer).read(binding.offset, len * size_of::<T>());
+    bytes.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect()
+}
+
+/// Operations and bytes of a launch.
+///
+/// # Panics
+/// For a kernel that is not known here, so that none is forgotten.
+fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
+    let Launch { args, buffers, grid, num_threads, .. } = *launch;
+    let kernels: [(&str, &dyn Fn(&str) -> (f64, f64)); 12] = [
+        ("matvec_swiglu_", &|rest| product(args, rest, 2)),
+        ("matvec_", &|rest| product(args, rest, 3)),
+        ("matmul_swiglu_", &|rest| product(args, rest, 2)),
+        ("matmul_", &|rest| product(args, rest, 3)),
+        ("rope_kv_write_", &|_| (0.0, 8.0 * (grid[0] * grid[1]) as f64 * word(args, 2))),
+        ("embed_", &|_| (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3))),
+        ("gather_rows", &|_| (0.0, 8.0 * word(args, 0) * word(args, 1))),
+        ("copy_block", &|_| (0.0, 32.0 * word(args, 2))),
+        ("paged_attention_merge", &|_| {
+            (0.0, 4.0 * (grid[0] * grid[1]) as f64 * word(args, 6) * (word(args, 2) + 2.0))
+        }),
+        ("paged_attention_", &|rest| decode(args, rest, &list(&buffers[4], grid[2]))),
+        ("flash_attention_", &|rest| prefill(args, rest, num_threads / 32 * 8, &list(&buffers[4], grid[0]))),
+        // Two filters of 48 passes over each row of logits.
+        ("sample", &|_| (0.0, 4.0 * 96.0 * grid[0] as f64 * word(args, 0))),
+    ];
+    let known = kernels.iter().find_map(|(name, work)| Some((function.strip_prefix(name)?, work)));
+    let (rest, work) = known.unwrap_or_else(|| panic!("what {function} costs is not known"));
+    work(rest)
+}
+
+/// `rest` is the format and the number of rows of activations that a threadgroup computes.
+fn product(args: &[u8], rest: &str, num_matrices: usize) -> (f64, f64) {
+    let args: ProductArgs = pod_read_unaligned(&args[..size_of::<ProductArgs>()]);
+    let (format, unit) = rest.rsplit_once('_').unwrap();
+    let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == format).unwrap();
+    let unit: u32 = unit.parse().unwrap();
+    let num_padded = f64::from(args.num_tokens.next_multiple_of(unit));
+    let num_rows: u32 = args.matrices[..num_matrices].iter().map(|matrix| matrix.num_rows).sum();
+    let num_weights = f64::from(num_rows) * 16.0 * f64::from(args.num_units);
+    let weight_bytes = dtype.block_bytes() as f64 / dtype.block_len() as f64;
+    let activations =
+        4.0 * f64::from(args.num_tokens) * (f64::from(num_rows) + 16.0 * f64::from(args.num_units));
+    (2.0 * num_padded * num_weights, weight_bytes * num_weights + activations)
+}
+
+fn value_bytes(rest: &str) -> f64 {
+    if rest.starts_with("f32") { 4.0 } else { 2.0 }
+}
+
+/// Each sequence reads all keys and values that its token attends to.
+fn decode(args: &[u8], rest: &str, rows: &[DecodeRow]) -> (f64, f64) {
+    let a: AttentionArgs = pod_read_unaligned(&args[..size_of::<AttentionArgs>()]);
+    let window = word(args, 7);
+    let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len).min(window)).sum();
+    let values = f64::from(a.head_dim) * num_keys;
+    (4.0 * f64::from(a.num_heads) * values, 2.0 * f64::from(a.num_kv_heads) * value_bytes(rest) * values)
+}
+
+/// Each tile reads the keys and values of all of its tokens.
+fn prefill(args: &[u8], rest: &str, num_rows: usize, tiles: &[PrefillTile]) -> (f64, f64) {
+    let a: AttentionArgs = pod_read_unaligned(&args[..size_of::<AttentionArgs>()]);
+    let window = word(args, 5);
+    let keys = |tile: &PrefillTile| {
+        let first = f64::from(tile.first_position);
+        first + f64::from(tile.num_tokens) - (first + 1.0 - window).max(0.0)
+    };
+    let values = f64::from(a.num_kv_heads * a.head_dim) * tiles.iter().map(keys).sum::<f64>();
+    (4.0 * num_rows as f64 * values, 2.0 * value_bytes(rest) * values)
+}
