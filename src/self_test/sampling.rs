@@ -75,8 +75,17 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         Ok(None) => return,
         Err(error) => return report(Check::failed("sampling".to_owned(), &error)),
     };
-    let cases: [fn() -> Case; 8] =
-        [no_numbers, ties, penalties, bans_and_biases, random_numbers, filters, long_lists, mixture];
+    let cases: [fn() -> Case; 9] = [
+        no_numbers,
+        ties,
+        penalties,
+        many_steps,
+        bans_and_biases,
+        random_numbers,
+        filters,
+        long_lists,
+        mixture,
+    ];
     for case in cases {
         let case = case();
         let name = format!("sampling: {}", case.name);
@@ -300,6 +309,14 @@ fn penalties() -> Case {
     Case { name: "penalties", num_steps: 4, rows }
 }
 
+/// More steps than there are threads, each with the penalties of all before.
+fn many_steps() -> Case {
+    let penalized =
+        SamplingParams { presence_penalty: 0.3, repetition_penalty: 1.1, ..SamplingParams::greedy() };
+    let rows = (0..3).map(|seed| Row::new(penalized.clone(), rounded_noise(20 + seed, 32, 2.0)));
+    Case { name: "many steps", num_steps: 40, rows: rows.collect() }
+}
+
 /// Banned end tokens and biases, each row with lists of its own.
 fn bans_and_biases() -> Case {
     const VOCAB_SIZE: usize = 100;
@@ -434,6 +451,7 @@ fn long_lists() -> Case {
     let bias = many.iter().take(1_024).map(|id| (*id, -5.0)).collect();
     let rows = vec![
         Row { seed: 1, ..Row::new(sampled(), vec![0.0; VOCAB_SIZE]) },
+        Row { seed: 2, ..Row::new(SamplingParams { top_p: 0.77001, ..sampled() }, vec![0.0; VOCAB_SIZE]) },
         Row::new(SamplingParams { logit_bias: [(65_999, 4.0)].into(), ..greedy.clone() }, peaked()),
         Row::new(
             SamplingParams { logit_bias: bias, ..greedy.clone() },

@@ -167,7 +167,7 @@ impl Emulator {
         Self { left_out: Some((library.name, barrier)), ..self }
     }
 
-    /// Lets one of the defects show that texts of [`Self::with_text`] have planted as `msl_planted(number)`.
+    /// Lets one of the defects show that texts of [`Self::with_text`] have planted as `is_planted(number)`.
     pub(crate) fn with_defect(self, defect: usize) -> Self {
         Self { defect: Some(defect), ..self }
     }

@@ -2,6 +2,7 @@
 //!
 //! All of a library's are compiled into one object, each behind a condition, and a launch says which of them shows.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,11 +52,10 @@ impl Planted {
         Emulator::new(Variant::Fast)?;
         let defects: Vec<Defect> =
             TABLES.into_iter().flat_map(|(family, table)| parse(family, table)).collect();
-        let mut files: Vec<&str> = defects.iter().map(|defect| defect.file).collect();
-        files.dedup();
+        let files: BTreeSet<&str> = defects.iter().map(|defect| defect.file).collect();
         let mut texts: Vec<String> = LIBRARIES.iter().map(|library| library.text()).collect();
         for file in files {
-            let source = fs::read_to_string(folder().join(file)).unwrap();
+            let source = fs::read_to_string(in_project("metal_kernels").join(file)).unwrap();
             // Headers come first, and are in the text of a library as they are in their files.
             let begin = source.rfind("#include").unwrap_or(0);
             let body = &source[begin + source[begin..].find('\n').unwrap()..];
@@ -90,7 +90,7 @@ impl Planted {
     /// If it does not compile, which would fail every check.
     pub(super) fn device_with(&self, defect: usize) -> Option<Emulator> {
         let gpu = self.device(Some(defect))?;
-        let condition = format!("msl_planted({defect})");
+        let condition = format!("is_planted({defect})");
         for (library, _) in LIBRARIES.iter().zip(&self.texts).filter(|(_, text)| text.contains(&condition)) {
             gpu.kernels(library).unwrap();
         }
@@ -111,9 +111,8 @@ impl Planted {
     }
 }
 
-/// Where the sources are.
-pub(super) fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("metal_kernels")
+pub(super) fn in_project(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
 }
 
 fn parse(family: Family, table: &'static str) -> Vec<Defect> {
@@ -149,7 +148,7 @@ fn parse(family: Family, table: &'static str) -> Vec<Defect> {
     defects
 }
 
-/// Puts all defects of `file` into its source: an expression becomes `(msl_planted(7) ? (wrong) : (right))`, statements
+/// Puts all defects of `file` into its source: an expression becomes `(is_planted(7) ? (wrong) : (right))`, statements
 /// become two branches. One may lie inside another.
 fn plant(source: &str, file: &str, defects: &[Defect]) -> String {
     let mut insertions = Vec::new();
@@ -163,9 +162,9 @@ fn plant(source: &str, file: &str, defects: &[Defect]) -> String {
         let (begin, end) = (place + part.start, place + part.end);
         let is_statement = text[part.clone()].ends_with([';', '}']);
         let (before, after) = if is_statement {
-            (format!("if (msl_planted({number})) {{ {replacement} }} else {{ "), " }".to_owned())
+            (format!("if (is_planted({number})) {{ {replacement} }} else {{ "), " }".to_owned())
         } else {
-            (format!("(msl_planted({number}) ? ({replacement}) : ("), "))".to_owned())
+            (format!("(is_planted({number}) ? ({replacement}) : ("), "))".to_owned())
         };
         // At one place, what ends there comes first, the inner of two before the outer one; then what begins there,
         // the outer one before the inner.

@@ -7,9 +7,12 @@
 
 mod kernels;
 mod launches;
+mod lines;
 
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tinyvllm::ops::Context;
 use tinyvllm::ops::metal::Gpu;
@@ -17,7 +20,9 @@ use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Variant};
 
-use kernels::Planted;
+use kernels::{Planted, in_project};
+use launches::Altered;
+use lines::LINES;
 
 /// The first check of a family that finds something wrong with a device.
 fn first_failure(gpu: Arc<dyn Gpu>, family: Family) -> Option<String> {
@@ -50,14 +55,24 @@ fn assert_all_noticed(defects: impl Iterator<Item = String>, noticed: impl Fn(us
     assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
 }
 
+/// The first check of a family that finds something wrong with one of two devices: one that allows much, and one of
+/// few threads, which gets its launches in pieces.
+fn noticed(
+    device: impl Fn(Emulator) -> Arc<dyn Gpu>,
+    gpu: impl Fn() -> Option<Emulator>,
+    family: Family,
+) -> Option<String> {
+    let small = |gpu: Emulator| gpu.with_max_threads(384).with_patience(Duration::from_nanos(1));
+    first_failure(device(gpu()?), family).or_else(|| first_failure(device(small(gpu()?)), family))
+}
+
 fn every_defect_is_noticed(file: &str) {
     let Some(planted) = Planted::new() else { return };
     let own: Vec<usize> = planted.of_file(file).collect();
     assert!(!own.is_empty(), "there are no defects of {file}");
-    let names = own.iter().map(|&number| planted.name(number));
-    assert_all_noticed(names, |index| {
-        let gpu = planted.device_with(own[index])?;
-        first_failure(Arc::new(gpu), planted.family(own[index]))
+    assert_all_noticed(own.iter().map(|&number| planted.name(number)), |index| {
+        let gpu = || planted.device_with(own[index]);
+        noticed(|gpu| Arc::new(gpu), gpu, planted.family(own[index]))
     });
 }
 
@@ -65,11 +80,24 @@ fn every_defect_is_noticed(file: &str) {
 fn without_a_defect_all_is_right() {
     let Some(planted) = Planted::new() else { return };
     for family in Family::ALL {
-        let gpu = planted.device(None).unwrap();
-        let start = std::time::Instant::now();
-        assert_eq!(first_failure(Arc::new(gpu), family), None);
-        println!("{family:?}: {:.1} s", start.elapsed().as_secs_f64());
+        assert_eq!(noticed(|gpu| Arc::new(gpu), || planted.device(None), family), None);
     }
+}
+
+#[test]
+fn launches() {
+    let defects: Vec<_> =
+        LINES.iter().flat_map(|lines| lines.defects.iter().map(move |one| (lines, one))).collect();
+    let names = defects.iter().map(|(lines, (text, what, _))| format!("{}: {what} ({text})", lines.file));
+    assert_all_noticed(names, |index| {
+        let (lines, (text, what, change)) = defects[index];
+        let source = fs::read_to_string(in_project("src/ops/metal").join(lines.file)).unwrap();
+        let times = source.matches(text).count();
+        assert_eq!(times, 1, "{} has {times} times what {what:?} is about, not once: {text}", lines.file);
+        // Whatever leaves its memory is found there.
+        let gpu = || Emulator::new(Variant::Checked);
+        noticed(|gpu| Arc::new(Altered::new(gpu, lines.kernels, *change)), gpu, lines.family)
+    });
 }
 
 #[test]
@@ -128,7 +156,7 @@ fn zz_times() {
     let gpu = planted.device(None).unwrap();
     let mut start = std::time::Instant::now();
     let context = Context::gpu(Arc::new(gpu));
-    Family::Sampling.check(&context, Effort::Small, &mut |check| {
+    tinyvllm::self_test::ops(&context, Effort::Small, &mut |check| {
         println!("{:.2} s {} {}", start.elapsed().as_secs_f64(), check.name, check.detail);
         start = std::time::Instant::now();
     });

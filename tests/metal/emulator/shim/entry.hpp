@@ -3,7 +3,7 @@
 #include "abi.hpp"
 
 // What a test plants in a source is chosen between at run time: one object for all defects.
-inline bool msl_planted(long defect) { return msl_defect == defect; }
+inline bool is_planted(long defect) { return msl_defect == defect; }
 
 template <class P>
 struct msl_argument {
