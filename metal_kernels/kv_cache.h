@@ -2,6 +2,8 @@
 
 #include "threads.h"
 
+// Loops that index an array in registers are unrolled: elsewhere a compiler may put the array in memory.
+
 // Eight neighbouring values, as they lie in memory.
 template <typename KV>
 struct Eight {
@@ -14,6 +16,7 @@ struct Eight<float> {
 };
 
 inline void unpack(Eight<half> packed, thread float (&values)[8]) {
+#pragma clang loop unroll(full)
     for (int i = 0; i < 4; ++i) {
         const half2 pair = as_type<half2>(packed.bits[i]);
         values[2 * i] = float(pair.x);
@@ -22,6 +25,7 @@ inline void unpack(Eight<half> packed, thread float (&values)[8]) {
 }
 
 inline void unpack(Eight<bfloat> packed, thread float (&values)[8]) {
+#pragma clang loop unroll(full)
     for (int i = 0; i < 4; ++i) {
         values[2 * i] = as_type<float>(packed.bits[i] << 16);
         values[2 * i + 1] = as_type<float>(packed.bits[i] & 0xFFFF0000u);
@@ -29,6 +33,7 @@ inline void unpack(Eight<bfloat> packed, thread float (&values)[8]) {
 }
 
 inline void unpack(Eight<float> packed, thread float (&values)[8]) {
+#pragma clang loop unroll(full)
     for (int i = 0; i < 4; ++i) {
         values[i] = packed.low[i];
         values[4 + i] = packed.high[i];

@@ -71,6 +71,7 @@ inline Source<ROWS> source(
 template <typename F, int ROWS>
 inline void load_rows(thread const Source<ROWS>& from, uint unit, thread typename F::Raw (&raw)[ROWS]) {
     const uint existing = min(unit, from.num_units - 1);
+#pragma clang loop unroll(full)
     for (int r = 0; r < ROWS; ++r) {
         raw[r] = F::load(from.weights, from.planes, from.first_units[r] + existing);
     }
@@ -164,6 +165,7 @@ inline void multiply_unit(
     thread const float (&sums)[COLUMNS],
     thread float (&total)[ROWS][COLUMNS]
 ) {
+#pragma clang loop unroll(full)
     for (int r = 0; r < ROWS; ++r) {
         const Unit decoded = F::decode(raw[r]);
         for (int c = 0; c < COLUMNS; ++c) {
@@ -313,6 +315,7 @@ inline void multiply(
             take<F, COLUMNS>(own_memory + buffer * COLUMNS * CHUNK_FLOATS, place.lane, y, sums);
             multiply_unit<F, ROWS, COLUMNS>(raw, y, sums, total);
         }
+#pragma clang loop unroll(full)
         for (int r = 0; r < ROWS; ++r) {
             raw[r] = following[r];
         }
@@ -453,6 +456,7 @@ template <typename F, int ROWS, int COLUMNS>
             multiply_unit<F, ROWS, COLUMNS>(gate_raw, y, sums, gate);
             multiply_unit<F, ROWS, COLUMNS>(up_raw, y, sums, up);
         }
+#pragma clang loop unroll(full)
         for (int r = 0; r < ROWS; ++r) {
             gate_raw[r] = next_gate[r];
             up_raw[r] = next_up[r];

@@ -55,6 +55,7 @@ inline void read_batch(
     device const KV* cache, uint head_dim, uint row, uint first, uint value, uint lane, thread Eight<KV> (&batch)[BATCH]
 ) {
     constexpr int KEYS_AT_ONCE = LANES / LANES_PER_KEY;
+#pragma clang loop unroll(full)
     for (int i = 0; i < BATCH; ++i) {
         const uint key = (first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY) % TILE;
         const ulong key_row = simd_shuffle(row, ushort(key));
@@ -112,10 +113,12 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     threadgroup float* own_scores = scores + chunk * a.piece_size * HEADS;
 
     float queries[HEADS][8];
+#pragma clang loop unroll(full)
     for (int h = 0; h < HEADS; ++h) {
         const uint head = min(chunk * HEADS + h, heads_per_kv_head - 1) + kv_head * heads_per_kv_head;
         device const float4* source = (device const float4*)(q + token * a.q_stride + head * head_dim + offset);
         const float scale = has_values ? a.scale : 0.0f;
+#pragma clang loop unroll(full)
         for (int d = 0; d < 8; ++d) {
             queries[h][d] = source[d / 4][d % 4] * scale;
         }
@@ -127,19 +130,23 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
             read_batch<KV, LANES_PER_KEY>(k_cache, head_dim, row, first, offset, lane, batch);
+#pragma clang loop unroll(full)
             for (int i = 0; i < BATCH; ++i) {
                 float k[8];
                 unpack(batch[i], k);
                 const uint key = first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY;
                 float own[HEADS];
+#pragma clang loop unroll(full)
                 for (int h = 0; h < HEADS; ++h) {
                     float score = 0.0f;
+#pragma clang loop unroll(full)
                     for (int d = 0; d < 8; ++d) {
                         score = fma(queries[h][d], k[d], score);
                     }
                     own[h] = sum_of_lanes(score, LANES_PER_KEY);
                 }
                 if (first_value == 0 && key < TILE) {
+#pragma clang loop unroll(full)
                     for (int h = 0; h < HEADS; ++h) {
                         own_scores[(tile * TILE + key - piece_start) * HEADS + h] = own[h];
                     }
@@ -179,14 +186,17 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
         for (uint first = 0; first < TILE; first += BATCH * KEYS_AT_ONCE) {
             Eight<KV> batch[BATCH];
             read_batch<KV, LANES_PER_KEY>(v_cache, head_dim, row, first, offset, lane, batch);
+#pragma clang loop unroll(full)
             for (int i = 0; i < BATCH; ++i) {
                 float v[8];
                 unpack(batch[i], v);
                 const uint key = first + i * KEYS_AT_ONCE + lane / LANES_PER_KEY;
                 const uint position = tile * TILE + key;
                 const bool counts = key < TILE && position >= slice.begin && position < slice.end;
+#pragma clang loop unroll(full)
                 for (int h = 0; h < HEADS; ++h) {
                     const float weight = counts ? own_scores[(position - piece_start) * HEADS + h] : 0.0f;
+#pragma clang loop unroll(full)
                     for (int d = 0; d < 8; ++d) {
                         values[h][d] = fma(weight, v[d], values[h][d]);
                     }
@@ -195,7 +205,9 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
         }
     }
     // The keys of a simdgroup that different lanes have, then those of different simdgroups.
+#pragma clang loop unroll(full)
     for (int h = 0; h < HEADS; ++h) {
+#pragma clang loop unroll(full)
         for (int d = 0; d < 8; ++d) {
             for (int distance = LANES_PER_KEY; distance < LANES; distance *= 2) {
                 values[h][d] += simd_shuffle_xor(values[h][d], ushort(distance));
@@ -204,7 +216,9 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (lane < uint(LANES_PER_KEY) && has_values) {
+#pragma clang loop unroll(full)
         for (int h = 0; h < HEADS; ++h) {
+#pragma clang loop unroll(full)
             for (int d = 0; d < 8; ++d) {
                 scores[(group * HEADS + h) * head_dim + first_value + d] = values[h][d];
             }

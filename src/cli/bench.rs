@@ -183,7 +183,7 @@ fn measure_all(
         generations.push((batch_size, context_len, runs));
     }
     let peak_memory_bytes = peak_memory_bytes();
-    let bytes_per_second = measure_read_bandwidth(llm.context())?;
+    let bytes_per_second = measure_read_bandwidth(llm.context());
     let bytes = BytesRead {
         weights_per_step: llm.weight_bytes_per_token(),
         kv_per_position: kv_bytes_per_token as u64,
@@ -222,7 +222,7 @@ fn generation_result(
     context_len: usize,
     output_len: usize,
     bytes: BytesRead,
-    memory_bandwidth: f64,
+    memory_bandwidth: Option<f64>,
 ) -> GenerationResult {
     let of_all = |value: &dyn Fn(&GenerationRun) -> f64| Spread::of(runs.iter().map(value).collect());
     let bandwidth = of_all(&|run| {
@@ -237,7 +237,7 @@ fn generation_result(
         output_len,
         tokens_per_second: of_all(&|run| run.num_tokens as f64 / run.seconds),
         bytes_per_second: bandwidth.median,
-        bandwidth_share: bandwidth.median / memory_bandwidth,
+        bandwidth_share: memory_bandwidth.map(|most| bandwidth.median / most),
         dispatches_per_token: of_all(&|run| run.dispatches_per_token).median,
         host_microseconds_per_token: of_all(&|run| run.host_seconds_per_token * 1e6).median,
     }
@@ -264,10 +264,10 @@ mod tests {
             host_seconds_per_token: 25e-6,
         };
         let bytes = BytesRead { weights_per_step: 500, kv_per_position: 3 };
-        let result = generation_result(&[run], 4, 8, 10, bytes, 8_000.0);
+        let result = generation_result(&[run], 4, 8, 10, bytes, Some(8_000.0));
         assert_eq!(result.tokens_per_second.median, 20.0);
         assert_eq!(result.bytes_per_second, (10.0 * 500.0 + 3_000.0) / 2.0);
-        assert_eq!(result.bandwidth_share, 0.5);
+        assert_eq!(result.bandwidth_share, Some(0.5));
         assert_eq!(result.dispatches_per_token, 2.5);
         assert!((result.host_microseconds_per_token - 25.0).abs() < 1e-9);
     }

@@ -100,15 +100,17 @@ mod tests {
 
     use super::*;
     use crate::ops::cpu::CpuLevel;
+    use crate::ops::reference::ReferenceBackend;
 
     #[test]
     fn every_op_is_right_on_every_instruction_set() {
-        for &level in CpuLevel::available() {
-            let context = Context::cpu(2, level);
+        let levels = CpuLevel::available().iter().map(|level| Context::cpu(2, *level));
+        for context in levels.chain([Context::reference(ReferenceBackend::cpu())]) {
             let mut num_checks = 0;
             ops(&context, Effort::Small, &mut |check| {
                 num_checks += 1;
-                assert!(check.passed, "{level:?}: {}: {}", check.name, check.detail);
+                let on = context.description();
+                assert!(check.passed, "{on}: {}: {}", check.name, check.detail);
             });
             assert!(num_checks > 400, "{num_checks}");
         }

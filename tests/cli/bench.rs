@@ -38,6 +38,21 @@ fn the_table_has_a_row_for_each_measurement() {
     }
 }
 
+/// A GPU has none either.
+#[test]
+fn without_a_bandwidth_the_rest_is_reported() {
+    let flags =
+        "--device cpu --kernels reference --prompt-lens 16 --context-lens 8 --output-len 4 --repeats 1 -q";
+    let table = tinyvllm(&format!("bench {flags}")).run().success();
+    assert!(table.starts_with("weights ") && table.contains("generate 1 × 4 at 8"), "{table}");
+    let report: serde_json::Value =
+        serde_json::from_str(&tinyvllm(&format!("bench --json {flags}")).run().success()).unwrap();
+    assert!(
+        report["memory_bandwidth"].is_null() && report["generations"][0]["bandwidth_share"].is_null(),
+        "{report}"
+    );
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused_with_its_numbers() {
     for (flags, words) in [

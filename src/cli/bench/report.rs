@@ -13,8 +13,8 @@ pub(super) struct Report {
     pub(super) cpu_level: &'static str,
     pub(super) load_seconds: f64,
     pub(super) peak_memory_bytes: Option<u64>,
-    /// Measured read bandwidth of the memory in bytes per second.
-    pub(super) memory_bandwidth: f64,
+    /// Measured read bandwidth of the memory in bytes per second, where there is such a measurement.
+    pub(super) memory_bandwidth: Option<f64>,
     pub(super) weight_bytes_per_step: u64,
     pub(super) kv_bytes_per_token: u64,
     pub(super) prompts: Vec<PromptResult>,
@@ -37,7 +37,7 @@ pub(super) struct GenerationResult {
     pub(super) output_len: usize,
     pub(super) tokens_per_second: Spread,
     pub(super) bytes_per_second: f64,
-    pub(super) bandwidth_share: f64,
+    pub(super) bandwidth_share: Option<f64>,
     pub(super) dispatches_per_token: f64,
     pub(super) host_microseconds_per_token: f64,
 }
@@ -64,10 +64,12 @@ impl Spread {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = self.memory_bandwidth / 1e9;
+        if let Some(bandwidth) = self.memory_bandwidth {
+            write!(f, "memory {:.1} GB/s (measured, reading) · ", bandwidth / 1e9)?;
+        }
         write!(
             f,
-            "memory {memory:.1} GB/s (measured, reading) · weights {:.0} MB a step · KV {:.1} kB a token",
+            "weights {:.0} MB a step · KV {:.1} kB a token",
             self.weight_bytes_per_step as f64 / 1e6,
             self.kv_bytes_per_token as f64 / 1e3
         )?;
@@ -96,7 +98,7 @@ impl fmt::Display for Report {
                 min,
                 max,
                 format!("{:.1}", run.bytes_per_second / 1e9),
-                format!("{:.0} %", run.bandwidth_share * 100.0),
+                run.bandwidth_share.map_or_else(String::new, |share| format!("{:.0} %", share * 100.0)),
                 format!("{:.1}", run.dispatches_per_token),
                 format!("{:.0}", run.host_microseconds_per_token),
             ]);
@@ -146,7 +148,7 @@ mod tests {
             cpu_level: "avx2",
             load_seconds: 0.5,
             peak_memory_bytes: None,
-            memory_bandwidth: 40e9,
+            memory_bandwidth: Some(40e9),
             weight_bytes_per_step: 600_000_000,
             kv_bytes_per_token: 22_528,
             prompts: [(0, 123.4), (1_900, 101.0)]
@@ -162,7 +164,7 @@ mod tests {
                 output_len: 64,
                 tokens_per_second: Spread::of(vec![50.0, 70.0, 60.0]),
                 bytes_per_second: 30e9,
-                bandwidth_share: 0.75,
+                bandwidth_share: Some(0.75),
                 dispatches_per_token: 34.5,
                 host_microseconds_per_token: 120.0,
             }],

@@ -1,6 +1,6 @@
 //! The keys and values of a layer, a row for each slot.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use super::ReferenceBackend;
 use crate::Result;
@@ -21,9 +21,9 @@ impl ReferencePools {
         dtype: KvCacheDType,
     ) -> Result<Self> {
         let dtype = match dtype {
-            KvCacheDType::F16 => candle_core::DType::F16,
-            KvCacheDType::Bf16 => candle_core::DType::BF16,
-            KvCacheDType::F32 => candle_core::DType::F32,
+            KvCacheDType::F16 => DType::F16,
+            KvCacheDType::Bf16 => DType::BF16,
+            KvCacheDType::F32 => DType::F32,
         };
         let zeros = || Tensor::zeros((num_slots, width), dtype, backend.device());
         Ok(Self { k: zeros()?, v: zeros()? })
@@ -40,7 +40,10 @@ impl ReferencePools {
         let slots = backend.indices(slots.iter().copied())?.unsqueeze(1)?;
         let slots = slots.broadcast_as(keys.shape())?.contiguous()?;
         for (pool, rows) in [(&self.k, keys), (&self.v, values)] {
-            pool.scatter_set(&slots, &rows.to_dtype(pool.dtype())?.contiguous()?, 0)?;
+            // By way of f32: from f64 directly, bits far behind the half of a unit are overlooked, which is then
+            // taken for a tie.
+            let rows = rows.to_dtype(DType::F32)?.to_dtype(pool.dtype())?;
+            pool.scatter_set(&slots, &rows.contiguous()?, 0)?;
         }
         Ok(())
     }

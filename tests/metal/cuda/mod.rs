@@ -11,6 +11,7 @@ mod compile;
 mod driver;
 mod gpu;
 mod memory;
+mod registers;
 
 use std::env;
 use std::io::Write as _;

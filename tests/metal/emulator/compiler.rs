@@ -3,7 +3,7 @@
 //! Objects lie in cargo's folder for the temporary files of tests, in a folder named after everything that
 //! goes into them. A folder appears there whole or not at all, so processes need not know of each other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use tinyvllm::ops::metal::Library;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::object::Object;
-use super::rewriter::{Mode, Rewritten, rewrite};
+use super::rewriter::{FunctionConstant, Mode, Rewritten, rewrite};
 
 /// How a library is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -131,7 +131,7 @@ const CUDA_FLAGS: [&str; 10] = [
 const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
 
 /// As many as a thread of an Apple GPU can have: what spills here may spill there.
-const MAX_REGISTERS: usize = 128;
+pub(crate) const MAX_REGISTERS: usize = 128;
 /// Registers with which many more simdgroups are in flight.
 const FEW_REGISTERS: usize = 72;
 
@@ -221,17 +221,8 @@ impl Compiler {
     /// What is wrong.
     pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<CudaModule>, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
-        let mut flags = CUDA_FLAGS.map(str::to_owned).to_vec();
-        flags.extend(["-O3", "-S", "-ffp-contract=fast"].map(str::to_owned));
-        // Apple's compiler inlines everything and keeps no array in memory that it can keep in registers.
-        flags.extend(["-mllvm", "-inline-threshold=1000000"].map(str::to_owned));
-        flags.extend(["-mllvm", "-unroll-threshold=3000"].map(str::to_owned));
         let module = |set: u32| {
-            let values = rewritten.constants.iter().map(|constant| {
-                let value = set >> constant.index & 1;
-                format!("-DMSL_VALUE_OF_{}={value}", constant.name)
-            });
-            let flags: Vec<String> = flags.iter().cloned().chain(values).collect();
+            let flags = cuda_flags(&rewritten.constants, set, Unrolling::Everything);
             self.cuda_module(&rewritten.text, &flags, toolkit)
         };
         // Two at a time, since most of them wait for one library with many kernels.
@@ -254,12 +245,7 @@ impl Compiler {
         hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS} {FEW_REGISTERS}").as_bytes());
         hash.update(toolkit.as_os_str().as_encoded_bytes());
         let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
-            let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
-            fs::write(&source, text).map_err(|error| error.to_string())?;
-            let mut compile = self.command();
-            compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
-            compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-isystem").arg(shim());
-            run(compile.arg(&source).arg("-o").arg(&assembly))?;
+            let assembly = self.cuda_assembly(text, flags, toolkit, folder)?;
             let module = folder.join("kernels.cubin");
             let assemble = |flags: &[String]| {
                 let mut assemble = Command::new(toolkit.join("bin/ptxas"));
@@ -277,6 +263,58 @@ impl Compiler {
         let read = |name| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
         let messages = String::from_utf8_lossy(&read("messages.txt")?).into_owned();
         Ok(CudaModule { image: read("kernels.cubin")?, messages })
+    }
+
+    fn cuda_assembly(
+        &self,
+        text: &str,
+        flags: &[String],
+        toolkit: &Path,
+        folder: &Path,
+    ) -> Result<PathBuf, String> {
+        let (source, assembly) = (folder.join("kernels.cu"), folder.join("kernels.ptx"));
+        fs::write(&source, text).map_err(|error| error.to_string())?;
+        let mut compile = self.command();
+        compile.args(flags).args(["-Xclang", "-mlink-builtin-bitcode", "-Xclang"]);
+        compile.arg(toolkit.join("nvvm/libdevice/libdevice.10.bc")).arg("-isystem").arg(shim());
+        run(compile.arg(&source).arg("-o").arg(&assembly))?;
+        Ok(assembly)
+    }
+
+    /// What the kernels that are wanted take on a GPU that runs CUDA, without any limit, for one set of function
+    /// constants as in [`Self::compile_cuda`].
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn cuda_usage(
+        &self,
+        text: &str,
+        toolkit: &Path,
+        set: u32,
+        unrolling: Unrolling,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<BTreeMap<String, KernelUsage>, String> {
+        let rewritten = self.rewrite(text, Mode::Cuda)?;
+        // What is not entered is not compiled.
+        let is_left = |line: &&str| {
+            let entry = line.strip_prefix("MSL_CUDA_ENTRY(");
+            entry.and_then(|entry| entry.split(',').next()).is_none_or(&is_wanted)
+        };
+        let lines: Vec<&str> = rewritten.text.lines().filter(is_left).collect();
+        let (text, flags) = (lines.join("\n"), cuda_flags(&rewritten.constants, set, unrolling));
+        let mut hash = self.hash(&text)?;
+        hash.update(flags.join(" ").as_bytes());
+        let assembler = toolkit.join("bin/ptxas");
+        let version = Command::new(&assembler).arg("--version").output();
+        hash.update(&version.map_err(|error| format!("{}: {error}", assembler.display()))?.stdout);
+        let folder = in_cache(&format!("usage-{:032x}", hash.digest128()), |folder| {
+            let assembly = self.cuda_assembly(&text, &flags, toolkit, folder)?;
+            let mut assemble = Command::new(&assembler);
+            let messages = run(assemble.args(ASSEMBLER_FLAGS).arg(assembly).args(["-o", "/dev/null"]))?;
+            fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
+        })?;
+        let messages = fs::read_to_string(folder.join("messages.txt")).map_err(|error| error.to_string())?;
+        Ok(usage_of_kernels(&messages))
     }
 
     /// Only compiles, and remembers by an empty folder that it did.
@@ -395,31 +433,62 @@ impl Compiler {
     }
 }
 
-/// What a kernel takes: registers of a thread, and bytes that it spills.
-#[derive(Debug, Clone, Copy)]
-struct KernelUsage {
-    registers: usize,
-    spills: usize,
+/// How eagerly loops are unrolled. Apple's compiler keeps no array in memory that it can keep in registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unrolling {
+    /// As eagerly as an array in registers may need.
+    Everything,
+    /// As clang does by default, and where the source demands it.
+    AsWritten,
+}
+
+/// For one set of values of function constants, which are all flags: constant `i` is bit `i`.
+fn cuda_flags(constants: &[FunctionConstant], set: u32, unrolling: Unrolling) -> Vec<String> {
+    let mut flags = CUDA_FLAGS.to_vec();
+    flags.extend(["-O3", "-S", "-ffp-contract=fast", "-mllvm", "-inline-threshold=1000000"]);
+    if unrolling == Unrolling::Everything {
+        flags.extend(["-mllvm", "-unroll-threshold=3000"]);
+    }
+    let value = |constant: &FunctionConstant| {
+        format!("-DMSL_VALUE_OF_{}={}", constant.name, set >> constant.index & 1)
+    };
+    flags.into_iter().map(str::to_owned).chain(constants.iter().map(value)).collect()
+}
+
+/// What a thread of a kernel takes: registers, and bytes that it spills and keeps on its stack; and bytes of
+/// threadgroup memory that the kernel declares itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct KernelUsage {
+    pub(crate) registers: usize,
+    pub(crate) spills: usize,
+    pub(crate) stack: usize,
+    pub(crate) fixed: usize,
 }
 
 /// Reads the assembler's messages.
-fn usage_of_kernels(messages: &str) -> HashMap<&str, KernelUsage> {
-    let mut usage = HashMap::new();
-    let (mut kernel, mut spills) = (None, 0);
+pub(crate) fn usage_of_kernels(messages: &str) -> BTreeMap<String, KernelUsage> {
+    let mut all = BTreeMap::new();
+    let (mut kernel, mut usage) = (None, KernelUsage::default());
     for line in messages.lines() {
-        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+        if let Some((_, rest)) = line.split_once("Compiling entry function 'msl_") {
             kernel = rest.split('\'').next();
-        } else if line.contains("bytes spill stores") {
-            let numbers = line.split_whitespace().filter_map(|word| word.parse::<usize>().ok());
-            spills = numbers.skip(1).sum();
+        } else if line.contains("bytes stack frame") {
+            let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            if let [frame, stores, loads] = numbers[..] {
+                (usage.stack, usage.spills) = (frame, stores + loads);
+            }
         } else if let Some((_, rest)) = line.split_once("Used ")
             && let Some(kernel) = kernel.take()
-            && let Some(registers) = rest.split(' ').next().and_then(|number| number.parse().ok())
         {
-            usage.insert(kernel, KernelUsage { registers, spills });
+            let before = |what: &str| -> usize {
+                let end = rest.find(what).unwrap_or(0);
+                rest[..end].split_whitespace().next_back().and_then(|word| word.parse().ok()).unwrap_or(0)
+            };
+            (usage.registers, usage.fixed) = (before(" registers"), before(" bytes smem"));
+            all.insert(kernel.to_owned(), std::mem::take(&mut usage));
         }
     }
-    usage
+    all
 }
 
 /// Limits the kernels that took more than a thread of an Apple GPU has, and those that get along with few, because
@@ -427,8 +496,8 @@ fn usage_of_kernels(messages: &str) -> HashMap<&str, KernelUsage> {
 /// of. The others keep what it found best.
 fn with_fewer_registers(
     assembly: &str,
-    freely: &HashMap<&str, KernelUsage>,
-    with_few: &HashMap<&str, KernelUsage>,
+    freely: &BTreeMap<String, KernelUsage>,
+    with_few: &BTreeMap<String, KernelUsage>,
 ) -> String {
     let limit_of = |name: &str| {
         let taken = freely.get(name)?.registers;
@@ -443,7 +512,7 @@ fn with_fewer_registers(
     let mut limit = None;
     for line in assembly.lines() {
         if let Some((_, rest)) = line.split_once(".entry ") {
-            limit = rest.split('(').next().and_then(limit_of);
+            limit = rest.split('(').next().and_then(|name| limit_of(name.strip_prefix("msl_")?));
         } else if line == "{"
             && let Some(limit) = limit.take()
         {

@@ -25,7 +25,9 @@ use tinyvllm::ops::metal::{
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
 
-pub(crate) use compiler::{Compiler, CudaModule, Variant};
+pub(crate) use compiler::{
+    Compiler, CudaModule, KernelUsage, MAX_REGISTERS, Unrolling, Variant, usage_of_kernels,
+};
 pub(crate) use object::Order;
 pub(crate) use rewriter::Barrier;
 pub(crate) use sanitized::{is_sanitized, run_again};

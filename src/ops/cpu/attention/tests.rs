@@ -4,10 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::RopeStyle;
-use crate::ops::Context;
 use crate::ops::cpu::rope::{RopeKvWrite, rope_kv_write};
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::reference::ReferenceBackend;
 use crate::ops::rope_kv_write::RopeTable;
+use crate::ops::{self, AttentionLimits, Buffer, Context, StepInputs};
 use crate::self_test::one_layer;
 
 /// Deterministic values in -1..1, without a pattern that attention could hide.
@@ -111,42 +112,44 @@ impl Case {
         vec![self.seq_lens.clone()]
     }
 
-    /// The definition, in double precision, with the keys and values that the cache holds.
+    /// The definition, in double precision, over blocks in their order.
     fn oracle(&self, sequence: usize) -> Vec<f64> {
-        let AttentionShape { num_heads, num_kv_heads, head_dim, scale, sliding_window } = self.shape;
-        let stored = |value: f32| match self.dtype {
-            KvCacheDType::F16 => f64::from(f16::from_f32(value)),
-            KvCacheDType::Bf16 => f64::from(bf16::from_f32(value)),
-            KvCacheDType::F32 => f64::from(value),
+        let AttentionShape { num_heads, num_kv_heads, head_dim, sliding_window, .. } = self.shape;
+        let context = Context::reference(ReferenceBackend::oracle());
+        let len = self.seq_lens[sequence];
+        let limits = AttentionLimits {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            sliding_window,
+            max_model_len: len,
+            max_num_tokens: len,
+            max_num_rows: 1,
         };
-        let rows: Vec<Vec<f32>> =
-            (0..self.seq_lens[sequence]).map(|position| self.row(sequence, position)).collect();
-        let mut out = Vec::new();
-        for (position, row) in rows.iter().enumerate() {
-            let oldest = sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
-            for head in 0..num_heads {
-                let query = &row[head * head_dim..][..head_dim];
-                let kv_head = head / (num_heads / num_kv_heads);
-                let key = |row: &[f32], d: usize| stored(row[(num_heads + kv_head) * head_dim + d]);
-                let value =
-                    |row: &[f32], d: usize| stored(row[(num_heads + num_kv_heads + kv_head) * head_dim + d]);
-                let scores: Vec<f64> = rows[oldest..=position]
-                    .iter()
-                    .map(|row| {
-                        (0..head_dim).map(|d| f64::from(query[d]) * key(row, d)).sum::<f64>()
-                            * f64::from(scale)
-                    })
-                    .collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-                let sum: f64 = weights.iter().sum();
-                out.extend((0..head_dim).map(|d| {
-                    let weighted = rows[oldest..=position].iter().zip(&weights);
-                    weighted.map(|(row, weight)| weight * value(row, d)).sum::<f64>() / sum
-                }));
-            }
-        }
-        out
+        let num_blocks = len.div_ceil(self.block_size);
+        let config = one_layer(num_heads, num_kv_heads, head_dim);
+        let mut cache = KvCache::new(&context, &config, num_blocks, self.block_size, self.dtype).unwrap();
+        let table = RopeTable::new(&context, RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, len);
+        let mut no_rotation = table.unwrap();
+        no_rotation.extend_to(len).unwrap();
+        let positions: Vec<u32> = (0..len as u32).collect();
+        let metadata = AttentionMetadata {
+            query_start_loc: vec![0, len],
+            seq_lens: vec![len],
+            block_tables: (0..num_blocks as u32).collect(),
+            block_table_starts: vec![0, num_blocks],
+            slot_mapping: (0..len).collect(),
+            block_size: self.block_size,
+        };
+        let step = StepInputs::new(&positions, &positions, &[], &metadata);
+        let mut qkv = Buffer::new(&context, len, self.width()).unwrap();
+        let rows: Vec<f32> = (0..len).flat_map(|position| self.row(sequence, position)).collect();
+        qkv.write(len, |out| out.copy_from_slice(&rows)).unwrap();
+        ops::rope_kv_write(&context, &mut qkv, &step, None, &no_rotation, &mut cache, 0).unwrap();
+        let mut out = Buffer::new(&context, len, num_heads * head_dim).unwrap();
+        let mut scratch = ops::AttentionScratch::new(&context, limits).unwrap();
+        ops::paged_attention(&context, &mut scratch, &qkv, &cache, 0, &step, &mut out).unwrap();
+        out.read_exact(len).unwrap()
     }
 }
 

@@ -1,7 +1,10 @@
 //! Kernels compiled for this device: once per library, and once per function and constants.
+//!
+//! Several threads may ask at once. Each library and each kernel has a slot; who comes first compiles and the others
+//! wait for that slot only, because what takes seconds is not done under the lock of the lists.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use candle_metal_kernels::metal::{self, ComputePipeline, ConstantValues, Device, Value};
 use objc2::available;
@@ -20,12 +23,17 @@ pub(super) struct Pipelines {
     cache: Mutex<Cache>,
 }
 
+/// What is compiled once, or why it cannot be.
+type Slot<T> = Arc<OnceLock<Result<T, String>>>;
+
+/// A kernel's library by name, its function, and its constants.
+type Key = (&'static str, String, Vec<Constant>);
+
 #[derive(Default)]
 struct Cache {
-    libraries: Vec<(&'static Library, metal::Library)>,
+    libraries: HashMap<&'static str, Slot<metal::Library>>,
+    pipelines: HashMap<Key, Slot<Pipeline>>,
     kernels: Vec<Arc<Kernel>>,
-    /// By the index of the library, the function and its constants, the index of the kernel.
-    indices: HashMap<(usize, String, Vec<Constant>), usize>,
 }
 
 /// A compiled kernel.
@@ -46,17 +54,21 @@ impl Pipelines {
         function: &str,
         constants: &[Constant],
     ) -> Result<Pipeline> {
-        let mut cache = self.lock();
-        let position = self.library(&mut cache, library)?;
-        let key = (position, function.to_owned(), constants.to_vec());
-        if let Some(&index) = cache.indices.get(&key) {
-            return Ok(Pipeline { index, limits: cache.kernels[index].limits });
-        }
-        let kernel = self.compile(library, &cache.libraries[position].1, function, constants)?;
-        let pipeline = Pipeline { index: cache.kernels.len(), limits: kernel.limits };
-        cache.kernels.push(Arc::new(kernel));
-        cache.indices.insert(key, pipeline.index);
-        Ok(pipeline)
+        let key = (library.name, function.to_owned(), constants.to_vec());
+        let (library_slot, slot) = {
+            let mut cache = self.lock();
+            let library_slot = Arc::clone(cache.libraries.entry(library.name).or_default());
+            (library_slot, Arc::clone(cache.pipelines.entry(key).or_default()))
+        };
+        let compiled = slot.get_or_init(|| {
+            let compiled = library_slot.get_or_init(|| self.library(library)).as_ref()?;
+            let kernel = self.compile(library, compiled, function, constants)?;
+            let limits = kernel.limits;
+            let mut cache = self.lock();
+            cache.kernels.push(Arc::new(kernel));
+            Ok(Pipeline { index: cache.kernels.len() - 1, limits })
+        });
+        compiled.clone().map_err(Error::internal)
     }
 
     pub(super) fn kernel(&self, pipeline: Pipeline) -> Result<Arc<Kernel>> {
@@ -64,16 +76,9 @@ impl Pipelines {
         kernel.ok_or_else(|| Error::internal("a pipeline of another device was given to this one"))
     }
 
-    fn library(&self, cache: &mut Cache, library: &'static Library) -> Result<usize> {
-        let same = |(known, _): &(&'static Library, _)| std::ptr::eq(*known, library) || *known == library;
-        if let Some(position) = cache.libraries.iter().position(same) {
-            return Ok(position);
-        }
+    fn library(&self, library: &Library) -> Result<metal::Library, String> {
         let compiled = self.device.new_library_with_source(&library.text(), Some(&compile_options()));
-        let compiled = compiled
-            .map_err(|error| metal_error(format!("{}.metal does not compile", library.name), error))?;
-        cache.libraries.push((library, compiled));
-        Ok(cache.libraries.len() - 1)
+        compiled.map_err(|error| metal_error(format!("{}.metal does not compile", library.name), error))
     }
 
     fn compile(
@@ -82,7 +87,7 @@ impl Pipelines {
         compiled: &metal::Library,
         function: &str,
         constants: &[Constant],
-    ) -> Result<Kernel> {
+    ) -> Result<Kernel, String> {
         let doing = || format!("{function} of {}.metal does not compile for {constants:?}", library.name);
         let values = constants.iter().map(|constant| match *constant {
             Constant::Bool(index, value) => (index as usize, Value::Bool(value)),

@@ -1,0 +1,39 @@
+// Kernels that take more registers than a thread of an Apple GPU has, or memory in the place of registers.
+#include <metal_stdlib>
+using namespace metal;
+
+// All values are read before any is used.
+[[kernel]] void values_of_many_reads(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+    float values[160];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 160; ++i) {
+        values[i] = x[i * 1024 + t];
+    }
+    threadgroup_barrier(mem_flags::mem_device);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 160; ++i) {
+        x[(159 - i) * 1024 + t] = values[i];
+    }
+}
+
+// Which value is read is not known before the kernel runs.
+[[kernel]] void place_known_late(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+    float values[16];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 16; ++i) {
+        values[i] = x[i * 1024 + t] * x[i];
+    }
+    x[t] = values[uint(x[0]) % 16];
+}
+
+// Unrolled as eagerly as the emulator's compiler can, the array is in registers; a compiler need not do it.
+[[kernel]] void loop_left_to_the_compiler(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+    float values[48];
+    for (int i = 0; i < 48; ++i) {
+        values[i] = exp(x[i * 1024 + t] * x[i]);
+    }
+    threadgroup_barrier(mem_flags::mem_device);
+    for (int i = 0; i < 48; ++i) {
+        x[(47 - i) * 1024 + t] = values[i] * values[47 - i];
+    }
+}
