@@ -106,13 +106,13 @@ impl Case {
         let Self { num_steps, ref rows, .. } = *self;
         let vocab_size = rows[0].logits(0).len();
         device.begin(context, rows.iter().map(Row::on_device), num_steps)?;
-        // The logits live until the device is done with them.
-        let mut logits = Vec::new();
-        for step in 0..num_steps {
+        // Writing them waits for the device, which should have all steps before it. They live until it is done.
+        let of_step = |step: usize| {
             let values: Vec<f32> = rows.iter().flat_map(|row| row.logits(step)).copied().collect();
-            logits.push(buffer(context, &values, vocab_size, rows.len())?);
-            device.launch(context, &logits[step])?;
-        }
+            buffer(context, &values, vocab_size, rows.len())
+        };
+        let logits = (0..num_steps).map(of_step).collect::<Result<Vec<_>>>()?;
+        logits.iter().try_for_each(|logits| device.launch(context, logits))?;
         let mut host = Sampler::default();
         let mut outputs: Vec<Vec<u32>> = rows.iter().map(|row| row.output.clone()).collect();
         let mut failed = vec![false; rows.len()];
@@ -309,12 +309,16 @@ fn penalties() -> Case {
     Case { name: "penalties", num_steps: 4, rows }
 }
 
-/// More steps than there are threads, each with the penalties of all before.
+/// More steps than there are threads: a token that is sampled late has its penalty in the next step.
 fn many_steps() -> Case {
-    let penalized =
-        SamplingParams { presence_penalty: 0.3, repetition_penalty: 1.1, ..SamplingParams::greedy() };
-    let rows = (0..3).map(|seed| Row::new(penalized.clone(), rounded_noise(20 + seed, 32, 2.0)));
-    Case { name: "many steps", num_steps: 40, rows: rows.collect() }
+    const VOCAB_SIZE: usize = 32;
+    let sampled =
+        [vec![5; 36], vec![9]].concat().into_iter().map(|id| logits(VOCAB_SIZE, -50.0, &[(id, 50.0)]));
+    let last = logits(VOCAB_SIZE, -50.0, &[(9, 1.0), (11, 0.8)]);
+    let penalized = SamplingParams { presence_penalty: 0.3, ..SamplingParams::greedy() };
+    let row =
+        Row { logits: sampled.chain([last]).collect(), last: Some(11), ..Row::new(penalized, Vec::new()) };
+    Case { name: "many steps", num_steps: 38, rows: vec![row] }
 }
 
 /// Banned end tokens and biases, each row with lists of its own.
@@ -438,7 +442,7 @@ fn filters() -> Case {
             rows.push(Row { seed, ..Row::new(params, logits(VOCAB_SIZE, -f32::INFINITY, &ranked)) });
         }
     }
-    Case { name: "filters", num_steps: 3, rows }
+    Case { name: "filters", num_steps: 2, rows }
 }
 
 /// A vocabulary of more tokens than 16 bits count, and lists of more than there are threads.

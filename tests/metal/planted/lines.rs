@@ -20,7 +20,7 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 10] = [
+pub(super) const LINES: [Lines; 11] = [
     Lines {
         file: "attention.rs",
         family: Family::Attention,
@@ -43,7 +43,8 @@ pub(super) const LINES: [Lines; 10] = [
     Lines {
         file: "attention.rs",
         family: Family::Attention,
-        kernels: "paged_attention_",
+        // The merge of pieces has other buffers.
+        kernels: "paged_attention_f",
         defects: &[
             ("block_size: self.block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
             ("piece_size: self.piece_size as u32,", "a piece is shorter", Word(5, |x| x - 32)),
@@ -172,23 +173,90 @@ pub(super) const LINES: [Lines; 10] = [
     Lines {
         file: "rows.rs",
         family: Family::Rows,
-        kernels: "",
-        defects: &[("num_units: table.num_units() as u32,", "a unit too few", Word(3, |x| x - 1))],
+        kernels: "embed",
+        defects: &[
+            ("planes: table.planes(),", "scales are codes", Word(1, |_| 0)),
+            ("num_units: table.num_units() as u32,", "a unit too few", Word(3, |x| x - 1)),
+            ("num_rows: table.rows() as u32,", "the last row is none", Word(4, |x| x - 1)),
+            (
+                "let buffers = [table.binding(), token_ids, Binding::write(out)];",
+                "shifted",
+                Offset(2, |n| n + 4),
+            ),
+            ("let grid = [table.num_units().div_ceil(32), num_tokens, 1];", "whole ones", Grid(0, |n| n - 1)),
+            ("launch(metal, Kernel::Embed(table.dtype())", "a token too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "rows.rs",
+        family: Family::Rows,
+        kernels: "gather_rows",
+        defects: &[
+            ("let args = [num_rows as u32, width as u32];", "a row too few", Word(0, |x| x - 1)),
+            ("let buffers = [rows, Binding::read_write(x)];", "shifted", Offset(1, |n| n + 4)),
+            ("&buffers, [width.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
+        ],
     },
     Lines {
         file: "rows.rs",
         family: Family::Attention,
         kernels: "copy_block",
         defects: &[
+            ("let args = [source, target, num_words as u32];", "the block before", Word(0, |x| x - 1)),
             ("let num_words = block_bytes / 16;", "half a block", Word(2, |x| x / 2)),
-            ("let args = [source, target, num_words as u32];", "from the next block", Word(0, |x| x + 1)),
-            ("&buffers, [num_words.div_ceil(32), 1, 1])", "without what is left", Grid(0, |n| n - 1)),
+            ("&buffers, [num_words.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
+            ("let buffers = [Binding::read_write(pool)];", "said to be written", Declared(1, Access::Write)),
+            ("launch(metal, Kernel::CopyBlock", "never", LeftOut),
         ],
     },
     Lines {
         file: "sampling.rs",
         family: Family::Sampling,
         kernels: "sample",
-        defects: &[("step: self.tickets.len() as u32,", "always the first", Word(2, |_| 0))],
+        defects: &[
+            ("vocab_size: vocab_size as u32,", "the last token is none", Word(0, |x| x - 1)),
+            ("num_rows: self.num_rows as u32,", "a row too few", Word(1, |x| x - 1)),
+            ("step: self.tickets.len() as u32,", "always the first", Word(2, |_| 0)),
+            ("inverse_temperature: params.inverse_temperature,", "none", row(0, |x| x.min(1))),
+            ("top_k: u32::try_from(params.top_k)", "one more", row(1, |x| if x > 0 { x + 1 } else { 0 })),
+            ("top_p: params.top_p,", "all", row(2, |_| 1_f32.to_bits())),
+            ("min_p: params.min_p,", "none", row(3, |_| 0)),
+            ("repetition_penalty: params.repetition_penalty,", "none", row(4, |_| 1_f32.to_bits())),
+            ("presence_penalty: params.presence_penalty,", "none", row(5, |_| 0)),
+            ("frequency_penalty: params.frequency_penalty,", "none", row(6, |_| 0)),
+            ("seed_low: params.seed as u32,", "16 bits", row(7, |x| x & 0xFFFF)),
+            ("seed_high: (params.seed >> 32) as u32,", "none", row(8, |_| 0)),
+            ("stream: params.stream,", "the first", row(9, |_| 0)),
+            ("num_output_tokens: params.output_token_ids.len() as u32,", "16 bits", row(10, |x| x & 0xFFFF)),
+            ("min_tokens: u32::try_from(params.min_tokens)", "one more", row(11, |x| x + 1)),
+            ("history_start: starts[0] as u32,", "the first", row(12, |_| 0)),
+            ("history_len: (history.len() - starts[0]) as u32,", "one less", row(13, |x| x.max(1) - 1)),
+            ("bias_start: starts[1] as u32,", "the first", row(14, |_| 0)),
+            ("bias_len: (biases.len() - starts[1]) as u32,", "one less", row(15, |x| x.max(1) - 1)),
+            ("ban_start: starts[2] as u32,", "the first", row(16, |_| 0)),
+            ("ban_len: (banned.len() - starts[2]) as u32,", "one less", row(17, |x| x.max(1) - 1)),
+            ("Seen { token_id, count: 1 }", "output is prompt", List(2, [2, 1], 3, |_| 0)),
+            ("Seen { token_id, count: 0 }", "prompt is output", List(2, [2, 1], 3, |x| x.max(1))),
+            (
+                "history[end - 1].count += seen.count;",
+                "counts are not merged",
+                List(2, [2, 1], 3, |x| x.min(1)),
+            ),
+            ("Bias { token_id, bias }", "biases turned round", List(3, [2, 1], 3, |x| x ^ 1 << 31)),
+            ("banned.extend_from_slice(params.banned);", "the next token", List(4, [1, 0], 3, |x| x + 1)),
+            (".at(first * size_of::<SampleRow>())", "the first rows' parameters", Offset(1, |_| 0)),
+            (".at(4 * first * vocab_size)", "the first rows' logits", Offset(5, |_| 0)),
+            (
+                "Binding::read_write(&self.sampled.0).at(4 * first)",
+                "the first rows' tokens",
+                Offset(6, |_| 0),
+            ),
+            ("grid: [len, 1, 1],", "a row too few", Grid(0, |n| n - 1)),
+        ],
     },
 ];
+
+/// A word of the parameters of each row.
+const fn row(word: usize, change: fn(u32) -> u32) -> Change {
+    List(1, [18, word], 0, change)
+}
