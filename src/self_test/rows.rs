@@ -74,11 +74,13 @@ fn sampled(context: &Context, mut sampler: DeviceSampler) -> Result<f64> {
     const COLS: usize = 48;
     let vocab_size = VOCABULARY + 4;
     let peak = |token_id: usize| (0..vocab_size).map(move |id| if id == token_id { 1.0 } else { 0.0 });
-    let logits: Vec<f32> = std::iter::repeat_n(f32::NAN, vocab_size)
-        .chain(peak(VOCABULARY))
-        .chain(peak(VOCABULARY - 1))
-        .collect();
-    let logits = buffer(context, &logits, vocab_size, 3)?;
+    let none = std::iter::repeat_n(f32::NAN, vocab_size);
+    // What counts is the second of two steps.
+    let steps: [Vec<f32>; 2] = [
+        peak(0).chain(peak(1)).chain(peak(2)).collect(),
+        none.chain(peak(VOCABULARY)).chain(peak(VOCABULARY - 1)).collect(),
+    ];
+    let steps = [buffer(context, &steps[0], vocab_size, 3)?, buffer(context, &steps[1], vocab_size, 3)?];
     let logit_bias = BTreeMap::new();
     let greedy = SampleParams {
         inverse_temperature: 0.0,
@@ -96,9 +98,9 @@ fn sampled(context: &Context, mut sampler: DeviceSampler) -> Result<f64> {
         prompt_token_ids: &[],
         output_token_ids: &[],
     };
-    sampler.begin(context, std::iter::repeat_n(greedy, 3), 1)?;
-    sampler.launch(context, &logits)?;
-    let tokens = sampler.on_device(0);
+    sampler.begin(context, std::iter::repeat_n(greedy, 3), steps.len())?;
+    steps.iter().try_for_each(|logits| sampler.launch(context, logits))?;
+    let tokens = sampler.on_device(1);
     let table = matrix(context, DType::F32, VOCABULARY, COLS, 1)?;
     let mut out = unwritten(context, COLS, 3)?;
     with_step(context, &[0; 3], Some(&tokens), &[], |step| embed(context, step, &table, &mut out))?;

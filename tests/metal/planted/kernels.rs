@@ -14,9 +14,9 @@ use super::{Emulator, Variant};
 
 /// The tables, by family. `== file` begins the defects of a file. Each is a line that says what is wrong, lines with
 /// `- ` and what is in the file, and lines with `+ ` and what stands there instead: an expression, or statements,
-/// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is replaced, and the rest says which
-/// of several it is.
-const TABLES: [(Family, &str); 4] = [
+/// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is
+/// replaced, and the rest says which of several it is.
+pub(super) const TABLES: [(Family, &str); 4] = [
     (Family::Products, include_str!("products.txt")),
     (Family::Rows, include_str!("rows.txt")),
     (Family::Attention, include_str!("attention.txt")),
@@ -48,13 +48,11 @@ impl Planted {
     ///
     /// # Panics
     /// If a table cannot be read, or if what it says is not in the file, or not once.
-    pub(super) fn new() -> Option<Self> {
+    pub(super) fn new(tables: &[(Family, &'static str)]) -> Option<Self> {
         Emulator::new(Variant::Fast)?;
-        let defects: Vec<Defect> =
-            TABLES.into_iter().flat_map(|(family, table)| parse(family, table)).collect();
-        let files: BTreeSet<&str> = defects.iter().map(|defect| defect.file).collect();
+        let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
         let mut texts: Vec<String> = LIBRARIES.iter().map(|library| library.text()).collect();
-        for file in files {
+        for file in files(&defects) {
             let source = fs::read_to_string(in_project("metal_kernels").join(file)).unwrap();
             // Headers come first, and are in the text of a library as they are in their files.
             let begin = source.rfind("#include").unwrap_or(0);
@@ -71,6 +69,9 @@ impl Planted {
     }
 
     /// A device with all defects planted, of which one shows, or none.
+    ///
+    /// # Panics
+    /// If what the defect is in does not compile, which would fail every check.
     pub(super) fn device(&self, defect: Option<usize>) -> Option<Emulator> {
         // What leaves its memory would take the tests with it.
         let leaves = defect.is_some_and(|defect| self.defects[defect].what.ends_with(OUT_OF_BOUNDS));
@@ -78,37 +79,30 @@ impl Planted {
         for (library, text) in LIBRARIES.iter().zip(&self.texts) {
             gpu = gpu.with_text(library, text.clone());
         }
-        Some(match defect {
-            Some(defect) => gpu.with_defect(defect),
-            None => gpu,
-        })
-    }
-
-    /// A device with all defects planted, of which one shows; what a defect is in compiles.
-    ///
-    /// # Panics
-    /// If it does not compile, which would fail every check.
-    pub(super) fn device_with(&self, defect: usize) -> Option<Emulator> {
-        let gpu = self.device(Some(defect))?;
-        let condition = format!("is_planted({defect})");
-        for (library, _) in LIBRARIES.iter().zip(&self.texts).filter(|(_, text)| text.contains(&condition)) {
+        let Some(defect) = defect else { return Some(gpu) };
+        let has_it = |text: &String| text.contains(&format!("is_planted({defect})"));
+        for (library, _) in LIBRARIES.iter().zip(&self.texts).filter(|(_, text)| has_it(text)) {
             gpu.kernels(library).unwrap();
         }
-        Some(gpu)
+        Some(gpu.with_defect(defect))
     }
 
-    pub(super) fn of_file(&self, file: &str) -> impl Iterator<Item = usize> {
-        (0..self.defects.len()).filter(move |&number| self.defects[number].file == file)
+    pub(super) fn of_family(&self, family: Family) -> impl Iterator<Item = usize> {
+        (0..self.defects.len()).filter(move |defect| self.defects[*defect].family == family)
+    }
+
+    pub(super) fn files(&self) -> BTreeSet<&'static str> {
+        files(&self.defects)
     }
 
     pub(super) fn name(&self, defect: usize) -> String {
         let Defect { file, what, text, .. } = &self.defects[defect];
         format!("{file}: {what} ({text})")
     }
+}
 
-    pub(super) fn family(&self, defect: usize) -> Family {
-        self.defects[defect].family
-    }
+fn files(defects: &[Defect]) -> BTreeSet<&'static str> {
+    defects.iter().map(|defect| defect.file).collect()
 }
 
 pub(super) fn in_project(folder: &str) -> PathBuf {

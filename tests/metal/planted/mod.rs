@@ -20,9 +20,9 @@ use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Timing, Variant};
 
-use kernels::{Planted, in_project};
+use kernels::{Planted, TABLES, in_project};
 use launches::Altered;
-use lines::LINES;
+use lines::{LINES, Lines};
 
 /// The first check of a family that finds something wrong with a device.
 fn first_failure(gpu: Arc<dyn Gpu>, family: Family) -> Option<String> {
@@ -42,151 +42,115 @@ fn first_failure(gpu: Arc<dyn Gpu>, family: Family) -> Option<String> {
     }
 }
 
-/// Fails with the defects that nothing notices, of those that `noticed` is called for.
-fn assert_all_noticed(defects: impl Iterator<Item = String>, noticed: impl Fn(usize) -> Option<String>) {
-    let mut survivors = Vec::new();
-    for (index, name) in defects.enumerate() {
-        let start = std::time::Instant::now();
-        match noticed(index) {
-            Some(failure) => println!("{:.1} s: {name}\n    {failure}", start.elapsed().as_secs_f64()),
-            None => survivors.push(name),
-        }
-    }
-    assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
-}
-
-/// The first check of a family that finds something wrong with one of two devices: one that allows much, and one of
-/// few threads, which gets its launches in pieces.
+/// The same on two devices: one that allows much, and one of few threads, which gets its launches in pieces.
 fn noticed(
-    device: impl Fn(Emulator) -> Arc<dyn Gpu>,
     gpu: impl Fn() -> Option<Emulator>,
+    device: impl Fn(Emulator) -> Arc<dyn Gpu>,
     family: Family,
 ) -> Option<String> {
     let small = |gpu: Emulator| gpu.with_max_threads(384).with_patience(Duration::from_nanos(1));
     first_failure(device(gpu()?), family).or_else(|| first_failure(device(small(gpu()?)), family))
 }
 
-fn every_defect_is_noticed(file: &str) {
-    let Some(planted) = Planted::new() else { return };
-    let own: Vec<usize> = planted.of_file(file).collect();
-    assert!(!own.is_empty(), "there are no defects of {file}");
-    assert_all_noticed(own.iter().map(|&number| planted.name(number)), |index| {
-        let gpu = || planted.device_with(own[index]);
-        noticed(|gpu| Arc::new(gpu), gpu, planted.family(own[index]))
-    });
+/// Fails with the names of those that are noticed by nothing.
+fn assert_all_noticed(defects: impl Iterator<Item = (String, Option<String>)>) {
+    let mut survivors = Vec::new();
+    for (name, failure) in defects {
+        match failure {
+            Some(failure) => println!("{name}\n    {failure}"),
+            None => survivors.push(name),
+        }
+    }
+    assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
 }
 
-#[test]
-fn without_a_defect_all_is_right() {
-    let Some(planted) = Planted::new() else { return };
-    for family in Family::ALL {
-        assert_eq!(noticed(|gpu| Arc::new(gpu), || planted.device(None), family), None);
+fn every_defect_is_noticed(planted: &Planted, family: Family) {
+    assert_all_noticed(planted.of_family(family).map(|defect| {
+        let gpu = || planted.device(Some(defect));
+        (planted.name(defect), noticed(gpu, |gpu| Arc::new(gpu), family))
+    }));
+}
+
+fn check(family: Family) {
+    if let Some(planted) = Planted::new(&TABLES) {
+        every_defect_is_noticed(&planted, family);
     }
 }
 
 #[test]
-fn launches() {
-    let defects: Vec<_> =
-        LINES.iter().flat_map(|lines| lines.defects.iter().map(move |one| (lines, one))).collect();
-    let names = defects.iter().map(|(lines, (text, what, _))| format!("{}: {what} ({text})", lines.file));
-    assert_all_noticed(names, |index| {
-        let (lines, (text, what, change)) = defects[index];
-        let source = fs::read_to_string(in_project("src/ops/metal").join(lines.file)).unwrap();
-        let times = source.matches(text).count();
-        assert_eq!(times, 1, "{} has {times} times what {what:?} is about, not once: {text}", lines.file);
-        // Whatever leaves its memory is found there, and work that nobody waits for is not done.
-        let gpu = || Some(Emulator::new(Variant::Checked)?.with_timing(Timing::Late));
-        noticed(|gpu| Arc::new(Altered::new(gpu, lines.kernels, *change)), gpu, lines.family)
-    });
-}
-
-#[test]
-fn rope() {
-    every_defect_is_noticed("rope.metal");
+fn products() {
+    check(Family::Products);
 }
 
 #[test]
 fn rows() {
-    every_defect_is_noticed("rows.metal");
+    check(Family::Rows);
 }
 
 #[test]
-fn paged_attention() {
-    every_defect_is_noticed("paged_attention.metal");
-}
-
-#[test]
-fn flash_attention() {
-    every_defect_is_noticed("flash_attention.metal");
-}
-
-#[test]
-fn kv_cache() {
-    every_defect_is_noticed("kv_cache.h");
+fn attention() {
+    check(Family::Attention);
 }
 
 #[test]
 fn sampling() {
-    every_defect_is_noticed("sampling.metal");
+    check(Family::Sampling);
 }
 
 #[test]
-fn matvec() {
-    every_defect_is_noticed("matvec.metal");
+fn launches() {
+    let defects = LINES.iter().flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
+    assert_all_noticed(defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
+        let source = fs::read_to_string(in_project("src/ops/metal").join(file)).unwrap();
+        let times = source.matches(text).count();
+        assert_eq!(times, 1, "{file} has {times} times what {what:?} is about, not once: {text}");
+        // Whatever leaves its memory is found there, and work that nobody waits for is not done.
+        let gpu = || Some(Emulator::new(Variant::Checked)?.with_timing(Timing::Late));
+        let failure = noticed(gpu, |gpu| Arc::new(Altered::new(gpu, kernels, *change)), *family);
+        (format!("{file}: {what} ({text})"), failure)
+    }));
 }
 
 #[test]
-fn matmul() {
-    every_defect_is_noticed("matmul.metal");
-}
-
-#[test]
-fn formats() {
-    every_defect_is_noticed("formats.h");
-}
-
-#[test]
-fn threads() {
-    every_defect_is_noticed("threads.h");
-}
-
-#[test]
-fn zz_times() {
-    let Some(planted) = Planted::new() else { return };
-    let gpu = planted.device(None).unwrap();
-    let mut start = std::time::Instant::now();
-    let context = Context::gpu(Arc::new(gpu));
-    tinyvllm::self_test::ops(&context, Effort::Small, &mut |check| {
-        println!("{:.2} s {} {}", start.elapsed().as_secs_f64(), check.name, check.detail);
-        start = std::time::Instant::now();
-    });
-}
-
-#[test]
-fn zz_errors() {
-    use tinyvllm::ops::cpu::CpuLevel;
-    use crate::emulator::Order;
-    let mut contexts = Vec::new();
-    for &level in CpuLevel::available() {
-        contexts.push((format!("{level:?}"), Context::cpu(2, level)));
+fn without_a_defect_all_is_right() {
+    let Some(planted) = Planted::new(&TABLES) else { return };
+    for family in Family::ALL {
+        assert_eq!(noticed(|| planted.device(None), |gpu| Arc::new(gpu), family), None);
     }
-    for order in [Order::Forward, Order::Reversed, Order::Random(1)] {
-        for variant in [Variant::Fast, Variant::FastMath] {
-            let gpu = Emulator::new(variant).unwrap().with_order(order);
-            contexts.push((format!("{order:?} {variant:?}"), Context::gpu(Arc::new(gpu))));
-        }
+}
+
+#[test]
+fn every_source_of_kernels_has_defects() {
+    let Some(planted) = Planted::new(&TABLES) else { return };
+    for entry in fs::read_dir(in_project("metal_kernels")).unwrap() {
+        let file = entry.unwrap().file_name().into_string().unwrap();
+        assert!(planted.files().contains(&*file), "{file} has none");
     }
-    for (name, context) in contexts {
-        for family in [Family::Products, Family::Attention] {
-            let mut worst = std::collections::BTreeMap::new();
-            family.check(&context, Effort::Small, &mut |check| {
-                let limit = check.detail.split("limit ").nth(1).unwrap_or("?").to_owned();
-                let error: f64 = check.detail["error ".len()..].split(',').next().unwrap().parse().unwrap_or(f64::NAN);
-                let group = format!("{} {limit} {}", check.name.split(|c| c == ',' || c == ' ').nth(1).unwrap(), check.name.contains("large"));
-                let slot = worst.entry(group).or_insert((0.0, String::new()));
-                if !(error <= slot.0) { *slot = (error, check.name.clone()); }
-            });
-            for (group, (error, what)) in worst { println!("{name}: {group}: {error:.1e} {what}"); }
-        }
+}
+
+/// What the panic says that `run` ends with.
+fn panic_of(run: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    payload.downcast_ref::<String>().unwrap().clone()
+}
+
+#[test]
+fn a_defect_that_is_not_noticed_or_not_there_is_an_error() {
+    if Emulator::new(Variant::Fast).is_none() {
+        return;
+    }
+    let with = |lines: &'static str| Planted::new(&[(Family::Rows, lines)]).unwrap();
+    let none = "== rows.metal\nno defect\n- i < a.num_rows\n+ a.num_rows > i\n";
+    let message = panic_of(|| every_defect_is_noticed(&with(none), Family::Rows));
+    assert!(message.contains("no check notices:\nrows.metal: no defect"), "{message}");
+    let one = "== rows.metal\none\n- `i` < a.num_rows\n+ 2 * i\n\nall of it\n- i < a.num_rows\n+ true\n";
+    every_defect_is_noticed(&with(one), Family::Rows);
+    let broken = "== rows.metal\nbroken\n- i < a.num_rows\n+ no_such_name\n";
+    let message = panic_of(|| every_defect_is_noticed(&with(broken), Family::Rows));
+    assert!(message.contains("no_such_name"), "{message}");
+    for (text, times) in [("i < a.num_columns", 0), ("index * LANES + lane", 4)] {
+        let lines = format!("== rows.metal\nelsewhere\n- {text}\n+ 0\n");
+        let message = panic_of(|| drop(with(lines.leak())));
+        assert!(message.contains(&format!("rows.metal has {times} times what \"elsewhere\"")), "{message}");
     }
 }
