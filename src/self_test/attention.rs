@@ -1,13 +1,16 @@
 //! Rotation, the way into the cache, and attention over it: as one, because what the cache holds shows in what
 //! attention reads from it.
 
-use super::oracle::{Rows, buffer, compare, noise, rms_norm};
+use std::fmt;
+use std::ops::Range;
+
+use super::oracle::{Rows, buffer, compare, noise, rms_norm, unwritten};
 use super::{Check, Effort, check};
 use crate::Result;
 use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
 use crate::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, HeadNorms, KvCache,
-    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
+    KvCacheDType, RmsNorm, RopeTable, StepInputs, paged_attention, rope_kv_write,
 };
 
 const EPS: f32 = 1e-6;
@@ -23,6 +26,11 @@ struct Case {
     window: Option<usize>,
     dtype: KvCacheDType,
     block_size: usize,
+    /// What queries, keys and values are multiplied with, and queries once more.
+    size: f32,
+    query_size: f32,
+    /// Whether the second step goes on from copies of all blocks.
+    is_forked: bool,
     /// Tokens of each sequence in each step.
     sequences: Vec<[usize; 2]>,
 }
@@ -38,35 +46,47 @@ impl Default for Case {
             window: None,
             dtype: KvCacheDType::F16,
             block_size: 16,
+            size: 1.0,
+            query_size: 1.0,
+            is_forked: false,
             sequences: vec![[37, 1], [5, 1], [0, 1], [40, 1]],
         }
     }
 }
 
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { heads, head_dim, dtype, block_size, sequences, .. } = self;
+        write!(
+            f,
+            "attention {dtype}, {} heads over {} of {head_dim}, blocks of {block_size}",
+            heads.0, heads.1
+        )?;
+        for (is_so, what) in [
+            (self.has_norms, "norms"),
+            (self.style == RopeStyle::Interleaved, "interleaved"),
+            (self.size < 1.0, "small heads"),
+            (self.query_size > 1.0, "large queries"),
+            (self.is_forked, "copied blocks"),
+        ] {
+            if is_so {
+                write!(f, ", {what}")?;
+            }
+        }
+        if let Some(window) = self.window {
+            write!(f, ", window {window}")?;
+        }
+        write!(f, ", tokens {sequences:?}")
+    }
+}
+
 pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
     let mut run = |case: &Case| {
-        let name = format!(
-            "attention {}, {} heads over {} of {}, blocks of {}{}{}{}, tokens {:?}",
-            case.dtype,
-            case.heads.0,
-            case.heads.1,
-            case.head_dim,
-            case.block_size,
-            if case.has_norms { ", norms" } else { "" },
-            if case.style == RopeStyle::Interleaved { ", interleaved" } else { "" },
-            case.window.map_or(String::new(), |window| format!(", window {window}")),
-            case.sequences
-        );
-        // Queries are rounded to half precision beside keys of half precision, and a rotated key may fall on the
-        // other side of what bf16 rounds up.
-        let limit = match case.dtype {
-            KvCacheDType::F16 => 2e-7,
-            KvCacheDType::Bf16 => 2e-6,
-            KvCacheDType::F32 => 1e-12,
-        };
-        report(check(name, limit, compare(context, |context| case.run(context))));
+        let outcome = compare(context, |context| case.run(context));
+        report(check(case.to_string(), case.limit(), outcome));
     };
-    for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32] {
+    let all_types = [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32];
+    for dtype in all_types {
         run(&Case { dtype, ..Case::default() });
         for head_dim in [16, 24, 64, 128, 256] {
             for heads in [(2, 2), (4, 2), (4, 1)] {
@@ -76,24 +96,37 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         }
         // More heads for a key than a simdgroup takes.
         run(&Case { dtype, heads: (8, 1), head_dim: 16, num_pairs: 8, ..Case::default() });
+        run(&Case { dtype, is_forked: true, block_size: 8, ..Case::default() });
+    }
+    // More heads for a key than there are simdgroups for, and numbers that are no powers of two.
+    for heads in [(16, 1), (6, 2), (7, 1)] {
+        run(&Case { heads, block_size: 24, ..Case::default() });
     }
     for (head_dim, num_pairs) in [(24, 12), (40, 8), (80, 40), (96, 48)] {
         for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
             run(&Case { head_dim, num_pairs, style, has_norms: true, ..Case::default() });
         }
     }
-    run(&Case { heads: (7, 1), block_size: 24, ..Case::default() });
+    // Norms of heads so small that what is added to their squares shows.
+    run(&Case { dtype: KvCacheDType::F32, has_norms: true, size: 1e-3, ..Case::default() });
+    // Scores of some hundreds, of both signs.
+    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, ..Case::default() });
     // Pieces of prompts, of one token up to more than a tile, in one step with tokens that are generated.
     let sequences = vec![[3, 50], [33, 2], [30, 1], [0, 12]];
     run(&Case { sequences: sequences.clone(), block_size: 8, ..Case::default() });
     for window in [1, 7, 32] {
         run(&Case { window: Some(window), sequences: sequences.clone(), ..Case::default() });
     }
-    // More than one piece of the context.
-    let sequences = vec![[600, 1], [255, 1], [10, 1], [256, 1]];
-    let small = Case { head_dim: 16, num_pairs: 8, heads: (2, 1), sequences, ..Case::default() };
-    run(&small);
-    run(&Case { window: Some(300), ..small });
+    // More than one piece of the context, whole ones too, in one step with a piece of a prompt.
+    let small = Case { head_dim: 16, num_pairs: 8, heads: (2, 2), ..Case::default() };
+    let pieces = Case { sequences: vec![[520, 1], [3, 10], [255, 1], [10, 1], [256, 1]], ..small };
+    run(&pieces);
+    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, ..pieces.clone() });
+    for window in [100, 300] {
+        run(&Case { window: Some(window), ..pieces.clone() });
+    }
+    // Two pieces, more values than lanes.
+    run(&Case { dtype: KvCacheDType::F32, sequences: vec![[270, 1], [3, 1]], ..Case::default() });
     if effort == Effort::Full {
         let sequences = vec![[3000, 1], [1, 1], [700, 65], [2047, 1]];
         for heads in [(32, 8), (32, 4), (16, 16)] {
@@ -137,79 +170,222 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
 }
 
 impl Case {
+    /// A few times what the kernels come to. Queries are rounded to half precision beside keys of half precision, a
+    /// rotated key may fall on the other side of what is rounded up, and large scores have large errors.
+    fn limit(&self) -> f64 {
+        match self.dtype {
+            KvCacheDType::F16 => 2e-7,
+            KvCacheDType::Bf16 => 2e-6,
+            KvCacheDType::F32 if self.query_size > 1.0 => 2e-7,
+            KvCacheDType::F32 => 1e-12,
+        }
+    }
+
     /// Values of one token before rotation.
     fn width(&self) -> usize {
         (self.heads.0 + 2 * self.heads.1) * self.head_dim
     }
 
+    fn max_len(&self) -> usize {
+        self.sequences.iter().map(|steps| steps[0] + steps[1]).max().unwrap_or(1).max(self.block_size)
+    }
+
+    /// Blocks of the sequences, and in front of them those that they are copied to.
+    fn num_blocks(&self) -> usize {
+        self.max_len().div_ceil(self.block_size) * self.sequences.len()
+    }
+
+    /// The block of a position of a sequence: neighbours in a sequence are not neighbours in the cache.
+    fn block(&self, index: usize, position: usize) -> usize {
+        2 * self.num_blocks() - 1 - (position / self.block_size * self.sequences.len() + index)
+    }
+
     /// What attention gives for each token and head.
     fn run(&self, context: &Context) -> Result<Rows> {
-        let (num_heads, num_kv_heads) = self.heads;
-        let max_len = self.sequences.iter().map(|steps| steps[0] + steps[1]).max().unwrap_or(1);
-        let num_tokens = |step: usize| self.sequences.iter().map(|steps| steps[step]).sum::<usize>();
+        let tokens: Vec<Vec<f32>> = (0..self.sequences.len())
+            .map(|index| {
+                let mut tokens =
+                    noise(100 + index as u64, self.sequences[index].iter().sum::<usize>() * self.width());
+                tokens.iter_mut().for_each(|value| *value *= self.size);
+                for token in tokens.chunks_exact_mut(self.width()) {
+                    token[..self.heads.0 * self.head_dim]
+                        .iter_mut()
+                        .for_each(|value| *value *= self.query_size);
+                }
+                tokens
+            })
+            .collect();
+        let mut layer = Layer::new(context, self)?;
+        // What a kernel reads although it is not there is no number. The definition may read more.
+        if !context.is_reference() {
+            layer.poison()?;
+        }
+        // All steps are queued before the results of any are looked at, so writing buffers, which waits, comes first.
+        let mut steps = Vec::new();
+        for step in 0..2 {
+            let rows = self.sequences.iter().enumerate().filter(|(_, steps)| steps[step] > 0);
+            let rows: Vec<(usize, Range<usize>)> =
+                rows.map(|(index, steps)| (index, step * steps[0]..steps[0] + step * steps[1])).collect();
+            let qkv: Vec<f32> = rows
+                .iter()
+                .flat_map(|(index, range)| {
+                    &tokens[*index][range.start * self.width()..range.end * self.width()]
+                })
+                .copied()
+                .collect();
+            let num_tokens = qkv.len() / self.width();
+            let qkv = buffer(context, &qkv, self.width(), num_tokens)?;
+            let out = unwritten(context, self.heads.0 * self.head_dim, num_tokens)?;
+            steps.push((rows, qkv, out, num_tokens));
+        }
+        let mut nothing = unwritten(context, self.width(), self.block_size)?;
+        for (step, (rows, qkv, out, _)) in steps.iter_mut().enumerate() {
+            if step == 1 && self.is_forked {
+                layer.fork()?;
+            }
+            layer.step(&layer.metadata(rows), qkv, Some(out))?;
+        }
+        // The host goes on with other steps, whose lists are in the place of those of the first ones.
+        for block in 0..3 {
+            let unused = if self.is_forked { self.num_blocks() + block } else { block };
+            layer.step(&layer.metadata_of_block(unused), &mut nothing, None)?;
+        }
+        let mut results = Rows { values: Vec::new(), width: self.head_dim };
+        for (_, _, out, num_tokens) in &steps {
+            results.values.extend(out.read_exact(*num_tokens)?);
+        }
+        Ok(results)
+    }
+}
+
+/// One layer of attention with its cache, for a case.
+struct Layer<'a> {
+    context: &'a Context,
+    case: &'a Case,
+    cache: KvCache,
+    scratch: AttentionScratch,
+    inputs: DeviceInputs,
+    table: RopeTable,
+    norms: [RmsNorm; 2],
+    is_forked: bool,
+}
+
+impl<'a> Layer<'a> {
+    fn new(context: &'a Context, case: &'a Case) -> Result<Self> {
+        let ((num_heads, num_kv_heads), head_dim, max_len) = (case.heads, case.head_dim, case.max_len());
+        let num_tokens = |step: usize| case.sequences.iter().map(|steps| steps[step]).sum::<usize>();
         let limits = AttentionLimits {
             num_heads,
             num_kv_heads,
-            head_dim: self.head_dim,
-            sliding_window: self.window,
+            head_dim,
+            sliding_window: case.window,
             max_model_len: max_len,
-            max_num_tokens: num_tokens(0).max(num_tokens(1)),
-            max_num_rows: self.sequences.len(),
+            max_num_tokens: num_tokens(0).max(num_tokens(1)).max(case.block_size),
+            max_num_rows: case.sequences.len(),
         };
-        let blocks_each = max_len.div_ceil(self.block_size);
-        let num_blocks = blocks_each * self.sequences.len();
-        let config = one_layer(num_heads, num_kv_heads, self.head_dim);
-        let mut cache = KvCache::new(context, &config, num_blocks, self.block_size, self.dtype)?;
-        let mut scratch = AttentionScratch::new(context, limits)?;
-        let mut inputs = DeviceInputs::new(context, &limits, self.block_size)?;
-        let frequencies = (0..self.num_pairs).map(|pair| 0.3 / (pair + 1) as f32).collect();
-        let mut table = RopeTable::new(context, self.style, frequencies, 1.0, max_len)?;
+        let config = one_layer(num_heads, num_kv_heads, head_dim);
+        let frequencies = (0..case.num_pairs).map(|pair| 0.3 / (pair + 1) as f32).collect();
+        let mut table = RopeTable::new(context, case.style, frequencies, 1.0, max_len)?;
         table.extend_to(max_len)?;
-        let norms = (rms_norm(context, 8, self.head_dim, EPS)?, rms_norm(context, 9, self.head_dim, EPS)?);
-        let head_norms = self.has_norms.then_some(HeadNorms { q: &norms.0, k: &norms.1 });
+        Ok(Self {
+            context,
+            case,
+            cache: KvCache::new(context, &config, 2 * case.num_blocks(), case.block_size, case.dtype)?,
+            scratch: AttentionScratch::new(context, limits)?,
+            inputs: DeviceInputs::new(context, &limits, case.block_size)?,
+            table,
+            norms: [rms_norm(context, 8, head_dim, EPS)?, rms_norm(context, 9, head_dim, EPS)?],
+            is_forked: false,
+        })
+    }
 
-        let tokens: Vec<Vec<f32>> = (0..self.sequences.len())
-            .map(|index| {
-                let len: usize = self.sequences[index].iter().sum();
-                noise(100 + index as u64, len * self.width())
-            })
-            .collect();
-        let mut results = Rows { values: Vec::new(), width: self.head_dim };
-        for step in 0..2 {
-            let mut metadata = AttentionMetadata { block_size: self.block_size, ..Default::default() };
-            metadata.clear();
-            let (mut qkv, mut positions) = (Vec::new(), Vec::new());
-            for (index, steps) in self.sequences.iter().enumerate().filter(|(_, steps)| steps[step] > 0) {
-                let first = if step == 0 { 0 } else { steps[0] };
-                let end = first + steps[step];
-                // Neighbours in a sequence are not neighbours in the cache.
-                let block = |position: usize| {
-                    num_blocks - 1 - (position / self.block_size * self.sequences.len() + index)
-                };
-                let table: Vec<u32> =
-                    (0..end.div_ceil(self.block_size)).map(|at| block(at * self.block_size) as u32).collect();
-                for position in first..end {
-                    positions.push(position as u32);
-                    let slot = block(position) * self.block_size + position % self.block_size;
-                    metadata.slot_mapping.push(slot);
-                }
-                qkv.extend_from_slice(&tokens[index][first * self.width()..end * self.width()]);
-                metadata.query_start_loc.push(positions.len());
-                metadata.seq_lens.push(end);
-                metadata.block_tables.extend(table);
-                metadata.block_table_starts.push(metadata.block_tables.len());
+    /// Fills what is not used of the cache, and the memory of partial results, with what is no number.
+    fn poison(&mut self) -> Result<()> {
+        let Self { context, case, .. } = *self;
+        let mut block_of_nothing = unwritten(context, case.width(), case.block_size)?;
+        // Those blocks that have slots without tokens.
+        for (index, steps) in case.sequences.iter().enumerate() {
+            for len in [steps[0], steps[0] + steps[1]] {
+                let block = case.block(index, len.max(1) - 1);
+                self.step(&self.metadata_of_block(block), &mut block_of_nothing, None)?;
             }
-            if positions.is_empty() {
-                continue;
-            }
-            let lists = StepInputs::new(&positions, &positions, &[], &metadata);
-            let lists = inputs.upload(context, lists, &cache)?;
-            let mut qkv = buffer(context, &qkv, self.width(), positions.len())?;
-            let mut out = Buffer::new(context, positions.len(), num_heads * self.head_dim)?;
-            rope_kv_write(context, &mut qkv, &lists, head_norms, &table, &mut cache, 0)?;
-            paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)?;
-            results.values.extend(out.read_exact(positions.len())?);
         }
-        Ok(results)
+        let num_rows = case.sequences.len();
+        let mut nothing = unwritten(context, case.width(), num_rows)?;
+        let mut out = unwritten(context, case.heads.0 * case.head_dim, num_rows)?;
+        // Sequences take turns in being long, so that with a window each piece of each has been there.
+        for long in 0..2 {
+            let len =
+                |index: usize| if index % 2 == long { case.max_len() } else { case.max_len().div_ceil(2) };
+            let rows: Vec<_> = (0..num_rows).map(|index| (index, len(index) - 1..len(index))).collect();
+            self.step(&self.metadata(&rows), &mut nothing, Some(&mut out))?;
+        }
+        // Reading waits for all of it, as buffers have to live so long.
+        out.read_exact(1).map(drop)
+    }
+
+    /// The lists of a step that fills a block.
+    fn metadata_of_block(&self, block: usize) -> AttentionMetadata {
+        let block_size = self.case.block_size;
+        AttentionMetadata {
+            query_start_loc: vec![0, block_size],
+            seq_lens: vec![block_size],
+            block_tables: vec![block as u32],
+            block_table_starts: vec![0, 1],
+            slot_mapping: (block * block_size..(block + 1) * block_size).collect(),
+            block_size,
+        }
+    }
+
+    /// The lists of a step that computes some tokens of some sequences.
+    fn metadata(&self, rows: &[(usize, Range<usize>)]) -> AttentionMetadata {
+        let Self { case, is_forked, .. } = *self;
+        let block_size = case.block_size;
+        let mut metadata = AttentionMetadata { block_size, ..Default::default() };
+        metadata.clear();
+        for (index, range) in rows {
+            let block = |position: usize| {
+                let original = case.block(*index, position);
+                if is_forked { original - case.num_blocks() } else { original }
+            };
+            let slot = |position: usize| block(position) * block_size + position % block_size;
+            metadata.slot_mapping.extend(range.clone().map(slot));
+            metadata.query_start_loc.push(metadata.slot_mapping.len());
+            metadata.seq_lens.push(range.end);
+            metadata
+                .block_tables
+                .extend((0..range.end).step_by(block_size).map(|position| block(position) as u32));
+            metadata.block_table_starts.push(metadata.block_tables.len());
+        }
+        metadata
+    }
+
+    /// Rotates queries and keys and puts keys and values into the cache; then attention, if there is room for it.
+    fn step(
+        &mut self,
+        metadata: &AttentionMetadata,
+        qkv: &mut Buffer,
+        out: Option<&mut Buffer>,
+    ) -> Result<()> {
+        let Self { context, case, .. } = *self;
+        let rows = metadata.query_start_loc.windows(2).zip(&metadata.seq_lens);
+        let positions: Vec<u32> = rows
+            .flat_map(|(tokens, seq_len)| (seq_len - (tokens[1] - tokens[0])) as u32..*seq_len as u32)
+            .collect();
+        let step = StepInputs::new(&positions, &positions, &[], metadata);
+        let step = self.inputs.upload(context, step, &self.cache)?;
+        let head_norms = case.has_norms.then_some(HeadNorms { q: &self.norms[0], k: &self.norms[1] });
+        rope_kv_write(context, qkv, &step, head_norms, &self.table, &mut self.cache, 0)?;
+        out.map_or(Ok(()), |out| paged_attention(context, &mut self.scratch, qkv, &self.cache, 0, &step, out))
+    }
+
+    /// Copies all blocks and goes on with the copies, the last ones first: one that is too long shows in the next.
+    fn fork(&mut self) -> Result<()> {
+        let num_blocks = self.case.num_blocks();
+        for target in (0..num_blocks).rev() {
+            self.cache.copy_block((num_blocks + target) as u32, target as u32)?;
+        }
+        self.is_forked = true;
+        Ok(())
     }
 }

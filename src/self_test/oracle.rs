@@ -63,6 +63,11 @@ pub(super) fn buffer(context: &Context, values: &[f32], width: usize, max_rows: 
     Ok(buffer)
 }
 
+/// Rows for a result: as long as it has not come, they are no numbers.
+pub(super) fn unwritten(context: &Context, width: usize, max_rows: usize) -> Result<Buffer> {
+    buffer(context, &vec![f32::NAN; width * max_rows], width, max_rows)
+}
+
 /// A norm with weights of its own.
 pub(super) fn rms_norm(context: &Context, seed: u64, len: usize, eps: f32) -> Result<RmsNorm> {
     Ok(RmsNorm { weight: Vector::new(context, noise(seed, len))?, eps })

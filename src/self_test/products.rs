@@ -1,10 +1,10 @@
 //! Products with weights of every format, for every number of rows that has a kernel of its own.
 
-use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm};
+use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
 use super::{Check, Effort, check};
 use crate::Result;
 use crate::ops::{
-    Buffer, Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
+    Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
 };
 use crate::weights::DType;
 
@@ -43,8 +43,10 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             let limit = limit(context, DType::Q6K, num_rows);
             let name = |op: &str| format!("{op} {first} with Q6_K, {num_rows} rows");
             let formats = [first, first, DType::Q6K];
-            let error = compare(context, |context| qkv(context, shape, formats, false));
-            report(check(name("norm_linear"), limit, error));
+            for (op, has_bias) in [("norm_linear", false), ("norm_linear with bias", true)] {
+                let error = compare(context, |context| qkv(context, shape, formats, has_bias));
+                report(check(name(op), limit, error));
+            }
             let error = compare(context, |context| swiglu(context, shape, first, DType::Q6K));
             report(check(name("norm_swiglu"), limit, error));
         }
@@ -91,7 +93,7 @@ fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> 
     let linears = [linear(0)?, linear(1)?, linear(2)?];
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
-    let mut out = Buffer::new(context, num_rows, OUTPUTS.iter().sum())?;
+    let mut out = unwritten(context, OUTPUTS.iter().sum(), num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_linear(context, &mut scratch, num_rows, &x, &norm, linears.each_ref(), &mut out)?;
     Rows::of(&out, num_rows)
@@ -115,7 +117,7 @@ fn swiglu(context: &Context, shape: Shape, gate: DType, up: DType) -> Result<Row
     let up = matrix(context, up, OUTPUTS, cols, 7)?;
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
-    let mut out = Buffer::new(context, num_rows, OUTPUTS)?;
+    let mut out = unwritten(context, OUTPUTS, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, &mut out)?;
     Rows::of(&out, num_rows)
@@ -127,7 +129,7 @@ fn logits(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
     let head = matrix(context, dtype, VOCABULARY, cols, 9)?;
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
-    let mut out = Buffer::new(context, num_rows, VOCABULARY)?;
+    let mut out = unwritten(context, VOCABULARY, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_logits(context, &mut scratch, num_rows, &x, &norm, &head, &mut out)?;
     Rows::of(&out, num_rows)

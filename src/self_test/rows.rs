@@ -1,27 +1,44 @@
 //! Embeddings and moved rows.
 
-use super::oracle::{Rows, buffer, compare, matrix, noise};
+use std::collections::BTreeMap;
+
+use super::oracle::{Rows, buffer, compare, matrix, noise, unwritten};
 use super::{Check, check};
 use crate::Result;
-use crate::ops::{AttentionLimits, AttentionMetadata, Buffer, Context, DeviceInputs, KvCache, StepInputs};
-use crate::ops::{KvCacheDType, embed, gather_rows};
+use crate::ops::{
+    AttentionLimits, AttentionMetadata, Context, DeviceInputs, DeviceSampler, KvCache, KvCacheDType,
+    SampleParams, SampledTokens, StepInputs, embed, gather_rows,
+};
 use crate::weights::DType;
 
 use super::attention::one_layer;
 
+/// Rows of the table of embeddings.
+const VOCABULARY: usize = 21;
+
 pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for dtype in DType::ALL {
-        let cols = dtype.block_len().max(48).next_multiple_of(dtype.block_len());
-        let error = compare(context, |context| embedding(context, dtype, cols));
-        report(check(format!("embed {dtype}"), 0.0, error));
+        // A few units of a row, and more than threads of a group.
+        for cols in [48_usize, 1056].map(|cols| cols.next_multiple_of(dtype.block_len())) {
+            let error = compare(context, |context| embedding(context, dtype, cols));
+            report(check(format!("embed {dtype}, rows of {cols}"), 0.0, error));
+        }
     }
     report(check("gather_rows".to_owned(), 0.0, compare(context, gathering)));
+    let outcome = DeviceSampler::new(context).and_then(|sampler| match sampler {
+        Some(sampler) => sampled(context, sampler).map(Some),
+        None => Ok(None),
+    });
+    if let Some(error) = outcome.transpose() {
+        report(check("embed what was sampled".to_owned(), 0.0, error));
+    }
 }
 
 /// Calls `run` with the lists of a step where the device wants them.
 fn with_step<R>(
     context: &Context,
     token_ids: &[u32],
+    sampled: Option<&SampledTokens>,
     outputs: &[usize],
     run: impl FnOnce(&StepInputs<'_>) -> Result<R>,
 ) -> Result<R> {
@@ -38,23 +55,66 @@ fn with_step<R>(
     let mut inputs = DeviceInputs::new(context, &limits, 16)?;
     let mut metadata = AttentionMetadata::default();
     metadata.clear();
-    let step = StepInputs::new(token_ids, token_ids, outputs, &metadata);
+    let mut step = StepInputs::new(token_ids, token_ids, outputs, &metadata);
+    step.sampled = sampled;
     run(&inputs.upload(context, step, &cache)?)
 }
 
 fn embedding(context: &Context, dtype: DType, cols: usize) -> Result<Rows> {
-    const VOCABULARY: usize = 21;
     let table = matrix(context, dtype, VOCABULARY, cols, 1)?;
-    let token_ids: Vec<u32> = (0..11).map(|index| index * 17 % VOCABULARY as u32).collect();
-    let mut out = Buffer::new(context, token_ids.len(), cols)?;
-    with_step(context, &token_ids, &[], |step| embed(context, step, &table, &mut out))?;
+    let token_ids: Vec<u32> = (0..11).map(|index| (20 + index * 17) % VOCABULARY as u32).collect();
+    let mut out = unwritten(context, cols, token_ids.len())?;
+    with_step(context, &token_ids, None, &[], |step| embed(context, step, &table, &mut out))?;
     Rows::of(&out, token_ids.len())
+}
+
+/// Embeddings of tokens that the device has sampled: none, because logits were no numbers, one past the table, and its
+/// last one. 0 if the first two are zeros and the last one is as any.
+fn sampled(context: &Context, mut sampler: DeviceSampler) -> Result<f64> {
+    const COLS: usize = 48;
+    let vocab_size = VOCABULARY + 4;
+    let peak = |token_id: usize| (0..vocab_size).map(move |id| if id == token_id { 1.0 } else { 0.0 });
+    let none = std::iter::repeat_n(f32::NAN, vocab_size);
+    // What counts is the second of two steps.
+    let steps: [Vec<f32>; 2] = [
+        peak(0).chain(peak(1)).chain(peak(2)).collect(),
+        none.chain(peak(VOCABULARY)).chain(peak(VOCABULARY - 1)).collect(),
+    ];
+    let steps = [buffer(context, &steps[0], vocab_size, 3)?, buffer(context, &steps[1], vocab_size, 3)?];
+    let logit_bias = BTreeMap::new();
+    let greedy = SampleParams {
+        inverse_temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: &logit_bias,
+        banned: &[],
+        min_tokens: 0,
+        seed: 0,
+        stream: 0,
+        prompt_token_ids: &[],
+        output_token_ids: &[],
+    };
+    sampler.begin(context, std::iter::repeat_n(greedy, 3), steps.len())?;
+    steps.iter().try_for_each(|logits| sampler.launch(context, logits))?;
+    let tokens = sampler.on_device(1);
+    let table = matrix(context, DType::F32, VOCABULARY, COLS, 1)?;
+    let mut out = unwritten(context, COLS, 3)?;
+    with_step(context, &[0; 3], Some(&tokens), &[], |step| embed(context, step, &table, &mut out))?;
+    // The values of a matrix of singles are the noise that it is made of.
+    let values = noise(1, VOCABULARY * COLS);
+    let expected = [&[0.0; 2 * COLS], &values[(VOCABULARY - 1) * COLS..]].concat();
+    // Of two values that are no numbers, none equals the other.
+    out.read(3, |out| if out == expected { 0.0 } else { f64::INFINITY })
 }
 
 fn gathering(context: &Context) -> Result<Rows> {
     const WIDTH: usize = 50;
     const OUTPUTS: [usize; 4] = [1, 2, 5, 8];
     let mut x = buffer(context, &noise(1, 9 * WIDTH), WIDTH, 9)?;
-    with_step(context, &[0; 9], &OUTPUTS, |step| gather_rows(context, step, &mut x))?;
+    with_step(context, &[0; 9], None, &OUTPUTS, |step| gather_rows(context, step, &mut x))?;
     Rows::of(&x, OUTPUTS.len())
 }

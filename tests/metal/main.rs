@@ -12,6 +12,7 @@ mod libraries;
 mod limits;
 mod models;
 mod ops;
+mod planted;
 mod probes;
 mod promises;
 mod recorder;

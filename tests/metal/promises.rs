@@ -6,6 +6,7 @@ use tinyvllm::engine::{Event, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::metal::LIBRARIES;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 
@@ -15,17 +16,21 @@ const NUM_TOKENS: usize = 7;
 
 fn load(change: impl FnOnce(&mut EngineLimits)) -> Option<Llm> {
     let gpu = Emulator::new(Variant::Fast)?.with_timing(Timing::Late);
+    Some(load_on(&Arc::new(gpu), change))
+}
+
+fn load_on(gpu: &Arc<Emulator>, change: impl FnOnce(&mut EngineLimits)) -> Llm {
     let model = ResolvedModel {
         display_name: "demo".to_owned(),
         files: ModelFiles::Demo,
         revision: None,
         notice: None,
     };
-    let mut options = LlmOptions { gpu: Some(Arc::new(gpu)), ..LlmOptions::default() };
+    let mut options = LlmOptions { gpu: Some(gpu.clone()), ..LlmOptions::default() };
     options.limits.max_model_len = Some(512);
     options.limits.kv_cache_memory_bytes = Some(4 << 20);
     change(&mut options.limits);
-    Some(Llm::load(&model, &options, &NoProgress).unwrap())
+    Llm::load(&model, &options, &NoProgress).unwrap()
 }
 
 /// Prompts with a common beginning and different ways to sample.
@@ -85,6 +90,31 @@ fn same_tokens_however_they_are_scheduled() {
     check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
     check("multi-step", &|limits| limits.num_scheduler_steps = 3);
     check("small blocks", &|limits| limits.block_size = 8);
+}
+
+/// The last block of a prompt of 29 tokens is copied for all but one of the sequences that go on from it.
+#[test]
+fn each_fork_of_a_prompt_goes_on_as_if_alone() {
+    let rows = LIBRARIES.into_iter().find(|library| library.name == "rows").unwrap();
+    let (right, wrong) = ("pool[ulong(a.source)", "pool[ulong(a.target)");
+    assert_eq!(rows.text().matches(right).count(), 1);
+    for text in [rows.text(), rows.text().replace(right, wrong)] {
+        let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+        let is_right = text == rows.text();
+        let gpu = Arc::new(gpu.with_text(rows, text));
+        let llm = load_on(&gpu, |limits| limits.enable_prefix_caching = false);
+        let prompt: Vec<u32> = (0..29).map(|index| 300 + index * 7 % 100).collect();
+        let params =
+            SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
+        let run = |n: usize| {
+            tokens(&llm, vec![Request::new(prompt.clone(), SamplingParams { n, ..params.clone() })])
+        };
+        let alone = run(1);
+        let num_copies = || gpu.num_dispatches().get("copy_block").copied().unwrap_or(0);
+        assert_eq!(num_copies(), 0);
+        assert_eq!(run(3)[0].iter().all(|tokens| *tokens == alone[0][0]), is_right);
+        assert!(num_copies() > 0);
+    }
 }
 
 #[test]

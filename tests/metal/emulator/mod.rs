@@ -61,6 +61,7 @@ pub(crate) struct Emulator {
     patience: Duration,
     replaced: HashMap<&'static str, String>,
     left_out: Option<(&'static str, usize)>,
+    defect: Option<usize>,
     queue: Mutex<Queue>,
 }
 
@@ -115,6 +116,7 @@ impl Emulator {
             patience: Duration::MAX,
             replaced: HashMap::new(),
             left_out: None,
+            defect: None,
             queue: Mutex::default(),
         })
     }
@@ -165,6 +167,11 @@ impl Emulator {
     /// Leaves out one barrier of a library, by its place in [`Self::barriers`], as if it had been deleted.
     pub(crate) fn without_barrier(self, library: &Library, barrier: usize) -> Self {
         Self { left_out: Some((library.name, barrier)), ..self }
+    }
+
+    /// Lets one of the defects show that texts of [`Self::with_text`] have planted as `is_planted(number)`.
+    pub(crate) fn with_defect(self, defect: usize) -> Self {
+        Self { defect: Some(defect), ..self }
     }
 
     /// The names of all kernels of a library.
@@ -261,6 +268,7 @@ impl Emulator {
             first_serial: NEXT_SERIAL.fetch_add(num_threadgroups, Ordering::Relaxed),
             order: self.order,
             left_out: left_out.map(|(_, barrier)| barrier),
+            defect: self.defect,
         };
         // SAFETY: the bindings are of memory that the work holds, and the queue is locked, so that only one
         // launch at a time accesses it.

@@ -69,6 +69,7 @@ pub(crate) struct RawLaunch<'a> {
     pub(crate) first_serial: u32,
     pub(crate) order: Order,
     pub(crate) left_out: Option<usize>,
+    pub(crate) defect: Option<usize>,
 }
 
 #[repr(C)]
@@ -87,8 +88,13 @@ struct LaunchOfRunTime {
     order: i32,
     seed: u64,
     left_out: i64,
+    defect: i64,
     message: *mut u8,
     message_len: u64,
+}
+
+fn number_or_none(number: Option<usize>) -> i64 {
+    number.map_or(-1, |number| i64::try_from(number).unwrap_or(i64::MAX))
 }
 
 type LaunchFunction = unsafe extern "C" fn(*const LaunchOfRunTime) -> c_int;
@@ -183,7 +189,8 @@ impl Object {
             first_serial: launch.first_serial,
             order,
             seed,
-            left_out: launch.left_out.map_or(-1, |barrier| i64::try_from(barrier).unwrap_or(i64::MAX)),
+            left_out: number_or_none(launch.left_out),
+            defect: number_or_none(launch.defect),
             message: message.as_mut_ptr(),
             message_len: message.len() as u64,
         };

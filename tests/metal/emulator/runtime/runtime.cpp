@@ -31,6 +31,8 @@ static struct {
   }
 } ready;
 
+long msl_defect = -1;
+
 static const char* name_of(int operation) {
   static const char* const names[] = {"nothing",   "threadgroup_barrier", "simdgroup_barrier",
                                       "a shuffle", "a reduction",         "a prefix sum",
@@ -344,6 +346,7 @@ int msl_launch(const Launch* launch) {
   state.random = launch->seed * 0x9e3779b97f4a7c15ull + 88172645463325252ull;
   state.num_threads = int(launch->num_threads);
   state.num_simdgroups = state.num_threads / WIDTH;
+  msl_defect = launch->defect;
   set_constants(*launch);
   if (!state.failed) bind(*launch);
   const uint64_t count = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];

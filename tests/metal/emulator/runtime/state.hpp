@@ -46,6 +46,8 @@ struct Launch {
   uint64_t seed;
   // The barrier that does nothing; -1 if all work.
   int64_t left_out;
+  // The planted defect that shows; -1 if none does.
+  int64_t defect;
   char* message;
   uint64_t message_len;
 };

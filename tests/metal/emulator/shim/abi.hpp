@@ -32,6 +32,9 @@ struct MslExchange {
   alignas(16) char slots[32][MSL_SLOT];
 };
 
+// The planted defect that shows in the launch, by its number; -1 if none does.
+extern __attribute__((visibility("hidden"))) long msl_defect;
+
 enum { MSL_SHUFFLE = 3, MSL_REDUCTION, MSL_SCAN, MSL_VOTE, MSL_MATRIX };
 enum { MSL_INACTIVE_LANE, MSL_NO_SUCH_LANE, MSL_PARTIAL_MATRIX };
 

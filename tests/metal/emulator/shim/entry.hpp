@@ -2,6 +2,9 @@
 #pragma once
 #include "abi.hpp"
 
+// What a test plants in a source is chosen between at run time: one object for all defects.
+inline bool is_planted(long defect) { return msl_defect == defect; }
+
 template <class P>
 struct msl_argument {
   static P get(int position) { return P(msl_argument_value(position, 0)); }

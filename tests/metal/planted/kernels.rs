@@ -1,0 +1,177 @@
+//! Defects of kernels: a part of a source and what stands in its place.
+//!
+//! All of a library's are compiled into one object, each behind a condition, and a launch says which of them shows.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::self_test::Family;
+
+use super::{Emulator, Variant};
+
+/// The tables, by family. `== file` begins the defects of a file. Each is a line that says what is wrong, lines with
+/// `- ` and what is in the file, and lines with `+ ` and what stands there instead: an expression, or statements,
+/// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is
+/// replaced, and the rest says which of several it is.
+pub(super) const TABLES: [(Family, &str); 3] = [
+    (Family::Rows, include_str!("rows.txt")),
+    (Family::Attention, include_str!("attention.txt")),
+    (Family::Sampling, include_str!("sampling.txt")),
+];
+
+/// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
+const OUT_OF_BOUNDS: &str = "(out of bounds)";
+
+struct Defect {
+    family: Family,
+    file: &'static str,
+    what: &'static str,
+    /// What is in the file, once.
+    text: String,
+    /// The part of it that is replaced.
+    part: Range<usize>,
+    replacement: String,
+}
+
+/// All defects, and the libraries with them.
+pub(super) struct Planted {
+    defects: Vec<Defect>,
+    texts: Vec<String>,
+}
+
+impl Planted {
+    /// None where there is no emulator.
+    ///
+    /// # Panics
+    /// If a table cannot be read, or if what it says is not in the file, or not once.
+    pub(super) fn new(tables: &[(Family, &'static str)]) -> Option<Self> {
+        Emulator::new(Variant::Fast)?;
+        let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
+        let mut texts: Vec<String> = LIBRARIES.iter().map(|library| library.text()).collect();
+        for file in files(&defects) {
+            let source = fs::read_to_string(in_project("metal_kernels").join(file)).unwrap();
+            // Headers come first, and are in the text of a library as they are in their files.
+            let begin = source.rfind("#include").unwrap_or(0);
+            let body = &source[begin + source[begin..].find('\n').unwrap()..];
+            let with_defects = plant(body, file, &defects);
+            let mut found = false;
+            for text in &mut texts {
+                found |= text.contains(body);
+                *text = text.replace(body, &with_defects);
+            }
+            assert!(found, "{file} is not in any library as it is in its file");
+        }
+        Some(Self { defects, texts })
+    }
+
+    /// A device with all defects planted, of which one shows, or none.
+    ///
+    /// # Panics
+    /// If what the defect is in does not compile, which would fail every check.
+    pub(super) fn device(&self, defect: Option<usize>) -> Option<Emulator> {
+        // What leaves its memory would take the tests with it.
+        let leaves = defect.is_some_and(|defect| self.defects[defect].what.ends_with(OUT_OF_BOUNDS));
+        let mut gpu = Emulator::new(if leaves { Variant::Checked } else { Variant::Fast })?;
+        for (library, text) in LIBRARIES.iter().zip(&self.texts) {
+            gpu = gpu.with_text(library, text.clone());
+        }
+        let Some(defect) = defect else { return Some(gpu) };
+        let has_it = |text: &String| text.contains(&format!("is_planted({defect})"));
+        for (library, _) in LIBRARIES.iter().zip(&self.texts).filter(|(_, text)| has_it(text)) {
+            gpu.kernels(library).unwrap();
+        }
+        Some(gpu.with_defect(defect))
+    }
+
+    pub(super) fn of_family(&self, family: Family) -> impl Iterator<Item = usize> {
+        (0..self.defects.len()).filter(move |defect| self.defects[*defect].family == family)
+    }
+
+    pub(super) fn files(&self) -> BTreeSet<&'static str> {
+        files(&self.defects)
+    }
+
+    pub(super) fn name(&self, defect: usize) -> String {
+        let Defect { file, what, text, .. } = &self.defects[defect];
+        format!("{file}: {what} ({text})")
+    }
+}
+
+fn files(defects: &[Defect]) -> BTreeSet<&'static str> {
+    defects.iter().map(|defect| defect.file).collect()
+}
+
+pub(super) fn in_project(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
+}
+
+fn parse(family: Family, table: &'static str) -> Vec<Defect> {
+    let mut defects = Vec::new();
+    let mut file = "";
+    for block in table.split("\n\n").filter(|block| !block.trim().is_empty()) {
+        let mut lines = block.trim_matches('\n').lines().peekable();
+        if let Some(line) = lines.next_if(|line| line.starts_with("== ")) {
+            file = &line[3..];
+        }
+        let what = lines.next().unwrap_or_default();
+        let (mut text, mut replacement) = (Vec::new(), Vec::new());
+        for line in lines {
+            match line.split_at_checked(2) {
+                Some(("- ", line)) => text.push(line),
+                Some(("+ ", line)) => replacement.push(line),
+                None if line == "+" => {}
+                _ => panic!(
+                    "in the table of {file}, under {what:?}: {line:?} begins with neither `- ` nor `+ `"
+                ),
+            }
+        }
+        let (marked, replacement) = (text.join("\n"), replacement.join(" "));
+        let text = marked.replace('`', "");
+        let part = match marked.split('`').collect::<Vec<_>>()[..] {
+            [_] => 0..text.len(),
+            [before, part, _] => before.len()..before.len() + part.len(),
+            _ => panic!("in the table of {file}, under {what:?}: a part is between two backticks"),
+        };
+        assert!(!part.is_empty(), "in the table of {file}: {what:?} changes nothing");
+        defects.push(Defect { family, file, what, text, part, replacement });
+    }
+    defects
+}
+
+/// Puts all defects of `file` into its source: an expression becomes `(is_planted(7) ? (wrong) : (right))`, statements
+/// become two branches. One may lie inside another.
+fn plant(source: &str, file: &str, defects: &[Defect]) -> String {
+    let mut insertions = Vec::new();
+    for (number, defect) in defects.iter().enumerate().filter(|(_, defect)| defect.file == file) {
+        let Defect { what, text, part, replacement, .. } = defect;
+        let mut places = source.match_indices(text.as_str()).map(|(at, _)| at);
+        let (Some(place), None) = (places.next(), places.next()) else {
+            let times = source.matches(text.as_str()).count();
+            panic!("{file} has {times} times what {what:?} is to change, not once: {text}");
+        };
+        let (begin, end) = (place + part.start, place + part.end);
+        let is_statement = text[part.clone()].ends_with([';', '}']);
+        let (before, after) = if is_statement {
+            (format!("if (is_planted({number})) {{ {replacement} }} else {{ "), " }".to_owned())
+        } else {
+            (format!("(is_planted({number}) ? ({replacement}) : ("), "))".to_owned())
+        };
+        // At one place, what ends there comes first, the inner of two before the outer one; then what begins there,
+        // the outer one before the inner.
+        insertions.push(((begin, 1, source.len() - part.len(), number), before));
+        insertions.push(((end, 0, part.len(), defects.len() - number), after));
+    }
+    insertions.sort();
+    let mut planted = String::new();
+    let mut done = 0;
+    for ((at, ..), text) in insertions {
+        planted.push_str(&source[done..at]);
+        planted.push_str(&text);
+        done = at;
+    }
+    planted.push_str(&source[done..]);
+    planted
+}

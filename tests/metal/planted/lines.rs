@@ -1,0 +1,266 @@
+//! The lines of `src/ops/metal` that could be wrong, and what that would change.
+
+use tinyvllm::ops::metal::Access;
+use tinyvllm::self_test::Family;
+
+use super::launches::Change::{self, *};
+
+/// Lines of a file that decide on the launches of some kernels.
+pub(super) struct Lines {
+    pub(super) file: &'static str,
+    pub(super) family: Family,
+    /// How the names of the kernels begin.
+    pub(super) kernels: &'static str,
+    /// What is in the file, once; what is wrong with it; what that changes.
+    pub(super) defects: &'static [(&'static str, &'static str, Change)],
+}
+
+/// A single that is `x` in bits, times something.
+fn times(x: u32, factor: f32) -> u32 {
+    (f32::from_bits(x) * factor).to_bits()
+}
+
+pub(super) const LINES: [Lines; 11] = [
+    Lines {
+        file: "attention.rs",
+        family: Family::Attention,
+        kernels: "rope_kv_write",
+        defects: &[
+            ("num_pairs: rope.num_pairs as u32,", "a pair too few", Word(3, |x| x - 1)),
+            ("block_size: pools.block_size as u32,", "all blocks have 16 tokens", Word(4, |_| 16)),
+            ("eps: rope.norms.map_or(0.0, |(_, _, eps)| eps),", "no eps", Word(5, |_| 0)),
+            ("map_or((table, table), |(q, k, _)| (q, k));", "keys have the norm of queries", Buffer(5, 4)),
+            ("let flags = [rope.norms.is_some(), rope.is_interleaved, false];", "no norms", Flag(0)),
+            ("Kernel::RopeKvWrite(pools.dtype),", "pairs are the other ones", Flag(1)),
+            ("inputs.positions(),", "slots are positions", Buffer(2, 3)),
+            ("inputs.slots(),", "positions are slots", Buffer(3, 2)),
+            ("Binding::write(pools.v),", "values go to the keys", Buffer(8, 7)),
+            ("Binding::write(pools.k),", "keys are said to be read", Declared(7, Access::Read)),
+            ("let num_all_heads = ", "a head too few", Grid(0, |n| n - 1)),
+            ("grid: [num_all_heads, rope.num_tokens, 1],", "a token too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "attention.rs",
+        family: Family::Attention,
+        // The merge of pieces has other buffers.
+        kernels: "paged_attention_f",
+        defects: &[
+            ("block_size: self.block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
+            ("piece_size: self.piece_size as u32,", "a piece is shorter", Word(5, |x| x - 32)),
+            ("num_pieces: num_pieces as u32,", "there is one piece", Word(6, |_| 1)),
+            ("num_slices: num_slices as u32,", "there is one slice", Word(8, |_| 1)),
+            (
+                "scale: sizes.scale * LOG2_E,",
+                "weights are powers of e",
+                Word(9, |x| times(x, std::f32::consts::LN_2)),
+            ),
+            ("window: sizes.sliding_window.unwrap_or(max_model_len),", "a token more", Word(7, |x| x + 1)),
+            (
+                "let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);",
+                "whole ones",
+                Grid(0, |n| n - 1),
+            ),
+            (
+                "(Binding::read(out), Binding::write(&self.partials).at(partials_offset))",
+                "always the first",
+                Offset(7, |_| 0),
+            ),
+            (
+                "(Binding::write(out), Binding::read(&self.partials))",
+                "results are said to be read",
+                Declared(6, Access::Read),
+            ),
+            ("grid: [num_pieces, pools.num_kv_heads, rows.len()],", "a row too few", Grid(2, |n| n - 1)),
+            ("let num_slices = (8 / num_chunks).clamp(1, 4);", "a slice too few", Threads(|n| n - n / 4)),
+            (
+                "threadgroup_memory: (2 * num_chunks * heads + scores.max(results)) * 4,",
+                "half of it",
+                Memory(|n| n / 2),
+            ),
+            ("scores.max(results)", "no maxima and sums", Memory(|n| n - 16)),
+            (
+                "let lanes_per_key = (pools.head_dim / 8).next_power_of_two().max(8);",
+                "too few",
+                Ending("_16", "_8"),
+            ),
+            (
+                "let heads = heads_per_kv_head.next_power_of_two().min(4);",
+                "two for four",
+                Ending("_4_8", "_2_8"),
+            ),
+        ],
+    },
+    Lines {
+        file: "attention.rs",
+        family: Family::Attention,
+        kernels: "paged_attention_merge",
+        defects: &[
+            ("if num_pieces == 1 {\n                continue;", "never merged", LeftOut),
+            (
+                "let partials = Binding::read(&self.partials).at(partials_offset);",
+                "always the first",
+                Offset(2, |_| 0),
+            ),
+            ("grid: [self.num_heads, rows.len(), 1],", "a head too few", Grid(0, |n| n - 1)),
+            ("buffers: &[decode_rows, partials, Binding::write(out)],", "a row too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "inputs.rs",
+        family: Family::Attention,
+        kernels: "paged_attention_",
+        defects: &[
+            (
+                "self.decode.push(DecodeRow { token, seq_len, table_start });",
+                "the token before",
+                List(5, [3, 0], 2, |x| x.max(1) - 1),
+            ),
+            (
+                "let (token, seq_len) = (start as u32, seq_len as u32);",
+                "a key too few",
+                List(5, [3, 1], 2, |x| x.max(2) - 1),
+            ),
+            ("let table_start = table_start as u32;", "the first table", List(5, [3, 2], 2, |_| 0)),
+            (
+                "self.write(metal, self.block_tables, &attention.block_tables)?;",
+                "other blocks",
+                List(4, [1, 0], 3, |x| x ^ 1),
+            ),
+        ],
+    },
+    Lines {
+        file: "inputs.rs",
+        family: Family::Attention,
+        kernels: "flash_attention",
+        defects: &[
+            ("first_token: first as u32,", "the token before", List(5, [4, 0], 0, |x| x.max(1) - 1)),
+            ("num_tokens: num_tokens as u32,", "a token too few", List(5, [4, 1], 0, |x| x.max(2) - 1)),
+            (
+                "first_position: (seq_len - (end - first)) as u32,",
+                "a position further",
+                List(5, [4, 2], 0, |x| x + 1),
+            ),
+            ("table_start,\n                });", "the first table", List(5, [4, 3], 0, |_| 0)),
+        ],
+    },
+    Lines {
+        file: "inputs.rs",
+        family: Family::Attention,
+        kernels: "",
+        defects: &[
+            ("metal.wait(ticket)?;", "lists are written that are still read", NotWaitedFor),
+            (
+                "self.write_all(metal, self.slots, &attention.slot_mapping)?;",
+                "a slot further",
+                List(3, [1, 0], 1, |x| x ^ 1),
+            ),
+        ],
+    },
+    Lines {
+        file: "attention.rs",
+        family: Family::Attention,
+        kernels: "flash_attention",
+        defects: &[
+            ("fn tokens_per_tile(", "a token less than are in a tile", List(5, [4, 1], 0, |x| x.max(2) - 1)),
+            ("inputs.prefill_tiles(tiles.start),", "always the first", Offset(5, |n| n / 1024 * 1024)),
+            ("grid: [tiles.len(), pools.num_kv_heads, 1],", "a tile too few", Grid(0, |n| n - 1)),
+            (
+                "let flash = Flash::of(pools.dtype, pools.head_dim);",
+                "for smaller heads",
+                Ending("_128", "_64"),
+            ),
+            ("threadgroup_memory: flash.threadgroup_memory(),", "too little", Memory(|n| n - 16)),
+            ("num_threads: flash.simdgroups * 32,", "half of them", Threads(|n| n / 2)),
+        ],
+    },
+    Lines {
+        file: "rows.rs",
+        family: Family::Rows,
+        kernels: "embed",
+        defects: &[
+            ("planes: table.planes(),", "scales are codes", Word(1, |_| 0)),
+            ("num_units: table.num_units() as u32,", "a unit too few", Word(3, |x| x - 1)),
+            ("num_rows: table.rows() as u32,", "the last row is none", Word(4, |x| x - 1)),
+            (
+                "let buffers = [table.binding(), token_ids, Binding::write(out)];",
+                "shifted",
+                Offset(2, |n| n + 4),
+            ),
+            ("let grid = [table.num_units().div_ceil(32), num_tokens, 1];", "whole ones", Grid(0, |n| n - 1)),
+            ("launch(metal, Kernel::Embed(table.dtype())", "a token too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "rows.rs",
+        family: Family::Rows,
+        kernels: "gather_rows",
+        defects: &[
+            ("let args = [num_rows as u32, width as u32];", "a row too few", Word(0, |x| x - 1)),
+            ("let buffers = [rows, Binding::read_write(x)];", "shifted", Offset(1, |n| n + 4)),
+            ("&buffers, [width.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "rows.rs",
+        family: Family::Attention,
+        kernels: "copy_block",
+        defects: &[
+            ("let args = [source, target, num_words as u32];", "the block before", Word(0, |x| x - 1)),
+            ("let num_words = block_bytes / 16;", "half a block", Word(2, |x| x / 2)),
+            ("&buffers, [num_words.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
+            ("let buffers = [Binding::read_write(pool)];", "said to be written", Declared(1, Access::Write)),
+            ("launch(metal, Kernel::CopyBlock", "never", LeftOut),
+        ],
+    },
+    Lines {
+        file: "sampling.rs",
+        family: Family::Sampling,
+        kernels: "sample",
+        defects: &[
+            ("vocab_size: vocab_size as u32,", "the last token is none", Word(0, |x| x - 1)),
+            ("num_rows: self.num_rows as u32,", "a row too few", Word(1, |x| x - 1)),
+            ("step: self.tickets.len() as u32,", "always the first", Word(2, |_| 0)),
+            ("inverse_temperature: params.inverse_temperature,", "none", row(0, |x| x.min(1))),
+            ("top_k: u32::try_from(params.top_k)", "one more", row(1, |x| if x > 0 { x + 1 } else { 0 })),
+            ("top_p: params.top_p,", "all", row(2, |_| 1_f32.to_bits())),
+            ("min_p: params.min_p,", "none", row(3, |_| 0)),
+            ("repetition_penalty: params.repetition_penalty,", "none", row(4, |_| 1_f32.to_bits())),
+            ("presence_penalty: params.presence_penalty,", "none", row(5, |_| 0)),
+            ("frequency_penalty: params.frequency_penalty,", "none", row(6, |_| 0)),
+            ("seed_low: params.seed as u32,", "16 bits", row(7, |x| x & 0xFFFF)),
+            ("seed_high: (params.seed >> 32) as u32,", "none", row(8, |_| 0)),
+            ("stream: params.stream,", "the first", row(9, |_| 0)),
+            ("num_output_tokens: params.output_token_ids.len() as u32,", "16 bits", row(10, |x| x & 0xFFFF)),
+            ("min_tokens: u32::try_from(params.min_tokens)", "one more", row(11, |x| x + 1)),
+            ("history_start: starts[0] as u32,", "the first", row(12, |_| 0)),
+            ("history_len: (history.len() - starts[0]) as u32,", "one less", row(13, |x| x.max(1) - 1)),
+            ("bias_start: starts[1] as u32,", "the first", row(14, |_| 0)),
+            ("bias_len: (biases.len() - starts[1]) as u32,", "one less", row(15, |x| x.max(1) - 1)),
+            ("ban_start: starts[2] as u32,", "the first", row(16, |_| 0)),
+            ("ban_len: (banned.len() - starts[2]) as u32,", "one less", row(17, |x| x.max(1) - 1)),
+            ("Seen { token_id, count: 1 }", "output is prompt", List(2, [2, 1], 3, |_| 0)),
+            ("Seen { token_id, count: 0 }", "prompt is output", List(2, [2, 1], 3, |x| x.max(1))),
+            (
+                "history[end - 1].count += seen.count;",
+                "counts are not merged",
+                List(2, [2, 1], 3, |x| x.min(1)),
+            ),
+            ("Bias { token_id, bias }", "biases turned round", List(3, [2, 1], 3, |x| x ^ 1 << 31)),
+            ("banned.extend_from_slice(params.banned);", "the next token", List(4, [1, 0], 3, |x| x + 1)),
+            (".at(first * size_of::<SampleRow>())", "the first rows' parameters", Offset(1, |_| 0)),
+            (".at(4 * first * vocab_size)", "the first rows' logits", Offset(5, |_| 0)),
+            (
+                "Binding::read_write(&self.sampled.0).at(4 * first)",
+                "the first rows' tokens",
+                Offset(6, |_| 0),
+            ),
+            ("grid: [len, 1, 1],", "a row too few", Grid(0, |n| n - 1)),
+        ],
+    },
+];
+
+/// A word of the parameters of each row.
+const fn row(word: usize, change: fn(u32) -> u32) -> Change {
+    List(1, [18, word], 0, change)
+}

@@ -1,0 +1,153 @@
+//! Defects that are planted on purpose, in kernels and in launches. The checks of their family have to notice each.
+//!
+//! A check that has never failed says little. Here each of them has something to find: what a slip of the pen would
+//! be, a bound that is one off, a term that is left out, the wrong one of two strides. Whoever changes a kernel sees
+//! in these tables whether the checks still look where it matters: a defect whose text is no longer in its file is
+//! an error, and so is one that nothing notices.
+
+mod kernels;
+mod launches;
+mod lines;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tinyvllm::ops::Context;
+use tinyvllm::ops::metal::Gpu;
+use tinyvllm::self_test::{Effort, Family};
+
+use crate::emulator::{Emulator, Timing, Variant};
+
+use kernels::{Planted, TABLES, in_project};
+use launches::Altered;
+use lines::{LINES, Lines};
+
+/// The first check of a family that finds something wrong with a device.
+fn first_failure(gpu: Arc<dyn Gpu>, family: Family) -> Option<String> {
+    let mut failure = None;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        family.check(&Context::gpu(gpu), Effort::Small, &mut |check| {
+            if !check.passed {
+                failure = Some(format!("{}: {}", check.name, check.detail));
+                // One is enough. Unlike a panic, this says nothing.
+                resume_unwind(Box::new("noticed"));
+            }
+        });
+    }));
+    match outcome {
+        Ok(()) => None,
+        Err(_) => failure.or_else(|| Some("a panic".to_owned())),
+    }
+}
+
+/// The same on two devices: one that allows much, and one of few threads, which gets its launches in pieces.
+fn noticed(
+    gpu: impl Fn() -> Option<Emulator>,
+    device: impl Fn(Emulator) -> Arc<dyn Gpu>,
+    family: Family,
+) -> Option<String> {
+    let small = |gpu: Emulator| gpu.with_max_threads(384).with_patience(Duration::from_nanos(1));
+    first_failure(device(gpu()?), family).or_else(|| first_failure(device(small(gpu()?)), family))
+}
+
+/// Fails with the names of those that are noticed by nothing.
+fn assert_all_noticed(defects: impl Iterator<Item = (String, Option<String>)>) {
+    let mut survivors = Vec::new();
+    for (name, failure) in defects {
+        if failure.is_none() {
+            survivors.push(name);
+        }
+    }
+    assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
+}
+
+fn every_defect_is_noticed(planted: &Planted, family: Family) {
+    assert_all_noticed(planted.of_family(family).map(|defect| {
+        let gpu = || planted.device(Some(defect));
+        (planted.name(defect), noticed(gpu, |gpu| Arc::new(gpu), family))
+    }));
+}
+
+fn check(family: Family) {
+    if let Some(planted) = Planted::new(&TABLES) {
+        every_defect_is_noticed(&planted, family);
+    }
+}
+
+#[test]
+fn rows() {
+    check(Family::Rows);
+}
+
+#[test]
+fn attention() {
+    check(Family::Attention);
+}
+
+#[test]
+fn sampling() {
+    check(Family::Sampling);
+}
+
+#[test]
+fn launches() {
+    let defects = LINES.iter().flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
+    assert_all_noticed(defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
+        let source = fs::read_to_string(in_project("src/ops/metal").join(file)).unwrap();
+        let times = source.matches(text).count();
+        assert_eq!(times, 1, "{file} has {times} times what {what:?} is about, not once: {text}");
+        // Whatever leaves its memory is found there, and work that nobody waits for is not done.
+        let gpu = || Some(Emulator::new(Variant::Checked)?.with_timing(Timing::Late));
+        let failure = noticed(gpu, |gpu| Arc::new(Altered::new(gpu, kernels, *change)), *family);
+        (format!("{file}: {what} ({text})"), failure)
+    }));
+}
+
+#[test]
+fn without_a_defect_all_is_right() {
+    let Some(planted) = Planted::new(&TABLES) else { return };
+    for family in Family::ALL {
+        assert_eq!(noticed(|| planted.device(None), |gpu| Arc::new(gpu), family), None);
+    }
+}
+
+#[test]
+fn every_source_of_kernels_has_defects() {
+    let Some(planted) = Planted::new(&TABLES) else { return };
+    // Products and attention of prompts have none yet; what the probes find is tried in `tests/metal/probes.rs`.
+    let without =
+        ["flash_attention.metal", "formats.h", "matmul.metal", "matvec.metal", "probe.metal", "threads.h"];
+    for entry in fs::read_dir(in_project("metal_kernels")).unwrap() {
+        let file = entry.unwrap().file_name().into_string().unwrap();
+        assert_eq!(planted.files().contains(&*file), !without.contains(&&*file), "{file}");
+    }
+}
+
+/// What the panic says that `run` ends with.
+fn panic_of(run: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    payload.downcast_ref::<String>().unwrap().clone()
+}
+
+#[test]
+fn a_defect_that_is_not_noticed_or_not_there_is_an_error() {
+    if Emulator::new(Variant::Fast).is_none() {
+        return;
+    }
+    let with = |lines: &'static str| Planted::new(&[(Family::Rows, lines)]).unwrap();
+    let none = "== rows.metal\nno defect\n- i < a.num_rows\n+ a.num_rows > i\n";
+    let message = panic_of(|| every_defect_is_noticed(&with(none), Family::Rows));
+    assert!(message.contains("no check notices:\nrows.metal: no defect"), "{message}");
+    let one = "== rows.metal\none\n- `i` < a.num_rows\n+ 2 * i\n\nall of it\n- i < a.num_rows\n+ true\n";
+    every_defect_is_noticed(&with(one), Family::Rows);
+    let broken = "== rows.metal\nbroken\n- i < a.num_rows\n+ no_such_name\n";
+    let message = panic_of(|| every_defect_is_noticed(&with(broken), Family::Rows));
+    assert!(message.contains("no_such_name"), "{message}");
+    for (text, times) in [("i < a.num_columns", 0), ("index * LANES + lane", 4)] {
+        let lines = format!("== rows.metal\nelsewhere\n- {text}\n+ 0\n");
+        let message = panic_of(|| drop(with(lines.leak())));
+        assert!(message.contains(&format!("rows.metal has {times} times what \"elsewhere\"")), "{message}");
+    }
+}
