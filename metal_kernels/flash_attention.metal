@@ -2,10 +2,11 @@
 // prefix that was found in the cache.
 //
 // The rows of a tile are the query heads of one key head, for a few neighbouring tokens. Each simdgroup has eight
-// rows, with the whole of their results in registers. The keys and values of the context come by in tiles through
-// threadgroup memory and are read once for all rows. No matrix of scores exists beyond a tile.
+// rows, with their scores and results in registers. The keys and values of the context come by in tiles, in turns
+// through the same threadgroup memory, and are read once for all rows. No matrix of scores exists beyond a tile.
 
 #include "kv_cache.h"
+#include "matrices.h"
 
 struct FlashAttentionArgs {
     Pages pages;
@@ -23,6 +24,9 @@ struct PrefillTile {
     uint table_start;     // of the sequence's block table
 };
 
+// Values of a head, at most MAX_DIM. Known to the compiler, so that nothing is divided and no loop is counted.
+constant ushort HEAD_DIM [[function_constant(0)]];
+
 // Keys and values wait in half precision if they are so in the cache, queries likewise.
 template <typename KV>
 struct Staged {
@@ -33,26 +37,47 @@ struct Staged<half> {
     typedef half type;
 };
 
-// Copies `num_rows` rows of the cache to threadgroup memory.
-template <typename KV, typename T>
+inline void put(Eight<half> values, threadgroup half* target) {
+    *(threadgroup uint4*)target = values.bits;
+}
+
+inline void put(Eight<float> values, threadgroup float* target) {
+    ((threadgroup float4*)target)[0] = values.low;
+    ((threadgroup float4*)target)[1] = values.high;
+}
+
+inline void put(Eight<bfloat> values, threadgroup float* target) {
+    float wide[8];
+    unpack(values, wide);
+    ((threadgroup float4*)target)[0] = float4(wide[0], wide[1], wide[2], wide[3]);
+    ((threadgroup float4*)target)[1] = float4(wide[4], wide[5], wide[6], wide[7]);
+}
+
+// Values from one row of threadgroup memory to the next: more than it has, so that the rows of a matrix lie in
+// different banks.
+template <int MAX_DIM>
+constexpr int stride() {
+    return MAX_DIM + 8;
+}
+
+// Copies rows of the cache to threadgroup memory, eight values at a time, as if they had MAX_DIM values.
+template <typename KV, typename T, int MAX_DIM, int KEYS, int NUM_THREADS>
 inline void stage(
     device const KV* cache,
-    threadgroup const uint* rows,
-    uint num_rows,
-    uint head_dim,
+    threadgroup const uint* cache_rows,
     threadgroup T* target,
-    uint stride,
-    uint thread_index,
-    uint num_threads
+    uint thread_index
 ) {
-    const uint eighths = head_dim / 8;
-    for (uint i = thread_index; i < num_rows * eighths; i += num_threads) {
-        const uint row = i / eighths;
-        const uint column = i % eighths * 8;
-        float values[8];
-        unpack(*(device const Eight<KV>*)(cache + ulong(rows[row]) * head_dim + column), values);
-        for (int d = 0; d < 8; ++d) {
-            target[row * stride + column + d] = T(values[d]);
+    constexpr int EIGHTHS = MAX_DIM / 8;
+    constexpr int NUM_TURNS = KEYS * EIGHTHS / NUM_THREADS;
+    static_assert(NUM_TURNS * NUM_THREADS == KEYS * EIGHTHS, "every thread has as much to do");
+#pragma clang loop unroll(full)
+    for (int turn = 0; turn < NUM_TURNS; ++turn) {
+        const uint i = thread_index + turn * NUM_THREADS;
+        const uint column = i % EIGHTHS * 8;
+        if (column < HEAD_DIM) {
+            const ulong start = ulong(cache_rows[i / EIGHTHS]) * HEAD_DIM;
+            put(*(device const Eight<KV>*)(cache + start + column), target + i / EIGHTHS * stride<MAX_DIM>() + column);
         }
     }
 }
@@ -74,162 +99,138 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
 ) {
     typedef typename Staged<KV>::type T;
     constexpr int NUM_THREADS = SIMDGROUPS * LANES;
-    constexpr int ROWS = 8 * SIMDGROUPS;
-    constexpr int STRIDE = MAX_DIM + 8;
-    constexpr int SCORE_STRIDE = KEYS + 4;
-    threadgroup T* staged_q = (threadgroup T*)memory;
-    threadgroup T* staged_kv = staged_q + ROWS * STRIDE;
-    threadgroup float* scores = (threadgroup float*)(staged_kv + KEYS * STRIDE);
-    threadgroup float* diagonals = scores + ROWS * SCORE_STRIDE;
-    threadgroup uint* cache_rows = (threadgroup uint*)(diagonals + SIMDGROUPS * 64);
+    constexpr int STRIDE = stride<MAX_DIM>();
+    constexpr int MAX_PIECES = MAX_DIM / 8;
+    threadgroup T* staged = (threadgroup T*)memory;
+    threadgroup T* own_queries = staged + (KEYS + 8 * group) * STRIDE;
+    threadgroup uint* cache_rows = (threadgroup uint*)(staged + (KEYS + 8 * SIMDGROUPS) * STRIDE);
 
     const uint kv_head = index.y;
-    const uint first_token = tiles[index.x].first_token;
     const uint num_tokens = tiles[index.x].num_tokens;
     const uint first_position = tiles[index.x].first_position;
     device const uint* block_table = block_tables + tiles[index.x].table_start;
-    const uint head_dim = a.pages.head_dim;
-    const uint num_pieces = head_dim / 8;
     const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
     const uint num_rows = num_tokens * heads_per_kv_head;
 
-    for (uint i = thread_index; i < ROWS * head_dim; i += NUM_THREADS) {
-        const uint row = i / head_dim;
-        const uint d = i % head_dim;
-        float value = 0.0f;
-        if (row < num_rows) {
-            const uint token = first_token + row / heads_per_kv_head;
-            const uint head = kv_head * heads_per_kv_head + row % heads_per_kv_head;
-            value = q[token * a.q_stride + head * head_dim + d] * a.scale;
-        }
-        staged_q[row * STRIDE + d] = T(value);
-    }
-
-    // Four lanes share a row of scores and know its running maximum and sum.
-    const uint own_row = group * 8 + lane / 4;
-    const uint own_position = first_position + min(own_row, num_rows - 1) / heads_per_kv_head;
+    // The lane's row: where its queries and its results are, and which positions it attends to.
+    const Cell cell = cell_of(lane);
+    const uint row = min(group * 8 + cell.row, num_rows - 1);
+    const bool exists = group * 8 + cell.row < num_rows;
+    const uint token = tiles[index.x].first_token + row / heads_per_kv_head;
+    const uint head = kv_head * heads_per_kv_head + row % heads_per_kv_head;
+    const uint own_position = first_position + row / heads_per_kv_head;
     const uint own_begin = own_position + 1 > a.window ? own_position + 1 - a.window : 0;
+
+    device const float* row_of_q = q + token * a.q_stride + head * HEAD_DIM;
+#pragma clang loop unroll_count(4)
+    for (int piece = 0; piece < HEAD_DIM / 8; ++piece) {
+        const float2 pair = *(device const float2*)(row_of_q + 8 * piece + cell.column) * a.scale;
+        store_matrix(matrix_of<T>(T(pair.x), T(pair.y)), own_queries + 8 * piece, STRIDE, cell);
+    }
+    simdgroup_float8x8 results[MAX_PIECES];
+#pragma clang loop unroll(full)
+    for (int piece = 0; piece < MAX_PIECES; ++piece) {
+        results[piece] = matrix_of<float>(0.0f, 0.0f);
+    }
     float maximum = LOWEST;
     float sum = 0.0f;
-    simdgroup_float8x8 results[MAX_DIM / 8];
-#pragma clang loop unroll(full)
-    for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
-        results[piece] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-    const simdgroup_float8x8 zero = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    threadgroup T* own_q = staged_q + group * 8 * STRIDE;
-    threadgroup float* own_scores = scores + group * 8 * SCORE_STRIDE;
-    threadgroup float* diagonal = diagonals + group * 64;
 
     const uint end = first_position + num_tokens;
-    const uint begin = first_position + 1 > a.window ? first_position + 1 - a.window : 0;
-    for (uint first_key = begin / KEYS * KEYS; first_key < end; first_key += KEYS) {
-        if (thread_index < KEYS) {
-            const uint position = min(first_key + thread_index, end - 1);
-            cache_rows[thread_index] = row_of(a.pages, block_table, kv_head, position);
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage<KV, T>(k_cache, cache_rows, KEYS, head_dim, staged_kv, STRIDE, thread_index, NUM_THREADS);
+    const uint begin = (first_position + 1 > a.window ? first_position + 1 - a.window : 0) / KEYS * KEYS;
+    if (thread_index < KEYS) {
+        cache_rows[thread_index] = row_of(a.pages, block_table, kv_head, min(begin + thread_index, end - 1));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint first_key = begin; first_key < end; first_key += KEYS) {
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(k_cache, cache_rows, staged, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         simdgroup_float8x8 products[KEYS / 8];
+#pragma clang loop unroll(full)
         for (int key = 0; key < KEYS / 8; ++key) {
-            products[key] = zero;
+            products[key] = matrix_of<float>(0.0f, 0.0f);
         }
-        for (uint piece = 0; piece < num_pieces; ++piece) {
-            simdgroup_matrix<T, 8, 8> query;
-            simdgroup_load(query, own_q + 8 * piece, STRIDE);
+        // Two at a time: what is multiplied next is under way, and nothing has to leave the registers for it.
+#pragma clang loop unroll_count(2)
+        for (int piece = 0; piece < HEAD_DIM / 8; ++piece) {
+            const simdgroup_matrix<T, 8, 8> query = load_matrix<T>(own_queries + 8 * piece, STRIDE, cell);
+#pragma clang loop unroll(full)
             for (int key = 0; key < KEYS / 8; ++key) {
-                simdgroup_matrix<T, 8, 8> keys;
-                simdgroup_load(keys, staged_kv + 8 * key * STRIDE + 8 * piece, STRIDE, ulong2(0, 0), true);
+                const simdgroup_matrix<T, 8, 8> keys =
+                    load_transposed<T>(staged + 8 * key * STRIDE + 8 * piece, STRIDE, cell);
                 simdgroup_multiply_accumulate(products[key], query, keys, products[key]);
             }
         }
-        for (int key = 0; key < KEYS / 8; ++key) {
-            simdgroup_store(products[key], own_scores + 8 * key, SCORE_STRIDE);
-        }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
 
-        threadgroup float* row_scores = own_scores + lane / 4 * SCORE_STRIDE;
+        // The four lanes of a row know its running maximum and sum.
         float own[KEYS / 4];
         float tile_maximum = LOWEST;
+#pragma clang loop unroll(full)
         for (int i = 0; i < KEYS / 4; ++i) {
-            const uint position = first_key + 4 * i + lane % 4;
+            const uint position = first_key + 8 * (i / 2) + cell.column + i % 2;
             const bool counts = position >= own_begin && position <= own_position;
-            own[i] = counts ? row_scores[4 * i + lane % 4] : LOWEST;
+            own[i] = counts ? products[i / 2].thread_elements()[i % 2] : LOWEST;
             tile_maximum = max(tile_maximum, own[i]);
         }
-        tile_maximum = max(tile_maximum, simd_shuffle_xor(tile_maximum, 1));
-        tile_maximum = max(tile_maximum, simd_shuffle_xor(tile_maximum, 2));
-        const float new_maximum = max(maximum, tile_maximum);
+        const float new_maximum = max(maximum, maximum_of_row(tile_maximum));
         const float factor = fast::exp2(maximum - new_maximum);
         maximum = new_maximum;
         float tile_sum = 0.0f;
+#pragma clang loop unroll(full)
         for (int i = 0; i < KEYS / 4; ++i) {
-            const float weight = own[i] > LOWEST ? fast::exp2(own[i] - maximum) : 0.0f;
-            tile_sum += weight;
-            row_scores[4 * i + lane % 4] = weight;
+            own[i] = own[i] > LOWEST ? fast::exp2(own[i] - maximum) : 0.0f;
+            tile_sum += own[i];
         }
-        sum = sum * factor + sum_of_lanes(tile_sum, 4);
-        // Results so far are multiplied with their rows' factors: a product with a diagonal matrix, of which a
-        // lane has two values in its own row.
-        const uint column = lane % 4 * 2;
-        diagonal[lane * 2] = column == lane / 4 ? factor : 0.0f;
-        diagonal[lane * 2 + 1] = column + 1 == lane / 4 ? factor : 0.0f;
+        sum = sum * factor + sum_of_row(tile_sum);
 
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage<KV, T>(v_cache, cache_rows, KEYS, head_dim, staged_kv, STRIDE, thread_index, NUM_THREADS);
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(v_cache, cache_rows, staged, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        simdgroup_float8x8 factors;
-        simdgroup_load(factors, diagonal, 8);
-        simdgroup_float8x8 weights[KEYS / 8];
-        for (int key = 0; key < KEYS / 8; ++key) {
-            simdgroup_load(weights[key], own_scores + 8 * key, SCORE_STRIDE);
-        }
-        // Unrolled, so that results are in registers.
 #pragma clang loop unroll(full)
-        for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
-            if (piece < int(num_pieces)) {
-                simdgroup_float8x8 result;
-                simdgroup_multiply(result, factors, results[piece]);
+        for (int piece = 0; piece < MAX_PIECES; ++piece) {
+            if (8 * piece < HEAD_DIM) {
+                simdgroup_float8x8 result = results[piece];
+                result.thread_elements()[0] *= factor;
+                result.thread_elements()[1] *= factor;
+#pragma clang loop unroll(full)
                 for (int key = 0; key < KEYS / 8; ++key) {
-                    simdgroup_matrix<T, 8, 8> values;
-                    simdgroup_load(values, staged_kv + 8 * key * STRIDE + 8 * piece, STRIDE);
-                    simdgroup_multiply_accumulate(result, weights[key], values, result);
+                    const simdgroup_float8x8 weights = matrix_of<float>(own[2 * key], own[2 * key + 1]);
+                    const simdgroup_matrix<T, 8, 8> values =
+                        load_matrix<T>(staged + 8 * key * STRIDE + 8 * piece, STRIDE, cell);
+                    simdgroup_multiply_accumulate(result, weights, values, result);
                 }
                 results[piece] = result;
             }
         }
+        if (thread_index < KEYS) {
+            const uint position = min(first_key + KEYS + thread_index, end - 1);
+            cache_rows[thread_index] = row_of(a.pages, block_table, kv_head, position);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    // The results go out through the memory of the queries, piece by piece.
-    threadgroup float* own_results = (threadgroup float*)own_q;
+    if (!exists) {
+        return;
+    }
     const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    device float* row_of_out = out + (ulong(token) * a.num_heads + head) * HEAD_DIM;
 #pragma clang loop unroll(full)
-    for (int piece = 0; piece < MAX_DIM / 8; ++piece) {
-        if (piece < int(num_pieces)) {
-            simdgroup_store(results[piece], own_results, 8);
-            simdgroup_barrier(mem_flags::mem_threadgroup);
-            if (own_row < num_rows) {
-                const uint token = first_token + own_row / heads_per_kv_head;
-                const uint head = kv_head * heads_per_kv_head + own_row % heads_per_kv_head;
-                const uint d = 8 * piece + lane % 4 * 2;
-                device float* target = out + (ulong(token) * a.num_heads + head) * head_dim + d;
-                target[0] = own_results[lane * 2] * inverse;
-                target[1] = own_results[lane * 2 + 1] * inverse;
-            }
-            simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (int piece = 0; piece < MAX_PIECES; ++piece) {
+        if (8 * piece < HEAD_DIM) {
+            const float2 pair = float2(results[piece].thread_elements()[0], results[piece].thread_elements()[1]);
+            *(device float2*)(row_of_out + 8 * piece + cell.column) = pair * inverse;
         }
     }
 }
 
-// The tiles are as large as threadgroup memory allows.
-#define FLASH(NAME, KV, MAX_DIM, KEYS, SIMDGROUPS)                                            \
-    template [[host_name("flash_attention_" NAME "_" #MAX_DIM)]] [[kernel]] decltype(         \
-        flash_attention<KV, MAX_DIM, KEYS, SIMDGROUPS>)                                       \
+// As many keys at a time as leave room for several threadgroups on a core, and registers for the results of long heads.
+#define FLASH(NAME, KV, MAX_DIM, KEYS, SIMDGROUPS)                                                \
+    template [[host_name("flash_attention_" NAME "_" #MAX_DIM "_" #KEYS)]] [[kernel]] decltype(   \
+        flash_attention<KV, MAX_DIM, KEYS, SIMDGROUPS>)                                           \
         flash_attention<KV, MAX_DIM, KEYS, SIMDGROUPS>;
 FLASH("f16", half, 64, 32, 4)
+FLASH("f16", half, 128, 16, 4)
 FLASH("f16", half, 128, 32, 4)
-FLASH("f16", half, 256, 16, 4)
+FLASH("f16", half, 256, 8, 4)
 FLASH("bf16", bfloat, 64, 32, 4)
 FLASH("bf16", bfloat, 128, 16, 4)
 FLASH("bf16", bfloat, 256, 8, 2)

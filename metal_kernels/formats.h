@@ -67,7 +67,9 @@ inline void set_pair(thread Unit& unit, int word, int pair, uint bits) {
 
 // Four bits, or more with `bits` of each code in `high`: those of the pairs in order, in each half of the word.
 inline void decode_nibbles(uint2 codes, uint high, int bits, thread Unit& unit) {
+#pragma clang loop unroll(full)
     for (int word = 0; word < 2; ++word) {
+#pragma clang loop unroll(full)
         for (int pair = 0; pair < 4; ++pair) {
             uint both = nibble_pair(codes[word], pair);
             if (bits > 0) {
@@ -83,247 +85,249 @@ inline uint fifth_bits(ushort bits) {
     return (uint(bits) | uint(bits) << 8) & 0x00FF00FFu;
 }
 
+// A format says how a unit's codes and its scale are read, which is `row + unit` of the matrix if `row` is where its row
+// begins, and how they are decoded. WORDS is the number of accesses that its codes take.
 struct Nibbles {
+    static constexpr constant int WORDS = 1;
     static constexpr constant bool HAS_MINIMUM = false;
     static constexpr constant bool IS_WIDE = false;
+    static constexpr constant bool SHARES_SCALES = false;
     static constexpr constant float ZERO = 0.0f;
     static float prescale(int i) { return i % 2 == 0 ? TWO_24 : TWO_24 / 16.0f; }
+    typedef uint2 Codes;
+    static Codes load_codes(device const uchar* base, Planes, uint row, uint unit) {
+        return ((device const uint2*)base)[row + unit];
+    }
 };
 
-struct Q4_0 : Nibbles {
+// Nibbles with a fifth bit.
+struct FifthBits : Nibbles {
+    struct Codes {
+        uint2 low;
+        ushort fifth;
+    };
+    static Codes load_codes(device const uchar* base, Planes planes, uint row, uint unit) {
+        Codes codes;
+        codes.low = ((device const uint2*)base)[row + unit];
+        codes.fifth = ((device const ushort*)(base + 16ul * planes.high))[row + unit];
+        return codes;
+    }
+};
+
+inline void decode_codes(uint2 codes, thread Unit& unit) {
+    decode_nibbles(codes, 0, 0, unit);
+}
+
+inline void decode_codes(FifthBits::Codes codes, thread Unit& unit) {
+    decode_nibbles(codes.low, fifth_bits(codes.fifth), 1, unit);
+}
+
+// A scale for 32 weights.
+template <typename BITS>
+struct OneScale : BITS {
+    typedef half Scale;
+    static Scale load_scale(device const uchar* base, Planes planes, uint row, uint unit) {
+        return ((device const half*)(base + 16ul * planes.scales))[(row + unit) / 2];
+    }
+    static Unit decode(typename BITS::Codes codes, Scale scale) {
+        Unit unit;
+        decode_codes(codes, unit);
+        unit.scale = float(scale);
+        unit.minimum = 0.0f;
+        return unit;
+    }
+};
+
+// A scale and a minimum for 32 weights.
+template <typename BITS>
+struct ScaleAndMinimum : BITS {
+    static constexpr constant bool HAS_MINIMUM = true;
+    typedef half2 Scale;
+    static Scale load_scale(device const uchar* base, Planes planes, uint row, uint unit) {
+        return ((device const half2*)(base + 16ul * planes.scales))[(row + unit) / 2];
+    }
+    static Unit decode(typename BITS::Codes codes, Scale scale) {
+        Unit unit;
+        decode_codes(codes, unit);
+        unit.scale = float(scale.x);
+        unit.minimum = -float(scale.y);
+        return unit;
+    }
+};
+
+struct Q4_0 : OneScale<Nibbles> {
     static constexpr constant float ZERO = 8.0f;
-    struct Raw {
-        uint2 codes;
-        half scale;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        decode_nibbles(raw.codes, 0, 0, unit);
-        unit.scale = float(raw.scale);
-        unit.minimum = 0.0f;
-        return unit;
-    }
 };
-
-struct Q4_1 : Nibbles {
-    static constexpr constant bool HAS_MINIMUM = true;
-    struct Raw {
-        uint2 codes;
-        half2 scale;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.scale = ((device const half2*)(base + 16ul * planes.scales))[unit / 2];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        decode_nibbles(raw.codes, 0, 0, unit);
-        unit.scale = float(raw.scale.x);
-        unit.minimum = -float(raw.scale.y);
-        return unit;
-    }
-};
-
-struct Q5_0 : Nibbles {
+struct Q4_1 : ScaleAndMinimum<Nibbles> {};
+struct Q5_0 : OneScale<FifthBits> {
     static constexpr constant float ZERO = 16.0f;
-    struct Raw {
-        uint2 codes;
-        ushort fifth;
-        half scale;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
-        raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
-        unit.scale = float(raw.scale);
-        unit.minimum = 0.0f;
-        return unit;
-    }
 };
+struct Q5_1 : ScaleAndMinimum<FifthBits> {};
 
-struct Q5_1 : Nibbles {
-    static constexpr constant bool HAS_MINIMUM = true;
-    struct Raw {
-        uint2 codes;
-        ushort fifth;
-        half2 scale;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
-        raw.scale = ((device const half2*)(base + 16ul * planes.scales))[unit / 2];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
-        unit.scale = float(raw.scale.x);
-        unit.minimum = -float(raw.scale.y);
-        return unit;
-    }
-};
+// Where many lanes need the same scales (SHARES_SCALES), those of 32 units of a row are read by eight lanes, a word each,
+// and each lane takes its own from them: fewer accesses under way, and fewer registers for what they bring.
 
 // Sixteen bytes for 256 weights: the scales of scales and minima, the low four bits of the eight six-bit scales
 // and minima, and their high two bits.
 struct SuperBlock {
-    half2 scales;
-    uchar low;
-    uchar high;
+    uint scales;
+    uint low;   // of four sub-blocks, this one among them
+    uint high;
+    uint sub_block;
 };
 
-inline SuperBlock load_super_block(device const uchar* base, Planes planes, uint unit) {
-    device const uchar* block = base + 16ul * planes.scales + 16 * (unit / 16);
-    const uint sub_block = unit % 16 / 2;
-    SuperBlock loaded;
-    loaded.scales = *(device const half2*)block;
-    loaded.low = block[4 + sub_block];
-    loaded.high = block[12 + sub_block / 2] >> (4 * (sub_block % 2));
-    return loaded;
-}
-
-inline void apply_super_block(SuperBlock block, thread Unit& unit) {
-    const uint scale = (block.low & 15u) | (block.high & 3u) << 4;
-    const uint minimum = block.low >> 4 | (block.high & 12u) << 2;
-    unit.scale = float(block.scales.x) * float(scale);
-    unit.minimum = float(block.scales.y) * float(minimum);
-}
-
-struct Q4_K : Nibbles {
+template <typename BITS>
+struct SuperBlocks : BITS {
     static constexpr constant bool HAS_MINIMUM = true;
-    struct Raw {
-        uint2 codes;
-        SuperBlock block;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.block = load_super_block(base, planes, unit);
-        return raw;
+    static constexpr constant bool SHARES_SCALES = true;
+    typedef SuperBlock Scale;
+    static Scale load_scale(device const uchar* base, Planes planes, uint row, uint unit) {
+        device const uint* words = (device const uint*)(base + 16ul * planes.scales) + (row + unit) / 16 * 4;
+        Scale scale;
+        scale.sub_block = unit % 16 / 2;
+        scale.scales = words[0];
+        scale.low = words[1 + scale.sub_block / 4];
+        scale.high = words[3];
+        return scale;
     }
-    static Unit decode(Raw raw) {
+    typedef uint Shared;
+    static Shared load_shared(device const uchar* base, Planes planes, uint row, uint word, uint first, uint last) {
+        const uint block = (row + min(first + word / 4 * 16, last)) / 16;
+        return ((device const uint*)(base + 16ul * planes.scales))[4 * block + word % 4];
+    }
+    static Scale take_scale(Shared shared, uint first_lane, uint lane) {
+        first_lane += lane / 16 * 4;
+        Scale scale;
+        scale.sub_block = lane % 16 / 2;
+        scale.scales = simd_shuffle(shared, ushort(first_lane));
+        scale.low = simd_shuffle(shared, ushort(first_lane + 1 + scale.sub_block / 4));
+        scale.high = simd_shuffle(shared, ushort(first_lane + 3));
+        return scale;
+    }
+    static Unit decode(typename BITS::Codes codes, Scale scale) {
         Unit unit;
-        decode_nibbles(raw.codes, 0, 0, unit);
-        apply_super_block(raw.block, unit);
+        decode_codes(codes, unit);
+        const uint low = scale.low >> (8 * (scale.sub_block % 4));
+        const uint high = scale.high >> (4 * scale.sub_block);
+        const half2 scales = as_type<half2>(scale.scales);
+        unit.scale = float(scales.x) * float((low & 15u) | (high & 3u) << 4);
+        unit.minimum = float(scales.y) * float((low >> 4 & 15u) | (high & 12u) << 2);
         return unit;
     }
 };
 
-struct Q5_K : Nibbles {
-    static constexpr constant bool HAS_MINIMUM = true;
-    struct Raw {
-        uint2 codes;
-        ushort fifth;
-        SuperBlock block;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.fifth = ((device const ushort*)(base + 16ul * planes.high))[unit];
-        raw.block = load_super_block(base, planes, unit);
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        decode_nibbles(raw.codes, fifth_bits(raw.fifth), 1, unit);
-        apply_super_block(raw.block, unit);
-        return unit;
-    }
-};
+struct Q4_K : SuperBlocks<Nibbles> {};
+struct Q5_K : SuperBlocks<FifthBits> {};
 
 struct Q6_K : Nibbles {
     static constexpr constant float ZERO = 32.0f;
-    struct Raw {
-        uint2 codes;
+    static constexpr constant bool SHARES_SCALES = true;
+    struct Codes {
+        uint2 low;
         uint upper;
+    };
+    static Codes load_codes(device const uchar* base, Planes planes, uint row, uint unit) {
+        Codes codes;
+        codes.low = ((device const uint2*)base)[row + unit];
+        codes.upper = ((device const uint*)(base + 16ul * planes.high))[row + unit];
+        return codes;
+    }
+    struct Scale {
         char scale;
         half super_scale;
     };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint2*)base)[unit];
-        raw.upper = ((device const uint*)(base + 16ul * planes.high))[unit];
-        raw.scale = ((device const char*)(base + 16ul * planes.scales))[unit];
-        raw.super_scale = ((device const half*)(base + 16ul * planes.super_scales))[unit / 16];
-        return raw;
+    static Scale load_scale(device const uchar* base, Planes planes, uint row, uint unit) {
+        Scale scale;
+        scale.scale = ((device const char*)(base + 16ul * planes.scales))[row + unit];
+        scale.super_scale = ((device const half*)(base + 16ul * planes.super_scales))[(row + unit) / 16];
+        return scale;
     }
-    static Unit decode(Raw raw) {
+    struct Shared {
+        uint scales;  // of four units
+        half super_scale;
+    };
+    static Shared load_shared(device const uchar* base, Planes planes, uint row, uint word, uint first, uint last) {
+        Shared shared;
+        shared.scales = ((device const uint*)(base + 16ul * planes.scales))[(row + min(first + 4 * word, last)) / 4];
+        const uint block = (row + min(first + word % 2 * 16, last)) / 16;
+        shared.super_scale = ((device const half*)(base + 16ul * planes.super_scales))[block];
+        return shared;
+    }
+    static Scale take_scale(Shared shared, uint first_lane, uint lane) {
+        Scale scale;
+        scale.scale = char(simd_shuffle(shared.scales, ushort(first_lane + lane / 4)) >> (8 * (lane % 4)));
+        scale.super_scale = simd_shuffle(shared.super_scale, ushort(first_lane + lane / 16));
+        return scale;
+    }
+    static Unit decode(Codes codes, Scale scale) {
         Unit unit;
-        decode_nibbles(raw.codes, raw.upper, 2, unit);
-        unit.scale = float(raw.super_scale) * float(raw.scale);
+        decode_nibbles(codes.low, codes.upper, 2, unit);
+        unit.scale = float(scale.super_scale) * float(scale.scale);
         unit.minimum = 0.0f;
         return unit;
     }
 };
+
+inline void decode_codes(uint4 codes, thread Unit& unit) {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 4; ++i) {
+        const half2 even = as_type<half2>(codes[i] & 0x00FF00FFu);
+        const half2 odd = as_type<half2>(codes[i] >> 8 & 0x00FF00FFu);
+        unit.code[4 * i] = float(even.x);
+        unit.code[4 * i + 1] = float(odd.x);
+        unit.code[4 * i + 2] = float(even.y);
+        unit.code[4 * i + 3] = float(odd.y);
+    }
+}
 
 // Codes are stored with 128 added.
-struct Q8_0 {
-    static constexpr constant bool HAS_MINIMUM = false;
-    static constexpr constant bool IS_WIDE = false;
-    static constexpr constant float ZERO = 128.0f;
+struct Bytes : Nibbles {
     static float prescale(int) { return TWO_24; }
-    struct Raw {
-        uint4 codes;
-        half scale;
-    };
-    static Raw load(device const uchar* base, Planes planes, uint unit) {
-        Raw raw;
-        raw.codes = ((device const uint4*)base)[unit];
-        raw.scale = ((device const half*)(base + 16ul * planes.scales))[unit / 2];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
-        Unit unit;
-        for (int i = 0; i < 4; ++i) {
-            const half2 even = as_type<half2>(raw.codes[i] & 0x00FF00FFu);
-            const half2 odd = as_type<half2>(raw.codes[i] >> 8 & 0x00FF00FFu);
-            unit.code[4 * i] = float(even.x);
-            unit.code[4 * i + 1] = float(odd.x);
-            unit.code[4 * i + 2] = float(even.y);
-            unit.code[4 * i + 3] = float(odd.y);
-        }
-        unit.scale = float(raw.scale);
-        unit.minimum = 0.0f;
-        return unit;
+    typedef uint4 Codes;
+    static Codes load_codes(device const uchar* base, Planes, uint row, uint unit) {
+        return ((device const uint4*)base)[row + unit];
     }
 };
 
+struct Q8_0 : OneScale<Bytes> {
+    static constexpr constant float ZERO = 128.0f;
+};
+
+// Sixteen weights as they are in the file, in N words.
+template <int N>
+struct Words {
+    uint4 word[N];
+};
+
+struct NoScale {};
+
+template <int N>
 struct Dense {
+    static constexpr constant int WORDS = N;
     static constexpr constant bool HAS_MINIMUM = false;
+    static constexpr constant bool SHARES_SCALES = false;
     static constexpr constant float ZERO = 0.0f;
     static float prescale(int) { return 1.0f; }
+    typedef Words<N> Codes;
+    typedef NoScale Scale;
+    static Codes load_codes(device const uchar* base, Planes, uint row, uint unit) {
+        Codes codes;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < N; ++i) {
+            codes.word[i] = ((device const uint4*)base)[N * (row + unit) + i];
+        }
+        return codes;
+    }
+    static Scale load_scale(device const uchar*, Planes, uint, uint) { return Scale(); }
 };
 
-struct F16 : Dense {
+struct F16 : Dense<2> {
     static constexpr constant bool IS_WIDE = false;
-    struct Raw {
-        uint4 low;
-        uint4 high;
-    };
-    static Raw load(device const uchar* base, Planes, uint unit) {
-        Raw raw;
-        raw.low = ((device const uint4*)base)[2 * unit];
-        raw.high = ((device const uint4*)base)[2 * unit + 1];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
+    static Unit decode(Codes codes, Scale) {
         Unit unit;
+#pragma clang loop unroll(full)
         for (int i = 0; i < 8; ++i) {
-            const half2 pair = as_type<half2>(i < 4 ? raw.low[i] : raw.high[i - 4]);
+            const half2 pair = as_type<half2>(codes.word[i / 4][i % 4]);
             unit.code[2 * i] = float(pair.x);
             unit.code[2 * i + 1] = float(pair.y);
         }
@@ -333,22 +337,13 @@ struct F16 : Dense {
     }
 };
 
-struct BF16 : Dense {
+struct BF16 : Dense<2> {
     static constexpr constant bool IS_WIDE = true;
-    struct Raw {
-        uint4 low;
-        uint4 high;
-    };
-    static Raw load(device const uchar* base, Planes, uint unit) {
-        Raw raw;
-        raw.low = ((device const uint4*)base)[2 * unit];
-        raw.high = ((device const uint4*)base)[2 * unit + 1];
-        return raw;
-    }
-    static Unit decode(Raw raw) {
+    static Unit decode(Codes codes, Scale) {
         Unit unit;
+#pragma clang loop unroll(full)
         for (int i = 0; i < 8; ++i) {
-            const uint pair = i < 4 ? raw.low[i] : raw.high[i - 4];
+            const uint pair = codes.word[i / 4][i % 4];
             unit.code[2 * i] = as_type<float>(pair << 16);
             unit.code[2 * i + 1] = as_type<float>(pair & 0xFFFF0000u);
         }
@@ -358,25 +353,31 @@ struct BF16 : Dense {
     }
 };
 
-struct F32 : Dense {
+struct F32 : Dense<4> {
     static constexpr constant bool IS_WIDE = true;
-    struct Raw {
-        float4 values[4];
-    };
-    static Raw load(device const uchar* base, Planes, uint unit) {
-        Raw raw;
-        for (int i = 0; i < 4; ++i) {
-            raw.values[i] = ((device const float4*)base)[4 * unit + i];
-        }
-        return raw;
-    }
-    static Unit decode(Raw raw) {
+    static Unit decode(Codes codes, Scale) {
         Unit unit;
+#pragma clang loop unroll(full)
         for (int i = 0; i < 16; ++i) {
-            unit.code[i] = raw.values[i / 4][i % 4];
+            unit.code[i] = as_type<float>(codes.word[i / 4][i % 4]);
         }
         unit.scale = 1.0f;
         unit.minimum = 0.0f;
         return unit;
     }
 };
+
+// A unit on its way.
+template <typename F>
+struct Raw {
+    typename F::Codes codes;
+    typename F::Scale scale;
+};
+
+template <typename F>
+inline Raw<F> load_unit(device const uchar* base, Planes planes, uint row, uint unit) {
+    Raw<F> raw;
+    raw.codes = F::load_codes(base, planes, row, unit);
+    raw.scale = F::load_scale(base, planes, row, unit);
+    return raw;
+}

@@ -1,12 +1,15 @@
 // Products of weights with five and more rows of activations, in tiles of simdgroup matrices.
 //
 // A threadgroup of four simdgroups computes 64 rows of the matrix times TOKENS rows of activations. For each 32
-// columns it decodes the weights into threadgroup memory, beside the activations, and multiplies 8×8 pieces.
-// Each result is summed in the order of the columns, whatever TOKENS is.
+// columns it decodes the weights into threadgroup memory, beside the activations, and multiplies 8×8 pieces, while
+// those of the next 32 columns are under way to its registers. Each result is summed in the order of the columns,
+// whatever TOKENS is.
 //
-// For a gated feed-forward network the 64 rows are 32 of the gate and the same 32 of the other matrix.
+// For a gated feed-forward network the 64 rows are 32 of the gate and the same 32 of the other matrix, eight of each in
+// turns, so that both values of a result are in one lane.
 
 #include "formats.h"
+#include "matrices.h"
 
 struct MatmulArgs {
     uint num_units;   // of 16 columns of the matrices
@@ -27,7 +30,6 @@ constant constexpr int STEP = 32;
 // Rows in threadgroup memory are longer than they need to be, so that the rows of an 8×8 piece lie in different
 // banks.
 constant constexpr int STRIDE = STEP + 8;
-constant constexpr int OUT_STRIDE = TILE_ROWS + 4;
 
 // Weights wait in half precision unless their format has a wider range.
 template <typename F>
@@ -35,26 +37,57 @@ struct Staged {
     typedef conditional_t<F::IS_WIDE, float, half> type;
 };
 
-// Thread `t` decodes unit `t % 2` of the step for row `t / 2` of the tile.
-template <typename F, typename T>
-inline void stage_weights(
-    device const uchar* weights,
-    Planes planes,
-    uint num_units,
-    uint row,
-    uint unit,
-    threadgroup T* target
-) {
-    if (unit >= num_units) {
-        for (int i = 0; i < 16; ++i) {
-            target[i] = T(0.0f);
-        }
-        return;
+// What a thread brings in each step: a unit of a row of the tile, and a four of the activations of some tokens. In
+// registers, as what is in `constant` memory may be read anew behind every barrier.
+template <int SLOTS>
+struct Share {
+    device const uchar* weights;
+    Planes planes;
+    uint row;
+    device const float* x;
+    uint tokens[SLOTS];
+    device const float* norm;
+    uint num_units;
+    uint unit;    // the first one
+    uint column;  // likewise
+};
+
+template <typename F, int SLOTS>
+struct Load {
+    Raw<F> raw;
+    float4 x[SLOTS];
+    float4 norm;
+    bool exists;  // or there are zeros to multiply with
+};
+
+// Reads a share of the step from unit `step` on. Past the last unit or column it is the last one: reads that depend on
+// nothing can be under way together.
+template <typename F, int SLOTS>
+inline void fetch(thread const Share<SLOTS>& share, uint step, thread Load<F, SLOTS>& load) {
+    const uint unit = min(step + share.unit, share.num_units - 1);
+    load.raw = load_unit<F>(share.weights, share.planes, share.row, unit);
+    const uint column = step * 16 + share.column;
+    const uint existing = min(column, share.num_units * 16 - 4);
+    load.exists = column == existing;
+    load.norm = HAS_NORM ? *(device const float4*)(share.norm + existing) : float4(1.0f);
+#pragma clang loop unroll(full)
+    for (int s = 0; s < SLOTS; ++s) {
+        load.x[s] = *(device const float4*)(share.x + share.tokens[s] + existing);
     }
-    const Unit decoded = F::decode(F::load(weights, planes, row * num_units + unit));
-    for (int i = 0; i < 16; ++i) {
-        const float value = (decoded.code[i] * F::prescale(i) - F::ZERO) * decoded.scale;
-        target[i] = T(F::HAS_MINIMUM ? value - decoded.minimum : value);
+}
+
+template <typename F, typename T>
+inline void put_weights(Raw<F> raw, threadgroup T* target) {
+    const Unit decoded = F::decode(raw.codes, raw.scale);
+#pragma clang loop unroll(full)
+    for (int four = 0; four < 4; ++four) {
+        float4 values;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 4; ++i) {
+            const float code = decoded.code[4 * four + i] * F::prescale(i) - F::ZERO;
+            values[i] = fma(code, decoded.scale, F::HAS_MINIMUM ? -decoded.minimum : 0.0f);
+        }
+        ((threadgroup vec<T, 4>*)target)[four] = vec<T, 4>(values);
     }
 }
 
@@ -63,7 +96,6 @@ template <typename F, int TOKENS, int ALONG_TOKENS, bool GATED>
 inline void multiply(
     constant MatmulArgs& a,
     constant MatrixArgs& matrix,
-    constant Planes& up_planes,
     device const uchar* weights,
     device const uchar* up_weights,
     device const float* bias,
@@ -79,111 +111,132 @@ inline void multiply(
     constexpr int ALONG_ROWS = 4 / ALONG_TOKENS;
     constexpr int TOKEN_PIECES = TOKENS / 8 / ALONG_TOKENS;
     constexpr int ROW_PIECES = TILE_ROWS / 8 / ALONG_ROWS;
-    // Each slot is four activations of a token; a token has eight slots in a step.
-    constexpr int SLOTS = TOKENS * 8;
-    constexpr int SLOTS_PER_THREAD = (SLOTS + NUM_THREADS - 1) / NUM_THREADS;
+    // A token has eight fours in a step. Thread `t` brings four `t % 8` of token `t / 8` and of every SLOT_TOKENS-th
+    // one from there on.
+    constexpr int SLOT_TOKENS = NUM_THREADS / 8;
+    constexpr int SLOTS = (TOKENS + SLOT_TOKENS - 1) / SLOT_TOKENS;
     threadgroup T* staged_weights = (threadgroup T*)memory;
     threadgroup float* staged_x = (threadgroup float*)(memory + TILE_ROWS * STRIDE * sizeof(T));
 
-    const uint rows_per_tile = GATED ? TILE_ROWS / 2 : TILE_ROWS;
-    const uint first_row = (tile.y - matrix.first_group) * rows_per_tile;
+    constexpr uint ROWS_PER_TILE = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+    const uint first_row = (tile.y - matrix.first_group) * ROWS_PER_TILE;
     const uint first_token = tile.x * TOKENS;
+
     const uint tile_row = thread_index / 2;
-    const bool is_up = GATED && tile_row >= rows_per_tile;
-    const uint row = min(first_row + tile_row % rows_per_tile, matrix.num_rows - 1);
-
-    simdgroup_float8x8 sums[TOKEN_PIECES][ROW_PIECES];
-    for (int t = 0; t < TOKEN_PIECES; ++t) {
-        for (int r = 0; r < ROW_PIECES; ++r) {
-            sums[t][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-        }
+    const uint own_token = thread_index / 8;
+    const bool is_up = GATED && tile_row / 8 % 2 == 1;
+    const uint row_of_matrix = first_row + (GATED ? tile_row / 16 * 8 + tile_row % 8 : tile_row);
+    Share<SLOTS> share;
+    share.weights = is_up ? up_weights : weights;
+    share.planes = in_registers(matrix.planes);
+    share.row = min(row_of_matrix, matrix.num_rows - 1) * a.num_units;
+    share.x = x;
+    share.norm = norm;
+    share.num_units = a.num_units;
+    share.unit = thread_index % 2;
+    share.column = thread_index % 8 * 4;
+#pragma clang loop unroll(full)
+    for (int s = 0; s < SLOTS; ++s) {
+        share.tokens[s] = min(first_token + own_token + s * SLOT_TOKENS, a.num_tokens - 1) * a.x_stride;
     }
-    float squares[SLOTS_PER_THREAD] = {};
-    const int first_piece_token = int(group) / ALONG_ROWS * TOKEN_PIECES * 8;
-    const int first_piece_row = int(group) % ALONG_ROWS * ROW_PIECES * 8;
+    threadgroup T* own_staged_weights = staged_weights + tile_row * STRIDE + share.unit * 16;
+    threadgroup float* own_staged_x = staged_x + own_token * STRIDE + share.column;
 
-    for (uint step = 0; step < a.num_units; step += 2) {
-        const uint unit = step + thread_index % 2;
-        threadgroup T* target = staged_weights + tile_row * STRIDE + thread_index % 2 * 16;
-        if (is_up) {
-            stage_weights<F, T>(up_weights, in_registers(up_planes), a.num_units, row, unit, target);
-        } else {
-            stage_weights<F, T>(weights, in_registers(matrix.planes), a.num_units, row, unit, target);
-        }
-        for (int s = 0; s < SLOTS_PER_THREAD; ++s) {
-            const uint slot = thread_index + s * NUM_THREADS;
-            if (slot < uint(SLOTS)) {
-                const uint token = slot / 8;
-                const uint column = step * 16 + slot % 8 * 4;
-                float4 values = float4(0.0f);
-                if (column < a.num_units * 16 && first_token + token < a.num_tokens) {
-                    values = *(device const float4*)(x + (first_token + token) * a.x_stride + column);
-                    if (HAS_NORM) {
-                        squares[s] += dot(values, values);
-                        values *= *(device const float4*)(norm + column);
-                    }
+    Load<F, SLOTS> load;
+    float squares[SLOTS] = {};
+    simdgroup_float8x8 sums[TOKEN_PIECES][ROW_PIECES];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < TOKEN_PIECES * ROW_PIECES; ++i) {
+        sums[i / ROW_PIECES][i % ROW_PIECES] = matrix_of<float>(0.0f, 0.0f);
+    }
+    const uint lane = thread_index % LANES;
+    const Cell cell = cell_of(lane);
+    const uint first_piece_token = group / ALONG_ROWS * TOKEN_PIECES * 8;
+    const uint first_piece_row = group % ALONG_ROWS * ROW_PIECES * 8;
+
+    fetch<F, SLOTS>(share, 0, load);
+    for (uint step = 0; step < share.num_units; step += 2) {
+        put_weights<F, T>(load.raw, own_staged_weights);
+#pragma clang loop unroll(full)
+        for (int s = 0; s < SLOTS; ++s) {
+            if (own_token + s * SLOT_TOKENS < TOKENS) {
+                float4 values = load.exists ? load.x[s] : float4(0.0f);
+                if (HAS_NORM) {
+                    squares[s] = add_dot(values, values, squares[s]);
+                    values *= load.norm;
                 }
-                *(threadgroup float4*)(staged_x + token * STRIDE + slot % 8 * 4) = values;
+                *(threadgroup float4*)(own_staged_x + s * SLOT_TOKENS * STRIDE) = values;
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch<F, SLOTS>(share, step + 2, load);
+#pragma clang loop unroll(full)
         for (int k = 0; k < STEP; k += 8) {
             simdgroup_float8x8 token_pieces[TOKEN_PIECES];
-            simdgroup_matrix<T, 8, 8> row_pieces[ROW_PIECES];
+#pragma clang loop unroll(full)
             for (int t = 0; t < TOKEN_PIECES; ++t) {
-                simdgroup_load(token_pieces[t], staged_x + (first_piece_token + 8 * t) * STRIDE + k, STRIDE);
+                threadgroup const float* piece = staged_x + (first_piece_token + 8 * t) * STRIDE + k;
+                token_pieces[t] = load_matrix<float>(piece, STRIDE, cell);
             }
+#pragma clang loop unroll(full)
             for (int r = 0; r < ROW_PIECES; ++r) {
-                threadgroup T* piece = staged_weights + (first_piece_row + 8 * r) * STRIDE + k;
-                simdgroup_load(row_pieces[r], piece, STRIDE, ulong2(0, 0), true);
-            }
-            for (int t = 0; t < TOKEN_PIECES; ++t) {
-                for (int r = 0; r < ROW_PIECES; ++r) {
-                    simdgroup_multiply_accumulate(sums[t][r], token_pieces[t], row_pieces[r], sums[t][r]);
+                threadgroup const T* piece = staged_weights + (first_piece_row + 8 * r) * STRIDE + k;
+                const simdgroup_matrix<T, 8, 8> row_piece = load_transposed<T>(piece, STRIDE, cell);
+#pragma clang loop unroll(full)
+                for (int t = 0; t < TOKEN_PIECES; ++t) {
+                    simdgroup_multiply_accumulate(sums[t][r], token_pieces[t], row_piece, sums[t][r]);
                 }
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    // The results take the place of the operands, and behind them lie the factors of the norm.
-    threadgroup float* results = (threadgroup float*)memory;
-    threadgroup float* factors = results + TOKENS * OUT_STRIDE;
-    for (int t = 0; t < TOKEN_PIECES; ++t) {
-        for (int r = 0; r < ROW_PIECES; ++r) {
-            threadgroup float* target =
-                results + (first_piece_token + 8 * t) * OUT_STRIDE + first_piece_row + 8 * r;
-            simdgroup_store(sums[t][r], target, OUT_STRIDE);
-        }
-    }
+    // The factors of the norm take the place of the activations.
     if (HAS_NORM) {
-        for (int s = 0; s < SLOTS_PER_THREAD; ++s) {
+#pragma clang loop unroll(full)
+        for (int s = 0; s < SLOTS; ++s) {
             const float sum = sum_of_lanes(squares[s], 8);
-            const uint slot = thread_index + s * NUM_THREADS;
-            if (slot < uint(SLOTS) && slot % 8 == 0) {
-                factors[slot / 8] = rsqrt(sum / float(16 * a.num_units) + a.eps);
+            if (own_token + s * SLOT_TOKENS < TOKENS && thread_index % 8 == 0) {
+                staged_x[own_token + s * SLOT_TOKENS] = rsqrt(sum / float(16 * a.num_units) + a.eps);
             }
         }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = thread_index; i < TOKENS * rows_per_tile; i += NUM_THREADS) {
-        const uint token = i / rows_per_tile;
-        const uint result_row = i % rows_per_tile;
-        if (first_token + token >= a.num_tokens || first_row + result_row >= matrix.num_rows) {
+    // The two pieces of a gated result are neighbours.
+    constexpr int RESULTS = GATED ? ROW_PIECES : 2 * ROW_PIECES;
+    const uint piece_row = first_row + (GATED ? first_piece_row / 2 : first_piece_row) + cell.column;
+#pragma clang loop unroll(full)
+    for (int t = 0; t < TOKEN_PIECES; ++t) {
+        const uint token = first_piece_token + 8 * t + cell.row;
+        if (first_token + token >= a.num_tokens) {
             continue;
         }
-        const float factor = HAS_NORM ? factors[token] : 1.0f;
-        float result = results[token * OUT_STRIDE + result_row] * factor;
-        if (GATED) {
-            const float up = results[token * OUT_STRIDE + rows_per_tile + result_row] * factor;
-            result = result / (1.0f + exp(-result)) * up;
+        const float factor = HAS_NORM ? staged_x[token] : 1.0f;
+        device float* own_out = out + (first_token + token) * a.out_stride + matrix.out_offset;
+        // All reads before all writes, so that they do not wait for each other.
+        float others[RESULTS] = {};
+        if (HAS_BIAS || ADDS) {
+#pragma clang loop unroll(full)
+            for (int i = 0; i < RESULTS; ++i) {
+                const uint row = piece_row + i / 2 * 8 + i % 2;
+                if (row < matrix.num_rows) {
+                    others[i] = (HAS_BIAS ? bias[row] : 0.0f) + (ADDS ? own_out[row] : 0.0f);
+                }
+            }
         }
-        if (HAS_BIAS) {
-            result += bias[first_row + result_row];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < RESULTS; ++i) {
+            const int r = GATED ? i / 2 * 2 : i / 2;
+            float result = fma(sums[t][r].thread_elements()[i % 2], factor, others[i]);
+            if (GATED) {
+                const float up = sums[t][(r + 1) % ROW_PIECES].thread_elements()[i % 2] * factor;
+                result = result / (1.0f + exp(-result)) * up;
+            }
+            const uint row = piece_row + i / 2 * 8 + i % 2;
+            if (row < matrix.num_rows) {
+                own_out[row] = result;
+            }
         }
-        device float* target =
-            out + (first_token + token) * a.out_stride + matrix.out_offset + first_row + result_row;
-        *target = ADDS ? *target + result : result;
     }
 }
 
@@ -210,8 +263,7 @@ template <typename F, int TOKENS, int ALONG_TOKENS>
     device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     multiply<F, TOKENS, ALONG_TOKENS, false>(
-        a, a.matrices[m], a.matrices[m].planes, weights, weights, bias, x, norm, out, memory, tile, thread_index,
-        group
+        a, a.matrices[m], weights, weights, bias, x, norm, out, memory, tile, thread_index, group
     );
 }
 
@@ -237,13 +289,12 @@ template <typename F, typename LAST, int TOKENS, int ALONG_TOKENS>
         const uint m = tile.y < a.matrices[1].first_group ? 0 : 1;
         device const uchar* weights = m == 0 ? weights0 : weights1;
         multiply<F, TOKENS, ALONG_TOKENS, false>(
-            a, a.matrices[m], a.matrices[m].planes, weights, weights, m == 0 ? bias0 : bias1, x, norm, out, memory,
-            tile, thread_index, group
+            a, a.matrices[m], weights, weights, m == 0 ? bias0 : bias1, x, norm, out, memory, tile, thread_index,
+            group
         );
     } else {
         multiply<LAST, TOKENS, ALONG_TOKENS, false>(
-            a, a.matrices[2], a.matrices[2].planes, weights2, weights2, bias2, x, norm, out, memory, tile,
-            thread_index, group
+            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, memory, tile, thread_index, group
         );
     }
 }
@@ -263,8 +314,7 @@ template <typename F, int TOKENS, int ALONG_TOKENS>
     uint group [[simdgroup_index_in_threadgroup]]
 ) {
     multiply<F, TOKENS, ALONG_TOKENS, true>(
-        a, a.matrices[0], a.matrices[1].planes, gate_weights, up_weights, x, x, norm, out, memory, tile,
-        thread_index, group
+        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, memory, tile, thread_index, group
     );
 }
 

@@ -32,6 +32,9 @@ constant constexpr int CHUNK_UNITS = LANES;
 constant constexpr int CHUNK_FOURS = 4 * CHUNK_UNITS;
 static_assert(CHUNK_FOURS == SLICE_THREADS, "a thread brings one four");
 
+// Lanes that read the scales of a chunk of one row, if lanes share them.
+constant constexpr int WORDS_OF_ROW = 8;
+
 // A chunk of one column of the result in threadgroup memory: its fours, then the sum of each unit.
 constant constexpr int CHUNK_FLOATS = 4 * CHUNK_FOURS + CHUNK_UNITS;
 
@@ -41,40 +44,125 @@ constexpr int num_buffers() {
     return COLUMNS == 1 ? 2 : 1;
 }
 
-// One of the matrices with what a simdgroup needs to read it.
-template <int ROWS>
+// The rows of a simdgroup: ROWS in all, the same number of each of MATRICES that differ in their values only.
+template <int ROWS, int MATRICES>
 struct Source {
-    device const uchar* weights;
+    device const uchar* weights[MATRICES];
     Planes planes;
     uint num_units;
-    uint first_units[ROWS];  // of each row; a row past the end is the last one
+    uint first_units[ROWS / MATRICES];  // of each row; a row past the end is the last one
+    // Of the row whose scales the lane shares with others.
+    device const uchar* shared_weights;
+    uint shared_row;
 };
 
-template <int ROWS>
-inline Source<ROWS> source(
+template <int ROWS, int MATRICES>
+inline Source<ROWS, MATRICES> source(
     constant MatvecArgs& a,
     constant MatrixArgs& matrix,
     device const uchar* weights,
-    uint first_row
+    device const uchar* second_weights,
+    uint first_row,
+    uint lane
 ) {
-    Source<ROWS> from;
-    from.weights = weights;
+    constexpr uint EACH = ROWS / MATRICES;
+    Source<ROWS, MATRICES> from;
+    from.weights[0] = weights;
+    from.weights[MATRICES - 1] = second_weights;
     from.planes = in_registers(matrix.planes);
     from.num_units = a.num_units;
-    for (int r = 0; r < ROWS; ++r) {
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < EACH; ++r) {
         from.first_units[r] = min(first_row + r, matrix.num_rows - 1) * a.num_units;
     }
+    const uint row = lane / WORDS_OF_ROW % ROWS;
+    from.shared_weights = row < EACH ? weights : second_weights;
+    from.shared_row = min(first_row + row % EACH, matrix.num_rows - 1) * a.num_units;
     return from;
 }
 
-// Reads a unit of each row. Past the last unit it is the last one, which costs nothing.
+// The scales of the units of a lane, one of each row, or what it has of those that lanes share.
+template <typename F, int ROWS, bool ARE_SHARED>
+struct Scales {
+    typename F::Scale own[ROWS];
+};
 template <typename F, int ROWS>
-inline void load_rows(thread const Source<ROWS>& from, uint unit, thread typename F::Raw (&raw)[ROWS]) {
-    const uint existing = min(unit, from.num_units - 1);
+struct Scales<F, ROWS, true> {
+    typename F::Shared shared;
+};
+
+template <typename F, int ROWS, int MATRICES>
+inline void load_scales(
+    thread const Source<ROWS, MATRICES>& from, uint first, uint lane, thread Scales<F, ROWS, false>& scales
+) {
+    constexpr int EACH = ROWS / MATRICES;
+    const uint unit = min(first + lane, from.num_units - 1);
 #pragma clang loop unroll(full)
     for (int r = 0; r < ROWS; ++r) {
-        raw[r] = F::load(from.weights, from.planes, from.first_units[r] + existing);
+        scales.own[r] = F::load_scale(from.weights[r / EACH], from.planes, from.first_units[r % EACH], unit);
     }
+}
+
+template <typename F, int ROWS, int MATRICES>
+inline void load_scales(
+    thread const Source<ROWS, MATRICES>& from, uint first, uint lane, thread Scales<F, ROWS, true>& scales
+) {
+    static_assert(ROWS * WORDS_OF_ROW <= LANES, "a lane for each word");
+    scales.shared = F::load_shared(
+        from.shared_weights, from.planes, from.shared_row, lane % WORDS_OF_ROW, first, from.num_units - 1
+    );
+}
+
+template <typename F, int ROWS>
+inline typename F::Scale scale_of(thread const Scales<F, ROWS, false>& scales, int row, uint) {
+    return scales.own[row];
+}
+
+template <typename F, int ROWS>
+inline typename F::Scale scale_of(thread const Scales<F, ROWS, true>& scales, int row, uint lane) {
+    return F::take_scale(scales.shared, row * WORDS_OF_ROW, lane);
+}
+
+// The codes of a lane's unit. Past the last unit of a row it is the last one, which costs nothing.
+template <typename F, typename C>
+inline void load_codes(
+    device const uchar* weights, Planes planes, uint row, uint first, uint lane, uint num_units, thread C& codes
+) {
+    codes = F::load_codes(weights, planes, row, min(first + lane, num_units - 1));
+}
+
+// Words have no scales, so that a lane may as well have every LANES-th one, and all lanes read neighbours together.
+template <typename F, int N>
+inline void load_codes(
+    device const uchar* weights, Planes, uint row, uint first, uint lane, uint num_units, thread Words<N>& codes
+) {
+    device const uint4* words = (device const uint4*)weights + N * row;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < N; ++i) {
+        codes.word[i] = words[min(N * first + i * LANES + lane, N * num_units - 1)];
+    }
+}
+
+// What a lane multiplies of CHUNK_UNITS units of each row.
+template <typename F, int ROWS>
+struct Chunk {
+    typename F::Codes codes[ROWS];
+    Scales<F, ROWS, F::SHARES_SCALES> scales;
+};
+
+template <typename F, int ROWS, int MATRICES>
+inline void load_chunk(
+    thread const Source<ROWS, MATRICES>& from, uint first, uint lane, thread Chunk<F, ROWS>& chunk
+) {
+    constexpr int EACH = ROWS / MATRICES;
+#pragma clang loop unroll(full)
+    for (int r = 0; r < ROWS; ++r) {
+        load_codes<F>(
+            from.weights[r / EACH], from.planes, from.first_units[r % EACH], first, lane, from.num_units,
+            chunk.codes[r]
+        );
+    }
+    load_scales(from, first, lane, chunk.scales);
 }
 
 // The activations of a thread on their way to threadgroup memory: a four of each column of the result.
@@ -100,6 +188,7 @@ inline void fetch(thread const Activations& from, uint four, thread Fours<COLUMN
     if (HAS_NORM && exists) {
         fours.norm = ((device const float4*)from.norm)[four];
     }
+#pragma clang loop unroll(full)
     for (int c = 0; c < COLUMNS; ++c) {
         const uint column = min(uint(c), from.num_columns - 1);
         fours.values[c] = float4(0.0f);
@@ -109,8 +198,8 @@ inline void fetch(thread const Activations& from, uint four, thread Fours<COLUMN
     }
 }
 
-// Four `i` of unit `u` goes to `i * LANES + u`, so that neighbouring lanes read neighbours. The offset of the codes is
-// part of the sum that a lane starts with.
+// Four `i` of what lane `l` multiplies goes to `i * LANES + l`, so that neighbouring lanes read neighbours. The offset of
+// the codes is part of the sum that a lane starts with.
 template <typename F, int COLUMNS>
 inline void put(
     thread const Fours<COLUMNS>& fours,
@@ -118,64 +207,98 @@ inline void put(
     threadgroup float* chunk,
     thread float (&squares)[COLUMNS]
 ) {
+    // Of each word of a lane's share.
+    constexpr int FOURS = 4 / F::WORDS;
+    const uint word = F::WORDS == 1 ? 0 : thread_index / (FOURS * LANES);
+    const uint four = (word * FOURS + thread_index % FOURS) * LANES + (thread_index - word * FOURS * LANES) / FOURS;
+#pragma clang loop unroll(full)
     for (int c = 0; c < COLUMNS; ++c) {
         threadgroup float* column = chunk + c * CHUNK_FLOATS;
-        float4 values = fours.values[c];
+        const float4 values = fours.values[c];
         if (HAS_NORM) {
-            squares[c] += dot(values, values);
-            values *= fours.norm;
+            squares[c] = add_dot(values, values, squares[c]);
         }
         if (F::HAS_MINIMUM || F::ZERO != 0.0f) {
-            const float sum = sum_of_lanes(values.x + values.y + values.z + values.w, 4);
+            const float sum = sum_of_lanes(add_dot(values, fours.norm, 0.0f), 4);
             if (thread_index % 4 == 0) {
                 column[4 * CHUNK_FOURS + thread_index / 4] = sum;
             }
         }
         // The factors of four neighbours are the same for each four.
-        values *= float4(F::prescale(0), F::prescale(1), F::prescale(2), F::prescale(3));
-        ((threadgroup float4*)column)[thread_index % 4 * LANES + thread_index / 4] = values;
+        const float4 prescale = float4(F::prescale(0), F::prescale(1), F::prescale(2), F::prescale(3));
+        ((threadgroup float4*)column)[four] = values * fours.norm * prescale;
     }
 }
 
-// A lane's unit of a chunk for each column, and its sum.
-template <typename F, int COLUMNS>
-inline void take(
-    threadgroup const float* chunk,
-    uint lane,
-    thread float (&y)[COLUMNS][16],
-    thread float (&sums)[COLUMNS]
-) {
-    for (int c = 0; c < COLUMNS; ++c) {
-        threadgroup const float* column = chunk + c * CHUNK_FLOATS;
-        for (int part = 0; part < 4; ++part) {
-            const float4 values = ((threadgroup const float4*)column)[part * LANES + lane];
-            for (int i = 0; i < 4; ++i) {
-                y[c][4 * part + i] = values[i];
-            }
+// What a lane multiplies of a chunk of one column, and the sum of it.
+struct Share {
+    float values[16];
+    float sum;
+};
+
+template <typename F>
+inline Share take(threadgroup const float* column, uint lane) {
+    Share share;
+#pragma clang loop unroll(full)
+    for (int part = 0; part < 4; ++part) {
+        const float4 values = ((threadgroup const float4*)column)[part * LANES + lane];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 4; ++i) {
+            share.values[4 * part + i] = values[i];
         }
-        sums[c] = F::HAS_MINIMUM || F::ZERO != 0.0f ? column[4 * CHUNK_FOURS + lane] : 0.0f;
+    }
+    share.sum = F::HAS_MINIMUM || F::ZERO != 0.0f ? column[4 * CHUNK_FOURS + lane] : 0.0f;
+    return share;
+}
+
+template <typename F>
+inline void add_product(thread const Unit& unit, thread const Share& share, thread float& total) {
+    float sum = -F::ZERO * share.sum;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 16; ++i) {
+        sum = fma(unit.code[i], share.values[i], sum);
+    }
+    total = fma(sum, unit.scale, total);
+    if (F::HAS_MINIMUM) {
+        total = fma(-unit.minimum, share.sum, total);
     }
 }
 
-// `total[r][c]` += this lane's share of row `r` times column `c`.
+// `total[r][c]` += this lane's share of row `r` times column `c`. What there is less of, decoded rows or columns, waits
+// in registers for the other.
 template <typename F, int ROWS, int COLUMNS>
-inline void multiply_unit(
-    thread const typename F::Raw (&raw)[ROWS],
-    thread const float (&y)[COLUMNS][16],
-    thread const float (&sums)[COLUMNS],
+inline void multiply_chunk(
+    thread const Chunk<F, ROWS>& weights,
+    threadgroup const float* x,
+    uint lane,
     thread float (&total)[ROWS][COLUMNS]
 ) {
+    if (COLUMNS > ROWS) {
+        Unit units[ROWS];
 #pragma clang loop unroll(full)
-    for (int r = 0; r < ROWS; ++r) {
-        const Unit decoded = F::decode(raw[r]);
+        for (int r = 0; r < ROWS; ++r) {
+            units[r] = F::decode(weights.codes[r], scale_of(weights.scales, r, lane));
+        }
+#pragma clang loop unroll(full)
         for (int c = 0; c < COLUMNS; ++c) {
-            float sum = -F::ZERO * sums[c];
-            for (int i = 0; i < 16; ++i) {
-                sum = fma(decoded.code[i], y[c][i], sum);
+            const Share share = take<F>(x + c * CHUNK_FLOATS, lane);
+#pragma clang loop unroll(full)
+            for (int r = 0; r < ROWS; ++r) {
+                add_product<F>(units[r], share, total[r][c]);
             }
-            total[r][c] = fma(sum, decoded.scale, total[r][c]);
-            if (F::HAS_MINIMUM) {
-                total[r][c] = fma(-decoded.minimum, sums[c], total[r][c]);
+        }
+    } else {
+        Share shares[COLUMNS];
+#pragma clang loop unroll(full)
+        for (int c = 0; c < COLUMNS; ++c) {
+            shares[c] = take<F>(x + c * CHUNK_FLOATS, lane);
+        }
+#pragma clang loop unroll(full)
+        for (int r = 0; r < ROWS; ++r) {
+            const Unit unit = F::decode(weights.codes[r], scale_of(weights.scales, r, lane));
+#pragma clang loop unroll(full)
+            for (int c = 0; c < COLUMNS; ++c) {
+                add_product<F>(unit, shares[c], total[r][c]);
             }
         }
     }
@@ -193,10 +316,12 @@ struct Place {
 // the same for every N.
 template <int N>
 inline float sums_of_lanes(thread float (&values)[N], uint lane) {
+#pragma clang loop unroll(full)
     for (int step = 0; step < 5; ++step) {
         const ushort distance = ushort(LANES / 2 >> step);
         const int left = N / 2 >> step;
         const bool is_upper = (lane & distance) != 0;
+#pragma clang loop unroll(full)
         for (int i = 0; i < N / 2; ++i) {
             if (i < left) {
                 const float lower = values[i];
@@ -274,6 +399,50 @@ inline void stage_first(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
+// The sums of each of a simdgroup's rows with each column, over a lane's share of all chunks of its slice: those of row
+// `r` are at `r * COLUMNS`.
+template <typename F, int ROWS, int MATRICES, int COLUMNS>
+inline void accumulate(
+    thread const Source<ROWS, MATRICES>& from,
+    thread const Activations& x_from,
+    threadgroup float* memory,
+    Place place,
+    thread float (&values)[ROWS * COLUMNS],
+    thread float (&squares)[COLUMNS]
+) {
+    constexpr uint BUFFERS = num_buffers<COLUMNS>();
+    const uint slice = place.group / ROW_GROUPS;
+    const uint thread_index = place.group % ROW_GROUPS * LANES + place.lane;
+    threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
+    float total[ROWS][COLUMNS] = {};
+    Chunk<F, ROWS> weights;
+    load_chunk(from, slice * CHUNK_UNITS, place.lane, weights);
+    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
+    uint buffer = 0;
+    for (uint first = 0; first * CHUNK_UNITS < from.num_units; first += place.num_slices) {
+        const uint next = first + slice + place.num_slices;
+        Chunk<F, ROWS> following;
+        load_chunk(from, next * CHUNK_UNITS, place.lane, following);
+        Fours<COLUMNS> fours;
+        fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
+        // The chunks may not go up evenly. Past the last unit of the last one there are zeros to multiply with.
+        if ((first + slice) * CHUNK_UNITS < from.num_units) {
+            multiply_chunk(weights, own_memory + buffer * COLUMNS * CHUNK_FLOATS, place.lane, total);
+        }
+        weights = following;
+        buffer = BUFFERS - 1 - buffer;
+        if (BUFFERS == 1) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        put<F, COLUMNS>(fours, thread_index, own_memory + buffer * COLUMNS * CHUNK_FLOATS, squares);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < ROWS * COLUMNS; ++i) {
+        values[i] = total[i / COLUMNS][i % COLUMNS];
+    }
+}
+
 // The part of a kernel that computes one matrix. Threads below ROWS·COLUMNS of a simdgroup write the results.
 template <typename F, int ROWS, int COLUMNS>
 inline void multiply(
@@ -288,64 +457,25 @@ inline void multiply(
     uint threadgroup_index,
     Place place
 ) {
-    constexpr uint BUFFERS = num_buffers<COLUMNS>();
-    const uint slice = place.group / ROW_GROUPS;
     const uint row_group = place.group % ROW_GROUPS;
-    const uint thread_index = row_group * LANES + place.lane;
     const uint first_row = ((threadgroup_index - matrix.first_group) * ROW_GROUPS + row_group) * ROWS;
-    threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
-    const Source<ROWS> from = source<ROWS>(a, matrix, weights, first_row);
-    const Activations x_from = activations(a, x, norm);
-    float total[ROWS][COLUMNS] = {};
-    float squares[COLUMNS] = {};
-    typename F::Raw raw[ROWS];
-    load_rows<F, ROWS>(from, slice * CHUNK_UNITS + place.lane, raw);
-    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
-    uint buffer = 0;
-    for (uint first = 0; first * CHUNK_UNITS < from.num_units; first += place.num_slices) {
-        const uint next = first + slice + place.num_slices;
-        typename F::Raw following[ROWS];
-        load_rows<F, ROWS>(from, next * CHUNK_UNITS + place.lane, following);
-        Fours<COLUMNS> fours;
-        fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
-        // The chunks may not go up evenly. Past the last unit of the last one there are zeros to multiply with.
-        if ((first + slice) * CHUNK_UNITS < from.num_units) {
-            float y[COLUMNS][16];
-            float sums[COLUMNS];
-            take<F, COLUMNS>(own_memory + buffer * COLUMNS * CHUNK_FLOATS, place.lane, y, sums);
-            multiply_unit<F, ROWS, COLUMNS>(raw, y, sums, total);
-        }
-#pragma clang loop unroll(full)
-        for (int r = 0; r < ROWS; ++r) {
-            raw[r] = following[r];
-        }
-        buffer = BUFFERS - 1 - buffer;
-        if (BUFFERS == 1) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-        put<F, COLUMNS>(fours, thread_index, own_memory + buffer * COLUMNS * CHUNK_FLOATS, squares);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+    const Source<ROWS, 1> from = source<ROWS, 1>(a, matrix, weights, weights, first_row, place.lane);
     float values[ROWS * COLUMNS];
-    for (int i = 0; i < ROWS * COLUMNS; ++i) {
-        values[i] = total[i / COLUMNS][i % COLUMNS];
-    }
+    float squares[COLUMNS] = {};
+    const Activations x_from = activations(a, x, norm);
+    accumulate<F, ROWS, 1, COLUMNS>(from, x_from, memory, place, values, squares);
     float sum_of_squares;
     const float sum = reduce<ROWS * COLUMNS, COLUMNS>(values, squares, memory, place, sum_of_squares);
     const uint column = place.lane % COLUMNS;
     const uint row = first_row + place.lane / COLUMNS;
-    if (slice != 0 || place.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= a.num_columns) {
+    const bool is_first_slice = place.group < ROW_GROUPS;
+    if (!is_first_slice || place.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= a.num_columns) {
         return;
     }
-    float result = sum;
-    if (HAS_NORM) {
-        result *= rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps);
-    }
-    if (HAS_BIAS) {
-        result += bias[row];
-    }
     device float* target = out + column * a.out_stride + matrix.out_offset + row;
-    *target = ADDS ? *target + result : result;
+    const float factor = HAS_NORM ? rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps) : 1.0f;
+    const float others = (HAS_BIAS ? bias[row] : 0.0f) + (ADDS ? *target : 0.0f);
+    *target = fma(sum, factor, others);
 }
 
 // Up to three matrices of one format, whose results lie side by side.
@@ -424,62 +554,20 @@ template <typename F, int ROWS, int COLUMNS>
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     const Place place = { lane, group, num_groups / ROW_GROUPS };
-    constexpr uint BUFFERS = num_buffers<COLUMNS>();
-    const uint slice = group / ROW_GROUPS;
-    const uint thread_index = group % ROW_GROUPS * LANES + lane;
     const uint first_row = (index * ROW_GROUPS + group % ROW_GROUPS) * ROWS;
-    threadgroup float* own_memory = memory + slice * BUFFERS * COLUMNS * CHUNK_FLOATS;
-    const Source<ROWS> gate_from = source<ROWS>(a, a.matrices[0], gate_weights, first_row);
-    const Source<ROWS> up_from = source<ROWS>(a, a.matrices[1], up_weights, first_row);
-    const Activations x_from = activations(a, x, norm);
-    float gate[ROWS][COLUMNS] = {};
-    float up[ROWS][COLUMNS] = {};
-    float squares[COLUMNS] = {};
-    typename F::Raw gate_raw[ROWS];
-    typename F::Raw up_raw[ROWS];
-    load_rows<F, ROWS>(gate_from, slice * CHUNK_UNITS + lane, gate_raw);
-    load_rows<F, ROWS>(up_from, slice * CHUNK_UNITS + lane, up_raw);
-    stage_first<F, COLUMNS>(x_from, place, own_memory, squares);
-    uint buffer = 0;
-    for (uint first = 0; first * CHUNK_UNITS < gate_from.num_units; first += place.num_slices) {
-        const uint next = first + slice + place.num_slices;
-        typename F::Raw next_gate[ROWS];
-        typename F::Raw next_up[ROWS];
-        load_rows<F, ROWS>(gate_from, next * CHUNK_UNITS + lane, next_gate);
-        load_rows<F, ROWS>(up_from, next * CHUNK_UNITS + lane, next_up);
-        Fours<COLUMNS> fours;
-        fetch(x_from, next * CHUNK_FOURS + thread_index, fours);
-        if ((first + slice) * CHUNK_UNITS < gate_from.num_units) {
-            float y[COLUMNS][16];
-            float sums[COLUMNS];
-            take<F, COLUMNS>(own_memory + buffer * COLUMNS * CHUNK_FLOATS, lane, y, sums);
-            multiply_unit<F, ROWS, COLUMNS>(gate_raw, y, sums, gate);
-            multiply_unit<F, ROWS, COLUMNS>(up_raw, y, sums, up);
-        }
-#pragma clang loop unroll(full)
-        for (int r = 0; r < ROWS; ++r) {
-            gate_raw[r] = next_gate[r];
-            up_raw[r] = next_up[r];
-        }
-        buffer = BUFFERS - 1 - buffer;
-        if (BUFFERS == 1) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-        put<F, COLUMNS>(fours, thread_index, own_memory + buffer * COLUMNS * CHUNK_FLOATS, squares);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+    const Source<2 * ROWS, 2> from =
+        source<2 * ROWS, 2>(a, a.matrices[0], gate_weights, up_weights, first_row, lane);
     constexpr int SIZE = ROWS * COLUMNS;
     float values[2 * SIZE];
-    for (int i = 0; i < SIZE; ++i) {
-        values[i] = gate[i / COLUMNS][i % COLUMNS];
-        values[SIZE + i] = up[i / COLUMNS][i % COLUMNS];
-    }
+    float squares[COLUMNS] = {};
+    const Activations x_from = activations(a, x, norm);
+    accumulate<F, 2 * ROWS, 2, COLUMNS>(from, x_from, memory, place, values, squares);
     float sum_of_squares;
     const float sum = reduce<2 * SIZE, COLUMNS>(values, squares, memory, place, sum_of_squares);
     const float up_sum = simd_shuffle(sum, ushort((lane + SIZE) % LANES));
     const uint column = lane % COLUMNS;
     const uint row = first_row + lane / COLUMNS;
-    if (slice != 0 || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= a.num_columns) {
+    if (group >= ROW_GROUPS || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= a.num_columns) {
         return;
     }
     const float factor = rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps);

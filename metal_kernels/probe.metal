@@ -2,7 +2,7 @@
 // is told apart from a kernel that is wrong. Each thread computes one value from bits in memory, which no compiler
 // knows beforehand.
 
-#include "threads.h"
+#include "matrices.h"
 
 struct ProbeArgs {
     uint count;
@@ -70,6 +70,37 @@ PROBE(silu, as_type<uint>(number(bits) / (1.0f + exp(-number(bits)))))
         const uint at = index * 64 + i;
         if (at < a.count) {
             out[at] = as_type<uint>(results[i]);
+        }
+    }
+}
+
+// out = in, by way of matrices whose lanes give their own values back: eight rows of eight floats, of which every
+// other matrix is one of halves.
+[[kernel]] void probe_cells(
+    constant ProbeArgs& a [[buffer(0)]],
+    device const uint* in [[buffer(1)]],
+    device uint* out [[buffer(2)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    threadgroup float floats[64];
+    threadgroup half halves[64];
+    for (uint i = lane; i < 64; i += LANES) {
+        const uint at = index * 64 + i;
+        floats[i] = at < a.count ? number(in[at]) : 0.0f;
+        halves[i] = half(floats[i]);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_float8x8 of_floats;
+    simdgroup_half8x8 of_halves;
+    simdgroup_load(of_floats, floats, 8);
+    simdgroup_load(of_halves, halves, 8);
+    const Cell cell = cell_of(lane);
+    for (uint i = 0; i < 2; ++i) {
+        const uint at = index * 64 + cell.row * 8 + cell.column + i;
+        const float value = index % 2 == 0 ? of_floats.thread_elements()[i] : float(of_halves.thread_elements()[i]);
+        if (at < a.count) {
+            out[at] = as_type<uint>(value);
         }
     }
 }

@@ -31,9 +31,12 @@ template <typename F>
         }
         return;
     }
-    const Unit decoded = F::decode(F::load(table, in_registers(a.planes), token_id * a.num_units + unit));
+    const Raw<F> raw = load_unit<F>(table, in_registers(a.planes), token_id * a.num_units, unit);
+    const Unit decoded = F::decode(raw.codes, raw.scale);
+#pragma clang loop unroll(full)
     for (int part = 0; part < 4; ++part) {
         float4 values;
+#pragma clang loop unroll(full)
         for (int i = 0; i < 4; ++i) {
             const float code = decoded.code[4 * part + i] * F::prescale(4 * part + i) - F::ZERO;
             const float value = code * decoded.scale;

@@ -4,8 +4,8 @@
 // One threadgroup for each row. The vocabulary is cut into 32 contiguous parts, so that sums over parts are also the
 // beginnings of the parts in the draw. A simdgroup has one part or, on a device that allows fewer threads, every so
 // many: what is added to what is the same for any number of threads. Tokens are ranked by weight and then by id.
-// Thresholds are found by bisection over the bits of weights, which are ordered like the weights: each step is one
-// pass over the row.
+// Thresholds are found by the bits of weights, which are ordered like the weights: each of three passes over the row
+// counts the values of the next ten bits. What is added up there are whole numbers, in whatever order threads come.
 
 #include "threads.h"
 
@@ -52,6 +52,15 @@ constant constexpr uint NO_TOKEN = 0xFFFFFFFFu;
 constant constexpr uint MINUS_INFINITY = 0xFF800000u;
 constant constexpr uint NUM_PARTS = 32;
 
+// Tokens that a lane reads before it does anything with them, where what it does keeps the next read from beginning.
+constant constexpr int BATCH = 4;
+
+// Bits of a weight that a pass tells apart. Three times as many are all that a weight has, since none is above 1.0.
+constant constexpr int DIGIT_BITS = 10;
+constant constexpr uint NUM_BINS = 1u << DIGIT_BITS;
+
+// A thousand threads leave few registers for each: loops over parts and bins are not unrolled.
+
 // What a thread is in its threadgroup.
 struct Place {
     uint thread_index;
@@ -83,20 +92,6 @@ inline uint maximum_of_all(uint value, threadgroup uint* scratch, Place place) {
 
 inline uint minimum_of_all(uint value, threadgroup uint* scratch, Place place) {
     return ~maximum_of_all(~value, scratch, place);
-}
-
-inline uint count_of_all(uint value, threadgroup uint* scratch, Place place) {
-    value = simd_sum(value);
-    if (place.lane == 0) {
-        scratch[place.group] = value;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint result = 0;
-    for (uint g = 0; g < place.num_groups; ++g) {
-        result += scratch[g];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return result;
 }
 
 // The tokens of a part, of which a lane takes every 32nd.
@@ -240,81 +235,197 @@ inline bool is_kept(uint weight, uint id, Cut cut) {
     return weight > cut.weight || (weight == cut.weight && id <= cut.last_id);
 }
 
-// How many tokens that `cut` keeps have at least the weight `least` (and an id up to `last_id` if equal), and the sum
-// of their weights.
-struct Mass {
-    uint count;
-    float sum;
+// How long a beginning of the ranking has to be.
+struct Goal {
+    uint count;   // tokens; 0: as many as have the weight `share`
+    float share;  // of `total`
+    ulong total;  // in fixed point; 0: the weight of all that is kept
 };
 
-inline Mass mass_from(
-    device const uint* weights, uint vocab_size, Cut cut, Cut from, threadgroup uint* scratch, Place place
-) {
-    threadgroup float* sums = (threadgroup float*)scratch;
-    uint count = 0;
-    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
-        const Range range = range_of(vocab_size, part);
-        float sum = 0.0f;
-        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
-            const uint weight = weights[i];
-            if (is_kept(weight, i, cut) && is_kept(weight, i, from)) {
-                count += 1;
-                sum += as_type<float>(weight);
-            }
-        }
-        sum = simd_sum(sum);
-        if (place.lane == 0) {
-            sums[part] = sum;
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    Mass mass;
-    mass.sum = 0.0f;
-    for (uint part = 0; part < NUM_PARTS; ++part) {
-        mass.sum += sums[part];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    mass.count = count_of_all(count, scratch, place);
-    return mass;
+// Threadgroup memory of the passes.
+struct Memory {
+    threadgroup uint* words;        // NUM_PARTS
+    threadgroup ulong* masses;      // LANES
+    threadgroup atomic_uint* bins;  // NUM_BINS counts, and twice as many sums of lower bits
+};
+
+// A sum of weights in units of 2^-40, by the sum of their mantissas and the exponent that they have in common.
+inline ulong fixed_point(ulong mantissas, uint exponent) {
+    constexpr uint UNIT = 127 + 23 - 40;
+    return exponent >= UNIT ? mantissas << (exponent - UNIT) : mantissas >> min(UNIT - exponent, 63u);
 }
 
-// The shortest beginning of the ranking that has `count` tokens or, with `count` 0, the weight `sum`.
-inline Cut shortest(
-    device const uint* weights, uint vocab_size, Cut cut, uint count, float sum, threadgroup uint* scratch, Place place
+inline ulong fixed_point(uint weight) {
+    return fixed_point((weight & 0x007FFFFFu) | 0x00800000u, weight >> 23);
+}
+
+inline ulong share_of(ulong total, float share) {
+    const ulong factor = ulong(uint(share * 4294967296.0f));
+    return (total >> 32) * factor + ((total & 0xFFFFFFFFu) * factor >> 32);
+}
+
+// Counts the weights that `cut` keeps and whose highest bits are `prefix`, by the digit that follows `shift` bits above
+// the lowest one; with `sums`, also adds up what is below the digit, in two parts of as many bits.
+inline void count_digits(
+    device const uint* weights,
+    uint vocab_size,
+    Cut cut,
+    uint prefix,
+    uint shift,
+    bool sums,
+    threadgroup atomic_uint* bins,
+    Place place
 ) {
-    // The highest weight from which on there is enough. 1.0 is the weight of the most likely token.
-    Cut from;
-    from.last_id = NO_TOKEN;
-    uint low = cut.weight;
-    uint high = as_type<uint>(1.0f);
-    while (low < high) {
-        const uint middle = low + (high - low + 1) / 2;
-        from.weight = middle;
-        const Mass mass = mass_from(weights, vocab_size, cut, from, scratch, place);
-        const bool is_enough = count > 0 ? mass.count >= count : mass.sum >= sum;
-        if (is_enough) {
-            low = middle;
-        } else {
-            high = middle - 1;
+    for (uint i = place.thread_index; i < 3 * NUM_BINS; i += place.num_threads) {
+        atomic_store_explicit(&bins[i], 0u, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
+        const Range range = range_of(vocab_size, part);
+        for (uint first = range.begin + place.lane; first < range.end; first += BATCH * LANES) {
+            uint batch[BATCH];
+#pragma clang loop unroll(full)
+            for (int b = 0; b < BATCH; ++b) {
+                const uint i = first + b * LANES;
+                batch[b] = i < range.end ? weights[i] : 0;
+            }
+#pragma clang loop unroll(full)
+            for (int b = 0; b < BATCH; ++b) {
+                const uint weight = batch[b];
+                if (weight == 0 || weight >> shift >> DIGIT_BITS != prefix || !is_kept(weight, first + b * LANES, cut)) {
+                    continue;
+                }
+                const uint bin = weight >> shift & (NUM_BINS - 1);
+                const uint below = weight & ((1u << shift) - 1);
+                atomic_fetch_add_explicit(&bins[bin], 1u, memory_order_relaxed);
+                if (sums && below > 0) {
+                    atomic_fetch_add_explicit(&bins[NUM_BINS + bin], below & (NUM_BINS - 1), memory_order_relaxed);
+                    atomic_fetch_add_explicit(&bins[2 * NUM_BINS + bin], below >> DIGIT_BITS, memory_order_relaxed);
+                }
+            }
         }
     }
-    from.weight = low;
-    // The first id among equals with which there is enough.
-    uint first = 0;
-    uint last = vocab_size - 1;
-    while (first < last) {
-        const uint middle = first + (last - first) / 2;
-        from.last_id = middle;
-        const Mass mass = mass_from(weights, vocab_size, cut, from, scratch, place);
-        const bool is_enough = count > 0 ? mass.count >= count : mass.sum >= sum;
-        if (is_enough) {
-            last = middle;
-        } else {
-            first = middle + 1;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// What a bin adds to the goal: its tokens, or their weight.
+inline ulong mass_of(threadgroup const atomic_uint* bins, uint prefix, uint shift, uint bin, bool sums) {
+    const ulong count = atomic_load_explicit(&bins[bin], memory_order_relaxed);
+    if (!sums || count == 0) {
+        return count;
+    }
+    const ulong low = atomic_load_explicit(&bins[NUM_BINS + bin], memory_order_relaxed);
+    const ulong high = atomic_load_explicit(&bins[2 * NUM_BINS + bin], memory_order_relaxed);
+    const uint lowest = (prefix << DIGIT_BITS | bin) << shift;
+    const ulong mantissa = (lowest & 0x007FFFFFu) | 0x00800000u;
+    return fixed_point(count * mantissa + (high << DIGIT_BITS) + low, lowest >> 23);
+}
+
+// The `number`-th token, from 1 on, of those that `cut` keeps and that have this weight.
+inline uint find_equal(
+    device const uint* weights, uint vocab_size, Cut cut, uint weight, uint number, Memory memory, Place place
+) {
+    for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
+        const Range range = range_of(vocab_size, part);
+        uint count = 0;
+        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
+            count += weights[i] == weight && is_kept(weight, i, cut) ? 1 : 0;
+        }
+        count = simd_sum(count);
+        if (place.lane == 0) {
+            memory.words[part] = count;
         }
     }
-    from.last_id = first;
-    return from;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint found = NO_TOKEN;
+    for (uint part = place.group; part < NUM_PARTS && found == NO_TOKEN; part += place.num_groups) {
+        uint running = 0;
+#pragma clang loop unroll(disable)
+        for (uint p = 0; p < part; ++p) {
+            running += memory.words[p];
+        }
+        if (running >= number || running + memory.words[part] < number) {
+            continue;
+        }
+        const Range range = range_of(vocab_size, part);
+        for (uint first = range.begin; first < range.end && found == NO_TOKEN; first += LANES) {
+            const uint i = first + place.lane;
+            const bool is_equal = i < range.end && weights[i] == weight && is_kept(weight, i, cut);
+            const uint up_to_here = running + simd_prefix_inclusive_sum(is_equal ? 1u : 0u);
+            found = simd_min(is_equal && up_to_here == number ? i : NO_TOKEN);
+            running = simd_shuffle(up_to_here, ushort(LANES - 1));
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return minimum_of_all(found, memory.words, place);
+}
+
+// The shortest beginning of the ranking that reaches the goal; all that is kept, if that does not.
+inline Cut shortest(
+    device const uint* weights, uint vocab_size, Cut cut, Goal goal, Memory memory, Place place
+) {
+    constexpr uint BINS_PER_LANE = NUM_BINS / LANES;
+    const bool sums = goal.count == 0;
+    ulong wanted = goal.count;
+    ulong above = 0;
+    uint prefix = 0;
+    uint num_equal = 0;
+#pragma clang loop unroll(disable)
+    for (int shift = 2 * DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
+        count_digits(weights, vocab_size, cut, prefix, shift, sums, memory.bins, place);
+        // The first simdgroup goes over the bins, from the highest one on.
+        const uint first_bin = NUM_BINS - 1 - place.lane * BINS_PER_LANE;
+        ulong mass = 0;
+        if (place.group == 0) {
+#pragma clang loop unroll(disable)
+            for (uint i = 0; i < BINS_PER_LANE; ++i) {
+                mass += mass_of(memory.bins, prefix, shift, first_bin - i, sums);
+            }
+            memory.masses[place.lane] = mass;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        ulong total = 0;
+        ulong before = above;
+#pragma clang loop unroll(disable)
+        for (uint lane = 0; lane < uint(LANES); ++lane) {
+            total += memory.masses[lane];
+            before += lane < place.lane ? memory.masses[lane] : 0;
+        }
+        if (shift == 2 * DIGIT_BITS) {
+            wanted = sums ? max(share_of(goal.total > 0 ? goal.total : total, goal.share), ulong(1)) : wanted;
+            if (total < wanted) {
+                return cut;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (place.group == 0 && before < wanted && wanted <= before + mass) {
+            uint bin = first_bin;
+            ulong next = mass_of(memory.bins, prefix, shift, bin, sums);
+            while (before + next < wanted) {
+                before += next;
+                bin -= 1;
+                next = mass_of(memory.bins, prefix, shift, bin, sums);
+            }
+            memory.masses[0] = before;
+            memory.words[0] = bin;
+            memory.words[1] = atomic_load_explicit(&memory.bins[bin], memory_order_relaxed);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        above = memory.masses[0];
+        prefix = prefix << DIGIT_BITS | memory.words[0];
+        num_equal = memory.words[1];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    // The weight with which the goal is reached. Of several tokens that have it, as many as it takes.
+    const ulong one = sums ? max(fixed_point(prefix), ulong(1)) : 1;
+    const ulong number = (wanted - above + one - 1) / one;
+    Cut last;
+    last.weight = prefix;
+    last.last_id = prefix == cut.weight ? cut.last_id : NO_TOKEN;
+    if (number < num_equal) {
+        last.last_id = find_equal(weights, vocab_size, cut, prefix, uint(number), memory, place);
+    }
+    return last;
 }
 
 // The token at which the running sum of kept weights, in the order of ids, exceeds `u` times all.
@@ -340,6 +451,7 @@ inline uint draw(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float total = 0.0f;
+#pragma clang loop unroll(disable)
     for (uint part = 0; part < NUM_PARTS; ++part) {
         total += sums[part];
     }
@@ -348,6 +460,7 @@ inline uint draw(
     uint found = NO_TOKEN;
     for (uint part = place.group; part < NUM_PARTS && found == NO_TOKEN; part += place.num_groups) {
         float running = 0.0f;
+#pragma clang loop unroll(disable)
         for (uint p = 0; p < part; ++p) {
             running += sums[p];
         }
@@ -387,6 +500,9 @@ inline uint draw(
 ) {
     // A place for each simdgroup or for each part.
     threadgroup uint scratch[NUM_PARTS];
+    threadgroup ulong masses[LANES];
+    threadgroup atomic_uint bins[3 * NUM_BINS];
+    const Memory memory = { scratch, masses, bins };
     Place place;
     place.thread_index = thread_index;
     place.num_threads = num_threads;
@@ -408,27 +524,60 @@ inline uint draw(
         // Probabilities up to a common factor: the most likely token has 1.
         const float highest = as_type<float>(logits[token]);
         threadgroup_barrier(mem_flags::mem_device);
+        threadgroup float* sums = (threadgroup float*)scratch;
         for (uint part = group; part < NUM_PARTS; part += num_groups) {
             const Range range = range_of(a.vocab_size, part);
-            for (uint i = range.begin + lane; i < range.end; i += LANES) {
-                const uint bits = logits[i];
-                const float weight = exp((as_type<float>(bits) - highest) * row.inverse_temperature);
-                logits[i] = bits == MINUS_INFINITY ? 0 : as_type<uint>(weight);
+            float sum = 0.0f;
+            for (uint first = range.begin + lane; first < range.end; first += BATCH * LANES) {
+                uint batch[BATCH];
+#pragma clang loop unroll(full)
+                for (int b = 0; b < BATCH; ++b) {
+                    const uint i = first + b * LANES;
+                    batch[b] = i < range.end ? logits[i] : MINUS_INFINITY;
+                }
+#pragma clang loop unroll(full)
+                for (int b = 0; b < BATCH; ++b) {
+                    const float logit = as_type<float>(batch[b]);
+                    const float weight =
+                        batch[b] == MINUS_INFINITY ? 0.0f : exp((logit - highest) * row.inverse_temperature);
+                    sum += weight;
+                    if (first + b * LANES < range.end) {
+                        logits[first + b * LANES] = as_type<uint>(weight);
+                    }
+                }
+            }
+            sum = simd_sum(sum);
+            if (lane == 0) {
+                sums[part] = sum;
             }
         }
         // From here on, each thread reads only what it has written itself.
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        float total = 0.0f;
+#pragma clang loop unroll(disable)
+        for (uint part = 0; part < NUM_PARTS; ++part) {
+            total += sums[part];
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         Cut cut;
         cut.weight = as_type<uint>(row.min_p);
         cut.last_id = NO_TOKEN;
-        Cut everything;
-        everything.weight = 0;
-        everything.last_id = NO_TOKEN;
-        if (row.top_k > 0 && mass_from(logits, a.vocab_size, cut, everything, scratch, place).count > row.top_k) {
-            cut = shortest(logits, a.vocab_size, cut, row.top_k, 0.0f, scratch, place);
+        Goal goal;
+        if (row.top_k > 0) {
+            goal.count = row.top_k;
+            cut = shortest(logits, a.vocab_size, cut, goal, memory, place);
         }
         if (row.top_p < 1.0f) {
-            const float total = mass_from(logits, a.vocab_size, cut, everything, scratch, place).sum;
-            cut = shortest(logits, a.vocab_size, cut, 0, row.top_p * total, scratch, place);
+            goal.count = 0;
+            goal.share = row.top_p;
+            goal.total = 0;
+            if (row.top_k == 0) {
+                // Tokens so unlikely that all of them together are outside need not be counted.
+                const float negligible = (1.0f - row.top_p) * total / float(a.vocab_size);
+                cut.weight = max(cut.weight, as_type<uint>(negligible));
+                goal.total = row.min_p > 0.0f ? 0 : fixed_point(as_type<uint>(total));
+            }
+            cut = shortest(logits, a.vocab_size, cut, goal, memory, place);
         }
         const float u = uniform_number(row, row.num_output_tokens + a.step);
         token = draw(logits, a.vocab_size, cut, u, scratch, place);

@@ -13,3 +13,10 @@ inline float sum_of_lanes(float value, int width) {
     }
     return value;
 }
+
+// `sum` + a · b. Products that are added to something are written with `fma`: elsewhere it is the compiler's choice which
+// ones it contracts, and where it chose otherwise in the kernel of another number of rows, a row would have other bits
+// there.
+inline float add_dot(float4 a, float4 b, float sum) {
+    return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum))));
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::metal::{Gpu, MetalBackend};
+use crate::ops::metal::{Gpu, MetalBackend, Tuning};
 use crate::ops::reference::ReferenceBackend;
 
 /// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
@@ -57,11 +57,25 @@ impl Context {
     /// A GPU. The processor repacks weights for it, with as many threads as the system grants.
     #[must_use]
     pub fn gpu(gpu: Arc<dyn Gpu>) -> Self {
+        let tuning = Tuning::of(gpu.class());
+        Self::gpu_with(gpu, tuning)
+    }
+
+    fn gpu_with(gpu: Arc<dyn Gpu>, tuning: Tuning) -> Self {
         let pool = ThreadPool::new(ThreadPool::default_num_threads());
         Self {
-            device: DeviceBackend::Metal(Arc::new(MetalBackend::new(gpu, pool))),
+            device: DeviceBackend::Metal(Arc::new(MetalBackend::new(gpu, tuning, pool))),
             num_dispatches: AtomicU64::new(0),
         }
+    }
+
+    /// The same GPU with other forms of some kernels, and what is different about them: what `self-test` checks and
+    /// measures, so that the faster form can be told. Other devices have one form of everything.
+    #[must_use]
+    pub fn alternatives(&self) -> Vec<(&'static str, Self)> {
+        let DeviceBackend::Metal(metal) = &self.device else { return Vec::new() };
+        let alternatives = metal.tuning().alternatives().into_iter();
+        alternatives.map(|(form, tuning)| (form, Self::gpu_with(Arc::clone(metal.gpu()), tuning))).collect()
     }
 
     /// candle's own device: every op as it is defined, and not in a hurry.

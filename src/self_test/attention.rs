@@ -81,10 +81,19 @@ impl fmt::Display for Case {
 }
 
 pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
-    let mut run = |case: &Case| {
+    let mut run_in = |context: &Context, form: &str, case: &Case| {
         let outcome = compare(context, |context| case.run(context));
-        report(check(case.to_string(), case.limit(), outcome));
+        report(check(format!("{case}{form}"), case.limit(), outcome));
     };
+    for (form, context) in &context.alternatives() {
+        // Tokens behind others, of heads that fill their tiles and of heads that do not.
+        for head_dim in [80, 128] {
+            let sequences = vec![[40, 33], [0, 9]];
+            let case = Case { head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() };
+            run_in(context, &format!(", {form}"), &case);
+        }
+    }
+    let mut run = |case: &Case| run_in(context, "", case);
     let all_types = [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32];
     for dtype in all_types {
         run(&Case { dtype, ..Case::default() });
@@ -121,7 +130,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     let small = Case { head_dim: 16, num_pairs: 8, heads: (2, 2), ..Case::default() };
     let pieces = Case { sequences: vec![[520, 1], [3, 10], [255, 1], [10, 1], [256, 1]], ..small };
     run(&pieces);
-    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, ..pieces.clone() });
+    run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, heads: (6, 2), ..pieces.clone() });
     for window in [100, 300] {
         run(&Case { window: Some(window), ..pieces.clone() });
     }

@@ -29,6 +29,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     run("halves as floats", half_to_float(context));
     run("floats as halves", float_to_half(context));
     run("matrices of halves", matrices(context));
+    run("cells of matrices", cells(context));
     run("powers and gates", functions(context));
     run("rows by themselves and with others", batches(context));
     match kernel_limits(context) {
@@ -106,6 +107,15 @@ fn matrices(context: &Context) -> Result<Option<Outcome>> {
     })
 }
 
+/// Apple does not say which values of a matrix a lane has.
+fn cells(context: &Context) -> Result<Option<Outcome>> {
+    let words: Vec<u32> = (0..128).map(|cell| (cell as f32).to_bits()).collect();
+    compare(context, Probe::Cells, &words, |word, result| {
+        let what = format!("cell {} of a matrix", f32::from_bits(word));
+        differs(&what, f32::from_bits(result), f32::from_bits(word))
+    })
+}
+
 /// Values of functions where fast arithmetic may go wrong: far from zero, and where one has to be exact.
 fn functions(context: &Context) -> Result<Option<Outcome>> {
     const CASES: [(Probe, f32, f32); 12] = [
@@ -164,10 +174,13 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
             let together = product(counts[0])?;
             for &num_rows in &counts[1..] {
                 let alone = product(num_rows)?;
-                if alone != together[..alone.len()] {
+                let differs = (0..alone.len()).find(|&index| alone[index] != together[index]);
+                if let Some(index) = differs {
+                    let (row, column) = (index / ROWS, index % ROWS);
                     let first = format!(
-                        "{dtype}: rows differ between a product of {num_rows} and one of {}",
-                        counts[0]
+                        "{dtype}: value {column} of row {row} is {:e} in a product of {num_rows} rows and {:e} in \
+                         one of {}",
+                        alone[index], together[index], counts[0]
                     );
                     return Ok(Some(Outcome { num_values, first: Some(first) }));
                 }

@@ -33,9 +33,22 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             }
         }
     }
-    // Columns that come by in several turns, the last of them not whole.
-    for num_rows in [1, 2, 4, 9] {
-        run_one(context, Shape { num_rows, cols: 1600 }, DType::Q4_0, report);
+    // Columns that come by in several turns, the last of them not whole, or in less than one: for each way in which
+    // codes and scales are read.
+    let turns = [
+        (DType::Q4_0, 1600),
+        (DType::Q8_0, 1056),
+        (DType::F16, 1072),
+        (DType::F32, 1072),
+        (DType::Q4K, 1280),
+        (DType::Q5K, 256),
+        (DType::Q6K, 1280),
+        (DType::Q6K, 256),
+    ];
+    for (dtype, cols) in turns {
+        for num_rows in [1, 2, 4, 9] {
+            run_one(context, Shape { num_rows, cols }, dtype, report);
+        }
     }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
         for num_rows in [1, 2, 4, 5, 9, 37] {

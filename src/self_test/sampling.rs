@@ -75,7 +75,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         Ok(None) => return,
         Err(error) => return report(Check::failed("sampling".to_owned(), &error)),
     };
-    let cases: [fn() -> Case; 9] = [
+    let cases: [fn() -> Case; 10] = [
         no_numbers,
         ties,
         penalties,
@@ -83,6 +83,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         bans_and_biases,
         random_numbers,
         filters,
+        thresholds,
         long_lists,
         mixture,
     ];
@@ -400,6 +401,31 @@ fn random_numbers() -> Case {
         rows.push(Row { seed, ..Row::new(params, logits(VOCAB_SIZE, -1.0, &ends)) });
     }
     Case { name: "random numbers", num_steps: 4, rows }
+}
+
+/// Thresholds that a small part of the weights decides: whether the second token is left beside the first.
+fn thresholds() -> Case {
+    const VOCAB_SIZE: usize = 2150;
+    const NUM_SEEDS: u64 = 16;
+    let (none, first, second) = (-f32::INFINITY, (9, 0.0), 70);
+    let tiny = -24.0 * std::f32::consts::LN_2;
+    let both = |top_k, top_p| SamplingParams { top_k, top_p, ..sampled() };
+    let equals: Vec<(u32, f32)> = (0..8).map(|index| (5 + 32 * index, 1.0)).collect();
+    let rows = [
+        // Weights 1 and 0.5, and thousands of 2^-24, which come to next to nothing: the first one is enough.
+        (both(VOCAB_SIZE - 1, 0.6664), logits(VOCAB_SIZE, tiny, &[first, (second, 0.5f32.ln())])),
+        // Just not, by a part of a hundredth.
+        (both(2, 0.6665), logits(VOCAB_SIZE, none, &[first, (second, 0.5019f32.ln())])),
+        // Just not, by the lowest bits of the second one's weight.
+        (both(2, 0.666_654), logits(VOCAB_SIZE, none, &[first, (second, -0.693_032_8)])),
+        // A cut among equals, and another that keeps all of them or cuts again.
+        (both(5, 0.99), logits(VOCAB_SIZE, none, &equals)),
+        (both(5, 0.5), logits(VOCAB_SIZE, none, &equals)),
+    ];
+    let with_seeds = rows.into_iter().flat_map(|(params, logits)| {
+        (0..NUM_SEEDS).map(move |seed| Row { seed, ..Row::new(params.clone(), logits.clone()) })
+    });
+    Case { name: "thresholds", num_steps: 2, rows: with_seeds.collect() }
 }
 
 /// Filters, alone and together, among many equals and among none.

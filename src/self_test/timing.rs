@@ -1,13 +1,14 @@
 //! How long kernels take on shapes of real models, and how much memory they move meanwhile.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::attention::one_layer;
 use super::oracle::{buffer, noise, random_matrix};
 use crate::Result;
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, Linear, LinearScratch, StepInputs, linear_residual, paged_attention,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
+    KvCache, KvCacheDType, Linear, LinearScratch, SampleParams, StepInputs, linear_residual, paged_attention,
 };
 use crate::weights::DType;
 
@@ -16,6 +17,12 @@ const SHAPES: [(usize, usize); 2] = [(14336, 4096), (4096, 14336)];
 
 /// Bytes of the matrices that take turns, so that none of them is still in a cache.
 const MATRIX_BYTES: usize = 400 << 20;
+
+/// Tokens of a prompt.
+const PROMPT: usize = 2048;
+
+/// Tokens of a large vocabulary.
+const VOCAB_SIZE: usize = 151_936;
 
 /// How long one op took.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +63,17 @@ pub fn timings(context: &Context, report: &mut dyn FnMut(Timing)) -> Result<()> 
         }
     }
     for (num_sequences, context_len) in [(1, 512), (1, 4096), (32, 4096)] {
-        report(decode(context, num_sequences, context_len)?);
+        report(attention(context, num_sequences, context_len - 1, 1)?);
+    }
+    report(attention(context, 1, 0, PROMPT)?);
+    for (form, context) in context.alternatives() {
+        let timing = attention(&context, 1, 0, PROMPT)?;
+        report(Timing { name: format!("{}, {form}", timing.name), ..timing });
+    }
+    for (top_k, top_p) in [(0, 1.0), (40, 1.0), (0, 0.9)] {
+        if let Some(timing) = sampling(context, top_k, top_p)? {
+            report(timing);
+        }
     }
     Ok(())
 }
@@ -102,19 +119,21 @@ fn product(context: &Context, dtype: DType, rows: usize, cols: usize, num_tokens
     })
 }
 
-/// Attention of one token for each sequence: 32 heads over 8 of 128 values.
-fn decode(context: &Context, num_sequences: usize, context_len: usize) -> Result<Timing> {
+/// Attention of `num_tokens` tokens for each sequence, behind `first` others: 32 heads over 8 of 128 values.
+fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: usize) -> Result<Timing> {
     const HEADS: (usize, usize, usize) = (32, 8, 128);
     const BLOCK_SIZE: usize = 32;
     let (num_heads, num_kv_heads, head_dim) = HEADS;
+    let context_len = first + num_tokens;
     let blocks_each = context_len.div_ceil(BLOCK_SIZE);
+    let num_rows = num_sequences * num_tokens;
     let limits = AttentionLimits {
         num_heads,
         num_kv_heads,
         head_dim,
         sliding_window: None,
         max_model_len: context_len,
-        max_num_tokens: num_sequences,
+        max_num_tokens: num_rows,
         max_num_rows: num_sequences,
     };
     let mut config = one_layer(num_heads, num_kv_heads, head_dim);
@@ -126,28 +145,75 @@ fn decode(context: &Context, num_sequences: usize, context_len: usize) -> Result
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
     for sequence in 0..num_sequences {
-        metadata.slot_mapping.push(sequence * blocks_each * BLOCK_SIZE);
-        metadata.query_start_loc.push(sequence + 1);
-        metadata.seq_lens.push(context_len);
         // Blocks of a sequence lie apart, as they come to do.
-        metadata.block_tables.extend((0..blocks_each).map(|block| (block * num_sequences + sequence) as u32));
+        let block = |position: usize| position / BLOCK_SIZE * num_sequences + sequence;
+        let slots = (first..context_len).map(|at| block(at) * BLOCK_SIZE + at % BLOCK_SIZE);
+        metadata.slot_mapping.extend(slots);
+        metadata.query_start_loc.push((sequence + 1) * num_tokens);
+        metadata.seq_lens.push(context_len);
+        metadata.block_tables.extend((0..blocks_each).map(|index| block(index * BLOCK_SIZE) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
-    let positions = vec![context_len as u32 - 1; num_sequences];
+    let positions = (first as u32..context_len as u32).collect::<Vec<_>>().repeat(num_sequences);
     let step = StepInputs::new(&positions, &positions, &[], &metadata);
     let step = inputs.upload(context, step, &cache)?;
     let width = (num_heads + 2 * num_kv_heads) * head_dim;
-    let qkv = buffer(context, &noise(1, num_sequences * width), width, num_sequences)?;
-    let mut out = Buffer::new(context, num_sequences, num_heads * head_dim)?;
+    let qkv = buffer(context, &noise(1, num_rows * width), width, num_rows)?;
+    let mut out = Buffer::new(context, num_rows, num_heads * head_dim)?;
     let probe = Buffer::new(context, 1, 1)?;
     let seconds = measure(&probe, |call| {
         let layer = call % config.num_layers;
         paged_attention(context, &mut scratch, &qkv, &cache, layer, &step, &mut out)
     })?;
+    let num_pairs: usize = positions.iter().map(|position| *position as usize + 1).sum();
     Ok(Timing {
-        name: format!("paged_attention f16 {num_sequences} × {context_len} tokens, 32 heads over 8 of 128"),
+        name: format!(
+            "paged_attention f16 {num_sequences} × {num_tokens} of {context_len} tokens, 32 heads over 8 of 128"
+        ),
         seconds,
         bytes,
-        operations: (4 * num_sequences * context_len * num_heads * head_dim) as f64,
+        operations: (4 * num_pairs * num_heads * head_dim) as f64,
     })
+}
+
+/// A token for one row, if the device has a sampler.
+fn sampling(context: &Context, top_k: usize, top_p: f32) -> Result<Option<Timing>> {
+    const NUM_CALLS: usize = 64;
+    let Some(mut sampler) = DeviceSampler::new(context)? else { return Ok(None) };
+    // Near a normal distribution with a standard deviation of 2.5. A row is changed when it is sampled, so each call
+    // has one of its own.
+    let uniform = noise(1, 4 * VOCAB_SIZE);
+    let row: Vec<f32> = uniform.chunks_exact(4).map(|four| 2.17 * four.iter().sum::<f32>()).collect();
+    let rows = (0..NUM_CALLS).map(|_| buffer(context, &row, VOCAB_SIZE, 1)).collect::<Result<Vec<_>>>()?;
+    let params = SampleParams {
+        inverse_temperature: 1.0,
+        top_k,
+        top_p,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: &BTreeMap::new(),
+        banned: &[],
+        min_tokens: 0,
+        seed: 1,
+        stream: 0,
+        prompt_token_ids: &[],
+        output_token_ids: &[],
+    };
+    sampler.begin(context, std::iter::once(params), NUM_CALLS)?;
+    let (warm_up, rows) = rows.split_at(NUM_CALLS / 4);
+    let mut sample = |rows: &[Buffer], last: usize| {
+        rows.iter().try_for_each(|row| sampler.launch(context, row))?;
+        sampler.tokens(context, last, &mut Vec::new())
+    };
+    sample(warm_up, warm_up.len() - 1)?;
+    let start = Instant::now();
+    sample(rows, NUM_CALLS - 1)?;
+    Ok(Some(Timing {
+        name: format!("sample of {VOCAB_SIZE} tokens, top-k {top_k}, top-p {top_p}"),
+        seconds: start.elapsed().as_secs_f64() / rows.len() as f64,
+        bytes: 4 * VOCAB_SIZE,
+        operations: 0.0,
+    }))
 }

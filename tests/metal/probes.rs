@@ -61,6 +61,13 @@ fn a_gpu_that_is_different_is_told_apart() {
         ),
         (
             "probe",
+            "out[at] = as_type<uint>(value);",
+            "out[at ^ 8u] = as_type<uint>(value);",
+            "probe: cells of matrices",
+            "cell 0 of a matrix is 8e0 and not 0e0",
+        ),
+        (
+            "probe",
             "as_type<uint>(fast::exp2(number(bits)))",
             "as_type<uint>(0.99999994f * fast::exp2(number(bits)))",
             "probe: powers and gates",
@@ -75,10 +82,10 @@ fn a_gpu_that_is_different_is_told_apart() {
         ),
         (
             "matvec",
-            "    float result = sum;\n",
-            "    float result = COLUMNS == 4 ? sum * 1.0000002f : sum;\n",
+            "fma(sum, factor, others)",
+            "fma(COLUMNS == 4 ? sum * 1.0000002f : sum, factor, others)",
             "probe: rows by themselves and with others",
-            "rows differ between a product of 1 and one of 4",
+            " in a product of 1 rows and ",
         ),
     ];
     for (library, from, to, name, detail) in cases {

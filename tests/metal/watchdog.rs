@@ -237,7 +237,7 @@ fn nothing_keeps_a_small_gpu_for_long() {
     for kernel in [
         "the beginning of a prompt: matmul_BF16_32 of",
         "the beginning of a prompt: matmul_swiglu_BF16_32 of",
-        "the end of a prompt: flash_attention_f16_128 of",
+        "the end of a prompt: flash_attention_f16_128_16 of",
         "the same long beginning: paged_attention_f16_4_16 of",
         "the same long beginning: sample of",
         "one sequence: a commit of",

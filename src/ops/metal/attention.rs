@@ -9,7 +9,7 @@ use super::backend::{MetalBackend, Work};
 use super::cost::Cost;
 use super::inputs::MetalInputs;
 use super::kernel::Kernel;
-use super::{Binding, GpuBuffer, Placement};
+use super::{Binding, GpuBuffer, Placement, Tuning};
 use crate::ops::KvCacheDType;
 use crate::{Error, Result};
 
@@ -328,6 +328,7 @@ impl MetalAttention {
             scale: self.scale,
         };
         let flash = Flash::of(pools.dtype, pools.head_dim);
+        let keys = flash.keys(metal.tuning());
         let cost = |positions: Range<usize>| {
             let num_keys = positions.end - (positions.start + 1).saturating_sub(self.window);
             Cost {
@@ -345,12 +346,17 @@ impl MetalAttention {
                 Binding::write(out),
             ];
             metal.launch(
-                Kernel::FlashAttention { dtype: pools.dtype, max_dim: flash.max_dim },
+                Kernel::FlashAttention {
+                    dtype: pools.dtype,
+                    max_dim: flash.max_dim,
+                    keys,
+                    head_dim: pools.head_dim,
+                },
                 [false; 3],
                 Work {
                     args: bytes_of(&args),
                     buffers: &buffers,
-                    threadgroup_memory: flash.threadgroup_memory(),
+                    threadgroup_memory: flash.threadgroup_memory(keys),
                     grid: [tiles.len(), pools.num_kv_heads, 1],
                     num_threads: flash.simdgroups * 32,
                     cost,
@@ -379,7 +385,6 @@ impl Heads {
 #[derive(Debug, Clone, Copy)]
 struct Flash {
     max_dim: usize,
-    keys: usize,
     simdgroups: usize,
     /// Bytes of a query, key or value in threadgroup memory.
     value_bytes: usize,
@@ -389,21 +394,24 @@ impl Flash {
     fn of(dtype: KvCacheDType, head_dim: usize) -> Self {
         let max_dim = head_dim.next_power_of_two().clamp(64, MAX_HEAD_DIM);
         let value_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
-        let (keys, simdgroups) = match max_dim * value_bytes {
-            ..=256 => (32, 4),
-            512 => (16, 4),
-            _ => (8, 2),
-        };
-        Self { max_dim, keys, simdgroups, value_bytes }
+        Self { max_dim, simdgroups: if max_dim * value_bytes > 512 { 2 } else { 4 }, value_bytes }
     }
 
     fn rows(self) -> usize {
         8 * self.simdgroups
     }
 
-    fn threadgroup_memory(self) -> usize {
-        let values = (self.rows() + self.keys) * (self.max_dim + 8) * self.value_bytes;
-        let scores = self.rows() * (self.keys + 4) * 4;
-        values + scores + self.simdgroups * 64 * 4 + self.keys * 4
+    /// Keys at a time.
+    fn keys(self, tuning: Tuning) -> usize {
+        match (self.max_dim, self.value_bytes) {
+            (64, _) => 32,
+            (128, 2) => tuning.flash_keys,
+            (128, _) => 16,
+            _ => 8,
+        }
+    }
+
+    fn threadgroup_memory(self, keys: usize) -> usize {
+        (self.rows() + keys) * (self.max_dim + 8) * self.value_bytes + keys * 4
     }
 }

@@ -10,7 +10,7 @@ use super::cost::{Cost, Patience};
 use super::dry_run::DryRun;
 use super::gpu::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::kernel::Kernel;
-use super::{Binding, Constant, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
+use super::{Binding, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::{Error, Result};
 
@@ -32,7 +32,7 @@ pub(crate) struct MetalBackend {
 /// Threads that run as one, on every Apple GPU. The kernels are written for it.
 const SIMD_WIDTH: usize = 32;
 
-/// The function constants of a kernel, all of them flags, from constant 0 on.
+/// The function constants of a kernel that are flags, from constant 0 on.
 pub(super) type Flags = [bool; 3];
 
 /// What an op launches, except for the kernel's pipeline.
@@ -59,8 +59,8 @@ impl fmt::Debug for MetalBackend {
 }
 
 impl MetalBackend {
-    pub(crate) fn new(gpu: Arc<dyn Gpu>, pool: ThreadPool) -> Self {
-        let (tuning, patience) = (Tuning::of(gpu.class()), Patience::new(gpu.patience()));
+    pub(crate) fn new(gpu: Arc<dyn Gpu>, tuning: Tuning, pool: ThreadPool) -> Self {
+        let patience = Patience::new(gpu.patience());
         Self {
             gpu,
             tuning,
@@ -77,7 +77,7 @@ impl MetalBackend {
     /// The same device for a dry run.
     pub(crate) fn dry_run(&self) -> Self {
         let gpu = Arc::new(DryRun::of(&self.gpu));
-        Self { is_dry_run: true, ..Self::new(gpu, ThreadPool::new(1)) }
+        Self { is_dry_run: true, ..Self::new(gpu, self.tuning, ThreadPool::new(1)) }
     }
 
     pub(crate) fn is_dry_run(&self) -> bool {
@@ -101,8 +101,8 @@ impl MetalBackend {
         self.num_dispatches.load(Ordering::Relaxed)
     }
 
-    pub(super) fn tuning(&self) -> &Tuning {
-        &self.tuning
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     /// How much a launch may cost.
@@ -142,10 +142,7 @@ impl MetalBackend {
         if let Some(pipeline) = self.pipelines().get(&(kernel, flags)) {
             return Ok(*pipeline);
         }
-        let mut constants = Vec::new();
-        for (index, flag) in (0..).zip(flags).take(kernel.num_flags()) {
-            constants.push(Constant::Bool(index, flag));
-        }
+        let constants = kernel.constants(flags);
         let pipeline = self.gpu.pipeline(kernel.library(), &kernel.function(), &constants)?;
         let width = pipeline.limits.simd_width;
         if width != SIMD_WIDTH {

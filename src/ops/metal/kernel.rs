@@ -1,6 +1,7 @@
 //! The kernels by name.
 
-use super::{Library, Probe};
+use super::backend::Flags;
+use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
@@ -59,6 +60,8 @@ pub(super) enum Kernel {
     FlashAttention {
         dtype: KvCacheDType,
         max_dim: usize,
+        keys: usize,
+        head_dim: usize,
     },
     Sample,
     Probe(Probe),
@@ -99,8 +102,10 @@ impl Kernel {
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
             Self::Sample => "sample".to_owned(),
+            Self::FlashAttention { dtype, max_dim, keys, .. } => {
+                format!("flash_attention_{dtype}_{max_dim}_{keys}")
+            }
             Self::Probe(probe) => probe.function().to_owned(),
-            Self::FlashAttention { dtype, max_dim } => format!("flash_attention_{dtype}_{max_dim}"),
         }
     }
 
@@ -119,15 +124,17 @@ impl Kernel {
         if self.takes_any_threads() { 32 } else { Self::MAX_THREADS }
     }
 
-    /// How many of the flags the kernel has as function constants.
-    pub(super) fn num_flags(self) -> usize {
-        match self {
+    /// The values of the kernel's function constants: as many of the flags as it has, or a number.
+    pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
+        let num_flags = match self {
             Self::Matvec { .. }
             | Self::MatvecSwiglu { .. }
             | Self::Matmul { .. }
             | Self::MatmulSwiglu { .. } => 3,
             Self::RopeKvWrite(_) => 2,
+            Self::FlashAttention { head_dim, .. } => return vec![Constant::U16(0, head_dim as u16)],
             _ => 0,
-        }
+        };
+        (0..).zip(flags).take(num_flags).map(|(index, flag)| Constant::Bool(index, flag)).collect()
     }
 }

@@ -349,9 +349,8 @@ impl Tile {
     const ROWS: usize = 64;
     /// Rows of activations of the largest tile.
     const MAX_TOKENS: usize = 32;
-    /// Values from one row in threadgroup memory to the next: operands and results.
+    /// Values from one row in threadgroup memory to the next.
     const STRIDE: usize = 2 * UNIT + 8;
-    const OUT_STRIDE: usize = Self::ROWS + 4;
 
     fn of(format: DType, last: Option<DType>, num_tokens: usize) -> Self {
         let is_wide = |format: DType| matches!(format, DType::BF16 | DType::F32);
@@ -367,12 +366,10 @@ impl Tile {
         num_groups: usize,
         cost: Cost,
     ) -> Work<'a> {
-        let staged = Self::ROWS * Self::STRIDE * self.weight_bytes + self.tokens * Self::STRIDE * 4;
-        let results = self.tokens * (Self::OUT_STRIDE + 1) * 4;
         Work {
             args,
             buffers,
-            threadgroup_memory: staged.max(results),
+            threadgroup_memory: (Self::ROWS * self.weight_bytes + self.tokens * 4) * Self::STRIDE,
             grid: [operands.num_tokens.div_ceil(self.tokens), num_groups, 1],
             num_threads: 128,
             cost,

@@ -38,4 +38,4 @@ pub(crate) use matrix::MetalMatrix;
 pub(crate) use probe::{kernel_limits, probe};
 pub(crate) use rows::{copy_block, embed, gather_rows};
 pub(crate) use sampling::MetalSampler;
-use tuning::Tuning;
+pub(crate) use tuning::Tuning;

@@ -19,6 +19,8 @@ pub enum Probe {
     FloatToHalf,
     /// The halves in the low bits times 1,024, by products of matrices, as floats.
     Matrices,
+    /// Floats as they are, by way of the cells that a lane has of a matrix.
+    Cells,
     /// 2ˣ.
     Exp2,
     /// eˣ.
@@ -33,6 +35,7 @@ impl Probe {
             Self::HalfToFloat => "probe_half_to_float",
             Self::FloatToHalf => "probe_float_to_half",
             Self::Matrices => "probe_matrices",
+            Self::Cells => "probe_cells",
             Self::Exp2 => "probe_exp2",
             Self::Exp => "probe_exp",
             Self::Silu => "probe_silu",
@@ -47,7 +50,7 @@ pub(crate) fn probe(metal: &MetalBackend, probe: Probe, words: &[u32]) -> Result
     let allocate = || gpu.allocate(num_bytes.max(16), Placement::Private);
     let (input, output) = (allocate()?, allocate()?);
     gpu.write(&input, 0, cast_slice(words))?;
-    let words_of_a_group = if probe == Probe::Matrices { 64 } else { 32 };
+    let words_of_a_group = if matches!(probe, Probe::Matrices | Probe::Cells) { 64 } else { 32 };
     metal.launch(
         Kernel::Probe(probe),
         [false; 3],
@@ -90,8 +93,8 @@ fn largest() -> [(Kernel, Flags); 12] {
         (Kernel::Embed(DType::Q6K), plain),
         (Kernel::PagedAttention { dtype, heads: 4, lanes_per_key: 16 }, plain),
         (Kernel::PagedAttentionMerge, plain),
-        (Kernel::FlashAttention { dtype: KvCacheDType::F16, max_dim: 128 }, plain),
-        (Kernel::FlashAttention { dtype, max_dim: 256 }, plain),
+        (Kernel::FlashAttention { dtype: KvCacheDType::F16, max_dim: 128, keys: 16, head_dim: 128 }, plain),
+        (Kernel::FlashAttention { dtype, max_dim: 256, keys: 8, head_dim: 256 }, plain),
         (Kernel::Sample, plain),
     ]
 }

@@ -1,4 +1,4 @@
-//! What is chosen by the size of the chip.
+//! What is chosen by the size of the chip, and what nobody has chosen yet.
 
 use super::ChipClass;
 
@@ -8,14 +8,24 @@ pub(crate) struct Tuning {
     /// Simdgroups that a product with a vector should have in flight, so that enough reads are under way. A
     /// matrix of fewer rows is divided along its columns.
     pub(super) simdgroups_in_flight: usize,
+    /// Keys that flash attention takes at a time where heads have 65 to 128 values in half precision: 16 or 32. With
+    /// fewer, a core has room for four threadgroups instead of three; with more, there are fewer barriers.
+    pub(super) flash_keys: usize,
 }
 
 impl Tuning {
     pub(crate) fn of(class: ChipClass) -> Self {
-        match class {
-            ChipClass::Base => Self { simdgroups_in_flight: 512 },
-            ChipClass::Max => Self { simdgroups_in_flight: 1536 },
-            ChipClass::Ultra => Self { simdgroups_in_flight: 3072 },
-        }
+        let simdgroups_in_flight = match class {
+            ChipClass::Base => 512,
+            ChipClass::Max => 1536,
+            ChipClass::Ultra => 3072,
+        };
+        Self { simdgroups_in_flight, flash_keys: 16 }
+    }
+
+    /// Forms of kernels that may be faster on Apple GPUs, of which none was at hand, by what is different about them.
+    /// `tinyvllm self-test` checks and times them beside those that are used.
+    pub(crate) fn alternatives(self) -> [(&'static str, Self); 1] {
+        [("32 keys at a time", Self { flash_keys: 32, ..self })]
     }
 }

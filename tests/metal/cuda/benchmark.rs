@@ -1,14 +1,15 @@
 //! How much of the memory bandwidth the kernels use, as ops launch them. A proxy for how well they go through
 //! memory: an NVIDIA GPU has other limits besides, and matrix products of simdgroups are emulated there.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::metal::{Gpu, Placement};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs, Vector, linear_residual,
-    norm_linear, paged_attention, rope_kv_write,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
+    KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, SampleParams, StepInputs,
+    Vector, linear_residual, norm_linear, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -41,13 +42,12 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
     let mut bench = Bench { gpu, context, copy_bandwidth: 0.0, report, shares: Vec::new() };
     bench.copy()?;
     for dtype in [DType::Q4_0, DType::F16, DType::Q8_0, DType::Q4K, DType::Q6K] {
-        for (rows, cols) in [(14336, 4096), (4096, 14336)] {
-            bench.products(dtype, rows, cols, &[1])?;
-        }
+        bench.products(dtype, 14336, 4096, &[1, 2, 4, 8, 16])?;
+        bench.products(dtype, 4096, 14336, &[1])?;
     }
-    bench.products(DType::Q4_0, 14336, 4096, &[2, 4, 8, 16])?;
     bench.products(DType::Q4_0, 4096, 4096, &[512])?;
     bench.attention()?;
+    bench.sampling()?;
     Ok(bench.shares)
 }
 
@@ -104,7 +104,7 @@ impl Bench<'_> {
             let mut scratch = LinearScratch::new(&self.context, num_columns, cols)?;
             let x = filled(&self.context, num_columns, cols)?;
             let mut out = Buffer::new(&self.context, num_columns, rows)?;
-            let num_calls = num_matrices * if num_columns > 16 { 1 } else { 4 };
+            let num_calls = num_matrices * if num_columns > 4 { 1 } else { 4 };
             let with_norm = self.seconds(num_calls, |index| {
                 let linear = [&linears[index % num_matrices]];
                 norm_linear(&self.context, &mut scratch, num_columns, &x, &norm, linear, &mut out)
@@ -121,6 +121,52 @@ impl Bench<'_> {
                     self.shares.push((name, share));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A token for one row of a large vocabulary.
+    fn sampling(&mut self) -> Result<()> {
+        const VOCAB_SIZE: usize = 151_936;
+        const NUM_CALLS: usize = 12;
+        // Near a normal distribution, with a standard deviation of 2.5.
+        let uniform = noise(5, 4 * VOCAB_SIZE);
+        let logits: Vec<f32> = uniform.chunks_exact(4).map(|four| four.iter().sum::<f32>() * 2.17).collect();
+        for (name, top_k, top_p) in [("all", 0, 1.0), ("top-k 40", 40, 1.0), ("top-p 0.9", 0, 0.9)] {
+            // Sampling changes its logits.
+            let rows = (0..4 + 5 * NUM_CALLS)
+                .map(|_| {
+                    let mut row = Buffer::new(&self.context, 1, VOCAB_SIZE)?;
+                    row.write(1, |target| target.copy_from_slice(&logits))?;
+                    Ok(row)
+                })
+                .collect::<Result<Vec<_>>>()?;
+            let none = Error::internal("the device has no sampler");
+            let mut sampler = DeviceSampler::new(&self.context)?.ok_or(none)?;
+            let params = SampleParams {
+                inverse_temperature: 1.0,
+                top_k,
+                top_p,
+                min_p: 0.0,
+                repetition_penalty: 1.0,
+                presence_penalty: 0.0,
+                frequency_penalty: 0.0,
+                logit_bias: &BTreeMap::new(),
+                banned: &[],
+                min_tokens: 0,
+                seed: 1,
+                stream: 0,
+                prompt_token_ids: &[],
+                output_token_ids: &[],
+            };
+            sampler.begin(&self.context, std::iter::once(params), rows.len())?;
+            let mut next = rows.iter();
+            let seconds = self.seconds(NUM_CALLS, |_| match next.next() {
+                Some(row) => sampler.launch(&self.context, row),
+                None => Err(Error::internal("more calls than rows")),
+            })?;
+            let name = format!("sampling of {VOCAB_SIZE} tokens, {name}");
+            self.line(&name, seconds, (4 * VOCAB_SIZE) as f64, 0.0);
         }
         Ok(())
     }
@@ -190,15 +236,24 @@ impl Bench<'_> {
         })?;
         self.line(&format!("paged attention, 1 × {CONTEXT} tokens"), seconds, kv_bytes, operations);
 
-        let metadata = step(&[0], 0, PROMPT);
-        let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
-        let lists = StepInputs::new(&positions[..PROMPT], &positions[..PROMPT], &[], &metadata);
-        let lists = inputs.upload(&self.context, lists, &cache)?;
-        let seconds = self.seconds(5, |_| {
-            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)
-        })?;
+        let alternatives = self.context.alternatives();
+        let others = alternatives.iter().map(|(form, context)| (format!(", {form}"), context));
+        let mut times = Vec::new();
+        for (form, context) in std::iter::once((String::new(), &self.context)).chain(others) {
+            let metadata = step(&[0], 0, PROMPT);
+            let mut scratch = AttentionScratch::new(context, limits)?;
+            let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
+            let lists = StepInputs::new(&positions[..PROMPT], &positions[..PROMPT], &[], &metadata);
+            let lists = inputs.upload(context, lists, &cache)?;
+            let seconds = self
+                .seconds(5, |_| paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out))?;
+            times.push((form, seconds));
+        }
         let operations = (2 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1)) as f64;
-        self.line(&format!("flash attention, a prompt of {PROMPT}"), seconds, kv_bytes / 2.0, operations);
+        for (form, seconds) in times {
+            let name = format!("flash attention, a prompt of {PROMPT}{form}");
+            self.line(&name, seconds, kv_bytes / 2.0, operations);
+        }
         if out.read(1, |row| row.iter().all(|value| value.is_finite()))? {
             Ok(())
         } else {

@@ -69,6 +69,8 @@ functions! {
     copy_on_device: "cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
     load_module: "cuModuleLoadData" (*mut Handle, *const c_void);
     function: "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    variable: "cuModuleGetGlobal_v2" (*mut Address, *mut usize, Handle, *const c_char);
+    function_attribute: "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
     launch: "cuLaunchKernel" (
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
         *mut *mut c_void

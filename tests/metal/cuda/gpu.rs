@@ -4,7 +4,7 @@
 //! of a library's function constants a module.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_uint, c_void};
+use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,9 @@ use super::memory::{Device, DeviceMemory};
 /// Of `MslArguments` in `shim/entry_cuda.hpp`; no kernel has as many.
 const MAX_ARGUMENT_BYTES: usize = 512;
 /// As if it were one of Apple's.
-const LIMITS: PipelineLimits = PipelineLimits::APPLE;
+/// Attributes of functions, by the driver's numbers.
+const MAX_THREADS_PER_BLOCK: c_int = 0;
+const SHARED_SIZE_BYTES: c_int = 1;
 
 /// `MslArguments` of `shim/entry_cuda.hpp`.
 #[repr(C)]
@@ -49,9 +51,9 @@ pub(crate) struct CudaGpu {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Modules by the library and the set of its function constants.
-    modules: HashMap<(&'static str, u32), Handle>,
-    known: HashMap<(&'static str, String, u32), usize>,
+    /// Modules by the library and its function constants.
+    modules: HashMap<(&'static str, Vec<Constant>), Handle>,
+    known: HashMap<(&'static str, String, Vec<Constant>), Pipeline>,
     functions: Vec<(String, Handle)>,
     last_ticket: u64,
 }
@@ -113,9 +115,9 @@ impl CudaGpu {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The module of a library for a set of its function constants.
-    fn module(&self, library: &'static Library, set: u32) -> Result<Handle> {
-        let path = self.folder.join(format!("{}-{set}.cubin", library.name));
+    /// The module of a library with its function constants: the one compiled for the flags, in which numbers are set.
+    fn module(&self, library: &'static Library, constants: &[Constant]) -> Result<Handle> {
+        let path = self.folder.join(format!("{}-{}.cubin", library.name, set_of(constants)?));
         let failed = |error: &dyn Display| Error::internal(format!("{}: {error}", path.display()));
         let image = fs::read(&path).map_err(|error| failed(&error))?;
         let driver = self.device.enter()?;
@@ -123,15 +125,34 @@ impl CudaGpu {
         // SAFETY: the image is all of a file that the assembler made, whose header tells its length.
         let result = unsafe { (driver.load_module)(&raw mut module, image.as_ptr().cast()) };
         driver.check("cuModuleLoadData", result).map_err(|error| failed(&error))?;
+        for constant in constants {
+            let Constant::U16(index, value) = *constant else { continue };
+            let name = format!("msl_constant_{index}");
+            let symbol = CString::new(name.as_str()).map_err(|error| failed(&error))?;
+            let (mut at, mut len) = (0, 0);
+            // SAFETY: the module was just loaded, and the name is a string.
+            let result = unsafe { (driver.variable)(&raw mut at, &raw mut len, module, symbol.as_ptr()) };
+            driver.check(&name, result).map_err(|error| failed(&error))?;
+            let bytes = value.to_ne_bytes();
+            if len != bytes.len() {
+                return Err(failed(&format!("{name} has {len} bytes")));
+            }
+            // SAFETY: the variable has as many bytes.
+            let result = unsafe { (driver.copy_to_device)(at, bytes.as_ptr().cast(), len) };
+            driver.check(&name, result).map_err(|error| failed(&error))?;
+        }
         Ok(module)
     }
 }
 
-/// The number of a set of function constants.
+/// The number of a set of flags.
 fn set_of(constants: &[Constant]) -> Result<u32> {
     constants.iter().try_fold(0, |set, constant| match *constant {
         Constant::Bool(index @ 0..32, value) => Ok(set | u32::from(value) << index),
-        Constant::Bool(..) | Constant::U16(..) => Err(Error::internal(format!("{constant:?} is no flag"))),
+        Constant::Bool(..) => {
+            Err(Error::internal(format!("{constant:?} is beyond the flags that have a bit")))
+        }
+        Constant::U16(..) => Ok(set),
     })
 }
 
@@ -164,17 +185,17 @@ impl Gpu for CudaGpu {
         constants: &[Constant],
     ) -> Result<Pipeline> {
         // A kernel without function constants has the same code in every module.
-        let set = set_of(constants)?;
-        let key = (library.name, function.to_owned(), set);
+        let key = (library.name, function.to_owned(), constants.to_vec());
         let mut state = self.state();
-        if let Some(&index) = state.known.get(&key) {
-            return Ok(Pipeline { index, limits: LIMITS });
+        if let Some(pipeline) = state.known.get(&key) {
+            return Ok(*pipeline);
         }
-        let module = match state.modules.get(&(library.name, set)) {
+        let of_module = (library.name, constants.to_vec());
+        let module = match state.modules.get(&of_module) {
             Some(module) => *module,
             None => {
-                let module = self.module(library, set)?;
-                state.modules.insert((library.name, set), module);
+                let module = self.module(library, constants)?;
+                state.modules.insert(of_module, module);
                 module
             }
         };
@@ -185,10 +206,23 @@ impl Gpu for CudaGpu {
         // SAFETY: the module is loaded for good, and the name is a string.
         let result = unsafe { (driver.function)(&raw mut handle, module, symbol.as_ptr()) };
         driver.check(&format!("{function} of {}", library.name), result)?;
-        let index = state.functions.len();
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the function is one of a loaded module, and the value is there to be written.
+            let result = unsafe { (driver.function_attribute)(&raw mut value, attribute, handle) };
+            driver.check(&format!("{function} of {}", library.name), result)?;
+            Ok::<_, Error>(usize::try_from(value).unwrap_or(0))
+        };
+        // As many as its registers allow, and what it declares itself.
+        let limits = PipelineLimits {
+            max_threads: attribute(MAX_THREADS_PER_BLOCK)?,
+            static_memory: attribute(SHARED_SIZE_BYTES)?,
+            ..PipelineLimits::APPLE
+        };
+        let pipeline = Pipeline { index: state.functions.len(), limits };
         state.functions.push((function.to_owned(), handle));
-        state.known.insert(key, index);
-        Ok(Pipeline { index, limits: LIMITS })
+        state.known.insert(key, pipeline);
+        Ok(pipeline)
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
@@ -196,7 +230,7 @@ impl Gpu for CudaGpu {
         let function = state.functions.get(launch.pipeline.index);
         let (name, function) = function.ok_or_else(|| Error::internal("a pipeline of another device"))?;
         let Launch { args, buffers, threadgroup_memory, grid, num_threads, .. } = *launch;
-        launch.check(name, LIMITS)?;
+        launch.check(name, launch.pipeline.limits)?;
         if args.len() > MAX_ARGUMENT_BYTES {
             return Err(Error::internal(format!("{name}: {} bytes of arguments", args.len())));
         }

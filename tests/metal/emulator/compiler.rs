@@ -214,19 +214,20 @@ impl Compiler {
         Ok(rewritten.text)
     }
 
-    /// The library for a GPU that runs CUDA, once for each set of values of its function constants, which are all
-    /// flags: constant `i` is bit `i` of a set's position in the list.
+    /// The library for a GPU that runs CUDA, once for each set of values of those of its function constants that are
+    /// flags: constant `i` is bit `i` of a set's position in the list. Numbers are set in the loaded module.
     ///
     /// # Errors
     /// What is wrong.
     pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<CudaModule>, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
         let module = |set: u32| {
-            let flags = cuda_flags(&rewritten.constants, set, Unrolling::Everything);
+            let flags = cuda_flags(&rewritten, set, Unrolling::Everything);
             self.cuda_module(&rewritten.text, &flags, toolkit)
         };
         // Two at a time, since most of them wait for one library with many kernels.
-        let sets: Vec<u32> = (0..1 << rewritten.constants.len()).collect();
+        let num_flags = rewritten.constants.iter().filter(|constant| constant.is_flag()).count();
+        let sets: Vec<u32> = (0..1 << num_flags).collect();
         let mut modules = Vec::new();
         for pair in sets.chunks(2) {
             let pair: Vec<_> = std::thread::scope(|scope| {
@@ -301,7 +302,7 @@ impl Compiler {
             entry.and_then(|entry| entry.split(',').next()).is_none_or(&is_wanted)
         };
         let lines: Vec<&str> = rewritten.text.lines().filter(is_left).collect();
-        let (text, flags) = (lines.join("\n"), cuda_flags(&rewritten.constants, set, unrolling));
+        let (text, flags) = (lines.join("\n"), cuda_flags(&rewritten, set, unrolling));
         let mut hash = self.hash(&text)?;
         hash.update(flags.join(" ").as_bytes());
         let assembler = toolkit.join("bin/ptxas");
@@ -443,16 +444,20 @@ pub(crate) enum Unrolling {
 }
 
 /// For one set of values of function constants, which are all flags: constant `i` is bit `i`.
-fn cuda_flags(constants: &[FunctionConstant], set: u32, unrolling: Unrolling) -> Vec<String> {
+fn cuda_flags(rewritten: &Rewritten, set: u32, unrolling: Unrolling) -> Vec<String> {
     let mut flags = CUDA_FLAGS.to_vec();
     flags.extend(["-O3", "-S", "-ffp-contract=fast", "-mllvm", "-inline-threshold=1000000"]);
     if unrolling == Unrolling::Everything {
         flags.extend(["-mllvm", "-unroll-threshold=3000"]);
     }
+    if rewritten.text.contains("simdgroup_matrix") {
+        flags.push("-DMSL_MATRICES");
+    }
     let value = |constant: &FunctionConstant| {
         format!("-DMSL_VALUE_OF_{}={}", constant.name, set >> constant.index & 1)
     };
-    flags.into_iter().map(str::to_owned).chain(constants.iter().map(value)).collect()
+    let values = rewritten.constants.iter().filter(|constant| constant.is_flag()).map(value);
+    flags.into_iter().map(str::to_owned).chain(values).collect()
 }
 
 /// What a thread of a kernel takes: registers, and bytes that it spills and keeps on its stack; and bytes of

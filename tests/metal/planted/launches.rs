@@ -35,6 +35,8 @@ pub(super) enum Change {
     Memory(fn(usize) -> usize),
     /// A function constant is what it is not.
     Flag(u32),
+    /// A function constant that is a number.
+    Number(fn(u16) -> u16),
     /// It is another kernel, by the end of its name.
     Ending(&'static str, &'static str),
     /// A buffer with a list: the words of a record and one of them, in as many records as the grid has in a dimension;
@@ -140,6 +142,13 @@ impl Gpu for Altered {
                         }
                     }
                 }
+                Change::Number(change) => {
+                    for constant in &mut constants {
+                        if let Constant::U16(_, value) = constant {
+                            *value = change(*value);
+                        }
+                    }
+                }
                 _ => {}
             }
         }
@@ -181,7 +190,7 @@ impl Gpu for Altered {
                 });
             }
             Change::LeftOut => return Ok(()),
-            Change::Flag(_) | Change::Ending(..) | Change::NotWaitedFor => {}
+            Change::Flag(_) | Change::Number(_) | Change::Ending(..) | Change::NotWaitedFor => {}
         }
         self.gpu.dispatch(&Launch { args: &args, buffers: &buffers, ..wrong })
     }

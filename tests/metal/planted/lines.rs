@@ -168,9 +168,19 @@ pub(super) const LINES: [Lines; 11] = [
             (
                 "let flash = Flash::of(pools.dtype, pools.head_dim);",
                 "for smaller heads",
-                Ending("_128", "_64"),
+                Ending("_128_16", "_64_32"),
             ),
-            ("threadgroup_memory: flash.threadgroup_memory(),", "too little", Memory(|n| n - 16)),
+            (
+                "let keys = flash.keys(metal.tuning());",
+                "more than there is room for",
+                Ending("_128_16", "_128_32"),
+            ),
+            (
+                "head_dim: pools.head_dim,\n                },",
+                "eight values too few",
+                Number(|n| n.max(16) - 8),
+            ),
+            ("threadgroup_memory: flash.threadgroup_memory(keys),", "too little", Memory(|n| n - 16)),
             ("num_threads: flash.simdgroups * 32,", "half of them", Threads(|n| n / 2)),
         ],
     },

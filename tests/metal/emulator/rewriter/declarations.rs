@@ -84,13 +84,13 @@ impl Rewriter {
                 "{place}: a function constant is `constant T name [[function_constant(0)]];`"
             ));
         };
-        let index = index.parse().map_err(|_| format!("{place}: the index `{index}` is no number"))?;
+        let index: u32 = index.parse().map_err(|_| format!("{place}: the index `{index}` is no number"))?;
         self.constants.push(FunctionConstant {
             index,
             kind: kind.text.to_string(),
             name: name.text.to_string(),
         });
-        Ok(format!("MSL_FUNCTION_CONSTANT({}, {});", kind.text, name.text))
+        Ok(format!("MSL_FUNCTION_CONSTANT({}, {}, {index});", kind.text, name.text))
     }
 
     /// A constant that is computed from function constants is computed where it is used: when the library is

@@ -75,6 +75,13 @@ pub(crate) struct FunctionConstant {
     pub(crate) name: String,
 }
 
+impl FunctionConstant {
+    /// Whether it is one of two values, and not a number.
+    pub(crate) fn is_flag(&self) -> bool {
+        self.kind == "bool"
+    }
+}
+
 /// A kernel that the host can name.
 #[derive(Debug)]
 struct Instance {

@@ -66,7 +66,7 @@ fn constants_are_set_at_run_time() {
     let source = "constant bool wide [[function_constant(3)]];\nconstant int columns = wide ? 4 : 1;\n\
                   constant int twice = 2 * columns;\nconstant int other = 5;\n";
     let text = rewritten(source, Mode::Run);
-    assert!(text.contains("MSL_FUNCTION_CONSTANT(bool, wide);\n"), "{text}");
+    assert!(text.contains("MSL_FUNCTION_CONSTANT(bool, wide, 3);\n"), "{text}");
     assert!(text.contains("MSL_DERIVED_CONSTANT(int, columns, (wide ? 4 : 1));\n"), "{text}");
     assert!(text.contains("MSL_DERIVED_CONSTANT(int, twice, (2 * columns));\n"), "{text}");
     assert!(text.contains("constant int other = 5;\n"), "{text}");

@@ -29,6 +29,10 @@ MSL_ATOMIC(atomic_fetch_or_explicit, a | b)
 MSL_ATOMIC(atomic_fetch_and_explicit, a& b)
 MSL_ATOMIC(atomic_exchange_explicit, b)
 #undef MSL_ATOMIC
+// What a GPU has an instruction for takes no turns.
+inline uint atomic_fetch_add_explicit(atomic<uint>* object, uint operand, memory_order) {
+  return __atomic_fetch_add(&object->value, operand, __ATOMIC_RELAXED);
+}
 template <class T, class U>
 inline bool atomic_compare_exchange_weak_explicit(atomic<T>* object, T* expected, U desired, memory_order,
                                                   memory_order) {

@@ -16,8 +16,9 @@ struct MslParameterOfCuda {
 extern MSL_SHARED __attribute__((__aligned__(16))) char msl_threadgroup_memory[];
 
 inline unsigned msl_argument_value(int built_in, int c) {
-  const unsigned place[3] = {(unsigned)__nvvm_read_ptx_sreg_tid_x(), (unsigned)__nvvm_read_ptx_sreg_tid_y(),
-                             (unsigned)__nvvm_read_ptx_sreg_tid_z()};
+  const unsigned thread_index = (unsigned)__nvvm_read_ptx_sreg_tid_x();
+  const unsigned place[3] = {(thread_index & ~31u) | (unsigned)metal::msl_lane_of(thread_index & 31),
+                             (unsigned)__nvvm_read_ptx_sreg_tid_y(), (unsigned)__nvvm_read_ptx_sreg_tid_z()};
   const unsigned threads[3] = {(unsigned)__nvvm_read_ptx_sreg_ntid_x(),
                                (unsigned)__nvvm_read_ptx_sreg_ntid_y(),
                                (unsigned)__nvvm_read_ptx_sreg_ntid_z()};

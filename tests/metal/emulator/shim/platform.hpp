@@ -41,7 +41,7 @@ typedef ulong uintptr_t;
 
 // A function constant is a variable that the run time sets before a launch.
 #if defined(MSL_ADDRESS_SPACES)
-#define MSL_FUNCTION_CONSTANT(type, name) __global type name
+#define MSL_FUNCTION_CONSTANT(type, name, index) __global type name
 #define MSL_DERIVED_CONSTANT(type, name, value)        \
   struct name##_derived {                              \
     operator type() const { return value; }            \
@@ -50,10 +50,13 @@ typedef ulong uintptr_t;
   static constant name##_derived name = {}
 #else
 #if defined(MSL_CUDA)
-// As on Apple's GPUs, each set of values is a compilation of its own.
-#define MSL_FUNCTION_CONSTANT(type, name) static constexpr type name = MSL_VALUE_OF_##name
+// As on Apple's GPUs, each set of flags is a compilation of its own. Numbers are set when a module is loaded.
+#define MSL_FUNCTION_CONSTANT(type, name, index) MSL_FUNCTION_CONSTANT_##type(name, index)
+#define MSL_FUNCTION_CONSTANT_bool(name, index) static constexpr bool name = MSL_VALUE_OF_##name
+#define MSL_FUNCTION_CONSTANT_ushort(name, index) \
+  extern "C" __attribute__((__constant__)) ushort name __asm__("msl_constant_" #index) = 0
 #else
-#define MSL_FUNCTION_CONSTANT(type, name) static type name
+#define MSL_FUNCTION_CONSTANT(type, name, index) static type name
 #endif
 #define MSL_DERIVED_CONSTANT(type, name, value) \
   static const struct name##_derived {          \

@@ -2,10 +2,20 @@
 #pragma once
 
 namespace metal {
+// Which of the GPU's lanes stands for a lane, and the reverse. Where a library has matrices, lanes are numbered so
+// that each has the values of a matrix that this GPU's own instructions want it to have. Both only move bits, so the
+// number of `a ^ b` is that of `a` ^ that of `b`.
+#if defined(MSL_MATRICES)
+METAL_FUNC int msl_own_lane(int lane) { return (lane & 17) | (lane & 8) >> 2 | (lane & 6) << 1; }
+METAL_FUNC int msl_lane_of(int own) { return (own & 17) | (own & 2) << 2 | (own & 12) >> 1; }
+#else
+METAL_FUNC int msl_own_lane(int lane) { return lane; }
+METAL_FUNC int msl_lane_of(int own) { return own; }
+#endif
 METAL_FUNC int msl_lane() {
-  int lane;
-  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
+  int own;
+  asm("mov.u32 %0, %%laneid;" : "=r"(own));
+  return msl_lane_of(own);
 }
 METAL_FUNC void threadgroup_barrier(mem_flags flags) {
   if (int(flags) & int(mem_flags::mem_device)) __nvvm_membar_gl();
@@ -30,7 +40,8 @@ METAL_FUNC T msl_exchange(T value, Exchange exchange) {
 }
 template <class T>
 METAL_FUNC T msl_from_lane(T value, int lane) {
-  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_idx_i32(~0u, word, lane, 31); });
+  const int own = msl_own_lane(lane);
+  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_idx_i32(~0u, word, own, 31); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle(T value, ushort lane) {
@@ -38,7 +49,8 @@ METAL_FUNC T simd_shuffle(T value, ushort lane) {
 }
 template <class T>
 METAL_FUNC T simd_shuffle_xor(T value, ushort mask) {
-  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_bfly_i32(~0u, word, mask, 31); });
+  const int own = msl_own_lane(mask);
+  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_bfly_i32(~0u, word, own, 31); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle_down(T value, ushort delta) {
@@ -64,7 +76,7 @@ METAL_FUNC T simd_broadcast_first(T value) {
   template <class T>                                   \
   METAL_FUNC T name(T a) {                             \
     for (int step = 16; step; step >>= 1) {            \
-      const T b = msl_from_lane(a, msl_lane() ^ step); \
+      const T b = simd_shuffle_xor(a, ushort(step));   \
       a = T(value_of);                                 \
     }                                                  \
     return a;                                          \
@@ -99,17 +111,63 @@ METAL_FUNC simd_vote simd_ballot(bool value) { return {simd_or(uint(value) << ms
 METAL_FUNC bool simd_any(bool value) { return simd_ballot(value).votes != 0; }
 METAL_FUNC bool simd_all(bool value) { return simd_ballot(!value).votes == 0; }
 
-// Element (row, k) of `a` and (k, column) of `b`, both in the layout of `simdgroup_matrix.hpp`.
+METAL_FUNC uint msl_bits(float value) { return __builtin_bit_cast(uint, value); }
+METAL_FUNC uint msl_pair(half first, half second) {
+  return __builtin_bit_cast(ushort, first) | uint(__builtin_bit_cast(ushort, second)) << 16;
+}
+// Two neighbours of a row of a matrix of 16-bit values become two of the transposed matrix.
+METAL_FUNC uint msl_transposed(uint pair) {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
+  return pair;
+}
+METAL_FUNC void msl_transpose(uint& first, uint& second) {
+  const uint low = msl_transposed((first & 0xFFFF) | second << 16);
+  const uint high = msl_transposed(first >> 16 | (second & 0xFFFF0000));
+  first = (low & 0xFFFF) | high << 16;
+  second = low >> 16 | (high & 0xFFFF0000);
+}
+// `c` += a · b, with the GPU's instructions for matrices of 16 rows. Each adds eight products with fewer bits than a
+// float has, so the sum over many of them is made apart.
+METAL_FUNC void msl_multiply(half a0, half a1, half b0, half b1, float* c, int) {
+  const uint a = msl_pair(a0, a1), b = msl_transposed(msl_pair(b0, b1));
+  float sums[4];
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4}, {%5}, {%6, %6, %6, %6};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(a), "r"(b), "f"(0.0f));
+  c[0] += sums[0];
+  c[1] += sums[1];
+}
+// Of each operand only the 10 bits behind the point count. The upper eight rows have those, the lower ones the rest.
+METAL_FUNC uint msl_rest(float value) {
+  return msl_bits(value - __builtin_bit_cast(float, msl_bits(value) & 0xFFFFE000));
+}
+METAL_FUNC void msl_multiply_in_parts(float a0, float a1, uint b0, uint b1, float* c) {
+  float sums[4];
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(msl_bits(a0)), "r"(msl_rest(a0)), "r"(msl_bits(a1)), "r"(msl_rest(a1)), "r"(b0), "r"(b1), "f"(0.0f));
+  c[0] += sums[0] + sums[2];
+  c[1] += sums[1] + sums[3];
+}
+METAL_FUNC void msl_multiply(float a0, float a1, half b0, half b1, float* c, int) {
+  const uint b = msl_transposed(msl_pair(b0, b1));
+  b0 = __builtin_bit_cast(half, ushort(b));
+  b1 = __builtin_bit_cast(half, ushort(b >> 16));
+  msl_multiply_in_parts(a0, a1, msl_bits(b0), msl_bits(b1), c);
+}
 METAL_FUNC void msl_multiply(float a0, float a1, float b0, float b1, float* c, int) {
-  const int lane = msl_lane();
-  const int row = (lane >> 2 & 4) + (lane >> 1 & 3), column = (lane >> 2 & 2) * 2 + (lane & 1) * 2;
-#pragma clang loop unroll(full)
-  for (int k = 0; k < 8; ++k) {
-    const int of_a = (row & 4) << 2 | (row & 3) << 1 | (k & 4) << 1 | (k >> 1 & 1);
-    const int of_b = (k & 4) << 2 | (k & 3) << 1 | (column & 4) << 1 | (column >> 1 & 1);
-    const float a = msl_from_lane(k & 1 ? a1 : a0, of_a);
-    c[0] += a * msl_from_lane(b0, of_b);
-    c[1] += a * msl_from_lane(b1, of_b);
-  }
+  uint first = msl_bits(b0), second = msl_bits(b1);
+  msl_transpose(first, second);
+  b0 = __builtin_bit_cast(float, first);
+  b1 = __builtin_bit_cast(float, second);
+  msl_multiply_in_parts(a0, a1, first, second, c);
+  msl_multiply_in_parts(a0, a1, msl_rest(b0), msl_rest(b1), c);
+}
+template <class A, class B>
+METAL_FUNC void msl_multiply(A a0, A a1, B b0, B b1, float* c, int line) {
+  msl_multiply(float(a0), float(a1), float(b0), float(b1), c, line);
 }
 }  // namespace metal

@@ -56,8 +56,7 @@ inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgrou
                                           simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c,
                                           MSL_HERE) {
   float sum[2] = {float(c.elements.v[0]), float(c.elements.v[1])};
-  msl_multiply(float(a.elements.v[0]), float(a.elements.v[1]), float(b.elements.v[0]), float(b.elements.v[1]),
-               sum, line);
+  msl_multiply(a.elements.v[0], a.elements.v[1], b.elements.v[0], b.elements.v[1], sum, line);
   d.elements.v[0] = D(sum[0]);
   d.elements.v[1] = D(sum[1]);
 }
