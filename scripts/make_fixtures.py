@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
 """Makes the model fixtures in tests/fixtures: tiny random models with the results they must give.
 
-    python scripts/make_fixtures.py OUT [--stages reference gguf kquant blocks]
+    python scripts/make_fixtures.py OUT [--stages reference gguf kquant blocks] [--models NAME …]
 
 Stages, each of which needs only what the earlier ones wrote:
 
 reference  tiny/NAME/: config.json, generation_config.json and model.safetensors of a random model, and
            golden.safetensors with what transformers computes for it in float32 on the CPU:
            ids [48], logits [48, vocab], hidden [4, 48, hidden] (embedding, after layers 1 and 2, final
-           norm) and greedy [40] (8 prompt tokens and 32 generated ones).
+           norm) and greedy [40] (8 prompt tokens and 32 generated ones). qwen3_moe is drawn and computed
+           by numpy, in float64, and has no hidden.
 gguf       tiny/NAME/NAME.TYPE.gguf, converted from the folder, and NAME.TYPE.golden.safetensors with the
            logits of a numpy forward pass over the dequantised weights of that very file.
-kquant     kquant/NAME/NAME.q4_k_mix.gguf: models of width 256 with Q4_K, Q6_K and the type that stands in
-           where a row is no multiple of 256, and their golden logits. Their float models are temporary.
+           f32-legacy is a file from before attn_kv_b was split in two, f32-ollama one of arch glm4moelite,
+           in which two pairs of keys have changed places.
+kquant     kquant/NAME/NAME.q4_k_mix.gguf: models of width 256 with Q4_K, Q5_K, Q6_K and the type that
+           stands in where a row is no multiple of 256, and their golden logits. Their float models are
+           temporary.
 blocks     blocks.safetensors: random bytes of every block type and the values they decode to.
 
 Versions that made the fixtures in the repository (Python 3.11); other versions may draw other weights:
 
-    torch 2.9.1, transformers 5.23.0       stages reference and kquant
+    torch 2.9.1, transformers 5.23.0       stages reference (but for qwen3_moe) and kquant
     xllamacpp 2026.10.11549                stage kquant, for its K-quant encoder
     gguf 0.19.0, safetensors 0.8.0, numpy 2.4.6
 
@@ -51,18 +55,49 @@ TINY_GGUF_TYPES = {
     "mistral": [],
     "qwen2": ["q8_0"],
     "qwen3": [],
+    "qwen3_moe": ["q8_0"],
+    "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy"],
+    "youtu": ["q8_0", "q4_0"],
+    "glm4_moe_lite": ["q8_0", "q4_0", "f32-ollama"],
 }
-KQUANT_MODELS = ["llama", "qwen3"]
+KQUANT_MODELS = ["llama", "qwen3", "deepseek_v2_lite", "youtu", "glm4_moe_lite"]
 
 # GGUF architecture of each transformers model type.
-GGUF_ARCH = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+GGUF_ARCH = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "deepseek_v2": "deepseek2",
+    "youtu": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+}
+OLLAMA_ARCH = "glm4moelite"
+LATENT_ARCHS = ("deepseek2", OLLAMA_ARCH)
+# Architectures that divide the weights of the chosen experts by their sum without a key that says so.
+NORMALIZING_ARCHS = ("llama", "qwen3moe")
+
+# Keys that transformers 5 leaves out of config.json, although other programs need them.
+UNSAVED_KEYS = {
+    "deepseek_v2_lite": {"scoring_func": "softmax"},
+    "glm4_moe_lite": {
+        "first_k_dense_replace": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    },
+}
+
+# Router weights are larger than others, so that tokens differ in their experts.
+ROUTER_GAIN = 3.0
 
 
 def model_config(name, hidden_size):
     """The transformers configuration of a tiny model.
 
     Each one has what makes its architecture special: scaled rotary frequencies (llama3), heads that are
-    not hidden / heads wide (llama3, mistral, qwen3), tied embeddings, biases, norms of q and k.
+    not hidden / heads wide (llama3, mistral, qwen3), tied embeddings, biases, norms of q and k, latent
+    attention with one projection of queries or two, experts chosen by either kind of probability.
     """
     import transformers
 
@@ -92,6 +127,51 @@ def model_config(name, hidden_size):
         "original_max_position_embeddings": 64,
     }
     tied_qwen = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_parameters": rope(1e6)}
+
+    def latent(qk_nope_head_dim):
+        return {
+            "kv_lora_rank": 64,
+            "qk_nope_head_dim": qk_nope_head_dim,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 32,
+            "num_key_value_heads": 4,
+        }
+
+    experts = {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
+    deepseek = {
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 40.0,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    youtu = {
+        "q_lora_rank": 96,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": rope(1.6e6),
+    }
+    glm = {
+        "q_lora_rank": 96,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "rope_parameters": rope(1e6),
+    }
     config_class, special = {
         "llama": (transformers.LlamaConfig, {"rope_parameters": rope(10000.0)}),
         "llama3": (
@@ -104,6 +184,9 @@ def model_config(name, hidden_size):
         ),
         "qwen2": (transformers.Qwen2Config, tied_qwen),
         "qwen3": (transformers.Qwen3Config, tied_qwen | {"head_dim": 32}),
+        "deepseek_v2_lite": (transformers.DeepseekV2Config, latent(32) | experts | deepseek),
+        "youtu": (transformers.YoutuConfig, latent(32) | youtu),
+        "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, latent(48) | experts | glm),
     }[name]
     return config_class(**(common | special))
 
@@ -124,7 +207,11 @@ def draw_weights(model, seed):
             elif "embed_tokens" in name:
                 parameter.copy_(noise * embedding_std)
             else:
-                parameter.copy_(noise / np.sqrt(parameter.shape[-1]))
+                gain = ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
+                parameter.copy_(noise * gain / np.sqrt(parameter.shape[-1]))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.15 * torch.randn(buffer.shape, generator=generator))
 
 
 def make_reference(name, folder, hidden_size=64):
@@ -139,7 +226,7 @@ def make_reference(name, folder, hidden_size=64):
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     config_path = folder / "config.json"
-    config_json = json.loads(config_path.read_text())
+    config_json = json.loads(config_path.read_text()) | UNSAVED_KEYS.get(name, {})
     config_path.write_text(json.dumps(config_json, indent=1, sort_keys=True))
 
     generator = torch.Generator().manual_seed(7)
@@ -165,6 +252,106 @@ def make_reference(name, folder, hidden_size=64):
     print(f"{folder}: greedy {golden['greedy'][8:18].tolist()}")
 
 
+QWEN3_MOE_CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "decoder_sparse_step": 1,
+    "dtype": "float32",
+    "eos_token_id": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": VOCAB_SIZE,
+}
+
+
+def qwen3_moe_weights(config, random):
+    """Random weights under the names of transformers."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    width, num_experts = config["moe_intermediate_size"], config["num_experts"]
+
+    def matrix(rows, columns, std):
+        return (random.standard_normal((rows, columns)) * std).astype(np.float32)
+
+    def projection(rows, columns, gain=1.0):
+        return matrix(rows, columns, gain / np.sqrt(columns))
+
+    def norm(length):
+        return (1 + 0.1 * random.standard_normal(length)).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens": matrix(config["vocab_size"], hidden, 0.7),
+        "lm_head": projection(config["vocab_size"], hidden),
+        "model.norm": norm(hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm": norm(hidden),
+            prefix + "post_attention_layernorm": norm(hidden),
+            prefix + "self_attn.q_proj": projection(num_heads * head_dim, hidden),
+            prefix + "self_attn.k_proj": projection(num_kv_heads * head_dim, hidden),
+            prefix + "self_attn.v_proj": projection(num_kv_heads * head_dim, hidden),
+            prefix + "self_attn.o_proj": projection(hidden, num_heads * head_dim),
+            prefix + "self_attn.q_norm": norm(head_dim),
+            prefix + "self_attn.k_norm": norm(head_dim),
+            prefix + "mlp.gate": projection(num_experts, hidden, ROUTER_GAIN),
+        }
+        for expert in range(num_experts):
+            weights |= {
+                f"{prefix}mlp.experts.{expert}.gate_proj": projection(width, hidden),
+                f"{prefix}mlp.experts.{expert}.up_proj": projection(width, hidden),
+                f"{prefix}mlp.experts.{expert}.down_proj": projection(hidden, width),
+            }
+    return {name + ".weight": value for name, value in weights.items()}
+
+
+def make_numpy_reference(folder):
+    """Writes qwen3_moe and its golden results to `folder`, without transformers."""
+    config = QWEN3_MOE_CONFIG
+    random = np.random.default_rng(1234)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
+    special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    save_file(qwen3_moe_weights(config, random), folder / "model.safetensors", {"format": "pt"})
+
+    ids = random.integers(3, VOCAB_SIZE, PROMPT_LEN).astype(np.int64)
+    with tempfile.TemporaryDirectory() as temporary:
+        # A file of type f32 has the folder's weights and, in this architecture, its order of rows.
+        path = Path(temporary) / "exact.gguf"
+        write_gguf(folder, path, "f32")
+        logits = forward(path, ids).astype(np.float32)
+        greedy = ids[:8].tolist()
+        margins = []
+        while len(greedy) < 40:
+            last = forward(path, np.array(greedy))[-1]
+            first, second = np.argsort(-last)[:2]
+            margins.append(last[first] - last[second])
+            greedy.append(int(first))
+    greedy = np.array(greedy, np.int64)
+    save_file({"ids": ids, "logits": logits, "greedy": greedy}, folder / "golden.safetensors")
+    print(f"{folder}: greedy {greedy[8:18].tolist()}, smallest margin {min(margins):.1e}")
+
+
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -177,7 +364,18 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+ROUTER_BIAS = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
 
 
 def load_folder(folder):
@@ -214,7 +412,18 @@ def head_dim_of(config):
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
-def gguf_tensors(config, tensors):
+def split_kv_b(config, weight):
+    """The two halves of attn_kv_b: keys, transposed, and values, [heads, …] each."""
+    heads = weight.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+    num_key_rows = config["qk_nope_head_dim"]
+    return heads[:, :num_key_rows].swapaxes(1, 2), heads[:, num_key_rows:]
+
+
+def num_experts_of(config):
+    return config.get("n_routed_experts") or config.get("num_experts") or 0
+
+
+def gguf_tensors(config, tensors, variant=""):
     """Names and values as a GGUF file of the model has them, in file order."""
     num_heads = config["num_attention_heads"]
     rotary_heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": config["num_key_value_heads"]}
@@ -232,14 +441,32 @@ def gguf_tensors(config, tensors):
         for name, value in tensors.items():
             if not name.startswith(prefix):
                 continue
-            module, ending = name[len(prefix) :].rsplit(".", 1)
+            rest = name[len(prefix) :]
+            if rest.startswith("mlp.experts."):
+                continue
+            if rest == ROUTER_BIAS[0]:
+                out[f"blk.{layer}.{ROUTER_BIAS[1]}"] = value
+                continue
+            module, ending = rest.rsplit(".", 1)
+            if module == "self_attn.kv_b_proj" and variant != "legacy":
+                keys, values = split_kv_b(config, value)
+                out[f"blk.{layer}.attn_k_b.weight"] = keys
+                out[f"blk.{layer}.attn_v_b.weight"] = values
+                continue
             if GGUF_ARCH[config["model_type"]] == "llama" and module in rotary_heads:
                 value = interleave_rotary_rows(value, rotary_heads[module])
             out[f"blk.{layer}.{LAYER_NAMES[module]}.{ending}"] = value
+        if f"{prefix}mlp.experts.0.gate_proj.weight" in tensors:
+            for which in ("gate", "up", "down"):
+                names = [
+                    f"{prefix}mlp.experts.{expert}.{which}_proj.weight"
+                    for expert in range(num_experts_of(config))
+                ]
+                out[f"blk.{layer}.ffn_{which}_exps.weight"] = np.stack([tensors[n] for n in names])
     return out
 
 
-def add_hyperparameters(writer, arch, config):
+def add_hyperparameters(writer, arch, config, variant=""):
     def u32(key, value):
         writer.add_uint32(f"{arch}.{key}", int(value))
 
@@ -256,10 +483,73 @@ def add_hyperparameters(writer, arch, config):
     u32("attention.head_count", config["num_attention_heads"])
     f32("attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
     f32("rope.freq_base", rope.get("rope_theta", 10000.0))
+    if arch in LATENT_ARCHS:
+        add_latent_hyperparameters(writer, arch, config, variant)
+        return
+    if num_experts_of(config):
+        u32("expert_count", num_experts_of(config))
+        u32("expert_used_count", config["num_experts_per_tok"])
+        u32("expert_feed_forward_length", config["moe_intermediate_size"])
     u32("attention.head_count_kv", config["num_key_value_heads"])
     u32("rope.dimension_count", head_dim)
     u32("attention.key_length", head_dim)
     u32("attention.value_length", head_dim)
+
+
+def add_latent_hyperparameters(writer, arch, config, variant):
+    """What the keys of lengths mean depends on the age of the file.
+
+    Today key_length and value_length are those of the cached row, and those of heads end in _mla.
+    """
+
+    def u32(key, value):
+        writer.add_uint32(f"{arch}.{key}", int(value))
+
+    def f32(key, value):
+        writer.add_float32(f"{arch}.{key}", float(value))
+
+    rope_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    head = (config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"])
+    row = (rank + rope_dim, rank)
+    # llama.cpp wants the 0 where queries have one projection.
+    u32("attention.q_lora_rank", config.get("q_lora_rank") or 0)
+    u32("attention.kv_lora_rank", rank)
+    u32("rope.dimension_count", rope_dim)
+    num_heads = config["num_attention_heads"]
+    num_kv_heads, lengths, mla_lengths = {
+        "": (1, row, head),
+        "legacy": (num_heads, head, None),
+        "ollama": (num_heads, head, row),
+    }[variant]
+    u32("attention.head_count_kv", num_kv_heads)
+    u32("attention.key_length", lengths[0])
+    u32("attention.value_length", lengths[1])
+    if mla_lengths:
+        u32("attention.key_length_mla", mla_lengths[0])
+        u32("attention.value_length_mla", mla_lengths[1])
+
+    num_experts = num_experts_of(config)
+    num_dense = config["first_k_dense_replace"] if num_experts else config["num_hidden_layers"]
+    u32("leading_dense_block_count", num_dense)
+    u32("expert_feed_forward_length", config.get("moe_intermediate_size", config["intermediate_size"]))
+    u32("expert_shared_count", config.get("n_shared_experts", 0))
+    if num_experts:
+        u32("expert_count", num_experts)
+        u32("expert_used_count", config["num_experts_per_tok"])
+        f32("expert_weights_scale", config["routed_scaling_factor"])
+        u32("expert_group_count", config["n_group"])
+        u32("expert_group_used_count", config["topk_group"])
+        if config["norm_topk_prob"]:
+            writer.add_bool(f"{arch}.expert_weights_norm", True)
+        u32("expert_gating_func", {"softmax": 1, "sigmoid": 2}[config["scoring_func"]])
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        writer.add_string(f"{arch}.rope.scaling.type", "yarn")
+        f32("rope.scaling.factor", rope["factor"])
+        u32("rope.scaling.original_context_length", rope["original_max_position_embeddings"])
+        f32("rope.scaling.yarn_beta_fast", rope["beta_fast"])
+        f32("rope.scaling.yarn_beta_slow", rope["beta_slow"])
+        f32("rope.scaling.yarn_log_multiplier", 0.1 * rope["mscale_all_dim"])
 
 
 def add_toy_vocabulary(writer, vocab_size):
@@ -289,7 +579,7 @@ def add_toy_vocabulary(writer, vocab_size):
 
 
 def is_kept_exact(name, value):
-    return value.ndim < 2 or name.endswith("_norm.weight")
+    return value.ndim < 2 or name.endswith(("_norm.weight", "ffn_gate_inp.weight"))
 
 
 def finish_gguf(writer):
@@ -300,18 +590,19 @@ def finish_gguf(writer):
 
 
 def write_gguf(folder, path, type_name):
-    """Converts a folder to a GGUF file whose matrices all have one type."""
+    """Converts a folder to a GGUF file whose matrices all have one type, such as f32 or f32-legacy."""
+    type_name, _, variant = type_name.partition("-")
     config, tensors = load_folder(folder)
-    arch = GGUF_ARCH[config["model_type"]]
+    arch = OLLAMA_ARCH if variant == "ollama" else GGUF_ARCH[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_string("general.type", "model")
     writer.add_string("general.name", config["model_type"])
     writer.add_quantization_version(2)
-    add_hyperparameters(writer, arch, config)
+    add_hyperparameters(writer, arch, config, variant)
     add_toy_vocabulary(writer, config["vocab_size"])
     writer.add_add_bos_token(False)
     wanted = GgmlType[type_name.upper()]
-    for name, value in gguf_tensors(config, tensors).items():
+    for name, value in gguf_tensors(config, tensors, variant).items():
         ggml_type = GgmlType.F32 if is_kept_exact(name, value) else wanted
         if value.shape[-1] % gguf.GGML_QUANT_SIZES[ggml_type][0]:
             ggml_type = GgmlType.F16
@@ -341,8 +632,12 @@ class GgufModel:
         shape = [int(dim) for dim in reversed(tensor.shape)]
         return np.asarray(values, dtype=np.float64).reshape(shape)
 
-    def number(self, key):
-        return self.fields[f"{self.arch}.{key}"].contents()
+    def number(self, key, default=None):
+        """The value of a key of the architecture; without a default it has to be there."""
+        field = self.fields.get(f"{self.arch}.{key}")
+        if field is None and default is not None:
+            return default
+        return field.contents()
 
 
 def rms_norm(x, weight, eps):
@@ -364,57 +659,154 @@ def rotate(x, frequencies, interleaved):
     return out
 
 
-def attention(query, key, value):
+def softmax(x):
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def attention(query, key, value, scale):
     """Causal attention; query [heads, tokens, head_dim], key and value with fewer heads."""
     group = query.shape[0] // key.shape[0]
     key, value = np.repeat(key, group, 0), np.repeat(value, group, 0)
-    scores = query @ key.transpose(0, 2, 1) * (1 / np.sqrt(query.shape[-1]))
+    scores = query @ key.transpose(0, 2, 1) * scale
     num_tokens = query.shape[1]
     visible = np.tril(np.ones((num_tokens, num_tokens), bool))
-    scores = np.where(visible, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ value
+    return softmax(np.where(visible, scores, -np.inf)) @ value
+
+
+def rotary_frequencies(model):
+    """Frequencies of the pairs, and the factor that yarn puts on queries and keys together."""
+    dim, base = model.number("rope.dimension_count"), model.number("rope.freq_base")
+    pairs = np.arange(dim // 2)
+    frequencies = base ** (-2 * pairs / dim)
+    if "rope_freqs.weight" in model:
+        return frequencies / model["rope_freqs.weight"], 1.0
+    if model.number("rope.scaling.type", "none") != "yarn":
+        return frequencies, 1.0
+    factor = model.number("rope.scaling.factor")
+    original = model.number("rope.scaling.original_context_length")
+
+    def pair_with_rotations(rotations):
+        return dim * np.log(original / (2 * np.pi * rotations)) / (2 * np.log(base))
+
+    low = max(np.floor(pair_with_rotations(model.number("rope.scaling.yarn_beta_fast", 32.0))), 0)
+    high = min(np.ceil(pair_with_rotations(model.number("rope.scaling.yarn_beta_slow", 1.0))), dim - 1)
+    share = np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+    mscale = 1 + model.number("rope.scaling.yarn_log_multiplier", 0.0) * np.log(max(factor, 1))
+    return frequencies * (share / factor + 1 - share), mscale**2
+
+
+def grouped_attention(model, prefix, h, eps):
+    """Attention with keys and values of fewer heads; h and what it returns have [tokens, …]."""
+    frequencies, _ = rotary_frequencies(model)
+    interleaved = model.arch == "llama"
+
+    def project(which, heads):
+        y = h @ model[f"{prefix}attn_{which}.weight"].T
+        if f"{prefix}attn_{which}.bias" in model:
+            y = y + model[f"{prefix}attn_{which}.bias"]
+        return y.reshape(len(h), heads, -1).transpose(1, 0, 2)
+
+    num_kv_heads = model.number("attention.head_count_kv")
+    query = project("q", model.number("attention.head_count"))
+    key, value = project("k", num_kv_heads), project("v", num_kv_heads)
+    if prefix + "attn_q_norm.weight" in model:
+        query = rms_norm(query, model[prefix + "attn_q_norm.weight"], eps)
+        key = rms_norm(key, model[prefix + "attn_k_norm.weight"], eps)
+    query = rotate(query, frequencies, interleaved)
+    key = rotate(key, frequencies, interleaved)
+    mixed = attention(query, key, value, 1 / np.sqrt(query.shape[-1]))
+    return mixed.transpose(1, 0, 2).reshape(len(h), -1)
+
+
+def latent_projections(model, prefix, num_heads):
+    """From the latent row to keys [heads, nope, rank] and to values [heads, value, rank]."""
+    if prefix + "attn_k_b.weight" in model:
+        return model[prefix + "attn_k_b.weight"].transpose(0, 2, 1), model[prefix + "attn_v_b.weight"]
+    joint = model[prefix + "attn_kv_b.weight"]
+    joint = joint.reshape(num_heads, -1, joint.shape[-1])
+    num_key_rows = model.number("attention.key_length") - model.number("rope.dimension_count")
+    return joint[:, :num_key_rows], joint[:, num_key_rows:]
+
+
+def latent_attention(model, prefix, h, eps):
+    """Attention of which a token keeps one row; here keys and values are made from it for each head."""
+    num_heads = model.number("attention.head_count")
+    frequencies, scale = rotary_frequencies(model)
+    if prefix + "attn_q.weight" in model:
+        query = h @ model[prefix + "attn_q.weight"].T
+    else:
+        low = rms_norm(h @ model[prefix + "attn_q_a.weight"].T, model[prefix + "attn_q_a_norm.weight"], eps)
+        query = low @ model[prefix + "attn_q_b.weight"].T
+    query = query.reshape(len(h), num_heads, -1).transpose(1, 0, 2)
+    to_key, to_value = latent_projections(model, prefix, num_heads)
+    rank, nope = to_key.shape[2], to_key.shape[1]
+    row = h @ model[prefix + "attn_kv_a_mqa.weight"].T
+    latent = rms_norm(row[:, :rank], model[prefix + "attn_kv_a_norm.weight"], eps)
+    rotated = rotate(row[None, :, rank:], frequencies, interleaved=True)
+    key = np.concatenate(
+        [latent @ to_key.transpose(0, 2, 1), np.repeat(rotated, num_heads, 0)],
+        axis=-1,
+    )
+    query = np.concatenate(
+        [query[..., :nope], rotate(query[..., nope:], frequencies, interleaved=True)],
+        axis=-1,
+    )
+    value = latent @ to_value.transpose(0, 2, 1)
+    mixed = attention(query, key, value, scale / np.sqrt(query.shape[-1]))
+    return mixed.transpose(1, 0, 2).reshape(len(h), -1)
+
+
+def feed_forward(h, gate, up, down):
+    gate = h @ gate.T
+    return (gate / (1 + np.exp(-gate)) * (h @ up.T)) @ down.T
+
+
+def choose_experts(model, prefix, h):
+    """The experts of each token and their weights, [tokens, chosen] both."""
+    logits = h @ model[prefix + "ffn_gate_inp.weight"].T
+    has_bias = prefix + "exp_probs_b.bias" in model
+    softmax_gate, sigmoid_gate = 1, 2
+    gate = model.number("expert_gating_func", sigmoid_gate if has_bias else softmax_gate)
+    scores = 1 / (1 + np.exp(-logits)) if gate == sigmoid_gate else softmax(logits)
+    ranking = scores + model[prefix + "exp_probs_b.bias"] if has_bias else scores
+    chosen = np.argsort(-ranking, -1, kind="stable")[:, : model.number("expert_used_count")]
+    weights = np.take_along_axis(scores, chosen, -1)
+    if model.number("expert_weights_norm", model.arch in NORMALIZING_ARCHS):
+        weights = weights / weights.sum(-1, keepdims=True)
+    return chosen, weights * (model.number("expert_weights_scale", 0.0) or 1.0)
+
+
+def mixture_of_experts(model, prefix, h):
+    chosen, weights = choose_experts(model, prefix, h)
+    gates, ups, downs = (model[f"{prefix}ffn_{which}_exps.weight"] for which in ("gate", "up", "down"))
+    out = np.zeros_like(h)
+    for expert in range(len(gates)):
+        tokens, places = np.nonzero(chosen == expert)
+        y = feed_forward(h[tokens], gates[expert], ups[expert], downs[expert])
+        out[tokens] += weights[tokens, places][:, None] * y
+    if prefix + "ffn_gate_shexp.weight" in model:
+        shared = (model[f"{prefix}ffn_{which}_shexp.weight"] for which in ("gate", "up", "down"))
+        out += feed_forward(h, *shared)
+    return out
 
 
 def forward(path, ids):
-    """Logits [tokens, vocab] of a Llama-family GGUF file, in float64 throughout."""
+    """Logits [tokens, vocab] of a GGUF file, in float64 throughout."""
     model = GgufModel(path)
     eps = model.number("attention.layer_norm_rms_epsilon")
-    num_heads = model.number("attention.head_count")
-    num_kv_heads = model.number("attention.head_count_kv")
-    rotary_dim = model.number("rope.dimension_count")
-    base = model.number("rope.freq_base")
-    frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
-    if "rope_freqs.weight" in model:
-        frequencies = frequencies / model["rope_freqs.weight"]
-    interleaved = model.arch == "llama"
-
+    attend = latent_attention if model.arch in LATENT_ARCHS else grouped_attention
     x = model["token_embd.weight"][ids]
-    num_tokens = len(ids)
     for layer in range(model.number("block_count")):
         prefix = f"blk.{layer}."
-
-        def project(h, which, heads, prefix=prefix):
-            y = h @ model[f"{prefix}attn_{which}.weight"].T
-            if f"{prefix}attn_{which}.bias" in model:
-                y = y + model[f"{prefix}attn_{which}.bias"]
-            return y.reshape(num_tokens, heads, -1).transpose(1, 0, 2)
-
         h = rms_norm(x, model[prefix + "attn_norm.weight"], eps)
-        query, key = project(h, "q", num_heads), project(h, "k", num_kv_heads)
-        value = project(h, "v", num_kv_heads)
-        if prefix + "attn_q_norm.weight" in model:
-            query = rms_norm(query, model[prefix + "attn_q_norm.weight"], eps)
-            key = rms_norm(key, model[prefix + "attn_k_norm.weight"], eps)
-        query = rotate(query, frequencies, interleaved)
-        key = rotate(key, frequencies, interleaved)
-        mixed = attention(query, key, value).transpose(1, 0, 2).reshape(num_tokens, -1)
-        x = x + mixed @ model[prefix + "attn_output.weight"].T
-
+        x = x + attend(model, prefix, h, eps) @ model[prefix + "attn_output.weight"].T
         h = rms_norm(x, model[prefix + "ffn_norm.weight"], eps)
-        gate = h @ model[prefix + "ffn_gate.weight"].T
-        up = h @ model[prefix + "ffn_up.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ model[prefix + "ffn_down.weight"].T
+        if prefix + "ffn_gate_inp.weight" in model:
+            x = x + mixture_of_experts(model, prefix, h)
+        else:
+            dense = (model[f"{prefix}ffn_{which}.weight"] for which in ("gate", "up", "down"))
+            x = x + feed_forward(h, *dense)
     x = rms_norm(x, model["output_norm.weight"], eps)
     head = "output.weight" if "output.weight" in model else "token_embd.weight"
     return x @ model[head].T
@@ -427,13 +819,21 @@ def write_golden_logits(path, ids):
     return logits
 
 
-def stage_reference(out):
+def stage_reference(out, models):
     for name in TINY_GGUF_TYPES:
-        make_reference(name, out / "tiny" / name)
+        if name not in models:
+            continue
+        folder = out / "tiny" / name
+        if name == "qwen3_moe":
+            make_numpy_reference(folder)
+        else:
+            make_reference(name, folder)
 
 
-def stage_gguf(out):
+def stage_gguf(out, models):
     for name, types in TINY_GGUF_TYPES.items():
+        if name not in models:
+            continue
         folder = out / "tiny" / name
         golden = load_file(folder / "golden.safetensors")
         for type_name in types:
@@ -482,7 +882,10 @@ def k_quant_type(name, value):
     if is_kept_exact(name, value):
         return GgmlType.F32
     sensitive = ("output.weight", "token_embd.weight")
-    if name in sensitive or "ffn_down" in name or "attn_v" in name:
+    if "shexp" in name:
+        # Those files have no Q5_K; it is here so that a model has all three.
+        candidates = [GgmlType.Q5_K, GgmlType.Q5_1, GgmlType.F16]
+    elif name in sensitive or "ffn_down" in name or "attn_v" in name:
         candidates = [GgmlType.Q6_K, GgmlType.Q8_0, GgmlType.F16]
     else:
         candidates = [GgmlType.Q4_K, GgmlType.Q5_0, GgmlType.F16]
@@ -514,9 +917,11 @@ def write_k_quant_gguf(name, folder, path, encode):
     finish_gguf(writer)
 
 
-def stage_kquant(out):
+def stage_kquant(out, models):
     encode = k_quant_encoder()
     for name in KQUANT_MODELS:
+        if name not in models:
+            continue
         path = out / "kquant" / name / f"{name}.q4_k_mix.gguf"
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
@@ -528,7 +933,7 @@ def stage_kquant(out):
         report(path, logits, golden["logits"])
 
 
-def stage_blocks(out):
+def stage_blocks(out, _models):
     """Random bytes are valid blocks of any type; only the f16 fields are set to numbers of sane size."""
     f16_offsets = {
         "Q4_0": [0],
@@ -570,10 +975,13 @@ def main():
     )
     parser.add_argument("out", type=Path, help="folder to write to; tests read tests/fixtures")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument(
+        "--models", nargs="+", choices=TINY_GGUF_TYPES, default=list(TINY_GGUF_TYPES), metavar="NAME"
+    )
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     for stage in arguments.stages:
-        STAGES[stage](arguments.out)
+        STAGES[stage](arguments.out, arguments.models)
 
 
 if __name__ == "__main__":

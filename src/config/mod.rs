@@ -5,6 +5,6 @@ mod architecture;
 mod engine;
 mod model;
 
-pub use architecture::{ARCHITECTURES, Architecture, Decoder, RopeStyle};
+pub use architecture::{ARCHITECTURES, Architecture, Decoder, RopeStyle, RouterDefaults};
 pub use engine::EngineConfig;
-pub use model::{ModelConfig, RopeConfig, RopeScaling};
+pub use model::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling, Scoring};

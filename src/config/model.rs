@@ -7,8 +7,15 @@ use crate::config::architecture::{Architecture, RopeStyle};
 use crate::weights::Checkpoint;
 use crate::{Error, Result};
 
+mod experts;
 mod gguf;
 mod hf;
+mod latent;
+
+/// Most rows and columns of a matrix, so that no product of dimensions overflows.
+const MAX_SIZE: usize = 1 << 24;
+const MAX_LAYERS: usize = 4096;
+const MAX_HEAD_DIM: usize = 1024;
 
 /// The configuration of a decoder-only language model.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,13 +28,15 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Decoder layers.
     pub num_layers: usize,
+    /// Layers behind them that predict further tokens, which nothing here does: their weights are not loaded.
+    pub num_nextn_layers: usize,
     /// Query heads.
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
     /// Values in a head; not always `hidden_size / num_heads`.
     pub head_dim: usize,
-    /// Width of the feed-forward network.
+    /// Width of the feed-forward network; of those without experts, if a model has both.
     pub intermediate_size: usize,
     /// Added to the mean square under the root.
     pub rms_norm_eps: f32,
@@ -39,10 +48,69 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// A token attends to itself and the `sliding_window - 1` tokens before it; all of them if none.
     pub sliding_window: Option<usize>,
+    /// Keys and values are projections of one latent row for each token, which is what the cache holds. Then
+    /// `head_dim` is that of queries and `num_kv_heads` is 1.
+    pub latent_attention: Option<LatentAttentionConfig>,
+    /// Layers whose feed-forward network is a choice of experts.
+    pub experts: Option<ExpertsConfig>,
     /// The token that starts a text, if the model has one.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text, as the model's files list them. The tokenizer may know more.
     pub eos_token_ids: Vec<u32>,
+}
+
+/// Multi-head latent attention. A query head has `qk_nope_head_dim` values without a position and behind them the
+/// `rope.dim` that are rotated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentAttentionConfig {
+    /// Width of the row between the two projections of queries; none if there is one projection.
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent row, without the rotated key that is cached behind it.
+    pub kv_lora_rank: usize,
+    /// Values of a query or key head that are not rotated.
+    pub qk_nope_head_dim: usize,
+    /// Values of a value head.
+    pub v_head_dim: usize,
+    /// What scores are multiplied by.
+    pub softmax_scale: f32,
+    /// Added to the mean square under the root, in the norms of the two low ranks.
+    pub lora_norm_eps: f32,
+}
+
+/// A feed-forward network of which a router chooses the parts, token by token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertsConfig {
+    /// Layers before the first one with experts.
+    pub num_dense_layers: usize,
+    /// Experts to choose from.
+    pub num_experts: usize,
+    /// Experts that a token goes through.
+    pub num_experts_per_tok: usize,
+    /// Width of an expert.
+    pub intermediate_size: usize,
+    /// Width of the network that every token goes through beside its experts; none if there is none.
+    pub shared_intermediate_size: Option<usize>,
+    /// How logits become probabilities.
+    pub scoring: Scoring,
+    /// The router adds a bias of each expert to its probability, to choose by but not to weigh with.
+    pub has_selection_bias: bool,
+    /// Groups that experts are divided into, and of how many of them some may be chosen.
+    pub num_groups: usize,
+    /// At most `num_groups`; the same if groups play no part.
+    pub num_groups_per_tok: usize,
+    /// The weights of the chosen experts are divided by their sum.
+    pub normalize: bool,
+    /// What weights are multiplied by in the end.
+    pub scale: f32,
+}
+
+/// How a router's logits become probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// Of all experts together. A group is as good as its best expert.
+    Softmax,
+    /// Each by itself. A group is as good as its best two experts.
+    Sigmoid,
 }
 
 /// Rotary position embedding: pairs of values are rotated by `position · frequency`.
@@ -104,10 +172,12 @@ impl ModelConfig {
     /// [`crate::ErrorKind::Unsupported`] if the model is or needs something that cannot be run,
     /// [`crate::ErrorKind::InvalidModel`] if a value is missing or impossible.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let has_tensor = |name: &str| checkpoint.contains(name);
         match (checkpoint.gguf_metadata(), checkpoint.config_json()) {
-            (Some(metadata), _) => Self::from_gguf(metadata, has_tensor),
-            (None, Some(config)) => Self::from_hf(config, checkpoint.generation_config_json(), has_tensor),
+            (Some(metadata), _) => Self::from_gguf(metadata, |name| checkpoint.shape(name)),
+            (None, Some(config)) => {
+                let has_tensor = |name: &str| checkpoint.contains(name);
+                Self::from_hf(config, checkpoint.generation_config_json(), has_tensor)
+            }
             (None, None) => Err(Error::internal("a checkpoint is neither a GGUF file nor a folder")),
         }
     }
@@ -126,16 +196,6 @@ impl ModelConfig {
 
     /// Checks what both formats have in common.
     fn validate(self) -> Result<Self> {
-        const MAX_SIZE: usize = 1 << 24;
-        const MAX_LAYERS: usize = 4096;
-        const MAX_HEAD_DIM: usize = 1024;
-        let in_range = |key: &str, value: usize, max: usize| {
-            if (1..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(Error::invalid_model(format!("{key} is {value}, but has to be from 1 to {max}")))
-            }
-        };
         in_range("vocab_size", self.vocab_size, MAX_SIZE)?;
         in_range("hidden_size", self.hidden_size, MAX_SIZE)?;
         in_range("num_hidden_layers", self.num_layers, MAX_LAYERS)?;
@@ -167,6 +227,12 @@ impl ModelConfig {
             )));
         }
         self.rope.validate()?;
+        if let Some(latent) = &self.latent_attention {
+            latent.validate(&self.rope, self.sliding_window)?;
+        }
+        if let Some(experts) = &self.experts {
+            experts.validate(self.num_layers)?;
+        }
         let vocab_size = self.vocab_size;
         for id in self.bos_token_id.iter().chain(&self.eos_token_ids) {
             if *id as usize >= vocab_size {
@@ -176,6 +242,14 @@ impl ModelConfig {
             }
         }
         Ok(self)
+    }
+}
+
+fn in_range(key: &str, value: usize, max: usize) -> Result<()> {
+    if (1..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::invalid_model(format!("{key} is {value}, but has to be from 1 to {max}")))
     }
 }
 

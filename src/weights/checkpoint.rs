@@ -146,6 +146,15 @@ impl Checkpoint {
         }
     }
 
+    /// The row-major dimensions of the tensor of this canonical name, if there is one, of any type.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        match &self.source {
+            Source::Gguf(file) => file.shape(name),
+            Source::Folder { files, .. } => files.shape(name),
+        }
+    }
+
     /// The tensor of this canonical name.
     ///
     /// # Errors

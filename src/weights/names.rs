@@ -12,7 +12,7 @@ const GLOBAL: [(&str, &str); 3] = [
 ];
 
 /// Modules of a layer, without the `.weight` or `.bias` at the end.
-const LAYER: [(&str, &str); 21] = [
+const LAYER: [(&str, &str); 22] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -31,15 +31,22 @@ const LAYER: [(&str, &str); 21] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
 
-/// The projections of expert `E`: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in GGUF files from before
-/// experts were stacked.
-const EXPERT: [(&str, &str); 3] =
-    [("gate_proj", "ffn_gate"), ("up_proj", "ffn_up"), ("down_proj", "ffn_down")];
+/// The projections of expert `E`, with what is before it: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in
+/// GGUF files from before experts were stacked. The second three are Mixtral's.
+const EXPERT: [(&str, &str, &str); 6] = [
+    ("mlp.experts", "gate_proj", "ffn_gate"),
+    ("mlp.experts", "up_proj", "ffn_up"),
+    ("mlp.experts", "down_proj", "ffn_down"),
+    ("block_sparse_moe.experts", "w1", "ffn_gate"),
+    ("block_sparse_moe.experts", "w3", "ffn_up"),
+    ("block_sparse_moe.experts", "w2", "ffn_down"),
+];
 
 /// The one tensor whose ending changes as well.
 const ROUTER_BIAS: (&str, &str) = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
@@ -63,18 +70,19 @@ pub(super) fn canonical(name: &str) -> Option<String> {
     if !matches!(ending, "weight" | "bias") {
         return None;
     }
-    if let Some((expert, projection)) =
-        module.strip_prefix("mlp.experts.").and_then(|module| module.split_once('.'))
-    {
-        let expert: u32 = expert.parse().ok()?;
-        let (_, ours) = EXPERT.iter().find(|(theirs, _)| *theirs == projection)?;
+    let expert_of = |(path, theirs, ours): &(&str, &str, &'static str)| {
+        let (expert, projection) = module.strip_prefix(path)?.strip_prefix('.')?.split_once('.')?;
+        (projection == *theirs).then_some((expert.parse::<u32>().ok()?, *ours))
+    };
+    if let Some((expert, ours)) = EXPERT.iter().find_map(expert_of) {
         return Some(format!("blk.{layer}.{ours}.{expert}.{ending}"));
     }
     let (_, ours) = LAYER.iter().find(|(theirs, _)| *theirs == module)?;
     Some(format!("blk.{layer}.{ours}.{ending}"))
 }
 
-/// The Hugging Face name of a canonical tensor, for messages about files that use those names.
+/// The Hugging Face name of a canonical tensor, for messages about files that use those names; the most
+/// usual one if models differ.
 pub(super) fn hugging_face(name: &str) -> Option<String> {
     if let Some((theirs, _)) = GLOBAL.iter().find(|(_, ours)| *ours == name) {
         return Some((*theirs).to_owned());
@@ -88,8 +96,8 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
         return Some(format!("model.layers.{layer}.{theirs}.{ending}"));
     }
     let (module, expert) = module.rsplit_once('.')?;
-    let (theirs, _) = EXPERT.iter().find(|(_, ours)| *ours == module)?;
-    Some(format!("model.layers.{layer}.mlp.experts.{expert}.{theirs}.{ending}"))
+    let (path, theirs, _) = EXPERT.iter().find(|(_, _, ours)| *ours == module)?;
+    Some(format!("model.layers.{layer}.{path}.{expert}.{theirs}.{ending}"))
 }
 
 /// True for tensors that hold no weights but what any implementation computes itself, so that nobody
@@ -124,6 +132,14 @@ mod tests {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));
             assert_eq!(hugging_face(ours).as_deref(), Some(theirs));
         }
+        for (theirs, ours) in [
+            ("model.layers.3.block_sparse_moe.gate.weight", "blk.3.ffn_gate_inp.weight"),
+            ("model.layers.3.block_sparse_moe.experts.7.w1.weight", "blk.3.ffn_gate.7.weight"),
+            ("model.layers.3.block_sparse_moe.experts.7.w3.weight", "blk.3.ffn_up.7.weight"),
+            ("model.layers.3.block_sparse_moe.experts.7.w2.weight", "blk.3.ffn_down.7.weight"),
+        ] {
+            assert_eq!(canonical(theirs).as_deref(), Some(ours));
+        }
         assert_eq!(canonical("layers.1.mlp.up_proj.weight").as_deref(), Some("blk.1.ffn_up.weight"));
         assert_eq!(canonical("embed_tokens.weight").as_deref(), Some("token_embd.weight"));
     }
@@ -137,6 +153,8 @@ mod tests {
             "model.layers.-1.mlp.up_proj.weight",
             "model.layers.0.mlp.up_proj.qweight",
             "model.layers.0.mlp.experts.x.up_proj.weight",
+            "model.layers.0.mlp.experts.0.w1.weight",
+            "model.layers.0.block_sparse_moe.experts.0.w4.weight",
             "vision_tower.layers.0.mlp.up_proj.weight",
             "blk.0.attn_q.weight",
         ] {

@@ -1,108 +1,170 @@
 //! The model's keys in a GGUF header.
 
-use super::{ModelConfig, RopeConfig, RopeScaling};
+use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling};
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, Result};
 
 /// Keys (after the architecture's name) that change the computation, with the value that leaves it as it is.
-const NEUTRAL: [(&str, f64); 8] = [
+const NEUTRAL: [(&str, f64); 6] = [
     ("attn_logit_softcapping", 0.0),
     ("final_logit_softcapping", 0.0),
     ("logit_scale", 1.0),
     ("residual_scale", 1.0),
     ("embedding_scale", 1.0),
     ("attention.clamp_kqv", 0.0),
-    ("expert_count", 0.0),
-    ("attention.kv_lora_rank", 0.0),
 ];
 
+/// Keys of an architecture with experts, and of one with latent attention, that nothing else may have.
+const EXPERT_COUNT: &str = "expert_count";
+const KV_LORA_RANK: &str = "attention.kv_lora_rank";
+
 impl ModelConfig {
-    /// Reads the metadata of a GGUF file. `has_tensor` says which tensors (by name) the file has.
+    /// Reads the metadata of a GGUF file. `shape_of` has the row-major dimensions of the tensors (by name)
+    /// that are in the file.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the model is or needs something that cannot be run,
     /// [`crate::ErrorKind::InvalidModel`] if a value is missing or impossible.
-    pub fn from_gguf(metadata: &Metadata, has_tensor: impl Fn(&str) -> bool) -> Result<Self> {
-        Self::read_gguf(metadata, has_tensor)
+    pub fn from_gguf<'a>(
+        metadata: &Metadata,
+        shape_of: impl Fn(&str) -> Option<&'a [usize]>,
+    ) -> Result<Self> {
+        Self::read_gguf(metadata, shape_of)
             .and_then(Self::validate)
             .map_err(|error| error.context("GGUF metadata"))
     }
 
-    fn read_gguf(metadata: &Metadata, has_tensor: impl Fn(&str) -> bool) -> Result<Self> {
+    fn read_gguf<'a>(metadata: &Metadata, shape_of: impl Fn(&str) -> Option<&'a [usize]>) -> Result<Self> {
+        let has_tensor = |name: &str| shape_of(name).is_some();
         let name = metadata
             .str("general.architecture")
             .ok_or_else(|| Error::invalid_model("general.architecture is missing"))?;
-        let architecture = Architecture::from_gguf_name(name)?;
         let keys = Keys { metadata, prefix: name };
-        for (key, neutral) in NEUTRAL {
-            if let Some(value) = keys.f64(key)?
-                && value != neutral
-            {
-                return Err(Error::unsupported(format!("{name}.{key} = {value} is not supported")));
-            }
-        }
+        let has_experts = keys.usize(EXPERT_COUNT)?.is_some_and(|count| count > 0);
+        let architecture = Architecture::from_gguf_name(name, has_experts)?;
+        refuse_unsupported(&keys, architecture)?;
 
         let hidden_size = keys.required("embedding_length")?;
         let num_heads = keys.required("attention.head_count")?;
-        let head_dim = match keys.usize("attention.key_length")? {
-            Some(head_dim) => head_dim,
-            None => hidden_size.checked_div(num_heads).unwrap_or(0),
-        };
-        if let Some(value_dim) = keys.usize("attention.value_length")?
-            && value_dim != head_dim
-        {
-            return Err(Error::unsupported(format!(
-                "{name}.attention.value_length is {value_dim}, but keys have {head_dim} values"
-            )));
-        }
+        let num_layers = num_layers(&keys)?;
+        let intermediate_size = keys.required("feed_forward_length")?;
+        let rms_norm_eps =
+            keys.f64("attention.layer_norm_rms_epsilon")?
+                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))? as f32;
         let vocab_size = match metadata.strings("tokenizer.ggml.tokens") {
             Some(tokens) => tokens.len(),
             None => keys.required("vocab_size")?,
         };
         let max_position_embeddings = keys.required("context_length")?;
+        let rope = |dim: usize| {
+            Ok::<_, Error>(RopeConfig {
+                theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
+                dim,
+                style: architecture.gguf_rope_style,
+                scaling: rope_scaling(&keys, architecture, max_position_embeddings, &has_tensor)?,
+            })
+        };
+        let (num_kv_heads, head_dim, rope, latent_attention) = if architecture.has_latent_attention() {
+            let rope = rope(keys.required("rope.dimension_count")?)?;
+            let latent = LatentAttentionConfig::from_gguf(&keys, num_heads, rms_norm_eps, &rope, &shape_of)?;
+            // The header may count heads and widths of the cached row or of the heads made from it.
+            (1, latent.qk_nope_head_dim.saturating_add(rope.dim), rope, Some(latent))
+        } else {
+            let head_dim = head_dim(&keys, hidden_size, num_heads)?;
+            let num_kv_heads = keys.usize("attention.head_count_kv")?.unwrap_or(num_heads);
+            let rope = rope(keys.usize("rope.dimension_count")?.unwrap_or(head_dim))?;
+            (num_kv_heads, head_dim, rope, None)
+        };
         Ok(Self {
             architecture,
             vocab_size,
             hidden_size,
-            num_layers: keys.required("block_count")?,
+            num_layers,
+            num_nextn_layers: keys.usize("nextn_predict_layers")?.unwrap_or(0),
             num_heads,
-            num_kv_heads: keys.usize("attention.head_count_kv")?.unwrap_or(num_heads),
+            num_kv_heads,
             head_dim,
-            intermediate_size: keys.required("feed_forward_length")?,
-            rms_norm_eps: keys
-                .f64("attention.layer_norm_rms_epsilon")?
-                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?
-                as f32,
-            rope: RopeConfig {
-                theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
-                dim: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
-                style: architecture.gguf_rope_style,
-                scaling: rope_scaling(&keys, max_position_embeddings, &has_tensor)?,
-            },
+            intermediate_size,
+            rms_norm_eps,
+            rope,
             max_position_embeddings,
             tie_word_embeddings: !has_tensor("output.weight"),
             sliding_window: keys.usize("attention.sliding_window")?.filter(|window| *window > 0),
+            latent_attention,
+            experts: ExpertsConfig::from_gguf(
+                &keys,
+                architecture,
+                num_layers,
+                intermediate_size,
+                has_tensor,
+            )?,
             bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id"),
             eos_token_ids: metadata.token_id("tokenizer.ggml.eos_token_id").into_iter().collect(),
         })
     }
 }
 
+fn refuse_unsupported(keys: &Keys<'_>, architecture: &Architecture) -> Result<()> {
+    let no_use =
+        [(EXPERT_COUNT, architecture.router.is_some()), (KV_LORA_RANK, architecture.has_latent_attention())];
+    let no_use = no_use.iter().filter(|(_, has_use)| !has_use).map(|(key, _)| (*key, 0.0));
+    for (key, neutral) in NEUTRAL.into_iter().chain(no_use) {
+        if let Some(value) = keys.f64(key)?
+            && value != neutral
+        {
+            return Err(keys.unsupported(key, &value));
+        }
+    }
+    Ok(())
+}
+
+/// Layers, without the blocks behind them that predict further tokens and that nothing here uses.
+fn num_layers(keys: &Keys<'_>) -> Result<usize> {
+    let num_blocks = keys.required("block_count")?;
+    let num_predicting = keys.usize("nextn_predict_layers")?.unwrap_or(0);
+    num_blocks.checked_sub(num_predicting).ok_or_else(|| {
+        Error::invalid_model(format!(
+            "{} is {num_predicting}, but there are {num_blocks} blocks",
+            keys.name("nextn_predict_layers")
+        ))
+    })
+}
+
+/// Values of a head, where keys and values have as many.
+fn head_dim(keys: &Keys<'_>, hidden_size: usize, num_heads: usize) -> Result<usize> {
+    let head_dim = match keys.usize("attention.key_length")? {
+        Some(head_dim) => head_dim,
+        None => hidden_size.checked_div(num_heads).unwrap_or(0),
+    };
+    match keys.usize("attention.value_length")? {
+        Some(value_dim) if value_dim != head_dim => Err(Error::unsupported(format!(
+            "{} is {value_dim}, but keys have {head_dim} values",
+            keys.name("attention.value_length")
+        ))),
+        _ => Ok(head_dim),
+    }
+}
+
 /// The keys of one architecture, with errors that name the key.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     metadata: &'a Metadata,
     prefix: &'a str,
 }
 
 impl Keys<'_> {
+    /// The whole name of a key.
+    pub(super) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
     fn get<T>(
         &self,
         key: &str,
         kind: &str,
         read: impl Fn(&Metadata, &str) -> Option<T>,
     ) -> Result<Option<T>> {
-        let key = format!("{}.{key}", self.prefix);
+        let key = self.name(key);
         let Some(value) = self.metadata.get(&key) else { return Ok(None) };
         match read(self.metadata, &key) {
             Some(read) => Ok(Some(read)),
@@ -113,25 +175,34 @@ impl Keys<'_> {
         }
     }
 
-    fn usize(&self, key: &str) -> Result<Option<usize>> {
+    pub(super) fn usize(&self, key: &str) -> Result<Option<usize>> {
         self.get(key, "a non-negative integer", Metadata::usize)
     }
 
-    fn f64(&self, key: &str) -> Result<Option<f64>> {
+    pub(super) fn f64(&self, key: &str) -> Result<Option<f64>> {
         self.get(key, "a number", Metadata::f64)
     }
 
-    fn required(&self, key: &str) -> Result<usize> {
+    pub(super) fn required(&self, key: &str) -> Result<usize> {
         self.usize(key)?.ok_or_else(|| self.missing(key))
     }
 
-    fn missing(&self, key: &str) -> Error {
-        Error::invalid_model(format!("{}.{key} is missing", self.prefix))
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>> {
+        self.get(key, "true or false", Metadata::bool)
+    }
+
+    pub(super) fn missing(&self, key: &str) -> Error {
+        Error::invalid_model(format!("{} is missing", self.name(key)))
+    }
+
+    pub(super) fn unsupported(&self, key: &str, value: &dyn std::fmt::Display) -> Error {
+        Error::unsupported(format!("{} = {value} is not supported", self.name(key)))
     }
 }
 
 fn rope_scaling(
     keys: &Keys<'_>,
+    architecture: &Architecture,
     max_position_embeddings: usize,
     has_tensor: &impl Fn(&str) -> bool,
 ) -> Result<RopeScaling> {
@@ -152,7 +223,7 @@ fn rope_scaling(
     let scaling = match (kind.as_deref(), factor) {
         (None | Some("none"), None) | (Some("none"), Some(_)) => RopeScaling::None,
         (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
-        (Some("yarn"), Some(factor)) => yarn(keys, factor, max_position_embeddings)?,
+        (Some("yarn"), Some(factor)) => yarn(keys, architecture, factor, max_position_embeddings)?,
         (Some("linear" | "yarn"), None) => return Err(keys.missing("rope.scaling.factor")),
         (Some(other), _) => {
             return Err(Error::unsupported(format!("the rope scaling type {other:?} is not supported")));
@@ -169,17 +240,28 @@ fn rope_scaling(
     }
 }
 
-fn yarn(keys: &Keys<'_>, factor: f64, max_position_embeddings: usize) -> Result<RopeScaling> {
-    // For the architectures with this key the factor on sine and cosine depends on more than it.
-    if let Some(multiplier) = keys.f64("rope.scaling.yarn_log_multiplier")?
-        && multiplier != 0.0
-    {
-        return Err(Error::unsupported(format!(
-            "{}.rope.scaling.yarn_log_multiplier = {multiplier} is not supported",
-            keys.prefix
-        )));
-    }
-    let attention_factor = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+fn yarn(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    factor: f64,
+    max_position_embeddings: usize,
+) -> Result<RopeScaling> {
+    let own_factor = keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let attention_factor = if architecture.has_latent_attention() {
+        // The factor is on the scores instead, and the rotation does not change lengths.
+        if own_factor != 1.0 {
+            return Err(keys.unsupported("rope.scaling.attn_factor", &own_factor));
+        }
+        1.0
+    } else {
+        // With this key the factor on sine and cosine would depend on more than the scaling's.
+        if let Some(multiplier) = keys.f64("rope.scaling.yarn_log_multiplier")?
+            && multiplier != 0.0
+        {
+            return Err(keys.unsupported("rope.scaling.yarn_log_multiplier", &multiplier));
+        }
+        own_factor * if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    };
     Ok(RopeScaling::Yarn {
         factor,
         original_context: keys
@@ -187,6 +269,6 @@ fn yarn(keys: &Keys<'_>, factor: f64, max_position_embeddings: usize) -> Result<
             .unwrap_or(max_position_embeddings),
         beta_fast: keys.f64("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.f64("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-        attention_factor: attention_factor * keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        attention_factor,
     })
 }

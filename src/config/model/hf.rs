@@ -5,12 +5,13 @@
 
 use serde_json::Value;
 
-use super::{ModelConfig, RopeConfig, RopeScaling};
+use super::experts::HF_NUM_EXPERTS;
+use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling};
 use crate::config::architecture::{Architecture, RopeStyle};
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.
-const NEUTRAL_NUMBERS: [(&str, f64); 12] = [
+const NEUTRAL_NUMBERS: [(&str, f64); 9] = [
     ("attn_logit_softcapping", 0.0),
     ("final_logit_softcapping", 0.0),
     ("logit_scale", 1.0),
@@ -18,11 +19,8 @@ const NEUTRAL_NUMBERS: [(&str, f64); 12] = [
     ("embedding_multiplier", 1.0),
     ("residual_multiplier", 1.0),
     ("clip_qkv", 0.0),
-    ("num_experts", 0.0),
-    ("num_local_experts", 0.0),
-    ("n_routed_experts", 0.0),
-    ("kv_lora_rank", 0.0),
     ("attention_chunk_size", 0.0),
+    ("index_topk", 0.0),
 ];
 
 /// Switches that change the computation when they are on.
@@ -61,11 +59,23 @@ impl ModelConfig {
 
         let hidden_size = file.required_usize("hidden_size")?;
         let num_heads = file.required_usize("num_attention_heads")?;
-        let head_dim = match file.usize("head_dim")? {
-            Some(head_dim) => head_dim,
-            None => hidden_size.checked_div(num_heads).unwrap_or(0),
-        };
+        let num_layers = file.required_usize("num_hidden_layers")?;
+        let intermediate_size = file.required_usize("intermediate_size")?;
         let max_position_embeddings = file.required_usize("max_position_embeddings")?;
+        let (num_kv_heads, head_dim, rope, latent_attention) = if architecture.has_latent_attention() {
+            // Here `head_dim` is the rotated part alone, and `num_key_value_heads` says nothing.
+            let rope_dim = file.required_usize("qk_rope_head_dim")?;
+            let rope = rope(file, architecture, rope_dim, max_position_embeddings)?;
+            let latent = LatentAttentionConfig::from_hf(file, rope_parameters(file), &rope)?;
+            (1, latent.qk_nope_head_dim.saturating_add(rope_dim), rope, Some(latent))
+        } else {
+            let head_dim = match file.usize("head_dim")? {
+                Some(head_dim) => head_dim,
+                None => hidden_size.checked_div(num_heads).unwrap_or(0),
+            };
+            let num_kv_heads = file.usize("num_key_value_heads")?.unwrap_or(num_heads);
+            (num_kv_heads, head_dim, rope(file, architecture, head_dim, max_position_embeddings)?, None)
+        };
         let generation =
             Json { name: "generation_config.json", value: generation_config.unwrap_or(&Value::Null) };
         let mut eos_token_ids = generation.token_ids("eos_token_id")?;
@@ -77,19 +87,22 @@ impl ModelConfig {
             architecture,
             vocab_size: file.required_usize("vocab_size")?,
             hidden_size,
-            num_layers: file.required_usize("num_hidden_layers")?,
+            num_layers,
+            num_nextn_layers: file.usize("num_nextn_predict_layers")?.unwrap_or(0),
             num_heads,
-            num_kv_heads: file.usize("num_key_value_heads")?.unwrap_or(num_heads),
+            num_kv_heads,
             head_dim,
-            intermediate_size: file.required_usize("intermediate_size")?,
+            intermediate_size,
             rms_norm_eps: file.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            rope: rope(file, head_dim, max_position_embeddings)?,
+            rope,
             max_position_embeddings,
             // Old files leave the switch out where the tensors tell.
             tie_word_embeddings: file
                 .bool("tie_word_embeddings")?
                 .unwrap_or_else(|| !has_tensor("output.weight")),
             sliding_window: sliding_window(file)?,
+            latent_attention,
+            experts: ExpertsConfig::from_hf(file, architecture, num_layers, intermediate_size, has_tensor)?,
             bos_token_id: bos_token_ids.first().copied(),
             eos_token_ids,
         })
@@ -98,7 +111,7 @@ impl ModelConfig {
 
 /// An object with typed getters. `null` reads as absent; a value of the wrong kind is an error.
 #[derive(Clone, Copy)]
-struct Json<'a> {
+pub(super) struct Json<'a> {
     name: &'a str,
     value: &'a Value,
 }
@@ -118,15 +131,15 @@ impl<'a> Json<'a> {
             .transpose()
     }
 
-    fn usize(&self, key: &str) -> Result<Option<usize>> {
+    pub(super) fn usize(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a non-negative integer", |value| usize::try_from(value.as_u64()?).ok())
     }
 
-    fn required_usize(&self, key: &str) -> Result<usize> {
+    pub(super) fn required_usize(&self, key: &str) -> Result<usize> {
         self.usize(key)?.ok_or_else(|| Error::invalid_model(format!("{key} is missing")))
     }
 
-    fn f64(&self, key: &str) -> Result<Option<f64>> {
+    pub(super) fn f64(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", Value::as_f64)
     }
 
@@ -134,12 +147,16 @@ impl<'a> Json<'a> {
         self.f64(key)?.ok_or_else(|| Error::invalid_model(format!("{key} is missing in {}", self.name)))
     }
 
-    fn bool(&self, key: &str) -> Result<Option<bool>> {
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    fn str(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string", Value::as_str)
+    }
+
+    pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>> {
+        self.typed(key, "a list", |value| value.as_array().map(Vec::as_slice))
     }
 
     /// One id or a list of them.
@@ -165,7 +182,10 @@ fn refuse_unsupported(file: Json<'_>, architecture: &Architecture) -> Result<()>
             return refuse(key, &format!("{activation:?}"));
         }
     }
-    for (key, neutral) in NEUTRAL_NUMBERS {
+    let experts = HF_NUM_EXPERTS.iter().filter(|_| architecture.router.is_none());
+    let latent = ["kv_lora_rank"].iter().filter(|_| !architecture.has_latent_attention());
+    let no_use = experts.chain(latent).map(|key| (*key, 0.0));
+    for (key, neutral) in NEUTRAL_NUMBERS.into_iter().chain(no_use) {
         if let Some(value) = file.f64(key)?
             && value != neutral
         {
@@ -176,6 +196,11 @@ fn refuse_unsupported(file: Json<'_>, architecture: &Architecture) -> Result<()>
         if file.bool(key)? == Some(true) {
             return refuse(key, &true);
         }
+    }
+    if let Some(interleave) = file.bool("rope_interleave")?
+        && interleave != (architecture.hf_rope_style == RopeStyle::Interleaved)
+    {
+        return refuse("rope_interleave", &interleave);
     }
     // Architectures with biases by nature have no such key; for the others it would mean an output bias
     // as well.
@@ -192,9 +217,19 @@ fn refuse_unsupported(file: Json<'_>, architecture: &Architecture) -> Result<()>
     Ok(())
 }
 
-fn rope(file: Json<'_>, head_dim: usize, max_position_embeddings: usize) -> Result<RopeConfig> {
+/// The rope parameters under either name.
+fn rope_parameters(file: Json<'_>) -> Json<'_> {
     let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| file.present(key));
-    let parameters = Json { name: "the rope parameters", value: nested.unwrap_or(&Value::Null) };
+    Json { name: "the rope parameters", value: nested.unwrap_or(&Value::Null) }
+}
+
+fn rope(
+    file: Json<'_>,
+    architecture: &Architecture,
+    head_dim: usize,
+    max_position_embeddings: usize,
+) -> Result<RopeConfig> {
+    let parameters = rope_parameters(file);
     let theta = match parameters.f64("rope_theta")? {
         Some(theta) => theta,
         None => file.f64("rope_theta")?.unwrap_or(10_000.0),
@@ -231,7 +266,7 @@ fn rope(file: Json<'_>, head_dim: usize, max_position_embeddings: usize) -> Resu
         "yarn" => yarn(parameters, original_context.unwrap_or(max_position_embeddings))?,
         other => return Err(Error::unsupported(format!("the rope type {other:?} is not supported"))),
     };
-    Ok(RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling })
+    Ok(RopeConfig { theta, dim, style: architecture.hf_rope_style, scaling })
 }
 
 fn yarn(parameters: Json<'_>, original_context: usize) -> Result<RopeScaling> {

@@ -2,8 +2,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ErrorKind;
-use crate::config::{ARCHITECTURES, Decoder};
 use crate::weights::gguf::{self, Metadata};
+
+mod experts;
+mod latent;
 
 /// A small valid `config.json`.
 fn base() -> Value {
@@ -218,7 +220,6 @@ fn architectures_with_biases_by_nature_may_say_so() {
     assert!(config.architecture.qkv_bias && !config.architecture.qk_norm);
     let config = read(&json!({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false})).unwrap();
     assert!(!config.architecture.qkv_bias && config.architecture.qk_norm);
-    assert!(ARCHITECTURES.iter().all(|architecture| architecture.decoder == Decoder::Llama));
 }
 
 /// Metadata of a small valid file of arch `llama`, with entries replaced.
@@ -248,7 +249,7 @@ fn metadata(changes: &[(&str, Option<gguf::Value>)]) -> Metadata {
 
 #[test]
 fn gguf_metadata_has_defaults_and_all_widths_of_integers() {
-    let config = ModelConfig::from_gguf(&metadata(&[]), |_| false).unwrap();
+    let config = ModelConfig::from_gguf(&metadata(&[]), |_| None).unwrap();
     assert_eq!((config.num_kv_heads, config.head_dim, config.vocab_size), (4, 16, 288));
     assert_eq!(config.rope.style, RopeStyle::Interleaved);
     assert_eq!(config.rope.scaling, RopeScaling::None);
@@ -263,7 +264,9 @@ fn gguf_metadata_has_defaults_and_all_widths_of_integers() {
         ("tokenizer.ggml.tokens", Some(gguf::Value::Strings(vec!["a".into(); 300]))),
         ("tokenizer.ggml.eos_token_id", Some(gguf::Value::Unsigned(2))),
     ];
-    let config = ModelConfig::from_gguf(&metadata(&changes), |name| name == "rope_freqs.weight").unwrap();
+    let config =
+        ModelConfig::from_gguf(&metadata(&changes), |name| (name == "rope_freqs.weight").then_some(&[12]))
+            .unwrap();
     assert_eq!((config.num_kv_heads, config.head_dim, config.vocab_size), (2, 24, 300));
     assert_eq!(config.rope.theta, 5e5);
     assert_eq!(config.rope.scaling, RopeScaling::FreqFactors);
@@ -273,7 +276,7 @@ fn gguf_metadata_has_defaults_and_all_widths_of_integers() {
 #[test]
 fn gguf_rope_scaling_is_named_or_follows_from_a_factor() {
     let read = |changes: &[(&str, Option<gguf::Value>)]| {
-        ModelConfig::from_gguf(&metadata(changes), |_| false).map(|config| config.rope.scaling)
+        ModelConfig::from_gguf(&metadata(changes), |_| None).map(|config| config.rope.scaling)
     };
     let kind = |name: &str| ("llama.rope.scaling.type", Some(gguf::Value::String(name.into())));
     let factor = ("llama.rope.scaling.factor", Some(gguf::Value::Float(4.0)));
@@ -319,11 +322,17 @@ fn gguf_mistakes_name_the_key() {
             Some(gguf::Value::Integers(vec![1, 2, 3])),
             "llama.feed_forward_length differs between layers",
         ),
-        (ErrorKind::Unsupported, "llama.expert_count", number(8), "llama.expert_count = 8"),
+        (ErrorKind::InvalidModel, "llama.expert_count", number(8), "llama.expert_used_count is missing"),
+        (
+            ErrorKind::Unsupported,
+            "llama.attention.kv_lora_rank",
+            number(512),
+            "llama.attention.kv_lora_rank = 512",
+        ),
         (ErrorKind::Unsupported, "llama.attention.value_length", number(8), "value_length is 8"),
         (ErrorKind::Unsupported, "llama.logit_scale", Some(gguf::Value::Float(0.5)), "logit_scale = 0.5"),
     ] {
-        let error = ModelConfig::from_gguf(&metadata(&[(key, value)]), |_| false).unwrap_err();
+        let error = ModelConfig::from_gguf(&metadata(&[(key, value)]), |_| None).unwrap_err();
         assert_eq!(error.kind(), kind, "{key}: {error}");
         assert!(error.message().contains(expected), "{key}: {error}");
     }
