@@ -72,6 +72,8 @@ fn measure(
         num_heads: config.num_heads,
         num_kv_heads: config.num_kv_heads,
         head_dim: config.head_dim,
+        value_dim: config.head_dim,
+        scale: 1.0 / (config.head_dim as f64).sqrt(),
         sliding_window: None,
         max_model_len: seq_len,
         max_num_tokens: num_tokens,

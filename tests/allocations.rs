@@ -43,8 +43,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One with dense and one with quantised weights.
-const MODELS: [&str; 2] = ["tiny/llama", "kquant/llama/llama.q4_k_mix.gguf"];
+/// With dense and with quantised weights; with latent attention, with experts.
+const MODELS: [&str; 4] = [
+    "tiny/llama",
+    "kquant/llama/llama.q4_k_mix.gguf",
+    "kquant/youtu/youtu.q4_k_mix.gguf",
+    "tiny/glm4_moe_lite",
+];
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 64;
 const NUM_ROWS: usize = 3;

@@ -228,20 +228,95 @@ fn qwen3_folder() {
     check_dense("tiny/qwen3", "tiny/qwen3/golden.safetensors");
 }
 
+#[test]
+fn qwen3_moe_folder() {
+    check_dense("tiny/qwen3_moe", "tiny/qwen3_moe/golden.safetensors");
+}
+
+#[test]
+fn youtu_folder() {
+    check_dense("tiny/youtu", "tiny/youtu/golden.safetensors");
+}
+
+#[test]
+fn deepseek_v2_lite_folder() {
+    check_dense("tiny/deepseek_v2_lite", "tiny/deepseek_v2_lite/golden.safetensors");
+}
+
+#[test]
+fn glm4_moe_lite_folder() {
+    check_dense("tiny/glm4_moe_lite", "tiny/glm4_moe_lite/golden.safetensors");
+}
+
+/// What logits may differ by: the most, the root mean square, and the share of tokens that have to be the same.
+type Limits = (f32, f32, f32);
+
+const EXACT: Limits = (1e-3, 1e-4, 1.0);
 /// With quantised weights, the CPU's kernels round activations to 8 bits, which moves logits (of standard deviation 1)
 /// by some hundredths. The reference does not.
-fn check_quantized(model: &str) {
+const ROUNDED: Limits = (0.3, 0.05, 0.9);
+/// Where that takes another expert, the logits of the token are others.
+const ROUNDED_EXPERTS: Limits = (2.5, 0.15, 0.87);
+
+/// The logits that are beside a GGUF file.
+fn check_file(model: &str, limits: Limits) {
     for kernels in Kernels::all() {
         let golden = Golden::read(&model.replace(".gguf", ".golden.safetensors"));
         let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         let (max, rms, same) = compare(&instance.run(&golden.ids, &[golden.ids.len()]), &golden.logits);
-        let (max_limit, rms_limit, same_limit) =
-            if kernels == Kernels::Reference { (1e-3, 1e-4, 1.0) } else { (0.3, 0.05, 0.9) };
+        let (max_limit, rms_limit, same_limit) = if kernels == Kernels::Reference { EXACT } else { limits };
         assert!(
             max < max_limit && rms < rms_limit && same >= same_limit,
             "{model} with {kernels:?}: logits differ by {max}, rms {rms}, and {same} of the tokens agree"
         );
     }
+}
+
+fn check_quantized(model: &str) {
+    check_file(model, ROUNDED);
+}
+
+#[test]
+fn youtu_quantized() {
+    for file in
+        ["tiny/youtu/youtu.q8_0.gguf", "tiny/youtu/youtu.q4_0.gguf", "kquant/youtu/youtu.q4_k_mix.gguf"]
+    {
+        check_quantized(file);
+    }
+}
+
+#[test]
+fn deepseek_v2_lite_quantized() {
+    for file in [
+        "tiny/deepseek_v2_lite/deepseek_v2_lite.q8_0.gguf",
+        "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
+        "kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf",
+    ] {
+        check_file(file, ROUNDED_EXPERTS);
+    }
+}
+
+#[test]
+fn glm4_moe_lite_quantized() {
+    for file in [
+        "tiny/glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
+        "tiny/glm4_moe_lite/glm4_moe_lite.q4_0.gguf",
+        "kquant/glm4_moe_lite/glm4_moe_lite.q4_k_mix.gguf",
+    ] {
+        check_file(file, ROUNDED_EXPERTS);
+    }
+}
+
+#[test]
+fn qwen3_moe_q8_0() {
+    check_file("tiny/qwen3_moe/qwen3_moe.q8_0.gguf", ROUNDED_EXPERTS);
+}
+
+/// Older files have the projections of keys and values in one tensor, or other names for the same numbers.
+#[test]
+fn older_layouts_of_latent_attention() {
+    check_file("tiny/deepseek_v2_lite/deepseek_v2_lite.f32-legacy.gguf", EXACT);
+    check_file("tiny/glm4_moe_lite/glm4_moe_lite.f32-ollama.gguf", EXACT);
 }
 
 #[test]
@@ -278,7 +353,11 @@ fn quantising_at_load_is_what_the_quantised_file_has() {
     assert_eq!(at_load, from_file);
 }
 
-const MODELS: [&str; 5] = [
+const MODELS: [&str; 9] = [
+    "tiny/youtu",
+    "tiny/glm4_moe_lite",
+    "tiny/qwen3_moe/qwen3_moe.q8_0.gguf",
+    "kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf",
     "tiny/llama",
     "tiny/mistral",
     "tiny/llama3/llama3.q4_0.gguf",
@@ -366,7 +445,7 @@ fn logits_have_the_same_bits_for_any_number_of_threads_and_block_size() {
 #[test]
 fn a_cache_in_half_precision_is_close() {
     for (dtype, bound) in [(KvCacheDType::F16, 0.01), (KvCacheDType::Bf16, 0.08)] {
-        for name in ["llama", "llama3", "mistral", "qwen2", "qwen3"] {
+        for name in ["llama", "llama3", "mistral", "qwen2", "qwen3", "youtu", "deepseek_v2_lite"] {
             let golden = Golden::read(&format!("tiny/{name}/golden.safetensors"));
             let setup = Setup { dtype, ..Setup::default() };
             let logits = Instance::open(&format!("tiny/{name}"), setup).run(&golden.ids, &[48]);
@@ -378,9 +457,11 @@ fn a_cache_in_half_precision_is_close() {
 
 #[test]
 fn a_copied_block_has_the_keys_and_values_of_its_source() {
-    for kernels in Kernels::all() {
+    for (kernels, model) in
+        Kernels::all().flat_map(|kernels| ["tiny/llama", "tiny/youtu"].map(|model| (kernels, model)))
+    {
         let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
-        let mut instance = Instance::open("tiny/llama", Setup { kernels, ..Setup::default() });
+        let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         instance.step(&[(0, &tokens[..9], 9)]);
         let expected = instance.step(&[(0, &tokens[..10], 1)]);
         // The first blocks of sequences 0 and 1.
@@ -392,8 +473,18 @@ fn a_copied_block_has_the_keys_and_values_of_its_source() {
 }
 
 #[test]
-fn a_step_has_six_dispatches_for_each_layer() {
-    let checkpoint = Checkpoint::open(&fixture("tiny/llama")).unwrap();
+fn a_step_has_few_dispatches() {
+    // Embedding and logits; six for each layer of Llama, nine with latent attention, four more with experts and shared
+    // ones.
+    assert_eq!(num_dispatches("tiny/llama"), 2 + 3 * 6);
+    assert_eq!(num_dispatches("tiny/youtu"), 2 + 3 * 9);
+    assert_eq!(num_dispatches("tiny/glm4_moe_lite"), 2 + 9 + 2 * 13);
+    assert_eq!(num_dispatches("tiny/qwen3_moe"), 2 + 3 * 8);
+}
+
+/// Dispatches of a step of one token.
+fn num_dispatches(model: &str) -> u64 {
+    let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
     let options = LoadOptions {
@@ -408,7 +499,7 @@ fn a_step_has_six_dispatches_for_each_layer() {
     assert_eq!(context.num_dispatches(), 0);
     let mut instance = Instance { model, cache, block_size: BLOCK_SIZE };
     instance.step(&[(0, &[5], 1)]);
-    assert_eq!(context.num_dispatches(), 2 + 6 * config.num_layers as u64);
+    context.num_dispatches()
 }
 
 #[test]
@@ -490,6 +581,31 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
     check("tiny/llama", "tiny/llama", &[("intermediate_size", 96.into())], "blk.0.ffn_gate.weight");
     check("tiny/llama", "tiny/llama", &[("num_key_value_heads", 4.into())], "blk.0.attn_k.weight");
     check("tiny/llama", "tiny/llama", &[("vocab_size", 300.into())], "token_embd.weight");
+}
+
+/// A block behind the layers, which predicts further tokens, is left out. The layer in its place is one of the model's.
+#[test]
+fn layers_that_predict_further_tokens_are_left_out() {
+    let changes = [("num_hidden_layers", 2.into()), ("num_nextn_predict_layers", 1.into())];
+    let folder = mixed_folder("tiny/youtu", "tiny/youtu", &changes);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+    assert_eq!((config.num_layers, config.num_nextn_layers), (2, 1));
+    let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+    let options = LoadOptions {
+        quantizer: None,
+        max_model_len: 8,
+        max_num_batched_tokens: 8,
+        max_num_seqs: 1,
+        block_size: 8,
+    };
+    let most = AtomicU64::new(0);
+    let on_progress = |progress: models::LoadProgress| {
+        most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
+    };
+    models::load(&checkpoint, &config, &context, &options, &on_progress).unwrap();
+    let total: usize = checkpoint.tensors().iter().map(|tensor| tensor.num_bytes).sum();
+    assert_eq!(most.into_inner(), total as u64);
 }
 
 #[test]

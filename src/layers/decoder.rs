@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::config::ModelConfig;
+use crate::layers::{ExpertActivations, LatentActivations};
 use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScratch, RopeTable, StepInputs};
 
 /// The activations of a step and the scratch memory of the ops, allocated once.
@@ -9,12 +10,17 @@ use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScrat
 pub struct Activations {
     /// The residual stream, `[tokens, hidden]`.
     pub hidden: Buffer,
-    /// Query, key and value heads, `[tokens, (heads + 2 · kv heads) · head_dim]`.
+    /// Query, key and value heads, `[tokens, (heads + 2 · kv heads) · head_dim]`; of no width with latent attention,
+    /// which has memory of its own.
     pub qkv: Buffer,
-    /// Results of attention, `[tokens, heads · head_dim]`.
+    /// That memory.
+    pub latent: Option<LatentActivations>,
+    /// Results of attention, `[tokens, heads · value_dim]`.
     pub attention: Buffer,
     /// The inside of the feed-forward network, `[tokens, intermediate]`.
     pub intermediate: Buffer,
+    /// Memory of layers with experts.
+    pub experts: Option<ExpertActivations>,
     /// `[sequences, vocabulary]`.
     pub logits: Buffer,
     /// Memory of products with weights.
@@ -31,14 +37,31 @@ impl Activations {
     pub fn new(context: &Context, config: &ModelConfig, limits: &AttentionLimits) -> Result<Self> {
         let (max_num_tokens, max_num_seqs) = (limits.max_num_tokens, limits.max_num_rows);
         let buffer = |rows: usize, width: usize| Buffer::new(context, rows, width);
-        let widest = config.hidden_size.max(config.q_size()).max(config.intermediate_size);
+        let latent = config.latent_attention.as_ref();
+        let attention_width = config.num_heads * latent.map_or(config.head_dim, |latent| latent.v_head_dim);
+        let shared = config.experts.as_ref().and_then(|experts| experts.shared_intermediate_size);
+        let low_rank = latent.and_then(|latent| latent.q_lora_rank);
+        let widths = [config.hidden_size, attention_width, config.intermediate_size];
+        let widest = widths.into_iter().chain(shared).chain(low_rank).max().unwrap_or(0);
+        let max_rows = max_num_tokens.max(max_num_seqs);
+        let mut linear_scratch = LinearScratch::new(context, max_rows, widest)?;
+        let scratch = &mut linear_scratch;
+        let latent = latent.map(|latent| LatentActivations::new(context, config, latent, limits, scratch));
+        let latent = latent.transpose()?;
+        let experts = config.experts.as_ref();
+        let experts =
+            experts.map(|experts| ExpertActivations::new(context, config, experts, limits, scratch));
+        let experts = experts.transpose()?;
+        let qkv_width = if latent.is_some() { 0 } else { config.q_size() + 2 * config.kv_size() };
         Ok(Self {
             hidden: buffer(max_num_tokens, config.hidden_size)?,
-            qkv: buffer(max_num_tokens, config.q_size() + 2 * config.kv_size())?,
-            attention: buffer(max_num_tokens, config.q_size())?,
+            qkv: buffer(max_num_tokens, qkv_width)?,
+            latent,
+            attention: buffer(max_num_tokens, attention_width)?,
             intermediate: buffer(max_num_tokens, config.intermediate_size)?,
+            experts,
             logits: Buffer::shared(context, max_num_seqs, config.vocab_size)?,
-            linear_scratch: LinearScratch::new(context, max_num_tokens.max(max_num_seqs), widest)?,
+            linear_scratch,
             attention_scratch: AttentionScratch::new(context, *limits)?,
         })
     }

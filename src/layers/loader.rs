@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ops::{Context, Linear, Matrix, RmsNorm, Vector};
+use crate::ops::{Context, Linear, Matrix, MatrixStack, RmsNorm, Vector};
 use crate::weights::{Checkpoint, Quantizer, RawTensor};
 use crate::{Error, Result};
 
@@ -83,14 +84,22 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// If it is missing, has another shape, or cannot be quantised or repacked.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        let tensor = self.take(name)?.expect_shape(&[rows, cols])?;
-        let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor));
+        self.repack(&self.take(name)?.expect_shape(&[rows, cols])?)
+    }
+
+    /// Converts a matrix, if that is asked for, and repacks it for the device.
+    fn repack(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
+        let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(tensor));
         if self.context.is_dry_run() {
-            let dtype = quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(name, tensor.shape));
+            let &[rows, cols] = tensor.shape else {
+                return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
+            };
+            let dtype =
+                quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(tensor.name, tensor.shape));
             return Matrix::without_weights(self.context, dtype, rows, cols);
         }
         let Some(quantizer) = quantizer else {
-            let matrix = Matrix::new(self.context, &tensor)?;
+            let matrix = Matrix::new(self.context, tensor)?;
             self.progress.advance(tensor.data.len());
             tensor.release();
             return Ok(matrix);
@@ -98,9 +107,63 @@ impl<'a> Loader<'a> {
         let value_bytes = tensor.dtype.block_bytes();
         let progress = &self.progress;
         let quantized =
-            quantizer.quantize(&tensor, &|num_values| progress.advance(num_values * value_bytes))?;
+            quantizer.quantize(tensor, &|num_values| progress.advance(num_values * value_bytes))?;
         tensor.release();
         Matrix::new(self.context, &quantized.as_raw())
+    }
+
+    /// The matrices of `num` experts: the tensor `{prefix}_exps.weight` of the shape `[num, rows, cols]` or, in
+    /// checkpoints that keep them apart, `{prefix}.0.weight` and so on.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn experts(&self, prefix: &str, num: usize, rows: usize, cols: usize) -> Result<MatrixStack> {
+        let stacked = format!("{prefix}_exps.weight");
+        let matrices = if self.checkpoint.contains(&stacked) {
+            let tensor = self.take(&stacked)?.expect_shape(&[num, rows, cols])?;
+            (0..num).map(|index| self.repack(&tensor.matrix(index)?)).collect::<Result<_>>()?
+        } else {
+            let own = |index| self.matrix(&format!("{prefix}.{index}.weight"), rows, cols);
+            (0..num).map(own).collect::<Result<_>>()?
+        };
+        MatrixStack::new(self.context, matrices)
+    }
+
+    /// The second projections of latent attention, for each head: of queries into the latent row,
+    /// `[rank, key_dim]`, and of the latent row into values, `[value_dim, rank]`. Files have them like this, or as one
+    /// matrix from the latent row to keys and values, `[heads · (key_dim + value_dim), rank]`.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn latent_projections(
+        &self,
+        prefix: &str,
+        num_heads: usize,
+        rank: usize,
+        key_dim: usize,
+        value_dim: usize,
+    ) -> Result<(MatrixStack, MatrixStack)> {
+        let stack = |matrices| MatrixStack::new(self.context, matrices);
+        let [k_name, v_name] = ["attn_k_b", "attn_v_b"].map(|name| format!("{prefix}.{name}.weight"));
+        if self.checkpoint.contains(&k_name) {
+            let keys = self.take(&k_name)?.expect_shape(&[num_heads, rank, key_dim])?;
+            let values = self.take(&v_name)?.expect_shape(&[num_heads, value_dim, rank])?;
+            let all = |tensor: RawTensor<'_>| {
+                (0..num_heads).map(|head| self.repack(&tensor.matrix(head)?)).collect::<Result<_>>()
+            };
+            return Ok((stack(all(keys)?)?, stack(all(values)?)?));
+        }
+        let head_dim = key_dim + value_dim;
+        let both =
+            self.take(&format!("{prefix}.attn_kv_b.weight"))?.expect_shape(&[num_heads * head_dim, rank])?;
+        let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for head in 0..num_heads {
+            let transposed = both.rows(head * head_dim, &key_shape)?.transposed()?;
+            keys.push(self.repack(&transposed.as_raw())?);
+            values.push(self.repack(&both.rows(head * head_dim + key_dim, &value_shape)?)?);
+        }
+        Ok((stack(keys)?, stack(values)?))
     }
 
     /// The projection `name` (without `.weight`), with a bias if `has_bias`.
@@ -133,9 +196,28 @@ impl<'a> Loader<'a> {
         tensor.to_f32()
     }
 
+    /// Whether the checkpoint has a tensor of this name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.contains(name)
+    }
+
     /// Marks a tensor as known, for one that a checkpoint may have without need.
     pub fn ignore(&self, name: &str) {
         self.used.borrow_mut().insert(name.to_owned());
+    }
+
+    /// Leaves the tensors of these layers alone.
+    pub fn ignore_layers(&self, layers: Range<usize>) {
+        let is_of_these = |name: &str| {
+            let rest = ["blk.", "model.layers."].into_iter().find_map(|prefix| name.strip_prefix(prefix));
+            let layer = rest.and_then(|rest| rest.split_once('.')).and_then(|(layer, _)| layer.parse().ok());
+            layer.is_some_and(|layer| layers.contains(&layer))
+        };
+        for tensor in self.checkpoint.tensors().iter().filter(|tensor| is_of_these(tensor.name)) {
+            self.ignore(tensor.name);
+            self.progress.advance(tensor.num_bytes);
+        }
     }
 
     /// Checks that every tensor was used. One that was not belongs to something that the model does not

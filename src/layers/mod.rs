@@ -4,12 +4,18 @@
 
 mod attention;
 mod decoder;
+mod feed_forward;
+mod latent_attention;
 mod loader;
 mod mlp;
+mod moe;
 mod rope;
 
 pub use attention::Attention;
 pub use decoder::{Activations, LayerInput};
+pub use feed_forward::FeedForward;
+pub use latent_attention::{LatentActivations, LatentAttention};
 pub use loader::{LoadProgress, Loader};
 pub use mlp::Mlp;
+pub use moe::{ExpertActivations, Moe};
 pub use rope::rope_table;

@@ -98,8 +98,12 @@ impl Llm {
     /// One line that says what runs where.
     #[must_use]
     pub fn summary(&self) -> String {
+        let left_out = match self.config.num_nextn_layers {
+            0 => "",
+            _ => " · without its layers that predict further tokens",
+        };
         format!(
-            "{} on {} · KV cache {} tokens, context {} · loaded in {:.2} s",
+            "{} on {}{left_out} · KV cache {} tokens, context {} · loaded in {:.2} s",
             self.name,
             self.context.description(),
             self.engine.config().kv_cache_tokens(),

@@ -1,6 +1,5 @@
 //! What would be compiled in a model's first steps, compiled before.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{InputBatch, LoadOptions, load};
@@ -36,7 +35,8 @@ pub fn compile_kernels(
         fill(&mut batch, sequences, num_outputs, options.block_size);
         let logits = model.forward(&batch, &mut cache)?;
         if let Some(sampler) = &mut sampler {
-            sampler.begin(&dry_run, std::iter::once(greedy()), 1)?;
+            // Which token is chosen decides over no kernel.
+            sampler.begin(&dry_run, std::iter::once(SampleParams::greedy()), 1)?;
             sampler.launch(&dry_run, logits)?;
         }
         Ok::<_, crate::Error>(())
@@ -85,25 +85,4 @@ fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, bloc
     batch.token_ids.resize(num_tokens, 0);
     batch.positions.resize(num_tokens, 0);
     batch.logits_indices.extend(0..num_outputs);
-}
-
-/// Which token is chosen decides over no kernel.
-fn greedy() -> SampleParams<'static> {
-    static NO_BIAS: BTreeMap<u32, f32> = BTreeMap::new();
-    SampleParams {
-        inverse_temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: &NO_BIAS,
-        banned: &[],
-        min_tokens: 0,
-        seed: 0,
-        stream: 0,
-        prompt_token_ids: &[],
-        output_token_ids: &[],
-    }
 }

@@ -1,120 +1,43 @@
-//! The Llama family: Llama, Mistral, Qwen 2 and Qwen 3.
+//! The Llama family: Llama, Mistral, Qwen 2 and Qwen 3, and of the last three those with experts.
 //!
-//! They differ in biases, norms of heads, rotary scaling and sliding windows, all of which the layers take
+//! They differ in biases, norms of heads, rotary scaling, sliding windows and experts, all of which the layers take
 //! from the configuration, so that there is one forward pass for all of them.
-
-use std::sync::Arc;
 
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::layers::{Activations, Attention, LayerInput, Loader, Mlp, rope_table};
-use crate::models::{CausalLm, InputBatch, LoadOptions};
-use crate::ops::{
-    Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, RopeTable, StepInputs, embed, norm_logits,
-};
+use crate::layers::{Activations, Attention, FeedForward, LayerInput, Loader};
+use crate::models::decoder::{DecoderLayer, DecoderLm};
+use crate::ops::KvCache;
 
-/// A decoder of pre-normalised attention and feed-forward layers.
-#[derive(Debug)]
-pub struct Llama {
-    config: ModelConfig,
-    context: Arc<Context>,
-    embedding: Matrix,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
-    /// None if the embedding is also the head.
-    head: Option<Matrix>,
-    rope: RopeTable,
-    activations: Activations,
-    device_inputs: DeviceInputs,
-}
+/// A model of the family.
+pub(super) type Llama = DecoderLm<Layer>;
 
 #[derive(Debug)]
-struct Layer {
+pub(super) struct Layer {
     attention: Attention,
-    mlp: Mlp,
+    feed_forward: FeedForward,
 }
 
-impl Llama {
-    /// Loads the weights and allocates the memory of a step.
-    ///
-    /// # Errors
-    /// If a tensor is missing or has another shape than `config` says, or there is no memory.
-    pub fn load(
-        loader: &Loader<'_>,
-        config: &ModelConfig,
-        context: &Arc<Context>,
-        options: &LoadOptions,
-    ) -> Result<Self> {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let limits = options.attention_limits(config);
-        let layer = |index: usize| {
-            let prefix = format!("blk.{index}");
-            Ok(Layer {
-                attention: Attention::load(loader, config, &prefix)?,
-                mlp: Mlp::load(loader, config, &prefix)?,
-            })
-        };
-        if config.tie_word_embeddings {
-            // Some checkpoints store the head although it is the embedding.
-            loader.ignore("output.weight");
-        }
+impl DecoderLayer for Layer {
+    fn load(loader: &Loader<'_>, config: &ModelConfig, index: usize) -> Result<Self> {
+        let prefix = format!("blk.{index}");
         Ok(Self {
-            embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
-            layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
-            norm: loader.norm("output_norm", hidden, config.rms_norm_eps)?,
-            head: (!config.tie_word_embeddings)
-                .then(|| loader.matrix("output.weight", vocab, hidden))
-                .transpose()?,
-            rope: rope_table(loader, &config.rope, options.max_model_len)?,
-            activations: Activations::new(context, config, &limits)?,
-            device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
-            config: config.clone(),
-            context: Arc::clone(context),
+            attention: Attention::load(loader, config, &prefix)?,
+            feed_forward: FeedForward::load(loader, config, &prefix, index)?,
         })
     }
-}
 
-impl CausalLm for Llama {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn forward(
+        &self,
+        input: LayerInput<'_>,
+        activations: &mut Activations,
+        cache: &mut KvCache,
+    ) -> Result<()> {
+        self.attention.forward(input, activations, cache)?;
+        self.feed_forward.forward(input, activations)
     }
 
-    fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
-        let Self { context, activations, device_inputs, .. } = self;
-        batch.validate()?;
-        let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
-        self.rope.extend_to(num_positions)?;
-        let outputs = &batch.logits_indices[..];
-        let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
-        step.sampled = batch.sampled.as_ref();
-        let step = &device_inputs.upload(context, step, cache)?;
-        embed(context, step, &self.embedding, &mut activations.hidden)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            // Behind the last layer's attention, only tokens whose logits are wanted matter.
-            let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
-            let input = LayerInput { context, step, rope: &self.rope, layer: index, only_outputs };
-            layer.attention.forward(input, activations, cache)?;
-            layer.mlp.forward(input, activations)?;
-        }
-        norm_logits(
-            context,
-            &mut activations.linear_scratch,
-            outputs.len(),
-            &activations.hidden,
-            &self.norm,
-            self.head.as_ref().unwrap_or(&self.embedding),
-            &mut activations.logits,
-        )?;
-        Ok(&activations.logits)
-    }
-
-    fn num_weight_bytes_per_token(&self) -> usize {
-        let layers: usize =
-            self.layers.iter().map(|layer| layer.attention.num_bytes() + layer.mlp.num_bytes()).sum();
-        layers + self.head.as_ref().unwrap_or(&self.embedding).num_bytes()
+    fn num_bytes_per_token(&self) -> usize {
+        self.attention.num_bytes() + self.feed_forward.num_bytes_per_token()
     }
 }

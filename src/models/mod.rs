@@ -4,6 +4,8 @@
 //! there are is listed in [`crate::config::ARCHITECTURES`]; this module has one file for each forward pass.
 
 mod batch;
+mod decoder;
+mod deepseek;
 mod first_use;
 mod llama;
 
@@ -18,7 +20,9 @@ use crate::{Error, Result};
 pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
 pub use first_use::compile_kernels;
-pub use llama::Llama;
+
+use deepseek::DeepSeek;
+use llama::Llama;
 
 /// A language model with its weights and the memory of a step.
 pub trait CausalLm: Send {
@@ -59,10 +63,20 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// What attention has to be ready for.
     pub(crate) fn attention_limits(&self, config: &ModelConfig) -> AttentionLimits {
+        // Latent attention is that of queries which have gone through the projection of keys.
+        let (head_dim, value_dim, scale) = match &config.latent_attention {
+            None => (config.head_dim, config.head_dim, 1.0 / (config.head_dim as f64).sqrt()),
+            Some(latent) => {
+                let rank = latent.kv_lora_rank;
+                (rank + config.rope.dim, rank, f64::from(latent.softmax_scale))
+            }
+        };
         AttentionLimits {
             num_heads: config.num_heads,
             num_kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
+            head_dim,
+            value_dim,
+            scale,
             sliding_window: config.sliding_window,
             max_model_len: self.max_model_len,
             max_num_tokens: self.max_num_batched_tokens,
@@ -88,8 +102,8 @@ impl LoadOptions {
 /// are quantised, and from any thread.
 ///
 /// # Errors
-/// If a tensor is missing, has another shape than `config` says or cannot be read, or if the checkpoint
-/// has tensors that the architecture has no use for.
+/// If a tensor is missing, has another shape than `config` says or cannot be read, if the checkpoint has tensors that
+/// the architecture has no use for, or the device has no kernels for it.
 pub fn load(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -98,9 +112,19 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
+    let needs_more = config.latent_attention.is_some() || config.experts.is_some();
+    if needs_more && context.is_metal() {
+        return Err(Error::unsupported(format!(
+            "{} has latent attention or experts, for which there are no kernels for Apple GPUs yet",
+            config.architecture.hf_name
+        ))
+        .with_hint("use --device cpu, or --kernels reference"));
+    }
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
+    loader.ignore_layers(config.num_layers..config.num_layers + config.num_nextn_layers);
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
         Decoder::Llama => Box::new(Llama::load(&loader, config, context, options)?),
+        Decoder::DeepSeek => Box::new(DeepSeek::load(&loader, config, context, options)?),
     };
     loader.finish()?;
     Ok(model)

@@ -137,6 +137,12 @@ impl Context {
         matches!(self.device, DeviceBackend::Reference(_))
     }
 
+    /// Whether it is our own kernels for GPUs that compute.
+    #[must_use]
+    pub fn is_metal(&self) -> bool {
+        matches!(self.device, DeviceBackend::Metal(_))
+    }
+
     /// Threads of the processor that take part.
     #[must_use]
     pub fn num_threads(&self) -> usize {

@@ -6,11 +6,14 @@
 //!   that the scores of sixteen tokens are computed in the lanes of a vector, without sums across lanes;
 //! * V is `[kv_head][slot][head_dim]`, each row padded to a multiple of sixteen values.
 //!
+//! With latent attention there is one key head, whose first values are also the values: there is K alone.
+//!
 //! The memory is zero and takes no room before it is first written.
 //!
 //! On a GPU both are `[kv_head][slot][head_dim]`, without padding; for candle a row for each slot.
 
 use std::fmt;
+use std::ptr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -84,9 +87,28 @@ pub(crate) struct KvLayout {
     pub(crate) block_size: usize,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// Whether there is a V. Without one, values are the first ones of keys.
+    pub(crate) has_values: bool,
 }
 
 impl KvLayout {
+    fn of(config: &ModelConfig, block_size: usize) -> Self {
+        match &config.latent_attention {
+            None => Self {
+                block_size,
+                num_kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                has_values: true,
+            },
+            Some(latent) => Self {
+                block_size,
+                num_kv_heads: 1,
+                head_dim: latent.kv_lora_rank + config.rope.dim,
+                has_values: false,
+            },
+        }
+    }
+
     /// Values between two rows of V.
     pub(crate) fn v_stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
@@ -97,7 +119,7 @@ impl KvLayout {
     }
 
     fn v_head_len(&self) -> usize {
-        self.block_size * self.v_stride()
+        if self.has_values { self.block_size * self.v_stride() } else { 0 }
     }
 
     /// Values of a block of K or of V on a GPU: rows of tokens for each head, without padding.
@@ -137,7 +159,7 @@ pub struct KvCache {
 }
 
 enum LayerPools {
-    Cpu { k: MmapMut, v: MmapMut },
+    Cpu { k: MmapMut, v: Option<MmapMut> },
     Metal { k: GpuBuffer, v: GpuBuffer },
     Reference(ReferencePools),
 }
@@ -166,7 +188,7 @@ impl KvCache {
         block_size: usize,
         dtype: KvCacheDType,
     ) -> Result<Self> {
-        let layout = KvLayout { block_size, num_kv_heads: config.num_kv_heads, head_dim: config.head_dim };
+        let layout = KvLayout::of(config, block_size);
         if num_blocks == 0 || block_size == 0 {
             return Err(Error::invalid_request(format!(
                 "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
@@ -187,10 +209,17 @@ impl KvCache {
             Backend::Metal(metal) => Some(Arc::clone(metal)),
         };
         let layer = || match context.backend() {
-            Backend::Cpu(_) => Ok(LayerPools::Cpu { k: map(k_len)?, v: map(v_len)? }),
+            Backend::Cpu(_) => {
+                let v = layout.has_values.then(|| map(v_len)).transpose()?;
+                Ok(LayerPools::Cpu { k: map(k_len)?, v })
+            }
             Backend::Reference(reference) => {
                 let (num_slots, width) = (num_blocks * block_size, layout.num_kv_heads * layout.head_dim);
-                ReferencePools::new(reference, num_slots, width, dtype).map(LayerPools::Reference)
+                let pools = ReferencePools::new(reference, num_slots, width, layout.has_values, dtype)?;
+                Ok(LayerPools::Reference(pools))
+            }
+            Backend::Metal(_) if !layout.has_values => {
+                Err(Error::internal("there are no kernels for latent attention"))
             }
             Backend::Metal(metal) => {
                 let allocate = || metal.gpu().allocate(bytes(row_len)?.max(16), Placement::Private);
@@ -205,7 +234,7 @@ impl KvCache {
     #[must_use]
     pub fn bytes_per_token(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> usize {
         let block_size = block_size.max(1);
-        let layout = KvLayout { block_size, num_kv_heads: config.num_kv_heads, head_dim: config.head_dim };
+        let layout = KvLayout::of(config, block_size);
         let block_bytes = (layout.k_block_len() + layout.v_block_len()) * dtype.size_in_bytes();
         (config.num_layers * block_bytes).div_ceil(block_size)
     }
@@ -247,7 +276,9 @@ impl KvCache {
             match (layer, &self.metal) {
                 (LayerPools::Cpu { k, v }, _) => {
                     k.copy_within(source * k_bytes..(source + 1) * k_bytes, target * k_bytes);
-                    v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
+                    if let Some(v) = v {
+                        v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
+                    }
                 }
                 (LayerPools::Metal { k, v }, Some(metal)) => {
                     metal::copy_block(metal, k, row_bytes, source as u32, target as u32)?;
@@ -270,17 +301,19 @@ impl KvCache {
         self.layers.len()
     }
 
-    /// The pools of K and V of a layer, as pointers to values of the cache's type.
+    /// The pools of K and V of a layer, as pointers to values of the cache's type; that of V is null if there is none.
     pub(crate) fn pools(&self, layer: usize) -> Result<(*const u8, *const u8)> {
         match &self.layers[layer] {
-            LayerPools::Cpu { k, v } => Ok((k.as_ptr(), v.as_ptr())),
+            LayerPools::Cpu { k, v } => Ok((k.as_ptr(), v.as_ref().map_or(ptr::null(), |v| v.as_ptr()))),
             _ => Err(elsewhere()),
         }
     }
 
     pub(crate) fn pools_mut(&mut self, layer: usize) -> Result<(*mut u8, *mut u8)> {
         match &mut self.layers[layer] {
-            LayerPools::Cpu { k, v } => Ok((k.as_mut_ptr(), v.as_mut_ptr())),
+            LayerPools::Cpu { k, v } => {
+                Ok((k.as_mut_ptr(), v.as_mut().map_or(ptr::null_mut(), |v| v.as_mut_ptr())))
+            }
             _ => Err(elsewhere()),
         }
     }
@@ -303,7 +336,7 @@ impl KvCache {
     /// The pools of a layer on a GPU.
     pub(crate) fn metal(&self, layer: usize) -> Result<Pools<'_>> {
         let LayerPools::Metal { k, v } = &self.layers[layer] else { return Err(elsewhere()) };
-        let KvLayout { block_size, num_kv_heads, head_dim } = self.layout;
+        let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
         Ok(Pools { k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
     }
 }
@@ -401,7 +434,7 @@ mod tests {
     #[test]
     fn every_slot_has_memory_of_its_own() {
         for (block_size, head_dim) in [(1, 24), (16, 64), (24, 80), (32, 16)] {
-            let layout = KvLayout { block_size, num_kv_heads: 3, head_dim };
+            let layout = KvLayout { block_size, num_kv_heads: 3, head_dim, has_values: true };
             let mut k_seen = vec![false; 2 * layout.k_block_len()];
             let mut v_seen = vec![false; 2 * layout.v_block_len()];
             for (block, kv_head, slot) in

@@ -4,7 +4,7 @@
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
-use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, matmul, matmul_swiglu};
+use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu};
 use crate::ops::metal::{self, Access, Binding, Operands};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
@@ -19,10 +19,17 @@ pub struct LinearScratch {
 
 #[derive(Debug)]
 enum DeviceScratch {
-    Cpu(Activations),
+    Cpu(CpuScratch),
     /// One half of a gated product whose matrices have two formats, if there is one.
     Metal(Option<Buffer>),
     Reference,
+}
+
+/// What products on the CPU need.
+#[derive(Debug, Default)]
+pub(crate) struct CpuScratch {
+    pub(crate) activations: Activations,
+    pub(crate) groups: Vec<RowGroup>,
 }
 
 impl LinearScratch {
@@ -33,15 +40,36 @@ impl LinearScratch {
     pub fn new(context: &Context, max_rows: usize, max_cols: usize) -> Result<Self> {
         let device = match context.backend() {
             Backend::Cpu(cpu) => {
-                let mut activations = Activations::default();
-                let forms = Forms { dense: true, int8: true, bf16: cpu.level.has_bf16_dot() };
-                activations.reserve(max_rows, max_cols, forms);
-                DeviceScratch::Cpu(activations)
+                let mut scratch = CpuScratch::default();
+                scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
+                DeviceScratch::Cpu(scratch)
             }
             Backend::Metal(_) => DeviceScratch::Metal(None),
             Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { max_rows, device })
+    }
+
+    /// Makes room for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
+    pub(crate) fn reserve_groups(
+        &mut self,
+        context: &Context,
+        max_groups: usize,
+        max_rows: usize,
+        max_cols: usize,
+    ) {
+        if let (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) = (context.backend(), &mut self.device) {
+            let max_rows = max_rows + max_groups * RowGroup::ALIGNMENT;
+            scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
+            scratch.groups.reserve(max_groups);
+        }
+    }
+
+    pub(crate) fn cpu(&mut self) -> Result<&mut CpuScratch> {
+        match &mut self.device {
+            DeviceScratch::Cpu(scratch) => Ok(scratch),
+            _ => Err(Error::internal("the memory of products is on another device")),
+        }
     }
 
     fn metal_up(&mut self, context: &Context, width: usize) -> Result<&Buffer> {
@@ -63,19 +91,19 @@ impl LinearScratch {
         norm: Option<&RmsNorm>,
         matrices: &[&Matrix],
     ) -> Result<&Activations> {
-        let DeviceScratch::Cpu(activations) = &mut self.device else {
-            return Err(Error::internal("the memory of products is on another device"));
-        };
+        let cols = matrices.first().map_or(width, |matrix| matrix.cols());
+        let activations = &mut self.cpu()?.activations;
         let norm = norm.map(|norm| (&norm.weight[..], norm.eps));
         let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), cpu.level);
-        activations.prepare(x, width, num_rows, width, norm, forms, &cpu.pool, cpu.level);
+        activations.prepare(x, width, num_rows, cols, norm, forms, &cpu.pool, cpu.level);
         Ok(activations)
     }
 }
 
 /// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, side by side in each row.
 ///
-/// `x` is `[num_rows, hidden]`, `out` is `[num_rows, Σ outputs]`.
+/// `x` is `[num_rows, hidden or more]`, of which the first values of each row take part; `out` is
+/// `[num_rows, Σ outputs]`.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if shapes do not fit together.
@@ -94,10 +122,14 @@ pub fn norm_linear<const N: usize>(
         width += linear.weight.rows();
         (linear, out_offset)
     });
+    let hidden = linears.first().map_or(0, |linear| linear.weight.cols());
+    check_width("norm_linear", "its norm", norm.weight.len(), hidden)?;
     for linear in linears {
-        check_linear("norm_linear", linear, x.width(), None)?;
+        check_linear("norm_linear", linear, hidden, None)?;
     }
-    check_width("norm_linear", "its norm", norm.weight.len(), x.width())?;
+    if x.width() < hidden {
+        check_width("norm_linear", "its input", x.width(), hidden)?;
+    }
     check_width("norm_linear", "its output", out.width(), width)?;
     let matrices = linears.map(|linear| &linear.weight);
     let cpu = match context.launch() {
@@ -116,7 +148,7 @@ pub fn norm_linear<const N: usize>(
         linear.weight.cpu().map(|matrix| Part { matrix, out_offset, bias: linear.bias.as_deref() })
     }))?;
     let x =
-        x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, norm.weight.len(), Some(norm), &matrices))??;
+        x.read(num_rows, |values| scratch.prepare(cpu, values, num_rows, x.width(), Some(norm), &matrices))??;
     out.write(num_rows, |out| {
         matmul(x, &parts, out, width, Mode::Store, &cpu.pool, cpu.level);
     })

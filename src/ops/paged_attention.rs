@@ -33,8 +33,12 @@ pub struct AttentionLimits {
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Values of a head.
+    /// Values of a query and of a key head.
     pub head_dim: usize,
+    /// Values of a value head. Fewer than those of a key head if the values are the first ones of the keys.
+    pub value_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f64,
     /// A token attends to itself and the `sliding_window - 1` tokens before it.
     pub sliding_window: Option<usize>,
     /// Longest sequence.
@@ -46,7 +50,7 @@ pub struct AttentionLimits {
 }
 
 impl AttentionScratch {
-    /// Memory for attention with scores divided by `√head_dim`.
+    /// Memory for attention of this shape.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for the shape,
@@ -56,7 +60,8 @@ impl AttentionScratch {
             num_heads: limits.num_heads,
             num_kv_heads: limits.num_kv_heads,
             head_dim: limits.head_dim,
-            scale: 1.0 / (limits.head_dim as f32).sqrt(),
+            value_dim: limits.value_dim,
+            scale: limits.scale,
             sliding_window: limits.sliding_window,
         };
         let device = match context.backend() {
@@ -67,13 +72,16 @@ impl AttentionScratch {
                 limits.max_model_len,
                 cpu.pool.num_threads(),
             )),
+            Backend::Metal(_) if shape.value_dim != shape.head_dim => {
+                return Err(Error::internal("there are no kernels for latent attention and experts"));
+            }
             Backend::Metal(metal) => DeviceScratch::Metal(MetalAttention::new(
                 metal,
                 AttentionSizes {
                     num_heads: shape.num_heads,
                     num_kv_heads: shape.num_kv_heads,
                     head_dim: shape.head_dim,
-                    scale: shape.scale,
+                    scale: shape.scale as f32,
                     sliding_window: shape.sliding_window,
                     max_model_len: limits.max_model_len,
                     max_num_rows: limits.max_num_rows,
@@ -85,11 +93,11 @@ impl AttentionScratch {
     }
 }
 
-/// `out = softmax(q·K / √head_dim)·V` for each token and head, over the tokens of its sequence up to
+/// `out = softmax(q·K · scale)·V` for each token and head, over the tokens of its sequence up to
 /// itself. Long contexts with few tokens are divided and merged, which counts as a second dispatch.
 ///
-/// `qkv` is `[num_tokens, (num_heads + 2 · num_kv_heads) · head_dim]` of which the rotated queries are used,
-/// `out` is `[num_tokens, num_heads · head_dim]`. The tokens' own keys and values are in the cache already.
+/// `qkv` is `[num_tokens, num_heads · head_dim or more]` of which the first ones, the rotated queries, are used,
+/// `out` is `[num_tokens, num_heads · value_dim]`. The tokens' own keys and values are in the cache already.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if shapes do not fit together or a block does not exist.
@@ -143,11 +151,12 @@ fn check(
 ) -> Result<(), String> {
     let (shape, layout) = (scratch.shape, cache.layout());
     if (layout.num_kv_heads, layout.head_dim) != (shape.num_kv_heads, shape.head_dim)
+        || layout.has_values != (shape.value_dim == shape.head_dim)
         || layer >= cache.num_layers()
     {
         return Err(format!("layer {layer} of {cache:?} does not fit {shape:?}"));
     }
-    if out.width() != shape.num_heads * shape.head_dim || qkv.width() < out.width() {
+    if out.width() != shape.num_heads * shape.value_dim || qkv.width() < shape.num_heads * shape.head_dim {
         return Err(format!("rows of {} and {} values do not fit {shape:?}", qkv.width(), out.width()));
     }
     let (num_rows, num_tokens) = (metadata.num_rows(), metadata.num_tokens());

@@ -42,6 +42,36 @@ pub struct SampleParams<'a> {
     pub output_token_ids: &'a [u32],
 }
 
+impl SampleParams<'static> {
+    /// Any token, as the logits have it: no filter, penalty, bias or ban, and nothing before it.
+    #[must_use]
+    pub fn plain() -> Self {
+        static NO_BIAS: BTreeMap<u32, f32> = BTreeMap::new();
+        Self {
+            inverse_temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: &NO_BIAS,
+            banned: &[],
+            min_tokens: 0,
+            seed: 0,
+            stream: 0,
+            prompt_token_ids: &[],
+            output_token_ids: &[],
+        }
+    }
+
+    /// The most likely token.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self { inverse_temperature: 0.0, ..Self::plain() }
+    }
+}
+
 impl SampleParams<'_> {
     pub(crate) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0

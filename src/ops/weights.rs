@@ -146,6 +146,106 @@ impl Matrix {
     }
 }
 
+/// Matrices of one shape and type, one for each head or expert: `[num_matrices, rows, cols]`.
+#[derive(Debug)]
+pub struct MatrixStack {
+    rows: usize,
+    cols: usize,
+    storage: StackStorage,
+}
+
+#[derive(Debug)]
+enum StackStorage {
+    Cpu(Vec<PackedMatrix>),
+    Reference(Vec<ReferenceMatrix>),
+}
+
+impl MatrixStack {
+    /// These matrices, in this order.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] on a device that has no kernels for them, [`crate::ErrorKind::InvalidModel`]
+    /// if there are none, [`crate::ErrorKind::Internal`] if they differ in shape.
+    pub fn new(context: &Context, matrices: Vec<Matrix>) -> Result<Self> {
+        let Some(first) = matrices.first() else {
+            return Err(Error::invalid_model("there are no matrices to choose from"));
+        };
+        let (rows, cols) = (first.rows(), first.cols());
+        if let Some(other) = matrices.iter().find(|matrix| (matrix.rows(), matrix.cols()) != (rows, cols)) {
+            return Err(Error::internal(format!(
+                "a matrix of {} × {} is in a stack of {rows} × {cols}",
+                other.rows(),
+                other.cols()
+            )));
+        }
+        let mut storage = match context.backend() {
+            Backend::Cpu(_) => StackStorage::Cpu(Vec::with_capacity(matrices.len())),
+            Backend::Reference(_) => StackStorage::Reference(Vec::with_capacity(matrices.len())),
+            Backend::Metal(_) => {
+                return Err(Error::internal("there are no kernels for latent attention and experts"));
+            }
+        };
+        for matrix in matrices {
+            match (&mut storage, matrix.0) {
+                (StackStorage::Cpu(stack), MatrixStorage::Cpu(matrix)) => stack.push(matrix),
+                (StackStorage::Reference(stack), MatrixStorage::Reference(matrix)) => stack.push(matrix),
+                _ => return Err(elsewhere("a matrix")),
+            }
+        }
+        Ok(Self { rows, cols, storage })
+    }
+
+    /// How many matrices there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.storage {
+            StackStorage::Cpu(stack) => stack.len(),
+            StackStorage::Reference(stack) => stack.len(),
+        }
+    }
+
+    /// False: there is at least one matrix.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Outputs of each matrix.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs of each matrix.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of all matrices.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        match &self.storage {
+            StackStorage::Cpu(stack) => stack.iter().map(PackedMatrix::num_bytes).sum(),
+            StackStorage::Reference(stack) => stack.iter().map(ReferenceMatrix::num_bytes).sum(),
+        }
+    }
+
+    pub(crate) fn cpu(&self) -> Result<&[PackedMatrix]> {
+        match &self.storage {
+            StackStorage::Cpu(stack) => Ok(stack),
+            StackStorage::Reference(_) => Err(elsewhere("a stack of matrices")),
+        }
+    }
+
+    pub(crate) fn reference(&self) -> Result<&[ReferenceMatrix]> {
+        match &self.storage {
+            StackStorage::Reference(stack) => Ok(stack),
+            StackStorage::Cpu(_) => Err(elsewhere("a stack of matrices")),
+        }
+    }
+}
+
 /// A vector of weights, on the host and, if that is elsewhere, on the device.
 #[derive(Debug)]
 pub struct Vector {

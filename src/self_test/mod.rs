@@ -5,6 +5,8 @@
 //! tests on the CPU and on the emulated GPU, and with `tinyvllm self-test` where a user is.
 
 mod attention;
+mod experts;
+mod latent;
 mod models;
 mod oracle;
 mod probes;
@@ -64,13 +66,25 @@ pub enum Family {
     Rows,
     /// Rotation, the cache, attention.
     Attention,
+    /// Products of heads and latent attention, if the device has kernels for them.
+    Latent,
+    /// Networks of experts, if the device has kernels for them.
+    Experts,
     /// Sampling, if the device has a sampler.
     Sampling,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Probes, Self::Products, Self::Rows, Self::Attention, Self::Sampling];
+    pub const ALL: [Self; 7] = [
+        Self::Probes,
+        Self::Products,
+        Self::Rows,
+        Self::Attention,
+        Self::Latent,
+        Self::Experts,
+        Self::Sampling,
+    ];
 
     /// Checks these ops on a device and tells each result as it comes.
     pub fn check(self, context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
@@ -79,6 +93,8 @@ impl Family {
             Self::Products => products::run(context, effort, report),
             Self::Rows => rows::run(context, report),
             Self::Attention => attention::run(context, effort, report),
+            Self::Latent => latent::run(context, report),
+            Self::Experts => experts::run(context, report),
             Self::Sampling => sampling::run(context, report),
         }
     }

@@ -1,7 +1,5 @@
 //! Embeddings and moved rows.
 
-use std::collections::BTreeMap;
-
 use super::oracle::{Rows, buffer, compare, matrix, noise, unwritten};
 use super::{Check, check};
 use crate::Result;
@@ -46,6 +44,8 @@ fn with_step<R>(
         num_heads: 1,
         num_kv_heads: 1,
         head_dim: 16,
+        value_dim: 16,
+        scale: 1.0 / 16_f64.sqrt(),
         sliding_window: None,
         max_model_len: 16,
         max_num_tokens: token_ids.len(),
@@ -81,24 +81,7 @@ fn sampled(context: &Context, mut sampler: DeviceSampler) -> Result<f64> {
         none.chain(peak(VOCABULARY)).chain(peak(VOCABULARY - 1)).collect(),
     ];
     let steps = [buffer(context, &steps[0], vocab_size, 3)?, buffer(context, &steps[1], vocab_size, 3)?];
-    let logit_bias = BTreeMap::new();
-    let greedy = SampleParams {
-        inverse_temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: &logit_bias,
-        banned: &[],
-        min_tokens: 0,
-        seed: 0,
-        stream: 0,
-        prompt_token_ids: &[],
-        output_token_ids: &[],
-    };
-    sampler.begin(context, std::iter::repeat_n(greedy, 3), steps.len())?;
+    sampler.begin(context, std::iter::repeat_n(SampleParams::greedy(), 3), steps.len())?;
     steps.iter().try_for_each(|logits| sampler.launch(context, logits))?;
     let tokens = sampler.on_device(1);
     let table = matrix(context, DType::F32, VOCABULARY, COLS, 1)?;

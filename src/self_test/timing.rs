@@ -1,6 +1,5 @@
 //! How long kernels take on shapes of real models, and how much memory they move meanwhile.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::attention::one_layer;
@@ -131,6 +130,8 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
         num_heads,
         num_kv_heads,
         head_dim,
+        value_dim: head_dim,
+        scale: 1.0 / (head_dim as f64).sqrt(),
         sliding_window: None,
         max_model_len: context_len,
         max_num_tokens: num_rows,
@@ -185,22 +186,7 @@ fn sampling(context: &Context, top_k: usize, top_p: f32) -> Result<Option<Timing
     let uniform = noise(1, 4 * VOCAB_SIZE);
     let row: Vec<f32> = uniform.chunks_exact(4).map(|four| 2.17 * four.iter().sum::<f32>()).collect();
     let rows = (0..NUM_CALLS).map(|_| buffer(context, &row, VOCAB_SIZE, 1)).collect::<Result<Vec<_>>>()?;
-    let params = SampleParams {
-        inverse_temperature: 1.0,
-        top_k,
-        top_p,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: &BTreeMap::new(),
-        banned: &[],
-        min_tokens: 0,
-        seed: 1,
-        stream: 0,
-        prompt_token_ids: &[],
-        output_token_ids: &[],
-    };
+    let params = SampleParams { top_k, top_p, ..SampleParams::plain() };
     sampler.begin(context, std::iter::once(params), NUM_CALLS)?;
     let (warm_up, rows) = rows.split_at(NUM_CALLS / 4);
     let mut sample = |rows: &[Buffer], last: usize| {

@@ -18,5 +18,5 @@ mod tensor;
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
 pub use mapping::{MappedPages, SharedBytes};
-pub use quantize::{OwnedTensor, Quantization, Quantizer};
-pub use tensor::RawTensor;
+pub use quantize::{Quantization, Quantizer};
+pub use tensor::{OwnedTensor, RawTensor};

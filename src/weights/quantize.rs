@@ -7,10 +7,10 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::mapping::Mapping;
+use super::tensor::OwnedTensor;
 use super::{Checkpoint, DType, RawTensor, blocks};
 use crate::{Error, Result};
 
@@ -167,29 +167,7 @@ impl Quantizer {
         let mut data = vec![0; dtype.row_bytes(tensor.num_elements())?];
         convert(tensor, dtype, &mut data, self.num_threads, progress)
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))?;
-        Ok(OwnedTensor {
-            name: tensor.name.to_owned(),
-            dtype,
-            shape: tensor.shape.to_vec(),
-            bytes: Arc::new(Mapping::Owned(data)),
-        })
-    }
-}
-
-/// A tensor that was made here instead of read from a file.
-#[derive(Debug, Clone)]
-pub struct OwnedTensor {
-    name: String,
-    dtype: DType,
-    shape: Vec<usize>,
-    bytes: Arc<Mapping>,
-}
-
-impl OwnedTensor {
-    /// The same view that a checkpoint gives of its tensors.
-    #[must_use]
-    pub fn as_raw(&self) -> RawTensor<'_> {
-        RawTensor::new(&self.name, self.dtype, &self.shape, &self.bytes, 0..self.bytes.len())
+        Ok(OwnedTensor::new(tensor.name, dtype, tensor.shape, data))
     }
 }
 

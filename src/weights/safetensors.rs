@@ -124,6 +124,10 @@ impl SafetensorsFiles {
         self.index.contains_key(name)
     }
 
+    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.index.get(name).map(|index| &self.tensors[*index].shape[..])
+    }
+
     pub(super) fn tensor(&self, name: &str) -> Result<RawTensor<'_>> {
         let Some(&index) = self.index.get(name) else {
             let theirs = names::hugging_face(name).map(|name| format!(" ({name})")).unwrap_or_default();

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::f16;
+
 use super::mapping::{Mapping, SharedBytes};
 use super::{DType, blocks};
 use crate::{Error, Result};
@@ -60,6 +62,44 @@ impl<'a> RawTensor<'a> {
         )))
     }
 
+    /// The matrix at `index` of a stack of them, the tensor's first dimension.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor has fewer than three dimensions or matrices.
+    pub fn matrix(&self, index: usize) -> Result<Self> {
+        let [num, shape @ ..] = self.shape else { return Err(self.no_stack(index)) };
+        if index >= *num || shape.len() < 2 {
+            return Err(self.no_stack(index));
+        }
+        Ok(self.part(shape, index * (self.data.len() / num), self.data.len() / num))
+    }
+
+    /// Some neighbouring rows of a matrix, of the shape `[rows, cols]` that the caller has at hand.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix or does not have them.
+    pub fn rows(&self, first: usize, shape: &'a [usize]) -> Result<Self> {
+        match (self.shape, shape) {
+            (&[all, own_cols], &[rows, cols]) if own_cols == cols && first + rows <= all => {
+                let row_bytes = self.data.len() / all.max(1);
+                Ok(self.part(shape, first * row_bytes, rows * row_bytes))
+            }
+            _ => Err(self.no_stack(first)),
+        }
+    }
+
+    fn part(&self, shape: &'a [usize], start: usize, len: usize) -> Self {
+        let start = self.range.start + start;
+        Self::new(self.name, self.dtype, shape, self.mapping, start..start + len)
+    }
+
+    fn no_stack(&self, index: usize) -> Error {
+        Error::invalid_model(format!(
+            "tensor {:?} has the shape {:?}, in which there is no part {index}",
+            self.name, self.shape
+        ))
+    }
+
     /// All values as f32, row after row.
     ///
     /// # Errors
@@ -71,6 +111,30 @@ impl<'a> RawTensor<'a> {
         Ok(values)
     }
 
+    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones in half precision.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix.
+    pub fn transposed(&self) -> Result<OwnedTensor> {
+        let &[rows, cols] = self.shape else { return Err(self.no_stack(0)) };
+        let decoded: Vec<u8>;
+        let (dtype, bytes) = if self.dtype.is_quantized() {
+            let halves = self.to_f32()?.into_iter().flat_map(|value| f16::from_f32(value).to_le_bytes());
+            decoded = halves.collect();
+            (DType::F16, &decoded[..])
+        } else {
+            (self.dtype, self.data)
+        };
+        let len = dtype.block_bytes();
+        let mut target = Vec::with_capacity(bytes.len());
+        for col in 0..cols {
+            for row in 0..rows {
+                target.extend_from_slice(&bytes[(row * cols + col) * len..][..len]);
+            }
+        }
+        Ok(OwnedTensor::new(self.name, dtype, &[cols, rows], target))
+    }
+
     /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
     pub fn release(&self) {
         self.mapping.release(self.range.clone());
@@ -80,5 +144,27 @@ impl<'a> RawTensor<'a> {
     #[must_use]
     pub fn share(&self) -> SharedBytes {
         SharedBytes::new(self.mapping, self.range.clone())
+    }
+}
+
+/// A tensor that was made here instead of read from a file.
+#[derive(Debug, Clone)]
+pub struct OwnedTensor {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: Arc<Mapping>,
+}
+
+impl OwnedTensor {
+    /// `bytes` have to be what `dtype` and `shape` ask for.
+    pub(super) fn new(name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> Self {
+        Self { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes: Arc::new(Mapping::Owned(bytes)) }
+    }
+
+    /// The same view that a checkpoint gives of its tensors.
+    #[must_use]
+    pub fn as_raw(&self) -> RawTensor<'_> {
+        RawTensor::new(&self.name, self.dtype, &self.shape, &self.bytes, 0..self.bytes.len())
     }
 }

@@ -1,6 +1,5 @@
 //! Devices that allow fewer threads: what can use fewer does and computes the same, the rest is an error that says so.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tinyvllm::ErrorKind;
@@ -42,22 +41,12 @@ const VOCAB_SIZE: usize = 100_000;
 const NUM_ROWS: usize = 64;
 const NUM_STEPS: usize = 8;
 
-fn row(stream: usize, logit_bias: &BTreeMap<u32, f32>) -> SampleParams<'_> {
+fn row(stream: usize) -> SampleParams<'static> {
     SampleParams {
-        inverse_temperature: 1.0,
-        top_k: 0,
         top_p: if stream < 4 { 0.9 } else { 1.0 },
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias,
-        banned: &[],
-        min_tokens: 0,
         seed: 1,
         stream: stream as u32,
-        prompt_token_ids: &[],
-        output_token_ids: &[],
+        ..SampleParams::plain()
     }
 }
 
@@ -66,9 +55,8 @@ fn row(stream: usize, logit_bias: &BTreeMap<u32, f32>) -> SampleParams<'_> {
 fn draws(gpu: Emulator) -> Vec<u32> {
     let context = Context::gpu(Arc::new(gpu));
     let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
-    let no_bias = BTreeMap::new();
     let mut logits = Buffer::shared(&context, NUM_ROWS, VOCAB_SIZE).unwrap();
-    sampler.begin(&context, (0..NUM_ROWS).map(|stream| row(stream, &no_bias)), NUM_STEPS).unwrap();
+    sampler.begin(&context, (0..NUM_ROWS).map(row), NUM_STEPS).unwrap();
     let (mut all, mut tokens) = (Vec::new(), Vec::new());
     for step in 0..NUM_STEPS {
         let values = (0..NUM_ROWS * VOCAB_SIZE).map(|index| (index * 37 % 1009) as f32 / 1009.0);
@@ -115,8 +103,7 @@ fn penalised(gpu: Emulator) -> Vec<u32> {
     const VOCAB_SIZE: usize = 100;
     let context = Context::gpu(Arc::new(gpu));
     let mut sampler = DeviceSampler::new(&context).unwrap().unwrap();
-    let no_bias = BTreeMap::new();
-    let params = SampleParams { inverse_temperature: 0.0, presence_penalty: 2.0, ..row(0, &no_bias) };
+    let params = SampleParams { inverse_temperature: 0.0, presence_penalty: 2.0, ..row(0) };
     sampler.begin(&context, std::iter::once(params), VOCAB_SIZE).unwrap();
     let (mut all, mut tokens) = (Vec::new(), Vec::new());
     for step in 0..VOCAB_SIZE {

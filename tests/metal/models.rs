@@ -21,6 +21,8 @@ fn rows_that_do_not_fit_together_are_errors() {
         num_heads: 1,
         num_kv_heads: 1,
         head_dim: 64,
+        value_dim: 64,
+        scale: 1.0 / 64.0_f64.sqrt(),
         sliding_window: None,
         max_model_len: 16,
         max_num_tokens: 4,

@@ -20,22 +20,7 @@ fn late_context() -> Option<Context> {
 }
 
 fn greedy(logit_bias: &BTreeMap<u32, f32>) -> SampleParams<'_> {
-    SampleParams {
-        inverse_temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias,
-        banned: &[],
-        min_tokens: 0,
-        seed: 0,
-        stream: 0,
-        prompt_token_ids: &[],
-        output_token_ids: &[],
-    }
+    SampleParams { logit_bias, ..SampleParams::greedy() }
 }
 
 fn logits(context: &Context, value: f32) -> Buffer {
@@ -81,6 +66,8 @@ fn a_row_that_has_failed_does_not_fail_the_next_pass() {
         num_heads: config.num_heads,
         num_kv_heads: config.num_kv_heads,
         head_dim: config.head_dim,
+        value_dim: config.head_dim,
+        scale: 1.0 / (config.head_dim as f64).sqrt(),
         sliding_window: None,
         max_model_len: 16,
         max_num_tokens: 1,

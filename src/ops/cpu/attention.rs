@@ -10,6 +10,7 @@
 //! threads need, the pieces of the context become tasks of their own.
 
 mod kernel;
+mod latent;
 
 use std::sync::Mutex;
 
@@ -35,8 +36,10 @@ pub(crate) struct AttentionShape {
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// Of a value head: `head_dim`, or fewer if values are the first ones of keys.
+    pub(crate) value_dim: usize,
     /// What scores are multiplied by.
-    pub(crate) scale: f32,
+    pub(crate) scale: f64,
     pub(crate) sliding_window: Option<usize>,
 }
 
@@ -83,12 +86,12 @@ impl AttentionScratch {
         let partials = divided_tiles
             * shape.num_heads
             * max_model_len.div_ceil(SPLIT)
-            * kernel::partial_len(shape.head_dim);
+            * kernel::partial_len(shape.value_dim);
         Self {
             shape,
             tiles: Vec::with_capacity(max_tiles),
             max_tiles,
-            workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, shape.head_dim))).collect(),
+            workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, shape))).collect(),
             partials: vec![0.0; partials],
         }
     }
@@ -103,7 +106,7 @@ impl std::fmt::Debug for AttentionScratch {
 /// Writes the attention of all tokens of the step.
 ///
 /// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not
-/// scaled; `out` has `num_heads · head_dim` values for each token. The keys and values of the step's tokens
+/// scaled; `out` has `num_heads · value_dim` values for each token. The keys and values of the step's tokens
 /// are in the cache already. The caller has checked that block tables, lengths and strides fit.
 ///
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
@@ -170,7 +173,7 @@ fn typed<E: KvElement>(
 
     let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
     let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * group;
-    let partial_len = kernel::partial_len(shape.head_dim);
+    let partial_len = kernel::partial_len(shape.value_dim);
     let num_partials = num_tiles * shape.num_kv_heads * max_pieces * tile_rows;
     let divide = max_pieces > 1
         && pool.num_threads() > 1
@@ -190,7 +193,7 @@ fn typed<E: KvElement>(
                         scratch,
                         wide: level.has_32_vectors(),
                     });
-                    level.run(Merge { scratch, num_rows, head_dim: shape.head_dim, partials: None });
+                    level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: None });
                 }
                 out_rows.write(tile, kv_head, scratch);
             });
@@ -236,7 +239,7 @@ fn typed<E: KvElement>(
                         num_rows * partial_len,
                     )
                 };
-                level.run(Merge { scratch, num_rows, head_dim: shape.head_dim, partials: Some(saved) });
+                level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: Some(saved) });
             }
             out_rows.write(tile, kv_head, scratch);
         });
@@ -309,7 +312,7 @@ unsafe impl Send for SharedPointer {}
 // SAFETY: as above.
 unsafe impl Sync for SharedPointer {}
 
-/// Where the results go: `[token][head][head_dim]`.
+/// Where the results go: `[token][head][value_dim]`.
 struct OutputRows {
     start: *mut f32,
     shape: AttentionShape,
@@ -324,14 +327,11 @@ impl OutputRows {
         for token in 0..tile.num_tokens {
             for head in 0..group {
                 let row = (tile.first_token + token) * self.shape.num_heads + kv_head * group + head;
-                // SAFETY: the caller of `paged_attention` gave `num_heads · head_dim` values for each
+                let value_dim = self.shape.value_dim;
+                // SAFETY: the caller of `paged_attention` gave `num_heads · value_dim` values for each
                 // token, and this token and head belong to this task alone.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(
-                        self.start.add(row * self.shape.head_dim),
-                        self.shape.head_dim,
-                    )
-                };
+                let out =
+                    unsafe { std::slice::from_raw_parts_mut(self.start.add(row * value_dim), value_dim) };
                 scratch.read_result(token * group + head, out);
             }
         }

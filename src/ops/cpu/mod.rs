@@ -1,6 +1,7 @@
 //! CPU kernels.
 
 pub(crate) mod attention;
+pub(crate) mod latent;
 pub mod matmul;
 pub mod pool;
 pub(crate) mod rope;

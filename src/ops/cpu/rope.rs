@@ -141,7 +141,7 @@ impl<E: KvElement> HeadTask<'_, E> {
 /// # Safety
 /// See [`F32x16`].
 #[inline(always)]
-unsafe fn round<V: F32x16, E: KvElement>(values: &[f32]) -> [E; LANES] {
+pub(super) unsafe fn round<V: F32x16, E: KvElement>(values: &[f32]) -> [E; LANES] {
     let mut padded = [0.0; LANES];
     padded[..values.len()].copy_from_slice(values);
     // SAFETY: the array has sixteen values.
@@ -150,7 +150,7 @@ unsafe fn round<V: F32x16, E: KvElement>(values: &[f32]) -> [E; LANES] {
 
 /// Rotates the first values of a head; `cos` and `sin` have one value for each pair.
 #[inline(always)]
-fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
+pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
     match style {
         RopeStyle::HalfSplit => {
             let (first, rest) = head.split_at_mut(cos.len());
@@ -171,6 +171,15 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
 /// Normalises a head in place.
 #[inline(always)]
 fn rms_norm<V: F32x16>(head: &mut [f32], weight: &[f32], eps: f32) {
+    let factor = norm_factor::<V>(head, eps);
+    for (value, weight) in head.iter_mut().zip(weight) {
+        *value = *value * factor * weight;
+    }
+}
+
+/// One divided by the root of the mean square.
+#[inline(always)]
+pub(super) fn norm_factor<V: F32x16>(head: &[f32], eps: f32) -> f32 {
     let (vectors, tail) = head.as_chunks::<LANES>();
     let mut squares = V::splat(0.0);
     for vector in vectors {
@@ -179,8 +188,5 @@ fn rms_norm<V: F32x16>(head: &mut [f32], weight: &[f32], eps: f32) {
         squares = vector.mul_add(vector, squares);
     }
     let sum = tail.iter().fold(squares.sum(), |sum, value| sum + value * value);
-    let factor = 1.0 / (sum / head.len() as f32 + eps).sqrt();
-    for (value, weight) in head.iter_mut().zip(weight) {
-        *value = *value * factor * weight;
-    }
+    1.0 / (sum / head.len() as f32 + eps).sqrt()
 }

@@ -6,11 +6,12 @@ use super::ReferenceBackend;
 use crate::Result;
 use crate::ops::KvCacheDType;
 
-/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type.
+/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type; or keys alone, whose first values
+/// are the values.
 #[derive(Debug)]
 pub(crate) struct ReferencePools {
     k: Tensor,
-    v: Tensor,
+    v: Option<Tensor>,
 }
 
 impl ReferencePools {
@@ -18,6 +19,7 @@ impl ReferencePools {
         backend: &ReferenceBackend,
         num_slots: usize,
         width: usize,
+        has_values: bool,
         dtype: KvCacheDType,
     ) -> Result<Self> {
         let dtype = match dtype {
@@ -26,20 +28,21 @@ impl ReferencePools {
             KvCacheDType::F32 => DType::F32,
         };
         let zeros = || Tensor::zeros((num_slots, width), dtype, backend.device());
-        Ok(Self { k: zeros()?, v: zeros()? })
+        Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()? })
     }
 
-    /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots.
+    /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots. No values where there is no room
+    /// for them.
     pub(super) fn write(
         &mut self,
         backend: &ReferenceBackend,
         slots: &[usize],
         keys: &Tensor,
-        values: &Tensor,
+        values: Option<&Tensor>,
     ) -> Result<()> {
         let slots = backend.indices(slots.iter().copied())?.unsqueeze(1)?;
         let slots = slots.broadcast_as(keys.shape())?.contiguous()?;
-        for (pool, rows) in [(&self.k, keys), (&self.v, values)] {
+        for (pool, rows) in std::iter::once((&self.k, keys)).chain(self.v.iter().zip(values)) {
             // By way of f32: from f64 directly, bits far behind the half of a unit are overlooked, which is then
             // taken for a tie.
             let rows = rows.to_dtype(DType::F32)?.to_dtype(pool.dtype())?;
@@ -48,16 +51,26 @@ impl ReferencePools {
         Ok(())
     }
 
-    /// Keys and values of some slots, `[slots.len(), width]` each.
-    pub(super) fn read(&self, backend: &ReferenceBackend, slots: &Tensor) -> Result<[Tensor; 2]> {
+    /// Keys of some slots, `[slots.len(), width]`, and values, `[slots.len(), value_width]`.
+    pub(super) fn read(
+        &self,
+        backend: &ReferenceBackend,
+        slots: &Tensor,
+        value_width: usize,
+    ) -> Result<[Tensor; 2]> {
         let read =
             |pool: &Tensor| Ok::<_, crate::Error>(pool.index_select(slots, 0)?.to_dtype(backend.dtype())?);
-        Ok([read(&self.k)?, read(&self.v)?])
+        let keys = read(&self.k)?;
+        let values = match &self.v {
+            Some(values) => read(values)?,
+            None => keys.narrow(1, 0, value_width)?,
+        };
+        Ok([keys, values])
     }
 
     /// Copies the slots of a block to another.
     pub(crate) fn copy_block(&mut self, block_size: usize, source: usize, target: usize) -> Result<()> {
-        for pool in [&self.k, &self.v] {
+        for pool in std::iter::once(&self.k).chain(&self.v) {
             let rows = pool.narrow(0, source * block_size, block_size)?.copy()?;
             pool.slice_set(&rows, 0, target * block_size)?;
         }

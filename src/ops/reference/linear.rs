@@ -30,7 +30,7 @@ pub(crate) fn norm_linear(
     linears: &[&Linear],
     out: &mut ReferenceBuffer,
 ) -> Result<()> {
-    let x = rms_norm(backend, &x.rows(num_rows)?, norm)?;
+    let x = rms_norm(backend, &x.rows(num_rows)?.narrow(1, 0, norm.weight.len())?.contiguous()?, norm)?;
     let parts = linears.iter().map(|own| linear(backend, &x, own)).collect::<Result<Vec<_>>>()?;
     out.set_rows(&Tensor::cat(&parts, 1)?)
 }

@@ -7,8 +7,11 @@
 
 mod backend;
 mod embed;
+mod experts;
 mod gather_rows;
+mod heads_linear;
 mod kv_cache;
+mod latent_kv_write;
 mod linear;
 mod matrix;
 mod paged_attention;
@@ -18,8 +21,11 @@ pub use backend::ReferenceBackend;
 
 pub(crate) use backend::ReferenceBuffer;
 pub(crate) use embed::embed;
+pub(crate) use experts::{experts_residual, experts_swiglu, router_logits};
 pub(crate) use gather_rows::gather_rows;
+pub(crate) use heads_linear::heads_linear;
 pub(crate) use kv_cache::ReferencePools;
+pub(crate) use latent_kv_write::{LatentKvWrite, latent_kv_write};
 pub(crate) use linear::{linear_residual, norm_linear, norm_logits, norm_swiglu};
 pub(crate) use matrix::ReferenceMatrix;
 pub(crate) use paged_attention::paged_attention;

@@ -11,7 +11,7 @@ use crate::ops::cpu::attention::AttentionShape;
 /// Scores that are in memory at once.
 const MAX_SCORES: usize = 1 << 24;
 
-/// `qkv` has the queries in front, `out` is `[num_tokens, num_heads · head_dim]`.
+/// `qkv` has the queries in front, `out` is `[num_tokens, num_heads · value_dim]`.
 pub(crate) fn paged_attention(
     backend: &ReferenceBackend,
     shape: AttentionShape,
@@ -28,7 +28,11 @@ pub(crate) fn paged_attention(
         let (table, block_size) = (metadata.block_table(row), metadata.block_size);
         let slot =
             |position: usize| table[position / block_size] as usize * block_size + position % block_size;
-        let [keys, values] = pools.read(backend, &backend.indices((0..seq_len).map(slot))?)?;
+        let [keys, values] = pools.read(
+            backend,
+            &backend.indices((0..seq_len).map(slot))?,
+            shape.num_kv_heads * shape.value_dim,
+        )?;
         let step = (MAX_SCORES / (shape.num_heads * seq_len)).max(1);
         for first in (start..end).step_by(step) {
             let len = step.min(end - first);
@@ -41,7 +45,7 @@ pub(crate) fn paged_attention(
 }
 
 /// Attention of neighbouring tokens, `[len, num_heads · head_dim]`, the first of them at `first_position`, over keys
-/// and values `[seq_len, num_kv_heads · head_dim]`.
+/// `[seq_len, num_kv_heads · head_dim]` and values `[seq_len, num_kv_heads · value_dim]`.
 fn attention(
     backend: &ReferenceBackend,
     shape: AttentionShape,
@@ -50,24 +54,24 @@ fn attention(
     values: &Tensor,
     first_position: usize,
 ) -> Result<Tensor> {
-    let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = shape;
+    let AttentionShape { num_heads, num_kv_heads, head_dim, value_dim, .. } = shape;
     let (len, seq_len) = (queries.dim(0)?, keys.dim(0)?);
     let heads_of = |rows: &Tensor, num_heads: usize| {
-        let heads = rows.reshape((rows.dim(0)?, num_heads, head_dim))?;
+        let heads = rows.reshape((rows.dim(0)?, num_heads, rows.dim(1)? / num_heads))?;
         heads.transpose(0, 1)?.contiguous()
     };
     // The query heads of a key head lie side by side, so that they are rows of one product.
     let (shared, group) = (num_heads / num_kv_heads * len, num_heads / num_kv_heads);
     let queries = heads_of(queries, num_heads)?.reshape((num_kv_heads, shared, head_dim))?;
     let scores = queries.matmul(&heads_of(keys, num_kv_heads)?.transpose(1, 2)?)?;
-    let scores = (scores * (1.0 / (head_dim as f64).sqrt()))?;
+    let scores = (scores * shape.scale)?;
     let scores = scores.reshape((num_kv_heads, group, len, seq_len))?;
     let mask = backend.bring(&mask(len, seq_len, first_position, shape.sliding_window)?)?;
     let weights = softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
     let results =
         weights.reshape((num_kv_heads, shared, seq_len))?.matmul(&heads_of(values, num_kv_heads)?)?;
-    let results = results.reshape((num_heads, len, head_dim))?.transpose(0, 1)?;
-    Ok(results.reshape((len, num_heads * head_dim))?)
+    let results = results.reshape((num_heads, len, value_dim))?.transpose(0, 1)?;
+    Ok(results.reshape((len, num_heads * value_dim))?)
 }
 
 /// `[len, seq_len]`: 0 where a token attends to a position, else -∞.

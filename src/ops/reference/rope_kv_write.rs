@@ -43,19 +43,19 @@ pub(crate) fn rope_kv_write(
     let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
     let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;
     let values = rows.narrow(1, q_width + kv_width, kv_width)?;
-    pools.write(backend, slots, &keys, &values)?;
+    pools.write(backend, slots, &keys, Some(&values))?;
     qkv.set_rows(&Tensor::cat(&[&queries, &keys, &values], 1)?)
 }
 
 /// Cosines and sines of the angles of some positions, `[positions, pairs]`.
-struct Rotation {
+pub(super) struct Rotation {
     style: RopeStyle,
     cos: Tensor,
     sin: Tensor,
 }
 
 impl Rotation {
-    fn new(backend: &ReferenceBackend, table: &RopeTable, positions: &[u32]) -> Result<Self> {
+    pub(super) fn new(backend: &ReferenceBackend, table: &RopeTable, positions: &[u32]) -> Result<Self> {
         // Products of singles, as the models were trained with.
         let angles: Vec<f32> = positions
             .iter()
@@ -75,7 +75,7 @@ impl Rotation {
     }
 
     /// Rotates the pairs of heads, `[positions, heads, head_dim]`; values behind the pairs stay as they are.
-    fn apply(&self, heads: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
         let (_, _, head_dim) = heads.dims3()?;
         let num_rotated = 2 * self.cos.dim(1)?;
         let rotated = heads.narrow(2, 0, num_rotated)?.transpose(0, 1)?.unsqueeze(0)?.contiguous()?;

@@ -90,6 +90,12 @@ impl GgufFile {
         self.index.contains_key(name)
     }
 
+    /// The row-major dimensions of the tensor `name`, if there is one, of any type.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.index.get(name).map(|index| &self.tensors[*index].shape[..])
+    }
+
     /// The tensor `name`.
     ///
     /// # Errors

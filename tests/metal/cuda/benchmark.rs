@@ -1,7 +1,6 @@
 //! How much of the memory bandwidth the kernels use, as ops launch them. A proxy for how well they go through
 //! memory: an NVIDIA GPU has other limits besides, and matrix products of simdgroups are emulated there.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tinyvllm::config::RopeStyle;
@@ -143,22 +142,7 @@ impl Bench<'_> {
                 .collect::<Result<Vec<_>>>()?;
             let none = Error::internal("the device has no sampler");
             let mut sampler = DeviceSampler::new(&self.context)?.ok_or(none)?;
-            let params = SampleParams {
-                inverse_temperature: 1.0,
-                top_k,
-                top_p,
-                min_p: 0.0,
-                repetition_penalty: 1.0,
-                presence_penalty: 0.0,
-                frequency_penalty: 0.0,
-                logit_bias: &BTreeMap::new(),
-                banned: &[],
-                min_tokens: 0,
-                seed: 1,
-                stream: 0,
-                prompt_token_ids: &[],
-                output_token_ids: &[],
-            };
+            let params = SampleParams { top_k, top_p, ..SampleParams::plain() };
             sampler.begin(&self.context, std::iter::once(params), rows.len())?;
             let mut next = rows.iter();
             let seconds = self.seconds(NUM_CALLS, |_| match next.next() {
@@ -181,6 +165,8 @@ impl Bench<'_> {
             num_heads: NUM_HEADS,
             num_kv_heads: NUM_KV_HEADS,
             head_dim: HEAD_DIM,
+            value_dim: HEAD_DIM,
+            scale: 1.0 / (HEAD_DIM as f64).sqrt(),
             sliding_window: None,
             max_model_len: CONTEXT,
             max_num_tokens: CONTEXT,

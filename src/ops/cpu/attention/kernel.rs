@@ -7,19 +7,20 @@
 
 use std::ops::Range;
 
+use super::latent::LatentScratch;
 use super::{AttentionShape, SPLIT};
 use crate::ops::cpu::simd::{F32x16, Kernel};
 use crate::ops::kv_cache::{KvElement, KvLayout, LANES};
 
 /// Scores of a row: a piece, and a vector on either side, because groups of sixteen tokens may stick out.
-const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
+pub(super) const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
 /// Most groups of tokens, and most runs of values, that a piece can consist of: one for each token, if
 /// blocks have one token.
 const MAX_RUNS: usize = SPLIT;
 
 /// f32 values of a saved partial result: the largest score, the sum, and the padded values.
-pub(super) fn partial_len(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(LANES) + 2
+pub(super) fn partial_len(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(LANES) + 2
 }
 
 /// What all tasks read.
@@ -27,6 +28,7 @@ pub(super) struct Source<E> {
     pub(super) queries: *const f32,
     pub(super) query_stride: usize,
     pub(super) k_pool: *const E,
+    /// Null if the values are the first ones of the keys.
     pub(super) v_pool: *const E,
     pub(super) layout: KvLayout,
     pub(super) shape: AttentionShape,
@@ -49,7 +51,7 @@ pub(super) struct Piece<'a> {
 
 /// Memory of one task.
 pub(super) struct TileScratch {
-    head_dim: usize,
+    value_dim: usize,
     /// Where the piece's positions lie, first in K and then in V.
     runs: Vec<Run>,
     /// Scaled queries, `[head_dim][rows]`.
@@ -64,13 +66,18 @@ pub(super) struct TileScratch {
     merged_values: Vec<f32>,
     merged_maxima: Vec<f32>,
     merged_sums: Vec<f32>,
+    /// If values are the first ones of keys: the piece's positions in sixteens, and room for those that no group of
+    /// the cache holds as they are.
+    latent: Option<LatentScratch>,
 }
 
 impl TileScratch {
-    pub(super) fn new(rows: usize, head_dim: usize) -> Self {
-        let width = head_dim.next_multiple_of(LANES);
+    pub(super) fn new(rows: usize, shape: AttentionShape) -> Self {
+        let AttentionShape { head_dim, value_dim, .. } = shape;
+        let width = value_dim.next_multiple_of(LANES);
         Self {
-            head_dim,
+            value_dim,
+            latent: (value_dim != head_dim).then(|| LatentScratch::new(value_dim)),
             runs: Vec::with_capacity(MAX_RUNS),
             queries: vec![0.0; rows * head_dim],
             scores: vec![0.0; rows * SCORE_STRIDE],
@@ -90,7 +97,7 @@ impl TileScratch {
 
     /// Copies the piece to `[row][max, sum, values…]`.
     pub(super) fn save_partial(&self, num_rows: usize, target: &mut [f32]) {
-        let width = self.head_dim.next_multiple_of(LANES);
+        let width = self.value_dim.next_multiple_of(LANES);
         for (row, target) in target.chunks_exact_mut(width + 2).take(num_rows).enumerate() {
             target[0] = self.maxima[row];
             target[1] = self.sums[row];
@@ -100,7 +107,7 @@ impl TileScratch {
 
     /// The result of a row: the merged values divided by the merged sum.
     pub(super) fn read_result(&self, row: usize, out: &mut [f32]) {
-        let width = self.head_dim.next_multiple_of(LANES);
+        let width = self.value_dim.next_multiple_of(LANES);
         let inverse = 1.0 / self.merged_sums[row];
         for (out, value) in out.iter_mut().zip(&self.merged_values[row * width..]) {
             *out = value * inverse;
@@ -171,7 +178,8 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
             }
         }
 
-        let relative = low - piece.start..high - piece.start;
+        // To whole vectors: what is between is read, and has to weigh nothing.
+        let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
         for row in 0..num_rows {
             let position = piece.first_position + row / group;
             let row_low = oldest_of(position).max(piece.start).min(high) - piece.start;
@@ -181,6 +189,11 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
                 weigh::<V>(scores, &relative, row_low..row_high.max(row_low));
         }
 
+        if let Some(latent) = &mut scratch.latent {
+            latent.list(source, piece, low..high);
+            latent.add_values::<V, E>(source, num_rows, &scratch.scores, &mut scratch.values);
+            return;
+        }
         list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, false, |block, slot| {
             source.layout.v_row(block, piece.kv_head, slot)
         });
@@ -221,7 +234,7 @@ fn load_queries<E>(source: &Source<E>, piece: &Piece<'_>, group: usize, scratch:
             let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), shape.head_dim) };
             let row = index * group + head;
             for (d, value) in query.iter().enumerate() {
-                scratch.queries[d * num_rows + row] = value * shape.scale;
+                scratch.queries[d * num_rows + row] = value * shape.scale as f32;
             }
         }
     }
@@ -422,7 +435,7 @@ impl<E: KvElement> ValueTile<'_, E> {
 pub(super) struct Merge<'a> {
     pub(super) scratch: &'a mut TileScratch,
     pub(super) num_rows: usize,
-    pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
     pub(super) partials: Option<&'a [f32]>,
 }
 
@@ -431,8 +444,8 @@ impl Kernel for Merge<'_> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { scratch, num_rows, head_dim, partials } = self;
-        let width = head_dim.next_multiple_of(LANES);
+        let Self { scratch, num_rows, value_dim, partials } = self;
+        let width = value_dim.next_multiple_of(LANES);
         for row in 0..num_rows {
             let (max, sum, values) = match partials {
                 Some(partials) => {

@@ -121,6 +121,8 @@ impl Case {
             num_heads,
             num_kv_heads,
             head_dim,
+            value_dim: head_dim,
+            scale: 1.0 / (head_dim as f64).sqrt(),
             sliding_window,
             max_model_len: len,
             max_num_tokens: len,
@@ -177,7 +179,8 @@ fn shape(
         num_heads,
         num_kv_heads,
         head_dim,
-        scale: 1.0 / (head_dim as f32).sqrt(),
+        value_dim: head_dim,
+        scale: 1.0 / (head_dim as f64).sqrt(),
         sliding_window,
     }
 }

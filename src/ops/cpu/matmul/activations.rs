@@ -6,6 +6,7 @@
 //! each other. What is stored for a row is computed from that row alone ([`super::prepare`]).
 
 use super::buffer::{AlignedBuffer, SharedPointer};
+use super::grouped::RowGroup;
 use super::prepare::{DenseRow, PanelRow, PrepareRow};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
@@ -46,6 +47,12 @@ impl Forms {
             }
         }
         forms
+    }
+
+    /// What products with matrices of any type read.
+    #[must_use]
+    pub fn all(level: CpuLevel) -> Self {
+        Self { dense: true, int8: true, bf16: level.has_bf16_dot() }
     }
 
     fn include(self, wanted: Self) -> bool {
@@ -149,21 +156,46 @@ impl Activations {
             rows == 0 || x.len() >= (rows - 1) * stride + cols,
             "{rows} rows of {cols} do not fit the input"
         );
+        let all = RowGroup { first_row: 0, num_rows: rows, matrix: 0 };
+        self.prepare_groups(x, |row| row * stride, &[all], cols, norm, forms, pool, level);
+    }
+
+    /// The same for rows in groups, of which each begins a panel of its own: row `r` of a group is the `cols` values of
+    /// `x` from `start_of(r)` on. What is between groups is not prepared.
+    ///
+    /// # Panics
+    /// As [`Self::prepare`], or if a group does not begin at a multiple of [`RowGroup::ALIGNMENT`].
+    #[expect(clippy::too_many_arguments, reason = "one call describes one fused operation")]
+    pub fn prepare_groups(
+        &mut self,
+        x: &[f32],
+        start_of: impl Fn(usize) -> usize + Sync,
+        groups: &[RowGroup],
+        cols: usize,
+        norm: Option<(&[f32], f32)>,
+        forms: Forms,
+        pool: &ThreadPool,
+        level: CpuLevel,
+    ) {
         assert!(
             norm.is_none_or(|(weights, _)| weights.len() == cols),
             "the norm does not have {cols} weights"
         );
         assert!(!forms.int8 || cols.is_multiple_of(BLOCK), "{cols} columns are no blocks of {BLOCK}");
+        let aligned = |group: &RowGroup| group.first_row.is_multiple_of(RowGroup::ALIGNMENT);
+        assert!(groups.iter().all(aligned), "a group begins within a panel");
+        let rows = groups.iter().map(RowGroup::end_row).max().unwrap_or(0);
         self.reserve(rows, cols, forms);
         let widest = widest_panel(level);
         (self.rows, self.cols, self.forms, self.widest) = (rows, cols, forms, widest);
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
         let int8 = SharedPointer::new(self.int8.as_mut_ptr());
         let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
-        let prepare_row = |index: usize| {
-            let (first_row, width) = panel_of(index, rows, widest);
-            let row = &x[index * stride..][..cols];
-            let index_in_panel = index - first_row;
+        let prepare_row = |group: &RowGroup, row: usize| {
+            let (first_row, width) = panel_of(row, group.num_rows, widest);
+            let index_in_panel = row - first_row;
+            let (index, first_row) = (group.first_row + row, group.first_row + first_row);
+            let row = &x[start_of(index)..][..cols];
             // SAFETY: the buffers of the wanted forms have room for `rows` rows; a panel starts where the
             // rows before it end, and each task writes its own row.
             unsafe {
@@ -183,11 +215,20 @@ impl Activations {
                 }
             }
         };
+        let num_rows: usize = groups.iter().map(|group| group.num_rows).sum();
+        let prepare = |mut task: usize| {
+            for group in groups {
+                if task < group.num_rows {
+                    return prepare_row(group, task);
+                }
+                task -= group.num_rows;
+            }
+        };
         // Waking the other threads costs more than a few rows.
-        if rows * cols <= SERIAL_VALUES {
-            (0..rows).for_each(prepare_row);
+        if num_rows * cols <= SERIAL_VALUES {
+            (0..num_rows).for_each(prepare);
         } else {
-            pool.run(rows, prepare_row);
+            pool.run(num_rows, prepare);
         }
     }
 

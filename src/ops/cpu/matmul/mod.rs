@@ -7,6 +7,7 @@
 
 mod activations;
 mod buffer;
+mod grouped;
 mod kernels;
 mod layout;
 mod packed;
@@ -16,6 +17,7 @@ mod quantized;
 mod tests;
 
 pub use activations::{Activations, Forms};
+pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
 pub use packed::PackedMatrix;
 
 use super::pool::ThreadPool;
@@ -76,21 +78,22 @@ pub fn matmul(
     let out = SharedPointer::new(out.as_mut_ptr());
     let row_block = rows_per_block(x);
     let chunks_of =
-        |part: &Part<'_>| part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x));
+        |part: &Part<'_>| part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x, x.rows()));
     let num_chunks: usize = parts.iter().map(chunks_of).sum();
     // The part that a task works on, and its first group of rows.
     let locate = |task: usize| {
         let mut chunk = task % num_chunks;
         parts.iter().find_map(|part| {
             let chunks = chunks_of(part);
-            let found = (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x)));
+            let found =
+                (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x, x.rows())));
             chunk = chunk.wrapping_sub(chunks);
             found
         })
     };
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let Some((part, first_tile_row)) = locate(task) else { return };
-        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x);
+        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x, x.rows());
         let tile_rows = first_tile_row..part.matrix.num_tile_rows().min(end_tile_row);
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
@@ -136,7 +139,7 @@ pub fn matmul_swiglu(
     check_shapes(x, up, out.len(), 0, out_stride, level);
     let out = SharedPointer::new(out.as_mut_ptr());
     let row_block = rows_per_block(x);
-    let per_task = tile_rows_per_task(gate, x);
+    let per_task = tile_rows_per_task(gate, x, x.rows());
     let num_chunks = gate.num_tile_rows().div_ceil(per_task);
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let first_tile_row = task % num_chunks * per_task;
@@ -236,10 +239,10 @@ fn rows_per_block(x: &Activations) -> usize {
     (CACHE_BYTES / x.row_bytes().max(1)).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
 }
 
-/// Groups of sixteen weight rows in a task: enough work to outweigh taking it, little enough to keep all
-/// threads busy to the end.
-fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations) -> usize {
+/// Groups of sixteen weight rows in a task for `num_rows` rows of the input: enough work to outweigh taking it, little
+/// enough to keep all threads busy to the end.
+fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations, num_rows: usize) -> usize {
     const TASK_BYTES: usize = 32 << 10;
-    let panels = x.rows().min(rows_per_block(x)).div_ceil(MAX_PANEL).max(1);
+    let panels = num_rows.min(rows_per_block(x)).div_ceil(MAX_PANEL).max(1);
     (TASK_BYTES / (matrix.tile_row_bytes().max(1) * panels)).clamp(1, 64)
 }

@@ -1,0 +1,168 @@
+//! Multi-head latent attention: the cache has one row for each token, whatever the number of heads.
+//!
+//! Keys and values would be projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. They are not computed:
+//! `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the rows themselves, and
+//! its results go through the projection of values.
+
+use crate::config::{LatentAttentionConfig, ModelConfig};
+use crate::layers::{Activations, LayerInput, Loader};
+use crate::ops::{
+    AttentionLimits, Buffer, Context, Heads, KvCache, Linear, LinearScratch, MatrixStack, RmsNorm,
+    gather_rows, heads_linear, latent_kv_write, linear_residual, norm_linear, paged_attention,
+};
+use crate::{Error, Result};
+
+/// The attention half of a decoder layer, with the norm before and the residual after it: six dispatches, or seven with
+/// queries of low rank.
+#[derive(Debug)]
+pub struct LatentAttention {
+    norm: RmsNorm,
+    queries: Queries,
+    /// `[rank + rotated, hidden]`: the latent row and the key that is rotated.
+    latent: Linear,
+    latent_norm: RmsNorm,
+    /// Of queries into the latent row, `[heads, rank, qk_nope_head_dim]`.
+    keys: MatrixStack,
+    /// Of the latent row into values, `[heads, v_head_dim, rank]`.
+    values: MatrixStack,
+    output: Linear,
+    /// Values of a query head, and of a row of the cache.
+    query_dim: usize,
+    row_dim: usize,
+    value_dim: usize,
+}
+
+#[derive(Debug)]
+enum Queries {
+    Direct(Linear),
+    LowRank { down: Linear, norm: RmsNorm, up: Linear },
+}
+
+/// What passes between the ops of latent attention, allocated once.
+#[derive(Debug)]
+pub struct LatentActivations {
+    /// What is projected first, with the latent row behind: the queries, or their low rank.
+    first: Buffer,
+    /// The queries if they come out of a low rank, `[tokens, heads · query_dim]`.
+    queries: Option<Buffer>,
+    /// Queries as attention wants them, `[tokens, heads · (rank + rotated)]`.
+    absorbed: Buffer,
+    /// Results before their projection, `[tokens, heads · rank]`.
+    results: Buffer,
+}
+
+impl LatentActivations {
+    /// Memory for steps within these limits.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub fn new(
+        context: &Context,
+        config: &ModelConfig,
+        latent: &LatentAttentionConfig,
+        limits: &AttentionLimits,
+        scratch: &mut LinearScratch,
+    ) -> Result<Self> {
+        let (num_heads, rank) = (config.num_heads, latent.kv_lora_rank);
+        let (row_dim, max_rows) = (rank + config.rope.dim, limits.max_num_tokens);
+        let buffer = |width: usize| Buffer::new(context, max_rows, width);
+        // Each head is a group of all tokens.
+        let widest = rank.max(latent.qk_nope_head_dim);
+        scratch.reserve_groups(context, num_heads, num_heads * max_rows, widest);
+        Ok(Self {
+            first: buffer(latent.q_lora_rank.unwrap_or(config.q_size()) + row_dim)?,
+            queries: latent.q_lora_rank.map(|_| buffer(config.q_size())).transpose()?,
+            absorbed: buffer(num_heads * row_dim)?,
+            results: buffer(num_heads * rank)?,
+        })
+    }
+}
+
+impl LatentAttention {
+    /// Loads the tensors `{prefix}.attn_*`.
+    ///
+    /// # Errors
+    /// If one is missing or has another shape than `config` says, or the model has no latent attention.
+    pub fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+        let latent = config.latent_attention.as_ref();
+        let latent = latent.ok_or_else(|| Error::internal("the model has no latent attention"))?;
+        let LatentAttentionConfig { kv_lora_rank: rank, qk_nope_head_dim, v_head_dim, .. } = *latent;
+        let (hidden, num_heads) = (config.hidden_size, config.num_heads);
+        let row_dim = rank + config.rope.dim;
+        let linear = |name: &str, outputs: usize, inputs: usize| {
+            loader.linear(&format!("{prefix}.{name}"), outputs, inputs, false)
+        };
+        let norm = |name: &str, len: usize, eps: f32| loader.norm(&format!("{prefix}.{name}"), len, eps);
+        let queries = match latent.q_lora_rank {
+            None => Queries::Direct(linear("attn_q", config.q_size(), hidden)?),
+            Some(q_rank) => Queries::LowRank {
+                down: linear("attn_q_a", q_rank, hidden)?,
+                norm: norm("attn_q_a_norm", q_rank, latent.lora_norm_eps)?,
+                up: linear("attn_q_b", config.q_size(), q_rank)?,
+            },
+        };
+        let (keys, values) =
+            loader.latent_projections(prefix, num_heads, rank, qk_nope_head_dim, v_head_dim)?;
+        Ok(Self {
+            norm: norm("attn_norm", hidden, config.rms_norm_eps)?,
+            queries,
+            latent: linear("attn_kv_a_mqa", row_dim, hidden)?,
+            latent_norm: norm("attn_kv_a_norm", rank, latent.lora_norm_eps)?,
+            keys,
+            values,
+            output: linear("attn_output", hidden, num_heads * v_head_dim)?,
+            query_dim: config.head_dim,
+            row_dim,
+            value_dim: v_head_dim,
+        })
+    }
+
+    /// `hidden += W_o · attention(norm(hidden))`, and the rows of the step go to the cache.
+    ///
+    /// # Errors
+    /// If the batch does not fit the cache or the activations.
+    pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
+        let LayerInput { context, step, rope, layer, only_outputs } = input;
+        let num_tokens = input.num_tokens();
+        let scratch = &mut act.linear_scratch;
+        let own = act.latent.as_mut().ok_or_else(|| Error::internal("no memory for latent attention"))?;
+        let LatentActivations { first, queries, absorbed, results } = own;
+        let first_queries = match &self.queries {
+            Queries::Direct(linear) => linear,
+            Queries::LowRank { down, .. } => down,
+        };
+        let linears = [first_queries, &self.latent];
+        norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, linears, first)?;
+        let queries = match (&self.queries, queries) {
+            (Queries::LowRank { norm, up, .. }, Some(queries)) => {
+                norm_linear(context, scratch, num_tokens, first, norm, [up], queries)?;
+                &*queries
+            }
+            _ => &*first,
+        };
+        let queries = Heads { rows: queries, stride: self.query_dim };
+        latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
+        heads_linear(context, scratch, num_tokens, queries, &self.keys, absorbed, self.row_dim)?;
+        paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
+        if only_outputs {
+            gather_rows(context, step, results)?;
+            gather_rows(context, step, &mut act.hidden)?;
+        }
+        let num_outputs = input.num_outputs();
+        let results = Heads { rows: results, stride: self.values.cols() };
+        let values = &self.values;
+        heads_linear(context, scratch, num_outputs, results, values, &mut act.attention, self.value_dim)?;
+        linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
+    }
+
+    /// Bytes of the matrices.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        let queries = match &self.queries {
+            Queries::Direct(linear) => linear.weight.num_bytes(),
+            Queries::LowRank { down, up, .. } => down.weight.num_bytes() + up.weight.num_bytes(),
+        };
+        let linears = self.latent.weight.num_bytes() + self.output.weight.num_bytes();
+        queries + linears + self.keys.num_bytes() + self.values.num_bytes()
+    }
+}

@@ -1,0 +1,122 @@
+//! What decoder-only models have in common: tokens in, layers one after the other, logits out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::layers::{Activations, LayerInput, Loader, rope_table};
+use crate::models::{CausalLm, InputBatch, LoadOptions};
+use crate::ops::{
+    Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, RopeTable, StepInputs, embed, norm_logits,
+};
+
+/// One of a model's layers, with its weights.
+pub(super) trait DecoderLayer: fmt::Debug + Send + Sized {
+    /// Loads the tensors `blk.{index}.*`.
+    fn load(loader: &Loader<'_>, config: &ModelConfig, index: usize) -> Result<Self>;
+
+    /// Replaces `activations.hidden` with what the layer makes of it; keys and values go to the cache.
+    fn forward(
+        &self,
+        input: LayerInput<'_>,
+        activations: &mut Activations,
+        cache: &mut KvCache,
+    ) -> Result<()>;
+
+    /// Bytes of the matrices that a step of one token reads.
+    fn num_bytes_per_token(&self) -> usize;
+}
+
+/// A decoder of layers of one kind.
+#[derive(Debug)]
+pub(super) struct DecoderLm<L> {
+    config: ModelConfig,
+    context: Arc<Context>,
+    embedding: Matrix,
+    layers: Vec<L>,
+    norm: RmsNorm,
+    /// None if the embedding is also the head.
+    head: Option<Matrix>,
+    rope: RopeTable,
+    activations: Activations,
+    device_inputs: DeviceInputs,
+}
+
+impl<L: DecoderLayer> DecoderLm<L> {
+    /// Loads the weights and allocates the memory of a step.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape than `config` says, or there is no memory.
+    pub(super) fn load(
+        loader: &Loader<'_>,
+        config: &ModelConfig,
+        context: &Arc<Context>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let limits = options.attention_limits(config);
+        if config.tie_word_embeddings {
+            // Some checkpoints store the head although it is the embedding.
+            loader.ignore("output.weight");
+        }
+        Ok(Self {
+            embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
+            layers: (0..config.num_layers)
+                .map(|index| L::load(loader, config, index))
+                .collect::<Result<_>>()?,
+            norm: loader.norm("output_norm", hidden, config.rms_norm_eps)?,
+            head: (!config.tie_word_embeddings)
+                .then(|| loader.matrix("output.weight", vocab, hidden))
+                .transpose()?,
+            rope: rope_table(loader, &config.rope, options.max_model_len)?,
+            activations: Activations::new(context, config, &limits)?,
+            device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
+            config: config.clone(),
+            context: Arc::clone(context),
+        })
+    }
+}
+
+impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer> {
+        let Self { context, activations, device_inputs, .. } = self;
+        batch.validate()?;
+        let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
+        self.rope.extend_to(num_positions)?;
+        let outputs = &batch.logits_indices[..];
+        let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
+        step.sampled = batch.sampled.as_ref();
+        let step = &device_inputs.upload(context, step, cache)?;
+        embed(context, step, &self.embedding, &mut activations.hidden)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            // Behind the last layer's attention, only tokens whose logits are wanted matter.
+            let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
+            let input = LayerInput { context, step, rope: &self.rope, layer: index, only_outputs };
+            layer.forward(input, activations, cache)?;
+        }
+        norm_logits(
+            context,
+            &mut activations.linear_scratch,
+            outputs.len(),
+            &activations.hidden,
+            &self.norm,
+            self.head.as_ref().unwrap_or(&self.embedding),
+            &mut activations.logits,
+        )?;
+        Ok(&activations.logits)
+    }
+
+    fn num_weight_bytes_per_token(&self) -> usize {
+        let layers: usize = self.layers.iter().map(DecoderLayer::num_bytes_per_token).sum();
+        layers + self.head.as_ref().unwrap_or(&self.embedding).num_bytes()
+    }
+}

@@ -1,0 +1,152 @@
+//! Weighted values that are the first ones of the keys, as in latent attention.
+//!
+//! K has sixteen positions side by side, so a value of the result is a sum over lanes, which are added up once for each
+//! piece. Lane `p % 16` has the positions `p`, whatever the block size; so the order of additions is a function of the
+//! positions alone. Where the cache has no such sixteen (at the ends of the context, or if blocks are no multiple of
+//! sixteen), they are copied, and what is none of the positions is zero: it may be anything in the cache.
+
+use std::ops::Range;
+
+use super::SPLIT;
+use super::kernel::{Piece, SCORE_STRIDE, Source};
+use crate::ops::cpu::simd::F32x16;
+use crate::ops::kv_cache::{KvElement, LANES};
+
+/// Groups of sixteen positions of a piece.
+const MAX_GROUPS: usize = SPLIT / LANES;
+
+/// Where a piece's positions lie.
+pub(super) struct LatentScratch {
+    value_dim: usize,
+    groups: Vec<Group>,
+    /// Copied groups, `[group][value_dim][16]` in the cache's type.
+    copies: Vec<[u32; LANES]>,
+}
+
+/// Sixteen positions that begin at a multiple of sixteen.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// Offset of the first position from the start of the piece.
+    offset: usize,
+    /// Offset in the pool; none if it is the next of the copies.
+    start: Option<usize>,
+}
+
+impl LatentScratch {
+    pub(super) fn new(value_dim: usize) -> Self {
+        Self {
+            value_dim,
+            groups: Vec::with_capacity(MAX_GROUPS),
+            copies: vec![[0; LANES]; MAX_GROUPS * value_dim],
+        }
+    }
+
+    /// Finds or makes the sixteens of `positions`, which are positions of the piece.
+    #[inline(always)]
+    pub(super) fn list<E: KvElement>(
+        &mut self,
+        source: &Source<E>,
+        piece: &Piece<'_>,
+        positions: Range<usize>,
+    ) {
+        let (layout, value_dim) = (source.layout, self.value_dim);
+        let address = |position: usize| {
+            let (index, slot) = (position / layout.block_size, position % layout.block_size);
+            let block = piece.block_table[index] as usize;
+            (layout.k_group(block, piece.kv_head, slot / LANES * LANES), slot % LANES)
+        };
+        self.groups.clear();
+        let mut num_copies = 0;
+        for first in (positions.start / LANES * LANES..positions.end).step_by(LANES) {
+            let offset = first - piece.start;
+            let is_whole = positions.start <= first && first + LANES <= positions.end;
+            if is_whole && layout.block_size.is_multiple_of(LANES) {
+                self.groups.push(Group { offset, start: Some(address(first).0) });
+                continue;
+            }
+            self.groups.push(Group { offset, start: None });
+            let copy = &mut self.copies[num_copies * value_dim..][..value_dim];
+            num_copies += 1;
+            copy.fill([0; LANES]);
+            let copy = copy.as_mut_ptr().cast::<E>();
+            for position in first.max(positions.start)..(first + LANES).min(positions.end) {
+                let (start, lane) = address(position);
+                for d in 0..value_dim {
+                    // SAFETY: the position has a slot of the pool, and the copy has sixteen values of at most four
+                    // bytes for each `d`.
+                    unsafe {
+                        let value = source.k_pool.add(start + d * LANES + lane).read();
+                        copy.add(d * LANES + position % LANES).write(value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `values[row][d] = Σ weight[row][position] · key[position][d]` over the listed positions.
+    #[inline(always)]
+    pub(super) fn add_values<V: F32x16, E: KvElement>(
+        &self,
+        source: &Source<E>,
+        num_rows: usize,
+        scores: &[f32],
+        values: &mut [f32],
+    ) {
+        let mut row = 0;
+        while row < num_rows {
+            row += match num_rows - row {
+                4.. => self.add_rows::<V, E, 4>(source, row, scores, values),
+                2.. => self.add_rows::<V, E, 2>(source, row, scores, values),
+                _ => self.add_rows::<V, E, 1>(source, row, scores, values),
+            };
+        }
+    }
+
+    /// The same of `ROWS` rows, four values at a time. Returns `ROWS`.
+    #[inline(always)]
+    fn add_rows<V: F32x16, E: KvElement, const ROWS: usize>(
+        &self,
+        source: &Source<E>,
+        first_row: usize,
+        scores: &[f32],
+        values: &mut [f32],
+    ) -> usize {
+        const VALUES: usize = 4;
+        let width = self.value_dim.next_multiple_of(LANES);
+        for first in (0..self.value_dim).step_by(VALUES) {
+            let num_values = VALUES.min(self.value_dim - first);
+            let mut sums = [[V::splat(0.0); VALUES]; ROWS];
+            let mut next_copy = self.copies.as_ptr().cast::<E>();
+            for group in &self.groups {
+                let start = match group.start {
+                    Some(start) => source.k_pool.wrapping_add(start),
+                    None => {
+                        let copy = next_copy;
+                        next_copy = next_copy.wrapping_byte_add(self.value_dim * size_of::<[u32; LANES]>());
+                        copy
+                    }
+                };
+                let mut keys = [V::splat(0.0); VALUES];
+                for (value, key) in keys.iter_mut().enumerate().take(num_values) {
+                    // SAFETY: a group has sixteen values for each of `value_dim`, in the pool or in the copies.
+                    *key = unsafe { E::load(start.add((first + value) * LANES)) };
+                }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let weights = &scores[(first_row + row) * SCORE_STRIDE + LANES + group.offset..][..LANES];
+                    // SAFETY: the slice has sixteen values.
+                    let weights = unsafe { V::load(weights.as_ptr()) };
+                    for (sum, key) in sums.iter_mut().zip(&keys) {
+                        *sum = weights.mul_add(*key, *sum);
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate() {
+                let values = &mut values[(first_row + row) * width + first..][..num_values];
+                for (value, sum) in values.iter_mut().zip(sums) {
+                    *value = sum.sum();
+                }
+            }
+        }
+        ROWS
+    }
+}

@@ -1,0 +1,140 @@
+//! The row of latent attention in the cache, and the rotated ends of queries.
+
+use half::{bf16, f16};
+
+use super::rope::{norm_factor, rotate, round};
+use crate::Result;
+use crate::ops::cpu::rows::RowsMut;
+use crate::ops::cpu::simd::{F32x16, Kernel};
+use crate::ops::cpu::{CpuLevel, ThreadPool};
+use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::ops::rope_kv_write::RopeTable;
+use crate::ops::weights::RmsNorm;
+
+/// The operands, checked by the op.
+#[derive(Clone, Copy)]
+pub(crate) struct LatentKvWrite<'a> {
+    pub(crate) num_heads: usize,
+    pub(crate) positions: &'a [u32],
+    pub(crate) slots: &'a [usize],
+    pub(crate) norm: &'a RmsNorm,
+    pub(crate) table: &'a RopeTable,
+    /// Values from one row of queries to the next, and from one head to the next.
+    pub(crate) query_width: usize,
+    pub(crate) query_stride: usize,
+    pub(crate) kv_width: usize,
+}
+
+/// One thread writes all rows of the cache, so that even two tokens with one slot (which would be a mistake elsewhere)
+/// do not write to the same memory at the same time; all of them share the queries.
+#[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
+pub(crate) fn latent_kv_write(
+    operands: LatentKvWrite<'_>,
+    queries: &[f32],
+    kv: &[f32],
+    out: &RowsMut<'_>,
+    cache: &mut KvCache,
+    layer: usize,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) -> Result<()> {
+    /// Tokens up to which waking the other threads takes longer than the work.
+    const SERIAL_TOKENS: usize = 4;
+    match cache.dtype() {
+        KvCacheDType::F16 => write::<f16>(operands, kv, cache, layer, level)?,
+        KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, layer, level)?,
+        KvCacheDType::F32 => write::<f32>(operands, kv, cache, layer, level)?,
+    }
+    let LatentKvWrite { num_heads, positions, norm, table, query_width, query_stride, .. } = operands;
+    let (rank, rotated) = (norm.weight.len(), 2 * table.num_pairs());
+    let task = |token: usize| {
+        let (cos, sin) = table.row(positions[token] as usize);
+        for head in 0..num_heads {
+            let end = token * query_width + (head + 1) * query_stride;
+            // SAFETY: a token's row belongs to its task alone, and each part is used before the next.
+            let target = unsafe { out.part(token, head * (rank + rotated) + rank, rotated) };
+            target.copy_from_slice(&queries[end - rotated..end]);
+            rotate(target, cos, sin, table.style());
+        }
+    };
+    if positions.len() <= SERIAL_TOKENS {
+        (0..positions.len()).for_each(task);
+    } else {
+        pool.run(positions.len(), task);
+    }
+    Ok(())
+}
+
+fn write<E: KvElement>(
+    operands: LatentKvWrite<'_>,
+    kv: &[f32],
+    cache: &mut KvCache,
+    layer: usize,
+    level: CpuLevel,
+) -> Result<()> {
+    let layout = cache.layout();
+    let (k_pool, _) = cache.pools_mut(layer)?;
+    level.run(WriteRows { operands, kv, layout, k_pool: k_pool.cast::<E>() });
+    Ok(())
+}
+
+/// All tokens' rows.
+struct WriteRows<'a, E> {
+    operands: LatentKvWrite<'a>,
+    kv: &'a [f32],
+    layout: KvLayout,
+    k_pool: *mut E,
+}
+
+impl<E: KvElement> Kernel for WriteRows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let LatentKvWrite { positions, slots, norm, table, kv_width, .. } = self.operands;
+        let (rank, head_dim) = (norm.weight.len(), self.layout.head_dim);
+        let mut latent = [0.0; LANES];
+        for ((&position, &slot), row) in positions.iter().zip(slots).zip(self.kv.chunks_exact(kv_width)) {
+            let row = &row[kv_width - head_dim..];
+            let (cos, sin) = table.row(position as usize);
+            let factor = norm_factor::<V>(&row[..rank], norm.eps);
+            let (block, slot) = (slot / self.layout.block_size, slot % self.layout.block_size);
+            let group = self.layout.k_group(block, 0, slot / LANES * LANES) + slot % LANES;
+            let store = |d: usize, values: &[f32]| {
+                // SAFETY: see `F32x16`: the level has these vectors.
+                let rounded = unsafe { round::<V, E>(values) };
+                for (index, value) in rounded[..values.len()].iter().enumerate() {
+                    // SAFETY: the op has checked that the slot exists, and nobody else writes to the pool.
+                    unsafe { self.k_pool.add(group + (d + index) * LANES).write(*value) };
+                }
+            };
+            for d in (0..rank).step_by(LANES) {
+                let len = LANES.min(rank - d);
+                for (index, latent) in latent[..len].iter_mut().enumerate() {
+                    *latent = row[d + index] * factor * norm.weight[d + index];
+                }
+                store(d, &latent[..len]);
+            }
+            rotate_key(&row[rank..], cos, sin, table, |d, values| store(rank + d, values));
+        }
+    }
+}
+
+/// Rotates a key and gives its values out, some at a time.
+#[inline(always)]
+fn rotate_key(
+    key: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    table: &RopeTable,
+    mut store: impl FnMut(usize, &[f32]),
+) {
+    const MAX_ROTATED: usize = 1024;
+    let mut rotated = [0.0; MAX_ROTATED];
+    let rotated = &mut rotated[..key.len()];
+    rotated.copy_from_slice(key);
+    rotate(rotated, cos, sin, table.style());
+    for (index, values) in rotated.chunks(LANES).enumerate() {
+        store(index * LANES, values);
+    }
+}

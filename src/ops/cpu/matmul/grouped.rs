@@ -1,0 +1,153 @@
+//! Products of groups of rows, each group with a matrix of its own, in one parallel region: tokens by the experts that
+//! they go through, and heads.
+
+use super::activations::{Activations, Forms, MAX_PANEL};
+use super::kernels::PanelOutput;
+use super::layout::TILE_ROWS;
+use super::packed::PackedMatrix;
+use super::{Swiglu, multiply, rows_per_block, tile_rows_per_task};
+use crate::ops::cpu::pool::ThreadPool;
+use crate::ops::cpu::simd::CpuLevel;
+
+/// Rows of the input that are multiplied with one matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowGroup {
+    /// The first of them, a multiple of [`RowGroup::ALIGNMENT`]; rows between groups are not computed.
+    pub first_row: usize,
+    /// How many there are; may be 0.
+    pub num_rows: usize,
+    /// Which matrix.
+    pub matrix: usize,
+}
+
+impl RowGroup {
+    /// What the first rows of groups are multiples of.
+    pub const ALIGNMENT: usize = MAX_PANEL;
+
+    /// The row behind the last one.
+    #[must_use]
+    pub fn end_row(&self) -> usize {
+        self.first_row + self.num_rows
+    }
+}
+
+/// Computes `x[r] · matrix_of(group.matrix)[j]` for the rows of all groups, and gives `write` a row, the first of some
+/// neighbouring `j` and the results, in any order and from any thread. The matrices have one shape and type.
+///
+/// # Panics
+/// If the shapes do not fit together, or the activations do not have the form that a matrix needs.
+pub fn matmul_groups<'a>(
+    x: &Activations,
+    groups: &[RowGroup],
+    matrix_of: impl Fn(usize) -> &'a PackedMatrix + Sync,
+    write: impl Fn(usize, usize, &[f32]) + Sync,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    run(
+        x,
+        groups,
+        &matrix_of,
+        pool,
+        |group, tile_row, row, width| {
+            let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let matrix = matrix_of(group.matrix);
+            multiply(x, matrix, tile_row, row, width, &mut products, level);
+            write_panel(matrix, tile_row, row, &products[..width], &write);
+        },
+        level,
+    );
+}
+
+/// The same with two matrices for each group: `silu(x[r] · gate[j]) · (x[r] · up[j])`.
+///
+/// # Panics
+/// As [`matmul_groups`].
+pub fn matmul_swiglu_groups<'a>(
+    x: &Activations,
+    groups: &[RowGroup],
+    gate_of: impl Fn(usize) -> &'a PackedMatrix + Sync,
+    up_of: impl Fn(usize) -> &'a PackedMatrix + Sync,
+    write: impl Fn(usize, usize, &[f32]) + Sync,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    run(
+        x,
+        groups,
+        &gate_of,
+        pool,
+        |group, tile_row, row, width| {
+            let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+            let (gate, up) = (gate_of(group.matrix), up_of(group.matrix));
+            assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
+            multiply(x, gate, tile_row, row, width, &mut gates, level);
+            multiply(x, up, tile_row, row, width, &mut ups, level);
+            level.run(Swiglu { gates: &mut gates[..width], ups: &ups });
+            write_panel(gate, tile_row, row, &gates[..width], &write);
+        },
+        level,
+    );
+}
+
+/// Gives `panel` each group with each sixteen rows of its matrix and each panel of its rows.
+fn run<'a>(
+    x: &Activations,
+    groups: &[RowGroup],
+    matrix_of: &(impl Fn(usize) -> &'a PackedMatrix + Sync),
+    pool: &ThreadPool,
+    panel: impl Fn(&RowGroup, usize, usize, usize) + Sync,
+    level: CpuLevel,
+) {
+    let row_block = rows_per_block(x);
+    let tasks_of = |group: &RowGroup| {
+        let matrix = matrix_of(group.matrix);
+        let chunks = matrix.num_tile_rows().div_ceil(tile_rows_per_task(matrix, x, group.num_rows));
+        (chunks, chunks * group.num_rows.div_ceil(row_block))
+    };
+    let mut num_tasks = 0;
+    for group in groups.iter().filter(|group| group.num_rows > 0) {
+        let matrix = matrix_of(group.matrix);
+        assert_eq!(x.cols(), matrix.cols(), "the input does not have the matrix's columns");
+        assert!(group.end_row() <= x.rows(), "there are no rows up to {}", group.end_row());
+        assert!(group.first_row.is_multiple_of(RowGroup::ALIGNMENT), "row {} is in a panel", group.first_row);
+        let forms = Forms::of([matrix.dtype()], level);
+        assert!(x.has(forms), "a {} matrix needs {forms:?} of {x:?}", matrix.dtype());
+        num_tasks += tasks_of(group).1;
+    }
+    pool.run(num_tasks, |mut task| {
+        for group in groups {
+            let (chunks, tasks) = tasks_of(group);
+            if task >= tasks {
+                task -= tasks;
+                continue;
+            }
+            let matrix = matrix_of(group.matrix);
+            let per_task = tile_rows_per_task(matrix, x, group.num_rows);
+            let first_tile_row = task % chunks * per_task;
+            let first_row = group.first_row + task / chunks * row_block;
+            let end_row = group.end_row().min(first_row + row_block);
+            for tile_row in first_tile_row..matrix.num_tile_rows().min(first_tile_row + per_task) {
+                for (row, width) in x.panels(first_row, end_row) {
+                    panel(group, tile_row, row, width);
+                }
+            }
+            return;
+        }
+    });
+}
+
+fn write_panel(
+    matrix: &PackedMatrix,
+    tile_row: usize,
+    first_row: usize,
+    products: &[[f32; TILE_ROWS]],
+    write: &impl Fn(usize, usize, &[f32]),
+) {
+    let first_output = tile_row * TILE_ROWS;
+    let num_outputs = TILE_ROWS.min(matrix.rows() - first_output);
+    for (index, products) in products.iter().enumerate() {
+        write(first_row + index, first_output, &products[..num_outputs]);
+    }
+}
