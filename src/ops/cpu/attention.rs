@@ -7,11 +7,13 @@
 //!
 //! Work is divided into tiles: up to [`TILE_ROWS`] pairs of a token and a query head that share one key
 //! and value head, so that K and V are read once for all of them. If there are fewer tiles than the
-//! threads need, the pieces of the context become tasks of their own.
+//! threads need, the pieces of the context become tasks of their own, and if there is one key head only, as in latent
+//! attention, parts of its query heads.
 
 mod kernel;
 mod latent;
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use half::{bf16, f16};
@@ -163,30 +165,38 @@ fn typed<E: KvElement>(
     };
     let out_rows = OutputRows { start: out.as_mut_ptr(), shape };
     let with_scratch = |work: &mut dyn FnMut(&mut TileScratch)| with_free(&scratch.workers, work);
-    let piece = |tile: &Tile, kv_head: usize, index: usize| Piece {
+    let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
+    let num_parts = match shape.num_kv_heads {
+        1 => num_parts(group, num_tiles * max_pieces, pool.num_threads()),
+        _ => 1,
+    };
+    // What a task has of the heads: so many query heads, all of one key head.
+    let (heads_each, num_shares) = (group / num_parts, shape.num_kv_heads * num_parts);
+    let heads_of = |share: usize| share * heads_each..(share + 1) * heads_each;
+    let piece = |tile: &Tile, share: usize, index: usize| Piece {
         tokens: tile.first_token..tile.first_token + tile.num_tokens,
         first_position: tile.first_position,
-        kv_head,
+        kv_head: share / num_parts,
+        heads: heads_of(share),
         block_table: metadata.block_table(tile.row),
         start: index * SPLIT,
     };
 
-    let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
-    let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * group;
+    let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * heads_each;
     let partial_len = kernel::partial_len(shape.value_dim);
-    let num_partials = num_tiles * shape.num_kv_heads * max_pieces * tile_rows;
+    let num_partials = num_tiles * num_shares * max_pieces * tile_rows;
     let divide = max_pieces > 1
         && pool.num_threads() > 1
-        && num_tiles * shape.num_kv_heads < TASKS_PER_THREAD * pool.num_threads()
+        && num_tiles * num_shares < TASKS_PER_THREAD * pool.num_threads()
         && num_partials * partial_len <= scratch.partials.len();
     if !divide {
-        pool.run(num_tiles * shape.num_kv_heads, |task| {
-            let (tile, kv_head) = (&tiles[task / shape.num_kv_heads], task % shape.num_kv_heads);
+        pool.run(num_tiles * num_shares, |task| {
+            let (tile, share) = (&tiles[task / num_shares], task % num_shares);
             with_scratch(&mut |scratch| {
-                let num_rows = tile.num_tokens * group;
+                let num_rows = tile.num_tokens * heads_each;
                 scratch.start(num_rows);
                 for index in tile.first_piece..tile.end_piece {
-                    let piece = piece(tile, kv_head, index);
+                    let piece = piece(tile, share, index);
                     level.run(Partial {
                         source: &source,
                         piece: &piece,
@@ -195,56 +205,65 @@ fn typed<E: KvElement>(
                     });
                     level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: None });
                 }
-                out_rows.write(tile, kv_head, scratch);
+                out_rows.write(tile, heads_of(share), scratch);
             });
         });
         return Ok(1);
     }
 
     let partials = SharedPointer(scratch.partials.as_mut_ptr());
-    let slot = |tile: usize, kv_head: usize, index: usize| {
-        ((tile * shape.num_kv_heads + kv_head) * max_pieces + index) * tile_rows * partial_len
+    let slot = |tile: usize, share: usize, index: usize| {
+        ((tile * num_shares + share) * max_pieces + index) * tile_rows * partial_len
     };
-    pool.run(num_tiles * shape.num_kv_heads * max_pieces, |task| {
+    pool.run(num_tiles * num_shares * max_pieces, |task| {
         let (index, task) = (task % max_pieces, task / max_pieces);
-        let (tile_index, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
+        let (tile_index, share) = (task / num_shares, task % num_shares);
         let tile = &tiles[tile_index];
         if tile.first_piece + index >= tile.end_piece {
             return;
         }
         with_scratch(&mut |scratch| {
-            let piece = piece(tile, kv_head, tile.first_piece + index);
+            let piece = piece(tile, share, tile.first_piece + index);
             level.run(Partial { source: &source, piece: &piece, scratch, wide: level.has_32_vectors() });
             // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
             let target = unsafe {
                 std::slice::from_raw_parts_mut(
-                    partials.get().add(slot(tile_index, kv_head, index)),
-                    tile.num_tokens * group * partial_len,
+                    partials.get().add(slot(tile_index, share, index)),
+                    tile.num_tokens * heads_each * partial_len,
                 )
             };
-            scratch.save_partial(tile.num_tokens * group, target);
+            scratch.save_partial(tile.num_tokens * heads_each, target);
         });
     });
-    pool.run(num_tiles * shape.num_kv_heads, |task| {
-        let (tile_index, kv_head) = (task / shape.num_kv_heads, task % shape.num_kv_heads);
+    pool.run(num_tiles * num_shares, |task| {
+        let (tile_index, share) = (task / num_shares, task % num_shares);
         let tile = &tiles[tile_index];
         with_scratch(&mut |scratch| {
-            let num_rows = tile.num_tokens * group;
+            let num_rows = tile.num_tokens * heads_each;
             scratch.start(num_rows);
             for index in 0..tile.end_piece - tile.first_piece {
                 // SAFETY: as above; the tasks that wrote here have ended.
                 let saved = unsafe {
                     std::slice::from_raw_parts(
-                        partials.get().add(slot(tile_index, kv_head, index)),
+                        partials.get().add(slot(tile_index, share, index)),
                         num_rows * partial_len,
                     )
                 };
                 level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: Some(saved) });
             }
-            out_rows.write(tile, kv_head, scratch);
+            out_rows.write(tile, heads_of(share), scratch);
         });
     });
     Ok(2)
+}
+
+/// Parts into which the query heads of the one key head are divided, each read once more for it: as many as the threads
+/// need, of four heads at least.
+fn num_parts(group: usize, num_tasks: usize, num_threads: usize) -> usize {
+    const MIN_HEADS: usize = 4;
+    let wanted = (TASKS_PER_THREAD * num_threads).div_ceil(num_tasks.max(1));
+    let most = if num_threads > 1 { wanted.min(group / MIN_HEADS) } else { 1 };
+    (1..=most).rev().find(|parts| group.is_multiple_of(*parts)).unwrap_or(1)
 }
 
 /// Tokens of a tile with `group` query heads for a key head.
@@ -318,21 +337,20 @@ struct OutputRows {
     shape: AttentionShape,
 }
 
-// SAFETY: every tile and key head has its own tokens and heads, so that tasks write disjoint parts.
+// SAFETY: every task has its own tokens and heads, so that tasks write disjoint parts.
 unsafe impl Sync for OutputRows {}
 
 impl OutputRows {
-    fn write(&self, tile: &Tile, kv_head: usize, scratch: &TileScratch) {
-        let group = self.shape.num_heads / self.shape.num_kv_heads;
+    fn write(&self, tile: &Tile, heads: Range<usize>, scratch: &TileScratch) {
         for token in 0..tile.num_tokens {
-            for head in 0..group {
-                let row = (tile.first_token + token) * self.shape.num_heads + kv_head * group + head;
+            for (index, head) in heads.clone().enumerate() {
+                let row = (tile.first_token + token) * self.shape.num_heads + head;
                 let value_dim = self.shape.value_dim;
                 // SAFETY: the caller of `paged_attention` gave `num_heads · value_dim` values for each
                 // token, and this token and head belong to this task alone.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(self.start.add(row * value_dim), value_dim) };
-                scratch.read_result(token * group + head, out);
+                scratch.read_result(token * heads.len() + index, out);
             }
         }
     }

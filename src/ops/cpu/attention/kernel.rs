@@ -44,6 +44,8 @@ pub(super) struct Piece<'a> {
     /// Position of the first token; the others follow.
     pub(super) first_position: usize,
     pub(super) kv_head: usize,
+    /// The query heads, all of this key head.
+    pub(super) heads: Range<usize>,
     pub(super) block_table: &'a [u32],
     /// First position of the piece.
     pub(super) start: usize,
@@ -141,7 +143,7 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
     fn run<V: F32x16>(self) {
         let Self { source, piece, scratch, wide } = self;
         let shape = source.shape;
-        let group = shape.num_heads / shape.num_kv_heads;
+        let group = piece.heads.len();
         let num_rows = piece.tokens.len() * group;
         let oldest_of =
             |position: usize| shape.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -149,7 +151,7 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         let last_position = piece.first_position + piece.tokens.len() - 1;
         let low = oldest_of(piece.first_position).max(piece.start);
         let high = (last_position + 1).min(piece.start + SPLIT);
-        load_queries(source, piece, group, scratch);
+        load_queries(source, piece, scratch);
 
         list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, true, |block, slot| {
             source.layout.k_group(block, piece.kv_head, slot)
@@ -223,16 +225,16 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
 
 /// Scales the tile's queries and puts the rows side by side.
 #[inline(always)]
-fn load_queries<E>(source: &Source<E>, piece: &Piece<'_>, group: usize, scratch: &mut TileScratch) {
+fn load_queries<E>(source: &Source<E>, piece: &Piece<'_>, scratch: &mut TileScratch) {
     let shape = source.shape;
-    let num_rows = piece.tokens.len() * group;
+    let num_rows = piece.tokens.len() * piece.heads.len();
     for (index, token) in piece.tokens.clone().enumerate() {
-        for head in 0..group {
-            let offset = token * source.query_stride + (piece.kv_head * group + head) * shape.head_dim;
+        for (own, head) in piece.heads.clone().enumerate() {
+            let offset = token * source.query_stride + head * shape.head_dim;
             // SAFETY: the caller of `paged_attention` gave `query_stride` values for each token, which
             // begin with all query heads.
             let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), shape.head_dim) };
-            let row = index * group + head;
+            let row = index * piece.heads.len() + own;
             for (d, value) in query.iter().enumerate() {
                 scratch.queries[d * num_rows + row] = value * shape.scale as f32;
             }
