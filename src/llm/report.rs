@@ -3,7 +3,7 @@
 use super::load::OpenedModel;
 use super::{Llm, LlmOptions};
 use crate::Result;
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, ExpertsConfig};
 use crate::hub::ResolvedModel;
 use crate::runner::MemoryDemand;
 use crate::weights::TypeSummary;
@@ -40,7 +40,7 @@ impl Llm {
         let plan = crate::runner::plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;
         let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
-        let entries = vec![
+        let mut entries = vec![
             ("vocab_size", config.vocab_size.to_string()),
             ("hidden_size", config.hidden_size.to_string()),
             ("num_layers", config.num_layers.to_string()),
@@ -56,6 +56,34 @@ impl Llm {
             ("tie_word_embeddings", config.tie_word_embeddings.to_string()),
             ("eos_token_ids", format!("{:?}", config.eos_token_ids)),
         ];
+        if let Some(latent) = &config.latent_attention {
+            let row = format!("{} + {} values a token and layer", latent.kv_lora_rank, config.rope.dim);
+            entries.push(("latent_row", row));
+            entries.push(("softmax_scale", latent.softmax_scale.to_string()));
+        }
+        if let Some(experts) = &config.experts {
+            let ExpertsConfig { num_experts, num_experts_per_tok, intermediate_size, .. } = experts;
+            let layers = config.num_layers - experts.num_dense_layers;
+            entries.push((
+                "experts",
+                format!(
+                    "{num_experts_per_tok} of {num_experts} of width {intermediate_size} in {layers} layers"
+                ),
+            ));
+            entries.push((
+                "shared_experts",
+                match experts.shared_intermediate_size {
+                    Some(width) => format!("width {width}"),
+                    None => "none".to_owned(),
+                },
+            ));
+        }
+        if config.num_nextn_layers > 0 {
+            entries.push((
+                "left_out",
+                format!("{} layers that predict further tokens", config.num_nextn_layers),
+            ));
+        }
         Ok(ModelReport {
             name: model.display_name.clone(),
             architecture: config.architecture.hf_name.to_owned(),

@@ -35,6 +35,29 @@ fn completions_for_every_shell_know_the_flags() {
 }
 
 #[test]
+fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
+    for (model, words) in [
+        (
+            "tiny/glm4_moe_lite",
+            &["latent_row", "64 + 16 values", "2 of 8 of width 32 in 2 layers", "width 32"][..],
+        ),
+        ("tiny/youtu/youtu.q8_0.gguf", &["latent_row", "YoutuForCausalLM"]),
+        ("tiny/qwen3_moe", &["2 of 8", "shared_experts", "none"]),
+    ] {
+        let text = tinyvllm("info").model(fixture(model)).run().success();
+        for word in words {
+            assert!(text.contains(word), "{word} in:\n{text}");
+        }
+        let run = |kernels: &str| {
+            let words = format!("--prompt-ids 1,2,3 --max-tokens 4 --ignore-eos --temperature 0 {kernels}");
+            tinyvllm(&words).model(fixture(model)).run().success()
+        };
+        assert_eq!(run("--num-scheduler-steps 3"), run(""), "{model}");
+        assert!(!run("--kernels reference").is_empty());
+    }
+}
+
+#[test]
 fn info_tells_configuration_types_and_memory() {
     let text = tinyvllm("info").model(fixture("kquant/llama/llama.q4_k_mix.gguf")).run().success();
     for word in ["vocab_size", "Q4_K", "Q6_K", "KV cache", "context", "none"] {
