@@ -118,13 +118,12 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`Self::matrix`].
     pub fn experts(&self, prefix: &str, num: usize, rows: usize, cols: usize) -> Result<MatrixStack> {
-        let stacked = format!("{prefix}_exps.weight");
-        let matrices = if self.checkpoint.contains(&stacked) {
-            let tensor = self.take(&stacked)?.expect_shape(&[num, rows, cols])?;
-            (0..num).map(|index| self.repack(&tensor.matrix(index)?)).collect::<Result<_>>()?
-        } else {
+        let matrices = if self.checkpoint.contains(&format!("{prefix}.0.weight")) {
             let own = |index| self.matrix(&format!("{prefix}.{index}.weight"), rows, cols);
             (0..num).map(own).collect::<Result<_>>()?
+        } else {
+            let stacked = self.take(&format!("{prefix}_exps.weight"))?.expect_shape(&[num, rows, cols])?;
+            (0..num).map(|index| self.repack(&stacked.matrix(index)?)).collect::<Result<_>>()?
         };
         MatrixStack::new(self.context, matrices)
     }
@@ -194,12 +193,6 @@ impl<'a> Loader<'a> {
         let tensor = self.take(name)?.expect_shape(&[len])?;
         self.progress.advance(tensor.data.len());
         tensor.to_f32()
-    }
-
-    /// Whether the checkpoint has a tensor of this name.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.contains(name)
     }
 
     /// Marks a tensor as known, for one that a checkpoint may have without need.

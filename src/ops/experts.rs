@@ -36,8 +36,10 @@ pub struct Routing {
     places: Vec<u32>,
     /// The row that is at a place; of places between groups, nothing.
     row_at: Vec<u32>,
-    /// The places of each expert.
+    /// The places of each expert that has any.
     groups: Vec<RowGroup>,
+    /// The next place of each expert.
+    next_places: Vec<u32>,
     logits: Vec<f32>,
 }
 
@@ -54,6 +56,7 @@ impl Routing {
             places: vec![0; pairs],
             row_at: vec![0; Self::max_places(config, max_rows)],
             groups: Vec::with_capacity(config.num_experts),
+            next_places: vec![0; config.num_experts],
             logits: vec![0.0; max_rows * config.num_experts],
         }
     }
@@ -85,17 +88,19 @@ impl Routing {
         for expert in experts {
             self.groups[*expert as usize].num_rows += 1;
         }
-        self.groups.retain(|group| group.num_rows > 0);
         let mut next = 0;
-        for group in &mut self.groups {
+        for (group, next_place) in self.groups.iter_mut().zip(&mut self.next_places) {
             group.first_row = next;
+            *next_place = next as u32;
             next = (next + group.num_rows).next_multiple_of(RowGroup::ALIGNMENT);
-            let pairs = (0..).zip(experts).filter(|(_, expert)| **expert as usize == group.matrix);
-            for (place, (pair, _)) in (group.first_row..).zip(pairs) {
-                self.places[pair] = place as u32;
-                self.row_at[place] = (pair / self.num_experts_per_tok) as u32;
-            }
         }
+        for (pair, expert) in experts.iter().enumerate() {
+            let next = &mut self.next_places[*expert as usize];
+            self.places[pair] = *next;
+            self.row_at[*next as usize] = (pair / self.num_experts_per_tok) as u32;
+            *next += 1;
+        }
+        self.groups.retain(|group| group.num_rows > 0);
     }
 }
 
