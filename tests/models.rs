@@ -540,6 +540,17 @@ fn mistakes_in_a_batch_are_errors() {
     }
 }
 
+/// For models that are loaded and not run.
+fn small_options() -> LoadOptions {
+    LoadOptions {
+        quantizer: None,
+        max_model_len: 8,
+        max_num_batched_tokens: 8,
+        max_num_seqs: 1,
+        block_size: 8,
+    }
+}
+
 /// A folder with the weights of one model and the configuration of another, changed in `changes`.
 fn mixed_folder(weights: &str, config: &str, changes: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -561,13 +572,7 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
-        let options = LoadOptions {
-            quantizer: None,
-            max_model_len: 8,
-            max_num_batched_tokens: 8,
-            max_num_seqs: 1,
-            block_size: 8,
-        };
+        let options = small_options();
         let error = models::load(&checkpoint, &config, &context, &options, &|_| ()).err().unwrap();
         assert!(error.message().contains(expected), "{error}");
     };
@@ -588,17 +593,16 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
 fn layers_that_predict_further_tokens_are_left_out() {
     let changes = [("num_hidden_layers", 2.into()), ("num_nextn_predict_layers", 1.into())];
     let folder = mixed_folder("tiny/youtu", "tiny/youtu", &changes);
+    let more = [("num_nextn_predict_layers", u64::MAX.into())];
+    let many = Checkpoint::open(mixed_folder("tiny/youtu", "tiny/youtu", &more).path()).unwrap();
+    let config = ModelConfig::from_checkpoint(&many).unwrap();
+    let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+    models::load(&many, &config, &context, &small_options(), &|_| ()).unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     assert_eq!((config.num_layers, config.num_nextn_layers), (2, 1));
     let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
-    let options = LoadOptions {
-        quantizer: None,
-        max_model_len: 8,
-        max_num_batched_tokens: 8,
-        max_num_seqs: 1,
-        block_size: 8,
-    };
+    let options = small_options();
     let most = AtomicU64::new(0);
     let on_progress = |progress: models::LoadProgress| {
         most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
@@ -608,6 +612,39 @@ fn layers_that_predict_further_tokens_are_left_out() {
     assert_eq!(most.into_inner(), total as u64);
 }
 
+/// Whatever the weights are stored as: a rounded product would choose other experts.
+#[test]
+fn routers_are_in_single_precision() {
+    let bytes = std::fs::read(fixture("tiny/qwen3_moe/model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let halves: Vec<(String, Vec<usize>, Vec<u8>)> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| {
+            // The upper half of a single is a bf16.
+            let (values, []) = tensor.data().as_chunks::<4>() else { panic!("{name} is not f32") };
+            (name, tensor.shape().to_vec(), values.iter().flat_map(|value| [value[2], value[3]]).collect())
+        })
+        .collect();
+    let views = halves.iter().map(|(name, shape, data)| {
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), data);
+        (name.clone(), view.unwrap())
+    });
+    let folder = mixed_folder("tiny/qwen3_moe", "tiny/qwen3_moe", &[]);
+    std::fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap())
+        .unwrap();
+    let num_bytes = |path: &Path| {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+        let model = models::load(&checkpoint, &config, &context, &small_options(), &|_| ()).unwrap();
+        model.num_weight_bytes_per_token()
+    };
+    // Three layers with eight experts, and a padded tile of sixteen rows for them.
+    let routers = 3 * 16 * 64 * 4;
+    assert_eq!(2 * num_bytes(folder.path()), num_bytes(&fixture("tiny/qwen3_moe")) + routers);
+}
+
 #[test]
 fn progress_ends_with_all_bytes() {
     for quantization in [None, Some(Quantization::Q4_0)] {
@@ -615,13 +652,7 @@ fn progress_ends_with_all_bytes() {
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
         let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
         let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
-        let options = LoadOptions {
-            quantizer,
-            max_model_len: 8,
-            max_num_batched_tokens: 8,
-            max_num_seqs: 1,
-            block_size: 8,
-        };
+        let options = LoadOptions { quantizer, ..small_options() };
         let most = AtomicU64::new(0);
         let on_progress = |progress: models::LoadProgress| {
             assert!(progress.loaded_bytes <= progress.total_bytes);

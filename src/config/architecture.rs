@@ -1,8 +1,7 @@
 //! The registry of model architectures: what a file calls them and in what they differ.
 //!
 //! A model that differs from its relatives only in the ways listed here is one entry of
-//! [`ARCHITECTURES`]; one with a forward pass of its own is an entry with a new [`Decoder`] and a file in
-//! `models`.
+//! [`ARCHITECTURES`]; one with attention of its own is an entry with a new [`Decoder`] and a file in `layers`.
 
 use crate::config::Scoring;
 use crate::{Error, Result};
@@ -40,12 +39,12 @@ pub struct RouterDefaults {
     pub gguf_normalize: bool,
 }
 
-/// A forward pass, implemented once in `models`.
+/// A forward pass of `models`: what its layers have in front of their feed-forward networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoder {
-    /// Grouped-query attention and a gated feed-forward network: `models/llama.rs`.
+    /// Grouped-query attention: `layers/attention.rs`.
     Llama,
-    /// Latent attention, and experts in most layers: `models/deepseek.rs`.
+    /// Latent attention: `layers/latent_attention.rs`.
     DeepSeek,
 }
 

@@ -1,5 +1,7 @@
 //! Grouped-query self-attention with rotary positions over the paged cache.
 
+use std::fmt;
+
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, LayerInput, Loader};
@@ -20,12 +22,26 @@ pub struct Attention {
     head_norms: Option<(RmsNorm, RmsNorm)>,
 }
 
-impl Attention {
+/// The attention half of a decoder layer, of any kind.
+pub trait SelfAttention: fmt::Debug + Send + Sized {
     /// Loads the tensors `{prefix}.attn_*`.
     ///
     /// # Errors
-    /// If one is missing or has another shape than `config` says.
-    pub fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+    /// If one is missing or has another shape than `config` says, or the model has another kind of attention.
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self>;
+
+    /// `hidden += W_o · attention(norm(hidden))`; what is to be attended to later goes to the cache.
+    ///
+    /// # Errors
+    /// If the batch does not fit the cache or the activations.
+    fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()>;
+
+    /// Bytes of the matrices.
+    fn num_bytes(&self) -> usize;
+}
+
+impl SelfAttention for Attention {
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
         let hidden = config.hidden_size;
         let has_bias = config.architecture.qkv_bias;
         let projection = |name: &str, outputs: usize| {
@@ -53,11 +69,7 @@ impl Attention {
         })
     }
 
-    /// `hidden += W_o · attention(norm(hidden))`, and the keys and values of the step go to the cache.
-    ///
-    /// # Errors
-    /// If the batch does not fit the cache or the activations.
-    pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
+    fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
         let LayerInput { context, step, rope, layer, only_outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
@@ -82,9 +94,7 @@ impl Attention {
         linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
     }
 
-    /// Bytes of the matrices.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
+    fn num_bytes(&self) -> usize {
         [&self.q, &self.k, &self.v, &self.output].iter().map(|linear| linear.weight.num_bytes()).sum()
     }
 }

@@ -5,7 +5,7 @@
 //! its results go through the projection of values.
 
 use crate::config::{LatentAttentionConfig, ModelConfig};
-use crate::layers::{Activations, LayerInput, Loader};
+use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
 use crate::ops::{
     AttentionLimits, Buffer, Context, Heads, KvCache, Linear, LinearScratch, MatrixStack, RmsNorm,
     gather_rows, heads_linear, latent_kv_write, linear_residual, norm_linear, paged_attention,
@@ -78,12 +78,8 @@ impl LatentActivations {
     }
 }
 
-impl LatentAttention {
-    /// Loads the tensors `{prefix}.attn_*`.
-    ///
-    /// # Errors
-    /// If one is missing or has another shape than `config` says, or the model has no latent attention.
-    pub fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+impl SelfAttention for LatentAttention {
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
         let latent = config.latent_attention.as_ref();
         let latent = latent.ok_or_else(|| Error::internal("the model has no latent attention"))?;
         let LatentAttentionConfig { kv_lora_rank: rank, qk_nope_head_dim, v_head_dim, .. } = *latent;
@@ -117,11 +113,7 @@ impl LatentAttention {
         })
     }
 
-    /// `hidden += W_o · attention(norm(hidden))`, and the rows of the step go to the cache.
-    ///
-    /// # Errors
-    /// If the batch does not fit the cache or the activations.
-    pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
+    fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
         let LayerInput { context, step, rope, layer, only_outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
@@ -155,9 +147,7 @@ impl LatentAttention {
         linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
     }
 
-    /// Bytes of the matrices.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
+    fn num_bytes(&self) -> usize {
         let queries = match &self.queries {
             Queries::Direct(linear) => linear.weight.num_bytes(),
             Queries::LowRank { down, up, .. } => down.weight.num_bytes() + up.weight.num_bytes(),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ops::{Context, Linear, Matrix, MatrixStack, RmsNorm, Vector};
-use crate::weights::{Checkpoint, Quantizer, RawTensor};
+use crate::weights::{Checkpoint, DType, Quantizer, RawTensor};
 use crate::{Error, Result};
 
 /// How far loading is.
@@ -87,8 +87,27 @@ impl<'a> Loader<'a> {
         self.repack(&self.take(name)?.expect_shape(&[rows, cols])?)
     }
 
+    /// The same in single precision, whatever the file has and whatever matrices are converted to: for a router, whose
+    /// choice is another one if its products are rounded.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn matrix_in_f32(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let tensor = self.take(name)?.expect_shape(&[rows, cols])?;
+        let bytes: Vec<u8> = tensor.to_f32()?.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let matrix = Matrix::from_bytes(self.context, DType::F32, &bytes, rows, cols)?;
+        self.progress.advance(tensor.data.len());
+        tensor.release();
+        Ok(matrix)
+    }
+
     /// Converts a matrix, if that is asked for, and repacks it for the device.
     fn repack(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
+        self.repack_from(tensor, tensor.data.len())
+    }
+
+    /// The same of a tensor that was made of so many bytes of the file.
+    fn repack_from(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
         let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(tensor));
         if self.context.is_dry_run() {
             let &[rows, cols] = tensor.shape else {
@@ -100,7 +119,7 @@ impl<'a> Loader<'a> {
         }
         let Some(quantizer) = quantizer else {
             let matrix = Matrix::new(self.context, tensor)?;
-            self.progress.advance(tensor.data.len());
+            self.progress.advance(num_bytes);
             tensor.release();
             return Ok(matrix);
         };
@@ -158,8 +177,9 @@ impl<'a> Loader<'a> {
         let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for head in 0..num_heads {
-            let transposed = both.rows(head * head_dim, &key_shape)?.transposed()?;
-            keys.push(self.repack(&transposed.as_raw())?);
+            let own = both.rows(head * head_dim, &key_shape)?;
+            keys.push(self.repack_from(&own.transposed()?.as_raw(), own.data.len())?);
+            own.release();
             values.push(self.repack(&both.rows(head * head_dim + key_dim, &value_shape)?)?);
         }
         Ok((stack(keys)?, stack(values)?))

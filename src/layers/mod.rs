@@ -11,7 +11,7 @@ mod mlp;
 mod moe;
 mod rope;
 
-pub use attention::Attention;
+pub use attention::{Attention, SelfAttention};
 pub use decoder::{Activations, LayerInput};
 pub use feed_forward::FeedForward;
 pub use latent_attention::{LatentActivations, LatentAttention};

@@ -89,7 +89,7 @@ impl Moe {
         Ok(Self {
             norm: loader.norm(&format!("{prefix}.ffn_norm"), hidden, config.rms_norm_eps)?,
             router: Router {
-                weight: loader.matrix(&format!("{prefix}.ffn_gate_inp.weight"), num, hidden)?,
+                weight: loader.matrix_in_f32(&format!("{prefix}.ffn_gate_inp.weight"), num, hidden)?,
                 selection_bias: experts.has_selection_bias.then(|| loader.vector(&bias, num)).transpose()?,
                 config: experts.clone(),
             },

@@ -1,40 +1,29 @@
 //! What decoder-only models have in common: tokens in, layers one after the other, logits out.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::layers::{Activations, LayerInput, Loader, rope_table};
+use crate::layers::{Activations, FeedForward, LayerInput, Loader, SelfAttention, rope_table};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
 use crate::ops::{
     Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, RopeTable, StepInputs, embed, norm_logits,
 };
 
-/// One of a model's layers, with its weights.
-pub(super) trait DecoderLayer: fmt::Debug + Send + Sized {
-    /// Loads the tensors `blk.{index}.*`.
-    fn load(loader: &Loader<'_>, config: &ModelConfig, index: usize) -> Result<Self>;
-
-    /// Replaces `activations.hidden` with what the layer makes of it; keys and values go to the cache.
-    fn forward(
-        &self,
-        input: LayerInput<'_>,
-        activations: &mut Activations,
-        cache: &mut KvCache,
-    ) -> Result<()>;
-
-    /// Bytes of the matrices that a step of one token reads.
-    fn num_bytes_per_token(&self) -> usize;
+/// A pre-normalised layer: attention, then a feed-forward network.
+#[derive(Debug)]
+struct Layer<A> {
+    attention: A,
+    feed_forward: FeedForward,
 }
 
-/// A decoder of layers of one kind.
+/// A decoder, by the kind of its attention. What else models differ in, the layers take from the configuration.
 #[derive(Debug)]
-pub(super) struct DecoderLm<L> {
+pub(super) struct DecoderLm<A> {
     config: ModelConfig,
     context: Arc<Context>,
     embedding: Matrix,
-    layers: Vec<L>,
+    layers: Vec<Layer<A>>,
     norm: RmsNorm,
     /// None if the embedding is also the head.
     head: Option<Matrix>,
@@ -43,7 +32,7 @@ pub(super) struct DecoderLm<L> {
     device_inputs: DeviceInputs,
 }
 
-impl<L: DecoderLayer> DecoderLm<L> {
+impl<A: SelfAttention> DecoderLm<A> {
     /// Loads the weights and allocates the memory of a step.
     ///
     /// # Errors
@@ -60,11 +49,16 @@ impl<L: DecoderLayer> DecoderLm<L> {
             // Some checkpoints store the head although it is the embedding.
             loader.ignore("output.weight");
         }
+        let layer = |index: usize| {
+            let prefix = format!("blk.{index}");
+            Ok(Layer {
+                attention: A::load(loader, config, &prefix)?,
+                feed_forward: FeedForward::load(loader, config, &prefix, index)?,
+            })
+        };
         Ok(Self {
             embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
-            layers: (0..config.num_layers)
-                .map(|index| L::load(loader, config, index))
-                .collect::<Result<_>>()?,
+            layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
             norm: loader.norm("output_norm", hidden, config.rms_norm_eps)?,
             head: (!config.tie_word_embeddings)
                 .then(|| loader.matrix("output.weight", vocab, hidden))
@@ -78,7 +72,7 @@ impl<L: DecoderLayer> DecoderLm<L> {
     }
 }
 
-impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
+impl<A: SelfAttention> CausalLm for DecoderLm<A> {
     fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -101,7 +95,8 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
             // Behind the last layer's attention, only tokens whose logits are wanted matter.
             let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
             let input = LayerInput { context, step, rope: &self.rope, layer: index, only_outputs };
-            layer.forward(input, activations, cache)?;
+            layer.attention.forward(input, activations, cache)?;
+            layer.feed_forward.forward(input, activations)?;
         }
         norm_logits(
             context,
@@ -116,7 +111,9 @@ impl<L: DecoderLayer> CausalLm for DecoderLm<L> {
     }
 
     fn num_weight_bytes_per_token(&self) -> usize {
-        let layers: usize = self.layers.iter().map(DecoderLayer::num_bytes_per_token).sum();
+        let of_layer =
+            |layer: &Layer<A>| layer.attention.num_bytes() + layer.feed_forward.num_bytes_per_token();
+        let layers: usize = self.layers.iter().map(of_layer).sum();
         layers + self.head.as_ref().unwrap_or(&self.embedding).num_bytes()
     }
 }

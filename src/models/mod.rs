@@ -1,18 +1,16 @@
 //! Models: from the tokens of a step to logits.
 //!
 //! A model sees token ids, positions and block tables, never sequences or requests. Which architectures
-//! there are is listed in [`crate::config::ARCHITECTURES`]; this module has one file for each forward pass.
+//! there are is listed in [`crate::config::ARCHITECTURES`]; [`layers`](crate::layers) has their parts.
 
 mod batch;
 mod decoder;
-mod deepseek;
 mod first_use;
-mod llama;
 
 use std::sync::Arc;
 
 use crate::config::{Decoder, ModelConfig};
-use crate::layers::Loader;
+use crate::layers::{Attention, LatentAttention, Loader};
 use crate::ops::{AttentionLimits, Buffer, Context, KvCache};
 use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
@@ -21,8 +19,7 @@ pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
 pub use first_use::compile_kernels;
 
-use deepseek::DeepSeek;
-use llama::Llama;
+use decoder::DecoderLm;
 
 /// A language model with its weights and the memory of a step.
 pub trait CausalLm: Send {
@@ -121,10 +118,10 @@ pub fn load(
         .with_hint("use --device cpu, or --kernels reference"));
     }
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
-    loader.ignore_layers(config.num_layers..config.num_layers + config.num_nextn_layers);
+    loader.ignore_layers(config.num_layers..config.num_layers.saturating_add(config.num_nextn_layers));
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
-        Decoder::Llama => Box::new(Llama::load(&loader, config, context, options)?),
-        Decoder::DeepSeek => Box::new(DeepSeek::load(&loader, config, context, options)?),
+        Decoder::Llama => Box::new(DecoderLm::<Attention>::load(&loader, config, context, options)?),
+        Decoder::DeepSeek => Box::new(DecoderLm::<LatentAttention>::load(&loader, config, context, options)?),
     };
     loader.finish()?;
     Ok(model)
