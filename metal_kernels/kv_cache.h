@@ -47,6 +47,13 @@ struct Pages {
     uint head_dim;
 };
 
+// A token that is computed, and what it attends to.
+struct DecodeRow {
+    uint token;        // of the step: the row of q and of the result
+    uint seq_len;      // up to it
+    uint table_start;  // of its sequence's block table
+};
+
 // The row of the token at `position`, in rows of `head_dim` values.
 inline uint row_of(constant Pages& pages, device const uint* block_table, uint kv_head, uint position) {
     const uint block = block_table[position / pages.block_size];

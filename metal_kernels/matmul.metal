@@ -7,8 +7,11 @@
 //
 // For a gated feed-forward network the 64 rows are 32 of the gate and the same 32 of the other matrix, eight of each in
 // turns, so that both values of a result are in one lane.
+//
+// A matrix may be one of a stack, as in `matvec.metal`.
 
 #include "formats.h"
+#include "groups.h"
 #include "matrices.h"
 
 struct MatmulArgs {
@@ -16,6 +19,9 @@ struct MatmulArgs {
     uint num_tokens;
     uint x_stride;
     uint out_stride;
+    uint x_next;    // from the activations of one matrix of a stack to those of the next one
+    uint out_next;  // likewise results
+    uint gathers;     // whether the rows of groups are listed
     float eps;
     MatrixArgs matrices[3];
 };
@@ -23,6 +29,7 @@ struct MatmulArgs {
 constant bool HAS_NORM [[function_constant(0)]];
 constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];
+constant bool IS_GROUPED [[function_constant(3)]];  // matrices and rows are those of groups
 
 constant constexpr int NUM_THREADS = 4 * LANES;
 constant constexpr int TILE_ROWS = 64;
@@ -36,6 +43,21 @@ template <typename F>
 struct Staged {
     typedef conditional_t<F::IS_WIDE, float, half> type;
 };
+
+// The matrix of a stack that a threadgroup computes, and its rows of activations: of a group all, or those from the
+// tile's first one on.
+inline Part part_of(constant MatmulArgs& a, device const RowGroup* groups, uint index) {
+    if (IS_GROUPED) {
+        return part_of_group(groups[index], a.out_stride);
+    }
+    Part part;
+    part.matrix = index;
+    part.num_rows = a.num_tokens;
+    part.first_place = 0;
+    part.x_offset = index * a.x_next;
+    part.out_offset = index * a.out_next;
+    return part;
+}
 
 // What a thread brings in each step: a unit of a row of the tile, and a four of the activations of some tokens. In
 // registers, as what is in `constant` memory may be read anew behind every barrier.
@@ -102,8 +124,10 @@ inline void multiply(
     device const float* x,
     device const float* norm,
     device float* out,
+    device const uint* rows,
     threadgroup char* memory,
-    uint2 tile,
+    uint3 tile,
+    Part part,
     uint thread_index,
     uint group
 ) {
@@ -129,15 +153,16 @@ inline void multiply(
     Share<SLOTS> share;
     share.weights = is_up ? up_weights : weights;
     share.planes = in_registers(matrix.planes);
-    share.row = min(row_of_matrix, matrix.num_rows - 1) * a.num_units;
-    share.x = x;
+    share.row = (part.matrix * matrix.num_rows + min(row_of_matrix, matrix.num_rows - 1)) * a.num_units;
+    share.x = x + part.x_offset;
     share.norm = norm;
     share.num_units = a.num_units;
     share.unit = thread_index % 2;
     share.column = thread_index % 8 * 4;
 #pragma clang loop unroll(full)
     for (int s = 0; s < SLOTS; ++s) {
-        share.tokens[s] = min(first_token + own_token + s * SLOT_TOKENS, a.num_tokens - 1) * a.x_stride;
+        const uint token = min(first_token + own_token + s * SLOT_TOKENS, part.num_rows - 1);
+        share.tokens[s] = (IS_GROUPED ? row_at(rows, a.gathers, part.first_place + token) : token) * a.x_stride;
     }
     threadgroup T* own_staged_weights = staged_weights + tile_row * STRIDE + share.unit * 16;
     threadgroup float* own_staged_x = staged_x + own_token * STRIDE + share.column;
@@ -208,11 +233,11 @@ inline void multiply(
 #pragma clang loop unroll(full)
     for (int t = 0; t < TOKEN_PIECES; ++t) {
         const uint token = first_piece_token + 8 * t + cell.row;
-        if (first_token + token >= a.num_tokens) {
+        if (first_token + token >= part.num_rows) {
             continue;
         }
         const float factor = HAS_NORM ? staged_x[token] : 1.0f;
-        device float* own_out = out + (first_token + token) * a.out_stride + matrix.out_offset;
+        device float* own_out = out + part.out_offset + (first_token + token) * a.out_stride + matrix.out_offset;
         // All reads before all writes, so that they do not wait for each other.
         float others[RESULTS] = {};
         if (HAS_BIAS || ADDS) {
@@ -254,16 +279,22 @@ template <typename F, int TOKENS, int ALONG_TOKENS>
     device const float* x [[buffer(7)]],
     device const float* norm [[buffer(8)]],
     device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
     threadgroup char* memory [[threadgroup(0)]],
-    uint2 tile [[threadgroup_position_in_grid]],
+    uint3 tile [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint group [[simdgroup_index_in_threadgroup]]
 ) {
+    const Part part = part_of(a, groups, tile.z);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
     const uint m = tile.y < a.matrices[1].first_group ? 0 : tile.y < a.matrices[2].first_group ? 1 : 2;
     device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     multiply<F, TOKENS, ALONG_TOKENS, false>(
-        a, a.matrices[m], weights, weights, bias, x, norm, out, memory, tile, thread_index, group
+        a, a.matrices[m], weights, weights, bias, x, norm, out, rows, memory, tile, part, thread_index, group
     );
 }
 
@@ -280,21 +311,27 @@ template <typename F, typename LAST, int TOKENS, int ALONG_TOKENS>
     device const float* x [[buffer(7)]],
     device const float* norm [[buffer(8)]],
     device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
     threadgroup char* memory [[threadgroup(0)]],
-    uint2 tile [[threadgroup_position_in_grid]],
+    uint3 tile [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint group [[simdgroup_index_in_threadgroup]]
 ) {
+    const Part part = part_of(a, groups, tile.z);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
     if (tile.y < a.matrices[2].first_group) {
         const uint m = tile.y < a.matrices[1].first_group ? 0 : 1;
         device const uchar* weights = m == 0 ? weights0 : weights1;
         multiply<F, TOKENS, ALONG_TOKENS, false>(
-            a, a.matrices[m], weights, weights, m == 0 ? bias0 : bias1, x, norm, out, memory, tile, thread_index,
-            group
+            a, a.matrices[m], weights, weights, m == 0 ? bias0 : bias1, x, norm, out, rows, memory, tile, part,
+            thread_index, group
         );
     } else {
         multiply<LAST, TOKENS, ALONG_TOKENS, false>(
-            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, memory, tile, thread_index, group
+            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, rows, memory, tile, part, thread_index, group
         );
     }
 }
@@ -308,13 +345,19 @@ template <typename F, int TOKENS, int ALONG_TOKENS>
     device const float* x [[buffer(3)]],
     device const float* norm [[buffer(4)]],
     device float* out [[buffer(5)]],
+    device const RowGroup* groups [[buffer(6)]],
+    device const uint* rows [[buffer(7)]],
     threadgroup char* memory [[threadgroup(0)]],
-    uint2 tile [[threadgroup_position_in_grid]],
+    uint3 tile [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint group [[simdgroup_index_in_threadgroup]]
 ) {
+    const Part part = part_of(a, groups, tile.z);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
     multiply<F, TOKENS, ALONG_TOKENS, true>(
-        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, memory, tile, thread_index, group
+        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, rows, memory, tile, part, thread_index, group
     );
 }
 

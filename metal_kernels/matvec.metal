@@ -9,13 +9,20 @@
 // The norm before a product is part of it: activations are multiplied with the norm's weights on their way in, their
 // squares are summed, and the result is divided by their root mean square.
 
+// A matrix may be one of a stack, which lie one behind the other: each head's, with a part of every row of activations,
+// or an expert's, with the rows of a group.
+
 #include "formats.h"
+#include "groups.h"
 
 struct MatvecArgs {
     uint num_units;    // of 16 columns of the matrix
     uint num_columns;  // rows of activations that exist, at most COLUMNS
     uint x_stride;
     uint out_stride;
+    uint x_next;       // from the activations of one matrix of a stack to those of the next one
+    uint out_next;     // likewise results
+    uint gathers;      // whether the rows of groups are listed
     float eps;
     MatrixArgs matrices[3];
 };
@@ -23,6 +30,7 @@ struct MatvecArgs {
 constant bool HAS_NORM [[function_constant(0)]];
 constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];  // to what is in the result
+constant bool IS_GROUPED [[function_constant(3)]];  // matrices and rows are those of groups
 
 // Simdgroups that share activations.
 constant constexpr int ROW_GROUPS = 4;
@@ -44,6 +52,20 @@ constexpr int num_buffers() {
     return COLUMNS == 1 ? 2 : 1;
 }
 
+// The matrix of a stack that a threadgroup computes, and its rows of activations.
+inline Part part_of(constant MatvecArgs& a, device const RowGroup* groups, uint index) {
+    if (IS_GROUPED) {
+        return part_of_group(groups[index], a.out_stride);
+    }
+    Part part;
+    part.matrix = index;
+    part.num_rows = a.num_columns;
+    part.first_place = 0;
+    part.x_offset = index * a.x_next;
+    part.out_offset = index * a.out_next;
+    return part;
+}
+
 // The rows of a simdgroup: ROWS in all, the same number of each of MATRICES that differ in their values only.
 template <int ROWS, int MATRICES>
 struct Source {
@@ -62,6 +84,7 @@ inline Source<ROWS, MATRICES> source(
     constant MatrixArgs& matrix,
     device const uchar* weights,
     device const uchar* second_weights,
+    uint index,
     uint first_row,
     uint lane
 ) {
@@ -71,13 +94,14 @@ inline Source<ROWS, MATRICES> source(
     from.weights[MATRICES - 1] = second_weights;
     from.planes = in_registers(matrix.planes);
     from.num_units = a.num_units;
+    const uint begin = index * matrix.num_rows;
 #pragma clang loop unroll(full)
     for (uint r = 0; r < EACH; ++r) {
-        from.first_units[r] = min(first_row + r, matrix.num_rows - 1) * a.num_units;
+        from.first_units[r] = (begin + min(first_row + r, matrix.num_rows - 1)) * a.num_units;
     }
     const uint row = lane / WORDS_OF_ROW % ROWS;
     from.shared_weights = row < EACH ? weights : second_weights;
-    from.shared_row = min(first_row + row % EACH, matrix.num_rows - 1) * a.num_units;
+    from.shared_row = (begin + min(first_row + row % EACH, matrix.num_rows - 1)) * a.num_units;
     return from;
 }
 
@@ -172,17 +196,17 @@ struct Fours {
     float4 norm;
 };
 
+template <int COLUMNS>
 struct Activations {
     device const float* x;
     device const float* norm;
     uint num_fours;
-    uint num_columns;
-    uint stride;
+    uint begins[COLUMNS];  // of each row; a row past the last one is the last one
 };
 
 // Past the last column there are zeros.
 template <int COLUMNS>
-inline void fetch(thread const Activations& from, uint four, thread Fours<COLUMNS>& fours) {
+inline void fetch(thread const Activations<COLUMNS>& from, uint four, thread Fours<COLUMNS>& fours) {
     const bool exists = four < from.num_fours;
     fours.norm = float4(1.0f);
     if (HAS_NORM && exists) {
@@ -190,10 +214,9 @@ inline void fetch(thread const Activations& from, uint four, thread Fours<COLUMN
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < COLUMNS; ++c) {
-        const uint column = min(uint(c), from.num_columns - 1);
         fours.values[c] = float4(0.0f);
         if (exists) {
-            fours.values[c] = ((device const float4*)(from.x + column * from.stride))[four];
+            fours.values[c] = ((device const float4*)(from.x + from.begins[c]))[four];
         }
     }
 }
@@ -374,20 +397,31 @@ inline float reduce(
 }
 
 // The activations that a slice goes through.
-inline Activations activations(constant MatvecArgs& a, device const float* x, device const float* norm) {
-    Activations from;
+template <int COLUMNS>
+inline Activations<COLUMNS> activations(
+    constant MatvecArgs& a,
+    Part part,
+    device const float* x,
+    device const float* norm,
+    device const uint* rows
+) {
+    Activations<COLUMNS> from;
     from.x = x;
     from.norm = norm;
     from.num_fours = 4 * a.num_units;
-    from.num_columns = a.num_columns;
-    from.stride = a.x_stride;
+#pragma clang loop unroll(full)
+    for (int c = 0; c < COLUMNS; ++c) {
+        const uint column = min(uint(c), part.num_rows - 1);
+        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + column) : column;
+        from.begins[c] = part.x_offset + row * a.x_stride;
+    }
     return from;
 }
 
 // The first of the chunks of a slice in threadgroup memory.
 template <typename F, int COLUMNS>
 inline void stage_first(
-    thread const Activations& from,
+    thread const Activations<COLUMNS>& from,
     Place place,
     threadgroup float* own_memory,
     thread float (&squares)[COLUMNS]
@@ -404,7 +438,7 @@ inline void stage_first(
 template <typename F, int ROWS, int MATRICES, int COLUMNS>
 inline void accumulate(
     thread const Source<ROWS, MATRICES>& from,
-    thread const Activations& x_from,
+    thread const Activations<COLUMNS>& x_from,
     threadgroup float* memory,
     Place place,
     thread float (&values)[ROWS * COLUMNS],
@@ -453,26 +487,28 @@ inline void multiply(
     device const float* norm,
     device const float* bias,
     device float* out,
+    device const uint* rows,
     threadgroup float* memory,
     uint threadgroup_index,
+    Part part,
     Place place
 ) {
     const uint row_group = place.group % ROW_GROUPS;
     const uint first_row = ((threadgroup_index - matrix.first_group) * ROW_GROUPS + row_group) * ROWS;
-    const Source<ROWS, 1> from = source<ROWS, 1>(a, matrix, weights, weights, first_row, place.lane);
+    const Source<ROWS, 1> from = source<ROWS, 1>(a, matrix, weights, weights, part.matrix, first_row, place.lane);
     float values[ROWS * COLUMNS];
     float squares[COLUMNS] = {};
-    const Activations x_from = activations(a, x, norm);
+    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, part, x, norm, rows);
     accumulate<F, ROWS, 1, COLUMNS>(from, x_from, memory, place, values, squares);
     float sum_of_squares;
     const float sum = reduce<ROWS * COLUMNS, COLUMNS>(values, squares, memory, place, sum_of_squares);
     const uint column = place.lane % COLUMNS;
     const uint row = first_row + place.lane / COLUMNS;
     const bool is_first_slice = place.group < ROW_GROUPS;
-    if (!is_first_slice || place.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= a.num_columns) {
+    if (!is_first_slice || place.lane >= uint(ROWS * COLUMNS) || row >= matrix.num_rows || column >= part.num_rows) {
         return;
     }
-    device float* target = out + column * a.out_stride + matrix.out_offset + row;
+    device float* target = out + part.out_offset + column * a.out_stride + matrix.out_offset + row;
     const float factor = HAS_NORM ? rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps) : 1.0f;
     const float others = (HAS_BIAS ? bias[row] : 0.0f) + (ADDS ? *target : 0.0f);
     *target = fma(sum, factor, others);
@@ -491,18 +527,25 @@ template <typename F, int ROWS, int COLUMNS>
     device const float* x [[buffer(7)]],
     device const float* norm [[buffer(8)]],
     device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
     threadgroup float* memory [[threadgroup(0)]],
-    uint index [[threadgroup_position_in_grid]],
+    uint2 grid_index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     const Place place = { lane, group, num_groups / ROW_GROUPS };
+    const Part part = part_of(a, groups, grid_index.y);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
+    const uint index = grid_index.x;
     const uint m = index < a.matrices[1].first_group ? 0 : index < a.matrices[2].first_group ? 1 : 2;
     device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     multiply<F, ROWS, COLUMNS>(
-        a, a.matrices[m], weights, x, norm, bias, out, memory, index, place
+        a, a.matrices[m], weights, x, norm, bias, out, rows, memory, index, part, place
     );
 }
 
@@ -519,21 +562,29 @@ template <typename F, typename LAST, int ROWS, int COLUMNS>
     device const float* x [[buffer(7)]],
     device const float* norm [[buffer(8)]],
     device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
     threadgroup float* memory [[threadgroup(0)]],
-    uint index [[threadgroup_position_in_grid]],
+    uint2 grid_index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     const Place place = { lane, group, num_groups / ROW_GROUPS };
+    const Part part = part_of(a, groups, grid_index.y);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
+    const uint index = grid_index.x;
     if (index < a.matrices[2].first_group) {
         const uint m = index < a.matrices[1].first_group ? 0 : 1;
         multiply<F, ROWS, COLUMNS>(
-            a, a.matrices[m], m == 0 ? weights0 : weights1, x, norm, m == 0 ? bias0 : bias1, out, memory, index, place
+            a, a.matrices[m], m == 0 ? weights0 : weights1, x, norm, m == 0 ? bias0 : bias1, out, rows, memory, index,
+            part, place
         );
     } else {
         multiply<LAST, ROWS, COLUMNS>(
-            a, a.matrices[2], weights2, x, norm, bias2, out, memory, index, place
+            a, a.matrices[2], weights2, x, norm, bias2, out, rows, memory, index, part, place
         );
     }
 }
@@ -547,32 +598,39 @@ template <typename F, int ROWS, int COLUMNS>
     device const float* x [[buffer(3)]],
     device const float* norm [[buffer(4)]],
     device float* out [[buffer(5)]],
+    device const RowGroup* groups [[buffer(6)]],
+    device const uint* rows [[buffer(7)]],
     threadgroup float* memory [[threadgroup(0)]],
-    uint index [[threadgroup_position_in_grid]],
+    uint2 grid_index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint group [[simdgroup_index_in_threadgroup]],
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     const Place place = { lane, group, num_groups / ROW_GROUPS };
+    const Part part = part_of(a, groups, grid_index.y);
+    if (IS_GROUPED && part.num_rows == 0) {
+        return;
+    }
+    const uint index = grid_index.x;
     const uint first_row = (index * ROW_GROUPS + group % ROW_GROUPS) * ROWS;
     const Source<2 * ROWS, 2> from =
-        source<2 * ROWS, 2>(a, a.matrices[0], gate_weights, up_weights, first_row, lane);
+        source<2 * ROWS, 2>(a, a.matrices[0], gate_weights, up_weights, part.matrix, first_row, lane);
     constexpr int SIZE = ROWS * COLUMNS;
     float values[2 * SIZE];
     float squares[COLUMNS] = {};
-    const Activations x_from = activations(a, x, norm);
+    const Activations<COLUMNS> x_from = activations<COLUMNS>(a, part, x, norm, rows);
     accumulate<F, 2 * ROWS, 2, COLUMNS>(from, x_from, memory, place, values, squares);
     float sum_of_squares;
     const float sum = reduce<2 * SIZE, COLUMNS>(values, squares, memory, place, sum_of_squares);
     const float up_sum = simd_shuffle(sum, ushort((lane + SIZE) % LANES));
     const uint column = lane % COLUMNS;
     const uint row = first_row + lane / COLUMNS;
-    if (group >= ROW_GROUPS || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= a.num_columns) {
+    if (group >= ROW_GROUPS || lane >= uint(SIZE) || row >= a.matrices[0].num_rows || column >= part.num_rows) {
         return;
     }
     const float factor = rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps);
     const float gated = sum * factor;
-    out[column * a.out_stride + row] = gated / (1.0f + exp(-gated)) * (up_sum * factor);
+    out[part.out_offset + column * a.out_stride + row] = gated / (1.0f + exp(-gated)) * (up_sum * factor);
 }
 
 #define MATVEC(F, ROWS, COLUMNS)                                                                    \

@@ -22,13 +22,6 @@ struct PagedAttentionArgs {
     float scale;      // of scores, times log2(e)
 };
 
-// One sequence of the step.
-struct DecodeRow {
-    uint token;        // of the step: the row of q and of the result
-    uint seq_len;
-    uint table_start;  // of its block table
-};
-
 constant constexpr int TILE = 32;
 // Reads that a lane has under way.
 constant constexpr int BATCH = 4;

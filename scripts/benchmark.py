@@ -83,6 +83,9 @@ def build_llama_cpp(arguments):
     off = [f"-D{name}=OFF" for name in ("BUILD_SHARED_LIBS", "LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES")]
     build = arguments.work / "llama.cpp"
     configure = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_SERVER=OFF", *off]
+    if arguments.without_amx:
+        flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        configure += [f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"]
     call(["cmake", "-G", "Ninja", "-S", source, "-B", build, *configure], env=environment)
     call(["cmake", "--build", build, "--target", "llama-bench", "llama-batched-bench"], env=environment)
     return programs
@@ -344,7 +347,7 @@ def chart(arguments, runner, models, engines):
 
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("models", nargs="+", type=Path, help="GGUF files of Llama architecture")
+    p.add_argument("models", nargs="+", type=Path, help="GGUF files; candle takes the Llama architecture only")
     p.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -358,6 +361,11 @@ def parse():
     p.add_argument("--work", type=Path, default=REPOSITORY / "target" / "benchmark", help="folder for builds and results")
     p.add_argument("--tinyvllm", type=Path, help="this program instead of building it")
     p.add_argument("--llama-cpp", type=Path, help="folder with llama-bench, instead of building it")
+    p.add_argument(
+        "--without-amx",
+        action="store_true",
+        help="build llama.cpp without AMX, with which 0.3.36 stops at an assertion for latent attention",
+    )
     p.add_argument("--candle", type=Path, help="this candle_baseline instead of building it")
     arguments = p.parse_args()
     arguments.batch_sizes = [int(size) for size in arguments.batch_sizes.split(",")]

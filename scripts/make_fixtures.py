@@ -8,12 +8,12 @@ Stages, each of which needs only what the earlier ones wrote:
 reference  tiny/NAME/: config.json, generation_config.json and model.safetensors of a random model, and
            golden.safetensors with what transformers computes for it in float32 on the CPU:
            ids [48], logits [48, vocab], hidden [4, 48, hidden] (embedding, after layers 1 and 2, final
-           norm) and greedy [40] (8 prompt tokens and 32 generated ones). qwen3_moe is drawn and computed
-           by numpy, in float64, and has no hidden.
+           norm) and greedy [40] (8 prompt tokens and 32 generated ones). qwen3_moe and mixtral are drawn and
+           computed by numpy, in float64, and have no hidden.
 gguf       tiny/NAME/NAME.TYPE.gguf, converted from the folder, and NAME.TYPE.golden.safetensors with the
            logits of a numpy forward pass over the dequantised weights of that very file.
-           f32-legacy is a file from before attn_kv_b was split in two, f32-ollama one of arch glm4moelite,
-           in which two pairs of keys have changed places.
+           f32-legacy and q8_0-legacy are files from before attn_kv_b was split in two, q8_0-ollama is one of
+           arch glm4moelite, in which two pairs of keys have changed places.
 kquant     kquant/NAME/NAME.q4_k_mix.gguf: models of width 256 with Q4_K, Q5_K, Q6_K and the type that
            stands in where a row is no multiple of 256, and their golden logits. Their float models are
            temporary.
@@ -21,7 +21,7 @@ blocks     blocks.safetensors: random bytes of every block type and the values t
 
 Versions that made the fixtures in the repository (Python 3.11); other versions may draw other weights:
 
-    torch 2.9.1, transformers 5.23.0       stages reference (but for qwen3_moe) and kquant
+    torch 2.9.1, transformers 5.23.0       stages reference (but for what numpy draws) and kquant
     xllamacpp 2026.10.11549                stage kquant, for its K-quant encoder
     gguf 0.19.0, safetensors 0.8.0, numpy 2.4.6
 
@@ -56,9 +56,10 @@ TINY_GGUF_TYPES = {
     "qwen2": ["q8_0"],
     "qwen3": [],
     "qwen3_moe": ["q8_0"],
-    "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy"],
+    "mixtral": ["q8_0"],
+    "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy"],
     "youtu": ["q8_0", "q4_0"],
-    "glm4_moe_lite": ["q8_0", "q4_0", "f32-ollama"],
+    "glm4_moe_lite": ["q8_0", "q4_0", "q8_0-ollama"],
 }
 KQUANT_MODELS = ["llama", "qwen3", "deepseek_v2_lite", "youtu", "glm4_moe_lite"]
 
@@ -66,6 +67,7 @@ KQUANT_MODELS = ["llama", "qwen3", "deepseek_v2_lite", "youtu", "glm4_moe_lite"]
 GGUF_ARCH = {
     "llama": "llama",
     "mistral": "llama",
+    "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
@@ -282,11 +284,49 @@ QWEN3_MOE_CONFIG = {
 }
 
 
-def qwen3_moe_weights(config, random):
-    """Random weights under the names of transformers."""
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
+# Two layers and four experts, which are as wide as config.json says of a network without experts.
+MIXTRAL_CONFIG = {
+    "architectures": ["MixtralForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "model_type": "mixtral",
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "vocab_size": VOCAB_SIZE,
+}
+
+# Models that numpy draws and computes, without transformers.
+NUMPY_CONFIGS = {"qwen3_moe": QWEN3_MOE_CONFIG, "mixtral": MIXTRAL_CONFIG}
+
+# What Mixtral's folders call the parts of its experts, and what the other models' do.
+MIXTRAL_NAMES = {
+    "block_sparse_moe": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+
+
+def draw_numpy_weights(config, random):
+    """Random weights under the names that Qwen 3 MoE has in transformers."""
+    hidden, head_dim = config["hidden_size"], head_dim_of(config)
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    width, num_experts = config["moe_intermediate_size"], config["num_experts"]
+    width, num_experts = width_of_experts(config), num_experts_of(config)
+    has_head_norms = config["model_type"] == "qwen3_moe"
 
     def matrix(rows, columns, std):
         return (random.standard_normal((rows, columns)) * std).astype(np.float32)
@@ -311,10 +351,13 @@ def qwen3_moe_weights(config, random):
             prefix + "self_attn.k_proj": projection(num_kv_heads * head_dim, hidden),
             prefix + "self_attn.v_proj": projection(num_kv_heads * head_dim, hidden),
             prefix + "self_attn.o_proj": projection(hidden, num_heads * head_dim),
-            prefix + "self_attn.q_norm": norm(head_dim),
-            prefix + "self_attn.k_norm": norm(head_dim),
-            prefix + "mlp.gate": projection(num_experts, hidden, ROUTER_GAIN),
         }
+        if has_head_norms:
+            weights |= {
+                prefix + "self_attn.q_norm": norm(head_dim),
+                prefix + "self_attn.k_norm": norm(head_dim),
+            }
+        weights[prefix + "mlp.gate"] = projection(num_experts, hidden, ROUTER_GAIN)
         for expert in range(num_experts):
             weights |= {
                 f"{prefix}mlp.experts.{expert}.gate_proj": projection(width, hidden),
@@ -324,19 +367,28 @@ def qwen3_moe_weights(config, random):
     return {name + ".weight": value for name, value in weights.items()}
 
 
-def make_numpy_reference(folder):
-    """Writes qwen3_moe and its golden results to `folder`, without transformers."""
-    config = QWEN3_MOE_CONFIG
+def own_name(config, name):
+    """The name of a tensor in the model's own folders."""
+    if config["model_type"] != "mixtral":
+        return name
+    theirs = {ours: theirs for theirs, ours in MIXTRAL_NAMES.items()}
+    return ".".join(theirs.get(part, part) for part in name.split("."))
+
+
+def make_numpy_reference(config, folder):
+    """Writes a model of NUMPY_CONFIGS and its golden results to `folder`."""
     random = np.random.default_rng(1234)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
-    save_file(qwen3_moe_weights(config, random), folder / "model.safetensors", {"format": "pt"})
+    weights = draw_numpy_weights(config, random)
+    weights = {own_name(config, name): value for name, value in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     ids = random.integers(3, VOCAB_SIZE, PROMPT_LEN).astype(np.int64)
     with tempfile.TemporaryDirectory() as temporary:
-        # A file of type f32 has the folder's weights and, in this architecture, its order of rows.
+        # A file of type f32 has the folder's weights.
         path = Path(temporary) / "exact.gguf"
         write_gguf(folder, path, "f32")
         logits = forward(path, ids).astype(np.float32)
@@ -379,10 +431,14 @@ ROUTER_BIAS = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
 
 
 def load_folder(folder):
-    """The config.json and the float32 tensors of a Hugging Face folder."""
+    """The config.json and the float32 tensors of a Hugging Face folder, under the names of LAYER_NAMES."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
-    return config, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+
+    def common_name(name):
+        return ".".join(MIXTRAL_NAMES.get(part, part) for part in name.split("."))
+
+    return config, {common_name(name): tensor.astype(np.float32) for name, tensor in tensors.items()}
 
 
 def interleave_rotary_rows(weight, num_heads):
@@ -420,7 +476,12 @@ def split_kv_b(config, weight):
 
 
 def num_experts_of(config):
-    return config.get("n_routed_experts") or config.get("num_experts") or 0
+    keys = ("n_routed_experts", "num_experts", "num_local_experts")
+    return next((config[key] for key in keys if config.get(key)), 0)
+
+
+def width_of_experts(config):
+    return config.get("moe_intermediate_size") or config["intermediate_size"]
 
 
 def gguf_tensors(config, tensors, variant=""):
@@ -473,7 +534,7 @@ def add_hyperparameters(writer, arch, config, variant=""):
     def f32(key, value):
         writer.add_float32(f"{arch}.{key}", float(value))
 
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config
     head_dim = head_dim_of(config)
     u32("block_count", config["num_hidden_layers"])
     u32("context_length", config["max_position_embeddings"])
@@ -489,7 +550,8 @@ def add_hyperparameters(writer, arch, config, variant=""):
     if num_experts_of(config):
         u32("expert_count", num_experts_of(config))
         u32("expert_used_count", config["num_experts_per_tok"])
-        u32("expert_feed_forward_length", config["moe_intermediate_size"])
+        if "moe_intermediate_size" in config:
+            u32("expert_feed_forward_length", config["moe_intermediate_size"])
     u32("attention.head_count_kv", config["num_key_value_heads"])
     u32("rope.dimension_count", head_dim)
     u32("attention.key_length", head_dim)
@@ -824,8 +886,8 @@ def stage_reference(out, models):
         if name not in models:
             continue
         folder = out / "tiny" / name
-        if name == "qwen3_moe":
-            make_numpy_reference(folder)
+        if name in NUMPY_CONFIGS:
+            make_numpy_reference(NUMPY_CONFIGS[name], folder)
         else:
             make_reference(name, folder)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Write a GGUF model with random weights, in seconds: for speed measurements and loading tests.
 
-The default shape is TinyLlama-1.1B's and the types are mixed the way llama.cpp's own quantiser
-mixes them, so a file made here costs an engine the same bytes and operations as a real one. Blocks
+`--shape` names a model whose shape the file gets, TinyLlama-1.1B unless told otherwise, and the types
+are mixed the way llama.cpp's own quantiser mixes them, so a file made here costs an engine the same
+bytes and operations as a real one; `--layers` cuts a model that is too large for the machine. Blocks
 are filled with random quants under scales that give every matrix the standard deviation
 1/sqrt(inputs), which keeps activations of the order of 1 through any number of layers. The
 tokenizer is a working byte-level BPE over made-up words: random ids decode to pronounceable noise.
@@ -10,11 +11,16 @@ tokenizer is a working byte-level BPE over made-up words: random ids decode to p
     pip install numpy gguf
     python scripts/random_gguf.py --type q4_k_m tinyllama-q4_k_m.gguf
     python scripts/random_gguf.py --type q8_0 --layers 4 --hidden 512 --ffn 1536 --heads 8 small.gguf
+    python scripts/random_gguf.py --type q4_0 --shape deepseek-v2-lite v2-lite-q4_0.gguf
 """
 
+from __future__ import annotations
+
 import argparse
+import dataclasses
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -51,6 +57,72 @@ FILE_TYPES = {
 }
 # What a type becomes when a row is no multiple of its 256-value super-block.
 NARROW = {T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention over a latent row: DeepSeek 2 and its relatives."""
+
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    q_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Layers of experts, behind the first ones, which are dense."""
+
+    num: int
+    per_token: int
+    ffn: int
+    dense_layers: int = 0
+    shared: int = 0
+    sigmoid: bool = False
+    normalize: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    arch: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+    context: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    tied: bool = False
+    eps: float = 1e-6
+    theta: float = 10000.0
+    yarn: bool = False
+    qk_norm: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
+
+
+SHAPES = {
+    "tinyllama": Shape("llama", 22, 2048, 5632, 32, 32000, 2048, kv_heads=4, eps=1e-5),
+    "youtu-2b": Shape(
+        "deepseek2", 32, 2048, 6144, 16, 128256, 131072, tied=True, theta=1.6e6, latent=Latent(512, 128, 64, 128, 1536)
+    ),
+    "deepseek-v2-lite": Shape(
+        "deepseek2", 27, 2048, 10944, 16, 102400, 163840, yarn=True, latent=Latent(512, 128, 64, 128),
+        experts=Experts(64, 6, 1408, dense_layers=1, shared=2),
+    ),
+    "glm-4.7-flash": Shape(
+        "deepseek2", 47, 2048, 10240, 20, 154880, 202752, eps=1e-5, theta=1e6, latent=Latent(512, 192, 64, 256, 768),
+        experts=Experts(64, 4, 1536, dense_layers=1, shared=1, sigmoid=True, normalize=True, scale=1.8),
+    ),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", 48, 2048, 6144, 32, 151936, 40960, kv_heads=4, head_dim=128, theta=1e6, qk_norm=True,
+        experts=Experts(128, 8, 768),
+    ),
+}
 
 # Rows are drawn from a pool of this many random bytes at random offsets: drawing two gigabytes of
 # fresh random numbers would take longer than writing them.
@@ -157,24 +229,54 @@ def random_matrix(kind, rows, columns, sigma, source):
     return blocks.reshape(rows, columns // per_block * bytes_per_block)
 
 
-def tensor_plan(args):
-    """(name, type, rows, columns, standard deviation) of every tensor; columns 0 means a norm."""
-    most, head, more = MIXES[args.type]
-    hidden, ffn, layers = args.hidden, args.ffn, args.layers
-    head_dim = args.head_dim or hidden // args.heads
-    q_dim, kv_dim = args.heads * head_dim, args.kv_heads * head_dim
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the file, `[rows, columns]` or `[matrices, rows, columns]`; a vector is ones without a deviation."""
 
-    def matrix(name, kind, rows, columns, gain=1.0):
-        if columns % gguf.GGML_QUANT_SIZES[kind][0]:
-            kind = NARROW.get(kind, T.F16)
-        if columns % gguf.GGML_QUANT_SIZES[kind][0]:
-            kind = T.F16
-        return (name, kind, rows, columns, gain / columns**0.5)
+    name: str
+    kind: T
+    shape: tuple
+    sigma: float = 0.0
 
-    yield matrix("token_embd.weight", most, args.vocab, hidden, hidden**0.5)
-    if not args.tied:
-        yield matrix("output.weight", head, args.vocab, hidden)
-    yield ("output_norm.weight", T.F32, hidden, 0, 0.0)
+    def num_bytes(self):
+        per_block, bytes_per_block = gguf.GGML_QUANT_SIZES[self.kind]
+        return int(np.prod(self.shape)) // per_block * bytes_per_block
+
+    def data(self, source):
+        if len(self.shape) == 1:
+            return source.normal(*self.shape) * np.float32(self.sigma) if self.sigma else np.ones(self.shape, np.float32)
+        *matrices, rows, columns = self.shape
+        if not matrices:
+            return random_matrix(self.kind, rows, columns, self.sigma, source)
+        # The experts of a layer are windows, of whole rows, of a few matrices: making them all would take minutes.
+        windows = min(matrices[0], 8)
+        pool = random_matrix(self.kind, rows * windows, columns, self.sigma, source)
+        starts = source.rng.integers(0, rows * (windows - 1) + 1, matrices[0])
+        return np.stack([pool[start : start + rows] for start in starts])
+
+
+def vector(name, length, sigma=0.0):
+    return Tensor(name, T.F32, (length,), sigma)
+
+
+def matrix(name, kind, *shape, sigma=None, gain=1.0):
+    columns = shape[-1]
+    for fallback in (NARROW.get(kind, T.F16), T.F16):
+        if columns % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = fallback
+    return Tensor(name, kind, shape, (sigma or columns**-0.5) * gain)
+
+
+def tensors(shape, mix):
+    most, head, more = MIXES[mix]
+    hidden, layers = shape.hidden, shape.layers
+    # A tied embedding is the head as well: small, or a token would predict itself.
+    if shape.tied:
+        yield matrix("token_embd.weight", head, shape.vocab, hidden)
+    else:
+        yield matrix("token_embd.weight", most, shape.vocab, hidden, sigma=1.0)
+        yield matrix("output.weight", head, shape.vocab, hidden)
+    yield vector("output_norm.weight", hidden)
     for i in range(layers):
         eighth = layers // 8
         extra = i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2
@@ -182,15 +284,58 @@ def tensor_plan(args):
         # Two additions a layer to the residual stream: damped so that its size stays of the order of 1.
         damped = (2 * layers) ** -0.5
         p = f"blk.{i}."
-        yield (p + "attn_norm.weight", T.F32, hidden, 0, 0.0)
+        yield vector(p + "attn_norm.weight", hidden)
+        if shape.latent:
+            yield from latent_attention(p, shape, most, damped)
+        else:
+            yield from attention(p, shape, most, important, damped)
+        yield vector(p + "ffn_norm.weight", hidden)
+        experts = shape.experts
+        if experts and i >= experts.dense_layers:
+            yield matrix(p + "ffn_gate_inp.weight", T.F32, experts.num, hidden)
+            if experts.sigmoid:
+                yield vector(p + "exp_probs_b.bias", experts.num, 0.05)
+            yield from feed_forward(p, "_exps", (experts.num,), hidden, experts.ffn, most, important, damped)
+            if experts.shared:
+                width = experts.shared * experts.ffn
+                yield from feed_forward(p, "_shexp", (), hidden, width, most, important, damped)
+        else:
+            yield from feed_forward(p, "", (), hidden, shape.ffn, most, important, damped)
+
+
+def attention(p, shape, most, important, damped):
+    hidden, head_dim = shape.hidden, shape.head_dim
+    q_dim, kv_dim = shape.heads * head_dim, shape.kv_heads * head_dim
+    yield matrix(p + "attn_q.weight", most, q_dim, hidden)
+    yield matrix(p + "attn_k.weight", most, kv_dim, hidden)
+    yield matrix(p + "attn_v.weight", important, kv_dim, hidden)
+    if shape.qk_norm:
+        yield vector(p + "attn_q_norm.weight", head_dim)
+        yield vector(p + "attn_k_norm.weight", head_dim)
+    yield matrix(p + "attn_output.weight", most, hidden, q_dim, gain=damped)
+
+
+def latent_attention(p, shape, most, damped):
+    hidden, heads, latent = shape.hidden, shape.heads, shape.latent
+    q_dim = heads * (latent.nope + latent.rope)
+    if latent.q_rank:
+        yield matrix(p + "attn_q_a.weight", most, latent.q_rank, hidden)
+        yield vector(p + "attn_q_a_norm.weight", latent.q_rank)
+        yield matrix(p + "attn_q_b.weight", most, q_dim, latent.q_rank)
+    else:
         yield matrix(p + "attn_q.weight", most, q_dim, hidden)
-        yield matrix(p + "attn_k.weight", most, kv_dim, hidden)
-        yield matrix(p + "attn_v.weight", important, kv_dim, hidden)
-        yield matrix(p + "attn_output.weight", most, hidden, q_dim, damped)
-        yield (p + "ffn_norm.weight", T.F32, hidden, 0, 0.0)
-        yield matrix(p + "ffn_gate.weight", most, ffn, hidden)
-        yield matrix(p + "ffn_up.weight", most, ffn, hidden)
-        yield matrix(p + "ffn_down.weight", important, hidden, ffn, damped)
+    yield matrix(p + "attn_kv_a_mqa.weight", most, latent.rank + latent.rope, hidden)
+    yield vector(p + "attn_kv_a_norm.weight", latent.rank)
+    # Transposed in the file: a key is made of the latent row.
+    yield matrix(p + "attn_k_b.weight", most, heads, latent.rank, latent.nope, sigma=latent.rank**-0.5)
+    yield matrix(p + "attn_v_b.weight", most, heads, latent.value, latent.rank)
+    yield matrix(p + "attn_output.weight", most, hidden, heads * latent.value, gain=damped)
+
+
+def feed_forward(p, suffix, stack, hidden, ffn, most, important, damped):
+    yield matrix(p + f"ffn_gate{suffix}.weight", most, *stack, ffn, hidden)
+    yield matrix(p + f"ffn_up{suffix}.weight", most, *stack, ffn, hidden)
+    yield matrix(p + f"ffn_down{suffix}.weight", important, *stack, hidden, ffn, gain=damped)
 
 
 def vocabulary(size):
@@ -230,27 +375,31 @@ def vocabulary(size):
     return tokens, types, merges
 
 
-def write(path, args):
-    source = Source(args.seed)
-    head_dim = args.head_dim or args.hidden // args.heads
-    w = gguf.GGUFWriter(str(path), "llama")
+def write_metadata(w, shape, mix):
     w.add_type("model")
-    w.add_name(f"random-{args.type}")
-    w.add_file_type(FILE_TYPES[args.type])
+    w.add_name(f"random-{mix}")
+    w.add_file_type(FILE_TYPES[mix])
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    w.add_block_count(args.layers)
-    w.add_context_length(args.context)
-    w.add_embedding_length(args.hidden)
-    w.add_feed_forward_length(args.ffn)
-    w.add_head_count(args.heads)
-    w.add_head_count_kv(args.kv_heads)
-    w.add_key_length(head_dim)
-    w.add_value_length(head_dim)
-    w.add_rope_dimension_count(head_dim)
-    w.add_rope_freq_base(10000.0)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_vocab_size(args.vocab)
-    tokens, types, merges = vocabulary(args.vocab)
+    w.add_block_count(shape.layers)
+    w.add_context_length(shape.context)
+    w.add_embedding_length(shape.hidden)
+    w.add_feed_forward_length(shape.ffn)
+    w.add_head_count(shape.heads)
+    w.add_layer_norm_rms_eps(shape.eps)
+    w.add_vocab_size(shape.vocab)
+    w.add_rope_freq_base(shape.theta)
+    if shape.latent:
+        write_latent_metadata(w, shape)
+    else:
+        w.add_head_count_kv(shape.kv_heads)
+        w.add_key_length(shape.head_dim)
+        w.add_value_length(shape.head_dim)
+        w.add_rope_dimension_count(shape.head_dim)
+    if experts := shape.experts:
+        w.add_expert_count(experts.num)
+        w.add_expert_used_count(experts.per_token)
+        w.add_expert_feed_forward_length(experts.ffn)
+    tokens, types, merges = vocabulary(shape.vocab)
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("llama-bpe")
     w.add_token_list(tokens)
@@ -261,21 +410,48 @@ def write(path, args):
     w.add_unk_token_id(0)
     w.add_add_bos_token(True)
 
-    plan = list(tensor_plan(args))
-    for name, kind, rows, columns, _ in plan:
-        per_block, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]
-        shape = (rows, columns) if columns else (rows,)
-        count = rows * (columns or 1)
+
+def write_latent_metadata(w, shape):
+    latent, experts = shape.latent, shape.experts
+    # Lengths are those of the row in the cache, the ones with `_mla` those of heads.
+    w.add_head_count_kv(1)
+    w.add_key_length(latent.rank + latent.rope)
+    w.add_value_length(latent.rank)
+    w.add_key_length_mla(latent.nope + latent.rope)
+    w.add_value_length_mla(latent.value)
+    w.add_kv_lora_rank(latent.rank)
+    w.add_rope_dimension_count(latent.rope)
+    # llama.cpp takes a model of other depths than these for one with queries of low rank unless told so.
+    if latent.q_rank or shape.layers not in (26, 27):
+        w.add_q_lora_rank(latent.q_rank)
+    if shape.yarn:
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(40.0)
+        w.add_rope_scaling_orig_ctx_len(4096)
+        w.add_rope_scaling_yarn_log_mul(0.0707)
+    w.add_leading_dense_block_count(experts.dense_layers if experts else shape.layers)
+    w.add_expert_shared_count(experts.shared if experts else 0)
+    if experts:
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if experts.sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+        w.add_expert_weights_scale(experts.scale)
+        w.add_expert_weights_norm(experts.normalize)
+    else:
+        w.add_expert_feed_forward_length(shape.ffn)
+
+
+def write(path, shape, mix, seed):
+    source = Source(seed)
+    w = gguf.GGUFWriter(str(path), shape.arch)
+    write_metadata(w, shape, mix)
+    plan = list(tensors(shape, mix))
+    for tensor in plan:
         # A shape in values, so no conversion from bytes: the dtype given is only a stand-in.
-        w.add_tensor_info(name, shape, np.dtype(np.float32), count // per_block * bytes_per_block, raw_dtype=kind)
+        w.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes(), raw_dtype=tensor.kind)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
-    for _, kind, rows, columns, sigma in plan:
-        if columns:
-            w.write_tensor_data(random_matrix(kind, rows, columns, sigma, source))
-        else:
-            w.write_tensor_data(np.ones(rows, dtype=np.float32))
+    for tensor in plan:
+        w.write_tensor_data(tensor.data(source))
     w.close()
 
 
@@ -283,34 +459,48 @@ def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("output", type=Path, help="the .gguf file to write")
     p.add_argument("--type", choices=MIXES, default="q4_k_m", help="type mix (default %(default)s)")
-    p.add_argument("--layers", type=int, default=22)
-    p.add_argument("--hidden", type=int, default=2048)
-    p.add_argument("--ffn", type=int, default=5632)
-    p.add_argument("--heads", type=int, default=32)
-    p.add_argument("--kv-heads", type=int, help="default: 4, or the number of heads if that is smaller")
-    p.add_argument("--head-dim", type=int, help="default: hidden / heads")
-    p.add_argument("--vocab", type=int, default=32000)
-    p.add_argument("--context", type=int, default=2048, help="context length in the metadata")
-    p.add_argument("--tied", action="store_true", help="no output matrix: the embedding serves as the head")
+    p.add_argument("--shape", choices=SHAPES, default="tinyllama", help="whose shape (default %(default)s)")
+    given = p.add_argument_group("instead of the shape's own")
+    given.add_argument("--layers", type=int)
+    given.add_argument("--hidden", type=int)
+    given.add_argument("--ffn", type=int, help="width of dense feed-forward networks")
+    given.add_argument("--heads", type=int)
+    given.add_argument("--kv-heads", type=int)
+    given.add_argument("--head-dim", type=int)
+    given.add_argument("--vocab", type=int)
+    given.add_argument("--context", type=int, help="context length in the metadata")
+    given.add_argument("--tied", action="store_const", const=True, help="no output matrix: the embedding is the head")
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args(argv)
-    args.kv_heads = args.kv_heads or min(4, args.heads)
-    for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "context"):
-        if getattr(args, name) < 1:
+    shape = SHAPES[args.shape]
+    names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    for name in ("kv_heads", "head_dim"):
+        if shape.latent and name in changes:
+            p.error(f"--{name.replace('_', '-')} means nothing for {args.shape}, whose cache has no heads")
+    for name, value in changes.items():
+        if value < 1:
             p.error(f"--{name.replace('_', '-')} must be at least 1")
-    if args.vocab < 259:
-        p.error(f"--vocab {args.vocab} is below 259: the 256 bytes and 3 control tokens need their ids")
-    if args.heads % args.kv_heads:
-        p.error(f"--heads {args.heads} is no multiple of --kv-heads {args.kv_heads}")
-    if args.head_dim is None and args.hidden % args.heads:
-        p.error(f"--hidden {args.hidden} is no multiple of --heads {args.heads}: give --head-dim")
-    return args
+    shape = dataclasses.replace(shape, **changes)
+    if not shape.latent:
+        if "kv_heads" not in changes:
+            shape = dataclasses.replace(shape, kv_heads=min(shape.kv_heads, shape.heads))
+        if not shape.head_dim and shape.hidden % shape.heads:
+            p.error(f"--hidden {shape.hidden} is no multiple of --heads {shape.heads}: give --head-dim")
+        shape = dataclasses.replace(shape, head_dim=shape.head_dim or shape.hidden // shape.heads)
+        if shape.heads % shape.kv_heads:
+            p.error(f"--heads {shape.heads} is no multiple of --kv-heads {shape.kv_heads}")
+    if shape.vocab < 259:
+        p.error(f"--vocab {shape.vocab} is below 259: the 256 bytes and 3 control tokens need their ids")
+    if shape.experts and shape.layers <= shape.experts.dense_layers:
+        p.error(f"--layers {shape.layers} leaves no layer with experts: {shape.experts.dense_layers} are dense")
+    return args, shape
 
 
 def main():
-    args = parse(sys.argv[1:])
+    args, shape = parse(sys.argv[1:])
     start = time.monotonic()
-    write(args.output, args)
+    write(args.output, shape, args.type, args.seed)
     size = args.output.stat().st_size / 1e6
     print(f"{args.output}: {size:.0f} MB in {time.monotonic() - start:.1f} s", file=sys.stderr)
 

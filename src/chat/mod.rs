@@ -21,6 +21,10 @@ pub use self::answer::{
 };
 pub use self::template::ChatTemplate;
 
+/// The variables that templates have for reasoning, true if the model may: Qwen's, GLM's and Youtu's, and that of
+/// later DeepSeek models and Granite.
+const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
@@ -127,6 +131,35 @@ impl Chat {
     #[must_use]
     pub fn uses_tools(&self) -> bool {
         self.tool_use.is_some() || self.template.uses("tools")
+    }
+
+    /// The variables of the template with which the model answers without reasoning first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the template writes the same prompt with and without each of those that
+    /// templates are known to have.
+    pub fn variables_without_reasoning(&self) -> Result<Map<String, Value>> {
+        let render = |name: &str, value: bool| {
+            let variables = Map::from_iter([(name.to_owned(), value.into())]);
+            self.render(&[Message::new("user", "?")], &ChatOptions { variables, ..ChatOptions::default() })
+        };
+        let mut found = Map::new();
+        for name in REASONING_SWITCHES {
+            if render(name, true)? != render(name, false)? {
+                found.insert(name.to_owned(), false.into());
+            }
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the chat template has no switch for reasoning: it writes the same prompt with and without {}",
+                REASONING_SWITCHES.join(" and ")
+            ),
+        )
+        .with_hint("leave --no-thinking out, or tell the model with --system what its makers say"))
     }
 
     /// The prompt as text, for people to read. In this form a message that spells a special token cannot

@@ -100,6 +100,33 @@ fn known_formats() {
 }
 
 #[test]
+fn reasoning_is_switched_off_where_the_template_has_a_switch() {
+    let chat = |source: &str| {
+        let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
+        Chat::new(&tokenizer).unwrap()
+    };
+    for name in ["chatml", "glm", "youtu"] {
+        let chat = chat(&source(name));
+        let variables = chat.variables_without_reasoning().unwrap();
+        assert_eq!(variables, with("enable_thinking", json!(false)).variables, "{name}");
+        let options = ChatOptions { variables, ..ChatOptions::default() };
+        let prompt = chat.render(&conversation(), &options).unwrap();
+        assert_eq!(PromptEnd::of(&prompt), PromptEnd::AfterReasoning, "{name}");
+    }
+    let later = "{{ messages[0].content }}{% if thinking %}<think>{% else %}</think>{% endif %}";
+    let variables = chat(later).variables_without_reasoning().unwrap();
+    assert_eq!(variables, with("thinking", json!(false)).variables);
+    // One that names the variable and does nothing with it has no switch.
+    let idle = "{% if enable_thinking %}{% endif %}{{ messages[0].content }}";
+    for source in [source("deepseek"), source("zephyr"), idle.to_owned()] {
+        let error = chat(&source).variables_without_reasoning().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("enable_thinking"), "{error}");
+        assert!(error.hint().unwrap().contains("--no-thinking"));
+    }
+}
+
+#[test]
 fn bos_comes_exactly_once() {
     for (name, template) in [("zephyr", source("zephyr")), ("deepseek", source("deepseek"))] {
         let tokenizer = tokenizer(Some(&template), &["<s>", "</s>"], true);

@@ -20,7 +20,7 @@ use tinyvllm::weights::Quantization;
 use super::bench::BenchArgs;
 use super::serve::ServeArgs;
 use super::top::TopArgs;
-use super::value::{LogitBias, TokenIds, parse_bytes, parse_cpu_level, parse_value};
+use super::value::{LogitBias, TokenIds, parse_bandwidth, parse_bytes, parse_cpu_level, parse_value};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +91,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Download a model and print where it is
     Pull(PullArgs),
-    /// Show what a model is and the memory it needs, without loading it
+    /// Show what a model is, the memory it needs and its speed limit
     Info(Box<InfoArgs>),
     /// Compare logits and greedy tokens with a reference file
     Verify(Box<VerifyArgs>),
@@ -389,6 +389,15 @@ pub(crate) struct TemplateArgs {
     pub(crate) chat_template: Option<PathBuf>,
 }
 
+/// Whether a model that can reason before it answers does.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Prompt")]
+pub(crate) struct ThinkingArgs {
+    /// Have the model answer without reasoning first, where its chat template has a switch for it
+    #[arg(long)]
+    pub(crate) no_thinking: bool,
+}
+
 /// The system message.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
@@ -408,6 +417,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) template: TemplateArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -429,10 +440,10 @@ pub(crate) struct PromptArgs {
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Vec<String>,
     /// Token ids such as 5,6,7 instead of text; several run as one batch
-    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system"])]
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system", "no_thinking"])]
     pub(crate) prompt_ids: Vec<TokenIds>,
     /// Continue the text as it is, without the chat template
-    #[arg(long, conflicts_with = "system")]
+    #[arg(long, conflicts_with_all = ["system", "no_thinking"])]
     pub(crate) raw: bool,
 }
 
@@ -462,6 +473,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -488,6 +501,9 @@ pub(crate) struct InfoArgs {
     /// One JSON object instead of lines
     #[arg(long)]
     pub(crate) json: bool,
+    /// GB/s that memory is read with, to tell the limit of another machine [default: measured]
+    #[arg(long, value_name = "GB/S", value_parser = parse_bandwidth)]
+    pub(crate) memory_bandwidth: Option<f64>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! `tinyvllm bench`: tokens per second, and how much of the machine's memory bandwidth they use.
 //!
-//! Generating a token reads every weight once, so on most machines memory decides the speed. A number
+//! Generating a token reads every weight that it goes through once, so on most machines memory decides the speed. A number
 //! of tokens per second says little by itself; beside the measured bandwidth it says what is left.
 
 mod measure;
@@ -184,13 +184,12 @@ fn measure_all(
     }
     let peak_memory_bytes = peak_memory_bytes();
     let bytes_per_second = measure_read_bandwidth(llm.context());
-    let bytes = BytesRead {
-        weights_per_step: llm.weight_bytes_per_token(),
-        kv_per_position: kv_bytes_per_token as u64,
-    };
+    let traffic = llm.weight_traffic();
+    let kv_per_position = kv_bytes_per_token as u64;
     let generations = generations
         .into_iter()
         .map(|(batch_size, context_len, runs)| {
+            let bytes = BytesRead { weights_per_step: traffic.bytes_per_step(batch_size), kv_per_position };
             generation_result(&runs, batch_size, context_len, plan.output_len, bytes, bytes_per_second)
         })
         .collect();
@@ -202,8 +201,8 @@ fn measure_all(
         load_seconds: llm.load_time().as_secs_f64(),
         peak_memory_bytes,
         memory_bandwidth: bytes_per_second,
-        weight_bytes_per_step: bytes.weights_per_step,
-        kv_bytes_per_token: bytes.kv_per_position,
+        weight_bytes_per_step: traffic.bytes_per_step(1),
+        kv_bytes_per_token: kv_per_position,
         prompts,
         generations,
     })

@@ -8,17 +8,18 @@ use anyhow::Context as _;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Behavior, Config, Editor};
-use tinyvllm::chat::{ChatOptions, Conversation};
+use tinyvllm::chat::{AnswerFormat, Chat, ChatOptions, Conversation};
 use tinyvllm::engine::FinishReason;
-use tinyvllm::llm::{Llm, LlmOptions};
+use tinyvllm::llm::{Llm, LlmOptions, TextStream};
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, ErrorKind};
 
-use super::args::{ChatArgs, ModelArgs, SamplingArgs, SystemArgs};
+use super::answer::AnswerRender;
+use super::args::{ChatArgs, ModelArgs, SamplingArgs, SystemArgs, ThinkingArgs};
 use super::console::{Console, print_error};
 use super::interrupt::Interrupt;
-use super::load::{chat_config, load, merge_model};
-use super::render::{TextRender, render_request};
+use super::load::{chat_config, chat_options, load, merge_model};
+use super::render::render_request;
 use super::timings::Summary;
 
 const HELP: &str = "\
@@ -34,7 +35,7 @@ Ctrl-C   stop the answer";
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
     let options = LlmOptions { chat: chat_config(&args.template)?, ..args.engine.options() };
-    chat(&model, &options, &args.sampling, &args.system, Console::new(args.messages))
+    chat(&model, &options, &args.sampling, &args.system, args.thinking, Console::new(args.messages))
 }
 
 /// Chats until the user leaves.
@@ -47,17 +48,20 @@ pub(crate) fn chat(
     options: &LlmOptions,
     sampling: &SamplingArgs,
     system: &SystemArgs,
+    thinking: ThinkingArgs,
     console: Console,
 ) -> anyhow::Result<ExitCode> {
     let params = sampling.params();
     params.validate(usize::MAX)?;
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
-    if !llm.has_chat_template() {
+    let Some(format) = llm.chat().map(Chat::answer_format) else {
         return Err(Error::new(ErrorKind::Unsupported, "the model has no chat template, so it cannot chat")
             .with_hint("let it continue a text with --raw --prompt TEXT")
             .into());
-    }
+    };
+    let answers =
+        Answers { llm: &llm, format, options: chat_options(&llm, thinking)?, params, interrupt, console };
     let mut input = Input::open(console)?;
     let mut conversation = Conversation::new(system.system.clone());
     while let Some(line) = input.next_line()? {
@@ -74,7 +78,7 @@ pub(crate) fn chat(
             }
             Entry::Question(question) => {
                 conversation.push_user(question);
-                answer(&llm, &mut conversation, &params, &interrupt, console)?;
+                answers.answer(&mut conversation)?;
             }
         }
     }
@@ -82,61 +86,68 @@ pub(crate) fn chat(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Answers the last message, or takes it back and says why it could not be answered.
-fn answer(
-    llm: &Llm,
-    conversation: &mut Conversation,
-    params: &SamplingParams,
-    interrupt: &Interrupt,
+/// What answers are made with.
+struct Answers<'a> {
+    llm: &'a Llm,
+    format: AnswerFormat,
+    options: ChatOptions,
+    params: SamplingParams,
+    interrupt: Interrupt,
     console: Console,
-) -> anyhow::Result<()> {
-    let request = llm
-        .encode_chat(conversation.messages(), &ChatOptions::default())
-        .and_then(|prompt| Ok((llm.submit(prompt.clone(), params.clone())?, prompt)));
-    let (stream, prompt) = match request {
-        Ok(request) => request,
-        Err(error) => {
-            conversation.pop();
-            let error = match error.kind() {
-                ErrorKind::ContextLength => error.with_hint("make room with /reset"),
-                _ => error,
-            };
-            print_error(&error.into());
-            return Ok(());
-        }
-    };
-    let guard = interrupt.guard(vec![stream.abort_handle()]);
-    let mut text = String::new();
-    let events = stream.inspect(|event| {
-        if let tinyvllm::llm::TextEvent::Delta { text: delta, .. } = event {
-            text.push_str(delta);
-        }
-    });
-    let mut output = TextRender::new(io::stdout(), Vec::new(), true);
-    let outcomes = render_request(events, 1, (0, &prompt), &mut output)?;
-    drop(guard);
-    let mut summary = Summary::default();
-    for finished in outcomes {
-        summary.add(finished.stats);
-        match finished.reason {
-            FinishReason::Error => {
-                let message = finished.error.unwrap_or_default();
-                print_error(&Error::internal(format!("the answer failed: {message}")).into());
+}
+
+impl Answers<'_> {
+    /// Answers the last message, or takes it back and says why it could not be answered.
+    fn answer(&self, conversation: &mut Conversation) -> anyhow::Result<()> {
+        let Self { llm, format, console, .. } = self;
+        let (stream, prompt) = match self.submit(conversation) {
+            Ok(request) => request,
+            Err(error) => {
+                conversation.pop();
+                let error = match error.kind() {
+                    ErrorKind::ContextLength => error.with_hint("make room with /reset"),
+                    _ => error,
+                };
+                print_error(&error.into());
+                return Ok(());
             }
-            FinishReason::Length => console.note("(the answer ends here: its limit of tokens is reached)"),
-            FinishReason::Abort => console.note("(stopped)"),
-            FinishReason::Stop => {}
+        };
+        let guard = self.interrupt.guard(vec![stream.abort_handle()]);
+        let mut output = AnswerRender::new(io::stdout(), *format, llm.prompt_end(&prompt));
+        let outcomes = render_request(stream, 1, (0, &prompt), &mut output)?;
+        drop(guard);
+        let mut summary = Summary::default();
+        for finished in outcomes {
+            summary.add(finished.stats);
+            match finished.reason {
+                FinishReason::Error => {
+                    let message = finished.error.unwrap_or_default();
+                    print_error(&Error::internal(format!("the answer failed: {message}")).into());
+                }
+                FinishReason::Length => {
+                    console.note("(the answer ends here: its limit of tokens is reached)");
+                }
+                FinishReason::Abort => console.note("(stopped)"),
+                FinishReason::Stop => {}
+            }
+            console.detail(summary.line(finished.stats.decode_time));
         }
-        console.detail(summary.line(finished.stats.decode_time));
+        // Half an answer is still what the model said; a question without any answer is taken back, because
+        // templates want the roles to alternate. What was reasoned is not repeated: models are trained without it.
+        match output.into_content() {
+            content if content.is_empty() => {
+                conversation.pop();
+            }
+            content => conversation.push_assistant(content),
+        }
+        Ok(())
     }
-    // Half an answer is still what the model said; a question without any answer is taken back, because
-    // templates want the roles to alternate.
-    if text.is_empty() {
-        conversation.pop();
-    } else {
-        conversation.push_assistant(text);
+
+    fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
+        let prompt = self.llm.encode_chat(conversation.messages(), &self.options)?;
+        let visible_special = self.llm.visible_special(self.format);
+        Ok((self.llm.submit_with(prompt.clone(), self.params.clone(), visible_special)?, prompt))
     }
-    Ok(())
 }
 
 /// What a line means.

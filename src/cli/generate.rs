@@ -68,7 +68,8 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     let task = choose_task(args, caller, console)?;
     let options = LlmOptions { chat: load::chat_config(&args.template)?, ..args.engine.options() };
     if task == Task::Chat {
-        return chat::chat(&args.model, &options, &args.sampling, &args.system, console);
+        let (model, sampling) = (&args.model, &args.sampling);
+        return chat::chat(model, &options, sampling, &args.system, args.thinking, console);
     }
     let interrupt = Interrupt::install()?;
     let llm = load::load(&args.model, &options, console)?;
@@ -199,16 +200,18 @@ fn encode(
     let is_raw = is_raw || args.prompt.raw;
     let has_text = prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
     // A system message without a template is an error that `encode_chat` makes; a prompt alone is not.
-    let uses_template = !is_raw && (llm.has_chat_template() || system.is_some());
+    let uses_template = !is_raw && (llm.has_chat_template() || system.is_some() || args.thinking.no_thinking);
     if has_text && !is_raw && !uses_template && llm.tokenizer().is_some() {
         console.note("the model has no chat template: it continues the prompt as it is");
     }
+    let options =
+        if uses_template { load::chat_options(llm, args.thinking)? } else { ChatOptions::default() };
     let encode = |prompt: &Prompt| match prompt {
         Prompt::Ids(ids) => Ok(ids.clone()),
         Prompt::Text(text) if uses_template => {
             let system = system.map(|text| Message::new("system", text));
             let messages: Vec<_> = system.into_iter().chain([Message::new("user", text)]).collect();
-            llm.encode_chat(&messages, &ChatOptions::default())
+            llm.encode_chat(&messages, &options)
         }
         Prompt::Text(text) => llm.encode_raw(text),
     };

@@ -1,4 +1,5 @@
-//! `tinyvllm info`: what a model is and the memory it needs, from its headers alone.
+//! `tinyvllm info`: what a model is, the memory it needs and how fast this machine could run it, from its headers
+//! alone.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -10,7 +11,7 @@ use tinyvllm::llm::{Llm, ModelReport};
 use super::args::InfoArgs;
 use super::console::Console;
 use super::load::{merge_model, resolve};
-use super::value::human_bytes;
+use super::value::{human_bytes, human_count};
 
 /// Prints the report.
 ///
@@ -22,12 +23,31 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     options.open_device()?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
-    let text = if args.json { format!("{}\n", to_json(&report)) } else { to_text(&report) };
+    let bandwidth = match args.memory_bandwidth {
+        Some(given) => Some(Bandwidth { bytes_per_second: given, source: "given" }),
+        None => options
+            .measure_read_bandwidth()?
+            .map(|measured| Bandwidth { bytes_per_second: measured, source: "measured, reading" }),
+    };
+    let text = match args.json {
+        true => format!("{}\n", to_json(&report, bandwidth)),
+        false => to_text(&report, bandwidth),
+    };
     io::stdout().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn to_text(report: &ModelReport) -> String {
+/// Sequences that generate at once, for which the limit is told.
+const BATCH_SIZES: [usize; 2] = [1, 8];
+
+/// How fast memory is read.
+#[derive(Debug, Clone, Copy)]
+struct Bandwidth {
+    bytes_per_second: f64,
+    source: &'static str,
+}
+
+fn to_text(report: &ModelReport, bandwidth: Option<Bandwidth>) -> String {
     let mut text = String::new();
     let mut section = |title: &str, lines: &[(String, String)]| {
         // Writing to a string cannot fail.
@@ -81,10 +101,47 @@ fn to_text(report: &ModelReport) -> String {
         Err(why) => memory.push(line("does not fit", why.clone())),
     }
     section("memory", &memory);
+    section("generation", &generation_lines(report, bandwidth));
     text
 }
 
-fn to_json(report: &ModelReport) -> Value {
+/// What a step reads, and how many tokens a second that leaves at most.
+fn generation_lines(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Vec<(String, String)> {
+    let traffic = &report.traffic;
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let mut lines = vec![
+        ("parameters".to_owned(), human_count(traffic.num_parameters)),
+        ("active for a token".to_owned(), human_count(traffic.num_active_parameters())),
+        ("weights read for a token".to_owned(), megabytes(traffic.bytes_per_step(1))),
+        ("  attention".to_owned(), megabytes(traffic.attention_bytes)),
+        ("  feed-forward".to_owned(), megabytes(traffic.feed_forward_bytes)),
+    ];
+    if let Some(experts) = traffic.experts {
+        let (chosen, all) = (experts.num_experts_per_tok, experts.num_experts);
+        let read = megabytes(experts.bytes_per_step(1));
+        lines.push(("  experts".to_owned(), format!("{read}, {chosen} of {all}")));
+    }
+    lines.push(("  head".to_owned(), megabytes(traffic.head_bytes)));
+    let Some(Bandwidth { bytes_per_second, source }) = bandwidth else {
+        let way_out = "not measured on this device; give --memory-bandwidth for its limit";
+        lines.push(("memory bandwidth".to_owned(), way_out.to_owned()));
+        return lines;
+    };
+    lines.push(("memory bandwidth".to_owned(), format!("{:.1} GB/s ({source})", bytes_per_second / 1e9)));
+    let context_len = report.usual_context_len();
+    for batch_size in BATCH_SIZES {
+        let name = match batch_size {
+            1 => "limit of 1 sequence".to_owned(),
+            _ => format!("limit of {batch_size} at once"),
+        };
+        let rate = report.bandwidth_limit(bytes_per_second, batch_size, context_len);
+        let bytes = megabytes(report.bytes_per_step(batch_size, context_len));
+        lines.push((name, format!("{rate:.1} tokens/s, {bytes} a step behind {context_len} tokens each")));
+    }
+    lines
+}
+
+fn to_json(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Value {
     let config: Map<_, _> =
         report.config.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
     let types: Vec<_> = report
@@ -111,11 +168,36 @@ fn to_json(report: &ModelReport) -> Value {
         }),
         Err(why) => json!({ "error": why }),
     };
+    let traffic = &report.traffic;
+    let context_len = report.usual_context_len();
+    let limits: Vec<_> = BATCH_SIZES
+        .into_iter()
+        .map(|batch_size| {
+            json!({
+                "batch_size": batch_size,
+                "context_len": context_len,
+                "bytes_per_step": report.bytes_per_step(batch_size, context_len),
+                "tokens_per_second": bandwidth
+                    .map(|memory| report.bandwidth_limit(memory.bytes_per_second, batch_size, context_len)),
+            })
+        })
+        .collect();
     json!({
         "name": report.name,
         "architecture": report.architecture,
         "config": config,
         "weight_types": types,
+        "num_parameters": traffic.num_parameters,
+        "num_active_parameters": traffic.num_active_parameters(),
+        "weight_bytes_per_token": {
+            "attention": traffic.attention_bytes,
+            "feed_forward": traffic.feed_forward_bytes,
+            "experts": traffic.experts.map_or(0, |experts| experts.bytes_per_step(1)),
+            "head": traffic.head_bytes,
+            "total": traffic.bytes_per_step(1),
+        },
+        "memory_bandwidth": bandwidth.map(|memory| memory.bytes_per_second),
+        "limits": limits,
         "weight_bytes": report.demand.weight_bytes,
         "kv_bytes_per_token": report.demand.kv_bytes_per_token,
         "available_bytes": report.demand.available_bytes,

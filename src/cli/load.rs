@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use tinyvllm::chat::ChatConfig;
+use tinyvllm::ErrorKind;
+use tinyvllm::chat::{ChatConfig, ChatOptions};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions};
 
-use super::args::{ModelArgs, PositionalModel, TemplateArgs};
+use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
 use super::progress::Progress;
 
@@ -63,6 +64,21 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
     };
     let template = args.chat_template.as_ref().map(read).transpose()?;
     Ok(ChatConfig { template, ..ChatConfig::default() })
+}
+
+/// What the flags say about the prompts of a conversation.
+///
+/// # Errors
+/// If the model has no chat template, or one without the switch that is asked for.
+pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<ChatOptions> {
+    if !args.no_thinking {
+        return Ok(ChatOptions::default());
+    }
+    let chat = llm.chat().ok_or_else(|| {
+        tinyvllm::Error::new(ErrorKind::Unsupported, format!("{} has no chat template", llm.name()))
+            .with_hint("leave --no-thinking out, or give a template with --chat-template")
+    })?;
+    Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
 }
 
 /// Loads the model and says what runs where.

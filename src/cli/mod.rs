@@ -3,6 +3,7 @@
 //! [`args`] says what can be typed; one file for each command does it, through the library's public
 //! interface alone. Results go to standard output, everything else to standard error ([`console`]).
 
+mod answer;
 mod args;
 mod bench;
 mod chat;

@@ -54,7 +54,7 @@ struct ServerArgs {
     /// Name of the model in requests and answers; may be repeated, the first one is in answers
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// How the model calls tools: auto (from its template), none, hermes, llama3_json, mistral, glm45
+    /// How the model calls tools: auto (from its template), none, hermes, llama3_json, mistral, glm45, qwen3_coder
     #[arg(
         long,
         default_value = "auto",

@@ -66,6 +66,15 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes < 1e18 { Ok(bytes as u64) } else { Err(too_large()) }
 }
 
+/// Gigabytes (10⁹) a second, as bytes a second.
+pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
+    let gigabytes: f64 = text.trim().parse().map_err(|_| "write a number of GB/s".to_owned())?;
+    match gigabytes {
+        0.001..=1e6 => Ok(gigabytes * 1e9),
+        _ => Err("it must be at least 0.001 and at most 1000000 GB/s".to_owned()),
+    }
+}
+
 /// The name of an instruction set that this machine has.
 pub(crate) fn parse_cpu_level(name: &str) -> Result<CpuLevel, String> {
     let available = CpuLevel::available();
@@ -107,6 +116,16 @@ pub(crate) fn human_bytes(bytes: u64) -> impl Display {
     indicatif::BinaryBytes(bytes)
 }
 
+/// Parameters for people to read: `1.96 B`.
+pub(crate) fn human_count(number: u64) -> String {
+    let number = number as f64;
+    match number {
+        _ if number >= 1e9 => format!("{:.2} B", number / 1e9),
+        _ if number >= 1e6 => format!("{:.1} M", number / 1e6),
+        _ => format!("{:.1} k", number / 1e3),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +160,14 @@ mod tests {
         assert_eq!(parse_interval("0.1"), Ok(Duration::from_millis(100)));
         for text in ["", "0", "0.09", "-1", "NaN", "inf", "3601"] {
             assert!(parse_interval(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bandwidths() {
+        assert_eq!(parse_bandwidth("18.5"), Ok(18.5e9));
+        for text in ["", "x", "0", "-1", "NaN", "inf", "1e7"] {
+            assert!(parse_bandwidth(text).is_err(), "{text}");
         }
     }
 

@@ -35,9 +35,6 @@ pub trait SelfAttention: fmt::Debug + Send + Sized {
     /// # Errors
     /// If the batch does not fit the cache or the activations.
     fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()>;
-
-    /// Bytes of the matrices.
-    fn num_bytes(&self) -> usize;
 }
 
 impl SelfAttention for Attention {
@@ -92,9 +89,5 @@ impl SelfAttention for Attention {
         }
         let num_outputs = input.num_outputs();
         linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
-    }
-
-    fn num_bytes(&self) -> usize {
-        [&self.q, &self.k, &self.v, &self.output].iter().map(|linear| linear.weight.num_bytes()).sum()
     }
 }

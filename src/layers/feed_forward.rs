@@ -37,13 +37,4 @@ impl FeedForward {
             Self::Experts(moe) => moe.forward(input, act),
         }
     }
-
-    /// Bytes of the matrices that a step of one token reads.
-    #[must_use]
-    pub fn num_bytes_per_token(&self) -> usize {
-        match self {
-            Self::Dense(mlp) => mlp.num_bytes(),
-            Self::Experts(moe) => moe.num_bytes_per_token(),
-        }
-    }
 }

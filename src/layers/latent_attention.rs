@@ -1,19 +1,21 @@
 //! Multi-head latent attention: the cache has one row for each token, whatever the number of heads.
 //!
-//! Keys and values would be projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. They are not computed:
-//! `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the rows themselves, and
-//! its results go through the projection of values.
+//! Keys and values are projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. For rows with few new tokens
+//! they are not computed: `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the
+//! rows themselves, and its results go through the projection of values (the *absorbed* form). Where many tokens attend
+//! to them, keys and values are made once for all (the *expanded* form).
 
 use crate::config::{LatentAttentionConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
 use crate::ops::{
-    AttentionLimits, Buffer, Context, Heads, KvCache, Linear, LinearScratch, MatrixStack, RmsNorm,
-    gather_rows, heads_linear, latent_kv_write, linear_residual, norm_linear, paged_attention,
+    AttentionLimits, Buffer, Context, ExpandedLimits, ExpandedScratch, Heads, KvCache, Linear, LinearScratch,
+    MatrixStack, RmsNorm, expanded_attention, gather_rows, heads_linear, latent_kv_write, linear_residual,
+    norm_linear, paged_attention,
 };
 use crate::{Error, Result};
 
-/// The attention half of a decoder layer, with the norm before and the residual after it: six dispatches, or seven with
-/// queries of low rank.
+/// The attention half of a decoder layer, with the norm before and the residual after it: six dispatches if all rows are
+/// absorbed, four if all are expanded, seven if there are both, and one more with queries of low rank.
 #[derive(Debug)]
 pub struct LatentAttention {
     norm: RmsNorm,
@@ -49,6 +51,7 @@ pub struct LatentActivations {
     absorbed: Buffer,
     /// Results before their projection, `[tokens, heads · rank]`.
     results: Buffer,
+    expanded: ExpandedScratch,
 }
 
 impl LatentActivations {
@@ -74,6 +77,20 @@ impl LatentActivations {
             queries: latent.q_lora_rank.map(|_| buffer(config.q_size())).transpose()?,
             absorbed: buffer(num_heads * row_dim)?,
             results: buffer(num_heads * rank)?,
+            expanded: ExpandedScratch::new(
+                context,
+                ExpandedLimits {
+                    num_heads,
+                    rank,
+                    nope: latent.qk_nope_head_dim,
+                    rotated: config.rope.dim,
+                    value_dim: latent.v_head_dim,
+                    scale: limits.scale,
+                    max_model_len: limits.max_model_len,
+                    max_num_tokens: max_rows,
+                    max_num_rows: limits.max_num_rows,
+                },
+            )?,
         })
     }
 }
@@ -118,7 +135,7 @@ impl SelfAttention for LatentAttention {
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let own = act.latent.as_mut().ok_or_else(|| Error::internal("no memory for latent attention"))?;
-        let LatentActivations { first, queries, absorbed, results } = own;
+        let LatentActivations { first, queries, absorbed, results, expanded } = own;
         let first_queries = match &self.queries {
             Queries::Direct(linear) => linear,
             Queries::LowRank { down, .. } => down,
@@ -134,25 +151,22 @@ impl SelfAttention for LatentAttention {
         };
         let queries = Heads { rows: queries, stride: self.query_dim };
         latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
-        heads_linear(context, scratch, num_tokens, queries, &self.keys, absorbed, self.row_dim)?;
-        paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
+        let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
+        let num_expanded = expanded.num_expanded_rows(step.attention);
+        if num_expanded < step.attention.num_rows() {
+            heads_linear(context, scratch, num_tokens, queries, keys, absorbed, self.row_dim)?;
+            paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
+            let results = Heads { rows: results, stride: values.cols() };
+            heads_linear(context, scratch, num_tokens, results, values, out, self.value_dim)?;
+        }
+        if num_expanded > 0 {
+            expanded_attention(context, expanded, queries, absorbed, cache, layer, step, keys, values, out)?;
+        }
         if only_outputs {
-            gather_rows(context, step, results)?;
+            gather_rows(context, step, out)?;
             gather_rows(context, step, &mut act.hidden)?;
         }
         let num_outputs = input.num_outputs();
-        let results = Heads { rows: results, stride: self.values.cols() };
-        let values = &self.values;
-        heads_linear(context, scratch, num_outputs, results, values, &mut act.attention, self.value_dim)?;
         linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
-    }
-
-    fn num_bytes(&self) -> usize {
-        let queries = match &self.queries {
-            Queries::Direct(linear) => linear.weight.num_bytes(),
-            Queries::LowRank { down, up, .. } => down.weight.num_bytes() + up.weight.num_bytes(),
-        };
-        let linears = self.latent.weight.num_bytes() + self.output.weight.num_bytes();
-        queries + linears + self.keys.num_bytes() + self.values.num_bytes()
     }
 }

@@ -18,6 +18,10 @@ pub struct LoadProgress {
     pub total_bytes: u64,
 }
 
+/// Bytes of the file that are converted together: many times as many as a thread takes at once, and few beside what a
+/// model takes.
+const GROUP_BYTES: usize = 64 << 20;
+
 /// Loads the tensors of one model and remembers which, so that [`Loader::finish`] can tell if the model
 /// has left any out.
 pub struct Loader<'a> {
@@ -103,32 +107,66 @@ impl<'a> Loader<'a> {
 
     /// Converts a matrix, if that is asked for, and repacks it for the device.
     fn repack(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
-        self.repack_from(tensor, tensor.data.len())
+        let matrix = self.repack_all(std::slice::from_ref(tensor))?.pop();
+        matrix.ok_or_else(|| Error::internal("a matrix is not there after it was repacked"))
     }
 
-    /// The same of a tensor that was made of so many bytes of the file.
-    fn repack_from(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
-        let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(tensor));
+    /// The same of many, some together, so that there is work for all threads and little in memory.
+    fn repack_all(&self, tensors: &[RawTensor<'_>]) -> Result<Vec<Matrix>> {
         if self.context.is_dry_run() {
-            let &[rows, cols] = tensor.shape else {
-                return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
-            };
-            let dtype =
-                quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(tensor.name, tensor.shape));
-            return Matrix::without_weights(self.context, dtype, rows, cols);
+            return tensors.iter().map(|tensor| self.without_weights(tensor)).collect();
         }
-        let Some(quantizer) = quantizer else {
-            let matrix = Matrix::new(self.context, tensor)?;
-            self.progress.advance(num_bytes);
-            tensor.release();
-            return Ok(matrix);
-        };
-        let value_bytes = tensor.dtype.block_bytes();
-        let progress = &self.progress;
-        let quantized =
-            quantizer.quantize(tensor, &|num_values| progress.advance(num_values * value_bytes))?;
+        let mut matrices = Vec::with_capacity(tensors.len());
+        let mut rest = tensors;
+        while let [first, ..] = rest {
+            let Some(quantizer) = self.quantizer_for(first) else {
+                matrices.push(self.copy(first, first.data.len())?);
+                rest = &rest[1..];
+                continue;
+            };
+            let num = (GROUP_BYTES / first.data.len().max(1)).max(1);
+            let num = rest.iter().take(num).take_while(|tensor| quantizer.applies_to(tensor)).count();
+            let (group, others) = rest.split_at(num);
+            let progress = &self.progress;
+            let converted = quantizer.quantize(group, &|num_bytes| progress.advance(num_bytes))?;
+            group.iter().for_each(RawTensor::release);
+            for tensor in converted {
+                matrices.push(Matrix::new(self.context, &tensor.as_raw())?);
+            }
+            rest = others;
+        }
+        Ok(matrices)
+    }
+
+    /// The same of one that was made of so many bytes of the file.
+    fn repack_made(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
+        match self.quantizer_for(tensor).is_none() && !self.context.is_dry_run() {
+            true => self.copy(tensor, num_bytes),
+            false => self.repack(tensor),
+        }
+    }
+
+    fn quantizer_for(&self, tensor: &RawTensor<'_>) -> Option<&Quantizer> {
+        self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(tensor))
+    }
+
+    /// Repacks a matrix that was made of so many bytes of the file and is of the type that it is to have.
+    fn copy(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
+        let matrix = Matrix::new(self.context, tensor)?;
+        self.progress.advance(num_bytes);
         tensor.release();
-        Matrix::new(self.context, &quantized.as_raw())
+        Ok(matrix)
+    }
+
+    fn without_weights(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
+        let &[rows, cols] = tensor.shape else {
+            return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
+        };
+        let dtype = match self.quantizer_for(tensor) {
+            Some(quantizer) => quantizer.dtype_of(tensor.name, tensor.shape),
+            None => tensor.dtype,
+        };
+        Matrix::without_weights(self.context, dtype, rows, cols)
     }
 
     /// The matrices of `num` experts: the tensor `{prefix}_exps.weight` of the shape `[num, rows, cols]` or, in
@@ -136,20 +174,84 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// As [`Self::matrix`].
-    pub fn experts(&self, prefix: &str, num: usize, rows: usize, cols: usize) -> Result<MatrixStack> {
-        let matrices = if self.checkpoint.contains(&format!("{prefix}.0.weight")) {
-            let own = |index| self.matrix(&format!("{prefix}.{index}.weight"), rows, cols);
-            (0..num).map(own).collect::<Result<_>>()?
+    pub fn experts(&self, prefix: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
+        let tensors = if self.checkpoint.contains(&format!("{prefix}.0.weight")) {
+            let own = |index| self.take(&format!("{prefix}.{index}.weight"))?.expect_shape(&[rows, cols]);
+            (0..num).map(own).collect::<Result<Vec<_>>>()?
         } else {
             let stacked = self.take(&format!("{prefix}_exps.weight"))?.expect_shape(&[num, rows, cols])?;
-            (0..num).map(|index| self.repack(&stacked.matrix(index)?)).collect::<Result<_>>()?
+            (0..num).map(|index| stacked.matrix(index)).collect::<Result<_>>()?
         };
-        MatrixStack::new(self.context, matrices)
+        self.repack_all(&tensors)
+    }
+
+    /// The first two projections of `num` experts, `[num, rows, cols]` each: `{prefix}.ffn_gate` and `{prefix}.ffn_up` as
+    /// [`Self::experts`] finds them, or in one tensor `{prefix}.ffn_gate_up_exps.weight`, in which the rows of an
+    /// expert's gate come first.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn gated_experts(
+        &self,
+        prefix: &str,
+        num: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
+        let name = format!("{prefix}.ffn_gate_up_exps.weight");
+        if !self.checkpoint.contains(&name) {
+            let all = |part: &str| self.experts(&format!("{prefix}.ffn_{part}"), num, rows, cols);
+            return Ok((all("gate")?, all("up")?));
+        }
+        let both = self.take(&name)?.expect_shape(&[num, 2 * rows, cols])?;
+        let shape = [rows, cols];
+        let halves = |first: usize| {
+            let half = |index| both.matrix(index)?.rows(first, &shape);
+            self.repack_all(&(0..num).map(half).collect::<Result<Vec<_>>>()?)
+        };
+        Ok((halves(0)?, halves(rows)?))
+    }
+
+    /// What the matrix `name` will be stored as.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn matrix_dtype(&self, name: &str) -> Result<DType> {
+        let tensor = self.checkpoint.tensor(name)?;
+        let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor));
+        Ok(quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(tensor.name, tensor.shape)))
+    }
+
+    /// The matrix `{name}.weight` of the shape `[num · rows, cols]`, in pieces of `rows` rows.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn matrix_by_rows(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
+        let all = self.take(&format!("{name}.weight"))?.expect_shape(&[num * rows, cols])?;
+        let shape = [rows, cols];
+        let pieces = (0..num).map(|index| all.rows(index * rows, &shape)).collect::<Result<Vec<_>>>()?;
+        self.repack_all(&pieces)
+    }
+
+    /// The matrix `{name}.weight` of the shape `[rows, num · cols]`, in pieces of `cols` columns, which are whole blocks.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn matrix_by_columns(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
+        let all = self.take(&format!("{name}.weight"))?.expect_shape(&[rows, num * cols])?;
+        let piece = |index: usize| {
+            let piece = all.columns(index * cols, cols)?;
+            self.repack_made(&piece.as_raw(), all.data.len() / num)
+        };
+        let pieces = (0..num).map(piece).collect();
+        all.release();
+        pieces
     }
 
     /// The second projections of latent attention, for each head: of queries into the latent row,
     /// `[rank, key_dim]`, and of the latent row into values, `[value_dim, rank]`. Files have them like this, or as one
-    /// matrix from the latent row to keys and values, `[heads · (key_dim + value_dim), rank]`.
+    /// matrix from the latent row to keys and values, `[heads · (key_dim + value_dim), rank]`. Where kernels multiply
+    /// the first ones from both sides, they come with their transposed ones.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -161,28 +263,41 @@ impl<'a> Loader<'a> {
         key_dim: usize,
         value_dim: usize,
     ) -> Result<(MatrixStack, MatrixStack)> {
-        let stack = |matrices| MatrixStack::new(self.context, matrices);
+        let head_dim = key_dim + value_dim;
+        let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
+        let (mut keys, mut transposed, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let wants_transposed = self.context.cpu_level().is_some();
         let [k_name, v_name] = ["attn_k_b", "attn_v_b"].map(|name| format!("{prefix}.{name}.weight"));
         if self.checkpoint.contains(&k_name) {
-            let keys = self.take(&k_name)?.expect_shape(&[num_heads, rank, key_dim])?;
-            let values = self.take(&v_name)?.expect_shape(&[num_heads, value_dim, rank])?;
-            let all = |tensor: RawTensor<'_>| {
-                (0..num_heads).map(|head| self.repack(&tensor.matrix(head)?)).collect::<Result<_>>()
+            let all_keys = self.take(&k_name)?.expect_shape(&[num_heads, rank, key_dim])?;
+            let all_values = self.take(&v_name)?.expect_shape(&[num_heads, value_dim, rank])?;
+            let heads_of = |tensor: &RawTensor<'a>| {
+                (0..num_heads).map(|head| tensor.matrix(head)).collect::<Result<Vec<_>>>()
             };
-            return Ok((stack(all(keys)?)?, stack(all(values)?)?));
+            let own = heads_of(&all_keys)?;
+            if wants_transposed {
+                for head in &own {
+                    transposed.push(self.repack_made(&head.transposed()?.as_raw(), 0)?);
+                }
+            }
+            keys = self.repack_all(&own)?;
+            values = self.repack_all(&heads_of(&all_values)?)?;
+        } else {
+            let name = format!("{prefix}.attn_kv_b.weight");
+            let both = self.take(&name)?.expect_shape(&[num_heads * head_dim, rank])?;
+            for head in 0..num_heads {
+                let own = both.rows(head * head_dim, &key_shape)?;
+                keys.push(self.repack_made(&own.transposed()?.as_raw(), own.data.len())?);
+                if wants_transposed {
+                    transposed.push(self.repack(&own)?);
+                }
+                own.release();
+                values.push(self.repack(&both.rows(head * head_dim + key_dim, &value_shape)?)?);
+            }
         }
-        let head_dim = key_dim + value_dim;
-        let both =
-            self.take(&format!("{prefix}.attn_kv_b.weight"))?.expect_shape(&[num_heads * head_dim, rank])?;
-        let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for head in 0..num_heads {
-            let own = both.rows(head * head_dim, &key_shape)?;
-            keys.push(self.repack_from(&own.transposed()?.as_raw(), own.data.len())?);
-            own.release();
-            values.push(self.repack(&both.rows(head * head_dim + key_dim, &value_shape)?)?);
-        }
-        Ok((stack(keys)?, stack(values)?))
+        let keys = MatrixStack::new(self.context, keys)?;
+        let keys = if wants_transposed { keys.with_transposed(transposed)? } else { keys };
+        Ok((keys, MatrixStack::new(self.context, values)?))
     }
 
     /// The projection `name` (without `.weight`), with a bias if `has_bias`.

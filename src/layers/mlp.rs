@@ -48,10 +48,4 @@ impl Mlp {
         )?;
         linear_residual(context, scratch, num_rows, &act.intermediate, &self.down, &mut act.hidden)
     }
-
-    /// Bytes of the matrices.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
-        self.gate.num_bytes() + self.up.num_bytes() + self.down.weight.num_bytes()
-    }
 }

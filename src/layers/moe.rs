@@ -4,12 +4,12 @@ use crate::config::{ExpertsConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
     AttentionLimits, Buffer, Context, Linear, LinearScratch, Matrix, MatrixStack, RmsNorm, Router, Routing,
-    experts_residual, experts_swiglu, linear_residual, norm_swiglu, route,
+    Vector, experts_residual, experts_swiglu, linear_residual, norm_swiglu, route,
 };
 use crate::{Error, Result};
 
 /// The feed-forward half of a decoder layer, with the norm before and the residual after it: four dispatches, or six
-/// with a network that every token goes through.
+/// with a network that every token goes through and whose matrices are of other types than those of experts.
 #[derive(Debug)]
 pub struct Moe {
     norm: RmsNorm,
@@ -20,7 +20,7 @@ pub struct Moe {
     shared: Option<Shared>,
 }
 
-/// What every token goes through.
+/// What every token goes through, if it is not among the experts.
 #[derive(Debug)]
 struct Shared {
     gate: Matrix,
@@ -57,7 +57,7 @@ impl ExpertActivations {
         scratch.reserve_groups(context, 0, max_places, config.hidden_size.max(experts.intermediate_size));
         let shared = |width: usize| Buffer::new(context, max_rows, width);
         Ok(Self {
-            routing: Routing::new(experts, max_rows),
+            routing: Routing::new(context, experts, max_rows)?,
             intermediate: Buffer::new(context, max_places, experts.intermediate_size)?,
             products: Buffer::new(context, max_places, config.hidden_size)?,
             shared: experts.shared_intermediate_size.map(shared).transpose()?,
@@ -74,29 +74,48 @@ impl Moe {
         let experts = config.experts.as_ref().ok_or_else(|| Error::internal("the model has no experts"))?;
         let ExpertsConfig { num_experts: num, intermediate_size: inside, .. } = *experts;
         let hidden = config.hidden_size;
-        let stack = |name: &str, rows: usize, cols: usize| {
-            loader.experts(&format!("{prefix}.{name}"), num, rows, cols)
+        let (mut gate, mut up) = loader.gated_experts(prefix, num, inside, hidden)?;
+        let mut down = loader.experts(&format!("{prefix}.ffn_down"), num, hidden, inside)?;
+        let num_shared = experts.num_shared_experts();
+        let [shared_gate, shared_up, shared_down] =
+            ["gate", "up", "down"].map(|part| format!("{prefix}.ffn_{part}_shexp"));
+        // Of one type with the others, they are more of them.
+        let is_one_of = |name: &str, others: &[Matrix]| {
+            let dtype = loader.matrix_dtype(&format!("{name}.weight"))?;
+            Ok::<_, Error>(others.first().is_some_and(|other| other.dtype() == dtype))
         };
-        let bias = format!("{prefix}.exp_probs_b.bias");
+        let joins = num_shared > 0
+            && is_one_of(&shared_gate, &gate)?
+            && is_one_of(&shared_up, &up)?
+            && is_one_of(&shared_down, &down)?;
+        if joins {
+            gate.extend(loader.matrix_by_rows(&shared_gate, num_shared, inside, hidden)?);
+            up.extend(loader.matrix_by_rows(&shared_up, num_shared, inside, hidden)?);
+            down.extend(loader.matrix_by_columns(&shared_down, num_shared, hidden, inside)?);
+        }
         let shared = |width: usize| {
-            let name = |part: &str| format!("{prefix}.ffn_{part}_shexp");
             Ok::<_, Error>(Shared {
-                gate: loader.matrix(&format!("{}.weight", name("gate")), width, hidden)?,
-                up: loader.matrix(&format!("{}.weight", name("up")), width, hidden)?,
-                down: loader.linear(&name("down"), hidden, width, false)?,
+                gate: loader.matrix(&format!("{shared_gate}.weight"), width, hidden)?,
+                up: loader.matrix(&format!("{shared_up}.weight"), width, hidden)?,
+                down: loader.linear(&shared_down, hidden, width, false)?,
             })
         };
+        let shared = experts.shared_intermediate_size.filter(|_| !joins).map(shared).transpose()?;
+        let stack = |matrices| MatrixStack::new(loader.context(), matrices);
+        let selection_bias =
+            || Vector::new(loader.context(), loader.vector(&format!("{prefix}.exp_probs_b.bias"), num)?);
         Ok(Self {
             norm: loader.norm(&format!("{prefix}.ffn_norm"), hidden, config.rms_norm_eps)?,
             router: Router {
                 weight: loader.matrix_in_f32(&format!("{prefix}.ffn_gate_inp.weight"), num, hidden)?,
-                selection_bias: experts.has_selection_bias.then(|| loader.vector(&bias, num)).transpose()?,
+                selection_bias: experts.has_selection_bias.then(selection_bias).transpose()?,
                 config: experts.clone(),
+                num_shared: if joins { num_shared } else { 0 },
             },
-            gate: stack("ffn_gate", inside, hidden)?,
-            up: stack("ffn_up", inside, hidden)?,
-            down: stack("ffn_down", hidden, inside)?,
-            shared: experts.shared_intermediate_size.map(shared).transpose()?,
+            gate: stack(gate)?,
+            up: stack(up)?,
+            down: stack(down)?,
+            shared,
         })
     }
 
@@ -121,15 +140,50 @@ impl Moe {
         experts_residual(context, scratch, routing, intermediate, down, products, hidden)?;
         linear_residual(context, scratch, num_rows, inside, &weights.down, hidden)
     }
+}
 
-    /// Bytes of the matrices that a step of one token reads.
-    #[must_use]
-    pub fn num_bytes_per_token(&self) -> usize {
-        let all = self.gate.num_bytes() + self.up.num_bytes() + self.down.num_bytes();
-        let chosen = all / self.gate.len() * self.router.config.num_experts_per_tok;
-        let shared = self.shared.as_ref().map_or(0, |shared| {
-            shared.gate.num_bytes() + shared.up.num_bytes() + shared.down.weight.num_bytes()
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::ops::cpu::simd::CpuLevel;
+    use crate::weights::{Checkpoint, DType};
+
+    /// Whatever the weights are stored as: a rounded product would choose other experts.
+    #[test]
+    fn routers_are_in_single_precision() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/qwen3_moe");
+        let bytes = std::fs::read(fixture.join("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let halves: Vec<(String, Vec<usize>, Vec<u8>)> = file
+            .tensors()
+            .into_iter()
+            .map(|(name, tensor)| {
+                // The upper half of a single is a bf16.
+                let (values, []) = tensor.data().as_chunks::<4>() else { panic!("{name} is not f32") };
+                (
+                    name,
+                    tensor.shape().to_vec(),
+                    values.iter().flat_map(|value| [value[2], value[3]]).collect(),
+                )
+            })
+            .collect();
+        let views = halves.iter().map(|(name, shape, data)| {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), data);
+            (name.clone(), view.unwrap())
         });
-        self.router.weight.num_bytes() + chosen + shared
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
+        let file = safetensors::serialize(views, None).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Context::cpu(1, CpuLevel::detect());
+        let loader = Loader::new(&checkpoint, &context, None, &|_| ()).unwrap();
+        let layer = Moe::load(&loader, &config, "blk.1").unwrap();
+        assert_eq!(layer.router.weight.dtype(), DType::F32);
+        assert_eq!(layer.gate.cpu().unwrap()[0].dtype(), DType::BF16);
     }
 }

@@ -15,11 +15,11 @@ use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
 use crate::grammar::GrammarCompiler;
 use crate::hub::{ModelFiles, ResolvedModel};
-use crate::models;
+use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::metal::Gpu;
-use crate::ops::{Context, KvCache, KvCacheDType};
+use crate::ops::{Context, KvCache, KvCacheDType, measure_read_bandwidth};
 use crate::runner::{EngineLimits, MemoryDemand, ModelRunner, available_memory_bytes, plan_memory};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
@@ -78,6 +78,17 @@ impl LlmOptions {
         match &self.gpu {
             Some(gpu) => Ok(OpenedDevice::Gpu(Arc::clone(gpu))),
             None => self.device.open(self.kernels),
+        }
+    }
+
+    /// How fast memory is read by what would compute: see [`measure_read_bandwidth`].
+    ///
+    /// # Errors
+    /// As [`Self::open_device`], or if the number of threads is impossible.
+    pub fn measure_read_bandwidth(&self) -> Result<Option<f64>> {
+        match self.open_device()? {
+            device @ OpenedDevice::Cpu => Ok(measure_read_bandwidth(&new_context(self, device)?)),
+            OpenedDevice::Gpu(_) | OpenedDevice::Reference(_) => Ok(None),
         }
     }
 }
@@ -209,7 +220,7 @@ impl Llm {
             engine_config.block_size,
             options.kv_cache_dtype,
         )?;
-        let weight_bytes_per_token = lm.num_weight_bytes_per_token() as u64;
+        let weight_traffic = WeightTraffic::of(checkpoint, config, load_options.quantizer.as_ref())?;
         let limits = ModelLimits {
             vocab_size: opened.config.vocab_size,
             eos_token_ids: match &opened.tokenizer {
@@ -230,7 +241,7 @@ impl Llm {
             grammars,
             config: opened.config,
             context,
-            weight_bytes_per_token,
+            weight_traffic,
             load_time: start.elapsed(),
         })
     }
@@ -288,7 +299,7 @@ impl OpenedModel {
 
 impl OpenedModel {
     /// What converts weights at load, if anything was asked for.
-    fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
+    pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
         let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
         let num_threads = NonZeroUsize::new(num_threads).unwrap_or(NonZeroUsize::MIN);
         match (options.quantization, options.dtype.dtype()) {

@@ -17,10 +17,11 @@ pub use report::ModelReport;
 pub use text_decoder::{TextDecoder, TextOptions};
 pub use text_stream::{TextEvent, TextStream};
 
-use crate::chat::{Chat, ChatOptions, Message, PromptEnd, ReasoningFormat};
+use crate::chat::{AnswerFormat, Chat, ChatOptions, Message, PromptEnd, ReasoningFormat};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Request};
 use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, ReasoningStart};
+use crate::models::WeightTraffic;
 use crate::ops::Context;
 use crate::sampling::{Constraint, SamplingParams};
 use crate::tokenizer::Tokenizer;
@@ -36,7 +37,7 @@ pub struct Llm {
     chat: Option<Chat>,
     config: ModelConfig,
     context: Arc<Context>,
-    weight_bytes_per_token: u64,
+    weight_traffic: WeightTraffic,
     load_time: Duration,
 }
 
@@ -83,10 +84,10 @@ impl Llm {
         &self.context
     }
 
-    /// Bytes of weights that a step of one token reads.
+    /// What steps read of the weights.
     #[must_use]
-    pub fn weight_bytes_per_token(&self) -> u64 {
-        self.weight_bytes_per_token
+    pub fn weight_traffic(&self) -> &WeightTraffic {
+        &self.weight_traffic
     }
 
     /// From the start of loading until the engine ran.
@@ -133,6 +134,24 @@ impl Llm {
                 .with_hint("give the prompt as it is with --raw, or a template with --chat-template")
         })?;
         chat.encode(tokenizer, messages, options)
+    }
+
+    /// Where the template left off, from the last tokens of a prompt.
+    #[must_use]
+    pub fn prompt_end(&self, prompt_token_ids: &[u32]) -> PromptEnd {
+        // More than the markers and the line ends around them have.
+        const NUM_TOKENS: usize = 16;
+        let last = &prompt_token_ids[prompt_token_ids.len().saturating_sub(NUM_TOKENS)..];
+        let text = self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(last, false));
+        text.map_or(PromptEnd::Plain, |text| PromptEnd::of(&text))
+    }
+
+    /// The special tokens that have to stay in the text for answers of this form to be taken apart, for
+    /// [`TextOptions::visible_special`].
+    #[must_use]
+    pub fn visible_special(&self, answers: AnswerFormat) -> Arc<[u32]> {
+        let markers = self.tokenizer.as_ref().map(|tokenizer| answers.marker_token_ids(tokenizer));
+        markers.unwrap_or_default().into()
     }
 
     /// Compiles what answers are to look like, for [`Request::constraint`]. Takes up to a second.
@@ -187,7 +206,20 @@ impl Llm {
     /// # Errors
     /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
     pub fn submit(&self, prompt_token_ids: Vec<u32>, params: SamplingParams) -> Result<TextStream> {
-        let options = TextOptions { stop: params.stop.clone(), ..TextOptions::default() };
+        self.submit_with(prompt_token_ids, params, Arc::default())
+    }
+
+    /// The same for an answer that is taken apart: these special tokens stay in the text.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_with(
+        &self,
+        prompt_token_ids: Vec<u32>,
+        params: SamplingParams,
+        visible_special: Arc<[u32]>,
+    ) -> Result<TextStream> {
+        let options = TextOptions { stop: params.stop.clone(), visible_special, ..TextOptions::default() };
         let decoder = self.text_decoder(params.n, &options)?;
         let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
         Ok(TextStream::new(events, decoder))

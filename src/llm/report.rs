@@ -5,6 +5,7 @@ use super::{Llm, LlmOptions};
 use crate::Result;
 use crate::config::{EngineConfig, ExpertsConfig};
 use crate::hub::ResolvedModel;
+use crate::models::WeightTraffic;
 use crate::runner::MemoryDemand;
 use crate::weights::TypeSummary;
 
@@ -19,14 +20,45 @@ pub struct ModelReport {
     pub config: Vec<(&'static str, String)>,
     /// How much of the weights is stored in which type.
     pub types: Vec<TypeSummary>,
+    /// What steps read of the weights.
+    pub traffic: WeightTraffic,
     /// What the memory plan was made from.
     pub demand: MemoryDemand,
+    /// How many tokens a token attends to at most, if there is a limit.
+    pub sliding_window: Option<usize>,
     /// The memory plan, or why there is none.
     pub plan: Result<EngineConfig, String>,
     /// Tokens of the tokenizer, if there is one.
     pub tokenizer_vocab_size: Option<usize>,
     /// Whether there is a chat template.
     pub has_chat_template: bool,
+}
+
+impl ModelReport {
+    /// Tokens of a sequence that [`Self::bandwidth_limit`] is told for: as many as in the prompt of a short chat, or
+    /// what fits.
+    #[must_use]
+    pub fn usual_context_len(&self) -> usize {
+        let longest =
+            self.plan.as_ref().map_or(self.demand.max_position_embeddings, |plan| plan.max_model_len);
+        longest.min(1_024)
+    }
+
+    /// Bytes of weights and cache that a step reads which generates a token for each of `num_sequences` sequences of
+    /// `context_len` tokens.
+    #[must_use]
+    pub fn bytes_per_step(&self, num_sequences: usize, context_len: usize) -> u64 {
+        let num_attended = self.sliding_window.map_or(context_len, |window| context_len.min(window));
+        let cache = self.demand.kv_bytes_per_token.saturating_mul(num_attended as u64);
+        self.traffic.bytes_per_step(num_sequences).saturating_add(cache.saturating_mul(num_sequences as u64))
+    }
+
+    /// Tokens a second, of all sequences together, that a memory allows which is read with `bytes_per_second`.
+    #[must_use]
+    pub fn bandwidth_limit(&self, bytes_per_second: f64, num_sequences: usize, context_len: usize) -> f64 {
+        let num_bytes = self.bytes_per_step(num_sequences, context_len);
+        num_sequences as f64 * bytes_per_second / num_bytes.max(1) as f64
+    }
 }
 
 impl Llm {
@@ -89,6 +121,8 @@ impl Llm {
             architecture: config.architecture.hf_name.to_owned(),
             config: entries,
             types: opened.checkpoint.type_summaries(),
+            traffic: WeightTraffic::of(&opened.checkpoint, config, opened.quantizer(options)?.as_ref())?,
+            sliding_window: config.sliding_window,
             demand,
             plan,
             tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),

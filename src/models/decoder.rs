@@ -109,11 +109,4 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         )?;
         Ok(&activations.logits)
     }
-
-    fn num_weight_bytes_per_token(&self) -> usize {
-        let of_layer =
-            |layer: &Layer<A>| layer.attention.num_bytes() + layer.feed_forward.num_bytes_per_token();
-        let layers: usize = self.layers.iter().map(of_layer).sum();
-        layers + self.head.as_ref().unwrap_or(&self.embedding).num_bytes()
-    }
 }

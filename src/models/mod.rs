@@ -6,6 +6,7 @@
 mod batch;
 mod decoder;
 mod first_use;
+mod traffic;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::{Error, Result};
 pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
 pub use first_use::compile_kernels;
+pub use traffic::{ExpertTraffic, WeightTraffic};
 
 use decoder::DecoderLm;
 
@@ -36,10 +38,6 @@ pub trait CausalLm: Send {
     /// [`crate::ErrorKind::Internal`] if the batch is larger than the model was loaded for, or names tokens,
     /// positions or blocks that do not exist.
     fn forward(&mut self, batch: &InputBatch, cache: &mut KvCache) -> Result<&Buffer>;
-
-    /// Bytes of weights that a step of one token reads: all matrices but the embedding, of which it
-    /// reads one row.
-    fn num_weight_bytes_per_token(&self) -> usize;
 }
 
 /// How a model is loaded.
@@ -109,14 +107,6 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
-    let needs_more = config.latent_attention.is_some() || config.experts.is_some();
-    if needs_more && context.is_metal() {
-        return Err(Error::unsupported(format!(
-            "{} has latent attention or experts, for which there are no kernels for Apple GPUs yet",
-            config.architecture.hf_name
-        ))
-        .with_hint("use --device cpu, or --kernels reference"));
-    }
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
     loader.ignore_layers(config.num_layers..config.num_layers.saturating_add(config.num_nextn_layers));
     let model: Box<dyn CausalLm> = match config.architecture.decoder {

@@ -1,16 +1,20 @@
 //! A feed-forward network of experts: which of them a token goes through, and their products.
 
 mod choose;
+mod host;
 
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertsConfig, Scoring};
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{Forms, Mode, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::linear::{CpuScratch, LinearScratch};
+use crate::ops::metal::{self, Binding, MetalRouting, RouterForm, RoutingSizes, Stacked};
 use crate::ops::reference;
-use crate::ops::weights::{Matrix, MatrixStack, RmsNorm};
+use crate::ops::weights::{Matrix, MatrixStack, RmsNorm, Vector};
 use crate::{Error, Result};
+
+use host::HostRouting;
 
 /// What chooses experts.
 #[derive(Debug)]
@@ -18,9 +22,11 @@ pub struct Router {
     /// `[num_experts, hidden]`.
     pub weight: Matrix,
     /// Added to probabilities to choose by, but not to weigh with. Length `num_experts`.
-    pub selection_bias: Option<Vec<f32>>,
+    pub selection_bias: Option<Vector>,
     /// How the choice is made.
     pub config: ExpertsConfig,
+    /// Experts behind those that are chosen from, which every token goes through, with weight one.
+    pub num_shared: usize,
 }
 
 /// The experts of the tokens of a step, and where each token's share of the work of each of them is: a *place* is a row
@@ -28,80 +34,64 @@ pub struct Router {
 #[derive(Debug)]
 pub struct Routing {
     num_rows: usize,
-    num_experts_per_tok: usize,
-    /// `[num_rows][num_experts_per_tok]`, the best first.
-    experts: Vec<u32>,
-    weights: Vec<f32>,
-    /// The place of each of these.
-    places: Vec<u32>,
-    /// The row that is at a place; of places between groups, nothing.
-    row_at: Vec<u32>,
-    /// The places of each expert that has any.
-    groups: Vec<RowGroup>,
-    /// The next place of each expert.
-    next_places: Vec<u32>,
-    logits: Vec<f32>,
+    device: DeviceRouting,
+}
+
+#[derive(Debug)]
+enum DeviceRouting {
+    Host(HostRouting),
+    Metal(MetalRouting),
 }
 
 impl Routing {
     /// Memory for `max_rows` tokens.
-    #[must_use]
-    pub fn new(config: &ExpertsConfig, max_rows: usize) -> Self {
-        let pairs = max_rows * config.num_experts_per_tok;
-        Self {
-            num_rows: 0,
-            num_experts_per_tok: config.num_experts_per_tok,
-            experts: vec![0; pairs],
-            weights: vec![0.0; pairs],
-            places: vec![0; pairs],
-            row_at: vec![0; Self::max_places(config, max_rows)],
-            groups: Vec::with_capacity(config.num_experts),
-            next_places: vec![0; config.num_experts],
-            logits: vec![0.0; max_rows * config.num_experts],
-        }
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for so many experts,
+    /// [`crate::ErrorKind::Capacity`] if it has no memory.
+    pub fn new(context: &Context, config: &ExpertsConfig, max_rows: usize) -> Result<Self> {
+        let device = match context.backend() {
+            Backend::Cpu(_) | Backend::Reference(_) => {
+                DeviceRouting::Host(HostRouting::new(config, max_rows))
+            }
+            Backend::Metal(metal) => {
+                let sizes = RoutingSizes {
+                    num_experts: config.num_experts + config.num_shared_experts(),
+                    per_token: config.num_experts_per_tok + config.num_shared_experts(),
+                    num_groups: config.num_groups,
+                    max_rows,
+                };
+                DeviceRouting::Metal(MetalRouting::new(metal, sizes)?)
+            }
+        };
+        Ok(Self { num_rows: 0, device })
     }
 
     /// Places for `max_rows` tokens: one for each of their experts, and what groups are rounded up by.
     #[must_use]
     pub fn max_places(config: &ExpertsConfig, max_rows: usize) -> usize {
-        let pairs = max_rows * config.num_experts_per_tok;
-        pairs + config.num_experts.min(pairs) * (RowGroup::ALIGNMENT - 1)
+        let num_shared = config.num_shared_experts();
+        let pairs = max_rows * (config.num_experts_per_tok + num_shared);
+        pairs + (config.num_experts + num_shared).min(pairs) * (RowGroup::ALIGNMENT - 1)
     }
 
-    /// Experts of the tokens, `[num_rows][num_experts_per_tok]`, and their weights.
-    #[must_use]
-    pub fn choices(&self) -> (&[u32], &[f32]) {
-        let len = self.num_rows * self.num_experts_per_tok;
-        (&self.experts[..len], &self.weights[..len])
+    fn host(&self) -> Result<&HostRouting> {
+        match &self.device {
+            DeviceRouting::Host(routing) => Ok(routing),
+            DeviceRouting::Metal(_) => Err(elsewhere()),
+        }
     }
 
-    fn num_places(&self) -> usize {
-        self.groups.last().map_or(0, RowGroup::end_row)
+    fn metal(&self) -> Result<&MetalRouting> {
+        match &self.device {
+            DeviceRouting::Metal(routing) => Ok(routing),
+            DeviceRouting::Host(_) => Err(elsewhere()),
+        }
     }
+}
 
-    /// Gives every token and expert a place, those of an expert side by side and in the order of the tokens.
-    fn find_places(&mut self, num_experts: usize) {
-        let len = self.num_rows * self.num_experts_per_tok;
-        let experts = &self.experts[..len];
-        self.groups.clear();
-        self.groups.extend((0..num_experts).map(|matrix| RowGroup { first_row: 0, num_rows: 0, matrix }));
-        for expert in experts {
-            self.groups[*expert as usize].num_rows += 1;
-        }
-        let mut next = 0;
-        for (group, next_place) in self.groups.iter_mut().zip(&mut self.next_places) {
-            group.first_row = next;
-            *next_place = next as u32;
-            next = (next + group.num_rows).next_multiple_of(RowGroup::ALIGNMENT);
-        }
-        for (pair, expert) in experts.iter().enumerate() {
-            let next = &mut self.next_places[*expert as usize];
-            self.places[pair] = *next;
-            self.row_at[*next as usize] = (pair / self.num_experts_per_tok) as u32;
-            *next += 1;
-        }
-        self.groups.retain(|group| group.num_rows > 0);
-    }
+fn elsewhere() -> Error {
+    Error::internal("the experts of a step are on another device")
 }
 
 /// Chooses the experts of `norm(x)` for each row.
@@ -120,16 +110,17 @@ pub fn route(
     router: &Router,
     routing: &mut Routing,
 ) -> Result<()> {
-    let (num_experts, per_tok) = (router.config.num_experts, router.config.num_experts_per_tok);
+    let num_experts = router.config.num_experts;
     let hidden = x.width();
     check("route", "its input", router.weight.cols(), hidden)?;
     check("route", "its norm", norm.weight.len(), hidden)?;
     check("route", "its output", router.weight.rows(), num_experts)?;
-    check("route", "its experts", routing.num_experts_per_tok, per_tok)?;
-    if num_rows * per_tok > routing.experts.len() {
-        return Err(Error::internal(format!("route: {num_rows} rows are more than there is room for")));
-    }
-    let logits = &mut routing.logits[..num_rows * num_experts];
+    routing.num_rows = num_rows;
+    let routing = match &mut routing.device {
+        DeviceRouting::Host(routing) => routing,
+        DeviceRouting::Metal(routing) => return route_on_metal(context, num_rows, x, norm, router, routing),
+    };
+    let logits = routing.logits(num_rows, num_experts)?;
     match context.launch() {
         Backend::Cpu(cpu) => {
             let CpuScratch { activations, .. } = scratch.cpu()?;
@@ -148,16 +139,43 @@ pub fn route(
                 Ok(())
             })?;
         }
-        Backend::Metal(_) => return Err(Error::internal("route: there are no kernels")),
+        Backend::Metal(_) => return Err(elsewhere()),
     }
-    let bias = router.selection_bias.as_deref();
-    let choices = routing.experts.chunks_exact_mut(per_tok).zip(routing.weights.chunks_exact_mut(per_tok));
-    for (logits, (experts, weights)) in logits.chunks_exact_mut(num_experts).zip(choices) {
-        choose::choose(&router.config, bias, logits, experts, weights);
-    }
-    routing.num_rows = num_rows;
-    routing.find_places(num_experts);
-    Ok(())
+    routing.choose(router, num_rows)
+}
+
+fn route_on_metal(
+    context: &Context,
+    num_rows: usize,
+    x: &Buffer,
+    norm: &RmsNorm,
+    router: &Router,
+    routing: &mut MetalRouting,
+) -> Result<()> {
+    let Backend::Metal(metal) = context.launch() else { return Err(elsewhere()) };
+    let config = &router.config;
+    let logits = metal::Operands {
+        num_tokens: num_rows,
+        x: Binding::read(x.metal()?),
+        x_stride: x.width(),
+        norm: Some((norm.weight.metal()?, norm.eps)),
+        out: routing.logits(),
+        out_stride: config.num_experts,
+        stacked: Stacked::No,
+    };
+    metal::matmul(metal, &[metal::Part::new(router.weight.metal()?)], &logits)?;
+    let form = RouterForm {
+        is_sigmoid: config.scoring == Scoring::Sigmoid,
+        normalizes: config.normalize,
+        bias: router.selection_bias.as_ref().map(Vector::metal).transpose()?,
+        num_experts: config.num_experts,
+        num_chosen: config.num_experts_per_tok,
+        num_shared: router.num_shared,
+        num_groups: config.num_groups,
+        num_open_groups: config.num_groups_per_tok,
+        scale: config.scale,
+    };
+    routing.choose(metal, num_rows, form)
 }
 
 /// `out[place] = silu(W_gate·norm(x)) · (W_up·norm(x))` with the matrices of the expert whose place it is and the row
@@ -184,29 +202,53 @@ pub fn experts_swiglu(
         check("experts_swiglu", "its output", stack.rows(), out.width())?;
     }
     check("experts_swiglu", "its norm", norm.weight.len(), hidden)?;
-    let num_places = routing.num_places();
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let (routing, num_rows) = (routing.metal()?, routing.num_rows);
+            let operands = metal::Operands {
+                num_tokens: num_rows,
+                x: Binding::read(x.metal()?),
+                x_stride: hidden,
+                norm: Some((norm.weight.metal()?, norm.eps)),
+                out: Binding::write(out.metal()?),
+                out_stride: out.width(),
+                stacked: Stacked::Groups(routing.groups(true)),
+            };
+            let parts = [metal::Part::of_stack(gate.metal()?), metal::Part::of_stack(up.metal()?)];
+            if gate.metal()?.matrix().dtype() == up.metal()?.matrix().dtype() {
+                return metal::swiglu(metal, parts, &operands);
+            }
+            let num_places = num_rows * routing.per_token();
+            let up_out = scratch.metal_up(context, out)?;
+            metal::matmul(metal, &parts[..1], &operands)?;
+            let up_operands = metal::Operands { out: Binding::write(up_out.metal()?), ..operands };
+            metal::matmul(metal, &parts[1..], &up_operands)?;
+            let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
+            return metal::silu_mul(metal, num_places * out.width(), up, gate);
+        }
         Backend::Reference(backend) => {
             let (gate, up) = (gate.reference()?, up.reference()?);
             let (x, out) = (x.reference()?, out.reference_mut()?);
-            let (groups, row_at) = (&routing.groups, &routing.row_at);
+            let HostRouting { groups, row_at, .. } = routing.host()?;
+            let num_places = routing.host()?.num_places();
             return backend.run(num_places, || {
                 reference::experts_swiglu(backend, groups, row_at, x, norm, [gate, up], out)
             });
         }
-        Backend::Metal(_) => return Err(Error::internal("experts_swiglu: there are no kernels")),
     };
+    let num_rows = routing.num_rows;
+    let routing = routing.host()?;
     let (gate, up) = (gate.cpu()?, up.cpu()?);
     let CpuScratch { activations, .. } = scratch.cpu()?;
     let forms = Forms::of(gate.iter().chain(up).map(|matrix| matrix.dtype()), cpu.level);
     let norm = Some((&norm.weight[..], norm.eps));
     let start_of = |place: usize| routing.row_at[place] as usize * hidden;
-    x.read(routing.num_rows, |x| {
+    x.read(num_rows, |x| {
         activations.prepare_groups(x, start_of, &routing.groups, hidden, norm, forms, &cpu.pool, cpu.level);
     })?;
     let width = out.width();
-    out.write(num_places, |out| {
+    out.write(routing.num_places(), |out| {
         let out = RowsMut::new(out, width);
         let write = |place: usize, first: usize, products: &[f32]| {
             // SAFETY: every place has outputs of its own, each of which is written once.
@@ -239,20 +281,35 @@ pub fn experts_residual(
     check("experts_residual", "its input", down.cols(), cols)?;
     check("experts_residual", "its output", down.rows(), hidden)?;
     check("experts_residual", "its room for products", products.width(), hidden)?;
-    let (num_places, per_tok) = (routing.num_places(), routing.num_experts_per_tok);
+    let num_rows = routing.num_rows;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
+        Backend::Metal(metal) => {
+            let routing = routing.metal()?;
+            let operands = metal::Operands {
+                num_tokens: num_rows,
+                x: Binding::read(h.metal()?),
+                x_stride: cols,
+                norm: None,
+                out: Binding::write(products.metal()?),
+                out_stride: hidden,
+                stacked: Stacked::Groups(routing.groups(false)),
+            };
+            metal::matmul(metal, &[metal::Part::of_stack(down.metal()?)], &operands)?;
+            return routing.combine(metal, num_rows, hidden, products.metal()?, x.metal()?);
+        }
         Backend::Reference(backend) => {
             let (down, h, x) = (down.reference()?, h.reference()?, x.reference_mut()?);
-            let weights = routing.choices().1;
-            let places = &routing.places[..weights.len()];
-            return backend.run(num_places, || {
-                let num_rows = routing.num_rows;
+            let routing = routing.host()?;
+            let (places, weights) = routing.choices(num_rows);
+            return backend.run(routing.num_places(), || {
                 reference::experts_residual(backend, num_rows, &routing.groups, places, weights, h, down, x)
             });
         }
-        Backend::Metal(_) => return Err(Error::internal("experts_residual: there are no kernels")),
     };
+    let routing = routing.host()?;
+    let (num_places, per_tok) = (routing.num_places(), routing.per_tok);
+    let (places, weights) = routing.choices(num_rows);
     let down = down.cpu()?;
     let CpuScratch { activations, .. } = scratch.cpu()?;
     let forms = Forms::of(down.iter().map(|matrix| matrix.dtype()), cpu.level);
@@ -269,7 +326,6 @@ pub fn experts_residual(
         matmul_groups(activations, &routing.groups, |expert| &down[expert], write, &cpu.pool, cpu.level);
     })?;
     context.launch();
-    let num_rows = routing.num_rows;
     x.write(num_rows, |x| {
         let x = RowsMut::new(x, hidden);
         products.read(num_places, |products| {
@@ -279,7 +335,7 @@ pub fn experts_residual(
                     // SAFETY: every row belongs to one task.
                     let x = unsafe { x.get(row) };
                     let pairs = row * per_tok..(row + 1) * per_tok;
-                    for (place, weight) in routing.places[pairs.clone()].iter().zip(&routing.weights[pairs]) {
+                    for (place, weight) in places[pairs.clone()].iter().zip(&weights[pairs]) {
                         let products = &products[*place as usize * hidden..][..hidden];
                         for (x, product) in x.iter_mut().zip(products) {
                             *x += weight * product;

@@ -4,7 +4,8 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{Forms, RowGroup, matmul_groups};
 use crate::ops::cpu::rows::RowsMut;
-use crate::ops::linear::{CpuScratch, LinearScratch};
+use crate::ops::linear::{CpuScratch, LinearScratch, metal_operands};
+use crate::ops::metal::{self, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
@@ -61,7 +62,15 @@ pub fn heads_linear(
                 )
             });
         }
-        Backend::Metal(_) => return Err(Error::internal("heads_linear: there are no kernels")),
+        Backend::Metal(metal) => {
+            let stacked = Stacked::Heads { num_heads, x_stride: x.stride, out_stride };
+            let operands = metal_operands(num_rows, x.rows, None, out)?;
+            return metal::matmul(
+                metal,
+                &[metal::Part::of_stack(heads.metal()?)],
+                &metal::Operands { stacked, ..operands },
+            );
+        }
     };
     let matrices = heads.cpu()?;
     let CpuScratch { activations, groups } = scratch.cpu()?;

@@ -23,7 +23,7 @@ use memmap2::MmapMut;
 use crate::config::ModelConfig;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::simd::F32x16;
-use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement, Pools};
+use crate::ops::metal::{self, GpuBuffer, LatentRows, MetalBackend, Placement, Pools};
 use crate::ops::reference::ReferencePools;
 use crate::{Error, ErrorKind, Result};
 
@@ -160,7 +160,7 @@ pub struct KvCache {
 
 enum LayerPools {
     Cpu { k: MmapMut, v: Option<MmapMut> },
-    Metal { k: GpuBuffer, v: GpuBuffer },
+    Metal { k: GpuBuffer, v: Option<GpuBuffer> },
     Reference(ReferencePools),
 }
 
@@ -218,12 +218,10 @@ impl KvCache {
                 let pools = ReferencePools::new(reference, num_slots, width, layout.has_values, dtype)?;
                 Ok(LayerPools::Reference(pools))
             }
-            Backend::Metal(_) if !layout.has_values => {
-                Err(Error::internal("there are no kernels for latent attention"))
-            }
             Backend::Metal(metal) => {
                 let allocate = || metal.gpu().allocate(bytes(row_len)?.max(16), Placement::Private);
-                Ok(LayerPools::Metal { k: allocate()?, v: allocate()? })
+                let v = layout.has_values.then(allocate).transpose()?;
+                Ok(LayerPools::Metal { k: allocate()?, v })
             }
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
@@ -281,8 +279,9 @@ impl KvCache {
                     }
                 }
                 (LayerPools::Metal { k, v }, Some(metal)) => {
-                    metal::copy_block(metal, k, row_bytes, source as u32, target as u32)?;
-                    metal::copy_block(metal, v, row_bytes, source as u32, target as u32)?;
+                    for pool in [Some(&*k), v.as_ref()].into_iter().flatten() {
+                        metal::copy_block(metal, pool, row_bytes, source as u32, target as u32)?;
+                    }
                 }
                 (LayerPools::Metal { .. }, None) => return Err(elsewhere()),
                 (LayerPools::Reference(pools), _) => {
@@ -335,9 +334,16 @@ impl KvCache {
 
     /// The pools of a layer on a GPU.
     pub(crate) fn metal(&self, layer: usize) -> Result<Pools<'_>> {
-        let LayerPools::Metal { k, v } = &self.layers[layer] else { return Err(elsewhere()) };
+        let LayerPools::Metal { k, v: Some(v) } = &self.layers[layer] else { return Err(elsewhere()) };
         let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
         Ok(Pools { k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
+    }
+
+    /// The latent rows of a layer on a GPU.
+    pub(crate) fn metal_rows(&self, layer: usize) -> Result<LatentRows<'_>> {
+        let LayerPools::Metal { k: rows, v: None } = &self.layers[layer] else { return Err(elsewhere()) };
+        let KvLayout { block_size, head_dim: row_dim, .. } = self.layout;
+        Ok(LatentRows { rows, dtype: self.dtype, row_dim, block_size })
     }
 }
 

@@ -1,11 +1,13 @@
 //! What happens between the projections of latent attention and attention itself.
 
+use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::latent;
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
+use crate::ops::metal;
 use crate::ops::reference;
 use crate::ops::rope_kv_write::RopeTable;
 use crate::ops::step_inputs::StepInputs;
@@ -78,7 +80,24 @@ pub fn latent_kv_write(
                 reference::latent_kv_write(backend, operands, rows, queries.stride, kv, pools, out)
             });
         }
-        Backend::Metal(_) => return Err(Error::internal("latent_kv_write: there are no kernels")),
+        Backend::Metal(metal) => {
+            let write = metal::LatentWrite {
+                queries: queries.rows.metal()?,
+                query_width: queries.rows.width(),
+                query_stride: queries.stride,
+                kv: kv.metal()?,
+                kv_width: kv.width(),
+                num_tokens,
+                num_heads,
+                norm: norm.weight.metal()?,
+                eps: norm.eps,
+                table: table.metal()?,
+                num_pairs: table.num_pairs(),
+                is_interleaved: table.style() == RopeStyle::Interleaved,
+                out: out.metal()?,
+            };
+            return metal::latent_kv_write(metal, step.metal()?, write, cache.metal_rows(layer)?);
+        }
     };
     let operands = latent::LatentKvWrite {
         num_heads,

@@ -5,7 +5,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
 use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu};
-use crate::ops::metal::{self, Access, Binding, Operands};
+use crate::ops::metal::{self, Access, Binding, Operands, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
 use crate::{Error, Result};
@@ -13,7 +13,6 @@ use crate::{Error, Result};
 /// Memory for the inputs of products in the form that kernels read, allocated once.
 #[derive(Debug)]
 pub struct LinearScratch {
-    max_rows: usize,
     device: DeviceScratch,
 }
 
@@ -47,7 +46,7 @@ impl LinearScratch {
             Backend::Metal(_) => DeviceScratch::Metal(None),
             Backend::Reference(_) => DeviceScratch::Reference,
         };
-        Ok(Self { max_rows, device })
+        Ok(Self { device })
     }
 
     /// Makes room for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
@@ -72,12 +71,14 @@ impl LinearScratch {
         }
     }
 
-    fn metal_up(&mut self, context: &Context, width: usize) -> Result<&Buffer> {
+    /// Memory for one half of a gated product: as much as `out` has for the other one.
+    pub(crate) fn metal_up(&mut self, context: &Context, out: &Buffer) -> Result<&Buffer> {
         let DeviceScratch::Metal(up) = &mut self.device else {
             return Err(Error::internal("the memory of products is on another device"));
         };
-        if up.as_ref().is_none_or(|up| up.width() != width) {
-            *up = Some(Buffer::new(context, self.max_rows, width)?);
+        let num_values = out.max_rows() * out.width();
+        if up.as_ref().is_none_or(|up| up.max_rows() < num_values) {
+            *up = Some(Buffer::new(context, num_values, 1)?);
         }
         up.as_ref().ok_or_else(|| Error::internal("the memory of a product is gone"))
     }
@@ -217,13 +218,13 @@ pub fn norm_swiglu(
         Backend::Metal(metal) => {
             let operands = metal_operands(num_rows, x, Some(norm), out)?;
             if gate.dtype() == up.dtype() {
-                return metal::swiglu(metal, gate.metal()?, up.metal()?, &operands);
+                let parts = [metal::Part::new(gate.metal()?), metal::Part::new(up.metal()?)];
+                return metal::swiglu(metal, parts, &operands);
             }
-            let part = |matrix| metal::Part { matrix, out_offset: 0, bias: None };
-            let up_out = scratch.metal_up(context, out.width())?;
-            metal::matmul(metal, &[part(gate.metal()?)], &operands)?;
+            let up_out = scratch.metal_up(context, out)?;
+            metal::matmul(metal, &[metal::Part::new(gate.metal()?)], &operands)?;
             let up_operands = Operands { out: Binding::write(up_out.metal()?), ..operands };
-            metal::matmul(metal, &[part(up.metal()?)], &up_operands)?;
+            metal::matmul(metal, &[metal::Part::new(up.metal()?)], &up_operands)?;
             let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
             return metal::silu_mul(metal, num_rows * out.width(), up, gate);
         }
@@ -264,7 +265,7 @@ pub fn norm_logits(
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Metal(metal) => {
-            let part = metal::Part { matrix: head.metal()?, out_offset: 0, bias: None };
+            let part = metal::Part::new(head.metal()?);
             return metal::matmul(metal, &[part], &metal_operands(num_rows, x, Some(norm), logits)?);
         }
         Backend::Reference(backend) => {
@@ -293,11 +294,11 @@ fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
 
 fn metal_part(linear: &Linear, out_offset: usize) -> Result<metal::Part<'_>> {
     let bias = linear.bias.as_ref().map(Vector::metal).transpose()?;
-    Ok(metal::Part { matrix: linear.weight.metal()?, out_offset, bias })
+    Ok(metal::Part::new(linear.weight.metal()?).at(out_offset).with_bias(bias))
 }
 
 /// Operands of a product that writes its output.
-fn metal_operands<'a>(
+pub(crate) fn metal_operands<'a>(
     num_tokens: usize,
     x: &'a Buffer,
     norm: Option<&'a RmsNorm>,
@@ -317,6 +318,7 @@ fn metal_operands<'a>(
         norm: norm.map(|norm| Ok::<_, Error>((norm.weight.metal()?, norm.eps))).transpose()?,
         out: Binding::write(out.metal()?),
         out_stride: out.width(),
+        stacked: Stacked::No,
     })
 }
 

@@ -5,7 +5,7 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{AttentionSizes, MetalAttention};
+use crate::ops::metal::{AttentionSizes, LatentSizes, MetalAttention, MetalLatentAttention};
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
@@ -23,6 +23,7 @@ pub struct AttentionScratch {
 enum DeviceScratch {
     Cpu(attention::AttentionScratch),
     Metal(MetalAttention),
+    MetalLatent(MetalLatentAttention),
     Reference,
 }
 
@@ -72,8 +73,18 @@ impl AttentionScratch {
                 limits.max_model_len,
                 cpu.pool.num_threads(),
             )),
-            Backend::Metal(_) if shape.value_dim != shape.head_dim => {
-                return Err(Error::internal("there are no kernels for latent attention and experts"));
+            Backend::Metal(metal) if shape.value_dim != shape.head_dim => {
+                DeviceScratch::MetalLatent(MetalLatentAttention::new(
+                    metal,
+                    LatentSizes {
+                        num_heads: shape.num_heads,
+                        row_dim: shape.head_dim,
+                        value_dim: shape.value_dim,
+                        scale: shape.scale as f32,
+                        max_model_len: limits.max_model_len,
+                        max_num_rows: limits.max_num_rows,
+                    },
+                )?)
             }
             Backend::Metal(metal) => DeviceScratch::Metal(MetalAttention::new(
                 metal,
@@ -94,7 +105,8 @@ impl AttentionScratch {
 }
 
 /// `out = softmax(q·K · scale)·V` for each token and head, over the tokens of its sequence up to
-/// itself. Long contexts with few tokens are divided and merged, which counts as a second dispatch.
+/// itself. Long contexts with few tokens are divided and merged, which counts as a second dispatch. With latent attention,
+/// expanded rows are left to [`super::expanded_attention`].
 ///
 /// `qkv` is `[num_tokens, num_heads · head_dim or more]` of which the first ones, the rotated queries, are used,
 /// `out` is `[num_tokens, num_heads · value_dim]`. The tokens' own keys and values are in the cache already.
@@ -120,6 +132,10 @@ pub fn paged_attention(
         (Backend::Metal(metal), DeviceScratch::Metal(attention)) => {
             let pools = cache.metal(layer)?;
             return attention.run(metal, step.metal()?, qkv.metal()?, width, pools, out.metal()?);
+        }
+        (Backend::Metal(metal), DeviceScratch::MetalLatent(attention)) => {
+            let rows = cache.metal_rows(layer)?;
+            return attention.run(metal, step.metal()?, qkv.metal()?, width, rows, out.metal()?);
         }
         (Backend::Reference(backend), DeviceScratch::Reference) => {
             let (qkv, pools, out) = (qkv.reference()?, cache.reference(layer)?, out.reference_mut()?);
@@ -159,6 +175,17 @@ fn check(
     if out.width() != shape.num_heads * shape.value_dim || qkv.width() < shape.num_heads * shape.head_dim {
         return Err(format!("rows of {} and {} values do not fit {shape:?}", qkv.width(), out.width()));
     }
+    check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
+}
+
+/// That the lists of a step fit together and the blocks exist.
+pub(super) fn check_lists(
+    metadata: &AttentionMetadata,
+    cache: &KvCache,
+    max_num_rows: usize,
+    max_model_len: usize,
+) -> Result<(), String> {
+    let layout = cache.layout();
     let (num_rows, num_tokens) = (metadata.num_rows(), metadata.num_tokens());
     if metadata.query_start_loc.len() != num_rows + 1
         || metadata.block_table_starts.len() != num_rows + 1
@@ -166,7 +193,7 @@ fn check(
         || metadata.query_start_loc.last() != Some(&num_tokens)
         || metadata.block_table_starts.last().is_none_or(|end| *end > metadata.block_tables.len())
         || metadata.block_size != layout.block_size
-        || num_rows > scratch.max_num_rows
+        || num_rows > max_num_rows
     {
         return Err(format!("the lists of {num_rows} rows and {num_tokens} tokens do not fit together"));
     }
@@ -174,11 +201,7 @@ fn check(
         let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
         let seq_len = metadata.seq_lens[row];
         let ascending = metadata.block_table_starts[row] <= metadata.block_table_starts[row + 1];
-        if start >= end
-            || end > num_tokens
-            || seq_len < end - start
-            || seq_len > scratch.max_model_len
-            || !ascending
+        if start >= end || end > num_tokens || seq_len < end - start || seq_len > max_model_len || !ascending
         {
             return Err(format!("row {row} has tokens {start}..{end} of a sequence of {seq_len}"));
         }

@@ -115,7 +115,7 @@ impl RopeTable {
         self.values.len() / (2 * self.num_pairs()).max(1)
     }
 
-    fn metal(&self) -> Result<&GpuBuffer> {
+    pub(crate) fn metal(&self) -> Result<&GpuBuffer> {
         let (_, buffer) =
             self.metal.as_ref().ok_or_else(|| Error::internal("a rope table is not on the device"))?;
         Ok(buffer)

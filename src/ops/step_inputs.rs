@@ -2,7 +2,7 @@
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{InputLimits, MetalAttention, MetalInputs};
+use crate::ops::metal::{InputLimits, MetalAttention, MetalInputs, PrefillForm};
 use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
@@ -85,11 +85,17 @@ impl DeviceInputs {
         cache: &KvCache,
     ) -> Result<StepInputs<'a>> {
         if let (Backend::Metal(backend), Some(inputs)) = (context.backend(), &mut self.metal) {
-            let head_dim = cache.layout().head_dim;
-            let tokens_per_tile =
-                MetalAttention::tokens_per_tile(self.heads_per_kv_head, cache.dtype(), head_dim);
+            let layout = cache.layout();
+            let prefill_form = match layout.has_values {
+                true => PrefillForm::Tiles(MetalAttention::tokens_per_tile(
+                    self.heads_per_kv_head,
+                    cache.dtype(),
+                    layout.head_dim,
+                )),
+                false => PrefillForm::Tokens,
+            };
             let StepInputs { token_ids, positions, outputs, attention, .. } = step;
-            inputs.upload(backend, token_ids, positions, outputs, attention, tokens_per_tile)?;
+            inputs.upload(backend, token_ids, positions, outputs, attention, prefill_form)?;
         }
         Ok(StepInputs { metal: self.metal.as_ref(), ..step })
     }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::PackedMatrix;
-use crate::ops::metal::{Binding, GpuBuffer, MetalMatrix};
+use crate::ops::metal::{Binding, GpuBuffer, MetalMatrix, MetalStack};
 use crate::ops::reference::ReferenceMatrix;
 use crate::weights::{DType, RawTensor, SharedBytes};
 use crate::{Error, Result};
@@ -156,7 +156,12 @@ pub struct MatrixStack {
 
 #[derive(Debug)]
 enum StackStorage {
-    Cpu(Vec<PackedMatrix>),
+    Cpu {
+        matrices: Vec<PackedMatrix>,
+        /// The same with rows and columns exchanged, if they are multiplied from either side.
+        transposed: Vec<PackedMatrix>,
+    },
+    Metal(MetalStack),
     Reference(Vec<ReferenceMatrix>),
 }
 
@@ -179,15 +184,22 @@ impl MatrixStack {
             )));
         }
         let mut storage = match context.backend() {
-            Backend::Cpu(_) => StackStorage::Cpu(Vec::with_capacity(matrices.len())),
+            Backend::Cpu(_) => {
+                StackStorage::Cpu { matrices: Vec::with_capacity(matrices.len()), transposed: Vec::new() }
+            }
             Backend::Reference(_) => StackStorage::Reference(Vec::with_capacity(matrices.len())),
-            Backend::Metal(_) => {
-                return Err(Error::internal("there are no kernels for latent attention and experts"));
+            Backend::Metal(metal) => {
+                let own = |matrix: Matrix| match matrix.0 {
+                    MatrixStorage::Metal(matrix) => Ok(matrix),
+                    _ => Err(elsewhere("a matrix")),
+                };
+                let stack = MetalStack::new(metal, matrices.into_iter().map(own).collect::<Result<_>>()?)?;
+                return Ok(Self { rows, cols, storage: StackStorage::Metal(stack) });
             }
         };
         for matrix in matrices {
             match (&mut storage, matrix.0) {
-                (StackStorage::Cpu(stack), MatrixStorage::Cpu(matrix)) => stack.push(matrix),
+                (StackStorage::Cpu { matrices: stack, .. }, MatrixStorage::Cpu(matrix)) => stack.push(matrix),
                 (StackStorage::Reference(stack), MatrixStorage::Reference(matrix)) => stack.push(matrix),
                 _ => return Err(elsewhere("a matrix")),
             }
@@ -195,11 +207,36 @@ impl MatrixStack {
         Ok(Self { rows, cols, storage })
     }
 
+    /// Adds the same matrices with rows and columns exchanged, `[num_matrices, cols, rows]`, for the ops that multiply
+    /// from the other side.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there are others, or the device has no use for them.
+    pub fn with_transposed(mut self, matrices: Vec<Matrix>) -> Result<Self> {
+        let (num, shape) = (self.len(), (self.cols, self.rows));
+        let StackStorage::Cpu { transposed, .. } = &mut self.storage else {
+            return Err(elsewhere("a stack of matrices"));
+        };
+        for matrix in matrices {
+            match matrix.0 {
+                MatrixStorage::Cpu(matrix) if (matrix.rows(), matrix.cols()) == shape => {
+                    transposed.push(matrix);
+                }
+                _ => return Err(Error::internal("a matrix is not the transposed one of a stack")),
+            }
+        }
+        if transposed.len() != num {
+            return Err(Error::internal(format!("{} of {num} matrices are transposed", transposed.len())));
+        }
+        Ok(self)
+    }
+
     /// How many matrices there are.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.storage {
-            StackStorage::Cpu(stack) => stack.len(),
+            StackStorage::Cpu { matrices, .. } => matrices.len(),
+            StackStorage::Metal(stack) => stack.len(),
             StackStorage::Reference(stack) => stack.len(),
         }
     }
@@ -222,26 +259,42 @@ impl MatrixStack {
         self.cols
     }
 
-    /// Bytes of all matrices.
+    /// Bytes of all matrices, without transposed ones.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         match &self.storage {
-            StackStorage::Cpu(stack) => stack.iter().map(PackedMatrix::num_bytes).sum(),
+            StackStorage::Cpu { matrices, .. } => matrices.iter().map(PackedMatrix::num_bytes).sum(),
+            StackStorage::Metal(stack) => stack.matrix().num_bytes(),
             StackStorage::Reference(stack) => stack.iter().map(ReferenceMatrix::num_bytes).sum(),
         }
     }
 
     pub(crate) fn cpu(&self) -> Result<&[PackedMatrix]> {
         match &self.storage {
-            StackStorage::Cpu(stack) => Ok(stack),
-            StackStorage::Reference(_) => Err(elsewhere("a stack of matrices")),
+            StackStorage::Cpu { matrices, .. } => Ok(matrices),
+            _ => Err(elsewhere("a stack of matrices")),
+        }
+    }
+
+    pub(crate) fn metal(&self) -> Result<&MetalStack> {
+        match &self.storage {
+            StackStorage::Metal(stack) => Ok(stack),
+            _ => Err(elsewhere("a stack of matrices")),
+        }
+    }
+
+    /// `[num_matrices, cols, rows]`.
+    pub(crate) fn cpu_transposed(&self) -> Result<&[PackedMatrix]> {
+        match &self.storage {
+            StackStorage::Cpu { transposed, .. } if !transposed.is_empty() => Ok(transposed),
+            _ => Err(Error::internal("a stack of matrices has no transposed ones")),
         }
     }
 
     pub(crate) fn reference(&self) -> Result<&[ReferenceMatrix]> {
         match &self.storage {
             StackStorage::Reference(stack) => Ok(stack),
-            StackStorage::Cpu(_) => Err(elsewhere("a stack of matrices")),
+            _ => Err(elsewhere("a stack of matrices")),
         }
     }
 }

@@ -1,17 +1,16 @@
 //! Networks of experts.
 
 use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
-use super::{Check, check};
+use super::{Check, check, products};
 use crate::Result;
 use crate::config::{ExpertsConfig, Scoring};
 use crate::ops::{
-    Context, LinearScratch, MatrixStack, Router, Routing, experts_residual, experts_swiglu, route,
+    Context, LinearScratch, Matrix, MatrixStack, Router, Routing, Vector, experts_residual, experts_swiglu,
+    route,
 };
 use crate::weights::DType;
 
 const EPS: f32 = 1e-5;
-const NUM_EXPERTS: usize = 8;
-
 /// Widths of the residual stream and of an expert. Those of experts are of real models: no multiple of 256, so that
 /// files have other types there than elsewhere.
 const SHAPES: [(usize, usize); 2] = [(256, 1408), (256, 1536)];
@@ -22,44 +21,69 @@ const TYPES: [DType; 7] =
     [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::Q6K];
 
 pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
-    if context.is_metal() {
-        return;
+    // Gate and up of two types; as many rows as fill groups of every length.
+    let mixed = Network { gate: DType::Q8_0, up: DType::F16, ..Network::with(config(96)) };
+    for num_rows in [3, 20, 40, 90] {
+        report(Network { num_rows, ..mixed.clone() }.check(context));
     }
+    let softmax = ExpertsConfig { num_experts: 64, num_experts_per_tok: 6, ..config(32) };
+    let sigmoid = ExpertsConfig {
+        scoring: Scoring::Sigmoid,
+        has_selection_bias: true,
+        num_experts_per_tok: 8,
+        num_groups: 8,
+        num_groups_per_tok: 3,
+        ..softmax.clone()
+    };
+    let routers = [
+        (softmax.clone(), 1),
+        (ExpertsConfig { shared_intermediate_size: Some(64), ..softmax.clone() }, 2),
+        (ExpertsConfig { shared_intermediate_size: Some(32), ..softmax.clone() }, 35),
+        (ExpertsConfig { normalize: false, ..softmax.clone() }, 33),
+        (sigmoid.clone(), 4),
+        (ExpertsConfig { normalize: false, ..sigmoid.clone() }, 70),
+        (ExpertsConfig { num_groups: 1, num_groups_per_tok: 1, ..sigmoid.clone() }, 6),
+        (ExpertsConfig { has_selection_bias: false, num_groups: 64, num_groups_per_tok: 9, ..sigmoid }, 5),
+        // The best of a group decides, and lanes have unequal numbers of experts.
+        (
+            ExpertsConfig {
+                num_experts: 44,
+                num_experts_per_tok: 3,
+                num_groups: 11,
+                num_groups_per_tok: 3,
+                ..softmax.clone()
+            },
+            40,
+        ),
+        (ExpertsConfig { num_experts: 300, num_experts_per_tok: 2, ..softmax.clone() }, 2),
+    ];
+    for (config, num_rows) in routers {
+        // More than 32 groups have no kernels on a GPU.
+        if config.num_groups <= 32 || !context.is_metal() {
+            report(Network { num_rows, ..Network::with(config) }.check(context));
+        }
+    }
+    // Of equal experts the first are chosen.
+    report(Network { is_even: true, num_rows: 3, ..Network::with(softmax) }.check(context));
     for (index, dtype) in TYPES.into_iter().enumerate() {
         let (hidden, inside) = SHAPES[index % 2];
         // What the rows of `down` are no whole blocks of.
         let down = if inside.is_multiple_of(dtype.block_len()) { dtype } else { DType::Q5_0 };
         for num_rows in [1, 9] {
-            let case = |context: &Context| network(context, hidden, inside, [dtype, down], num_rows);
-            let name = format!("experts {dtype} and {down}, {num_rows} rows of {hidden} through {inside}");
-            report(check(name, limit(context, dtype), compare(context, case)));
+            let network =
+                Network { hidden, gate: dtype, up: dtype, down, num_rows, ..Network::with(config(inside)) };
+            report(network.check(context));
         }
     }
 }
 
-/// As of products, of which there are two in a row: the CPU rounds activations to 8 bits for quantised weights and to bf16 for BF16 weights where it has
-/// products of them.
-fn limit(context: &Context, dtype: DType) -> f64 {
-    match context.cpu_level() {
-        Some(_) if dtype.block_len() > 1 => 1e-2,
-        Some(level) if dtype == DType::BF16 && level.has_bf16_dot() => 1e-4,
-        _ => 1e-11,
-    }
-}
-
-/// `x + experts(norm(x))`, without the `x` that was there, beside which an error would be small.
-fn network(
-    context: &Context,
-    hidden: usize,
-    inside: usize,
-    [dtype, down_dtype]: [DType; 2],
-    num_rows: usize,
-) -> Result<Rows> {
-    let config = ExpertsConfig {
+/// A router that chooses three of eight experts of this width.
+fn config(intermediate_size: usize) -> ExpertsConfig {
+    ExpertsConfig {
         num_dense_layers: 0,
-        num_experts: NUM_EXPERTS,
+        num_experts: 8,
         num_experts_per_tok: 3,
-        intermediate_size: inside,
+        intermediate_size,
         shared_intermediate_size: None,
         scoring: Scoring::Softmax,
         has_selection_bias: false,
@@ -67,26 +91,82 @@ fn network(
         num_groups_per_tok: 1,
         normalize: true,
         scale: 1.5,
-    };
-    let stack = |dtype: DType, rows: usize, cols: usize, seed: u64| {
-        let own = |index: usize| matrix(context, dtype, rows, cols, seed + 2 * index as u64);
-        MatrixStack::new(context, (0..NUM_EXPERTS).map(own).collect::<Result<_>>()?)
-    };
-    let (gate, up) = (stack(dtype, inside, hidden, 100)?, stack(dtype, inside, hidden, 200)?);
-    let down = stack(down_dtype, hidden, inside, 300)?;
-    let max_places = Routing::max_places(&config, num_rows);
-    let mut routing = Routing::new(&config, num_rows);
-    let router =
-        Router { weight: matrix(context, DType::F32, NUM_EXPERTS, hidden, 5)?, selection_bias: None, config };
-    let mut scratch = LinearScratch::new(context, num_rows, hidden)?;
-    scratch.reserve_groups(context, NUM_EXPERTS, max_places, inside);
-    let x = buffer(context, &noise(1, num_rows * hidden), hidden, num_rows)?;
-    let norm = rms_norm(context, 2, hidden, EPS)?;
-    let mut intermediate = unwritten(context, inside, max_places)?;
-    let mut products = unwritten(context, hidden, max_places)?;
-    let mut sum = buffer(context, &vec![0.0; num_rows * hidden], hidden, num_rows)?;
-    route(context, &mut scratch, num_rows, &x, &norm, &router, &mut routing)?;
-    experts_swiglu(context, &mut scratch, &routing, &x, &norm, &gate, &up, &mut intermediate)?;
-    experts_residual(context, &mut scratch, &routing, &intermediate, &down, &mut products, &mut sum)?;
-    Rows::of(&sum, num_rows)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Network {
+    config: ExpertsConfig,
+    hidden: usize,
+    gate: DType,
+    up: DType,
+    down: DType,
+    num_rows: usize,
+    /// Whether the router finds all experts equal.
+    is_even: bool,
+}
+
+impl Network {
+    fn with(config: ExpertsConfig) -> Self {
+        let dtype = DType::F32;
+        Self { config, hidden: 64, gate: dtype, up: dtype, down: dtype, num_rows: 1, is_even: false }
+    }
+
+    fn check(&self, context: &Context) -> Check {
+        let Self { config, hidden, gate, up, down, num_rows, .. } = self;
+        let ExpertsConfig { num_experts_per_tok: chosen, num_experts: all, scoring, .. } = config;
+        let (groups, inside) = (config.num_groups, config.intermediate_size);
+        let name = format!(
+            "experts {gate}, {up} and {down}, {num_rows} rows of {hidden} through {inside}, {chosen} of {all} in \
+             {groups} groups by {scoring:?}, {}",
+            if self.is_even { "all equal" } else { "different" }
+        );
+        let limit = |dtype: &DType| products::limit(context, *dtype, *num_rows);
+        // There are two products in a row.
+        let limit = 4.0 * limit(gate).max(limit(up)).max(limit(down));
+        check(name, limit, compare(context, |context| self.run(context)))
+    }
+
+    /// Something small `+ experts(norm(x))`: beside `x` itself an error would be small.
+    fn run(&self, context: &Context) -> Result<Rows> {
+        let &Self { hidden, num_rows, .. } = self;
+        let ExpertsConfig { num_experts, intermediate_size: inside, .. } = self.config;
+        let num_shared = self.config.num_shared_experts();
+        let stack = |dtype: DType, rows: usize, cols: usize, seed: u64| {
+            let own = |index: usize| matrix(context, dtype, rows, cols, seed + 2 * index as u64);
+            MatrixStack::new(context, (0..num_experts + num_shared).map(own).collect::<Result<_>>()?)
+        };
+        let (gate, up) = (stack(self.gate, inside, hidden, 100)?, stack(self.up, inside, hidden, 200)?);
+        let down = stack(self.down, hidden, inside, 300)?;
+        let max_places = Routing::max_places(&self.config, num_rows);
+        let mut routing = Routing::new(context, &self.config, num_rows)?;
+        let weight = match self.is_even {
+            true => Matrix::from_bytes(
+                context,
+                DType::F32,
+                &vec![0; 4 * num_experts * hidden],
+                num_experts,
+                hidden,
+            )?,
+            false => matrix(context, DType::F32, num_experts, hidden, 5)?,
+        };
+        let bias = || Vector::new(context, noise(6, num_experts));
+        let selection_bias = self.config.has_selection_bias.then(bias).transpose()?;
+        let router = Router { weight, selection_bias, config: self.config.clone(), num_shared };
+        let mut scratch = LinearScratch::new(context, num_rows, hidden)?;
+        scratch.reserve_groups(context, num_experts + num_shared, max_places, inside.max(hidden));
+        let x = buffer(context, &noise(1, num_rows * hidden), hidden, num_rows)?;
+        let norm = rms_norm(context, 2, hidden, EPS)?;
+        let mut intermediate = unwritten(context, inside, max_places)?;
+        let mut products = unwritten(context, hidden, max_places)?;
+        let before: Vec<f32> = noise(8, num_rows * hidden).iter().map(|value| value / 16.0).collect();
+        let mut sum = buffer(context, &before, hidden, num_rows)?;
+        // Groups of an earlier step are gone.
+        let others = buffer(context, &noise(7, num_rows * hidden), hidden, num_rows)?;
+        route(context, &mut scratch, num_rows, &others, &norm, &router, &mut routing)?;
+        route(context, &mut scratch, num_rows, &x, &norm, &router, &mut routing)?;
+        experts_swiglu(context, &mut scratch, &routing, &x, &norm, &gate, &up, &mut intermediate)?;
+        experts_residual(context, &mut scratch, &routing, &intermediate, &down, &mut products, &mut sum)?;
+        Rows::of(&sum, num_rows)
+    }
 }

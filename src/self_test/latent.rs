@@ -2,48 +2,40 @@
 
 use super::attention::one_layer;
 use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
-use super::{Check, check};
+use super::{Check, check, products};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Context, Heads, KvCache, KvCacheDType,
-    LinearScratch, MatrixStack, RopeTable, StepInputs, heads_linear, latent_kv_write, paged_attention,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Context, DeviceInputs, ExpandedLimits,
+    ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack, RopeTable, StepInputs,
+    expanded_attention, heads_linear, latent_kv_write, paged_attention,
 };
 use crate::weights::DType;
 
-const EPS: f32 = 1e-6;
+const EPS: f32 = 1e-2;
+const SCALE: f64 = 0.1;
 
 pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
-    if context.is_metal() {
-        return;
-    }
-    // Into the latent row and out of it, of DeepSeek-V2-Lite and GLM-4.7-Flash.
-    for (num_heads, inputs, outputs) in [(16, 128, 512), (20, 192, 512), (16, 512, 128), (20, 512, 256)] {
-        for dtype in [DType::F32, DType::F16, DType::Q5_0, DType::Q8_0] {
-            for num_rows in [1, 9] {
-                let name =
-                    format!("heads_linear {dtype}, {num_heads} of {inputs} to {outputs}, {num_rows} rows");
-                let case = |context: &Context| heads(context, num_heads, inputs, outputs, dtype, num_rows);
-                let limit = match context.cpu_level() {
-                    Some(_) if dtype.block_len() > 1 => 4e-3,
-                    _ => 1e-11,
-                };
-                report(check(name, limit, compare(context, case)));
-            }
-        }
-    }
     let large = Case { num_heads: 16, rank: 512, ..Case::default() };
     let cases = [
         Case::default(),
-        large,
-        Case { num_heads: 20, dtype: KvCacheDType::F32, ..large },
+        // Two and three groups of eight heads, and more than a threadgroup of a GPU has.
+        Case { num_heads: 9, dtype: KvCacheDType::Bf16, ..Case::default() },
+        Case { num_heads: 17, dtype: KvCacheDType::Bf16, ..Case::default() },
+        Case { num_heads: 12, dtype: KvCacheDType::F32, ..Case::default() },
+        Case { num_heads: 37, dtype: KvCacheDType::F32, ..Case::default() },
         Case { dtype: KvCacheDType::Bf16, ..Case::default() },
-        Case { dtype: KvCacheDType::F32, block_size: 16, ..Case::default() },
+        Case { dtype: KvCacheDType::F32, block_size: 16, style: RopeStyle::HalfSplit, ..Case::default() },
         Case { dtype: KvCacheDType::F32, block_size: 7, ..Case::default() },
         Case { num_heads: 3, rank: 72, block_size: 24, ..Case::default() },
+        large,
+        Case { num_heads: 20, ..large },
+        Case { num_heads: 20, dtype: KvCacheDType::F32, ..large },
     ];
     for case in cases {
         let limit = match case.dtype {
+            // A GPU's queries and weights are in half precision too.
+            KvCacheDType::F16 if context.is_metal() => 2e-6,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 1e-5,
             KvCacheDType::F32 => 1e-11,
@@ -53,7 +45,41 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
             limit,
             compare(context, |context| case.run(context)),
         ));
+        // There are no kernels for it on a GPU, which does not need it.
+        if context.is_metal() {
+            continue;
+        }
+        // Long contexts take long in double precision, and are the same for all widths.
+        let sequences = if case.rank == large.rank { &EXPANDED[..2] } else { &EXPANDED[..] };
+        let expanded = Case { sequences, is_expanded: true, ..case };
+        report(check(
+            format!("expanded attention, {expanded:?}"),
+            limit,
+            compare(context, |context| expanded.run(context)),
+        ));
     }
+    // Into the latent row and out of it, of DeepSeek-V2-Lite and GLM-4.7-Flash.
+    for (num_heads, inputs, outputs) in [(16, 128, 512), (20, 192, 512), (16, 512, 128), (20, 512, 256)] {
+        for dtype in [DType::F32, DType::F16, DType::Q5_0, DType::Q8_0] {
+            for num_rows in [1, 9] {
+                let name =
+                    format!("heads_linear {dtype}, {num_heads} of {inputs} to {outputs}, {num_rows} rows");
+                let case = |context: &Context| heads(context, num_heads, inputs, outputs, dtype, num_rows);
+                report(check(name, products::limit(context, dtype, num_rows), compare(context, case)));
+            }
+        }
+    }
+    if context.is_metal() {
+        return;
+    }
+    let sequences = &EXPANDED[..2];
+    let quantized = Case { weights: DType::Q8_0, sequences, is_expanded: true, ..large };
+    let limit = if context.cpu_level().is_some() { 4e-3 } else { 1e-6 };
+    report(check(
+        format!("expanded attention, {quantized:?}"),
+        limit,
+        compare(context, |context| quantized.run(context)),
+    ));
 }
 
 fn heads(
@@ -83,18 +109,38 @@ struct Case {
     rank: usize,
     dtype: KvCacheDType,
     block_size: usize,
+    style: RopeStyle,
+    /// Of the projection of values.
+    weights: DType,
+    /// Tokens of each sequence that are in the cache before, and those that are computed.
+    sequences: &'static [[usize; 2]],
+    /// The form whose results are compared.
+    is_expanded: bool,
 }
 
 impl Default for Case {
     fn default() -> Self {
-        Self { num_heads: 4, rank: 64, dtype: KvCacheDType::F16, block_size: 32 }
+        let (dtype, weights) = (KvCacheDType::F16, DType::F32);
+        Self {
+            num_heads: 4,
+            rank: 64,
+            dtype,
+            block_size: 32,
+            style: RopeStyle::Interleaved,
+            weights,
+            sequences: &ABSORBED,
+            is_expanded: false,
+        }
     }
 }
 
-/// Tokens of each sequence that are in the cache before, and those that are computed: at and around the ends of pieces.
-const SEQUENCES: [[usize; 2]; 6] = [[0, 9], [255, 1], [256, 1], [300, 1], [17, 40], [250, 12]];
+/// At and around the ends of pieces.
+const ABSORBED: [[usize; 2]; 6] = [[0, 9], [255, 1], [256, 1], [300, 1], [17, 31], [250, 12]];
+/// The same, also at and around the end of a span, and a row for more than one task.
+const EXPANDED: [[usize; 2]; 5] = [[200, 60], [3, 31], [256, 64], [0, 130], [2040, 32]];
 const ROTATED: usize = 64;
 const NOPE: usize = 32;
+const VALUE_DIM: usize = 24;
 
 impl Case {
     fn config(self) -> ModelConfig {
@@ -102,8 +148,8 @@ impl Case {
             q_lora_rank: None,
             kv_lora_rank: self.rank,
             qk_nope_head_dim: NOPE,
-            v_head_dim: 1,
-            softmax_scale: 0.1,
+            v_head_dim: VALUE_DIM,
+            softmax_scale: SCALE as f32,
             lora_norm_eps: EPS,
         });
         let one_layer = one_layer(self.num_heads, 1, NOPE + ROTATED);
@@ -111,31 +157,46 @@ impl Case {
         ModelConfig { latent_attention, rope, ..one_layer }
     }
 
+    /// Results of the rows that have the form of the case's sequences.
     fn run(self, context: &Context) -> Result<Rows> {
-        let Self { num_heads, rank, dtype, block_size } = self;
-        let (row_dim, query_dim, max_len) = (rank + ROTATED, NOPE + ROTATED, 400_usize);
+        let Self { num_heads, rank, dtype, block_size, style, sequences, is_expanded, .. } = self;
+        let (row_dim, query_dim) = (rank + ROTATED, NOPE + ROTATED);
+        let max_len = sequences.iter().map(|lens| lens[0] + lens[1]).max().unwrap_or(0);
         let blocks_each = max_len.div_ceil(block_size);
-        let max_num_tokens: usize =
-            (0..2).map(|step| SEQUENCES.iter().map(|steps| steps[step]).sum()).max().unwrap_or(0);
-        let max_num_tokens = max_num_tokens.max(block_size);
-        let num_blocks = SEQUENCES.len() * blocks_each;
+        let num_tokens_of = |step: usize| sequences.iter().map(|lens| lens[step]).sum();
+        let max_num_tokens = (0..2).map(num_tokens_of).max().unwrap_or(0).max(block_size);
+        let num_blocks = sequences.len() * blocks_each;
         let mut cache = KvCache::new(context, &self.config(), num_blocks, block_size, dtype)?;
-        let mut scratch = AttentionScratch::new(
+        let limits = AttentionLimits {
+            num_heads,
+            num_kv_heads: 1,
+            head_dim: row_dim,
+            value_dim: rank,
+            scale: SCALE,
+            sliding_window: None,
+            max_model_len: max_len,
+            max_num_tokens,
+            max_num_rows: sequences.len(),
+        };
+        let mut scratch = AttentionScratch::new(context, limits)?;
+        let mut inputs = DeviceInputs::new(context, &limits, block_size)?;
+        let mut expanded = ExpandedScratch::new(
             context,
-            AttentionLimits {
+            ExpandedLimits {
                 num_heads,
-                num_kv_heads: 1,
-                head_dim: row_dim,
-                value_dim: rank,
-                scale: 0.1,
-                sliding_window: None,
+                rank,
+                nope: NOPE,
+                rotated: ROTATED,
+                value_dim: VALUE_DIM,
+                scale: SCALE,
                 max_model_len: max_len,
                 max_num_tokens,
-                max_num_rows: SEQUENCES.len(),
+                max_num_rows: sequences.len(),
             },
         )?;
+        let projections = is_expanded.then(|| self.projections(context)).transpose()?;
         let frequencies = (0..ROTATED / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
-        let mut table = RopeTable::new(context, RopeStyle::Interleaved, frequencies, 1.0, max_len)?;
+        let mut table = RopeTable::new(context, style, frequencies, 1.0, max_len)?;
         table.extend_to(max_len)?;
         let norm = rms_norm(context, 8, rank, EPS)?;
         // What is not a token's is no number. The definition may read more.
@@ -147,22 +208,24 @@ impl Case {
                 };
                 let positions = vec![0; block_size];
                 let step = StepInputs::new(&positions, &positions, &[], &metadata);
+                let step = inputs.upload(context, step, &cache)?;
                 let nothing = unwritten(context, num_heads * query_dim + row_dim, block_size)?;
                 let mut out = unwritten(context, num_heads * row_dim, block_size)?;
                 let queries = Heads { rows: &nothing, stride: query_dim };
                 latent_kv_write(context, queries, &nothing, &step, &norm, &table, &mut cache, 0, &mut out)?;
             }
         }
-        let mut results = Rows { values: Vec::new(), width: rank };
+        let out_width = num_heads * if is_expanded { VALUE_DIM } else { rank };
+        let mut results = Rows { values: Vec::new(), width: out_width };
         for step in 0..2 {
             let mut metadata = AttentionMetadata { block_size, ..AttentionMetadata::default() };
             metadata.clear();
             metadata.block_size = block_size;
             let mut positions = Vec::new();
-            for (sequence, lens) in SEQUENCES.iter().enumerate().filter(|(_, lens)| lens[step] > 0) {
+            for (sequence, lens) in sequences.iter().enumerate().filter(|(_, lens)| lens[step] > 0) {
                 let (first, end) = if step == 0 { (0, lens[0]) } else { (lens[0], lens[0] + lens[1]) };
                 // Blocks of a sequence lie apart.
-                let block = |index: usize| index * SEQUENCES.len() + sequence;
+                let block = |index: usize| index * sequences.len() + sequence;
                 metadata
                     .slot_mapping
                     .extend((first..end).map(|at| block(at / block_size) * block_size + at % block_size));
@@ -178,13 +241,49 @@ impl Case {
             let rows = buffer(context, &noise(3 + step as u64, num_tokens * width), width, num_tokens)?;
             let absorbed = noise(7 + step as u64, num_tokens * num_heads * row_dim);
             let mut absorbed = buffer(context, &absorbed, num_heads * row_dim, num_tokens)?;
-            let mut out = unwritten(context, num_heads * rank, num_tokens)?;
+            let mut out = unwritten(context, out_width, num_tokens)?;
             let lists = StepInputs::new(&positions, &positions, &[], &metadata);
+            let lists = &inputs.upload(context, lists, &cache)?;
             let queries = Heads { rows: &rows, stride: query_dim };
-            latent_kv_write(context, queries, &rows, &lists, &norm, &table, &mut cache, 0, &mut absorbed)?;
-            paged_attention(context, &mut scratch, &absorbed, &cache, 0, &lists, &mut out)?;
-            results.values.extend(out.read_exact(num_tokens)?);
+            latent_kv_write(context, queries, &rows, lists, &norm, &table, &mut cache, 0, &mut absorbed)?;
+            match &projections {
+                None => paged_attention(context, &mut scratch, &absorbed, &cache, 0, lists, &mut out)?,
+                Some([keys, values]) if step == 1 => {
+                    let (scratch, absorbed, out) = (&mut expanded, &absorbed, &mut out);
+                    expanded_attention(
+                        context, scratch, queries, absorbed, &cache, 0, lists, keys, values, out,
+                    )?;
+                }
+                Some(_) => continue,
+            }
+            let values = out.read_exact(num_tokens)?;
+            for row in (0..metadata.num_rows()).filter(|row| metadata.is_expanded(*row) == is_expanded) {
+                let tokens = metadata.query_start_loc[row]..metadata.query_start_loc[row + 1];
+                results.values.extend(&values[tokens.start * out_width..tokens.end * out_width]);
+            }
         }
         Ok(results)
+    }
+
+    /// Of keys, `[heads, rank, nope]`, and of values, `[heads, value, rank]`.
+    fn projections(self, context: &Context) -> Result<[MatrixStack; 2]> {
+        let Self { num_heads, rank, weights, .. } = self;
+        let (mut keys, mut transposed, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        for head in 0..num_heads {
+            let seed = 20 + 2 * head as u64;
+            let own = noise(seed, rank * NOPE);
+            let dense = |values: &mut dyn Iterator<Item = f32>, rows: usize, cols: usize| {
+                let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+                Matrix::from_bytes(context, DType::F32, &bytes, rows, cols)
+            };
+            let by_column = |at: usize| own[at % rank * NOPE + at / rank];
+            keys.push(dense(&mut own.iter().copied(), rank, NOPE)?);
+            transposed.push(dense(&mut (0..rank * NOPE).map(by_column), NOPE, rank)?);
+            values.push(matrix(context, weights, VALUE_DIM, rank, 90 + seed)?);
+        }
+        let keys = MatrixStack::new(context, keys)?;
+        let is_cpu = context.cpu_level().is_some();
+        let keys = if is_cpu { keys.with_transposed(transposed)? } else { keys };
+        Ok([keys, MatrixStack::new(context, values)?])
     }
 }

@@ -66,9 +66,9 @@ pub enum Family {
     Rows,
     /// Rotation, the cache, attention.
     Attention,
-    /// Products of heads and latent attention, if the device has kernels for them.
+    /// Products of heads and latent attention.
     Latent,
-    /// Networks of experts, if the device has kernels for them.
+    /// Networks of experts.
     Experts,
     /// Sampling, if the device has a sampler.
     Sampling,

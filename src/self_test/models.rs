@@ -15,15 +15,31 @@ use crate::{Error, Result, demo};
 const BLOCK_SIZE: usize = 16;
 const MAX_LEN: usize = 128;
 
-/// Dense models with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`, eight
-/// tokens with the 32 that follow.
-const DENSE: [&str; 5] = ["tiny/llama", "tiny/llama3", "tiny/mistral", "tiny/qwen2", "tiny/qwen3"];
+/// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
+/// eight tokens with the 32 that follow.
+const EXACT: [&str; 10] = [
+    "tiny/llama",
+    "tiny/llama3",
+    "tiny/mistral",
+    "tiny/qwen2",
+    "tiny/qwen3",
+    "tiny/youtu",
+    "tiny/deepseek_v2_lite",
+    "tiny/glm4_moe_lite",
+    "tiny/qwen3_moe",
+    "tiny/mixtral",
+];
 
 /// Quantised models whose golden logits were computed with the quantised weights.
-const QUANTIZED: [&str; 5] = [
+const QUANTIZED: [&str; 10] = [
     "tiny/llama/llama.q8_0.gguf",
     "tiny/llama3/llama3.q4_0.gguf",
     "tiny/qwen2/qwen2.q8_0.gguf",
+    "tiny/youtu/youtu.q4_0.gguf",
+    "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
+    "tiny/deepseek_v2_lite/deepseek_v2_lite.f32-legacy.gguf",
+    "tiny/glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
+    "tiny/qwen3_moe/qwen3_moe.q8_0.gguf",
     "kquant/llama/llama.q4_k_mix.gguf",
     "kquant/qwen3/qwen3.q4_k_mix.gguf",
 ];
@@ -51,8 +67,8 @@ pub fn demo_model(context: &Arc<Context>, report: &mut dyn FnMut(Check)) {
 
 /// Compares the golden models in a folder of fixtures with what the device computes.
 pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn FnMut(Check)) {
-    for name in DENSE {
-        match dense(context, fixtures, name) {
+    for name in EXACT {
+        match exact(context, fixtures, name) {
             Ok((error, tokens)) => {
                 report(Check::error(format!("{name}: logits"), error, 1e-7));
                 report(tokens);
@@ -66,7 +82,7 @@ pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn F
     }
 }
 
-fn dense(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, Check)> {
+fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, Check)> {
     let golden = Golden::read(&fixtures.join(name).join("golden.safetensors"))?;
     let checkpoint = Checkpoint::open(&fixtures.join(name))?;
     let mut model = Model::load(&checkpoint, context, KvCacheDType::F32)?;

@@ -82,7 +82,7 @@ fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights
 /// and to bf16 for BF16 weights where it has products of them; a GPU's round decoded weights to half precision for
 /// several rows.
-fn limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
+pub(super) fn limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
     const IN_F32: f64 = 2e-12;
     match context.cpu_level() {
         Some(_) if dtype.block_len() > 1 => 4e-3,

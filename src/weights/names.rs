@@ -48,8 +48,12 @@ const EXPERT: [(&str, &str, &str); 6] = [
     ("block_sparse_moe.experts", "w2", "ffn_down"),
 ];
 
-/// The one tensor whose ending changes as well.
-const ROUTER_BIAS: (&str, &str) = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
+/// Tensors of a layer whose ending changes as well: a bias, and the experts of all where they are stacked.
+const WHOLE: [(&str, &str); 3] = [
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+];
 
 /// The canonical name of a Hugging Face tensor, if it has one. The `model.` in front may be missing, as
 /// in checkpoints that were saved without the language-model head.
@@ -63,8 +67,8 @@ pub(super) fn canonical(name: &str) -> Option<String> {
     let (layer, rest) =
         name.strip_prefix("model.").unwrap_or(name).strip_prefix("layers.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
-    if rest == ROUTER_BIAS.0 {
-        return Some(format!("blk.{layer}.{}", ROUTER_BIAS.1));
+    if let Some((_, ours)) = WHOLE.iter().find(|(theirs, _)| *theirs == rest) {
+        return Some(format!("blk.{layer}.{ours}"));
     }
     let (module, ending) = rest.rsplit_once('.')?;
     if !matches!(ending, "weight" | "bias") {
@@ -88,8 +92,8 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
         return Some((*theirs).to_owned());
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    if rest == ROUTER_BIAS.1 {
-        return Some(format!("model.layers.{layer}.{}", ROUTER_BIAS.0));
+    if let Some((theirs, _)) = WHOLE.iter().find(|(_, ours)| *ours == rest) {
+        return Some(format!("model.layers.{layer}.{theirs}"));
     }
     let (module, ending) = rest.rsplit_once('.')?;
     if let Some((theirs, _)) = LAYER.iter().find(|(_, ours)| *ours == module) {
@@ -127,6 +131,8 @@ mod tests {
             ("model.layers.3.mlp.gate.weight", "blk.3.ffn_gate_inp.weight"),
             ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
             ("model.layers.3.mlp.experts.63.up_proj.weight", "blk.3.ffn_up.63.weight"),
+            ("model.layers.3.mlp.experts.gate_up_proj", "blk.3.ffn_gate_up_exps.weight"),
+            ("model.layers.3.mlp.experts.down_proj", "blk.3.ffn_down_exps.weight"),
             ("model.layers.3.mlp.shared_experts.gate_proj.weight", "blk.3.ffn_gate_shexp.weight"),
         ] {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));

@@ -58,6 +58,10 @@ impl FromStr for Quantization {
     }
 }
 
+/// Chunks after which the file's pages are given back that were read before: pages are taken in larger pieces than a
+/// chunk has, and each call waits for all threads.
+const CHUNKS_TO_RELEASE: usize = 64;
+
 /// Converts the tensors of one checkpoint: to block types, or to another dense type.
 #[derive(Debug, Clone)]
 pub struct Quantizer {
@@ -116,13 +120,16 @@ impl Quantizer {
         for name in checkpoint.tensor_names() {
             // A tensor that cannot be read is either refused at load or one that no model uses.
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
-            let bytes = match self.applies_to(&tensor) && !tensor.dtype.is_quantized() {
-                true => self.dtype_of(name, tensor.shape).row_bytes(tensor.num_elements())?,
-                false => tensor.data.len(),
-            };
-            total += bytes as u64;
+            let dtype = self.loaded_dtype(name, tensor.shape, tensor.dtype);
+            total += dtype.row_bytes(tensor.num_elements())? as u64;
         }
         Ok(total)
+    }
+
+    /// The type that a tensor of this canonical name, row-major shape and stored type is loaded in.
+    #[must_use]
+    pub fn loaded_dtype(&self, name: &str, shape: &[usize], stored: DType) -> DType {
+        if stored.is_quantized() { stored } else { self.dtype_of(name, shape) }
     }
 
     /// The type that a tensor of this canonical name and row-major shape gets.
@@ -145,13 +152,53 @@ impl Quantizer {
         candidates.iter().find(fits).copied().unwrap_or(DType::F16)
     }
 
-    /// Converts `tensor` to the type that [`Self::dtype_of`] gives it. `progress` is called from any of the
-    /// threads with the number of values done since the last call.
+    /// Converts tensors to the types that [`Self::dtype_of`] gives them, all of them by all threads: a small one, such as
+    /// an expert, would be done before its threads had begun. `progress` is called from any of the threads with the
+    /// number of the file's bytes that are done since the last call.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidRequest`] if the tensor is quantised already,
+    /// [`crate::ErrorKind::InvalidRequest`] if a tensor is quantised already,
     /// [`crate::ErrorKind::InvalidModel`] if it holds infinities or NaN; both name the tensor.
-    pub fn quantize(&self, tensor: &RawTensor<'_>, progress: &(dyn Fn(usize) + Sync)) -> Result<OwnedTensor> {
+    pub fn quantize(
+        &self,
+        tensors: &[RawTensor<'_>],
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<Vec<OwnedTensor>> {
+        let mut conversions = tensors.iter().map(|tensor| self.begin(tensor)).collect::<Result<Vec<_>>>()?;
+        self.convert(&mut conversions, progress)?;
+        Ok(conversions.into_iter().map(Conversion::finish).collect())
+    }
+
+    fn convert(&self, conversions: &mut [Conversion<'_>], progress: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        let num_chunks = conversions.iter().map(Conversion::num_chunks).sum();
+        let queue = Mutex::new(conversions.iter_mut().flat_map(Conversion::chunks));
+        let failure = Mutex::new(None);
+        let work = || {
+            let mut values = vec![0.0; CHUNK_LEN];
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some(mut chunk) = next else { return };
+                match chunk.convert(&mut values) {
+                    Ok(()) => progress(chunk.input.len()),
+                    Err(error) => {
+                        let error = error.context(format!("tensor {:?}", chunk.tensor.name));
+                        *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        return;
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            // The calling thread works as well.
+            for _ in 1..self.num_threads.min(num_chunks) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    fn begin<'t>(&self, tensor: &'t RawTensor<'t>) -> Result<Conversion<'t>> {
         if tensor.dtype.is_quantized() {
             let target = match self.target {
                 Target::Blocks(quantization) => quantization.to_string(),
@@ -164,50 +211,68 @@ impl Quantizer {
             .with_hint("quantisation at load is for models in F32, F16 or BF16"));
         }
         let dtype = self.dtype_of(tensor.name, tensor.shape);
-        let mut data = vec![0; dtype.row_bytes(tensor.num_elements())?];
-        convert(tensor, dtype, &mut data, self.num_threads, progress)
-            .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))?;
-        Ok(OwnedTensor::new(tensor.name, dtype, tensor.shape, data))
+        Ok(Conversion {
+            tensor,
+            dtype,
+            chunk_bytes: [tensor.dtype.row_bytes(CHUNK_LEN)?, dtype.row_bytes(CHUNK_LEN)?],
+            data: vec![0; dtype.row_bytes(tensor.num_elements())?],
+        })
     }
 }
 
-/// Converts in chunks of whole blocks. A row is a whole number of blocks in both types, so chunks need not
-/// end with rows.
-fn convert(
-    tensor: &RawTensor<'_>,
+/// A tensor on the way to another type, in chunks of whole blocks. A row is a whole number of blocks in both types, so
+/// chunks need not end with rows.
+struct Conversion<'t> {
+    tensor: &'t RawTensor<'t>,
     dtype: DType,
-    out: &mut [u8],
-    num_threads: usize,
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<()> {
-    let in_bytes = tensor.dtype.row_bytes(CHUNK_LEN)?;
-    let out_bytes = dtype.row_bytes(CHUNK_LEN)?;
-    let num_chunks = tensor.num_elements().div_ceil(CHUNK_LEN);
-    let queue = Mutex::new(tensor.data.chunks(in_bytes).zip(out.chunks_mut(out_bytes)));
-    let failure = Mutex::new(None);
-    let work = || {
-        let mut values = vec![0.0; CHUNK_LEN.min(tensor.num_elements())];
-        loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((input, output)) = next else { return };
-            let values = &mut values[..input.len() / tensor.dtype.block_bytes()];
-            let result = blocks::dequantize(tensor.dtype, input, values)
-                .and_then(|()| blocks::quantize(dtype, values, output));
-            if let Err(error) = result {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                return;
-            }
-            progress(values.len());
-        }
-    };
-    thread::scope(|scope| {
-        // The calling thread works as well.
-        for _ in 1..num_threads.min(num_chunks) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    /// Bytes of a chunk before and after.
+    chunk_bytes: [usize; 2],
+    data: Vec<u8>,
+}
+
+/// A piece of a tensor for one thread.
+struct Chunk<'t, 'd> {
+    tensor: &'t RawTensor<'t>,
+    dtype: DType,
+    input: &'t [u8],
+    output: &'d mut [u8],
+}
+
+impl<'t> Conversion<'t> {
+    fn num_chunks(&self) -> usize {
+        self.tensor.num_elements().div_ceil(CHUNK_LEN)
+    }
+
+    fn chunks(&mut self) -> impl Iterator<Item = Chunk<'t, '_>> {
+        let (tensor, dtype, [in_bytes, out_bytes]) = (self.tensor, self.dtype, self.chunk_bytes);
+        let pairs = tensor.data.chunks(in_bytes).zip(self.data.chunks_mut(out_bytes));
+        pairs.enumerate().map(move |(index, (input, output))| {
+            release_before(tensor, index, in_bytes);
+            Chunk { tensor, dtype, input, output }
+        })
+    }
+
+    fn finish(self) -> OwnedTensor {
+        OwnedTensor::new(self.tensor.name, self.dtype, self.tensor.shape, self.data)
+    }
+}
+
+impl Chunk<'_, '_> {
+    /// With memory for the values of a chunk.
+    fn convert(&mut self, values: &mut [f32]) -> Result<()> {
+        let values = &mut values[..self.input.len() / self.tensor.dtype.block_bytes()];
+        blocks::dequantize(self.tensor.dtype, self.input, values)?;
+        blocks::quantize(self.dtype, values, self.output)
+    }
+}
+
+/// Gives the memory of chunks back that were converted before chunk `index`, so that a large tensor is never in memory
+/// twice. A chunk that a thread is still at would be read from the file again.
+fn release_before(tensor: &RawTensor<'_>, index: usize, chunk_bytes: usize) {
+    if index.is_multiple_of(CHUNKS_TO_RELEASE) && index >= 2 * CHUNKS_TO_RELEASE {
+        let end = (index - CHUNKS_TO_RELEASE) * chunk_bytes;
+        tensor.release_part(end - CHUNKS_TO_RELEASE * chunk_bytes..end);
+    }
 }
 
 #[cfg(test)]

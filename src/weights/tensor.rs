@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::f16;
-
 use super::mapping::{Mapping, SharedBytes};
 use super::{DType, blocks};
 use crate::{Error, Result};
@@ -111,28 +109,46 @@ impl<'a> RawTensor<'a> {
         Ok(values)
     }
 
-    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones in half precision.
+    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones in eight bits, or in half
+    /// precision where the rows are no whole blocks.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix.
     pub fn transposed(&self) -> Result<OwnedTensor> {
         let &[rows, cols] = self.shape else { return Err(self.no_stack(0)) };
-        let decoded: Vec<u8>;
-        let (dtype, bytes) = if self.dtype.is_quantized() {
-            let halves = self.to_f32()?.into_iter().flat_map(|value| f16::from_f32(value).to_le_bytes());
-            decoded = halves.collect();
-            (DType::F16, &decoded[..])
-        } else {
-            (self.dtype, self.data)
-        };
-        let len = dtype.block_bytes();
-        let mut target = Vec::with_capacity(bytes.len());
-        for col in 0..cols {
-            for row in 0..rows {
-                target.extend_from_slice(&bytes[(row * cols + col) * len..][..len]);
-            }
+        let shape = [cols, rows];
+        if !self.dtype.is_quantized() {
+            let len = self.dtype.block_bytes();
+            let values = exchanged(rows, cols).flat_map(|at| &self.data[at * len..][..len]);
+            return Ok(OwnedTensor::new(self.name, self.dtype, &shape, values.copied().collect()));
         }
-        Ok(OwnedTensor::new(self.name, dtype, &[cols, rows], target))
+        let values = self.to_f32()?;
+        let values: Vec<f32> = exchanged(rows, cols).map(|at| values[at]).collect();
+        let dtype = if rows.is_multiple_of(DType::Q8_0.block_len()) { DType::Q8_0 } else { DType::F16 };
+        let mut bytes = vec![0; dtype.row_bytes(values.len())?];
+        blocks::quantize(dtype, &values, &mut bytes)
+            .map_err(|error| error.context(format!("tensor {:?}", self.name)))?;
+        Ok(OwnedTensor::new(self.name, dtype, &shape, bytes))
+    }
+
+    /// Some neighbouring columns of a matrix, whole blocks of them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix, does not have them, or they are not whole blocks.
+    pub fn columns(&self, first: usize, num: usize) -> Result<OwnedTensor> {
+        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
+        match self.shape {
+            &[rows, cols]
+                if first + num <= cols
+                    && [cols, first, num].iter().all(|len| len.is_multiple_of(block_len)) =>
+            {
+                let [begin, end] = [first, first + num].map(|column| column / block_len * block_bytes);
+                let rows_of_bytes = self.data.chunks_exact((cols / block_len * block_bytes).max(1));
+                let bytes = rows_of_bytes.flat_map(|row| &row[begin..end]).copied().collect();
+                Ok(OwnedTensor::new(self.name, self.dtype, &[rows, num], bytes))
+            }
+            _ => Err(self.no_stack(first)),
+        }
     }
 
     /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
@@ -140,11 +156,22 @@ impl<'a> RawTensor<'a> {
         self.mapping.release(self.range.clone());
     }
 
+    /// The same of some of the bytes, counted from the tensor's first one.
+    pub(super) fn release_part(&self, bytes: Range<usize>) {
+        let end = self.range.end.min(self.range.start + bytes.end);
+        self.mapping.release(self.range.start + bytes.start..end);
+    }
+
     /// The bytes with a share in the mapped file, for weights that outlive the checkpoint.
     #[must_use]
     pub fn share(&self) -> SharedBytes {
         SharedBytes::new(self.mapping, self.range.clone())
     }
+}
+
+/// The places of a matrix's values, column after column.
+fn exchanged(rows: usize, cols: usize) -> impl Iterator<Item = usize> {
+    (0..cols).flat_map(move |col| (0..rows).map(move |row| row * cols + col))
 }
 
 /// A tensor that was made here instead of read from a file.

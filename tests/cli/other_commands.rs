@@ -44,7 +44,7 @@ fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
         ("tiny/youtu/youtu.q8_0.gguf", &["latent_row", "YoutuForCausalLM"]),
         ("tiny/qwen3_moe", &["2 of 8", "shared_experts", "none"]),
     ] {
-        let text = tinyvllm("info").model(fixture(model)).run().success();
+        let text = tinyvllm("info --memory-bandwidth 20").model(fixture(model)).run().success();
         for word in words {
             assert!(text.contains(word), "{word} in:\n{text}");
         }
@@ -59,8 +59,9 @@ fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
 
 #[test]
 fn info_tells_configuration_types_and_memory() {
-    let text = tinyvllm("info").model(fixture("kquant/llama/llama.q4_k_mix.gguf")).run().success();
-    for word in ["vocab_size", "Q4_K", "Q6_K", "KV cache", "context", "none"] {
+    let info = tinyvllm("info --memory-bandwidth 20").model(fixture("kquant/llama/llama.q4_k_mix.gguf"));
+    let text = info.run().success();
+    for word in ["vocab_size", "Q4_K", "Q6_K", "KV cache", "context", "none", "20.0 GB/s (given)"] {
         assert!(text.contains(word), "{text} should say {word}");
     }
     let object = tinyvllm("info --json demo").run().json().remove(0);
@@ -68,10 +69,53 @@ fn info_tells_configuration_types_and_memory() {
     assert_eq!(object["has_chat_template"], true);
     assert!(object["tokenizer_vocab_size"].as_u64().unwrap() > 256);
     assert!(object["plan"]["kv_cache_tokens"].as_u64().unwrap() >= 1_024);
-    let small = tinyvllm("info --json --max-model-len 64 --max-num-seqs 1").model(tiny_llama()).run().json();
+    assert!((1e8..1e13).contains(&object["memory_bandwidth"].as_f64().unwrap()), "{object}");
+    let flags = "info --json --max-model-len 64 --max-num-seqs 1 --memory-bandwidth 20";
+    let small = tinyvllm(flags).model(tiny_llama()).run().json();
     assert_eq!(small[0]["plan"]["max_model_len"], 64);
     assert_eq!(small[0]["plan"]["kv_cache_tokens"], 64);
     assert!(small[0]["tokenizer_vocab_size"].is_null());
+}
+
+/// Qwen 3 MoE of three layers: width 64, four heads of 32 over two, eight experts of width 32 of which two are chosen,
+/// a vocabulary of 288.
+#[test]
+fn info_tells_what_generating_reads_and_the_limit_of_the_memory() {
+    let model = fixture("tiny/qwen3_moe");
+    let object = tinyvllm("info --json --memory-bandwidth 20").model(&model).run().json().remove(0);
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let attention = 3 * (2 * 128 * 64 + 2 * 64 * 64 + 64 + 2 * 32);
+    let (router, expert) = (3 * (8 * 64 + 64), 3 * 3 * 32 * 64);
+    let head = 288 * 64 + 64;
+    assert_eq!(object["num_parameters"], attention + router + 8 * expert + head + 288 * 64);
+    assert_eq!(object["num_active_parameters"], attention + router + 2 * expert + head);
+    let bytes = &object["weight_bytes_per_token"];
+    assert_eq!(bytes["attention"], 4 * attention);
+    assert_eq!(bytes["feed_forward"], 4 * router);
+    assert_eq!(bytes["experts"], 4 * 2 * expert);
+    assert_eq!(bytes["head"], 4 * head);
+    assert_eq!(bytes["total"], 4 * (attention + router + 2 * expert + head));
+    for (limit, batch_size) in object["limits"].as_array().unwrap().iter().zip([1, 8]) {
+        assert_eq!((&limit["batch_size"], &limit["context_len"]), (&batch_size.into(), &512.into()));
+        let experts = 8.0 * f64::from(expert) * (1.0 - 0.75_f64.powi(batch_size));
+        let weights = 4.0 * (f64::from(attention + router + head) + experts);
+        let cache = 512.0 * number(&object["kv_bytes_per_token"]) * f64::from(batch_size);
+        let expected = f64::from(batch_size) * 20e9 / (weights + cache);
+        assert!((number(&limit["tokens_per_second"]) / expected - 1.0).abs() < 1e-3, "{limit} {expected}");
+    }
+    let quantized =
+        tinyvllm("info --json --memory-bandwidth 20 --quantization q8_0").model(&model).run().json();
+    assert_eq!(quantized[0]["weight_bytes_per_token"]["experts"], 2 * expert / 32 * 34);
+
+    let text = tinyvllm("info --memory-bandwidth 20").model(&model).run().success();
+    for words in
+        ["active for a token", "2 of 8", "limit of 1 sequence", "limit of 8 at once", "behind 512 tokens"]
+    {
+        assert!(text.contains(words), "{words} in:\n{text}");
+    }
+    let reference = tinyvllm("info --kernels reference").model(&model).run().success();
+    assert!(reference.contains("not measured on this device"), "{reference}");
+    tinyvllm("info --memory-bandwidth 0").model(&model).run().error(2, &["at least 0.001"]);
 }
 
 #[test]
@@ -103,6 +147,41 @@ fn chat_from_a_pipe_answers_line_by_line_and_keeps_the_history() {
     let (unknown, stderr) = chat("/help\n/nonsense\n");
     assert_eq!(unknown, "");
     assert!(stderr.contains("/reset") && stderr.contains("no command /nonsense"), "{stderr}");
+}
+
+/// The built-in model does not reason; a template that begins a block for it makes all that it says reasoning, and one
+/// that ends the block makes it content.
+#[test]
+fn chat_tells_reasoning_from_the_answer_and_no_thinking_switches_it_off() {
+    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
+    let chat = |words: &str| {
+        let words = format!("{words} --temperature 0 --max-tokens 12 --chat-template {template}");
+        tinyvllm(&words).stdin("Hello\n").run().success()
+    };
+    let reasoned = chat("chat demo");
+    assert!(reasoned.starts_with("<think>\n") && !reasoned.contains("</think>"), "{reasoned}");
+    let answer = chat("chat demo --no-thinking");
+    assert!(answer.len() > 1 && !answer.contains("think>"), "{answer}");
+    // What is a prompt of its own is switched as well.
+    let prompt = |words: &str| {
+        let words = format!("--json --max-tokens 1 --chat-template {template} --prompt Hello {words}");
+        tinyvllm(&words).run().json()[0]["prompt_token_ids"].as_array().unwrap().clone()
+    };
+    assert_ne!(prompt("--no-thinking"), prompt(""));
+}
+
+#[test]
+fn no_thinking_without_a_switch_is_an_error_with_a_way_out() {
+    for words in ["chat demo --no-thinking", "--prompt Hello --no-thinking"] {
+        tinyvllm(words)
+            .run()
+            .error(1, &["no switch for reasoning", "enable_thinking", "leave --no-thinking out"]);
+    }
+    let words = "--no-thinking --prompt Hello";
+    tinyvllm(words).model(tiny_llama()).run().error(1, &["no chat template", "leave --no-thinking out"]);
+    for words in ["--raw --prompt Hello --no-thinking", "--prompt-ids 5 --no-thinking"] {
+        tinyvllm(words).run().error(2, &["--no-thinking"]);
+    }
 }
 
 #[test]

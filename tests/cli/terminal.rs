@@ -123,6 +123,21 @@ fn a_chat_with_line_editing_and_history() {
 }
 
 #[test]
+fn reasoning_is_dimmed() {
+    let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
+    let words = format!("chat demo --temperature 0 --max-tokens 8 --ignore-eos --chat-template {template}");
+    for (words, is_dimmed) in [(words.clone(), true), (format!("{words} --no-thinking"), false)] {
+        let mut terminal = Terminal::chat(&words);
+        terminal.type_text("Hello\r");
+        let shown = terminal.wait_for("its limit of tokens is reached");
+        assert_eq!(shown.contains("\x1b[2m"), is_dimmed, "{words}: {shown:?}");
+        assert!(!shown.contains("think>"), "{words}: {shown:?}");
+        terminal.type_text("/quit\r");
+        assert_eq!(terminal.end().0, Some(0));
+    }
+}
+
+#[test]
 fn ctrl_c_stops_the_answer_and_not_the_chat() {
     let mut terminal = Terminal::chat("chat demo --ignore-eos");
     terminal.type_text("Tell me a story\r");

@@ -76,7 +76,7 @@ fn generate(llm: &Llm, case: Case) {
     for n in [1, 2, 3, 4, 5, 9, 17, 32].into_iter().filter(|n| *n <= case.max_num_seqs) {
         run(7, n, None);
     }
-    for prompt_len in [1, 2, 3, 5, 8, 9, 16, 17, 33, 70, 300] {
+    for prompt_len in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 50, 70, 300] {
         run(prompt_len, 1, None);
         run(prompt_len, 1, Some(1));
     }
@@ -94,6 +94,11 @@ fn nothing_is_compiled_in_a_request() {
         Case { dtype: KvCacheDType::F32, ..fixture("tiny/qwen3") },
         fixture("kquant/llama/llama.q4_k_mix.gguf"),
         Case { quantization: Some(Quantization::Q4K), ..fixture("tiny/mistral") },
+        // Latent attention, with experts of the same type and of another one than what every token goes through.
+        Case { dtype: KvCacheDType::F32, ..fixture("tiny/youtu/youtu.q4_0.gguf") },
+        fixture("tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf"),
+        Case { max_num_batched_tokens: 40, max_num_seqs: 2, ..fixture("tiny/glm4_moe_lite") },
+        fixture("tiny/qwen3_moe/qwen3_moe.q8_0.gguf"),
     ];
     for case in cases {
         let gpu = Arc::new(Recorder::new(Duration::MAX));

@@ -68,6 +68,8 @@ fn every_barrier_is_needed() {
         let family = match library.name {
             "matvec" | "matmul" => Family::Products,
             "rope" | "paged_attention" | "flash_attention" => Family::Attention,
+            "latent" | "latent_attention" => Family::Latent,
+            "experts" => Family::Experts,
             "sampling" => Family::Sampling,
             "probe" => Family::Probes,
             _ => Family::Rows,

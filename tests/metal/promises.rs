@@ -1,5 +1,6 @@
 //! The engine's promises on the emulated GPU: a request gives the same tokens however it is scheduled.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tinyvllm::engine::{Event, Request};
@@ -134,20 +135,53 @@ fn the_tokens_of_the_training_script() {
     }
 }
 
+/// With latent attention and experts, of which one is every token's, a layer is ten kernels, eleven with queries of low
+/// rank, and one more where the context is cut. Without experts it is seven and two.
+#[test]
+fn a_layer_with_experts_has_at_most_thirteen_dispatches() {
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(name);
+        let files = ModelFiles::Folder(folder);
+        let model = ResolvedModel { display_name: name.to_owned(), files, revision: None, notice: None };
+        let gpu = Arc::new(Emulator::new(Variant::Fast)?.with_timing(Timing::Late));
+        let mut options = LlmOptions { gpu: Some(gpu), ..LlmOptions::default() };
+        options.limits.max_model_len = Some(512);
+        options.limits.kv_cache_memory_bytes = Some(4 << 20);
+        options.limits.enable_prefix_caching = false;
+        Some(Llm::load(&model, &options, &NoProgress).unwrap())
+    };
+    let ends = 3;
+    let cases = [
+        ("youtu", 3 * 9),
+        ("deepseek_v2_lite", 8 + 2 * 11),
+        ("glm4_moe_lite", 9 + 2 * 12),
+        ("qwen3_moe", 3 * 9),
+    ];
+    for (name, expected) in cases {
+        let Some(llm) = fixture(name) else { return };
+        assert_eq!(dispatches(&llm, 10), expected + ends, "{name}");
+        assert_eq!(dispatches(&llm, 260), expected + 3 + ends, "{name}, a long context");
+    }
+}
+
+/// Those of a token behind a prompt of this length, with those of embedding, logits and sampling.
+fn dispatches(llm: &Llm, prompt_len: u32) -> u64 {
+    let count = |max_tokens: usize| {
+        let before = llm.context().num_dispatches();
+        let prompt = (0..prompt_len).map(|index| 10 + index % 100).collect();
+        let params =
+            SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
+        tokens(llm, vec![Request::new(prompt, params)]);
+        llm.context().num_dispatches() - before
+    };
+    count(3) - count(2)
+}
+
 /// A layer is six kernels, and one more where the context is cut into pieces that are merged.
 #[test]
 fn a_layer_of_a_token_has_at_most_seven_dispatches() {
     let Some(llm) = load(|limits| limits.enable_prefix_caching = false) else { return };
     let num_layers = llm.model_config().num_layers as u64;
-    let dispatches = |prompt_len: u32, max_tokens: usize| {
-        let before = llm.context().num_dispatches();
-        let prompt = (0..prompt_len).map(|index| 300 + index % 100).collect();
-        let params =
-            SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
-        tokens(&llm, vec![Request::new(prompt, params)]);
-        llm.context().num_dispatches() - before
-    };
-    // Embedding, logits and sampling come to those of the layers.
-    assert_eq!(dispatches(10, 3) - dispatches(10, 2), 6 * num_layers + 3);
-    assert_eq!(dispatches(260, 3) - dispatches(260, 2), 7 * num_layers + 3);
+    assert_eq!(dispatches(&llm, 10), 6 * num_layers + 3);
+    assert_eq!(dispatches(&llm, 260), 7 * num_layers + 3);
 }

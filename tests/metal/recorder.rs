@@ -171,11 +171,12 @@ impl Gpu for Recorder {
         kernel.is_compiled = true;
         kernel.num_dispatches += 1;
         let function = kernel.function.clone();
+        let is_grouped = kernel.constants.contains(&Constant::Bool(3, true));
         launch.check(&function, PipelineLimits::APPLE)?;
         for binding in launch.buffers {
             assert!(binding.offset < binding.buffer.len(), "{function}: {binding:?}");
         }
-        let (operations, bytes) = work_of(&function, launch);
+        let (operations, bytes) = work_of(&function, is_grouped, launch);
         let open = state.commits.last_mut().ok_or_else(|| Error::internal("no command buffer is open"))?;
         open.push(Dispatch { function, operations, bytes });
         Ok(())
@@ -225,6 +226,9 @@ struct ProductArgs {
     num_tokens: u32,
     x_stride: u32,
     out_stride: u32,
+    x_next: u32,
+    out_next: u32,
+    gathers: u32,
     eps: f32,
     matrices: [MatrixArgs; 3],
 }
@@ -240,7 +244,7 @@ struct AttentionArgs {
     q_stride: u32,
 }
 
-/// `DecodeRow` of `paged_attention.metal`.
+/// `DecodeRow` of `kv_cache.h`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DecodeRow {
@@ -272,8 +276,8 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 ///
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
-fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
-    const FAMILIES: [&str; 13] = [
+fn work_of(function: &str, is_grouped: bool, launch: &Launch<'_>) -> (f64, f64) {
+    const FAMILIES: [&str; 17] = [
         "matvec_swiglu_",
         "matvec_",
         "matmul_swiglu_",
@@ -286,6 +290,10 @@ fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
         "paged_attention_merge",
         "paged_attention_",
         "flash_attention_",
+        "latent_kv_write_",
+        "latent_attention_",
+        "choose_experts",
+        "combine_experts",
         "sample",
     ];
     let Launch { args, buffers, grid, num_threads, .. } = *launch;
@@ -293,8 +301,10 @@ fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
     let rest = &function[family.len()..];
     let num_groups = (grid[0] * grid[1]) as f64;
     match family {
-        "matvec_swiglu_" | "matmul_swiglu_" => product(args, rest, 2),
-        "matvec_" | "matmul_" => product(args, rest, 3),
+        "matvec_swiglu_" => product(args, rest, 2, grid[1], is_grouped),
+        "matvec_" => product(args, rest, 3, grid[1], is_grouped),
+        "matmul_swiglu_" => product(args, rest, 2, grid[2], is_grouped),
+        "matmul_" => product(args, rest, 3, grid[2], is_grouped),
         "silu_mul" => (0.0, 12.0 * word(args, 0)),
         "rope_kv_write_" => (0.0, 8.0 * num_groups * word(args, 2)),
         "embed_" => (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3)),
@@ -303,14 +313,26 @@ fn work_of(function: &str, launch: &Launch<'_>) -> (f64, f64) {
         "paged_attention_merge" => (0.0, 4.0 * num_groups * word(args, 6) * (word(args, 2) + 2.0)),
         "paged_attention_" => decode(args, rest, &list(&buffers[4], grid[2])),
         "flash_attention_" => prefill(args, rest, num_threads / 32 * 8, &list(&buffers[4], grid[0])),
+        "latent_kv_write_" => {
+            let (heads, rank, rotated) = (word(args, 0), word(args, 4), 2.0 * word(args, 5));
+            (0.0, 8.0 * grid[1] as f64 * (heads * rotated + rank + rotated))
+        }
+        "latent_attention_" => latent(args, rest, grid, &list(&buffers[3], grid[2])),
+        "choose_experts" => {
+            let [rows, all, chosen, shared] = [0, 1, 2, 3].map(|index| word(args, index));
+            let comparisons = 2.0 * rows * (chosen + shared) * (all + shared);
+            (comparisons + rows * all * (chosen + 4.0), 4.0 * rows * all)
+        }
+        "combine_experts" => (0.0, 4.0 * grid[1] as f64 * word(args, 0) * (word(args, 1) + 2.0)),
         // Two filters of 48 passes over each row of logits.
         "sample" => (0.0, 4.0 * 96.0 * grid[0] as f64 * word(args, 0)),
         _ => panic!("what {function} costs is not known"),
     }
 }
 
-/// `rest` is the format and the number of rows of activations that a threadgroup computes.
-fn product(args: &[u8], rest: &str, num_matrices: usize) -> (f64, f64) {
+/// `rest` is the format and the number of rows of activations that a threadgroup computes. Each of the matrices may be
+/// a stack, of which so many take part.
+fn product(args: &[u8], rest: &str, num_matrices: usize, num_stacked: usize, is_grouped: bool) -> (f64, f64) {
     let args: ProductArgs = pod_read_unaligned(&args[..size_of::<ProductArgs>()]);
     let (format, unit) = rest.rsplit_once('_').unwrap();
     // If the last matrix has another format, which comes behind, it counts like the others.
@@ -320,13 +342,15 @@ fn product(args: &[u8], rest: &str, num_matrices: usize) -> (f64, f64) {
     };
     let dtype = DType::ALL.into_iter().find(is_first).unwrap();
     let unit: u32 = unit.parse().unwrap();
-    let num_padded = f64::from(args.num_tokens.next_multiple_of(unit));
+    // Groups may be full.
+    let num_tokens = if is_grouped { unit } else { args.num_tokens };
+    let num_padded = f64::from(num_tokens.next_multiple_of(unit));
     let num_rows: u32 = args.matrices[..num_matrices].iter().map(|matrix| matrix.num_rows).sum();
     let num_weights = f64::from(num_rows) * 16.0 * f64::from(args.num_units);
     let weight_bytes = dtype.block_bytes() as f64 / dtype.block_len() as f64;
-    let activations =
-        4.0 * f64::from(args.num_tokens) * (f64::from(num_rows) + 16.0 * f64::from(args.num_units));
-    (2.0 * num_padded * num_weights, weight_bytes * num_weights + activations)
+    let activations = 4.0 * f64::from(num_tokens) * (f64::from(num_rows) + 16.0 * f64::from(args.num_units));
+    let num_stacked = num_stacked as f64;
+    (2.0 * num_padded * num_weights * num_stacked, (weight_bytes * num_weights + activations) * num_stacked)
 }
 
 fn value_bytes(rest: &str) -> f64 {
@@ -340,6 +364,14 @@ fn decode(args: &[u8], rest: &str, rows: &[DecodeRow]) -> (f64, f64) {
     let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len).min(window)).sum();
     let values = f64::from(a.head_dim) * num_keys;
     (4.0 * f64::from(a.num_heads) * values, 2.0 * f64::from(a.num_kv_heads) * value_bytes(rest) * values)
+}
+
+/// Each token reads the rows that it attends to, once for as many heads as a threadgroup has.
+fn latent(args: &[u8], rest: &str, grid: [usize; 3], rows: &[DecodeRow]) -> (f64, f64) {
+    let (row_dim, num_heads, value_dim) = (word(args, 2), word(args, 3), word(args, 4));
+    let num_keys: f64 = rows.iter().map(|row| f64::from(row.seq_len)).sum();
+    let bytes = grid[0] as f64 * value_bytes(rest) * row_dim * num_keys;
+    (2.0 * num_heads * (row_dim + value_dim) * num_keys, bytes)
 }
 
 /// Each tile reads the keys and values of all of its tokens.

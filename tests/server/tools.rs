@@ -142,7 +142,7 @@ fn check_weather(arguments: &Value) {
 
 #[test]
 fn a_model_that_must_call_calls() {
-    for parser in ["auto", "llama3_json", "mistral", "glm45"] {
+    for parser in ["auto", "llama3_json", "mistral", "glm45", "qwen3_coder"] {
         let flags =
             format!("--max-model-len 1024 --chat-template {TEMPLATE_PATH} --tool-call-parser {parser}");
         let server = Server::start(&flags);

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{glm, hermes, llama3, mistral, reasoning};
+use super::{glm, hermes, llama3, mistral, qwen3_coder, reasoning};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -26,6 +26,8 @@ pub enum ToolCallFormat {
     Mistral,
     /// `<tool_call>name<arg_key>…`: GLM.
     Glm,
+    /// `<tool_call><function=name><parameter=…`: Qwen 3 Coder.
+    Qwen3Coder,
 }
 
 /// How a model thinks before it answers.
@@ -61,7 +63,7 @@ impl<T> FormatChoice<T> {
 
 impl ToolCallFormat {
     /// The names of the forms, which are vLLM's.
-    pub const NAMES: [&str; 4] = ["hermes", "llama3_json", "mistral", "glm45"];
+    pub const NAMES: [&str; 5] = ["hermes", "llama3_json", "mistral", "glm45", "qwen3_coder"];
 
     /// Its name.
     #[must_use]
@@ -71,6 +73,7 @@ impl ToolCallFormat {
             Self::Llama3 => "llama3_json",
             Self::Mistral => "mistral",
             Self::Glm => "glm45",
+            Self::Qwen3Coder => "qwen3_coder",
         }
     }
 
@@ -79,6 +82,8 @@ impl ToolCallFormat {
         let is_known = |marker: &str| source.contains(marker) || tokenizer.token_id(marker).is_some();
         if source.contains(glm::KEY) {
             Some(Self::Glm)
+        } else if source.contains(qwen3_coder::PARAMETER) {
+            Some(Self::Qwen3Coder)
         } else if source.contains(hermes::OPEN) {
             Some(Self::Hermes)
         } else if is_known(mistral::OPEN) {
@@ -93,7 +98,7 @@ impl ToolCallFormat {
     /// What must not vanish from the text, although it may be special tokens.
     fn markers(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &[hermes::OPEN, hermes::CLOSE],
+            Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
             Self::Llama3 => &[llama3::TAG],
             Self::Mistral => &[mistral::OPEN, mistral::CALL_ID, mistral::ARGS],
             Self::Glm => &[glm::OPEN, glm::CLOSE, glm::KEY, glm::KEY_END, glm::VALUE, glm::VALUE_END],
@@ -142,6 +147,7 @@ impl FromStr for FormatChoice<ToolCallFormat> {
             "llama3_json" => Self::Named(ToolCallFormat::Llama3),
             "mistral" => Self::Named(ToolCallFormat::Mistral),
             "glm45" | "glm47" => Self::Named(ToolCallFormat::Glm),
+            "qwen3_coder" | "qwen3_xml" => Self::Named(ToolCallFormat::Qwen3Coder),
             _ => return Err(unknown(name, "a form of tool calls", &ToolCallFormat::NAMES)),
         })
     }

@@ -1,14 +1,13 @@
 //! Grammars of answers that call tools, in the language of [`GrammarSpec::Lark`](crate::grammar::GrammarSpec).
 //!
 //! What such a grammar allows, the parsers of this module understand, and arguments follow the schema of their
-//! tool. What is not enforced is a pattern or format of texts in GLM's form, which
-//! have no quotes.
+//! tool. What is not enforced is a pattern or format of texts in the forms of GLM and Qwen 3 Coder, which have no quotes.
 
 use serde_json::{Map, Value, json};
 
 use super::format::ToolCallFormat;
-use super::glm::Types;
-use super::{AnswerFormat, Tool, glm, hermes, mistral};
+use super::unquoted::{Types, resolved};
+use super::{AnswerFormat, Tool, glm, hermes, mistral, qwen3_coder};
 use crate::tokenizer::Tokenizer;
 
 /// Space between the parts of JSON: none or one. With more, a model could go on with it for ever.
@@ -40,6 +39,28 @@ fn marker(tokenizer: &Tokenizer, text: &str) -> String {
 
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// What is around keys and values that have no quotes, as parts of rules.
+struct Pairs {
+    /// Text before the name of the function, which a `>` and a line end follow, and behind its arguments; or nothing.
+    function: [&'static str; 2],
+    /// Before a key, and between a key and its value.
+    key: [String; 2],
+    /// The end of a value.
+    end: String,
+    /// The characters of a text whose length is bounded: it has none with which its end may begin.
+    text_class: &'static str,
+    /// What follows the end.
+    after: &'static str,
+}
+
+impl Pairs {
+    /// `value` includes its end.
+    fn pair(&self, key: &str, value: &str) -> String {
+        let [before, between] = &self.key;
+        format!("{before} {key} {between} {value} {}", self.after)
+    }
 }
 
 /// Rules in the making.
@@ -103,10 +124,37 @@ impl Rules<'_> {
                     true => self.add("text_value", &format!(r"/([^<]|<[^\/])*/ {end}")),
                     false => self.add(&format!("text_value[suffix={end}]"), "/(?s:.*)/"),
                 }
-                for (index, tool) in tools.iter().enumerate() {
-                    self.pairs(index, tool);
-                }
+                let [open, close, begin] = [glm::KEY, glm::KEY_END, glm::VALUE].map(|text| self.marker(text));
+                let form = Pairs {
+                    function: ["", ""],
+                    key: [format!("\"\\n\"? {open}"), format!("{close} \"\\n\"? {begin}")],
+                    end,
+                    text_class: "[^<]",
+                    after: "",
+                };
+                self.all_pairs(tools, &form);
             }
+            ToolCallFormat::Qwen3Coder => {
+                self.add("start", &several("\"\\n\""));
+                let (open, close) = (self.marker(hermes::OPEN), self.marker(hermes::CLOSE));
+                self.add("call", &format!("{open} \"\\n\" ({any}) \"\\n\" {close}"));
+                let end = literal(qwen3_coder::VALUE_END);
+                self.add(&format!("text_value[suffix={end}]"), "/(?s:.*)/");
+                let form = Pairs {
+                    function: [qwen3_coder::FUNCTION, qwen3_coder::FUNCTION_END],
+                    key: [literal(qwen3_coder::PARAMETER), literal(">\n")],
+                    end,
+                    text_class: r"[^<\n]",
+                    after: "\"\\n\"",
+                };
+                self.all_pairs(tools, &form);
+            }
+        }
+    }
+
+    fn all_pairs(&mut self, tools: &[Tool], form: &Pairs) {
+        for (index, tool) in tools.iter().enumerate() {
+            self.pairs(index, tool, form);
         }
     }
 
@@ -137,15 +185,17 @@ impl Rules<'_> {
         self.add(name, &format!("%json {schema}"));
     }
 
-    /// A call in GLM's form: a name, and pairs of a key and a value.
-    fn pairs(&mut self, index: usize, tool: &Tool) {
-        let name = literal(&tool.name);
+    /// A call in which arguments are pairs of a key and a value without quotes.
+    fn pairs(&mut self, index: usize, tool: &Tool, form: &Pairs) {
         let rule = format!("call_{index}");
-        let Some(parameters) = &tool.parameters else { return self.add(&rule, &name) };
+        let [before, end] = match form.function {
+            ["", ""] => [literal(&tool.name), String::new()],
+            [begin, end] => [literal(&format!("{begin}{}>\n", tool.name)), literal(end)],
+        };
+        let Some(parameters) = &tool.parameters else { return self.add(&rule, &format!("{before} {end}")) };
         let Some(properties) = parameters.get("properties").and_then(Value::as_object) else {
-            self.add(&rule, &format!("{name} pair_{index}*"));
-            let pair = self.pair("/[^<]{1,64}/", "text_value");
-            return self.add(&format!("pair_{index}"), &pair);
+            self.add(&rule, &format!("{before} pair_{index}* {end}"));
+            return self.add(&format!("pair_{index}"), &form.pair("/[^<>\\n]{1,64}/", "text_value"));
         };
         let required: Vec<&str> = parameters
             .get("required")
@@ -154,7 +204,7 @@ impl Rules<'_> {
             .flatten()
             .filter_map(Value::as_str)
             .collect();
-        let mut body = name;
+        let mut body = before;
         let mut rules = Vec::new();
         for (position, (key, schema)) in properties.iter().enumerate() {
             let pair = format!("pair_{index}_{position}");
@@ -162,25 +212,17 @@ impl Rules<'_> {
             body.push_str(&format!(" {pair}{mark}"));
             rules.push((pair, key, schema));
         }
-        self.add(&rule, &body);
+        self.add(&rule, &format!("{body} {end}"));
         for (pair, key, schema) in rules {
             let value = format!("{pair}_value");
-            let body = self.pair(&literal(key), &value);
-            self.add(&pair, &body);
-            self.value(&value, schema, parameters);
+            self.add(&pair, &form.pair(&literal(key), &value));
+            self.value(&value, schema, parameters, form);
         }
     }
 
-    /// `value` includes its end.
-    fn pair(&self, key: &str, value: &str) -> String {
-        let [open, close] = [glm::KEY, glm::KEY_END].map(|text| self.marker(text));
-        let begin = self.marker(glm::VALUE);
-        format!("\"\\n\"? {open} {key} {close} \"\\n\"? {begin} {value}")
-    }
-
-    fn value(&mut self, name: &str, schema: &Value, parameters: &Value) {
-        let end = self.marker(glm::VALUE_END);
-        let schema = glm::resolved(schema, parameters);
+    fn value(&mut self, name: &str, schema: &Value, parameters: &Value, form: &Pairs) {
+        let Pairs { end, text_class, .. } = form;
+        let schema = resolved(schema, parameters);
         let words = schema.get("enum").and_then(Value::as_array);
         let words: Option<Vec<&str>> = words.and_then(|words| words.iter().map(Value::as_str).collect());
         if let Some(words) = words.filter(|words| !words.is_empty()) {
@@ -192,8 +234,8 @@ impl Rules<'_> {
             let max = bound("maxLength").filter(|max| *max <= MAX_TEXT_LENGTH);
             let min = bound("minLength").filter(|min| *min <= max.unwrap_or(MAX_TEXT_LENGTH)).unwrap_or(0);
             return match max {
-                Some(max) => self.add(name, &format!("/[^<]{{{min},{max}}}/ {end}")),
-                None if min > 0 => self.add(name, &format!("/[^<]{{{min}}}/ text_value")),
+                Some(max) => self.add(name, &format!("/{text_class}{{{min},{max}}}/ {end}")),
+                None if min > 0 => self.add(name, &format!("/{text_class}{{{min}}}/ text_value")),
                 None => self.add(name, "text_value"),
             };
         }

@@ -164,6 +164,7 @@ fn calls_follow_their_schemas() {
         let tools = [Tool { name: "say".into(), parameters: Some(json!({"type": "object"})) }];
         let setup = Setup::new(ToolCallFormat::Glm, special, &tools, false);
         assert!(setup.accepts(&say) && setup.accepts("<tool_call>say</tool_call>"));
+        calls_of_qwen3_coder_follow_their_schemas(special);
     }
     let [weather, time] = object("arguments");
     check(
@@ -176,6 +177,39 @@ fn calls_follow_their_schemas() {
     );
     let weather = "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome <3\", \"days\": 2, \"more\": [true, false]}";
     check(ToolCallFormat::Mistral, &SPECIAL, weather, "[TOOL_CALLS]time[ARGS]{}", "", ["", ""]);
+}
+
+fn calls_of_qwen3_coder_follow_their_schemas(special: &[&str]) {
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>")
+    };
+    let pair = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let arguments = [pair("city", "Rome 3"), pair("days", "2"), pair("more", "[true, false]")].concat();
+    let weather = call("weather", &arguments);
+    let both = format!("{weather}\n{}", call("time", ""));
+    let setup = Setup::new(ToolCallFormat::Qwen3Coder, special, &tools(), true);
+    assert!(setup.accepts(&weather) && setup.accepts(&both));
+    assert_eq!(
+        setup.calls(&both),
+        [
+            ("weather".to_owned(), json!({"city": "Rome 3", "days": 2, "more": [true, false]})),
+            ("time".to_owned(), json!({})),
+        ]
+    );
+    for (wrong, right) in [("Rome 3", "Rome and Oslo"), ("2", "12"), ("true", "5"), ("days", "nights")] {
+        assert!(!setup.accepts(&weather.replace(wrong, right)), "{right}");
+    }
+    let text = "a <b> && c < d\n</param\n\"é\"";
+    let free = json!({"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]});
+    for parameters in [free, json!({"type": "object"})] {
+        let is_known = parameters.get("properties").is_some();
+        let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
+        let setup = Setup::new(ToolCallFormat::Qwen3Coder, special, &tools, false);
+        let say = call("say", &pair("x", text));
+        assert!(setup.accepts(&say), "{say}");
+        assert_eq!(setup.calls(&say), [("say".to_owned(), json!({"x": text}))]);
+        assert_eq!(setup.accepts(&call("say", "")), !is_known);
+    }
 }
 
 #[test]
@@ -193,6 +227,8 @@ fn the_form_is_known_from_the_template_or_the_vocabulary() {
         assert_eq!(found, expected, "{source}");
     };
     check("<tool_call>{{ name }}<arg_key>", &["<s>", "</s>"], Some(ToolCallFormat::Glm));
+    let coder = "<tool_call>\\n<function={{ name }}>\\n<parameter={{ key }}>";
+    check(coder, &["<s>", "</s>"], Some(ToolCallFormat::Qwen3Coder));
     check("<tool_call>{{ call | tojson }}</tool_call>", &["<s>", "</s>"], Some(ToolCallFormat::Hermes));
     check("{{ messages }}", &["<s>", "</s>", "[TOOL_CALLS]"], Some(ToolCallFormat::Mistral));
     check("<|python_tag|>", &["<s>", "</s>"], Some(ToolCallFormat::Llama3));

@@ -15,7 +15,9 @@ mod llama3;
 mod marker;
 mod mistral;
 mod output;
+mod qwen3_coder;
 mod reasoning;
+mod unquoted;
 
 use std::sync::Arc;
 
@@ -109,6 +111,7 @@ impl AnswerParser {
             ToolCallFormat::Llama3 => Box::<llama3::Llama3>::default(),
             ToolCallFormat::Mistral => Box::<mistral::Mistral>::default(),
             ToolCallFormat::Glm => Box::<glm::Glm>::default(),
+            ToolCallFormat::Qwen3Coder => Box::<qwen3_coder::Qwen3Coder>::default(),
         });
         Self {
             reasoning: format.reasoning.and_then(|format| ReasoningSplitter::new(format, end)),

@@ -230,6 +230,82 @@ fn glm() {
 }
 
 #[test]
+fn qwen3_coder() {
+    let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolCallFormat::Qwen3Coder, text, content, calls);
+    };
+    let argument = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>")
+    };
+    // Text where the schema says so, JSON where it does not.
+    let text = ["city", "days", "unit", "note", "any"].map(|key| argument(key, "12")).concat();
+    check(
+        &format!("Hm.\n{}", call("weather", &text)),
+        "Hm.",
+        &[("weather", r#"{"city": "12", "days": 12, "unit": "12", "note": "12", "any": 12}"#)],
+    );
+    // The line ends next to the tags are none of the value, others are.
+    let text = ["city", "any"].map(|key| argument(key, "\n  a \"b\" </param\n")).concat();
+    let json = r#""\n  a \"b\" </param\n""#;
+    check(&call("weather", &text), "", &[("weather", &format!("{{\"city\": {json}, \"any\": {json}}}"))]);
+    let compact = "<tool_call><function=weather><parameter=city>Rome</parameter></function></tool_call>";
+    check(compact, "", &[("weather", r#"{"city": "Rome"}"#)]);
+    let empty = format!("{}<parameter=note>\n</parameter>", argument("city", ""));
+    check(&call("weather", &empty), "", &[("weather", r#"{"city": "", "note": ""}"#)]);
+    let list = argument("any", "[1,\n {\"a\": \"<\"}]");
+    check(
+        &format!("{}\n{} Done.", call("weather", &list), call("time", "")),
+        "Done.",
+        &[("weather", "{\"any\": [1,\n {\"a\": \"<\"}]}"), ("time", "{}")],
+    );
+    // Ends that are left out, and what is cut off.
+    check("<tool_call>\n<function=time>\n</tool_call>ok", "ok", &[("time", "{}")]);
+    check("<tool_call>\n<function=time>\n", "", &[("time", "{}")]);
+    check(
+        "<tool_call><function=time></function><tool_call><function=time>",
+        "",
+        &[("time", "{}"), ("time", "{}")],
+    );
+    check("<tool_call><function=weather><parameter=city>\nRo", "", &[("weather", r#"{"city": "Ro"#)]);
+    check("<tool_call><function=weather>x</tool_call>y", "y", &[("weather", "{x")]);
+    for text in [
+        "<tool_call>{\"name\": \"time\"}</tool_call>",
+        "<tool_call></tool_call>",
+        "<tool_call>\n<function=time",
+        "<tool_call>\n<function=two words>",
+        "<tool_call><function=>",
+        "<tool_call>\n <func",
+        "<function=time></function>",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+/// What the templates of these models tell, and what they say that a model writes.
+#[test]
+fn the_forms_of_models_with_latent_attention_and_experts() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat");
+    let source = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap();
+    let bare = super::super::tests::tokenizer(None, &["<s>", "</s>"], false);
+    let forms =
+        |source: &str| (ToolCallFormat::detect(source, &bare), ReasoningFormat::detect(source, &bare));
+    use ReasoningFormat::Think;
+    use ToolCallFormat::{Glm, Hermes, Qwen3Coder};
+    assert_eq!(forms(&source("deepseek")), (None, None), "DeepSeek-V2-Lite");
+    assert_eq!(forms(&source("mistral")), (None, None), "Mixtral");
+    assert_eq!(forms(&source("youtu")), (None, Some(Think)), "Youtu-LLM without tools");
+    // With tools, Youtu-LLM and Qwen 3 MoE write Hermes's form.
+    let hermes = "{% if tools %}<tool_call>{{ 1 }}</tool_call>{% endif %}";
+    assert_eq!(forms(&(source("youtu") + hermes)), (Some(Hermes), Some(Think)));
+    assert_eq!(forms(&(source("chatml") + hermes)), (Some(Hermes), Some(Think)));
+    let glm = "{% if tools %}<tool_call>{{ 1 }}<arg_key>{{ 2 }}</arg_key>{% endif %}";
+    assert_eq!(forms(&(source("glm") + glm)), (Some(Glm), Some(Think)));
+    let coder = "{% if tools %}<tool_call>\n<function={{ 1 }}>\n<parameter={{ 2 }}>{% endif %}";
+    assert_eq!(forms(coder), (Some(Qwen3Coder), None));
+}
+
+#[test]
 fn reasoning() {
     let check = |format: ReasoningFormat, end: PromptEnd, text: &str, reasoning: &str, content: &str| {
         let format = AnswerFormat { reasoning: Some(format), tool_calls: Some(ToolCallFormat::Hermes) };
@@ -278,6 +354,11 @@ fn texts() -> impl Strategy<Value = String> {
         "[ARGS]",
         "[CALL_ID]",
         "<|python_tag|>",
+        "<function=",
+        "</function>",
+        "<parameter=",
+        "</parameter>",
+        ">",
         "<think>",
         "</think>",
         "{\"name\": \"weather\", ",
@@ -314,9 +395,9 @@ fn texts() -> impl Strategy<Value = String> {
 }
 
 fn formats() -> impl Strategy<Value = (AnswerFormat, PromptEnd)> {
-    use ToolCallFormat::{Glm, Hermes, Llama3, Mistral};
+    use ToolCallFormat::{Glm, Hermes, Llama3, Mistral, Qwen3Coder};
     (
-        prop::option::of(prop::sample::select(vec![Hermes, Llama3, Mistral, Glm])),
+        prop::option::of(prop::sample::select(vec![Hermes, Llama3, Mistral, Glm, Qwen3Coder])),
         prop::option::of(prop::sample::select(vec![ReasoningFormat::Think, ReasoningFormat::ThinkFromStart])),
         prop::sample::select(vec![PromptEnd::Plain, PromptEnd::InReasoning, PromptEnd::AfterReasoning]),
     )

@@ -15,6 +15,7 @@ pub(super) struct Report {
     pub(super) peak_memory_bytes: Option<u64>,
     /// Measured read bandwidth of the memory in bytes per second, where there is such a measurement.
     pub(super) memory_bandwidth: Option<f64>,
+    /// With one sequence. With experts, more sequences read more of them.
     pub(super) weight_bytes_per_step: u64,
     pub(super) kv_bytes_per_token: u64,
     pub(super) prompts: Vec<PromptResult>,

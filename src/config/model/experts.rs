@@ -24,6 +24,17 @@ fn has_selection_bias(layer: usize, has_tensor: impl Fn(&str) -> bool) -> bool {
 }
 
 impl ExpertsConfig {
+    /// How many experts what every token goes through could be taken for; none, if it is not as wide as some.
+    #[must_use]
+    pub fn num_shared_experts(&self) -> usize {
+        match self.shared_intermediate_size {
+            Some(width) if width.is_multiple_of(self.intermediate_size.max(1)) => {
+                width / self.intermediate_size.max(1)
+            }
+            _ => 0,
+        }
+    }
+
     /// The experts of a GGUF file; none if all layers are dense.
     pub(super) fn from_gguf(
         keys: &Keys<'_>,

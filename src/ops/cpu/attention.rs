@@ -10,6 +10,7 @@
 //! threads need, the pieces of the context become tasks of their own, and if there is one key head only, as in latent
 //! attention, parts of its query heads.
 
+pub(crate) mod expanded;
 mod kernel;
 mod latent;
 
@@ -109,7 +110,8 @@ impl std::fmt::Debug for AttentionScratch {
 ///
 /// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not
 /// scaled; `out` has `num_heads · value_dim` values for each token. The keys and values of the step's tokens
-/// are in the cache already. The caller has checked that block tables, lengths and strides fit.
+/// are in the cache already. The caller has checked that block tables, lengths and strides fit. Rows of latent attention
+/// that are expanded are left out.
 ///
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
@@ -151,7 +153,7 @@ fn typed<E: KvElement>(
 ) -> Result<usize> {
     let shape = scratch.shape;
     let group = shape.num_heads / shape.num_kv_heads;
-    fill_tiles(&mut scratch.tiles, group, shape.sliding_window, metadata);
+    fill_tiles(&mut scratch.tiles, shape, metadata);
     let tiles = &scratch.tiles[..];
     let num_tiles = tiles.len();
     let (k_pool, v_pool) = cache.pools(layer)?;
@@ -271,14 +273,14 @@ fn tile_tokens(group: usize) -> usize {
     (TILE_ROWS / group).max(1)
 }
 
-fn fill_tiles(
-    tiles: &mut Vec<Tile>,
-    group: usize,
-    sliding_window: Option<usize>,
-    metadata: &AttentionMetadata,
-) {
+fn fill_tiles(tiles: &mut Vec<Tile>, shape: AttentionShape, metadata: &AttentionMetadata) {
+    let AttentionShape { sliding_window, .. } = shape;
+    let (group, is_latent) = (shape.num_heads / shape.num_kv_heads, shape.value_dim != shape.head_dim);
     tiles.clear();
     for row in 0..metadata.num_rows() {
+        if is_latent && metadata.is_expanded(row) {
+            continue;
+        }
         let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
         let row_position = metadata.seq_lens[row] - (end - start);
         for first_token in (start..end).step_by(tile_tokens(group)) {
@@ -298,7 +300,7 @@ fn fill_tiles(
 }
 
 /// Lends one of the scratch areas, of which there is one for each thread.
-fn with_free(workers: &[Mutex<TileScratch>], work: &mut dyn FnMut(&mut TileScratch)) {
+fn with_free<T>(workers: &[Mutex<T>], work: &mut dyn FnMut(&mut T)) {
     loop {
         for worker in workers {
             let guard = match worker.try_lock() {

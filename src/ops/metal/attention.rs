@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::backend::{MetalBackend, Work};
+use super::backend::{Flags, MetalBackend, Work};
 use super::cost::Cost;
 use super::inputs::MetalInputs;
 use super::kernel::Kernel;
@@ -32,10 +32,10 @@ const MAX_HEAD_DIM: usize = 256;
 /// `Pages` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Pages {
-    num_kv_heads: u32,
-    block_size: u32,
-    head_dim: u32,
+pub(super) struct Pages {
+    pub(super) num_kv_heads: u32,
+    pub(super) block_size: u32,
+    pub(super) head_dim: u32,
 }
 
 /// `RopeArgs` of the kernels.
@@ -53,15 +53,15 @@ struct RopeArgs {
 /// `PagedAttentionArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PagedAttentionArgs {
-    pages: Pages,
-    num_heads: u32,
-    q_stride: u32,
-    piece_size: u32,
-    num_pieces: u32,
-    window: u32,
-    num_slices: u32,
-    scale: f32,
+pub(super) struct PagedAttentionArgs {
+    pub(super) pages: Pages,
+    pub(super) num_heads: u32,
+    pub(super) q_stride: u32,
+    pub(super) piece_size: u32,
+    pub(super) num_pieces: u32,
+    pub(super) window: u32,
+    pub(super) num_slices: u32,
+    pub(super) scale: f32,
 }
 
 /// `FlashAttentionArgs` of the kernels.
@@ -130,7 +130,7 @@ pub(crate) fn rope_kv_write(
     };
     let table = Binding::read(rope.table);
     let (q_norm, k_norm) = rope.norms.map_or((table, table), |(q, k, _)| (q, k));
-    let flags = [rope.norms.is_some(), rope.is_interleaved, false];
+    let flags = Flags::of([rope.norms.is_some(), rope.is_interleaved]);
     let num_all_heads = rope.num_heads + 2 * pools.num_kv_heads;
     let buffers = [
         Binding::read_write(rope.qkv),
@@ -236,7 +236,8 @@ impl MetalAttention {
         let Heads { heads, num_chunks } = Heads::of(self.num_heads / pools.num_kv_heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);
         let num_simdgroups = num_slices * num_chunks;
-        let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);
+        let tokens = inputs.decode();
+        let num_pieces = tokens.max_len().div_ceil(self.piece_size);
         let args = PagedAttentionArgs {
             pages: pools.pages(),
             num_heads: self.num_heads as u32,
@@ -262,8 +263,8 @@ impl MetalAttention {
             };
             keys + merge_cost
         };
-        for (rows, cost) in metal.patience().pieces(inputs.decode_lens().map(cost)) {
-            let decode_rows = inputs.decode_rows(rows.start);
+        for (rows, cost) in metal.patience().pieces(tokens.lens().map(cost)) {
+            let decode_rows = inputs.rows_from(tokens, rows.start);
             let partials_offset = rows.start * self.num_heads * num_pieces * record_bytes;
             let (out_binding, partials) = if num_pieces == 1 {
                 (Binding::write(out), Binding::read(&self.partials))
@@ -281,7 +282,7 @@ impl MetalAttention {
             ];
             metal.launch(
                 Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
-                [false; 3],
+                Flags::default(),
                 Work {
                     args: bytes_of(&args),
                     buffers: &buffers,
@@ -291,22 +292,11 @@ impl MetalAttention {
                     cost,
                 },
             )?;
-            if num_pieces == 1 {
-                continue;
+            if num_pieces > 1 {
+                let partials = Binding::read(&self.partials).at(partials_offset);
+                let (num_rows, cost) = (rows.len(), rows.map(|_| merge_cost).sum());
+                merge(metal, &args, decode_rows, num_rows, partials, out, cost)?;
             }
-            let partials = Binding::read(&self.partials).at(partials_offset);
-            metal.launch(
-                Kernel::PagedAttentionMerge,
-                [false; 3],
-                Work {
-                    args: bytes_of(&args),
-                    buffers: &[decode_rows, partials, Binding::write(out)],
-                    threadgroup_memory: 0,
-                    grid: [self.num_heads, rows.len(), 1],
-                    num_threads: 32,
-                    cost: rows.map(|_| merge_cost).sum(),
-                },
-            )?;
         }
         Ok(())
     }
@@ -352,7 +342,7 @@ impl MetalAttention {
                     keys,
                     head_dim: pools.head_dim,
                 },
-                [false; 3],
+                Flags::default(),
                 Work {
                     args: bytes_of(&args),
                     buffers: &buffers,
@@ -365,6 +355,30 @@ impl MetalAttention {
         }
         Ok(())
     }
+}
+
+/// Merges the pieces of `num_rows` tokens. A head of the result is as wide as `args` say of the cache.
+pub(super) fn merge(
+    metal: &MetalBackend,
+    args: &PagedAttentionArgs,
+    decode_rows: Binding<'_>,
+    num_rows: usize,
+    partials: Binding<'_>,
+    out: &GpuBuffer,
+    cost: Cost,
+) -> Result<()> {
+    metal.launch(
+        Kernel::PagedAttentionMerge,
+        Flags::default(),
+        Work {
+            args: bytes_of(args),
+            buffers: &[decode_rows, partials, Binding::write(out)],
+            threadgroup_memory: 0,
+            grid: [args.num_heads as usize, num_rows, 1],
+            num_threads: 32,
+            cost,
+        },
+    )
 }
 
 /// How the query heads of a key head are divided: a simdgroup takes a chunk of `heads`.

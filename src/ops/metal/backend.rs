@@ -33,7 +33,22 @@ pub(crate) struct MetalBackend {
 const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel that are flags, from constant 0 on.
-pub(super) type Flags = [bool; 3];
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Flags([bool; 4]);
+
+impl Flags {
+    /// The first ones. Those behind them are false.
+    pub(super) fn of<const N: usize>(flags: [bool; N]) -> Self {
+        let mut all = Self::default();
+        all.0[..N].copy_from_slice(&flags);
+        all
+    }
+
+    /// The first `len` of them.
+    pub(super) fn first(self, len: usize) -> impl Iterator<Item = bool> {
+        self.0.into_iter().take(len)
+    }
+}
 
 /// What an op launches, except for the kernel's pipeline.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,8 @@ use crate::{Error, Result};
 /// Steps whose lists are kept: while the device reads those of one step, the host writes those of the next.
 const NUM_SLOTS: usize = 2;
 
-/// A sequence of which a step computes one token. `DecodeRow` of the kernels.
+/// A token that attends by itself: of a sequence of which a step computes one token or, if there are no tiles, any.
+/// `DecodeRow` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DecodeRow {
@@ -31,11 +32,46 @@ struct PrefillTile {
     table_start: u32,
 }
 
+/// Which threadgroups the tokens of a sequence go to of which a step computes several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrefillForm {
+    /// So many neighbours go together.
+    Tiles(usize),
+    /// Each goes by itself.
+    Tokens,
+}
+
+/// Some tokens that attend by themselves.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DecodeRows<'a> {
+    /// Where in the list they begin.
+    begin: usize,
+    rows: &'a [DecodeRow],
+}
+
+impl DecodeRows<'_> {
+    /// How many positions each attends to.
+    pub(super) fn lens(&self) -> impl Iterator<Item = usize> {
+        self.rows.iter().map(|row| row.seq_len as usize)
+    }
+
+    pub(super) fn max_len(&self) -> usize {
+        self.lens().max().unwrap_or(0)
+    }
+}
+
 /// A list with room for so many words, from `begin` on in each slot.
 #[derive(Debug, Clone, Copy)]
 struct List {
     begin: usize,
     capacity: usize,
+}
+
+impl List {
+    /// The part of it behind the first `len` words.
+    fn from(self, len: usize) -> Self {
+        Self { begin: self.begin + len, capacity: self.capacity.saturating_sub(len) }
+    }
 }
 
 /// What a step's lists are made for.
@@ -60,9 +96,9 @@ pub(crate) struct MetalInputs {
     block_tables: List,
     decode_rows: List,
     prefill_tiles: List,
-    /// Sequences of one token of the current step, the longest of them, and tiles of the others.
+    /// Sequences of one token of the current step; of the others, tokens or tiles.
     decode: Vec<DecodeRow>,
-    max_decode_len: usize,
+    prefill_rows: Vec<DecodeRow>,
     prefill: Vec<PrefillTile>,
     /// Kept for its memory.
     words: Vec<u32>,
@@ -82,7 +118,7 @@ impl MetalInputs {
         let slots = list(max_num_tokens);
         let outputs = list(max_num_tokens);
         let block_tables = list(max_num_blocks);
-        let decode_rows = list(max_num_rows * size_of::<DecodeRow>() / 4);
+        let decode_rows = list((max_num_rows + max_num_tokens) * size_of::<DecodeRow>() / 4);
         let prefill_tiles = list(max_num_tokens * size_of::<PrefillTile>() / 4);
         Ok(Self {
             buffer: metal.gpu().allocate(NUM_SLOTS * slot_words * 4, Placement::Shared)?,
@@ -97,7 +133,7 @@ impl MetalInputs {
             decode_rows,
             prefill_tiles,
             decode: Vec::with_capacity(max_num_rows),
-            max_decode_len: 0,
+            prefill_rows: Vec::with_capacity(max_num_tokens),
             prefill: Vec::with_capacity(max_num_tokens),
             words: Vec::new(),
         })
@@ -112,7 +148,7 @@ impl MetalInputs {
         positions: &[u32],
         outputs: &[usize],
         attention: &AttentionMetadata,
-        tokens_per_tile: usize,
+        prefill_form: PrefillForm,
     ) -> Result<()> {
         // What was queued up to now reads the lists of the step before.
         self.in_use[self.slot] = Some(metal.commit()?);
@@ -120,20 +156,22 @@ impl MetalInputs {
         if let Some(ticket) = self.in_use[self.slot].take() {
             metal.wait(ticket)?;
         }
-        self.describe_rows(attention, tokens_per_tile)?;
+        self.describe_rows(attention, prefill_form)?;
         self.write(metal, self.token_ids, token_ids)?;
         self.write(metal, self.positions, positions)?;
         self.write_all(metal, self.slots, &attention.slot_mapping)?;
         self.write_all(metal, self.outputs, outputs)?;
         self.write(metal, self.block_tables, &attention.block_tables)?;
         self.write(metal, self.decode_rows, cast_slice(&self.decode))?;
+        let behind = self.decode_rows.from(self.decode.len() * size_of::<DecodeRow>() / 4);
+        self.write(metal, behind, cast_slice(&self.prefill_rows))?;
         self.write(metal, self.prefill_tiles, cast_slice(&self.prefill))
     }
 
-    fn describe_rows(&mut self, attention: &AttentionMetadata, tokens_per_tile: usize) -> Result<()> {
+    fn describe_rows(&mut self, attention: &AttentionMetadata, prefill_form: PrefillForm) -> Result<()> {
         self.decode.clear();
+        self.prefill_rows.clear();
         self.prefill.clear();
-        self.max_decode_len = 0;
         for row in 0..attention.num_rows() {
             let seq_len = attention.seq_lens[row];
             let (Some(&[start, end]), Some(&table_start)) = (
@@ -148,12 +186,22 @@ impl MetalInputs {
                 )));
             }
             let table_start = table_start as u32;
-            if end - start == 1 {
-                let (token, seq_len) = (start as u32, seq_len as u32);
-                self.decode.push(DecodeRow { token, seq_len, table_start });
-                self.max_decode_len = self.max_decode_len.max(seq_len as usize);
-                continue;
-            }
+            let row_of = |token: usize| DecodeRow {
+                token: token as u32,
+                seq_len: (seq_len - (end - 1 - token)) as u32,
+                table_start,
+            };
+            let tokens_per_tile = match prefill_form {
+                _ if end - start == 1 => {
+                    self.decode.push(row_of(start));
+                    continue;
+                }
+                PrefillForm::Tokens => {
+                    self.prefill_rows.extend((start..end).map(row_of));
+                    continue;
+                }
+                PrefillForm::Tiles(tokens_per_tile) => tokens_per_tile,
+            };
             let mut first = start;
             while first < end {
                 let num_tokens = tokens_per_tile.min(end - first);
@@ -217,10 +265,20 @@ impl MetalInputs {
         self.binding(self.block_tables)
     }
 
-    /// The sequences of one token, from `first` on.
-    pub(super) fn decode_rows(&self, first: usize) -> Binding<'_> {
+    /// The sequences of one token.
+    pub(super) fn decode(&self) -> DecodeRows<'_> {
+        DecodeRows { begin: 0, rows: &self.decode }
+    }
+
+    /// The tokens of the others, if they go by themselves.
+    pub(super) fn prefill_rows(&self) -> DecodeRows<'_> {
+        DecodeRows { begin: self.decode.len(), rows: &self.prefill_rows }
+    }
+
+    /// Tokens that attend by themselves, from `first` of these on.
+    pub(super) fn rows_from(&self, rows: DecodeRows<'_>, first: usize) -> Binding<'_> {
         let binding = self.binding(self.decode_rows);
-        binding.at(binding.offset + first * size_of::<DecodeRow>())
+        binding.at(binding.offset + (rows.begin + first) * size_of::<DecodeRow>())
     }
 
     /// The tiles of the other sequences, from `first` on.
@@ -229,20 +287,11 @@ impl MetalInputs {
         binding.at(binding.offset + first * size_of::<PrefillTile>())
     }
 
-    /// How long each sequence of one token is.
-    pub(super) fn decode_lens(&self) -> impl Iterator<Item = usize> {
-        self.decode.iter().map(|row| row.seq_len as usize)
-    }
-
     /// The positions of the tokens of each tile.
     pub(super) fn prefill_positions(&self) -> impl Iterator<Item = Range<usize>> {
         self.prefill.iter().map(|tile| {
             let first = tile.first_position as usize;
             first..first + tile.num_tokens as usize
         })
-    }
-
-    pub(super) fn max_decode_len(&self) -> usize {
-        self.max_decode_len
     }
 }

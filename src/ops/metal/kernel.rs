@@ -13,6 +13,14 @@ static ROPE: Library = Library { name: "rope", source: include_str!("../../../me
 static ROWS: Library = Library { name: "rows", source: include_str!("../../../metal_kernels/rows.metal") };
 static PAGED_ATTENTION: Library =
     Library { name: "paged_attention", source: include_str!("../../../metal_kernels/paged_attention.metal") };
+static LATENT: Library =
+    Library { name: "latent", source: include_str!("../../../metal_kernels/latent.metal") };
+static LATENT_ATTENTION: Library = Library {
+    name: "latent_attention",
+    source: include_str!("../../../metal_kernels/latent_attention.metal"),
+};
+static EXPERTS: Library =
+    Library { name: "experts", source: include_str!("../../../metal_kernels/experts.metal") };
 static SAMPLING: Library =
     Library { name: "sampling", source: include_str!("../../../metal_kernels/sampling.metal") };
 static FLASH_ATTENTION: Library =
@@ -21,8 +29,19 @@ static FLASH_ATTENTION: Library =
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// All kernel sources.
-pub static LIBRARIES: [&Library; 8] =
-    [&PROBE, &MATVEC, &MATMUL, &ROPE, &ROWS, &PAGED_ATTENTION, &FLASH_ATTENTION, &SAMPLING];
+pub static LIBRARIES: [&Library; 11] = [
+    &PROBE,
+    &MATVEC,
+    &MATMUL,
+    &EXPERTS,
+    &ROPE,
+    &ROWS,
+    &PAGED_ATTENTION,
+    &FLASH_ATTENTION,
+    &LATENT,
+    &LATENT_ATTENTION,
+    &SAMPLING,
+];
 
 /// A kernel and the variant of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +82,10 @@ pub(super) enum Kernel {
         keys: usize,
         head_dim: usize,
     },
+    LatentKvWrite(KvCacheDType),
+    LatentAttention(KvCacheDType),
+    ChooseExperts,
+    CombineExperts,
     Sample,
     Probe(Probe),
 }
@@ -76,6 +99,9 @@ impl Kernel {
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
+            Self::LatentKvWrite(_) => &LATENT,
+            Self::LatentAttention(_) => &LATENT_ATTENTION,
+            Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
             Self::Sample => &SAMPLING,
             Self::Probe(_) => &PROBE,
         }
@@ -101,6 +127,10 @@ impl Kernel {
                 format!("paged_attention_{dtype}_{heads}_{lanes_per_key}")
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
+            Self::LatentKvWrite(dtype) => format!("latent_kv_write_{dtype}"),
+            Self::LatentAttention(dtype) => format!("latent_attention_{dtype}"),
+            Self::ChooseExperts => "choose_experts".to_owned(),
+            Self::CombineExperts => "combine_experts".to_owned(),
             Self::Sample => "sample".to_owned(),
             Self::FlashAttention { dtype, max_dim, keys, .. } => {
                 format!("flash_attention_{dtype}_{max_dim}_{keys}")
@@ -130,11 +160,12 @@ impl Kernel {
             Self::Matvec { .. }
             | Self::MatvecSwiglu { .. }
             | Self::Matmul { .. }
-            | Self::MatmulSwiglu { .. } => 3,
+            | Self::MatmulSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
+            Self::LatentKvWrite(_) => 1,
             Self::FlashAttention { head_dim, .. } => return vec![Constant::U16(0, head_dim as u16)],
             _ => 0,
         };
-        (0..).zip(flags).take(num_flags).map(|(index, flag)| Constant::Bool(index, flag)).collect()
+        (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag)).collect()
     }
 }

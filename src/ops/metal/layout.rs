@@ -142,6 +142,14 @@ impl Layout {
         });
     }
 
+    /// Copies a packed matrix to where matrix `index` of a stack is, which this is the layout of.
+    pub(super) fn place(&self, index: usize, one: &Self, source: &[u8], target: &mut [u8]) {
+        for (plane, (from, to)) in one.begins.into_iter().zip(self.begins).enumerate() {
+            let len = one.rows * one.row_bytes(plane);
+            target[to + index * len..][..len].copy_from_slice(&source[from..][..len]);
+        }
+    }
+
     /// Packs whole rows, which are whole blocks.
     fn pack_rows(&self, source: &[u8], [codes, high, scales, super_scales]: &mut [&mut [u8]; 4]) {
         let block_len = self.dtype.block_len();

@@ -10,9 +10,10 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
+    ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
 ];

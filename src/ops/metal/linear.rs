@@ -3,11 +3,11 @@
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::Binding;
-use super::backend::{MetalBackend, Work};
+use super::backend::{Flags, MetalBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
-use super::matrix::MetalMatrix;
+use super::matrix::{MetalMatrix, MetalStack};
 use crate::Result;
 use crate::weights::DType;
 
@@ -18,9 +18,74 @@ const MIN_MATMUL_TOKENS: usize = 5;
 /// A matrix of a product, where its results go within a row of the output, and its bias.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part<'a> {
-    pub(crate) matrix: &'a MetalMatrix,
-    pub(crate) out_offset: usize,
-    pub(crate) bias: Option<Binding<'a>>,
+    matrix: &'a MetalMatrix,
+    /// Of the matrix, or of each of those that it is a stack of.
+    num_rows: usize,
+    out_offset: usize,
+    bias: Option<Binding<'a>>,
+}
+
+impl<'a> Part<'a> {
+    pub(crate) fn new(matrix: &'a MetalMatrix) -> Self {
+        Self { matrix, num_rows: matrix.rows(), out_offset: 0, bias: None }
+    }
+
+    pub(crate) fn of_stack(stack: &'a MetalStack) -> Self {
+        Self { num_rows: stack.rows(), ..Self::new(stack.matrix()) }
+    }
+
+    pub(crate) fn at(self, out_offset: usize) -> Self {
+        Self { out_offset, ..self }
+    }
+
+    pub(crate) fn with_bias(self, bias: Option<Binding<'a>>) -> Self {
+        Self { bias, ..self }
+    }
+}
+
+/// Which matrices of stacks take part in a product, and which rows of activations belong to each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stacked<'a> {
+    /// The matrices are no stacks.
+    No,
+    /// All of them: each is multiplied with a part of every row.
+    Heads {
+        num_heads: usize,
+        /// Values from the activations of one to those of the next.
+        x_stride: usize,
+        out_stride: usize,
+    },
+    /// Those of groups of rows.
+    Groups(Groups<'a>),
+}
+
+/// The groups of a step, and which rows they have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Groups<'a> {
+    /// `RowGroup` of the kernels.
+    pub(super) list: Binding<'a>,
+    /// How many there may be.
+    pub(super) num_groups: usize,
+    /// The most rows that one has.
+    pub(super) max_rows: usize,
+    /// Choices of a token.
+    pub(super) num_choices: usize,
+    /// The row of activations at each place, if it is not the place itself.
+    pub(super) rows: Option<Binding<'a>>,
+}
+
+impl Groups<'_> {
+    /// Bytes of a group in the list.
+    pub(super) const BYTES: usize = 12;
+
+    /// The most rows of a group, of a step of `num_rows` rows with this many choices among this many matrices: what
+    /// the kernels take together, and few if few rows will meet.
+    pub(super) fn max_rows(num_rows: usize, num_choices: usize, num_matrices: usize) -> usize {
+        if num_rows < MIN_MATMUL_TOKENS {
+            return (num_rows * num_choices).div_ceil(num_matrices).next_power_of_two().min(4);
+        }
+        (num_rows * num_choices / num_matrices).next_power_of_two().clamp(8, Tile::MAX_TOKENS)
+    }
 }
 
 /// The activations of a product and where the results go.
@@ -34,6 +99,7 @@ pub(crate) struct Operands<'a> {
     /// With [`super::Access::ReadWrite`], results are added to what is there.
     pub(crate) out: Binding<'a>,
     pub(crate) out_stride: usize,
+    pub(crate) stacked: Stacked<'a>,
 }
 
 /// `MatrixArgs` of the kernels.
@@ -57,36 +123,27 @@ impl MatrixArgs {
         for (args, part) in list.iter_mut().zip(parts) {
             *args = Self {
                 planes: part.matrix.planes(),
-                num_rows: part.matrix.rows() as u32,
+                num_rows: part.num_rows as u32,
                 out_offset: part.out_offset as u32,
                 first_group: num_groups as u32,
             };
-            num_groups += part.matrix.rows().div_ceil(rows_per_group);
+            num_groups += part.num_rows.div_ceil(rows_per_group);
         }
         (list, num_groups)
     }
 }
 
-/// `MatvecArgs` of the kernels.
+/// `MatvecArgs` and `MatmulArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct MatvecArgs {
-    num_units: u32,
-    num_columns: u32,
-    x_stride: u32,
-    out_stride: u32,
-    eps: f32,
-    matrices: [MatrixArgs; 3],
-}
-
-/// `MatmulArgs` of the kernels.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct MatmulArgs {
+struct ProductArgs {
     num_units: u32,
     num_tokens: u32,
     x_stride: u32,
     out_stride: u32,
+    x_next: u32,
+    out_next: u32,
+    gathers: u32,
     eps: f32,
     matrices: [MatrixArgs; 3],
 }
@@ -130,20 +187,22 @@ fn launch<'a>(
     let weights = [0, 1, 2].map(|index| parts.get(index).unwrap_or(&parts[0]).matrix.binding());
     let format = parts[0].matrix.dtype();
     let num_units = parts[0].matrix.num_units();
-    let flags = [operands.norm.is_some(), parts[0].bias.is_some(), operands.adds()];
+    let flags = operands.flags(parts[0].bias.is_some());
     // What a kernel does not read is bound to something that is there.
     let bias = [0, 1, 2]
         .map(|index| parts.get(index).and_then(|part| part.bias).or(parts[0].bias).unwrap_or(weights[0]));
     let [w0, w1, w2] = weights;
     let [b0, b1, b2] = bias;
-    let buffers =
-        |operands: &Operands<'a>| [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out];
+    let buffers = |operands: &Operands<'a>| {
+        let [groups, rows] = operands.groups();
+        [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
+    };
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
         return operands.pieces(metal, parts).try_for_each(|piece| {
-            let tile = Tile::of(format, last, piece.num_tokens);
+            let tile = Tile::of(format, last, &piece);
             let kernel = Kernel::Matmul { format, last, tokens: tile.tokens };
-            let args = piece.matmul_args(num_units, matrices);
+            let args = piece.args(num_units, matrices);
             let cost = piece.cost(parts, tile.tokens);
             metal.launch(
                 kernel,
@@ -152,12 +211,12 @@ fn launch<'a>(
             )
         });
     }
-    let columns = operands.num_tokens.next_power_of_two();
+    let columns = operands.rows_each().next_power_of_two();
     let rows = rows_per_simdgroup(format, columns);
     let (matrices, num_groups) = MatrixArgs::list(parts, ROW_GROUPS * rows);
-    let all_rows = parts.iter().map(|part| part.matrix.rows()).sum();
-    let num_slices = num_slices(metal, all_rows, num_units);
-    let args = operands.matvec_args(num_units, matrices);
+    let all_rows: usize = parts.iter().map(|part| part.num_rows).sum();
+    let num_slices = num_slices(metal, all_rows * operands.num_matrices_of_a_token(), num_units);
+    let args = operands.args(num_units, matrices);
     metal.launch(
         Kernel::Matvec { format, last, columns },
         flags,
@@ -165,7 +224,7 @@ fn launch<'a>(
             args: bytes_of(&args),
             buffers: &buffers(operands),
             threadgroup_memory: matvec_memory(num_slices, rows * columns, columns),
-            grid: [num_groups, 1, 1],
+            grid: [num_groups, operands.num_matrices(), 1],
             num_threads: num_slices * ROW_GROUPS * 32,
             cost: operands.cost(parts, columns),
         },
@@ -173,25 +232,22 @@ fn launch<'a>(
 }
 
 /// `silu(gate · norm(x)) · (up · norm(x))` for two matrices of one format.
-pub(crate) fn swiglu<'a>(
-    metal: &MetalBackend,
-    gate: &'a MetalMatrix,
-    up: &'a MetalMatrix,
-    operands: &Operands<'a>,
-) -> Result<()> {
-    let (format, num_units) = (gate.dtype(), gate.num_units());
-    let flags = [operands.norm.is_some(), false, false];
-    let buffers =
-        |operands: &Operands<'a>| [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out];
-    let parts = [gate, up].map(|matrix| Part { matrix, out_offset: 0, bias: None });
+pub(crate) fn swiglu<'a>(metal: &MetalBackend, parts: [Part<'a>; 2], operands: &Operands<'a>) -> Result<()> {
+    let [gate, up] = parts.map(|part| part.matrix);
+    let (format, num_units, num_rows) = (gate.dtype(), gate.num_units(), parts[0].num_rows);
+    let flags = operands.flags(false);
+    let buffers = |operands: &Operands<'a>| {
+        let [groups, rows] = operands.groups();
+        [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out, groups, rows]
+    };
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
         matrices[1].first_group = u32::MAX;
-        let num_groups = gate.rows().div_ceil(Tile::ROWS / 2);
+        let num_groups = num_rows.div_ceil(Tile::ROWS / 2);
         return operands.pieces(metal, &parts).try_for_each(|piece| {
-            let tile = Tile::of(format, None, piece.num_tokens);
+            let tile = Tile::of(format, None, &piece);
             let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
-            let args = piece.matmul_args(num_units, matrices);
+            let args = piece.args(num_units, matrices);
             let cost = piece.cost(&parts, tile.tokens);
             metal.launch(
                 kernel,
@@ -200,11 +256,11 @@ pub(crate) fn swiglu<'a>(
             )
         });
     }
-    let columns = operands.num_tokens.next_power_of_two();
+    let columns = operands.rows_each().next_power_of_two();
     let rows = (rows_per_simdgroup(format, columns) / 2).max(1);
     let (matrices, _) = MatrixArgs::list(&parts, rows);
-    let num_slices = num_slices(metal, 2 * gate.rows(), num_units);
-    let args = operands.matvec_args(num_units, matrices);
+    let num_slices = num_slices(metal, 2 * num_rows * operands.num_matrices_of_a_token(), num_units);
+    let args = operands.args(num_units, matrices);
     metal.launch(
         Kernel::MatvecSwiglu { format, columns },
         flags,
@@ -212,7 +268,7 @@ pub(crate) fn swiglu<'a>(
             args: bytes_of(&args),
             buffers: &buffers(operands),
             threadgroup_memory: matvec_memory(num_slices, 2 * rows * columns, columns),
-            grid: [gate.rows().div_ceil(ROW_GROUPS * rows), 1, 1],
+            grid: [num_rows.div_ceil(ROW_GROUPS * rows), operands.num_matrices(), 1],
             num_threads: num_slices * ROW_GROUPS * 32,
             cost: operands.cost(&parts, columns),
         },
@@ -229,7 +285,7 @@ pub(crate) fn silu_mul(
     let args = [num_values as u32];
     metal.launch(
         Kernel::SiluMul,
-        [false; 3],
+        Flags::default(),
         Work {
             args: bytes_of(&args),
             buffers: &[up, gate],
@@ -283,54 +339,105 @@ impl<'a> Operands<'a> {
         self.norm.map_or(self.x, |(norm, _)| norm)
     }
 
-    /// What these products cost a kernel that computes multiples of `unit` rows.
-    fn cost(&self, parts: &[Part<'_>], unit: usize) -> Cost {
-        let num_padded = self.num_tokens.next_multiple_of(unit);
-        let of_matrix = |part: &Part<'_>| {
-            let matrix = part.matrix;
-            let activations = 4 * self.num_tokens * (matrix.cols() + matrix.rows());
-            Cost {
-                operations: 2 * num_padded as u64 * matrix.rows() as u64 * matrix.cols() as u64,
-                bytes: (matrix.num_bytes() + activations) as u64,
-            }
-        };
-        parts.iter().map(of_matrix).sum()
+    fn flags(&self, has_bias: bool) -> Flags {
+        let is_grouped = matches!(self.stacked, Stacked::Groups(_));
+        Flags::of([self.norm.is_some(), has_bias, self.adds(), is_grouped])
     }
 
-    /// The same for as many rows of activations at a time as a launch may compute.
-    fn pieces(&self, metal: &MetalBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
-        let of_one = Operands { num_tokens: 1, ..*self }.cost(parts, 1);
-        let len = metal.patience().share(Cost { bytes: 0, ..of_one }, Tile::MAX_TOKENS);
-        (0..self.num_tokens).step_by(len).map(move |first| Operands {
-            num_tokens: len.min(self.num_tokens - first),
-            x: self.x.at(self.x.offset + 4 * first * self.x_stride),
-            out: self.out.at(self.out.offset + 4 * first * self.out_stride),
-            ..*self
-        })
-    }
-
-    fn eps(&self) -> f32 {
-        self.norm.map_or(0.0, |(_, eps)| eps)
-    }
-
-    fn matvec_args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> MatvecArgs {
-        MatvecArgs {
-            num_units: num_units as u32,
-            num_columns: self.num_tokens as u32,
-            x_stride: self.x_stride as u32,
-            out_stride: self.out_stride as u32,
-            eps: self.eps(),
-            matrices,
+    /// The list of groups and that of their rows; of a kernel that reads none, something that is there.
+    fn groups(&self) -> [Binding<'a>; 2] {
+        match self.stacked {
+            Stacked::Groups(groups) => [groups.list, groups.rows.unwrap_or(groups.list)],
+            Stacked::No | Stacked::Heads { .. } => [self.x; 2],
         }
     }
 
-    fn matmul_args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> MatmulArgs {
-        MatmulArgs {
+    /// Matrices that are multiplied, of each part.
+    fn num_matrices(&self) -> usize {
+        match self.stacked {
+            Stacked::No => 1,
+            Stacked::Heads { num_heads, .. } => num_heads,
+            Stacked::Groups(groups) => groups.num_groups,
+        }
+    }
+
+    /// The same for one row of activations, whatever the batch.
+    fn num_matrices_of_a_token(&self) -> usize {
+        match self.stacked {
+            Stacked::No | Stacked::Heads { .. } => self.num_matrices(),
+            Stacked::Groups(groups) => groups.num_choices,
+        }
+    }
+
+    /// Rows of activations of each matrix.
+    fn rows_each(&self) -> usize {
+        match self.stacked {
+            Stacked::No | Stacked::Heads { .. } => self.num_tokens,
+            Stacked::Groups(groups) => groups.max_rows,
+        }
+    }
+
+    /// What these products cost a kernel that computes multiples of `unit` rows.
+    fn cost(&self, parts: &[Part<'_>], unit: usize) -> Cost {
+        let (num_matrices, rows_each) = (self.num_matrices(), self.rows_each());
+        let num_padded = num_matrices * rows_each.next_multiple_of(unit);
+        let of_part = |part: &Part<'_>| {
+            let (matrix, num_rows) = (part.matrix, part.num_rows);
+            let weights = matrix.num_bytes() / (matrix.rows() / num_rows).max(1);
+            let activations = 4 * rows_each * (matrix.cols() + num_rows);
+            Cost {
+                operations: 2 * num_padded as u64 * num_rows as u64 * matrix.cols() as u64,
+                bytes: (num_matrices * (weights + activations)) as u64,
+            }
+        };
+        parts.iter().map(of_part).sum()
+    }
+
+    /// The same for as many rows of activations at a time as a launch may compute, or as many groups of them.
+    fn pieces(&self, metal: &MetalBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
+        let (num_all, of_one, unit) = match self.stacked {
+            Stacked::No | Stacked::Heads { .. } => {
+                (self.num_tokens, Operands { num_tokens: 1, ..*self }.cost(parts, 1), Tile::MAX_TOKENS)
+            }
+            Stacked::Groups(groups) => {
+                let stacked = Stacked::Groups(Groups { num_groups: 1, ..groups });
+                (groups.num_groups, Operands { stacked, ..*self }.cost(parts, groups.max_rows), 1)
+            }
+        };
+        let len = metal.patience().share(Cost { bytes: 0, ..of_one }, unit);
+        (0..num_all).step_by(len).map(move |first| {
+            let len = len.min(num_all - first);
+            if let Stacked::Groups(groups) = self.stacked {
+                let list = groups.list.at(groups.list.offset + first * Groups::BYTES);
+                return Self {
+                    stacked: Stacked::Groups(Groups { list, num_groups: len, ..groups }),
+                    ..*self
+                };
+            }
+            Operands {
+                num_tokens: len,
+                x: self.x.at(self.x.offset + 4 * first * self.x_stride),
+                out: self.out.at(self.out.offset + 4 * first * self.out_stride),
+                ..*self
+            }
+        })
+    }
+
+    fn args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> ProductArgs {
+        let (x_next, out_next) = match self.stacked {
+            Stacked::Heads { x_stride, out_stride, .. } => (x_stride, out_stride),
+            Stacked::No | Stacked::Groups(_) => (0, 0),
+        };
+        let gathers = matches!(self.stacked, Stacked::Groups(Groups { rows: Some(_), .. }));
+        ProductArgs {
             num_units: num_units as u32,
             num_tokens: self.num_tokens as u32,
             x_stride: self.x_stride as u32,
             out_stride: self.out_stride as u32,
-            eps: self.eps(),
+            x_next: x_next as u32,
+            out_next: out_next as u32,
+            gathers: gathers.into(),
+            eps: self.norm.map_or(0.0, |(_, eps)| eps),
             matrices,
         }
     }
@@ -352,10 +459,10 @@ impl Tile {
     /// Values from one row in threadgroup memory to the next.
     const STRIDE: usize = 2 * UNIT + 8;
 
-    fn of(format: DType, last: Option<DType>, num_tokens: usize) -> Self {
+    fn of(format: DType, last: Option<DType>, operands: &Operands<'_>) -> Self {
         let is_wide = |format: DType| matches!(format, DType::BF16 | DType::F32);
         let weight_bytes = if is_wide(format) || last.is_some_and(is_wide) { 4 } else { 2 };
-        Self { tokens: num_tokens.next_power_of_two().clamp(8, Self::MAX_TOKENS), weight_bytes }
+        Self { tokens: operands.rows_each().next_power_of_two().clamp(8, Self::MAX_TOKENS), weight_bytes }
     }
 
     fn work<'a>(
@@ -370,7 +477,7 @@ impl Tile {
             args,
             buffers,
             threadgroup_memory: (Self::ROWS * self.weight_bytes + self.tokens * 4) * Self::STRIDE,
-            grid: [operands.num_tokens.div_ceil(self.tokens), num_groups, 1],
+            grid: [operands.rows_each().div_ceil(self.tokens), num_groups, operands.num_matrices()],
             num_threads: 128,
             cost,
         }

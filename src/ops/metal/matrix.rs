@@ -96,6 +96,68 @@ impl MetalMatrix {
     }
 }
 
+/// Matrices of one shape and type, one behind the other: the rows of one matrix.
+#[derive(Debug)]
+pub(crate) struct MetalStack {
+    all: MetalMatrix,
+    num_matrices: usize,
+}
+
+impl MetalStack {
+    /// Puts matrices together, of which there is at least one, all of `rows` × `cols`.
+    pub(crate) fn new(metal: &MetalBackend, matrices: Vec<MetalMatrix>) -> Result<Self> {
+        let num_matrices = matrices.len();
+        let Some(&MetalMatrix { dtype, rows, cols, .. }) = matrices.first() else {
+            return Err(Error::internal("a stack of no matrices"));
+        };
+        if let Some(other) = matrices.iter().find(|matrix| matrix.dtype != dtype) {
+            return Err(Error::unsupported(format!(
+                "matrices that a router chooses from are of {dtype} and of {}, for which there are no kernels on this \
+                 device",
+                other.dtype
+            ))
+            .with_hint("use --device cpu"));
+        }
+        let all_rows = rows * num_matrices;
+        if metal.is_dry_run() {
+            return Ok(Self {
+                all: MetalMatrix::without_weights(metal, dtype, all_rows, cols)?,
+                num_matrices,
+            });
+        }
+        check_shape(all_rows, cols)?;
+        let (layout, of_one) = (Layout::new(dtype, all_rows, cols), Layout::new(dtype, rows, cols));
+        let num_bytes = layout.num_bytes();
+        let mut bytes = vec![0; of_one.num_bytes()];
+        let mut outcome: Result<()> = Ok(());
+        let buffer = metal.filled(num_bytes, |target| {
+            outcome = matrices.into_iter().enumerate().try_for_each(|(index, matrix)| {
+                metal.gpu().read(&matrix.buffer, matrix.offset, &mut bytes)?;
+                layout.place(index, &of_one, &bytes, target);
+                Ok(())
+            });
+        })?;
+        outcome?;
+        let planes = layout.planes();
+        let all = MetalMatrix { dtype, rows: all_rows, cols, planes, num_bytes, buffer, offset: 0 };
+        Ok(Self { all, num_matrices })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.num_matrices
+    }
+
+    /// Rows of each matrix.
+    pub(super) fn rows(&self) -> usize {
+        self.all.rows / self.num_matrices
+    }
+
+    /// The rows of all.
+    pub(crate) fn matrix(&self) -> &MetalMatrix {
+        &self.all
+    }
+}
+
 fn check(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
     if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
         return Err(Error::invalid_model(format!(

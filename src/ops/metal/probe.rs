@@ -53,7 +53,7 @@ pub(crate) fn probe(metal: &MetalBackend, probe: Probe, words: &[u32]) -> Result
     let words_of_a_group = if matches!(probe, Probe::Matrices | Probe::Cells) { 64 } else { 32 };
     metal.launch(
         Kernel::Probe(probe),
-        [false; 3],
+        Flags::default(),
         Work {
             args: bytes_of(&(words.len() as u32)),
             buffers: &[Binding::read(&input), Binding::write(&output)],
@@ -80,8 +80,8 @@ pub struct KernelLimits {
 }
 
 /// The largest kernels of each kind.
-fn largest() -> [(Kernel, Flags); 12] {
-    let (norm, plain) = ([true, false, false], [false; 3]);
+fn largest() -> [(Kernel, Flags); 14] {
+    let (norm, plain) = (Flags::of([true]), Flags::default());
     let (format, last, dtype) = (DType::Q5K, Some(DType::Q6K), KvCacheDType::F32);
     [
         (Kernel::Matvec { format, last, columns: 1 }, norm),
@@ -89,12 +89,14 @@ fn largest() -> [(Kernel, Flags); 12] {
         (Kernel::MatvecSwiglu { format, columns: 4 }, norm),
         (Kernel::Matmul { format, last, tokens: 32 }, norm),
         (Kernel::MatmulSwiglu { format, tokens: 32 }, norm),
-        (Kernel::RopeKvWrite(dtype), [true, false, false]),
+        (Kernel::RopeKvWrite(dtype), norm),
         (Kernel::Embed(DType::Q6K), plain),
         (Kernel::PagedAttention { dtype, heads: 4, lanes_per_key: 16 }, plain),
         (Kernel::PagedAttentionMerge, plain),
         (Kernel::FlashAttention { dtype: KvCacheDType::F16, max_dim: 128, keys: 16, head_dim: 128 }, plain),
         (Kernel::FlashAttention { dtype, max_dim: 256, keys: 8, head_dim: 256 }, plain),
+        (Kernel::LatentAttention(dtype), plain),
+        (Kernel::ChooseExperts, plain),
         (Kernel::Sample, plain),
     ]
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::backend::{MetalBackend, Work};
+use super::backend::{Flags, MetalBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::Planes;
@@ -77,5 +77,5 @@ fn launch(
     cost: Cost,
 ) -> Result<()> {
     let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: 32, cost };
-    metal.launch(kernel, [false; 3], work)
+    metal.launch(kernel, Flags::default(), work)
 }

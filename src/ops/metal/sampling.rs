@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, cast_slice_mut};
 
-use super::backend::{MetalBackend, Work};
+use super::backend::{Flags, MetalBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement, Ticket};
@@ -205,7 +205,7 @@ impl MetalSampler {
             ];
             metal.launch(
                 Kernel::Sample,
-                [false; 3],
+                Flags::default(),
                 Work {
                     args: bytes_of(&args),
                     buffers: &buffers,

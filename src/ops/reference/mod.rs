@@ -7,6 +7,7 @@
 
 mod backend;
 mod embed;
+mod expanded_attention;
 mod experts;
 mod gather_rows;
 mod heads_linear;
@@ -21,6 +22,7 @@ pub use backend::ReferenceBackend;
 
 pub(crate) use backend::ReferenceBuffer;
 pub(crate) use embed::embed;
+pub(crate) use expanded_attention::{ExpandedAttention, expanded_attention};
 pub(crate) use experts::{experts_residual, experts_swiglu, router_logits};
 pub(crate) use gather_rows::gather_rows;
 pub(crate) use heads_linear::heads_linear;

@@ -9,7 +9,7 @@ use crate::ops::AttentionMetadata;
 use crate::ops::cpu::attention::AttentionShape;
 
 /// Scores that are in memory at once.
-const MAX_SCORES: usize = 1 << 24;
+pub(super) const MAX_SCORES: usize = 1 << 24;
 
 /// `qkv` has the queries in front, `out` is `[num_tokens, num_heads · value_dim]`.
 pub(crate) fn paged_attention(
@@ -25,14 +25,8 @@ pub(crate) fn paged_attention(
     for row in 0..metadata.num_rows() {
         let (start, end) = (metadata.query_start_loc[row], metadata.query_start_loc[row + 1]);
         let seq_len = metadata.seq_lens[row];
-        let (table, block_size) = (metadata.block_table(row), metadata.block_size);
-        let slot =
-            |position: usize| table[position / block_size] as usize * block_size + position % block_size;
-        let [keys, values] = pools.read(
-            backend,
-            &backend.indices((0..seq_len).map(slot))?,
-            shape.num_kv_heads * shape.value_dim,
-        )?;
+        let slots = backend.indices((0..seq_len).map(|position| metadata.slot(row, position)))?;
+        let [keys, values] = pools.read(backend, &slots, shape.num_kv_heads * shape.value_dim)?;
         let step = (MAX_SCORES / (shape.num_heads * seq_len)).max(1);
         for first in (start..end).step_by(step) {
             let len = step.min(end - first);
@@ -46,7 +40,7 @@ pub(crate) fn paged_attention(
 
 /// Attention of neighbouring tokens, `[len, num_heads · head_dim]`, the first of them at `first_position`, over keys
 /// `[seq_len, num_kv_heads · head_dim]` and values `[seq_len, num_kv_heads · value_dim]`.
-fn attention(
+pub(super) fn attention(
     backend: &ReferenceBackend,
     shape: AttentionShape,
     queries: &Tensor,

@@ -18,7 +18,7 @@ use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
 use super::{Prepared, generate, messages, sampling};
-use crate::chat::{AnswerFormat, Chat, ChatOptions, PromptEnd, Tool, ToolCallFormat};
+use crate::chat::{AnswerFormat, Chat, ChatOptions, Tool, ToolCallFormat};
 use crate::engine::Request;
 use crate::grammar::GrammarSpec;
 use crate::sampling::Constraint;
@@ -51,7 +51,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
     let output = structured::parse(&mut fields)?;
     let prompt_token_ids = encode_with(model, &mut fields, &tools)?;
     let turns = turn_format(model, &prompt_token_ids, &tools, includes_reasoning)?;
-    options.text.visible_special = visible_special(model, turns.answers);
+    options.text.visible_special = model.llm.visible_special(turns.answers);
     let has_logprobs = params.logprobs.is_some();
     let mut request = Request::new(prompt_token_ids, params);
     request.cache_salt.clone_from(&options.cache_salt);
@@ -119,7 +119,7 @@ fn turn_format(
     }
     Ok(TurnFormat {
         answers: AnswerFormat { tool_calls, reasoning: known.reasoning },
-        prompt_end: prompt_end(model, prompt_token_ids),
+        prompt_end: model.llm.prompt_end(prompt_token_ids),
         tools: Arc::clone(&tools.tools),
         includes_reasoning,
         max_calls: (!tools.is_parallel).then_some(1),
@@ -175,17 +175,6 @@ fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
             Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
         }
     }
-}
-
-/// Where the template left off, from the last tokens of the prompt.
-fn prompt_end(model: &Model, prompt_token_ids: &[u32]) -> PromptEnd {
-    const NUM_TOKENS: usize = 16;
-    let last = &prompt_token_ids[prompt_token_ids.len().saturating_sub(NUM_TOKENS)..];
-    model.llm.tokenizer().map_or(PromptEnd::Plain, |tokenizer| PromptEnd::of(&tokenizer.decode(last, false)))
-}
-
-fn visible_special(model: &Model, answers: AnswerFormat) -> Arc<[u32]> {
-    model.llm.tokenizer().map(|tokenizer| answers.marker_token_ids(tokenizer)).unwrap_or_default().into()
 }
 
 /// Refuses a text that is too long for certain, before work is put into it.

@@ -13,6 +13,10 @@ fn threads(num_threads: usize) -> Option<NonZeroUsize> {
     NonZeroUsize::new(num_threads)
 }
 
+fn quantize(quantizer: &Quantizer, tensor: &RawTensor<'_>) -> Result<OwnedTensor> {
+    quantizer.quantize(std::slice::from_ref(tensor), &|_| ()).map(|mut all| all.remove(0))
+}
+
 /// A checkpoint with one F32 tensor of these values.
 fn one_tensor(name: &str, dims: &[u64], values: &[f32]) -> Checkpoint {
     let mut file = TestFile::new();
@@ -38,7 +42,7 @@ fn bytes_equal_those_of_converted_files() {
             if reordered && folder != "tiny/qwen2" {
                 continue;
             }
-            let ours = quantizer.quantize(&dense.tensor(name).unwrap(), &|_| ()).unwrap();
+            let ours = quantize(&quantizer, &dense.tensor(name).unwrap()).unwrap();
             let (ours, theirs) = (ours.as_raw(), converted.tensor(name).unwrap());
             assert_eq!((ours.dtype, ours.shape), (theirs.dtype, theirs.shape), "{name}");
             assert!(ours.data == theirs.data, "{file}: {name} differs");
@@ -81,17 +85,20 @@ fn result_does_not_depend_on_threads() {
         (0..5 * 65536).map(|i| ((i * 2_654_435_761_usize) % 1009) as f32 - 504.0).collect();
     let checkpoint = one_tensor("blk.0.ffn_up.weight", &[256, 1280], &values);
     let tensor = checkpoint.tensor("blk.0.ffn_up.weight").unwrap();
+    let other = one_tensor("blk.0.ffn_gate.weight", &[256, 1], &values[1_000..1_256]);
+    let small = other.tensor("blk.0.ffn_gate.weight").unwrap();
     for quantization in [Quantization::Q4_0, Quantization::Q8_0, Quantization::Q4K] {
         let results = [1, 2, 7].map(|num_threads| {
             let num_done = AtomicUsize::new(0);
             let quantizer = Quantizer::new(quantization, &checkpoint, threads(num_threads));
-            let result = quantizer
-                .quantize(&tensor, &|done| {
-                    num_done.fetch_add(done, Ordering::Relaxed);
-                })
-                .unwrap();
-            assert_eq!(num_done.into_inner(), values.len());
-            result.as_raw().data.to_vec()
+            let progress = |done| {
+                num_done.fetch_add(done, Ordering::Relaxed);
+            };
+            // Together, they are what each is by itself.
+            let both = quantizer.quantize(&[small.clone(), tensor.clone()], &progress).unwrap();
+            assert_eq!(num_done.into_inner(), 4 * (values.len() + 256));
+            assert_eq!(both[0].as_raw().data, quantize(&quantizer, &small).unwrap().as_raw().data);
+            both[1].as_raw().data.to_vec()
         });
         assert!(results[0] == results[1] && results[0] == results[2], "{quantization}");
     }
@@ -102,7 +109,7 @@ fn tensors_that_cannot_be_quantised_are_named() {
     let quantized = open("tiny/qwen2/qwen2.q8_0.gguf");
     let quantizer = Quantizer::new(Quantization::Q4_0, &quantized, None);
     let tensor = quantized.tensor("blk.0.attn_q.weight").unwrap();
-    let error = quantizer.quantize(&tensor, &|_| ()).unwrap_err();
+    let error = quantize(&quantizer, &tensor).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     assert!(error.message().contains("blk.0.attn_q.weight") && error.message().contains("Q8_0"), "{error}");
 
@@ -110,7 +117,7 @@ fn tensors_that_cannot_be_quantised_are_named() {
     values[65536] = f32::NAN;
     let checkpoint = one_tensor("blk.7.ffn_up.weight", &[256, 768], &values);
     let quantizer = Quantizer::new(Quantization::Q4K, &checkpoint, threads(3));
-    let error = quantizer.quantize(&checkpoint.tensor("blk.7.ffn_up.weight").unwrap(), &|_| ()).unwrap_err();
+    let error = quantize(&quantizer, &checkpoint.tensor("blk.7.ffn_up.weight").unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidModel);
     assert!(error.message().contains("blk.7.ffn_up.weight") && error.message().contains("NaN"), "{error}");
 }
@@ -141,7 +148,7 @@ fn dense_types_are_converted_and_quantised_ones_left_alone() {
         let quantizer = Quantizer::to_dense(dtype, NonZeroUsize::MIN);
         let tensor = folder.tensor("blk.0.attn_q.weight").unwrap();
         assert!(quantizer.applies_to(&tensor));
-        let converted = quantizer.quantize(&tensor, &|_| ()).unwrap();
+        let converted = quantize(&quantizer, &tensor).unwrap();
         assert_eq!(converted.as_raw().dtype, dtype);
         let (wanted, values) = (tensor.to_f32().unwrap(), converted.as_raw().to_f32().unwrap());
         let same = |(a, b): (&f32, &f32)| (a - b).abs() <= a.abs() / 128.0;
@@ -164,4 +171,51 @@ fn planned_bytes_are_those_of_the_converted_file() {
     let planned = Quantizer::new(Quantization::Q8_0, &folder, None).planned_bytes(&folder).unwrap();
     let bytes = |name: &str| converted.tensor(name).unwrap().data.len() as u64;
     assert_eq!(planned, converted.tensor_names().map(bytes).sum::<u64>());
+}
+
+/// Of a tensor that is larger than what may be in memory of it, the pages are given back on the way.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_large_tensor_is_never_in_memory_as_a_whole() {
+    use std::io::Write;
+
+    const ROWS: usize = 24 << 10;
+    const COLS: usize = 1 << 10;
+    const CHUNK_BYTES: usize = 4 * CHUNK_LEN;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let path = folder.path().join("model.safetensors");
+    let header = serde_json::json!({
+        "lm_head.weight": {"dtype": "F32", "shape": [ROWS, COLS], "data_offsets": [0, 4 * ROWS * COLS]}
+    })
+    .to_string();
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    // What was never written is zero.
+    file.set_len((8 + header.len() + 4 * ROWS * COLS) as u64).unwrap();
+
+    // How much of the file's map is in memory.
+    let resident = || -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+        let line = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+    };
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let quantizer = Quantizer::new(Quantization::Q8_0, &checkpoint, threads(2));
+    let (num_chunks, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let progress = |_| {
+        if num_chunks.fetch_add(1, Ordering::Relaxed).is_multiple_of(16) {
+            most.fetch_max(resident(), Ordering::Relaxed);
+        }
+    };
+    let tensor = checkpoint.tensor("output.weight").unwrap();
+    let quantized = quantizer.quantize(&[tensor], &progress).unwrap();
+    assert!(quantized[0].as_raw().data.iter().all(|byte| *byte == 0));
+    let (num_chunks, most) = (num_chunks.into_inner(), most.into_inner());
+    assert_eq!(num_chunks * CHUNK_BYTES, 4 * ROWS * COLS);
+    // Two pieces of 16 MiB are kept, and a third is being read.
+    assert!(most > CHUNK_BYTES, "{most} bytes are in memory, so they were not measured");
+    assert!(most < 3 * CHUNKS_TO_RELEASE * CHUNK_BYTES, "{most} of {} bytes", 4 * ROWS * COLS);
 }

@@ -1,6 +1,8 @@
 //! How much of the memory bandwidth the kernels use, as ops launch them. A proxy for how well they go through
 //! memory: an NVIDIA GPU has other limits besides, and matrix products of simdgroups are emulated there.
 
+mod latent;
+
 use std::sync::Arc;
 
 use tinyvllm::config::RopeStyle;
@@ -46,6 +48,8 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
     }
     bench.products(DType::Q4_0, 4096, 4096, &[512])?;
     bench.attention()?;
+    bench.latent()?;
+    bench.experts()?;
     bench.sampling()?;
     Ok(bench.shares)
 }

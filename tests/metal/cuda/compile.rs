@@ -23,7 +23,7 @@ pub(super) fn compile(emulator: &Emulator, toolkit: &Path, folder: &Path) -> Res
         format!("{:40} {:>9} {:>6} {:>5} {:>6}\n", "kernel", "registers", "spills", "stack", "static");
     for library in LIBRARIES {
         let mut all: BTreeMap<String, KernelUsage> = BTreeMap::new();
-        for (set, module) in emulator.compile_cuda(library, toolkit)?.into_iter().enumerate() {
+        for (set, module) in emulator.compile_cuda(library, toolkit)? {
             write(&format!("{}-{set}.cubin", library.name), &module.image)?;
             for (kernel, usage) in usage_of_kernels(&module.messages) {
                 let most = all.entry(kernel).or_default();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tinyvllm::ops::metal::{LIBRARIES, Library};
 
 use super::TOOLKIT;
-use crate::emulator::{Compiler, Emulator, KernelUsage, MAX_REGISTERS, Unrolling, Variant};
+use crate::emulator::{Compiler, Emulator, KernelUsage, MAX_REGISTERS, Unrolling, Variant, flag_sets};
 
 static PLANTED: Library = Library { name: "registers", source: include_str!("../kernels/registers.metal") };
 
@@ -38,8 +38,7 @@ fn is_of_a_decode_step(kernel: &str) -> bool {
 /// What is wrong with the kernels of a library; and of how many there is word.
 fn findings(compiler: &Compiler, library: &Library, toolkit: &Path) -> (Vec<String>, usize) {
     let text = library.text();
-    let sets = 1 << text.matches("[[function_constant(").count();
-    let jobs: Vec<(u32, Unrolling)> = (0..sets)
+    let jobs: Vec<(u32, Unrolling)> = flag_sets(text.matches("[[function_constant(").count())
         .flat_map(|set| [Unrolling::Everything, Unrolling::AsWritten].map(|unrolling| (set, unrolling)))
         .collect();
     let (next, wrong, num_kernels) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));

@@ -214,20 +214,20 @@ impl Compiler {
         Ok(rewritten.text)
     }
 
-    /// The library for a GPU that runs CUDA, once for each set of values of those of its function constants that are
-    /// flags: constant `i` is bit `i` of a set's position in the list. Numbers are set in the loaded module.
+    /// The library for a GPU that runs CUDA, with each set of values of those of its function constants that are flags
+    /// and that a launch may have: constant `i` is bit `i` of a set. Numbers are set in the loaded module.
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<CudaModule>, String> {
+    pub(crate) fn compile_cuda(&self, text: &str, toolkit: &Path) -> Result<Vec<(u32, CudaModule)>, String> {
         let rewritten = self.rewrite(text, Mode::Cuda)?;
         let module = |set: u32| {
             let flags = cuda_flags(&rewritten, set, Unrolling::Everything);
-            self.cuda_module(&rewritten.text, &flags, toolkit)
+            self.cuda_module(&rewritten.text, &flags, toolkit).map(|module| (set, module))
         };
         // Two at a time, since most of them wait for one library with many kernels.
         let num_flags = rewritten.constants.iter().filter(|constant| constant.is_flag()).count();
-        let sets: Vec<u32> = (0..1 << num_flags).collect();
+        let sets: Vec<u32> = flag_sets(num_flags).collect();
         let mut modules = Vec::new();
         for pair in sets.chunks(2) {
             let pair: Vec<_> = std::thread::scope(|scope| {
@@ -441,6 +441,12 @@ pub(crate) enum Unrolling {
     Everything,
     /// As clang does by default, and where the source demands it.
     AsWritten,
+}
+
+/// The sets of values of so many flags that launches have: bit `i` is constant `i`. Products with the fourth, of groups,
+/// have no bias and are added to nothing.
+pub(crate) fn flag_sets(num_flags: usize) -> impl Iterator<Item = u32> {
+    (0..1 << num_flags).filter(|set| set & 0b1000 == 0 || set & 0b0110 == 0)
 }
 
 /// For one set of values of function constants, which are all flags: constant `i` is bit `i`.

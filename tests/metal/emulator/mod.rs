@@ -26,7 +26,7 @@ use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
 
 pub(crate) use compiler::{
-    Compiler, CudaModule, KernelUsage, MAX_REGISTERS, Unrolling, Variant, usage_of_kernels,
+    Compiler, CudaModule, KernelUsage, MAX_REGISTERS, Unrolling, Variant, flag_sets, usage_of_kernels,
 };
 pub(crate) use object::Order;
 pub(crate) use rewriter::Barrier;
@@ -210,7 +210,7 @@ impl Emulator {
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn compile_cuda(&self, library: &Library, toolkit: &Path) -> Result<Vec<CudaModule>> {
+    pub(crate) fn compile_cuda(&self, library: &Library, toolkit: &Path) -> Result<Vec<(u32, CudaModule)>> {
         let compiled = self.compiler.compile_cuda(&self.text(library), toolkit);
         compiled.map_err(|message| Error::internal(format!("{}.metal:\n{message}", library.name)))
     }

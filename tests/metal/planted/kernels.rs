@@ -16,10 +16,12 @@ use super::{Emulator, Variant};
 /// `- ` and what is in the file, and lines with `+ ` and what stands there instead: an expression, or statements,
 /// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is
 /// replaced, and the rest says which of several it is.
-pub(super) const TABLES: [(Family, &str); 4] = [
+pub(super) const TABLES: [(Family, &str); 6] = [
     (Family::Products, include_str!("products.txt")),
     (Family::Rows, include_str!("rows.txt")),
     (Family::Attention, include_str!("attention.txt")),
+    (Family::Latent, include_str!("latent.txt")),
+    (Family::Experts, include_str!("experts.txt")),
     (Family::Sampling, include_str!("sampling.txt")),
 ];
 

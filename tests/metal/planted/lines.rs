@@ -20,7 +20,7 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 11] = [
+pub(super) const LINES: [Lines; 18] = [
     Lines {
         file: "attention.rs",
         family: Family::Attention,
@@ -30,7 +30,7 @@ pub(super) const LINES: [Lines; 11] = [
             ("block_size: pools.block_size as u32,", "all blocks have 16 tokens", Word(4, |_| 16)),
             ("eps: rope.norms.map_or(0.0, |(_, _, eps)| eps),", "no eps", Word(5, |_| 0)),
             ("map_or((table, table), |(q, k, _)| (q, k));", "keys have the norm of queries", Buffer(5, 4)),
-            ("let flags = [rope.norms.is_some(), rope.is_interleaved, false];", "no norms", Flag(0)),
+            ("let flags = Flags::of([rope.norms.is_some(), rope.is_interleaved]);", "no norms", Flag(0)),
             ("Kernel::RopeKvWrite(pools.dtype),", "pairs are the other ones", Flag(1)),
             ("inputs.positions(),", "slots are positions", Buffer(2, 3)),
             ("inputs.slots(),", "positions are slots", Buffer(3, 2)),
@@ -57,7 +57,7 @@ pub(super) const LINES: [Lines; 11] = [
             ),
             ("window: sizes.sliding_window.unwrap_or(max_model_len),", "a token more", Word(7, |x| x + 1)),
             (
-                "let num_pieces = inputs.max_decode_len().div_ceil(self.piece_size);",
+                "let num_pieces = tokens.max_len().div_ceil(self.piece_size);",
                 "whole ones",
                 Grid(0, |n| n - 1),
             ),
@@ -96,13 +96,13 @@ pub(super) const LINES: [Lines; 11] = [
         family: Family::Attention,
         kernels: "paged_attention_merge",
         defects: &[
-            ("if num_pieces == 1 {\n                continue;", "never merged", LeftOut),
+            ("merge(metal, &args, decode_rows, num_rows, partials, out, cost)?;", "never merged", LeftOut),
             (
                 "let partials = Binding::read(&self.partials).at(partials_offset);",
                 "always the first",
                 Offset(2, |_| 0),
             ),
-            ("grid: [self.num_heads, rows.len(), 1],", "a head too few", Grid(0, |n| n - 1)),
+            ("grid: [args.num_heads as usize, num_rows, 1],", "a head too few", Grid(0, |n| n - 1)),
             ("buffers: &[decode_rows, partials, Binding::write(out)],", "a row too few", Grid(1, |n| n - 1)),
         ],
     },
@@ -111,13 +111,9 @@ pub(super) const LINES: [Lines; 11] = [
         family: Family::Attention,
         kernels: "paged_attention_",
         defects: &[
+            ("self.decode.push(row_of(start));", "the token before", List(5, [3, 0], 2, |x| x.max(1) - 1)),
             (
-                "self.decode.push(DecodeRow { token, seq_len, table_start });",
-                "the token before",
-                List(5, [3, 0], 2, |x| x.max(1) - 1),
-            ),
-            (
-                "let (token, seq_len) = (start as u32, seq_len as u32);",
+                "seq_len: (seq_len - (end - 1 - token)) as u32,",
                 "a key too few",
                 List(5, [3, 1], 2, |x| x.max(2) - 1),
             ),
@@ -182,6 +178,132 @@ pub(super) const LINES: [Lines; 11] = [
             ),
             ("threadgroup_memory: flash.threadgroup_memory(keys),", "too little", Memory(|n| n - 16)),
             ("num_threads: flash.simdgroups * 32,", "half of them", Threads(|n| n / 2)),
+        ],
+    },
+    Lines {
+        file: "latent.rs",
+        family: Family::Latent,
+        kernels: "latent_kv_write",
+        defects: &[
+            ("query_width: write.query_width as u32,", "a value further", Word(1, |x| x + 1)),
+            ("query_stride: write.query_stride as u32,", "heads overlap", Word(2, |x| x - 1)),
+            ("kv_width: write.kv_width as u32,", "a value further", Word(3, |x| x + 1)),
+            ("rank: (rows.row_dim - 2 * num_pairs) as u32,", "eight values too few", Word(4, |x| x - 8)),
+            ("num_pairs: num_pairs as u32,", "a pair too few", Word(5, |x| x - 1)),
+            ("eps: write.eps,", "no eps", Word(6, |_| 0)),
+            ("Flags::of([write.is_interleaved]),", "pairs are the other ones", Flag(0)),
+            ("inputs.positions(),", "slots are positions", Buffer(3, 4)),
+            ("inputs.slots(),", "positions are slots", Buffer(4, 3)),
+            ("Binding::write(rows.rows),", "rows are said to be read", Declared(7, Access::Read)),
+            ("Binding::write(write.out),", "queries are said to be read", Declared(8, Access::Read)),
+            ("grid: [num_heads + 1, num_tokens, 1],", "rows are not written", Grid(0, |n| n - 1)),
+            ("let LatentWrite { num_tokens,", "a token too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "latent.rs",
+        family: Family::Latent,
+        kernels: "latent_attention",
+        defects: &[
+            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
+            ("value_dim: value_dim as u32,", "eight values too few", Word(4, |x| x - 8)),
+            (
+                "num_pieces: num_pieces as u32,\n            scale: self.scale,",
+                "there is one",
+                Word(7, |_| 1),
+            ),
+            (
+                "scale: scale * LOG2_E,",
+                "weights are powers of e",
+                Word(8, |x| times(x, std::f32::consts::LN_2)),
+            ),
+            ("next_multiple_of(KEYS);\n        let num_pieces", "a piece is shorter", Word(6, |x| x - 16)),
+            (
+                "let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));",
+                "whole ones",
+                Grid(1, |n| n - 1),
+            ),
+            ("let num_chunks = num_heads.div_ceil(HEADS);", "whole ones", Grid(0, |n| n - 1)),
+            ("grid: [num_chunks, num_pieces, num_rows],", "a row too few", Grid(2, |n| n - 1)),
+            ("num_threads: num_simdgroups * 32,", "a slab too few", Threads(|n| n - 32)),
+            ("let threadgroup_memory = 4 * (parts + 3 * HEADS)", "too little", Memory(|n| n - 16)),
+            (
+                "(Binding::read(out), Binding::write(&self.partials).at(partials_offset))",
+                "always the first",
+                Offset(6, |_| 0),
+            ),
+            ("inputs.rows_from(tokens, first);", "always the first", Offset(4, |n| n / 256 * 256)),
+        ],
+    },
+    Lines {
+        file: "inputs.rs",
+        family: Family::Latent,
+        kernels: "latent_attention",
+        defects: &[
+            (
+                "self.prefill_rows.extend((start..end).map(row_of));",
+                "a key too few",
+                List(4, [3, 1], 2, |x| x.max(2) - 1),
+            ),
+            (
+                "let behind = self.decode_rows.from(self.decode.len() * size_of::<DecodeRow>() / 4);",
+                "a row further",
+                Offset(4, |n| n + 12),
+            ),
+        ],
+    },
+    Lines {
+        file: "linear.rs",
+        family: Family::Latent,
+        kernels: "mat",
+        defects: &[
+            ("x_next: x_next as u32,", "the first head for all", Word(4, |_| 0)),
+            ("out_next: out_next as u32,", "all results in one place", Word(5, |_| 0)),
+        ],
+    },
+    Lines {
+        file: "linear.rs",
+        family: Family::Experts,
+        kernels: "mat",
+        defects: &[
+            ("let is_grouped = matches!(self.stacked, Stacked::Groups(_));", "they are not", Flag(3)),
+            ("gathers: gathers.into(),", "rows are not gathered", Word(6, |_| 0)),
+            ("fn rows_each(&self)", "a kernel for fewer rows", Ending("_4", "_2")),
+        ],
+    },
+    Lines {
+        file: "experts.rs",
+        family: Family::Experts,
+        kernels: "choose_experts",
+        defects: &[
+            ("num_rows: num_rows as u32,", "a token too few", Word(0, |x| x.max(2) - 1)),
+            ("num_chosen: num_chosen as u32,", "a choice too few", Word(2, |x| x - 1)),
+            ("num_groups: num_groups as u32,", "one", Word(4, |_| 1)),
+            ("num_open_groups: router.num_open_groups as u32,", "a group more", Word(5, |x| x + 1)),
+            ("max_group_rows: self.max_group_rows as u32,", "shorter groups", Word(6, |x| x.max(2) - 1)),
+            ("max_groups: self.num_groups as u32,", "fewer", Word(7, |x| x.max(2) - 2)),
+            ("scale: router.scale,", "no factor", Word(8, |_| 1_f32.to_bits())),
+            ("is_sigmoid: router.is_sigmoid.into(),", "the others", Word(9, |x| 1 - x)),
+            ("normalizes: router.normalizes.into(),", "the others", Word(10, |x| 1 - x)),
+            ("has_bias: router.bias.is_some().into(),", "no bias", Word(11, |_| 0)),
+            ("let num_threadgroups = if groups { 1 }", "a threadgroup too few", Grid(0, |n| n - 1)),
+            ("threadgroup_memory: 4 * scores.max(counts),", "half of it", Memory(|n| n / 2)),
+            (
+                "(true, true) => (Binding::read_write, Binding::write),",
+                "said to be read",
+                Declared(3, Access::Read),
+            ),
+            ("num_threads: SIMDGROUPS * 32,", "half of them", Threads(|n| n / 2)),
+        ],
+    },
+    Lines {
+        file: "experts.rs",
+        family: Family::Experts,
+        kernels: "combine_experts",
+        defects: &[
+            ("let args = [width as u32, self.per_token as u32];", "a choice too few", Word(1, |x| x - 1)),
+            ("grid: [width.div_ceil(32), num_rows, 1],", "a token too few", Grid(1, |n| n - 1)),
+            ("Binding::read_write(x),", "said to be written", Declared(4, Access::Write)),
         ],
     },
     Lines {

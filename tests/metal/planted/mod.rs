@@ -92,6 +92,16 @@ fn attention() {
 }
 
 #[test]
+fn latent() {
+    check(Family::Latent);
+}
+
+#[test]
+fn experts() {
+    check(Family::Experts);
+}
+
+#[test]
 fn sampling() {
     check(Family::Sampling);
 }

@@ -483,9 +483,9 @@ fn the_fixtures_say_the_same_in_all_their_files() {
     let read =
         |path: String| ModelConfig::from_checkpoint(&Checkpoint::open(&fixture(&path)).unwrap()).unwrap();
     for (name, types) in [
-        ("deepseek_v2_lite", &["q8_0", "q4_0", "f32-legacy"][..]),
+        ("deepseek_v2_lite", &["q8_0", "q4_0", "f32-legacy", "q8_0-legacy"][..]),
         ("youtu", &["q8_0", "q4_0"]),
-        ("glm4_moe_lite", &["q8_0", "q4_0", "f32-ollama"]),
+        ("glm4_moe_lite", &["q8_0", "q4_0", "q8_0-ollama"]),
         ("qwen3_moe", &["q8_0"]),
     ] {
         let folder = read(format!("tiny/{name}"));

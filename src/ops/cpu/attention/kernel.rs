@@ -128,12 +128,12 @@ pub(super) struct Partial<'a, E> {
 
 /// Sixteen tokens of K, or consecutive rows of V.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+pub(super) struct Run {
     /// Offset in the pool.
-    start: usize,
+    pub(super) start: usize,
     /// Offset of the first position from the start of the piece; groups of K may begin before it.
-    offset: isize,
-    len: usize,
+    pub(super) offset: isize,
+    pub(super) len: usize,
 }
 
 impl<E: KvElement> Kernel for Partial<'_, E> {
@@ -156,29 +156,17 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, true, |block, slot| {
             source.layout.k_group(block, piece.kv_head, slot)
         });
-        let (queries, scores) = (scratch.queries.as_ptr(), scratch.scores.as_mut_ptr());
-        let mut row = 0;
-        while row < num_rows {
-            // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose
-            // scores fit between the margins of a row of scores.
-            unsafe {
-                let tile = ScoreTile {
-                    queries: queries.add(row),
-                    num_rows,
-                    head_dim: shape.head_dim,
-                    k_pool: source.k_pool,
-                    groups: &scratch.runs,
-                    scores: scores.add(row * SCORE_STRIDE + LANES),
-                };
-                row += match (num_rows - row, wide) {
-                    (8.., true) => tile.compute::<V, 8, 2>(),
-                    (4.., true) => tile.compute::<V, 4, 4>(),
-                    (4.., false) => tile.compute::<V, 4, 1>(),
-                    (2.., _) => tile.compute::<V, 2, 2>(),
-                    _ => tile.compute::<V, 1, 4>(),
-                };
-            }
-        }
+        let scores = ScoreTile {
+            queries: scratch.queries.as_ptr(),
+            num_rows,
+            head_dim: shape.head_dim,
+            k_pool: source.k_pool,
+            groups: &scratch.runs,
+            scores: scratch.scores[LANES..].as_mut_ptr(),
+        };
+        // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose scores fit between
+        // the margins of a row of scores.
+        unsafe { scores.compute_all::<V>(wide) };
 
         // To whole vectors: what is between is read, and has to weigh nothing.
         let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
@@ -199,27 +187,15 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         list_runs(&mut scratch.runs, piece, low..high, source.layout.block_size, false, |block, slot| {
             source.layout.v_row(block, piece.kv_head, slot)
         });
-        let width = source.layout.v_stride();
-        let mut row = 0;
-        while row < num_rows {
-            // SAFETY: the scratch has `num_rows` rows of `width` values, and each run is rows of the pool.
-            unsafe {
-                let tile = ValueTile {
-                    weights: scratch.scores.as_ptr().add(row * SCORE_STRIDE + LANES),
-                    v_pool: source.v_pool,
-                    runs: &scratch.runs,
-                    width,
-                    values: scratch.values.as_mut_ptr().add(row * width),
-                };
-                row += match (num_rows - row, wide) {
-                    (8.., true) => tile.compute::<V, 8, 2>(),
-                    (4.., true) => tile.compute::<V, 4, 4>(),
-                    (4.., false) => tile.compute::<V, 4, 1>(),
-                    (2.., _) => tile.compute::<V, 2, 2>(),
-                    _ => tile.compute::<V, 1, 4>(),
-                };
-            }
-        }
+        let values = ValueTile {
+            weights: scratch.scores[LANES..].as_ptr(),
+            v_pool: source.v_pool,
+            runs: &scratch.runs,
+            width: source.layout.v_stride(),
+            values: scratch.values.as_mut_ptr(),
+        };
+        // SAFETY: the scratch has `num_rows` rows of `width` values, and each run is rows of the pool.
+        unsafe { values.compute_all::<V>(num_rows, wide) };
     }
 }
 
@@ -274,18 +250,44 @@ fn list_runs(
 }
 
 /// Some rows' scores.
-struct ScoreTile<'a, E> {
+pub(super) struct ScoreTile<'a, E> {
     /// First row's first value; rows are next to each other, values `num_rows` apart.
-    queries: *const f32,
-    num_rows: usize,
-    head_dim: usize,
-    k_pool: *const E,
-    groups: &'a [Run],
+    pub(super) queries: *const f32,
+    pub(super) num_rows: usize,
+    pub(super) head_dim: usize,
+    pub(super) k_pool: *const E,
+    pub(super) groups: &'a [Run],
     /// First row's score of the piece's first position; rows are `SCORE_STRIDE` apart.
-    scores: *mut f32,
+    pub(super) scores: *mut f32,
 }
 
 impl<E: KvElement> ScoreTile<'_, E> {
+    /// Computes all rows.
+    ///
+    /// # Safety
+    /// All pointers hold what their descriptions say.
+    #[inline(always)]
+    pub(super) unsafe fn compute_all<V: F32x16>(&self, wide: bool) {
+        let mut row = 0;
+        while row < self.num_rows {
+            // SAFETY: the caller's guarantees; there are as many rows as are computed.
+            unsafe {
+                let tile = ScoreTile {
+                    queries: self.queries.add(row),
+                    scores: self.scores.add(row * SCORE_STRIDE),
+                    ..*self
+                };
+                row += match (self.num_rows - row, wide) {
+                    (8.., true) => tile.compute::<V, 8, 2>(),
+                    (4.., true) => tile.compute::<V, 4, 4>(),
+                    (4.., false) => tile.compute::<V, 4, 1>(),
+                    (2.., _) => tile.compute::<V, 2, 2>(),
+                    _ => tile.compute::<V, 1, 4>(),
+                };
+            }
+        }
+    }
+
     /// Computes `ROWS` rows, `GROUPS` groups at a time, and returns `ROWS`.
     ///
     /// # Safety
@@ -339,7 +341,7 @@ impl<E: KvElement> ScoreTile<'_, E> {
 /// Turns the scores of a row into weights: e^(score - max) inside `own`, 0 in the rest of `all`. Offsets
 /// are from the start of the piece. Returns the largest score and the sum of the weights.
 #[inline(always)]
-fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Range<usize>) -> (f32, f32) {
+pub(super) fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Range<usize>) -> (f32, f32) {
     if own.is_empty() {
         scores[all.clone()].fill(0.0);
         return (f32::NEG_INFINITY, 0.0);
@@ -370,17 +372,43 @@ fn weigh<V: F32x16>(scores: &mut [f32], all: &Range<usize>, own: Range<usize>) -
 }
 
 /// Some rows' weighted values.
-struct ValueTile<'a, E> {
+pub(super) struct ValueTile<'a, E> {
     /// First row's weight of the piece's first position; rows are `SCORE_STRIDE` apart.
-    weights: *const f32,
-    v_pool: *const E,
-    runs: &'a [Run],
+    pub(super) weights: *const f32,
+    pub(super) v_pool: *const E,
+    pub(super) runs: &'a [Run],
     /// Values between two rows of V and of the result; a multiple of sixteen.
-    width: usize,
-    values: *mut f32,
+    pub(super) width: usize,
+    pub(super) values: *mut f32,
 }
 
 impl<E: KvElement> ValueTile<'_, E> {
+    /// Computes `num_rows` rows.
+    ///
+    /// # Safety
+    /// There are as many, and all pointers hold what their descriptions say.
+    #[inline(always)]
+    pub(super) unsafe fn compute_all<V: F32x16>(&self, num_rows: usize, wide: bool) {
+        let mut row = 0;
+        while row < num_rows {
+            // SAFETY: the caller's guarantees; there are as many rows as are computed.
+            unsafe {
+                let tile = ValueTile {
+                    weights: self.weights.add(row * SCORE_STRIDE),
+                    values: self.values.add(row * self.width),
+                    ..*self
+                };
+                row += match (num_rows - row, wide) {
+                    (8.., true) => tile.compute::<V, 8, 2>(),
+                    (4.., true) => tile.compute::<V, 4, 4>(),
+                    (4.., false) => tile.compute::<V, 4, 1>(),
+                    (2.., _) => tile.compute::<V, 2, 2>(),
+                    _ => tile.compute::<V, 1, 4>(),
+                };
+            }
+        }
+    }
+
     /// Computes `ROWS` rows, `VECTORS` vectors of values at a time, and returns `ROWS`.
     ///
     /// # Safety

@@ -20,6 +20,8 @@ pub use activations::{Activations, Forms};
 pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
 pub use packed::PackedMatrix;
 
+use std::ops::Range;
+
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
 use activations::MAX_PANEL;
@@ -165,6 +167,37 @@ pub fn matmul_swiglu(
             }
         }
     });
+}
+
+/// The products of some rows with all of a matrix, by the calling thread alone: for what is a task itself.
+///
+/// Gives `write` a row, the first of some neighbouring outputs and the results. `rows` begins at a multiple of eight and
+/// ends at another or with the rows of `x`.
+///
+/// # Panics
+/// If the shapes do not fit together, or the activations do not have the form that the matrix needs.
+pub fn matmul_rows(
+    x: &Activations,
+    rows: Range<usize>,
+    matrix: &PackedMatrix,
+    mut write: impl FnMut(usize, usize, &[f32]),
+    level: CpuLevel,
+) {
+    assert_eq!(x.cols(), matrix.cols(), "the input does not have the matrix's columns");
+    assert!(x.has(Forms::of([matrix.dtype()], level)), "a {} matrix is not for {x:?}", matrix.dtype());
+    let is_whole = rows.end == x.rows() || rows.end.is_multiple_of(MAX_PANEL);
+    assert!(rows.start.is_multiple_of(MAX_PANEL) && is_whole && rows.end <= x.rows(), "{rows:?} of {x:?}");
+    let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+    for tile_row in 0..matrix.num_tile_rows() {
+        let first_output = tile_row * TILE_ROWS;
+        let num_outputs = TILE_ROWS.min(matrix.rows() - first_output);
+        for (row, width) in x.panels(rows.start, rows.end) {
+            multiply(x, matrix, tile_row, row, width, &mut products, level);
+            for (index, products) in products[..width].iter().enumerate() {
+                write(row + index, first_output, &products[..num_outputs]);
+            }
+        }
+    }
 }
 
 /// gates = silu(gates) · ups.

@@ -1,0 +1,228 @@
+// Attention of one token over latent rows: there is one key head for all query heads, and its first values are also
+// the values.
+//
+// The context is cut at fixed positions, as in `paged_attention.metal`. A threadgroup takes one piece of it and eight
+// query heads, the rows of a matrix; others read the same rows for other heads at the same time. With sixteen heads a
+// thread takes so many registers that it took half as long again on an NVIDIA H200. Rows of the cache are read once, KEYS at a time, straight into matrices in registers:
+// each simdgroup has a slab of SLAB values of every row, and the same slab of all queries. What it multiplies is a part
+// of each score; the parts are added up in threadgroup memory. With the softmax of the scores, the same registers are
+// weighed as values. Scores are exponents of two: the logarithm is part of `scale`.
+//
+// Which of its values are a matrix's is up to a simdgroup, as long as it does the same with queries and results: a lane
+// reads eight neighbours of a row at once, and matrix `m` has pair `m` of them.
+
+#include "kv_cache.h"
+#include "matrices.h"
+
+struct LatentAttentionArgs {
+    Pages pages;
+    uint num_heads;
+    uint value_dim;   // of the values of a row, the first ones
+    uint q_stride;    // values from one token's queries to the next
+    uint piece_size;  // positions of a piece, a multiple of KEYS
+    uint num_pieces;  // of the longest sequence
+    float scale;      // of scores, times log2(e)
+};
+
+constant constexpr uint HEADS = 8;
+// A key for each lane.
+constant constexpr int KEYS = LANES;
+constant constexpr int KEY_PIECES = KEYS / 8;
+constant constexpr int SLAB = 64;
+// What a lane reads of a row at once belongs to PAIRS matrices.
+constant constexpr int PAIRS = 4;
+constant constexpr int READS = SLAB / (8 * PAIRS);
+constant constexpr int VALUE_PIECES = SLAB / 8;
+// Weights of a head in threadgroup memory: more than there are, so that the rows of a matrix lie in different banks.
+constant constexpr int STRIDE = KEYS + 8;
+
+// Queries and weights are in half precision if the cache is.
+template <typename KV>
+struct Staged {
+    typedef float type;
+};
+template <>
+struct Staged<half> {
+    typedef half type;
+};
+
+inline vec<half, 2> pair_of(Eight<half> values, int pair) {
+    return as_type<half2>(values.bits[pair]);
+}
+
+inline vec<float, 2> pair_of(Eight<bfloat> values, int pair) {
+    return float2(as_type<float>(values.bits[pair] << 16), as_type<float>(values.bits[pair] & 0xFFFF0000u));
+}
+
+inline vec<float, 2> pair_of(Eight<float> values, int pair) {
+    const float4 four = pair < 2 ? values.low : values.high;
+    return float2(four[pair % 2 * 2], four[pair % 2 * 2 + 1]);
+}
+
+// What a lane has of eight rows.
+template <typename KV>
+struct Rows {
+    Eight<KV> values[READS];
+};
+
+// Reads the slab that begins at value `begin` of eight rows from `position` on; past the last position, that of the
+// last.
+template <typename KV>
+inline Rows<KV> fetch(
+    constant Pages& pages,
+    device const KV* cache,
+    device const uint* block_table,
+    uint position,
+    uint end,
+    uint begin,
+    Cell cell
+) {
+    Rows<KV> rows;
+    const uint row = row_of(pages, block_table, 0, min(position + cell.row, end - 1));
+    device const KV* values = cache + ulong(row) * pages.head_dim;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < READS; ++i) {
+        // Past the end of a row there are its last values, which zeros in the queries leave out.
+        const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, pages.head_dim - 8);
+        rows.values[i] = *(device const Eight<KV>*)(values + value);
+    }
+    return rows;
+}
+
+template <typename KV>
+[[kernel]] void latent_attention(
+    constant LatentAttentionArgs& a [[buffer(0)]],
+    device const float* q [[buffer(1)]],  // [token, head, row of the cache]
+    device const KV* cache [[buffer(2)]],
+    device const uint* block_tables [[buffer(3)]],
+    device const DecodeRow* rows [[buffer(4)]],
+    device float* out [[buffer(5)]],       // [token, head, value_dim]
+    device float* partials [[buffer(6)]],  // [row, head, piece, value_dim + 2]
+    threadgroup float* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
+) {
+    typedef typename Staged<KV>::type T;
+    const uint piece = index.y;
+    const uint first_head = index.x * HEADS;
+    const uint token = rows[index.z].token;
+    const uint begin = piece * a.piece_size;
+    const uint end = min(begin + a.piece_size, rows[index.z].seq_len);
+    if (begin >= end) {
+        return;
+    }
+    device const uint* block_table = block_tables + rows[index.z].table_start;
+    // Parts of scores, [simdgroup][key][head]; of each head what its scores are so far; weights, [head][key].
+    threadgroup float* own_parts = memory + group * KEYS * HEADS;
+    threadgroup float* maxima = memory + num_groups * KEYS * HEADS;
+    threadgroup float* sums = maxima + HEADS;
+    threadgroup float* factors = sums + HEADS;
+    threadgroup T* weights = (threadgroup T*)(factors + HEADS);
+
+    const Cell cell = cell_of(lane);
+    const uint slab = group * SLAB;
+    simdgroup_matrix<T, 8, 8> queries[VALUE_PIECES];
+    simdgroup_float8x8 results[VALUE_PIECES];
+#pragma clang loop unroll(full)
+    for (int p = 0; p < VALUE_PIECES; ++p) {
+        // Transposed: a row is a value, a column a head.
+        const uint value = slab + (p / PAIRS * PAIRS + cell.row / 2) * 8 + p % PAIRS * 2 + cell.row % 2;
+        const bool exists = value < a.pages.head_dim;
+        T own[2];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 2; ++i) {
+            const uint head = min(first_head + cell.column + i, a.num_heads - 1);
+            device const float* query = q + token * a.q_stride + head * a.pages.head_dim;
+            own[i] = exists ? T(query[value] * a.scale) : T(0.0f);
+        }
+        queries[p] = matrix_of<T>(own[0], own[1]);
+        results[p] = matrix_of<float>(0.0f, 0.0f);
+    }
+    if (thread_index < HEADS) {
+        maxima[thread_index] = LOWEST;
+        sums[thread_index] = 0.0f;
+    }
+
+    for (uint first = begin; first < end; first += KEYS) {
+#pragma clang loop unroll(disable)
+        for (int k = 0; k < KEY_PIECES; ++k) {
+            const Rows<KV> eight = fetch<KV>(a.pages, cache, block_table, first + 8 * k, end, slab, cell);
+            simdgroup_float8x8 part = matrix_of<float>(0.0f, 0.0f);
+#pragma clang loop unroll(full)
+            for (int p = 0; p < VALUE_PIECES; ++p) {
+                const vec<T, 2> pair = pair_of(eight.values[p / PAIRS], p % PAIRS);
+                simdgroup_multiply_accumulate(part, matrix_of<T>(pair.x, pair.y), queries[p], part);
+            }
+            store_matrix(part, own_parts + 8 * k * HEADS, HEADS, cell);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        // A lane for each key.
+        for (uint head = group; head < HEADS; head += num_groups) {
+            float score = 0.0f;
+            for (uint g = 0; g < num_groups; ++g) {
+                score += memory[(g * KEYS + lane) * HEADS + head];
+            }
+            const bool counts = first + lane < end;
+            const float old_maximum = simd_shuffle(lane == 0 ? maxima[head] : 0.0f, 0);
+            const float maximum = max(old_maximum, simd_max(counts ? score : LOWEST));
+            const T weight = T(counts ? fast::exp2(score - maximum) : 0.0f);
+            weights[head * STRIDE + lane] = weight;
+            const float sum = simd_sum(float(weight));
+            if (lane == 0) {
+                const float factor = fast::exp2(old_maximum - maximum);
+                maxima[head] = maximum;
+                sums[head] = sums[head] * factor + sum;
+                factors[head] = factor;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        const float factor = factors[cell.row];
+#pragma clang loop unroll(full)
+        for (int p = 0; p < VALUE_PIECES; ++p) {
+            results[p].thread_elements()[0] *= factor;
+            results[p].thread_elements()[1] *= factor;
+        }
+        // The same rows, from the caches of the device, so that they need no registers meanwhile.
+#pragma clang loop unroll(disable)
+        for (int k = 0; k < KEY_PIECES; ++k) {
+            const Rows<KV> eight = fetch<KV>(a.pages, cache, block_table, first + 8 * k, end, slab, cell);
+            const simdgroup_matrix<T, 8, 8> own_weights = load_matrix<T>(weights + 8 * k, STRIDE, cell);
+#pragma clang loop unroll(full)
+            for (int p = 0; p < VALUE_PIECES; ++p) {
+                const vec<T, 2> pair = pair_of(eight.values[p / PAIRS], p % PAIRS);
+                simdgroup_multiply_accumulate(results[p], own_weights, matrix_of<T>(pair.x, pair.y), results[p]);
+            }
+        }
+    }
+
+    const uint head = first_head + cell.row;
+    if (head >= a.num_heads) {
+        return;
+    }
+    const bool is_whole = a.num_pieces == 1;
+    const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_pieces + piece;
+    device float* own_record = partials + record * (a.value_dim + 2);
+    device float* target = is_whole ? out + (ulong(token) * a.num_heads + head) * a.value_dim : own_record + 2;
+    const float factor = is_whole ? 1.0f / sums[cell.row] : 1.0f;
+    if (!is_whole && group == 0 && cell.column == 0) {
+        own_record[0] = maxima[cell.row];
+        own_record[1] = sums[cell.row];
+    }
+#pragma clang loop unroll(full)
+    for (int p = 0; p < VALUE_PIECES; ++p) {
+        const uint value = slab + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
+        if (value < a.value_dim) {
+            target[value] = results[p].thread_elements()[0] * factor;
+            target[value + 1] = results[p].thread_elements()[1] * factor;
+        }
+    }
+}
+
+template [[host_name("latent_attention_f16")]] [[kernel]] decltype(latent_attention<half>) latent_attention<half>;
+template [[host_name("latent_attention_bf16")]] [[kernel]] decltype(latent_attention<bfloat>) latent_attention<bfloat>;
+template [[host_name("latent_attention_f32")]] [[kernel]] decltype(latent_attention<float>) latent_attention<float>;

@@ -1,0 +1,155 @@
+//! The answer of a model in a chat: what it reasons, dimmed, and then what it says.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+
+use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd};
+
+use super::console::{Style, has_styles, styled};
+use super::render::{Finished, Place, Render, Sequence};
+
+/// Around reasoning where there are no styles: what the models themselves write.
+const OPEN: &str = "<think>\n";
+const CLOSE: &str = "\n</think>\n\n";
+
+/// Text for people, streamed. Calls of tools are not looked for, because a chat on the terminal has no tools.
+#[derive(Debug)]
+pub(crate) struct AnswerRender<W> {
+    writer: W,
+    parser: AnswerParser,
+    has_styles: bool,
+    is_reasoning: bool,
+    last_byte: Option<u8>,
+    content: String,
+}
+
+impl<W: Write + IsTerminal> AnswerRender<W> {
+    /// For one answer to a prompt that leaves off like this. Reasoning is dimmed if `writer` is a terminal with
+    /// styles, and stands between markers otherwise.
+    pub(crate) fn new(writer: W, format: AnswerFormat, prompt_end: PromptEnd) -> Self {
+        let has_styles = has_styles(&writer);
+        Self::with_styles(writer, format, prompt_end, has_styles)
+    }
+}
+
+impl<W: Write> AnswerRender<W> {
+    fn with_styles(writer: W, format: AnswerFormat, prompt_end: PromptEnd, has_styles: bool) -> Self {
+        let format = AnswerFormat { tool_calls: None, ..format };
+        let parser = AnswerParser::new(format, prompt_end, Arc::default());
+        Self { writer, parser, has_styles, is_reasoning: false, last_byte: None, content: String::new() }
+    }
+
+    /// What the model said, without its reasoning.
+    pub(crate) fn into_content(self) -> String {
+        self.content
+    }
+
+    fn write_events(&mut self, events: Vec<AnswerEvent>) -> io::Result<()> {
+        for event in events {
+            match event {
+                AnswerEvent::Reasoning(text) => self.write_reasoning(&text)?,
+                AnswerEvent::Content(text) => self.write_content(&text)?,
+                // The parser was told of no form of calls.
+                AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => {}
+            }
+        }
+        self.writer.flush()
+    }
+
+    fn write_reasoning(&mut self, text: &str) -> io::Result<()> {
+        if !self.is_reasoning && !self.has_styles {
+            self.write(OPEN)?;
+        }
+        self.is_reasoning = true;
+        // Each piece ends its style, so that a chat that is stopped in between leaves none behind.
+        if self.has_styles { self.write(&styled(text, Style::Dim)) } else { self.write(text) }
+    }
+
+    fn write_content(&mut self, text: &str) -> io::Result<()> {
+        if self.is_reasoning {
+            self.is_reasoning = false;
+            self.write(if self.has_styles { "\n\n" } else { CLOSE })?;
+        }
+        self.content.push_str(text);
+        self.write(text)
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        self.last_byte = text.as_bytes().last().copied().or(self.last_byte);
+        self.writer.write_all(text.as_bytes())
+    }
+}
+
+impl<W: Write> Render for AnswerRender<W> {
+    fn begin(&mut self, _place: Place<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn delta(&mut self, text: &str, _token_ids: &[u32]) -> io::Result<()> {
+        let events = self.parser.push(text);
+        self.write_events(events)
+    }
+
+    fn end(&mut self, _place: Place<'_>, _sequence: &Sequence, _finished: &Finished) -> io::Result<()> {
+        let events = self.parser.finish();
+        self.write_events(events)?;
+        if self.last_byte != Some(b'\n') {
+            self.write("\n")?;
+        }
+        self.writer.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tinyvllm::chat::ReasoningFormat;
+    use tinyvllm::engine::{FinishReason, SequenceStats};
+
+    use super::*;
+
+    /// What is shown of an answer that comes in these pieces, and what is kept of it.
+    fn shown(pieces: &[&str], prompt_end: PromptEnd, has_styles: bool) -> (String, String) {
+        let format = AnswerFormat { tool_calls: None, reasoning: Some(ReasoningFormat::Think) };
+        let mut render = AnswerRender::with_styles(Vec::new(), format, prompt_end, has_styles);
+        let place = Place { prompt_index: 0, index: 0, prompt_token_ids: &[] };
+        let stats = SequenceStats::default();
+        let finished = Finished { reason: FinishReason::Stop, error: None, stats, matched_stop: None };
+        render.begin(place).unwrap();
+        for piece in pieces {
+            render.delta(piece, &[]).unwrap();
+        }
+        render.end(place, &Sequence::default(), &finished).unwrap();
+        let text = String::from_utf8(render.writer.clone()).unwrap();
+        (text, render.into_content())
+    }
+
+    #[test]
+    fn reasoning_is_dimmed_on_a_terminal_and_between_markers_elsewhere() {
+        let pieces = ["<thi", "nk>\nWell", ", yes.\n</think>\n\nYes", "!"];
+        let (dimmed, content) = shown(&pieces, PromptEnd::Plain, true);
+        assert_eq!(dimmed, "\x1b[2mWell\x1b[0m\x1b[2m, yes.\x1b[0m\n\nYes!\n");
+        assert_eq!(content, "Yes!");
+        let (plain, content) = shown(&pieces, PromptEnd::Plain, false);
+        assert_eq!(plain, "<think>\nWell, yes.\n</think>\n\nYes!\n");
+        assert_eq!(content, "Yes!");
+    }
+
+    #[test]
+    fn reasoning_that_the_prompt_began_is_reasoning() {
+        let (plain, content) = shown(&["Hm.", "</think>Yes"], PromptEnd::InReasoning, false);
+        assert_eq!((&plain[..], &content[..]), ("<think>\nHm.\n</think>\n\nYes\n", "Yes"));
+        // It was stopped before it came to an answer.
+        let (plain, content) = shown(&["Hm."], PromptEnd::InReasoning, false);
+        assert_eq!((&plain[..], &content[..]), ("<think>\nHm.\n", ""));
+    }
+
+    #[test]
+    fn an_answer_without_reasoning_is_as_it_is() {
+        for has_styles in [true, false] {
+            for prompt_end in [PromptEnd::Plain, PromptEnd::AfterReasoning] {
+                let (text, content) = shown(&["Yes", ", <b>!\n"], prompt_end, has_styles);
+                assert_eq!((&text[..], &content[..]), ("Yes, <b>!\n", "Yes, <b>!\n"));
+            }
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Latent attention with keys and values: for rows with many new tokens, each key and value of a head is made once of the
+//! latent row and then serves all of them, which takes a third of the multiplications.
+//!
+//! The context is taken in spans, and a span in the pieces of [`SPLIT`] positions that all attention here is cut into. A
+//! task has a query head and some of the row's tokens; for each piece it makes the head's keys and values, which stay in
+//! the second-level cache, and adds the piece to the results of its tokens. So what a token's result is made of, and in
+//! which order, depends on positions alone: not on the tokens beside it, the block size or the number of threads.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use half::{bf16, f16};
+
+use super::kernel::{Run, SCORE_STRIDE, ScoreTile, ValueTile, weigh};
+use super::{SPLIT, with_free};
+use crate::Result;
+use crate::ops::AttentionMetadata;
+use crate::ops::cpu::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
+use crate::ops::cpu::pool::ThreadPool;
+use crate::ops::cpu::rows::RowsMut;
+use crate::ops::cpu::simd::{CpuLevel, F32x16, Kernel};
+use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement, KvLayout, LANES};
+
+/// Positions whose latent rows are in memory as activations at once.
+const SPAN: usize = 8 * SPLIT;
+/// Tokens whose scores are computed together.
+const TILE_TOKENS: usize = 32;
+/// Fewest tokens for which a task makes keys and values.
+const MIN_TASK_TOKENS: usize = 64;
+
+/// The widths of expanded attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpandedShape {
+    pub(crate) num_heads: usize,
+    /// Values of a latent row.
+    pub(crate) rank: usize,
+    /// Values of a query or key head that are not rotated, and those that are.
+    pub(crate) nope: usize,
+    pub(crate) rotated: usize,
+    /// Values of a value head.
+    pub(crate) value_dim: usize,
+}
+
+impl ExpandedShape {
+    fn row_dim(self) -> usize {
+        self.rank + self.rotated
+    }
+
+    fn head_dim(self) -> usize {
+        self.nope + self.rotated
+    }
+
+    fn value_width(self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+}
+
+/// Memory for [`expanded_attention`], allocated once; touched as far as it is used.
+pub(crate) struct ExpandedScratch {
+    shape: ExpandedShape,
+    /// Rows of the cache, `[span][row_dim]`.
+    rows: Vec<f32>,
+    /// Their latent parts in the form that products read.
+    latent: Activations,
+    /// The largest score and the sum so far of each token and head, `[tokens][heads][2]`.
+    totals: Vec<f32>,
+    /// One for each thread.
+    workers: Vec<Mutex<Worker>>,
+}
+
+impl std::fmt::Debug for ExpandedScratch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ExpandedScratch({:?})", self.shape)
+    }
+}
+
+impl ExpandedScratch {
+    /// Memory for steps of at most `max_num_tokens` tokens with contexts of at most `max_model_len`.
+    pub(crate) fn new(
+        shape: ExpandedShape,
+        max_num_tokens: usize,
+        max_model_len: usize,
+        num_threads: usize,
+        level: CpuLevel,
+    ) -> Self {
+        let span = SPAN.min(max_model_len);
+        let mut latent = Activations::new();
+        latent.reserve(span, shape.rank, Forms::all(level));
+        Self {
+            shape,
+            rows: vec![0.0; span * shape.row_dim()],
+            latent,
+            totals: vec![0.0; max_num_tokens * shape.num_heads * 2],
+            workers: (0..num_threads).map(|_| Mutex::new(Worker::new(shape))).collect(),
+        }
+    }
+}
+
+/// What a task needs.
+struct Worker {
+    /// The piece's keys, `[group of sixteen positions][head_dim][16]`, and values, `[position][value_width]`.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    groups: Vec<Run>,
+    /// Scaled queries, `[head_dim][tokens]`.
+    queries: Vec<f32>,
+    /// `[tokens][SCORE_STRIDE]`.
+    scores: Vec<f32>,
+    /// `[tokens][value_width]`.
+    results: Vec<f32>,
+}
+
+impl Worker {
+    fn new(shape: ExpandedShape) -> Self {
+        let group_len = shape.head_dim() * LANES;
+        let groups = (0..SPLIT / LANES).map(|group| Run {
+            start: group * group_len,
+            offset: (group * LANES) as isize,
+            len: LANES,
+        });
+        Self {
+            keys: vec![0.0; SPLIT * shape.head_dim()],
+            values: vec![0.0; SPLIT * shape.value_width()],
+            groups: groups.collect(),
+            queries: vec![0.0; TILE_TOKENS * shape.head_dim()],
+            scores: vec![0.0; TILE_TOKENS * SCORE_STRIDE],
+            results: vec![0.0; TILE_TOKENS * shape.value_width()],
+        }
+    }
+}
+
+/// The operands, checked by the op.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpandedOperands<'a> {
+    /// Heads that begin with the values that are not rotated.
+    pub(crate) queries: &'a [f32],
+    /// Values from one token to the next, and from one head to the next.
+    pub(crate) query_width: usize,
+    pub(crate) query_stride: usize,
+    /// `[tokens][heads][row_dim]`: heads that end with the rotated values.
+    pub(crate) absorbed: &'a [f32],
+    /// What scores are multiplied by.
+    pub(crate) scale: f32,
+    /// Of the latent row into keys, `[nope, rank]` for each head, and into values, `[value_dim, rank]`.
+    pub(crate) keys: &'a [PackedMatrix],
+    pub(crate) values: &'a [PackedMatrix],
+}
+
+/// Writes the attention of the tokens of expanded rows, `num_heads · value_dim` values each. The rows of the step's
+/// tokens are in the cache already.
+#[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
+pub(crate) fn expanded_attention(
+    scratch: &mut ExpandedScratch,
+    operands: ExpandedOperands<'_>,
+    cache: &KvCache,
+    layer: usize,
+    metadata: &AttentionMetadata,
+    out: &RowsMut<'_>,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) -> Result<()> {
+    let ExpandedScratch { shape, rows, latent, totals, workers } = scratch;
+    let shape = *shape;
+    let dtypes = operands.keys.iter().chain(operands.values).map(PackedMatrix::dtype);
+    let forms = Forms::of(dtypes, level);
+    let totals = RowsMut::new(totals, 2);
+    for row in metadata.expanded_rows() {
+        let tokens = metadata.query_start_loc[row]..metadata.query_start_loc[row + 1];
+        let seq_len = metadata.seq_lens[row];
+        let task_tokens = task_tokens(tokens.len(), shape.num_heads, pool.num_threads());
+        let num_parts = tokens.len().div_ceil(task_tokens);
+        for start in (0..seq_len).step_by(SPAN) {
+            let span = start..seq_len.min(start + SPAN);
+            read_rows(cache, layer, metadata.block_table(row), span.clone(), rows, pool, level)?;
+            let stride = shape.row_dim();
+            latent.prepare(rows, stride, span.len(), shape.rank, None, forms, pool, level);
+            let context = Span {
+                shape,
+                positions: span,
+                rows: &rows[..],
+                latent: &*latent,
+                operands,
+                totals: &totals,
+                level,
+            };
+            pool.run(shape.num_heads * num_parts, |task| {
+                let (part, head) = (task / shape.num_heads, task % shape.num_heads);
+                let first = tokens.start + part * task_tokens;
+                let own = first..tokens.end.min(first + task_tokens);
+                let position = seq_len - (tokens.end - first);
+                with_free(workers, &mut |worker| context.run(worker, head, own.clone(), position, out));
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Tokens of a task: all of the row's, or fewer if the heads alone are not enough tasks for the threads.
+fn task_tokens(num_tokens: usize, num_heads: usize, num_threads: usize) -> usize {
+    let parts = (2 * num_threads).div_ceil(num_heads).min(num_tokens / MIN_TASK_TOKENS).max(1);
+    num_tokens.div_ceil(parts).next_multiple_of(TILE_TOKENS)
+}
+
+/// A span of a row's context, with all that tasks read.
+struct Span<'a> {
+    shape: ExpandedShape,
+    positions: Range<usize>,
+    rows: &'a [f32],
+    latent: &'a Activations,
+    operands: ExpandedOperands<'a>,
+    /// `[tokens · heads][2]`.
+    totals: &'a RowsMut<'a>,
+    level: CpuLevel,
+}
+
+impl Span<'_> {
+    /// Adds the span to the results of some tokens, of which the first is at `position`.
+    fn run(
+        &self,
+        worker: &mut Worker,
+        head: usize,
+        tokens: Range<usize>,
+        position: usize,
+        out: &RowsMut<'_>,
+    ) {
+        let end_position = position + tokens.len();
+        let end = self.positions.end.min(end_position);
+        for start in (self.positions.start..end).step_by(SPLIT) {
+            let piece = start..end.min(start + SPLIT);
+            self.expand(worker, head, piece.clone());
+            for first in tokens.clone().step_by(TILE_TOKENS) {
+                let own = first..tokens.end.min(first + TILE_TOKENS);
+                let position = position + first - tokens.start;
+                if position + own.len() > start {
+                    let piece = piece.clone();
+                    self.level.run(TileOfPiece {
+                        span: self,
+                        worker,
+                        head,
+                        tokens: own,
+                        position,
+                        piece,
+                        out,
+                    });
+                }
+            }
+        }
+        if self.positions.contains(&(end_position - 1)) {
+            for token in tokens {
+                // SAFETY: the task has this token and head.
+                let (total, result) = unsafe { (self.total(token, head), self.result(out, token, head)) };
+                let inverse = 1.0 / total[1];
+                result.iter_mut().for_each(|value| *value *= inverse);
+            }
+        }
+    }
+
+    /// The result of a token and head.
+    ///
+    /// # Safety
+    /// They belong to the calling task.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
+    unsafe fn result<'o>(&self, out: &'o RowsMut<'_>, token: usize, head: usize) -> &'o mut [f32] {
+        let value_dim = self.shape.value_dim;
+        // SAFETY: the caller's guarantee.
+        unsafe { out.part(token, head * value_dim, value_dim) }
+    }
+
+    /// The largest score and the sum so far of a token and head.
+    ///
+    /// # Safety
+    /// They belong to the calling task.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
+    unsafe fn total(&self, token: usize, head: usize) -> &mut [f32] {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.totals.get(token * self.shape.num_heads + head) }
+    }
+
+    /// Makes the keys and values of a head for a piece.
+    fn expand(&self, worker: &mut Worker, head: usize, piece: Range<usize>) {
+        let ExpandedShape { rank, nope, .. } = self.shape;
+        let (row_dim, head_dim, value_width) =
+            (self.shape.row_dim(), self.shape.head_dim(), self.shape.value_width());
+        let first = piece.start - self.positions.start;
+        // To the end of a panel, or of the span.
+        let end = (first + piece.len()).next_multiple_of(LANES).min(self.positions.len());
+        let Worker { keys, values, .. } = worker;
+        let write_key = |row: usize, d: usize, products: &[f32]| {
+            let at = ((row - first) / LANES * head_dim + d) * LANES + (row - first) % LANES;
+            for (index, product) in products.iter().enumerate() {
+                keys[at + index * LANES] = *product;
+            }
+        };
+        matmul_rows(self.latent, first..end, &self.operands.keys[head], write_key, self.level);
+        let write_value = |row: usize, d: usize, products: &[f32]| {
+            values[(row - first) * value_width + d..][..products.len()].copy_from_slice(products);
+        };
+        matmul_rows(self.latent, first..end, &self.operands.values[head], write_value, self.level);
+        for (index, row) in (first..first + piece.len()).enumerate() {
+            let at = (index / LANES * head_dim + nope) * LANES + index % LANES;
+            for (d, value) in self.rows[row * row_dim..][rank..row_dim].iter().enumerate() {
+                keys[at + d * LANES] = *value;
+            }
+        }
+    }
+}
+
+/// Some tokens of a head against a piece whose keys and values are made.
+struct TileOfPiece<'a> {
+    span: &'a Span<'a>,
+    worker: &'a mut Worker,
+    head: usize,
+    tokens: Range<usize>,
+    /// Of the first token.
+    position: usize,
+    piece: Range<usize>,
+    out: &'a RowsMut<'a>,
+}
+
+impl Kernel for TileOfPiece<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let Self { span, worker, head, tokens, position, piece, out } = self;
+        let Worker { keys, values, groups, queries, scores, results } = worker;
+        let ExpandedShape { rank, nope, .. } = span.shape;
+        let (row_dim, head_dim, width) =
+            (span.shape.row_dim(), span.shape.head_dim(), span.shape.value_width());
+        let operands = span.operands;
+        let num_tokens = tokens.len();
+        for (index, token) in tokens.clone().enumerate() {
+            let own =
+                &operands.queries[token * operands.query_width + head * operands.query_stride..][..nope];
+            let rotated =
+                &operands.absorbed[(token * span.shape.num_heads + head) * row_dim..][rank..row_dim];
+            for (d, value) in own.iter().chain(rotated).enumerate() {
+                queries[d * num_tokens + index] = value * operands.scale;
+            }
+        }
+
+        let len = piece.end.min(position + num_tokens) - piece.start;
+        let wide = span.level.has_32_vectors();
+        let tile = ScoreTile::<f32> {
+            queries: queries.as_ptr(),
+            num_rows: num_tokens,
+            head_dim,
+            k_pool: keys.as_ptr(),
+            groups: &groups[..len.div_ceil(LANES)],
+            scores: scores[LANES..].as_mut_ptr(),
+        };
+        // SAFETY: the worker has room for `TILE_TOKENS` tokens and for the keys of a piece.
+        unsafe { tile.compute_all::<V>(wide) };
+        let all = 0..len.next_multiple_of(LANES);
+        let mut weights = [(0.0, 0.0); TILE_TOKENS];
+        for (index, weights) in weights[..num_tokens].iter_mut().enumerate() {
+            let scores = &mut scores[index * SCORE_STRIDE + LANES..][..SPLIT + LANES];
+            let own = 0..(position + index + 1).saturating_sub(piece.start).min(len);
+            *weights = weigh::<V>(scores, &all, own);
+        }
+        let rows = [Run { start: 0, offset: 0, len }];
+        let tile = ValueTile::<f32> {
+            weights: scores[LANES..].as_ptr(),
+            v_pool: values.as_ptr(),
+            runs: &rows,
+            width,
+            values: results.as_mut_ptr(),
+        };
+        // SAFETY: as above, and of values.
+        unsafe { tile.compute_all::<V>(num_tokens, wide) };
+
+        let is_first = piece.start == 0;
+        for (index, token) in tokens.enumerate() {
+            let (max, sum) = weights[index];
+            let piece = &results[index * width..][..span.shape.value_dim];
+            // SAFETY: the task has this token and head.
+            let (result, total) = unsafe { (span.result(out, token, head), span.total(token, head)) };
+            if is_first {
+                result.copy_from_slice(piece);
+                total.copy_from_slice(&[max, sum]);
+                continue;
+            }
+            // No position of the piece is visible to the token.
+            if sum == 0.0 {
+                continue;
+            }
+            let new_max = max.max(total[0]);
+            // The largest lane of equal lanes is a lane.
+            let old_factor = V::splat(total[0] - new_max).exp().max_lane();
+            let factor = V::splat(max - new_max).exp().max_lane();
+            for (result, value) in result.iter_mut().zip(piece) {
+                *result = *result * old_factor + value * factor;
+            }
+            total.copy_from_slice(&[new_max, total[1] * old_factor + sum * factor]);
+        }
+    }
+}
+
+/// Copies the cache's rows of some positions to the first of `rows`.
+fn read_rows(
+    cache: &KvCache,
+    layer: usize,
+    block_table: &[u32],
+    positions: Range<usize>,
+    rows: &mut [f32],
+    pool: &ThreadPool,
+    level: CpuLevel,
+) -> Result<()> {
+    let (k_pool, _) = cache.pools(layer)?;
+    let layout = cache.layout();
+    let rows = RowsMut::new(rows, layout.head_dim);
+    let rows = CachedRows { k_pool, layout, block_table, positions, rows: &rows };
+    match cache.dtype() {
+        KvCacheDType::F16 => rows.read::<f16>(pool, level),
+        KvCacheDType::Bf16 => rows.read::<bf16>(pool, level),
+        KvCacheDType::F32 => rows.read::<f32>(pool, level),
+    }
+    Ok(())
+}
+
+struct CachedRows<'a> {
+    k_pool: *const u8,
+    layout: KvLayout,
+    block_table: &'a [u32],
+    positions: Range<usize>,
+    rows: &'a RowsMut<'a>,
+}
+
+// SAFETY: the pointer is only read while the caller of `expanded_attention` holds the borrow of the cache.
+unsafe impl Sync for CachedRows<'_> {}
+
+impl CachedRows<'_> {
+    fn read<E: KvElement>(&self, pool: &ThreadPool, level: CpuLevel) {
+        const POSITIONS_PER_TASK: usize = 64;
+        pool.run(self.positions.len().div_ceil(POSITIONS_PER_TASK), |task| {
+            let start = self.positions.start + task * POSITIONS_PER_TASK;
+            let positions = start..self.positions.end.min(start + POSITIONS_PER_TASK);
+            level.run(ReadRows::<E> { cached: self, positions, element: PhantomData });
+        });
+    }
+}
+
+struct ReadRows<'a, E> {
+    cached: &'a CachedRows<'a>,
+    positions: Range<usize>,
+    element: PhantomData<E>,
+}
+
+impl<E: KvElement> Kernel for ReadRows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let Self { cached, positions, .. } = self;
+        let layout = cached.layout;
+        let mut position = positions.start;
+        while position < positions.end {
+            let (index, slot) = (position / layout.block_size, position % layout.block_size);
+            let first_slot = slot / LANES * LANES;
+            let end_slot = (first_slot + LANES).min(layout.block_size).min(slot + positions.end - position);
+            let start = layout.k_group(cached.block_table[index] as usize, 0, first_slot);
+            let group = cached.k_pool.cast::<E>().wrapping_add(start);
+            for d in (0..layout.head_dim).step_by(LANES) {
+                let len = LANES.min(layout.head_dim - d);
+                let mut values = [[0.0; LANES]; LANES];
+                for (index, values) in values[..len].iter_mut().enumerate() {
+                    // SAFETY: the op has checked that the block exists; a group has sixteen values for each of
+                    // `head_dim`.
+                    unsafe { E::load::<V>(group.add((d + index) * LANES)).store(values.as_mut_ptr()) };
+                }
+                for slot_in_block in slot..end_slot {
+                    let row = position - cached.positions.start + slot_in_block - slot;
+                    // SAFETY: every position belongs to one task.
+                    let target = unsafe { cached.rows.part(row, d, len) };
+                    for (target, values) in target.iter_mut().zip(&values) {
+                        *target = values[slot_in_block - first_slot];
+                    }
+                }
+            }
+            position += end_slot - slot;
+        }
+    }
+}

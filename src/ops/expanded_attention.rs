@@ -1,0 +1,180 @@
+//! Latent attention with keys and values, for rows with many new tokens.
+
+use crate::ops::AttentionMetadata;
+use crate::ops::buffer::Buffer;
+use crate::ops::context::{Backend, Context};
+use crate::ops::cpu::attention::expanded::{self, ExpandedOperands, ExpandedShape};
+use crate::ops::cpu::rows::RowsMut;
+use crate::ops::heads_linear::Heads;
+use crate::ops::kv_cache::KvCache;
+use crate::ops::paged_attention::check_lists;
+use crate::ops::reference;
+use crate::ops::step_inputs::StepInputs;
+use crate::ops::weights::MatrixStack;
+use crate::{Error, Result};
+
+/// The widths of expanded attention and the memory that it needs, allocated once.
+#[derive(Debug)]
+pub struct ExpandedScratch {
+    shape: ExpandedShape,
+    scale: f64,
+    max_model_len: usize,
+    max_num_rows: usize,
+    device: DeviceScratch,
+}
+
+#[derive(Debug)]
+enum DeviceScratch {
+    Cpu(Box<expanded::ExpandedScratch>),
+    Metal,
+    Reference,
+}
+
+/// What [`ExpandedScratch`] is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpandedLimits {
+    /// Query heads, each with a key and a value head of its own.
+    pub num_heads: usize,
+    /// Values of a latent row.
+    pub rank: usize,
+    /// Values of a query and of a key head that are not rotated.
+    pub nope: usize,
+    /// Values of a query head, and of the key in a row of the cache, that are rotated.
+    pub rotated: usize,
+    /// Values of a value head.
+    pub value_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// Longest sequence.
+    pub max_model_len: usize,
+    /// Most tokens in a step.
+    pub max_num_tokens: usize,
+    /// Most rows (sequences) in a step.
+    pub max_num_rows: usize,
+}
+
+impl ExpandedScratch {
+    /// Memory for attention of these widths.
+    ///
+    /// # Errors
+    /// None today; a device may have no memory.
+    pub fn new(context: &Context, limits: ExpandedLimits) -> Result<Self> {
+        let ExpandedLimits { num_heads, rank, nope, rotated, value_dim, scale, .. } = limits;
+        let ExpandedLimits { max_model_len, max_num_tokens, max_num_rows, .. } = limits;
+        let shape = ExpandedShape { num_heads, rank, nope, rotated, value_dim };
+        let device = match context.backend() {
+            Backend::Cpu(cpu) => {
+                let num_threads = cpu.pool.num_threads();
+                let own = expanded::ExpandedScratch::new(
+                    shape,
+                    max_num_tokens,
+                    max_model_len,
+                    num_threads,
+                    cpu.level,
+                );
+                DeviceScratch::Cpu(Box::new(own))
+            }
+            Backend::Metal(_) => DeviceScratch::Metal,
+            Backend::Reference(_) => DeviceScratch::Reference,
+        };
+        Ok(Self { shape, scale, max_model_len, max_num_rows, device })
+    }
+
+    /// How many rows of a step are to be expanded: none on a GPU, which has no kernels for it.
+    #[must_use]
+    pub fn num_expanded_rows(&self, metadata: &AttentionMetadata) -> usize {
+        match &self.device {
+            DeviceScratch::Metal => 0,
+            DeviceScratch::Cpu(_) | DeviceScratch::Reference => metadata.expanded_rows().count(),
+        }
+    }
+}
+
+/// `out = softmax((q·W_kᵀ·c + q_rotated·k_rotated) · scale)·(W_v·c)` for the tokens of expanded rows and each head, over
+/// the rows `[c, k_rotated]` that the cache has of the sequence up to the token. Other rows of `out` stay as they are.
+///
+/// A head of `queries` begins with the values that are not rotated; a head of `absorbed`, as wide as a row of the cache,
+/// ends with those that are. `keys` is `[heads, rank, nope]`, `values` is `[heads, value_dim, rank]`, and `out` is
+/// `[num_tokens, heads · value_dim]`. The tokens' own rows are in the cache already.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if shapes do not fit together or a block does not exist.
+#[expect(clippy::too_many_arguments, reason = "an op's operands")]
+pub fn expanded_attention(
+    context: &Context,
+    scratch: &mut ExpandedScratch,
+    queries: Heads<'_>,
+    absorbed: &Buffer,
+    cache: &KvCache,
+    layer: usize,
+    step: &StepInputs<'_>,
+    keys: &MatrixStack,
+    values: &MatrixStack,
+    out: &mut Buffer,
+) -> Result<()> {
+    let (shape, metadata) = (scratch.shape, step.attention);
+    let ExpandedShape { num_heads, rank, nope, rotated, value_dim } = shape;
+    let layout = cache.layout();
+    let fits = !layout.has_values
+        && (layout.num_kv_heads, layout.head_dim) == (1, rank + rotated)
+        && layer < cache.num_layers()
+        && (keys.len(), keys.rows(), keys.cols()) == (num_heads, rank, nope)
+        && (values.len(), values.rows(), values.cols()) == (num_heads, value_dim, rank)
+        && nope <= queries.stride
+        && num_heads * queries.stride <= queries.rows.width()
+        && absorbed.width() == num_heads * (rank + rotated)
+        && out.width() == num_heads * value_dim;
+    if !fits {
+        return Err(Error::internal(format!(
+            "expanded_attention: rows of {}, {} and {} values, {} of a query head, do not fit {shape:?} and {layout:?}",
+            queries.rows.width(),
+            absorbed.width(),
+            out.width(),
+            queries.stride
+        )));
+    }
+    check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
+        .map_err(|reason| Error::internal(format!("expanded_attention: {reason}")))?;
+    let num_tokens = metadata.num_tokens();
+    let (cpu, own) = match (context.launch(), &mut scratch.device) {
+        (Backend::Cpu(cpu), DeviceScratch::Cpu(own)) => (cpu, own),
+        (Backend::Metal(_), DeviceScratch::Metal) => {
+            return Err(Error::internal("expanded_attention: there are no kernels"));
+        }
+        (Backend::Reference(backend), DeviceScratch::Reference) => {
+            let operands = reference::ExpandedAttention {
+                shape,
+                scale: scratch.scale,
+                queries: queries.rows.reference()?,
+                query_stride: queries.stride,
+                absorbed: absorbed.reference()?,
+                keys: keys.reference()?,
+                values: values.reference()?,
+            };
+            let (pools, out) = (cache.reference(layer)?, out.reference_mut()?);
+            return backend
+                .run(num_tokens, || reference::expanded_attention(backend, operands, pools, metadata, out));
+        }
+        _ => return Err(Error::internal("expanded_attention: its memory is on another device")),
+    };
+    let (width, query_width) = (out.width(), queries.rows.width());
+    out.write(num_tokens, |out| {
+        let out = RowsMut::new(out, width);
+        queries.rows.read(num_tokens, |query_rows| {
+            absorbed.read(num_tokens, |absorbed| {
+                let operands = ExpandedOperands {
+                    queries: query_rows,
+                    query_width,
+                    query_stride: queries.stride,
+                    absorbed,
+                    scale: scratch.scale as f32,
+                    keys: keys.cpu_transposed()?,
+                    values: values.cpu()?,
+                };
+                expanded::expanded_attention(
+                    own, operands, cache, layer, metadata, &out, &cpu.pool, cpu.level,
+                )
+            })
+        })
+    })???
+}

@@ -1,0 +1,247 @@
+//! Launches of what is between the products of experts: the choice, groups of rows, and the sum.
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+
+use super::backend::{Flags, MetalBackend, Work};
+use super::cost::Cost;
+use super::kernel::Kernel;
+use super::linear::Groups;
+use super::{Binding, GpuBuffer, Placement};
+use crate::{Error, Result};
+
+/// Simdgroups of `choose_experts`, each of which has a token.
+const SIMDGROUPS: usize = 8;
+
+/// Tokens up to which one threadgroup chooses for all of them and groups them.
+const MAX_TOKENS_TOGETHER: usize = 4 * SIMDGROUPS;
+
+/// Most experts, whose probabilities and scores a simdgroup has in threadgroup memory.
+const MAX_EXPERTS: usize = 512;
+
+/// Most choices of a token and most groups of experts: each is a lane's.
+const MAX_CHOICES: usize = 32;
+
+/// `ChooseArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ChooseArgs {
+    num_rows: u32,
+    num_experts: u32,
+    num_chosen: u32,
+    num_shared: u32,
+    num_groups: u32,
+    num_open_groups: u32,
+    max_group_rows: u32,
+    max_groups: u32,
+    scale: f32,
+    is_sigmoid: u32,
+    normalizes: u32,
+    has_bias: u32,
+    chooses: u32,
+    groups: u32,
+}
+
+/// How a router chooses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RouterForm<'a> {
+    pub(crate) is_sigmoid: bool,
+    pub(crate) normalizes: bool,
+    pub(crate) bias: Option<Binding<'a>>,
+    pub(crate) num_experts: usize,
+    pub(crate) num_chosen: usize,
+    pub(crate) num_shared: usize,
+    pub(crate) num_groups: usize,
+    pub(crate) num_open_groups: usize,
+    pub(crate) scale: f32,
+}
+
+/// What [`MetalRouting`] is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RoutingSizes {
+    /// With those that every token goes through.
+    pub(crate) num_experts: usize,
+    /// Choices of a token.
+    pub(crate) per_token: usize,
+    /// Groups of experts.
+    pub(crate) num_groups: usize,
+    pub(crate) max_rows: usize,
+}
+
+/// The choices of a step in the device's memory.
+#[derive(Debug)]
+pub(crate) struct MetalRouting {
+    logits: GpuBuffer,
+    experts: GpuBuffer,
+    weights: GpuBuffer,
+    places: GpuBuffer,
+    rows: GpuBuffer,
+    groups: GpuBuffer,
+    /// Of the current step.
+    per_token: usize,
+    num_groups: usize,
+    max_group_rows: usize,
+}
+
+impl MetalRouting {
+    pub(crate) fn new(metal: &MetalBackend, sizes: RoutingSizes) -> Result<Self> {
+        let RoutingSizes { num_experts, per_token, num_groups, max_rows } = sizes;
+        if num_experts > MAX_EXPERTS || per_token > MAX_CHOICES || num_groups > MAX_CHOICES {
+            return Err(Error::unsupported(format!(
+                "a choice of {per_token} among {num_experts} experts in {num_groups} groups has no kernel on this \
+                 device: there may be {MAX_CHOICES} choices of a token among {MAX_EXPERTS} experts in {MAX_CHOICES} \
+                 groups"
+            ))
+            .with_hint("use --device cpu"));
+        }
+        let num_choices = max_rows * per_token;
+        let most_groups = (1..=max_rows).map(|rows| groups_of(sizes, rows).0);
+        let words = |len: usize| metal.gpu().allocate((4 * len).max(16), Placement::Private);
+        Ok(Self {
+            logits: words(max_rows * num_experts)?,
+            experts: words(num_choices)?,
+            weights: words(num_choices)?,
+            places: words(num_choices)?,
+            rows: words(num_choices)?,
+            groups: words(most_groups.max().unwrap_or(1) * Groups::BYTES / 4)?,
+            per_token,
+            num_groups: 0,
+            max_group_rows: 0,
+        })
+    }
+
+    /// Where the router's products go, `[token, expert]`.
+    pub(crate) fn logits(&self) -> Binding<'_> {
+        Binding::write(&self.logits)
+    }
+
+    /// Chooses experts by the logits and groups the tokens of each.
+    pub(crate) fn choose(
+        &mut self,
+        metal: &MetalBackend,
+        num_rows: usize,
+        router: RouterForm<'_>,
+    ) -> Result<()> {
+        let RouterForm { num_experts, num_chosen, num_shared, num_groups, .. } = router;
+        self.per_token = num_chosen + num_shared;
+        let sizes = RoutingSizes {
+            num_experts: num_experts + num_shared,
+            per_token: self.per_token,
+            num_groups,
+            max_rows: num_rows,
+        };
+        (self.num_groups, self.max_group_rows) = groups_of(sizes, num_rows);
+        let args = ChooseArgs {
+            num_rows: num_rows as u32,
+            num_experts: num_experts as u32,
+            num_chosen: num_chosen as u32,
+            num_shared: num_shared as u32,
+            num_groups: num_groups as u32,
+            num_open_groups: router.num_open_groups as u32,
+            max_group_rows: self.max_group_rows as u32,
+            max_groups: self.num_groups as u32,
+            scale: router.scale,
+            is_sigmoid: router.is_sigmoid.into(),
+            normalizes: router.normalizes.into(),
+            has_bias: router.bias.is_some().into(),
+            chooses: 0,
+            groups: 0,
+        };
+        let is_one = num_rows <= MAX_TOKENS_TOGETHER;
+        let both: &[[bool; 2]] = if is_one { &[[true, true]] } else { &[[true, false], [false, true]] };
+        let num_choices = num_rows * self.per_token;
+        for &[chooses, groups] in both {
+            let (choices, lists): (fn(_) -> _, fn(_) -> _) = match (chooses, groups) {
+                (true, true) => (Binding::read_write, Binding::write),
+                (true, false) => (Binding::write, Binding::read),
+                (false, _) => (Binding::read, Binding::write),
+            };
+            let buffers = [
+                Binding::read(&self.logits),
+                router.bias.unwrap_or(Binding::read(&self.logits)),
+                choices(&self.experts),
+                if chooses { Binding::write(&self.weights) } else { Binding::read(&self.weights) },
+                lists(&self.places),
+                lists(&self.rows),
+                lists(&self.groups),
+            ];
+            let num_threadgroups = if groups { 1 } else { num_rows.div_ceil(SIMDGROUPS) };
+            let scores = if chooses { 2 * SIMDGROUPS * num_experts } else { 0 };
+            // Of each expert, how many tokens it has and where its places and groups begin.
+            let counts = if groups { 3 * (num_experts + num_shared) + 1 } else { 0 };
+            // Every choice is looked at by one thread for each expert, twice.
+            let comparisons = if groups { 2 * num_choices * (num_experts + num_shared) } else { 0 };
+            let chosen = num_rows * num_experts * (num_chosen + 4);
+            metal.launch(
+                Kernel::ChooseExperts,
+                Flags::default(),
+                Work {
+                    args: bytes_of(&ChooseArgs { chooses: chooses.into(), groups: groups.into(), ..args }),
+                    buffers: &buffers,
+                    threadgroup_memory: 4 * scores.max(counts),
+                    grid: [num_threadgroups, 1, 1],
+                    num_threads: SIMDGROUPS * 32,
+                    cost: Cost {
+                        operations: (comparisons + chosen) as u64,
+                        bytes: (4 * num_rows * num_experts) as u64,
+                    },
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The groups of the step, for a product whose activations are rows of tokens or those of places.
+    pub(crate) fn groups(&self, of_tokens: bool) -> Groups<'_> {
+        Groups {
+            list: Binding::read(&self.groups),
+            num_groups: self.num_groups,
+            max_rows: self.max_group_rows,
+            num_choices: self.per_token,
+            rows: of_tokens.then(|| Binding::read(&self.rows)),
+        }
+    }
+
+    /// Choices of a token of the step.
+    pub(crate) fn per_token(&self) -> usize {
+        self.per_token
+    }
+
+    /// `x += Σ weight · products[place]` for each token.
+    pub(crate) fn combine(
+        &self,
+        metal: &MetalBackend,
+        num_rows: usize,
+        width: usize,
+        products: &GpuBuffer,
+        x: &GpuBuffer,
+    ) -> Result<()> {
+        let args = [width as u32, self.per_token as u32];
+        let buffers = [
+            Binding::read(&self.places),
+            Binding::read(&self.weights),
+            Binding::read(products),
+            Binding::read_write(x),
+        ];
+        metal.launch(
+            Kernel::CombineExperts,
+            Flags::default(),
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: 0,
+                grid: [width.div_ceil(32), num_rows, 1],
+                num_threads: 32,
+                cost: Cost::bytes(4 * num_rows * width * (self.per_token + 2)),
+            },
+        )
+    }
+}
+
+/// How many groups there may be in a step of so many tokens, and the most rows of one.
+fn groups_of(sizes: RoutingSizes, num_rows: usize) -> (usize, usize) {
+    let RoutingSizes { num_experts, per_token, .. } = sizes;
+    let num_choices = num_rows * per_token;
+    let max_rows = Groups::max_rows(num_rows, per_token, num_experts);
+    // Every expert's last group may be short.
+    (num_choices.min(num_choices / max_rows + num_experts.min(num_choices)), max_rows)
+}
