@@ -73,6 +73,12 @@ impl AttentionScratch {
                 limits.max_model_len,
                 cpu.pool.num_threads(),
             )),
+            Backend::Metal(_) if shape.value_dim != shape.head_dim && shape.sliding_window.is_some() => {
+                return Err(Error::unsupported(
+                    "latent attention with a sliding window has no kernel on this device",
+                )
+                .with_hint("use --device cpu"));
+            }
             Backend::Metal(metal) if shape.value_dim != shape.head_dim => {
                 DeviceScratch::MetalLatent(MetalLatentAttention::new(
                     metal,
