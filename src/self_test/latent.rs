@@ -246,15 +246,18 @@ impl Case {
             let lists = &inputs.upload(context, lists, &cache)?;
             let queries = Heads { rows: &rows, stride: query_dim };
             latent_kv_write(context, queries, &rows, lists, &norm, &table, &mut cache, 0, &mut absorbed)?;
+            // What was there before only fills the cache.
+            if step == 0 {
+                continue;
+            }
             match &projections {
                 None => paged_attention(context, &mut scratch, &absorbed, &cache, 0, lists, &mut out)?,
-                Some([keys, values]) if step == 1 => {
+                Some([keys, values]) => {
                     let (scratch, absorbed, out) = (&mut expanded, &absorbed, &mut out);
                     expanded_attention(
                         context, scratch, queries, absorbed, &cache, 0, lists, keys, values, out,
                     )?;
                 }
-                Some(_) => continue,
             }
             let values = out.read_exact(num_tokens)?;
             for row in (0..metadata.num_rows()).filter(|row| metadata.is_expanded(*row) == is_expanded) {
