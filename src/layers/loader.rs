@@ -277,7 +277,8 @@ impl<'a> Loader<'a> {
             let own = heads_of(&all_keys)?;
             if wants_transposed {
                 for head in &own {
-                    transposed.push(self.repack_made(&head.transposed()?.as_raw(), 0)?);
+                    // Beside the CPU's rounding of activations, that of weights to eight bits is small.
+                    transposed.push(self.repack_made(&head.transposed(DType::Q8_0)?.as_raw(), 0)?);
                 }
             }
             keys = self.repack_all(&own)?;
@@ -287,7 +288,9 @@ impl<'a> Loader<'a> {
             let both = self.take(&name)?.expect_shape(&[num_heads * head_dim, rank])?;
             for head in 0..num_heads {
                 let own = both.rows(head * head_dim, &key_shape)?;
-                keys.push(self.repack_made(&own.transposed()?.as_raw(), own.data.len())?);
+                // What the one counts of the file, the other does not count again.
+                let num_bytes = if wants_transposed { 0 } else { own.data.len() };
+                keys.push(self.repack_made(&own.transposed(DType::F16)?.as_raw(), num_bytes)?);
                 if wants_transposed {
                     transposed.push(self.repack(&own)?);
                 }

@@ -109,12 +109,12 @@ impl<'a> RawTensor<'a> {
         Ok(values)
     }
 
-    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones in eight bits, or in half
-    /// precision where the rows are no whole blocks.
+    /// A matrix with rows and columns exchanged: dense values as they are, quantised ones as `quantized`, such as `Q8_0`,
+    /// or in half precision where the rows are no whole blocks of it.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix.
-    pub fn transposed(&self) -> Result<OwnedTensor> {
+    pub fn transposed(&self, quantized: DType) -> Result<OwnedTensor> {
         let &[rows, cols] = self.shape else { return Err(self.no_stack(0)) };
         let shape = [cols, rows];
         if !self.dtype.is_quantized() {
@@ -124,7 +124,7 @@ impl<'a> RawTensor<'a> {
         }
         let values = self.to_f32()?;
         let values: Vec<f32> = exchanged(rows, cols).map(|at| values[at]).collect();
-        let dtype = if rows.is_multiple_of(DType::Q8_0.block_len()) { DType::Q8_0 } else { DType::F16 };
+        let dtype = if rows.is_multiple_of(quantized.block_len()) { quantized } else { DType::F16 };
         let mut bytes = vec![0; dtype.row_bytes(values.len())?];
         blocks::quantize(dtype, &values, &mut bytes)
             .map_err(|error| error.context(format!("tensor {:?}", self.name)))?;
