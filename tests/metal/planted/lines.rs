@@ -217,7 +217,6 @@ pub(super) const LINES: [Lines; 18] = [
                 "weights are powers of e",
                 Word(8, |x| times(x, std::f32::consts::LN_2)),
             ),
-            ("next_multiple_of(KEYS);\n        let num_pieces", "a piece is shorter", Word(6, |x| x - 16)),
             (
                 "let num_pieces = tokens.max_len().div_ceil(piece_size.max(1));",
                 "whole ones",
