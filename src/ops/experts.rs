@@ -154,6 +154,7 @@ fn route_on_metal(
 ) -> Result<()> {
     let Backend::Metal(metal) = context.launch() else { return Err(elsewhere()) };
     let config = &router.config;
+    routing.check_room(num_rows)?;
     let logits = metal::Operands {
         num_tokens: num_rows,
         x: Binding::read(x.metal()?),

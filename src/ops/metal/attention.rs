@@ -18,10 +18,10 @@ const FLASH_ROWS: usize = 16;
 
 /// Positions of a piece of the context. Shorter pieces spread a single sequence over more cores and cost more of
 /// everything else: half of it took a fifth longer for 32 sequences of 4,096 tokens on an NVIDIA H200.
-const PIECE_SIZE: usize = 256;
+pub(super) const PIECE_SIZE: usize = 256;
 
 /// Most pieces of a context: their partial results are kept for every sequence of a step.
-const MAX_PIECES: usize = 64;
+pub(super) const MAX_PIECES: usize = 64;
 
 /// Scores of a piece that threadgroup memory has room for.
 const MAX_SCORES: usize = 7168;

@@ -76,6 +76,8 @@ pub(crate) struct MetalRouting {
     places: GpuBuffer,
     rows: GpuBuffer,
     groups: GpuBuffer,
+    max_rows: usize,
+    max_choices: usize,
     /// Of the current step.
     per_token: usize,
     num_groups: usize,
@@ -94,7 +96,8 @@ impl MetalRouting {
             .with_hint("use --device cpu"));
         }
         let num_choices = max_rows * per_token;
-        let most_groups = (1..=max_rows).map(|rows| groups_of(sizes, rows).0);
+        // Groups of eight, but for the last of each expert; in a step of a few tokens, one of each choice.
+        let most_groups = num_choices / 8 + num_experts + MAX_TOKENS_TOGETHER * per_token;
         let words = |len: usize| metal.gpu().allocate((4 * len).max(16), Placement::Private);
         Ok(Self {
             logits: words(max_rows * num_experts)?,
@@ -102,7 +105,9 @@ impl MetalRouting {
             weights: words(num_choices)?,
             places: words(num_choices)?,
             rows: words(num_choices)?,
-            groups: words(most_groups.max().unwrap_or(1) * Groups::BYTES / 4)?,
+            groups: words(most_groups * Groups::BYTES / 4)?,
+            max_rows,
+            max_choices: num_choices,
             per_token,
             num_groups: 0,
             max_group_rows: 0,
@@ -123,6 +128,7 @@ impl MetalRouting {
     ) -> Result<()> {
         let RouterForm { num_experts, num_chosen, num_shared, num_groups, .. } = router;
         self.per_token = num_chosen + num_shared;
+        self.check_room(num_rows)?;
         let sizes = RoutingSizes {
             num_experts: num_experts + num_shared,
             per_token: self.per_token,
@@ -188,6 +194,20 @@ impl MetalRouting {
             )?;
         }
         Ok(())
+    }
+
+    /// That there is room for the choices of so many rows.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] otherwise.
+    pub(crate) fn check_room(&self, num_rows: usize) -> Result<()> {
+        if num_rows <= self.max_rows && num_rows * self.per_token <= self.max_choices {
+            return Ok(());
+        }
+        Err(Error::internal(format!(
+            "route: {num_rows} rows with {} experts each are more than there is room for, {}",
+            self.per_token, self.max_rows
+        )))
     }
 
     /// The groups of the step, for a product whose activations are rows of tokens or those of places.

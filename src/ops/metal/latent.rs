@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::attention::{PagedAttentionArgs, Pages, merge};
+use super::attention::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, merge};
 use super::backend::{Flags, MetalBackend, Work};
 use super::cost::Cost;
 use super::inputs::{DecodeRows, MetalInputs};
@@ -22,12 +22,6 @@ const HEADS: usize = 8;
 
 /// Simdgroups of a threadgroup, at most.
 const MAX_SIMDGROUPS: usize = 12;
-
-/// Positions of a piece of the context, as of other attention.
-const PIECE_SIZE: usize = 256;
-
-/// Most pieces of a context.
-const MAX_PIECES: usize = 64;
 
 /// `LatentKvWriteArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
