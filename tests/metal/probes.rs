@@ -25,7 +25,7 @@ fn they_are_the_first_lines_of_a_self_test_and_name_the_limits() {
     assert_eq!(first[..expected.len()], expected);
 
     let limits: Vec<&Check> = expected.iter().filter(|check| check.name.starts_with("limits of ")).collect();
-    assert_eq!(limits.len(), 12);
+    assert_eq!(limits.len(), 14);
     let sample = limits.iter().find(|check| check.name == "limits of sample").unwrap();
     assert_eq!(
         sample.detail,

@@ -96,8 +96,6 @@ impl MetalRouting {
             .with_hint("use --device cpu"));
         }
         let num_choices = max_rows * per_token;
-        // Groups of eight, but for the last of each expert; in a step of a few tokens, one of each choice.
-        let most_groups = num_choices / 8 + num_experts + MAX_TOKENS_TOGETHER * per_token;
         let words = |len: usize| metal.gpu().allocate((4 * len).max(16), Placement::Private);
         Ok(Self {
             logits: words(max_rows * num_experts)?,
@@ -105,7 +103,7 @@ impl MetalRouting {
             weights: words(num_choices)?,
             places: words(num_choices)?,
             rows: words(num_choices)?,
-            groups: words(most_groups * Groups::BYTES / 4)?,
+            groups: words(most_groups(sizes) * Groups::BYTES / 4)?,
             max_rows,
             max_choices: num_choices,
             per_token,
@@ -264,4 +262,41 @@ fn groups_of(sizes: RoutingSizes, num_rows: usize) -> (usize, usize) {
     let max_rows = Groups::max_rows(num_rows, per_token, num_experts);
     // Every expert's last group may be short.
     (num_choices.min(num_choices / max_rows + num_experts.min(num_choices)), max_rows)
+}
+
+/// The most groups of any step, also if a layer has fewer experts or choices than others: groups of eight, but for the
+/// last of each expert; of few tokens, one of each choice.
+fn most_groups(sizes: RoutingSizes) -> usize {
+    let RoutingSizes { num_experts, per_token, max_rows, .. } = sizes;
+    max_rows * per_token / 8 + num_experts + MAX_TOKENS_TOGETHER * per_token
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_the_groups_of_every_step() {
+        for (num_experts, per_token, num_shared) in
+            [(64, 6, 2), (64, 4, 1), (8, 2, 0), (8, 3, 2), (3, 3, 1), (512, 30, 2)]
+        {
+            let sizes = |num_shared: usize, max_rows| RoutingSizes {
+                num_experts: num_experts + num_shared,
+                per_token: per_token + num_shared,
+                num_groups: 1,
+                max_rows,
+            };
+            for max_rows in [1, 3, 4, 5, 31, 200] {
+                let room = most_groups(sizes(num_shared, max_rows));
+                for num_rows in 1..=max_rows {
+                    for joined in [0, num_shared] {
+                        let (num_groups, max_group_rows) = groups_of(sizes(joined, max_rows), num_rows);
+                        assert!(num_groups <= room, "{num_experts} {per_token} {joined} {num_rows}");
+                        // Tokens that all go to one expert, and those of the others one by one.
+                        assert!(num_groups >= num_rows.div_ceil(max_group_rows).min(num_rows * per_token));
+                    }
+                }
+            }
+        }
+    }
 }
