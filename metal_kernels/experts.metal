@@ -1,8 +1,8 @@
 // Networks of experts: which of them each token goes through, where its share of their work is, and the sum of it.
 //
 // From the router's logits to experts is the work of a simdgroup for each token. Then tokens are grouped by expert, in
-// their order, by one threadgroup: whoever of its threads has an expert goes through all choices. In a step of few
-// tokens that is the same threadgroup, and one launch.
+// their order, by one threadgroup: a sort that counts. In a step of few tokens that is the same threadgroup, and one
+// launch.
 
 #include "groups.h"
 #include "threads.h"
@@ -145,72 +145,105 @@ inline void choose(
     }
 }
 
-// Gives every choice a place. A thread has the experts from its own index on, every NUM_THREADS-th one.
+// Of a lane's expert: how many lanes before it have the same one, and how many do in all. NOBODY is no expert.
+struct Rank {
+    uint before;
+    uint all;
+};
+
+inline Rank rank_of(uint expert, uint lane) {
+    Rank rank = {0, 0};
+    for (uint other = 0; other < uint(LANES); ++other) {
+        const bool is_same = simd_shuffle(expert, ushort(other)) == expert;
+        rank.all += is_same ? 1 : 0;
+        rank.before += is_same && other < lane ? 1 : 0;
+    }
+    return rank;
+}
+
+// Gives every choice a place: those of an expert side by side, in the order of the choices. Each simdgroup has a part of
+// them, and a table of how many of it each expert has.
 inline void group_rows(
     constant ChooseArgs& a,
     device const uint* experts,
     device uint* places,
     device uint* rows,
     device RowGroup* groups,
-    threadgroup uint* counts,
+    threadgroup uint* tables,
     uint thread_index,
-    uint lane
+    uint lane,
+    uint group
 ) {
     const uint num_experts = a.num_experts + a.num_shared;
     const uint per_token = a.num_chosen + a.num_shared;
     const uint num_choices = a.num_rows * per_token;
-    for (uint expert = thread_index; expert < num_experts; expert += NUM_THREADS) {
-        uint count = 0;
-        for (uint i = 0; i < num_choices; ++i) {
-            count += experts[i] == expert ? 1 : 0;
-        }
-        counts[expert] = count;
+    const uint part_len = (num_choices + NUM_THREADS - 1) / NUM_THREADS * LANES;
+    const uint num_parts = (num_choices + part_len - 1) / part_len;
+    threadgroup uint* own = tables + group * num_experts;
+    threadgroup uint* num_groups_of_all = tables + num_parts * num_experts;
+    for (uint i = thread_index; i < num_parts * num_experts; i += NUM_THREADS) {
+        tables[i] = 0;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Where the places and the groups of each expert begin.
-    threadgroup uint* first_places = counts + num_experts;
-    threadgroup uint* first_groups = first_places + num_experts;
-    if (thread_index < uint(LANES)) {
+    const uint begin = min(group * part_len, num_choices);
+    const uint end = min(begin + part_len, num_choices);
+    for (uint first = begin; first < end; first += LANES) {
+        const uint expert = first + lane < end ? experts[first + lane] : NOBODY;
+        const Rank rank = rank_of(expert, lane);
+        if (expert != NOBODY && rank.before == 0) {
+            own[expert] += rank.all;
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Of each part, where the places of each expert begin; and the groups.
+    if (group == 0) {
         uint num_places = 0;
         uint num_groups = 0;
         for (uint first = 0; first < num_experts; first += LANES) {
-            const uint expert = min(first + lane, num_experts - 1);
-            const uint count = first + lane < num_experts ? counts[expert] : 0;
+            const bool exists = first + lane < num_experts;
+            threadgroup uint* of_expert = tables + min(first + lane, num_experts - 1);
+            uint count = 0;
+            for (uint part = 0; part < num_parts; ++part) {
+                count += exists ? of_expert[part * num_experts] : 0;
+            }
             const uint num_own_groups = (count + a.max_group_rows - 1) / a.max_group_rows;
-            const uint place = num_places + simd_prefix_exclusive_sum(count);
-            const uint group = num_groups + simd_prefix_exclusive_sum(num_own_groups);
-            if (first + lane < num_experts) {
-                first_places[expert] = place;
-                first_groups[expert] = group;
+            uint place = num_places + simd_prefix_exclusive_sum(count);
+            const uint own_groups = num_groups + simd_prefix_exclusive_sum(num_own_groups);
+            for (uint i = 0; i < num_own_groups; ++i) {
+                groups[own_groups + i].matrix = first + lane;
+                groups[own_groups + i].first_place = place + i * a.max_group_rows;
+                groups[own_groups + i].num_rows = min(count - i * a.max_group_rows, a.max_group_rows);
+            }
+            for (uint part = 0; exists && part < num_parts; ++part) {
+                const uint of_part = of_expert[part * num_experts];
+                of_expert[part * num_experts] = place;
+                place += of_part;
             }
             num_places += simd_sum(count);
             num_groups += simd_sum(num_own_groups);
         }
         if (lane == 0) {
-            first_groups[num_experts] = num_groups;
+            *num_groups_of_all = num_groups;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint expert = thread_index; expert < num_experts; expert += NUM_THREADS) {
-        uint place = first_places[expert];
-        uint group = first_groups[expert];
-        for (uint left = counts[expert]; left > 0; ++group) {
-            const uint num_rows = min(left, a.max_group_rows);
-            groups[group].matrix = expert;
-            groups[group].first_place = place + counts[expert] - left;
-            groups[group].num_rows = num_rows;
-            left -= num_rows;
+    for (uint first = begin; first < end; first += LANES) {
+        const uint expert = first + lane < end ? experts[first + lane] : NOBODY;
+        const Rank rank = rank_of(expert, lane);
+        if (expert != NOBODY) {
+            const uint place = own[expert] + rank.before;
+            places[first + lane] = place;
+            rows[place] = (first + lane) / per_token;
         }
-        for (uint i = 0; i < num_choices; ++i) {
-            if (experts[i] == expert) {
-                places[i] = place;
-                rows[place] = i / per_token;
-                ++place;
-            }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (expert != NOBODY && rank.before == 0) {
+            own[expert] += rank.all;
         }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
-    for (uint group = first_groups[num_experts] + thread_index; group < a.max_groups; group += NUM_THREADS) {
-        groups[group].num_rows = 0;
+    for (uint i = *num_groups_of_all + thread_index; i < a.max_groups; i += NUM_THREADS) {
+        groups[i].num_rows = 0;
     }
 }
 
@@ -245,7 +278,7 @@ inline void group_rows(
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
     }
     if (a.groups != 0) {
-        group_rows(a, experts, places, rows, groups, (threadgroup uint*)memory, thread_index, lane);
+        group_rows(a, experts, places, rows, groups, (threadgroup uint*)memory, thread_index, lane, group);
     }
 }
 

@@ -2,11 +2,11 @@
 // the values.
 //
 // The context is cut at fixed positions, as in `paged_attention.metal`. A threadgroup takes one piece of it and eight
-// query heads, the rows of a matrix; others read the same rows for other heads at the same time. With sixteen heads a
-// thread takes so many registers that it took half as long again on an NVIDIA H200. Rows of the cache are read once, KEYS at a time, straight into matrices in registers:
-// each simdgroup has a slab of SLAB values of every row, and the same slab of all queries. What it multiplies is a part
-// of each score; the parts are added up in threadgroup memory. With the softmax of the scores, the same registers are
-// weighed as values. Scores are exponents of two: the logarithm is part of `scale`.
+// query heads, the rows of a matrix; others read the same rows for other heads at the same time. Rows of the cache are
+// read KEYS at a time, straight into matrices in registers: each simdgroup has a slab of SLAB values of every row, and
+// the same slab of all queries. What it multiplies is a part of each score; the parts are added up in threadgroup
+// memory. With the softmax of the scores, the same registers are weighed as values. Scores are exponents of two: the
+// logarithm is part of `scale`.
 //
 // Which of its values are a matrix's is up to a simdgroup, as long as it does the same with queries and results: a lane
 // reads eight neighbours of a row at once, and matrix `m` has pair `m` of them.
@@ -27,23 +27,27 @@ struct LatentAttentionArgs {
 constant constexpr uint HEADS = 8;
 // A key for each lane.
 constant constexpr int KEYS = LANES;
-constant constexpr int KEY_PIECES = KEYS / 8;
 constant constexpr int SLAB = 64;
 // What a lane reads of a row at once belongs to PAIRS matrices.
 constant constexpr int PAIRS = 4;
 constant constexpr int READS = SLAB / (8 * PAIRS);
 constant constexpr int VALUE_PIECES = SLAB / 8;
-// Weights of a head in threadgroup memory: more than there are, so that the rows of a matrix lie in different banks.
+// Weights and parts of scores of a head in threadgroup memory: more than there are, so that the rows of a matrix lie in
+// different banks.
 constant constexpr int STRIDE = KEYS + 8;
+constant constexpr int PART_STRIDE = KEYS + 4;
 
-// Queries and weights are in half precision if the cache is.
+// Queries and weights are in half precision if the cache is. Then registers have room for all rows of a turn until they
+// are weighed; others come eight at a time, and once more from the caches of the device.
 template <typename KV>
 struct Staged {
     typedef float type;
+    static constexpr constant int ROWS = 8;
 };
 template <>
 struct Staged<half> {
     typedef half type;
+    static constexpr constant int ROWS = KEYS;
 };
 
 inline vec<half, 2> pair_of(Eight<half> values, int pair) {
@@ -59,34 +63,34 @@ inline vec<float, 2> pair_of(Eight<float> values, int pair) {
     return float2(four[pair % 2 * 2], four[pair % 2 * 2 + 1]);
 }
 
-// What a lane has of eight rows.
+// What a lane has of eight rows: a part of one.
 template <typename KV>
 struct Rows {
     Eight<KV> values[READS];
 };
 
-// Reads the slab that begins at value `begin` of eight rows from `position` on; past the last position, that of the
-// last.
-template <typename KV>
-inline Rows<KV> fetch(
-    constant Pages& pages,
+// Reads the slab that begins at value `begin` of some rows: those that lanes from `first` on know.
+template <typename KV, int EIGHTS>
+inline void fetch(
     device const KV* cache,
-    device const uint* block_table,
-    uint position,
-    uint end,
+    uint row_of_lane,
+    int first,
+    uint row_dim,
     uint begin,
-    Cell cell
+    Cell cell,
+    thread Rows<KV> (&rows)[EIGHTS]
 ) {
-    Rows<KV> rows;
-    const uint row = row_of(pages, block_table, 0, min(position + cell.row, end - 1));
-    device const KV* values = cache + ulong(row) * pages.head_dim;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < READS; ++i) {
-        // Past the end of a row there are its last values, which zeros in the queries leave out.
-        const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, pages.head_dim - 8);
-        rows.values[i] = *(device const Eight<KV>*)(values + value);
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+        const uint row = simd_shuffle(row_of_lane, ushort(first + 8 * eight + cell.row));
+        device const KV* values = cache + ulong(row) * row_dim;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < READS; ++i) {
+            // Past the end of a row there are its last values, which zeros in the queries leave out.
+            const uint value = min(begin + (PAIRS * i + cell.column / 2) * 8, row_dim - 8);
+            rows[eight].values[i] = *(device const Eight<KV>*)(values + value);
+        }
     }
-    return rows;
 }
 
 template <typename KV>
@@ -106,6 +110,8 @@ template <typename KV>
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     typedef typename Staged<KV>::type T;
+    constexpr int ROWS = Staged<KV>::ROWS;
+    constexpr int EIGHTS = ROWS / 8;
     const uint piece = index.y;
     const uint first_head = index.x * HEADS;
     const uint token = rows[index.z].token;
@@ -115,31 +121,46 @@ template <typename KV>
         return;
     }
     device const uint* block_table = block_tables + rows[index.z].table_start;
-    // Parts of scores, [simdgroup][key][head]; of each head what its scores are so far; weights, [head][key].
-    threadgroup float* own_parts = memory + group * KEYS * HEADS;
-    threadgroup float* maxima = memory + num_groups * KEYS * HEADS;
+    // Parts of scores, [simdgroup][head][key]; of each head what its scores are so far; weights, [head][key].
+    threadgroup float* own_parts = memory + group * HEADS * PART_STRIDE;
+    threadgroup float* maxima = memory + num_groups * HEADS * PART_STRIDE;
     threadgroup float* sums = maxima + HEADS;
     threadgroup float* factors = sums + HEADS;
     threadgroup T* weights = (threadgroup T*)(factors + HEADS);
 
     const Cell cell = cell_of(lane);
+    const uint row_dim = a.pages.head_dim;
     const uint slab = group * SLAB;
+    // Where the keys of the lanes are in the cache; past the last position, the last one.
+    uint next_row = row_of(a.pages, block_table, 0, min(begin + lane, end - 1));
     simdgroup_matrix<T, 8, 8> queries[VALUE_PIECES];
-    simdgroup_float8x8 results[VALUE_PIECES];
+    float2 results[VALUE_PIECES];
 #pragma clang loop unroll(full)
-    for (int p = 0; p < VALUE_PIECES; ++p) {
-        // Transposed: a row is a value, a column a head.
-        const uint value = slab + (p / PAIRS * PAIRS + cell.row / 2) * 8 + p % PAIRS * 2 + cell.row % 2;
-        const bool exists = value < a.pages.head_dim;
-        T own[2];
+    for (int i = 0; i < READS; ++i) {
+        // Transposed: a row is a value, a column a head. A lane has every other one of eight values of two heads.
+        const uint value = slab + (PAIRS * i + cell.row / 2) * 8;
+        const bool exists = value < row_dim;
+        const bool is_odd = cell.row % 2 != 0;
+        T own[PAIRS][2];
 #pragma clang loop unroll(full)
-        for (int i = 0; i < 2; ++i) {
-            const uint head = min(first_head + cell.column + i, a.num_heads - 1);
-            device const float* query = q + token * a.q_stride + head * a.pages.head_dim;
-            own[i] = exists ? T(query[value] * a.scale) : T(0.0f);
+        for (int j = 0; j < 2; ++j) {
+            const uint head = min(first_head + cell.column + j, a.num_heads - 1);
+            device const float* query = q + token * a.q_stride + head * row_dim + (exists ? value : 0);
+            const float4 low = ((device const float4*)query)[0];
+            const float4 high = ((device const float4*)query)[1];
+            const float every_other[PAIRS] = {
+                is_odd ? low.y : low.x, is_odd ? low.w : low.z, is_odd ? high.y : high.x, is_odd ? high.w : high.z
+            };
+#pragma clang loop unroll(full)
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                own[pair][j] = exists ? T(every_other[pair] * a.scale) : T(0.0f);
+            }
         }
-        queries[p] = matrix_of<T>(own[0], own[1]);
-        results[p] = matrix_of<float>(0.0f, 0.0f);
+#pragma clang loop unroll(full)
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            queries[PAIRS * i + pair] = matrix_of<T>(own[pair][0], own[pair][1]);
+            results[PAIRS * i + pair] = float2(0.0f, 0.0f);
+        }
     }
     if (thread_index < HEADS) {
         maxima[thread_index] = LOWEST;
@@ -147,16 +168,30 @@ template <typename KV>
     }
 
     for (uint first = begin; first < end; first += KEYS) {
+        const uint own_row = next_row;
+        Rows<KV> fetched[EIGHTS];
+        if (ROWS == KEYS) {
+            fetch<KV>(cache, own_row, 0, row_dim, slab, cell, fetched);
+        }
+        next_row = row_of(a.pages, block_table, 0, min(first + KEYS + lane, end - 1));
 #pragma clang loop unroll(disable)
-        for (int k = 0; k < KEY_PIECES; ++k) {
-            const Rows<KV> eight = fetch<KV>(a.pages, cache, block_table, first + 8 * k, end, slab, cell);
-            simdgroup_float8x8 part = matrix_of<float>(0.0f, 0.0f);
-#pragma clang loop unroll(full)
-            for (int p = 0; p < VALUE_PIECES; ++p) {
-                const vec<T, 2> pair = pair_of(eight.values[p / PAIRS], p % PAIRS);
-                simdgroup_multiply_accumulate(part, matrix_of<T>(pair.x, pair.y), queries[p], part);
+        for (int key = 0; key < KEYS; key += ROWS) {
+            if (ROWS < KEYS) {
+                fetch<KV>(cache, own_row, key, row_dim, slab, cell, fetched);
             }
-            store_matrix(part, own_parts + 8 * k * HEADS, HEADS, cell);
+#pragma clang loop unroll(full)
+            for (int eight = 0; eight < EIGHTS; ++eight) {
+                simdgroup_float8x8 part = matrix_of<float>(0.0f, 0.0f);
+#pragma clang loop unroll(full)
+                for (int p = 0; p < VALUE_PIECES; ++p) {
+                    const vec<T, 2> pair = pair_of(fetched[eight].values[p / PAIRS], p % PAIRS);
+                    simdgroup_multiply_accumulate(part, matrix_of<T>(pair.x, pair.y), queries[p], part);
+                }
+                // Transposed, so that lanes add up neighbours.
+                threadgroup float* at = own_parts + cell.column * PART_STRIDE + key + 8 * eight + cell.row;
+                at[0] = part.thread_elements()[0];
+                at[PART_STRIDE] = part.thread_elements()[1];
+            }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -164,7 +199,7 @@ template <typename KV>
         for (uint head = group; head < HEADS; head += num_groups) {
             float score = 0.0f;
             for (uint g = 0; g < num_groups; ++g) {
-                score += memory[(g * KEYS + lane) * HEADS + head];
+                score += memory[(g * HEADS + head) * PART_STRIDE + lane];
             }
             const bool counts = first + lane < end;
             const float old_maximum = simd_shuffle(lane == 0 ? maxima[head] : 0.0f, 0);
@@ -181,21 +216,24 @@ template <typename KV>
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
-        const float factor = factors[cell.row];
-#pragma clang loop unroll(full)
-        for (int p = 0; p < VALUE_PIECES; ++p) {
-            results[p].thread_elements()[0] *= factor;
-            results[p].thread_elements()[1] *= factor;
-        }
-        // The same rows, from the caches of the device, so that they need no registers meanwhile.
 #pragma clang loop unroll(disable)
-        for (int k = 0; k < KEY_PIECES; ++k) {
-            const Rows<KV> eight = fetch<KV>(a.pages, cache, block_table, first + 8 * k, end, slab, cell);
-            const simdgroup_matrix<T, 8, 8> own_weights = load_matrix<T>(weights + 8 * k, STRIDE, cell);
+        for (int key = 0; key < KEYS; key += ROWS) {
+            if (ROWS < KEYS) {
+                fetch<KV>(cache, own_row, key, row_dim, slab, cell, fetched);
+            }
+            const float factor = key == 0 ? factors[cell.row] : 1.0f;
 #pragma clang loop unroll(full)
             for (int p = 0; p < VALUE_PIECES; ++p) {
-                const vec<T, 2> pair = pair_of(eight.values[p / PAIRS], p % PAIRS);
-                simdgroup_multiply_accumulate(results[p], own_weights, matrix_of<T>(pair.x, pair.y), results[p]);
+                simdgroup_float8x8 sum = matrix_of<float>(0.0f, 0.0f);
+#pragma clang loop unroll(full)
+                for (int eight = 0; eight < EIGHTS; ++eight) {
+                    const vec<T, 2> pair = pair_of(fetched[eight].values[p / PAIRS], p % PAIRS);
+                    const simdgroup_matrix<T, 8, 8> own_weights =
+                        load_matrix<T>(weights + key + 8 * eight, STRIDE, cell);
+                    simdgroup_multiply_accumulate(sum, own_weights, matrix_of<T>(pair.x, pair.y), sum);
+                }
+                results[p].x = fma(results[p].x, factor, sum.thread_elements()[0]);
+                results[p].y = fma(results[p].y, factor, sum.thread_elements()[1]);
             }
         }
     }
@@ -217,8 +255,7 @@ template <typename KV>
     for (int p = 0; p < VALUE_PIECES; ++p) {
         const uint value = slab + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
         if (value < a.value_dim) {
-            target[value] = results[p].thread_elements()[0] * factor;
-            target[value + 1] = results[p].thread_elements()[1] * factor;
+            *(device float2*)(target + value) = results[p] * factor;
         }
     }
 }

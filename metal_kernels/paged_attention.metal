@@ -25,6 +25,8 @@ struct PagedAttentionArgs {
 constant constexpr int TILE = 32;
 // Reads that a lane has under way.
 constant constexpr int BATCH = 4;
+// Values of a head that a lane merges.
+constant constexpr int MERGED = 4;
 
 // What a simdgroup reads of the cache, in tiles of 32 positions, every `step` tiles from `tile` on.
 struct Slice {
@@ -257,7 +259,7 @@ HEAD_COUNTS("f32", float)
     device const DecodeRow* rows [[buffer(1)]],
     device const float* partials [[buffer(2)]],
     device float* out [[buffer(3)]],
-    uint2 index [[threadgroup_position_in_grid]],
+    uint3 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]
 ) {
     const uint head = index.x;
@@ -268,20 +270,37 @@ HEAD_COUNTS("f32", float)
     const uint first = window_start / a.piece_size;
     const uint last = (seq_len - 1) / a.piece_size;
     device const float* records = partials + (ulong(index.y) * a.num_heads + head) * a.num_pieces * record;
-    float maximum = LOWEST;
-    for (uint piece = first; piece <= last; ++piece) {
-        maximum = max(maximum, records[piece * record]);
+    // A lane for each piece, or for every LANES-th one.
+    float own_maximum = LOWEST;
+    for (uint piece = first + lane; piece <= last; piece += LANES) {
+        own_maximum = max(own_maximum, records[piece * record]);
     }
-    float sum = 0.0f;
-    for (uint piece = first; piece <= last; ++piece) {
-        sum += records[piece * record + 1] * fast::exp2(records[piece * record] - maximum);
+    const float maximum = simd_max(own_maximum);
+    float own_sum = 0.0f;
+    for (uint piece = first + lane; piece <= last; piece += LANES) {
+        own_sum += records[piece * record + 1] * fast::exp2(records[piece * record] - maximum);
     }
-    for (uint d = lane; d < head_dim; d += LANES) {
-        float value = 0.0f;
-        for (uint piece = first; piece <= last; ++piece) {
-            device const float* own = records + piece * record;
-            value += own[2 + d] * fast::exp2(own[0] - maximum);
+    const float sum = simd_sum(own_sum);
+    float values[MERGED] = {};
+    for (uint start = first; start <= last; start += LANES) {
+        const uint num_pieces = min(last + 1 - start, uint(LANES));
+        const float own_weight =
+            lane < num_pieces ? fast::exp2(records[(start + lane) * record] - maximum) : 0.0f;
+        for (uint i = 0; i < num_pieces; ++i) {
+            const float weight = simd_shuffle(own_weight, ushort(i));
+            device const float* own = records + (start + i) * record + 2;
+#pragma clang loop unroll(full)
+            for (int v = 0; v < MERGED; ++v) {
+                const uint d = (index.z * MERGED + v) * LANES + lane;
+                values[v] = fma(own[min(d, head_dim - 1)], weight, values[v]);
+            }
         }
-        out[(ulong(rows[index.y].token) * a.num_heads + head) * head_dim + d] = value / sum;
+    }
+#pragma clang loop unroll(full)
+    for (int v = 0; v < MERGED; ++v) {
+        const uint d = (index.z * MERGED + v) * LANES + lane;
+        if (d < head_dim) {
+            out[(ulong(rows[index.y].token) * a.num_heads + head) * head_dim + d] = values[v] / sum;
+        }
     }
 }

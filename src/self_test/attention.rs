@@ -134,8 +134,11 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     for window in [100, 300] {
         run(&Case { window: Some(window), ..pieces.clone() });
     }
-    // Two pieces, more values than lanes.
-    run(&Case { dtype: KvCacheDType::F32, sequences: vec![[270, 1], [3, 1]], ..Case::default() });
+    // Two pieces, more values than one simdgroup merges.
+    let wide = Case { dtype: KvCacheDType::F32, head_dim: 136, num_pairs: 68, ..Case::default() };
+    run(&Case { sequences: vec![[270, 1], [3, 1]], ..wide });
+    // More pieces than lanes.
+    run(&Case { heads: (1, 1), head_dim: 8, num_pairs: 4, sequences: vec![[8460, 1]], ..Case::default() });
     if effort == Effort::Full {
         let sequences = vec![[3000, 1], [1, 1], [700, 65], [2047, 1]];
         for heads in [(32, 8), (32, 4), (16, 16)] {

@@ -26,6 +26,9 @@ pub(super) const MAX_PIECES: usize = 64;
 /// Scores of a piece that threadgroup memory has room for.
 const MAX_SCORES: usize = 7168;
 
+/// Values of a head that a lane merges.
+const MERGED: usize = 4;
+
 /// Most values of a head.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -374,7 +377,7 @@ pub(super) fn merge(
             args: bytes_of(args),
             buffers: &[decode_rows, partials, Binding::write(out)],
             threadgroup_memory: 0,
-            grid: [args.num_heads as usize, num_rows, 1],
+            grid: [args.num_heads as usize, num_rows, (args.pages.head_dim as usize).div_ceil(MERGED * 32)],
             num_threads: 32,
             cost,
         },

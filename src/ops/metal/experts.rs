@@ -170,10 +170,11 @@ impl MetalRouting {
             ];
             let num_threadgroups = if groups { 1 } else { num_rows.div_ceil(SIMDGROUPS) };
             let scores = if chooses { 2 * SIMDGROUPS * num_experts } else { 0 };
-            // Of each expert, how many tokens it has and where its places and groups begin.
-            let counts = if groups { 3 * (num_experts + num_shared) + 1 } else { 0 };
-            // Every choice is looked at by one thread for each expert, twice.
-            let comparisons = if groups { 2 * num_choices * (num_experts + num_shared) } else { 0 };
+            // Of each part of the choices, how many of them each expert has.
+            let num_parts = num_choices.div_ceil(num_choices.div_ceil(SIMDGROUPS * 32) * 32);
+            let counts = if groups { num_parts * (num_experts + num_shared) + 1 } else { 0 };
+            // Every choice is compared with those of all lanes, twice.
+            let comparisons = if groups { 2 * num_choices * 32 } else { 0 };
             let chosen = num_rows * num_experts * (num_chosen + 4);
             metal.launch(
                 Kernel::ChooseExperts,

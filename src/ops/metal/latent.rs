@@ -219,7 +219,7 @@ impl MetalLatentAttention {
             scale: self.scale,
         };
         let weight_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
-        let parts = num_simdgroups * KEYS * HEADS;
+        let parts = num_simdgroups * (KEYS + 4) * HEADS;
         let threadgroup_memory = 4 * (parts + 3 * HEADS) + weight_bytes * HEADS * (KEYS + 8);
         let record_bytes = 4 * (value_dim + 2);
         let merge_cost = Cost::bytes(num_heads * num_pieces * record_bytes);

@@ -132,8 +132,9 @@ const ASSEMBLER_FLAGS: [&str; 2] = ["-arch=sm_90", "-v"];
 
 /// As many as a thread of an Apple GPU can have: what spills here may spill there.
 pub(crate) const MAX_REGISTERS: usize = 128;
-/// Registers with which many more simdgroups are in flight.
-const FEW_REGISTERS: usize = 72;
+/// Registers with which many more simdgroups are in flight, and bytes that a kernel may spill to get along with them: next
+/// to nothing.
+const FEW_REGISTERS: [(usize, usize); 2] = [(72, 0), (80, 16)];
 
 /// A library for one set of values of its function constants.
 #[derive(Debug)]
@@ -243,7 +244,7 @@ impl Compiler {
     fn cuda_module(&self, text: &str, flags: &[String], toolkit: &Path) -> Result<CudaModule, String> {
         let mut hash = self.hash(text)?;
         hash.update(flags.join(" ").as_bytes());
-        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS} {FEW_REGISTERS}").as_bytes());
+        hash.update(format!("{ASSEMBLER_FLAGS:?} {MAX_REGISTERS} {FEW_REGISTERS:?}").as_bytes());
         hash.update(toolkit.as_os_str().as_encoded_bytes());
         let folder = in_cache(&format!("cuda-{:032x}", hash.digest128()), |folder| {
             let assembly = self.cuda_assembly(text, flags, toolkit, folder)?;
@@ -254,9 +255,12 @@ impl Compiler {
                 run(assemble.args(flags).arg(&assembly).arg("-o").arg(&module))
             };
             let freely = assemble(&[])?;
-            let with_few = assemble(&[format!("-maxrregcount={FEW_REGISTERS}")])?;
+            let mut with_few = Vec::with_capacity(FEW_REGISTERS.len());
+            for (registers, _) in FEW_REGISTERS {
+                with_few.push(usage_of_kernels(&assemble(&[format!("-maxrregcount={registers}")])?));
+            }
             let text = fs::read_to_string(&assembly).map_err(|error| error.to_string())?;
-            let text = with_fewer_registers(&text, &usage_of_kernels(&freely), &usage_of_kernels(&with_few));
+            let text = with_fewer_registers(&text, &usage_of_kernels(&freely), &with_few);
             fs::write(&assembly, text).map_err(|error| error.to_string())?;
             let messages = assemble(&[])?;
             fs::write(folder.join("messages.txt"), messages).map_err(|error| error.to_string())
@@ -508,16 +512,15 @@ pub(crate) fn usage_of_kernels(messages: &str) -> BTreeMap<String, KernelUsage> 
 fn with_fewer_registers(
     assembly: &str,
     freely: &BTreeMap<String, KernelUsage>,
-    with_few: &BTreeMap<String, KernelUsage>,
+    with_few: &[BTreeMap<String, KernelUsage>],
 ) -> String {
     let limit_of = |name: &str| {
         let taken = freely.get(name)?.registers;
-        let is_spared = with_few.get(name).is_some_and(|few| few.spills == 0);
-        match taken {
-            registers if registers > FEW_REGISTERS - 8 && is_spared => Some(FEW_REGISTERS),
-            MAX_REGISTERS.. => Some(MAX_REGISTERS),
-            _ => None,
-        }
+        let is_enough = |((registers, spills), usage): ((usize, usize), &BTreeMap<String, KernelUsage>)| {
+            (taken > registers - 8 && usage.get(name)?.spills <= spills).then_some(registers)
+        };
+        let few = FEW_REGISTERS.into_iter().zip(with_few).find_map(is_enough);
+        few.or_else(|| (taken >= MAX_REGISTERS).then_some(MAX_REGISTERS))
     };
     let mut text = String::with_capacity(assembly.len());
     let mut limit = None;

@@ -90,11 +90,11 @@ METAL_FUNC void msl_call(void (*function)(P...), const MslArguments& arguments,
                    __make_integer_seq<msl_positions, int, int(sizeof...(P))>());
 }
 // The structure is used where the driver puts it. In C++, a kernel whose arguments are indexed would first copy
-// all of them.
+// all of them. Told that it is in that memory, the assembler needs no registers for what it reads of it.
 #define MSL_CUDA_ENTRY(name, kernel, ...)                                      \
   extern "C" __attribute__((__global__)) void msl_##name(MslArguments) {       \
     constexpr MslParameterOfCuda parameters[] = {__VA_ARGS__};                 \
-    const MslArguments* arguments;                                             \
-    asm("cvta.param.u64 %0, msl_" #name "_param_0;" : "=l"(arguments));        \
-    msl_call<kernel>(kernel, *arguments, parameters);                          \
+    __attribute__((address_space(101))) const MslArguments* arguments;         \
+    asm("mov.b64 %0, msl_" #name "_param_0;" : "=l"(arguments));               \
+    msl_call<kernel>(kernel, *(const MslArguments*)arguments, parameters);     \
   }

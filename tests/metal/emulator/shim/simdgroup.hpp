@@ -136,6 +136,11 @@ MSL_UNCHECKED inline simd_vote simd_ballot(bool value, MSL_HERE) {
 inline bool simd_any(bool value, MSL_HERE) { return simd_ballot(value, line).votes != 0; }
 inline bool simd_all(bool value, MSL_HERE) { return simd_ballot(!value, line).votes == 0; }
 
+// Matrices have eight rows here.
+struct msl_surplus {
+  void put(float*) const {}
+  void take(const float*) {}
+};
 // Element (row, k) of `a` and (k, column) of `b`, both in the layout of `simdgroup_matrix.hpp`.
 struct msl_fragments {
   float a[2], b[2];

@@ -117,7 +117,7 @@ METAL_FUNC uint msl_pair(half first, half second) {
 }
 // Two neighbours of a row of a matrix of 16-bit values become two of the transposed matrix.
 METAL_FUNC uint msl_transposed(uint pair) {
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
   return pair;
 }
 METAL_FUNC void msl_transpose(uint& first, uint& second) {
@@ -126,25 +126,34 @@ METAL_FUNC void msl_transpose(uint& first, uint& second) {
   first = (low & 0xFFFF) | high << 16;
   second = low >> 16 | (high & 0xFFFF0000);
 }
-// `c` += a · b, with the GPU's instructions for matrices of 16 rows. Each adds eight products with fewer bits than a
-// float has, so the sum over many of them is made apart.
+// What a lane has of the eight rows by which the GPU's own matrices are longer. They are results of nothing; a sum takes
+// them along, so that it stays in the registers where the instruction wants it.
+struct msl_surplus {
+  float surplus[2] = {0.0f, 0.0f};
+  METAL_FUNC void put(float* sum) const {
+    sum[0] = surplus[0];
+    sum[1] = surplus[1];
+  }
+  METAL_FUNC void take(const float* sum) {
+    surplus[0] = sum[0];
+    surplus[1] = sum[1];
+  }
+};
+// `c` += a · b, with the GPU's instructions for matrices of 16 rows.
 METAL_FUNC void msl_multiply(half a0, half a1, half b0, half b1, float* c, int) {
   const uint a = msl_pair(a0, a1), b = msl_transposed(msl_pair(b0, b1));
-  float sums[4];
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4}, {%5}, {%6, %6, %6, %6};"
-      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-      : "r"(a), "r"(b), "f"(0.0f));
-  c[0] += sums[0];
-  c[1] += sums[1];
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4}, {%5}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a), "r"(b));
 }
-// Of each operand only the 10 bits behind the point count. The upper eight rows have those, the lower ones the rest.
+// Of each operand only the 10 bits behind the point count: the upper eight rows have those, the lower ones the rest. A
+// sum of eight products has fewer bits than a float, so that over many of them is made apart.
 METAL_FUNC uint msl_rest(float value) {
   return msl_bits(value - __builtin_bit_cast(float, msl_bits(value) & 0xFFFFE000));
 }
 METAL_FUNC void msl_multiply_in_parts(float a0, float a1, uint b0, uint b1, float* c) {
   float sums[4];
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%10, %10, %10, %10};"
       : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])

@@ -13,7 +13,7 @@ inline int msl_row() { return (msl_lane() >> 2 & 4) + (msl_lane() >> 1 & 3); }
 inline int msl_column() { return (msl_lane() >> 2 & 2) * 2 + (msl_lane() & 1) * 2; }
 
 template <class T, int C, int R>
-struct simdgroup_matrix {
+struct simdgroup_matrix : msl_surplus {
   static_assert(C == 8 && R == 8, "simdgroup matrices are 8 by 8");
   vec<T, 2> elements;
   simdgroup_matrix() = default;
@@ -55,10 +55,12 @@ template <class D, class A, class B, class C>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
                                           simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c,
                                           MSL_HERE) {
-  float sum[2] = {float(c.elements.v[0]), float(c.elements.v[1])};
+  float sum[4] = {float(c.elements.v[0]), float(c.elements.v[1])};
+  c.put(sum + 2);
   msl_multiply(a.elements.v[0], a.elements.v[1], b.elements.v[0], b.elements.v[1], sum, line);
   d.elements.v[0] = D(sum[0]);
   d.elements.v[1] = D(sum[1]);
+  d.take(sum + 2);
 }
 template <class D, class A, class B>
 inline void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,

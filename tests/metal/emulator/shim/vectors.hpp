@@ -179,6 +179,9 @@ struct alignas(4 * sizeof(T)) msl_storage<T, 4> {
 };
 
 #ifdef MSL_CUDA
+typedef uint __attribute__((may_alias)) msl_word;
+template <int N>
+using msl_words = uint __attribute__((ext_vector_type(N), may_alias));
 // A reference to memory would be read component by component.
 #define MSL_OPERAND vec
 #else
@@ -191,10 +194,32 @@ struct vec : msl_storage<T, N> {
   vec() = default;
 #ifdef MSL_CUDA
   // As a whole, because clang forgets the alignment of a vector when it goes through its components.
-  vec(const vec& o) { __builtin_memcpy(this, &o, sizeof(vec)); }
+  vec(const vec& o) { msl_copy(o); }
   vec& operator=(const vec& o) {
-    __builtin_memcpy(this, &o, sizeof(vec));
+    msl_copy(o);
     return *this;
+  }
+  // By words, so that halves stay together in a register.
+  METAL_FUNC void msl_copy(const vec& o) {
+    msl_word* words = (msl_word*)this;
+    if constexpr (sizeof(vec) % 16 == 0) {
+#pragma clang loop unroll(full)
+      for (int i = 0; i < int(sizeof(vec) / 16); ++i) {
+        const msl_words<4> four = ((const msl_words<4>*)&o)[i];
+        words[4 * i] = four[0];
+        words[4 * i + 1] = four[1];
+        words[4 * i + 2] = four[2];
+        words[4 * i + 3] = four[3];
+      }
+    } else if constexpr (sizeof(vec) == 8) {
+      const msl_words<2> two = *(const msl_words<2>*)&o;
+      words[0] = two[0];
+      words[1] = two[1];
+    } else if constexpr (sizeof(vec) == 4) {
+      *words = *(const msl_word*)&o;
+    } else {
+      __builtin_memcpy(this, &o, sizeof(vec));
+    }
   }
 #else
   vec(const vec& o) : msl_storage<T, N>() {
