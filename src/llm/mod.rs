@@ -3,6 +3,7 @@
 //! The engine below speaks token ids only; this layer and the ones above speak text.
 
 mod device;
+mod expert_file;
 mod load;
 mod report;
 mod text_decoder;
@@ -23,6 +24,7 @@ use crate::engine::{Engine, Request};
 use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, ReasoningStart};
 use crate::models::WeightTraffic;
 use crate::ops::Context;
+use crate::ops::cpu::matmul::MatrixFile;
 use crate::sampling::{Constraint, SamplingParams};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
@@ -38,6 +40,7 @@ pub struct Llm {
     config: ModelConfig,
     context: Arc<Context>,
     weight_traffic: WeightTraffic,
+    expert_file: Option<Arc<MatrixFile>>,
     load_time: Duration,
 }
 
@@ -88,6 +91,12 @@ impl Llm {
     #[must_use]
     pub fn weight_traffic(&self) -> &WeightTraffic {
         &self.weight_traffic
+    }
+
+    /// Where experts are that did not fit into memory, or were not to be there.
+    #[must_use]
+    pub fn expert_file(&self) -> Option<&MatrixFile> {
+        self.expert_file.as_deref()
     }
 
     /// From the start of loading until the engine ran.

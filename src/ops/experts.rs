@@ -6,7 +6,9 @@ mod host;
 use crate::config::{ExpertsConfig, Scoring};
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::matmul::{Forms, Mode, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups};
+use crate::ops::cpu::matmul::{
+    Forms, Mode, PackedMatrix, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups,
+};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::linear::{CpuScratch, LinearScratch};
 use crate::ops::metal::{self, Binding, MetalRouting, RouterForm, RoutingSizes, Stacked};
@@ -177,6 +179,23 @@ fn route_on_metal(
         scale: config.scale,
     };
     routing.choose(metal, num_rows, form)
+}
+
+/// Has the system read the weights of the experts of a step that are in a file and not in memory, all together and
+/// without waiting for them: a page that is read when it is needed is waited for by itself. No dispatch.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if a stack is on another device.
+pub fn fetch_experts(context: &Context, routing: &Routing, stacks: [&MatrixStack; 3]) -> Result<()> {
+    let Backend::Cpu(cpu) = context.backend() else { return Ok(()) };
+    let groups = &routing.host()?.groups;
+    for stack in stacks {
+        let matrices = stack.cpu()?;
+        if matrices.first().is_some_and(PackedMatrix::is_in_file) {
+            cpu.pool.run(groups.len(), |index| matrices[groups[index].matrix].fetch());
+        }
+    }
+    Ok(())
 }
 
 /// `out[place] = silu(W_gate·norm(x)) · (W_up·norm(x))` with the matrices of the expert whose place it is and the row
