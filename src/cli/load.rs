@@ -10,7 +10,6 @@ use tinyvllm::llm::{Llm, LlmOptions};
 use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
 use super::progress::Progress;
-use super::value::human_bytes;
 
 /// The model's name, from `--model`, its variable, or the argument by itself.
 ///
@@ -82,20 +81,6 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
     Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
 }
 
-/// How much of the experts is in memory, if they are in a file.
-fn expert_line(llm: &Llm) -> Option<String> {
-    let file = llm.expert_file()?;
-    let resident = match file.resident_bytes() {
-        Some(bytes) => format!(", {} of them in memory now", human_bytes(bytes)),
-        None => String::new(),
-    };
-    Some(format!(
-        "experts: {} stay in {}{resident} (--expert-weights memory keeps all there)",
-        human_bytes(file.num_bytes()),
-        file.path().display()
-    ))
-}
-
 /// Loads the model and says what runs where.
 ///
 /// # Errors
@@ -106,7 +91,7 @@ pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> 
     let model = resolve(args, console)?;
     let llm = Llm::load(&model, options, &Progress::new(console))?;
     console.note(llm.summary());
-    if let Some(line) = expert_line(&llm) {
+    if let Some(line) = llm.expert_summary() {
         console.note(line);
     }
     Ok(llm)

@@ -131,7 +131,7 @@ impl Moe {
         let own = act.experts.as_mut().ok_or_else(|| Error::internal("no memory for experts"))?;
         let ExpertActivations { routing, intermediate, products, shared } = own;
         route(context, scratch, num_rows, hidden, norm, router, routing)?;
-        fetch_experts(context, routing, [gate, up, down])?;
+        fetch_experts(context, routing, gate, up, down)?;
         experts_swiglu(context, scratch, routing, hidden, norm, gate, up, intermediate)?;
         let Some((weights, inside)) = self.shared.as_ref().zip(shared.as_mut()) else {
             return experts_residual(context, scratch, routing, intermediate, down, products, hidden);

@@ -49,6 +49,20 @@ pub(super) fn open(
     MatrixFile::open(path(opened, options)?, fingerprint(opened, options), num_bytes)
 }
 
+/// Where they are and how much of them is in memory at the moment, as a line.
+pub(super) fn summary(file: &MatrixFile) -> String {
+    let size = |bytes: u64| match bytes {
+        1_000_000_000.. => format!("{:.2} GB", bytes as f64 / 1e9),
+        _ => format!("{:.2} MB", bytes as f64 / 1e6),
+    };
+    let resident = match file.resident_bytes() {
+        Some(bytes) => format!(", {} of them in memory now", size(bytes)),
+        None => String::new(),
+    };
+    let (all, path) = (size(file.num_bytes()), file.path().display());
+    format!("experts: {all} stay in {path}{resident} (--expert-weights memory keeps all there)")
+}
+
 /// Of all that decides which experts are in the file and what they are.
 fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
     let mut text = format!("{} {:?} {:?}\n", env!("CARGO_PKG_VERSION"), options.quantization, options.dtype);

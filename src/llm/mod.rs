@@ -122,6 +122,12 @@ impl Llm {
         )
     }
 
+    /// One line that says where experts are that stay in a file, and how much of them is in memory at the moment.
+    #[must_use]
+    pub fn expert_summary(&self) -> Option<String> {
+        self.expert_file().map(expert_file::summary)
+    }
+
     /// Encodes a prompt as it is; text that spells a special token becomes that token.
     ///
     /// # Errors

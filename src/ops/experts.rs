@@ -1,14 +1,13 @@
 //! A feed-forward network of experts: which of them a token goes through, and their products.
 
+mod batches;
 mod choose;
 mod host;
 
 use crate::config::{ExpertsConfig, Scoring};
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::matmul::{
-    Forms, Mode, PackedMatrix, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups,
-};
+use crate::ops::cpu::matmul::{Forms, Mode, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::linear::{CpuScratch, LinearScratch};
 use crate::ops::metal::{self, Binding, MetalRouting, RouterForm, RoutingSizes, Stacked};
@@ -16,6 +15,7 @@ use crate::ops::reference;
 use crate::ops::weights::{Matrix, MatrixStack, RmsNorm, Vector};
 use crate::{Error, Result};
 
+use batches::Batches;
 use host::HostRouting;
 
 /// What chooses experts.
@@ -181,20 +181,23 @@ fn route_on_metal(
     routing.choose(metal, num_rows, form)
 }
 
-/// Has the system read the weights of the experts of a step that are in a file and not in memory, all together and
-/// without waiting for them: a page that is read when it is needed is waited for by itself. No dispatch.
+/// Has the system begin to read the weights of a step's experts that are in a file and not in memory: those that
+/// [`experts_swiglu`] and [`experts_residual`] take first, which have the next ones read while they compute. A page
+/// that is read only when it is needed is waited for by itself. No dispatch.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if a stack is on another device.
-pub fn fetch_experts(context: &Context, routing: &Routing, stacks: [&MatrixStack; 3]) -> Result<()> {
+pub fn fetch_experts(
+    context: &Context,
+    routing: &Routing,
+    gate: &MatrixStack,
+    up: &MatrixStack,
+    down: &MatrixStack,
+) -> Result<()> {
     let Backend::Cpu(cpu) = context.backend() else { return Ok(()) };
     let groups = &routing.host()?.groups;
-    for stack in stacks {
-        let matrices = stack.cpu()?;
-        if matrices.first().is_some_and(PackedMatrix::is_in_file) {
-            cpu.pool.run(groups.len(), |index| matrices[groups[index].matrix].fetch());
-        }
-    }
+    Batches::new(groups, [gate.cpu()?, up.cpu()?]).fetch(0, &cpu.pool);
+    Batches::new(groups, [down.cpu()?]).fetch(0, &cpu.pool);
     Ok(())
 }
 
@@ -275,7 +278,9 @@ pub fn experts_swiglu(
             unsafe { out.part(place, first, products.len()) }.copy_from_slice(products);
         };
         let (gate_of, up_of) = (|expert: usize| &gate[expert], |expert: usize| &up[expert]);
-        matmul_swiglu_groups(activations, &routing.groups, gate_of, up_of, write, &cpu.pool, cpu.level);
+        Batches::new(&routing.groups, [gate, up]).run(&cpu.pool, |groups| {
+            matmul_swiglu_groups(activations, groups, gate_of, up_of, write, &cpu.pool, cpu.level);
+        });
     })
 }
 
@@ -343,7 +348,9 @@ pub fn experts_residual(
             // SAFETY: every place has outputs of its own, each of which is written once.
             unsafe { products.part(place, first, values.len()) }.copy_from_slice(values);
         };
-        matmul_groups(activations, &routing.groups, |expert| &down[expert], write, &cpu.pool, cpu.level);
+        Batches::new(&routing.groups, [down]).run(&cpu.pool, |groups| {
+            matmul_groups(activations, groups, |expert| &down[expert], write, &cpu.pool, cpu.level);
+        });
     })?;
     context.launch();
     x.write(num_rows, |x| {
