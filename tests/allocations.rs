@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tinyvllm::config::ModelConfig;
 use tinyvllm::kv_cache::BlockId;
 use tinyvllm::models::{self, LoadOptions};
+use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::runner::{ModelRunner, Runner, Step, StepRow};
@@ -43,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// With dense and with quantised weights; with latent attention, with experts.
+/// With dense and with quantised weights; with latent attention, with experts, which are then in a file.
 const MODELS: [&str; 4] = [
     "tiny/llama",
     "kquant/llama/llama.q4_k_mix.gguf",
@@ -59,8 +60,10 @@ fn runner(model: &str) -> ModelRunner {
     let checkpoint = Checkpoint::open(path.as_ref()).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+    let folder = tempfile::tempdir().unwrap();
     let options = LoadOptions {
         quantizer: None,
+        expert_file: Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap()),
         max_model_len: 128,
         max_num_batched_tokens: 64,
         max_num_seqs: NUM_ROWS,

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tinyvllm::config::ModelConfig;
 use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
+use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
@@ -54,6 +55,8 @@ struct Setup {
     block_size: usize,
     dtype: KvCacheDType,
     quantization: Option<Quantization>,
+    /// As at the second start with experts in a file: the first one has made it.
+    experts_in_file: bool,
 }
 
 impl Default for Setup {
@@ -64,6 +67,7 @@ impl Default for Setup {
             block_size: BLOCK_SIZE,
             dtype: KvCacheDType::F32,
             quantization: None,
+            experts_in_file: false,
         }
     }
 }
@@ -76,14 +80,26 @@ impl Instance {
             Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
             Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
         });
-        let options = LoadOptions {
+        let mut options = LoadOptions {
             quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
+            expert_file: None,
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
             max_num_seqs: MAX_TOKENS,
             block_size: setup.block_size,
         };
-        let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut load = || {
+            if setup.experts_in_file {
+                options.expert_file =
+                    Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap());
+            }
+            models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap()
+        };
+        let mut model = load();
+        if setup.experts_in_file {
+            model = load();
+        }
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
         let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
         Self { model, cache, block_size: setup.block_size }
@@ -372,6 +388,29 @@ fn quantising_at_load_is_what_the_quantised_file_has() {
     assert_eq!(at_load, from_file);
 }
 
+#[test]
+fn experts_in_a_file_give_the_same_bits() {
+    let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
+    for (model, quantization) in [
+        ("tiny/deepseek_v2_lite", None),
+        ("tiny/deepseek_v2_lite", Some(Quantization::Q4_0)),
+        ("tiny/glm4_moe_lite", Some(Quantization::Q8_0)),
+        ("tiny/qwen3_moe", Some(Quantization::Q4K)),
+        ("tiny/mixtral", None),
+        ("tiny/mixtral/mixtral.q8_0.gguf", None),
+        ("kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf", None),
+        ("tiny/glm4_moe_lite/glm4_moe_lite.q8_0-ollama.gguf", None),
+    ] {
+        let setup = Setup { quantization, ..Setup::default() };
+        let expected = Instance::open(model, setup).run(&tokens, &[40, 1, 7]);
+        let setup = Setup { experts_in_file: true, ..setup };
+        assert!(
+            Instance::open(model, setup).run(&tokens, &[40, 1, 7]) == expected,
+            "{model} {quantization:?}"
+        );
+    }
+}
+
 const MODELS: [&str; 11] = [
     "tiny/mixtral/mixtral.q8_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q8_0-legacy.gguf",
@@ -545,6 +584,7 @@ fn num_dispatches(model: &str, num_tokens: usize) -> u64 {
     let context = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
     let options = LoadOptions {
         quantizer: None,
+        expert_file: None,
         max_model_len: 64,
         max_num_batched_tokens: 48,
         max_num_seqs: 48,
@@ -600,6 +640,7 @@ fn mistakes_in_a_batch_are_errors() {
 fn small_options() -> LoadOptions {
     LoadOptions {
         quantizer: None,
+        expert_file: None,
         max_model_len: 8,
         max_num_batched_tokens: 8,
         max_num_seqs: 1,
@@ -701,8 +742,11 @@ fn stacked_experts_are_the_same_model() {
     for quantization in [None, Some(Quantization::Q8_0)] {
         let setup = Setup { quantization, ..Setup::default() };
         let expected = Instance::open("tiny/qwen3_moe", setup).run(&tokens, &[tokens.len()]);
-        let logits = Instance::open(folder.path().to_str().unwrap(), setup).run(&tokens, &[tokens.len()]);
-        assert_eq!(logits, expected, "{quantization:?}");
+        for experts_in_file in [false, true] {
+            let setup = Setup { experts_in_file, ..setup };
+            let logits = Instance::open(folder.path().to_str().unwrap(), setup).run(&tokens, &[tokens.len()]);
+            assert_eq!(logits, expected, "{quantization:?}, in a file: {experts_in_file}");
+        }
     }
     // Experts of another width.
     let narrow = mixed_folder("tiny/qwen3_moe", "tiny/qwen3_moe", &[("moe_intermediate_size", 16.into())]);
@@ -717,19 +761,32 @@ fn stacked_experts_are_the_same_model() {
 
 #[test]
 fn progress_ends_with_all_bytes() {
-    for quantization in [None, Some(Quantization::Q4_0)] {
-        let checkpoint = Checkpoint::open(&fixture("tiny/qwen2")).unwrap();
+    let quantized = Some(Quantization::Q4_0);
+    for (model, quantization) in [
+        ("tiny/qwen2", None),
+        ("tiny/qwen2", quantized),
+        ("tiny/deepseek_v2_lite", None),
+        ("tiny/deepseek_v2_lite", quantized),
+    ] {
+        let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
         let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
-        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
-        let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
-        let options = LoadOptions { quantizer, ..small_options() };
-        let most = AtomicU64::new(0);
-        let on_progress = |progress: models::LoadProgress| {
-            assert!(progress.loaded_bytes <= progress.total_bytes);
-            most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
-        };
-        models::load(&checkpoint, &config, &context, &options, &on_progress).unwrap();
         let total: usize = checkpoint.tensors().iter().map(|tensor| tensor.num_bytes).sum();
-        assert_eq!(most.into_inner(), total as u64);
+        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+        let folder = tempfile::tempdir().unwrap();
+        let file = || Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap());
+        let no_file = || None;
+        // In memory; in a file, which is made first and then there.
+        let places: [&dyn Fn() -> Option<Arc<MatrixFile>>; 3] = [&no_file, &file, &file];
+        for (start, place) in places.into_iter().enumerate() {
+            let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
+            let options = LoadOptions { quantizer, expert_file: place(), ..small_options() };
+            let most = AtomicU64::new(0);
+            let on_progress = |progress: models::LoadProgress| {
+                assert!(progress.loaded_bytes <= progress.total_bytes);
+                most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
+            };
+            models::load(&checkpoint, &config, &context, &options, &on_progress).unwrap();
+            assert_eq!(most.into_inner(), total as u64, "{model} {quantization:?}, start {start}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use tinyvllm::chat::ChatConfig;
 use tinyvllm::llm::{DenseDType, DeviceChoice, KernelChoice, LlmOptions};
 use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::cpu::simd::CpuLevel;
-use tinyvllm::runner::EngineLimits;
+use tinyvllm::runner::{EngineLimits, ExpertWeights};
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::weights::Quantization;
 
@@ -219,6 +219,18 @@ pub(crate) struct EngineArgs {
     /// Memory for keys and values, such as 512M or 2G [default: half of what is free]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
+    /// Where experts are: auto, memory or file; auto leaves them in a file if they do not fit into memory
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<ExpertWeights>,
+        value_name = "PLACE",
+        hide_short_help = true
+    )]
+    pub(crate) expert_weights: ExpertWeights,
+    /// Folder of that file, on a fast disk [default: tinyvllm/experts in the user's cache folder]
+    #[arg(long, value_name = "FOLDER", hide_short_help = true)]
+    pub(crate) expert_weights_dir: Option<PathBuf>,
     /// Most sequences in a step
     #[arg(
         long,
@@ -291,7 +303,9 @@ impl EngineArgs {
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
+                expert_weights: self.expert_weights,
             },
+            expert_weights_dir: self.expert_weights_dir.clone(),
             chat: ChatConfig::default(),
         }
     }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use tinyvllm::llm::{Llm, ModelReport};
+use tinyvllm::runner::MemoryPlan;
 
 use super::args::InfoArgs;
 use super::console::Console;
@@ -88,8 +89,15 @@ fn to_text(report: &ModelReport, bandwidth: Option<Bandwidth>) -> String {
         line("KV cache per token", human_bytes(report.demand.kv_bytes_per_token).to_string()),
         line("available", human_bytes(report.demand.available_bytes).to_string()),
     ];
+    if let Some(experts) = report.demand.experts {
+        let place = match &report.expert_file {
+            Some(path) => format!("stay in {}", path.display()),
+            None => "in memory".to_owned(),
+        };
+        memory.insert(1, line("  experts", format!("{}, {place}", human_bytes(experts.num_bytes))));
+    }
     match &report.plan {
-        Ok(plan) => {
+        Ok(MemoryPlan { engine: plan, .. }) => {
             let tokens = plan.kv_cache_tokens();
             let bytes = report.demand.kv_bytes_per_token.saturating_mul(tokens as u64);
             memory.push(line(
@@ -156,7 +164,7 @@ fn to_json(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Value {
         })
         .collect();
     let plan = match &report.plan {
-        Ok(plan) => json!({
+        Ok(MemoryPlan { engine: plan, .. }) => json!({
             "max_model_len": plan.max_model_len,
             "kv_cache_tokens": plan.kv_cache_tokens(),
             "kv_cache_bytes":
@@ -199,6 +207,8 @@ fn to_json(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Value {
         "memory_bandwidth": bandwidth.map(|memory| memory.bytes_per_second),
         "limits": limits,
         "weight_bytes": report.demand.weight_bytes,
+        "expert_bytes": report.demand.experts.map(|experts| experts.num_bytes),
+        "expert_file": report.expert_file,
         "kv_bytes_per_token": report.demand.kv_bytes_per_token,
         "available_bytes": report.demand.available_bytes,
         "plan": plan,

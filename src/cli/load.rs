@@ -91,5 +91,8 @@ pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> 
     let model = resolve(args, console)?;
     let llm = Llm::load(&model, options, &Progress::new(console))?;
     console.note(llm.summary());
+    if let Some(line) = llm.expert_summary() {
+        console.note(line);
+    }
     Ok(llm)
 }

@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::ops::cpu::matmul::MatrixFile;
 use crate::ops::{Context, Linear, Matrix, MatrixStack, RmsNorm, Vector};
 use crate::weights::{Checkpoint, DType, Quantizer, RawTensor};
 use crate::{Error, Result};
@@ -28,6 +30,7 @@ pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     context: &'a Context,
     quantizer: Option<Quantizer>,
+    expert_file: Option<Arc<MatrixFile>>,
     used: RefCell<HashSet<String>>,
     progress: Progress<'a>,
 }
@@ -68,6 +71,7 @@ impl<'a> Loader<'a> {
             checkpoint,
             context,
             quantizer,
+            expert_file: None,
             used: RefCell::default(),
             progress: Progress {
                 loaded_bytes: AtomicU64::new(0),
@@ -75,6 +79,13 @@ impl<'a> Loader<'a> {
                 report: on_progress,
             },
         })
+    }
+
+    /// The same with experts in a file, out of which they are taken if they are there.
+    #[must_use]
+    pub fn with_expert_file(mut self, file: Option<Arc<MatrixFile>>) -> Self {
+        self.expert_file = file;
+        self
     }
 
     /// The device that weights are loaded for.
@@ -107,20 +118,30 @@ impl<'a> Loader<'a> {
 
     /// Converts a matrix, if that is asked for, and repacks it for the device.
     fn repack(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
-        let matrix = self.repack_all(std::slice::from_ref(tensor))?.pop();
+        let matrix = self.repack_all(std::slice::from_ref(tensor), None)?.pop();
         matrix.ok_or_else(|| Error::internal("a matrix is not there after it was repacked"))
     }
 
-    /// The same of many, some together, so that there is work for all threads and little in memory.
-    fn repack_all(&self, tensors: &[RawTensor<'_>]) -> Result<Vec<Matrix>> {
+    /// The same of many, some together, so that there is work for all threads and little in memory. With a file, they
+    /// are taken from there or put there.
+    fn repack_all(&self, tensors: &[RawTensor<'_>], file: Option<&Arc<MatrixFile>>) -> Result<Vec<Matrix>> {
         if self.context.is_dry_run() {
             return tensors.iter().map(|tensor| self.without_weights(tensor)).collect();
         }
         let mut matrices = Vec::with_capacity(tensors.len());
         let mut rest = tensors;
         while let [first, ..] = rest {
+            if let Some(file) = file
+                && let (dtype, rows, cols) = self.planned(first)?
+                && let Some(matrix) = Matrix::next_in_file(file, dtype, rows, cols)?
+            {
+                matrices.push(matrix);
+                self.progress.advance(first.data.len());
+                rest = &rest[1..];
+                continue;
+            }
             let Some(quantizer) = self.quantizer_for(first) else {
-                matrices.push(self.copy(first, first.data.len())?);
+                matrices.push(self.copy(first, first.data.len(), file)?);
                 rest = &rest[1..];
                 continue;
             };
@@ -131,7 +152,7 @@ impl<'a> Loader<'a> {
             let converted = quantizer.quantize(group, &|num_bytes| progress.advance(num_bytes))?;
             group.iter().for_each(RawTensor::release);
             for tensor in converted {
-                matrices.push(Matrix::new(self.context, &tensor.as_raw())?);
+                matrices.push(self.place(&tensor.as_raw(), file)?);
             }
             rest = others;
         }
@@ -140,10 +161,15 @@ impl<'a> Loader<'a> {
 
     /// The same of one that was made of so many bytes of the file.
     fn repack_made(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
-        match self.quantizer_for(tensor).is_none() && !self.context.is_dry_run() {
-            true => self.copy(tensor, num_bytes),
-            false => self.repack(tensor),
+        if self.context.is_dry_run() {
+            return self.without_weights(tensor);
         }
+        let Some(quantizer) = self.quantizer_for(tensor) else { return self.copy(tensor, num_bytes, None) };
+        let converted = quantizer.quantize(std::slice::from_ref(tensor), &|_| ())?;
+        self.progress.advance(num_bytes);
+        let converted =
+            converted.first().ok_or_else(|| Error::internal("a tensor is not there converted"))?;
+        Matrix::new(self.context, &converted.as_raw())
     }
 
     fn quantizer_for(&self, tensor: &RawTensor<'_>) -> Option<&Quantizer> {
@@ -151,14 +177,32 @@ impl<'a> Loader<'a> {
     }
 
     /// Repacks a matrix that was made of so many bytes of the file and is of the type that it is to have.
-    fn copy(&self, tensor: &RawTensor<'_>, num_bytes: usize) -> Result<Matrix> {
-        let matrix = Matrix::new(self.context, tensor)?;
+    fn copy(
+        &self,
+        tensor: &RawTensor<'_>,
+        num_bytes: usize,
+        file: Option<&Arc<MatrixFile>>,
+    ) -> Result<Matrix> {
+        let matrix = self.place(tensor, file)?;
         self.progress.advance(num_bytes);
         tensor.release();
         Ok(matrix)
     }
 
+    fn place(&self, tensor: &RawTensor<'_>, file: Option<&Arc<MatrixFile>>) -> Result<Matrix> {
+        match file {
+            Some(file) => Matrix::add_to_file(self.context, file, tensor),
+            None => Matrix::new(self.context, tensor),
+        }
+    }
+
     fn without_weights(&self, tensor: &RawTensor<'_>) -> Result<Matrix> {
+        let (dtype, rows, cols) = self.planned(tensor)?;
+        Matrix::without_weights(self.context, dtype, rows, cols)
+    }
+
+    /// The type that a matrix is to have, its rows and its columns.
+    fn planned(&self, tensor: &RawTensor<'_>) -> Result<(DType, usize, usize)> {
         let &[rows, cols] = tensor.shape else {
             return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
         };
@@ -166,7 +210,7 @@ impl<'a> Loader<'a> {
             Some(quantizer) => quantizer.dtype_of(tensor.name, tensor.shape),
             None => tensor.dtype,
         };
-        Matrix::without_weights(self.context, dtype, rows, cols)
+        Ok((dtype, rows, cols))
     }
 
     /// The matrices of `num` experts: the tensor `{prefix}_exps.weight` of the shape `[num, rows, cols]` or, in
@@ -182,7 +226,7 @@ impl<'a> Loader<'a> {
             let stacked = self.take(&format!("{prefix}_exps.weight"))?.expect_shape(&[num, rows, cols])?;
             (0..num).map(|index| stacked.matrix(index)).collect::<Result<_>>()?
         };
-        self.repack_all(&tensors)
+        self.repack_all(&tensors, self.expert_file.as_ref())
     }
 
     /// The first two projections of `num` experts, `[num, rows, cols]` each: `{prefix}.ffn_gate` and `{prefix}.ffn_up` as
@@ -207,7 +251,7 @@ impl<'a> Loader<'a> {
         let shape = [rows, cols];
         let halves = |first: usize| {
             let half = |index| both.matrix(index)?.rows(first, &shape);
-            self.repack_all(&(0..num).map(half).collect::<Result<Vec<_>>>()?)
+            self.repack_all(&(0..num).map(half).collect::<Result<Vec<_>>>()?, self.expert_file.as_ref())
         };
         Ok((halves(0)?, halves(rows)?))
     }
@@ -230,7 +274,7 @@ impl<'a> Loader<'a> {
         let all = self.take(&format!("{name}.weight"))?.expect_shape(&[num * rows, cols])?;
         let shape = [rows, cols];
         let pieces = (0..num).map(|index| all.rows(index * rows, &shape)).collect::<Result<Vec<_>>>()?;
-        self.repack_all(&pieces)
+        self.repack_all(&pieces, None)
     }
 
     /// The matrix `{name}.weight` of the shape `[rows, num · cols]`, in pieces of `cols` columns, which are whole blocks.
@@ -281,8 +325,8 @@ impl<'a> Loader<'a> {
                     transposed.push(self.repack_made(&head.transposed(DType::Q8_0)?.as_raw(), 0)?);
                 }
             }
-            keys = self.repack_all(&own)?;
-            values = self.repack_all(&heads_of(&all_values)?)?;
+            keys = self.repack_all(&own, None)?;
+            values = self.repack_all(&heads_of(&all_values)?, None)?;
         } else {
             let name = format!("{prefix}.attn_kv_b.weight");
             let both = self.take(&name)?.expect_shape(&[num_heads * head_dim, rank])?;

@@ -4,7 +4,7 @@ use crate::config::{ExpertsConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
     AttentionLimits, Buffer, Context, Linear, LinearScratch, Matrix, MatrixStack, RmsNorm, Router, Routing,
-    Vector, experts_residual, experts_swiglu, linear_residual, norm_swiglu, route,
+    Vector, experts_residual, experts_swiglu, fetch_experts, linear_residual, norm_swiglu, route,
 };
 use crate::{Error, Result};
 
@@ -131,6 +131,7 @@ impl Moe {
         let own = act.experts.as_mut().ok_or_else(|| Error::internal("no memory for experts"))?;
         let ExpertActivations { routing, intermediate, products, shared } = own;
         route(context, scratch, num_rows, hidden, norm, router, routing)?;
+        fetch_experts(context, routing, gate, up, down)?;
         experts_swiglu(context, scratch, routing, hidden, norm, gate, up, intermediate)?;
         let Some((weights, inside)) = self.shared.as_ref().zip(shared.as_mut()) else {
             return experts_residual(context, scratch, routing, intermediate, down, products, hidden);

@@ -2,14 +2,14 @@
 
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use super::{DeviceChoice, KernelChoice, Llm, OpenedDevice};
+use super::{DeviceChoice, KernelChoice, Llm, OpenedDevice, expert_file};
 use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
@@ -20,7 +20,10 @@ use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::metal::Gpu;
 use crate::ops::{Context, KvCache, KvCacheDType, measure_read_bandwidth};
-use crate::runner::{EngineLimits, MemoryDemand, ModelRunner, available_memory_bytes, plan_memory};
+use crate::runner::{
+    EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
+    plan_memory,
+};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
 use crate::{Error, Result, demo};
@@ -51,6 +54,8 @@ pub struct LlmOptions {
     pub kv_cache_dtype: KvCacheDType,
     /// Context length, batch sizes and memory.
     pub limits: EngineLimits,
+    /// `--expert-weights-dir`: the folder of experts that stay in a file; by default in the user's cache folder.
+    pub expert_weights_dir: Option<PathBuf>,
     /// The chat template, and how answers are taken apart.
     pub chat: ChatConfig,
 }
@@ -171,10 +176,13 @@ impl Llm {
         let start = Instant::now();
         let opened = OpenedModel::open(model, &options.chat)?;
         let device = options.open_device()?;
-        let engine_config = plan_memory(&opened.demand(options, &device)?, &options.limits)?;
+        let demand = opened.demand(options, &device)?;
+        let MemoryPlan { engine: engine_config, experts_in_file } = plan_memory(&demand, &options.limits)?;
         let context = Arc::new(new_context(options, device)?);
+        let in_file = demand.experts.filter(|_| experts_in_file);
         let load_options = models::LoadOptions {
             quantizer: opened.quantizer(options)?,
+            expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
             max_num_seqs: engine_config.max_num_seqs,
@@ -242,6 +250,7 @@ impl Llm {
             config: opened.config,
             context,
             weight_traffic,
+            expert_file: load_options.expert_file,
             load_time: start.elapsed(),
         })
     }
@@ -293,11 +302,31 @@ impl OpenedModel {
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
+            experts: self.expert_demand(options, device)?,
         })
     }
-}
 
-impl OpenedModel {
+    /// The experts that may stay in a file, which is a matter of the CPU's kernels: candle's leave all weights in the
+    /// model's own file, and those of GPUs want them in their memory.
+    fn expert_demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<Option<ExpertDemand>> {
+        let Some(config) = &self.config.experts else { return Ok(None) };
+        if !matches!(device, OpenedDevice::Cpu) {
+            if options.limits.expert_weights == ExpertWeights::File {
+                return Err(Error::invalid_request(
+                    "--expert-weights file is for the kernels of the CPU, not for other devices and --kernels reference",
+                )
+                .with_hint("leave --expert-weights out, or give --device cpu"));
+            }
+            return Ok(None);
+        }
+        let traffic = WeightTraffic::of(&self.checkpoint, &self.config, self.quantizer(options)?.as_ref())?;
+        let num_layers = self.config.num_layers.saturating_sub(config.num_dense_layers).max(1);
+        Ok(traffic.experts.map(|experts| ExpertDemand {
+            num_bytes: experts.num_bytes,
+            layer_bytes: experts.num_bytes / num_layers as u64,
+        }))
+    }
+
     /// What converts weights at load, if anything was asked for.
     pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
         let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);

@@ -3,6 +3,7 @@
 //! The engine below speaks token ids only; this layer and the ones above speak text.
 
 mod device;
+mod expert_file;
 mod load;
 mod report;
 mod text_decoder;
@@ -23,6 +24,7 @@ use crate::engine::{Engine, Request};
 use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, ReasoningStart};
 use crate::models::WeightTraffic;
 use crate::ops::Context;
+use crate::ops::cpu::matmul::MatrixFile;
 use crate::sampling::{Constraint, SamplingParams};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
@@ -38,6 +40,7 @@ pub struct Llm {
     config: ModelConfig,
     context: Arc<Context>,
     weight_traffic: WeightTraffic,
+    expert_file: Option<Arc<MatrixFile>>,
     load_time: Duration,
 }
 
@@ -90,6 +93,12 @@ impl Llm {
         &self.weight_traffic
     }
 
+    /// Where experts are that did not fit into memory, or were not to be there.
+    #[must_use]
+    pub fn expert_file(&self) -> Option<&MatrixFile> {
+        self.expert_file.as_deref()
+    }
+
     /// From the start of loading until the engine ran.
     #[must_use]
     pub fn load_time(&self) -> Duration {
@@ -111,6 +120,12 @@ impl Llm {
             self.engine.config().max_model_len,
             self.load_time.as_secs_f64()
         )
+    }
+
+    /// One line that says where experts are that stay in a file, and how much of them is in memory at the moment.
+    #[must_use]
+    pub fn expert_summary(&self) -> Option<String> {
+        self.expert_file().map(expert_file::summary)
     }
 
     /// Encodes a prompt as it is; text that spells a special token becomes that token.

@@ -1,12 +1,14 @@
 //! What can be said of a model before its weights are loaded.
 
+use std::path::PathBuf;
+
 use super::load::OpenedModel;
-use super::{Llm, LlmOptions};
+use super::{Llm, LlmOptions, expert_file};
 use crate::Result;
-use crate::config::{EngineConfig, ExpertsConfig};
+use crate::config::ExpertsConfig;
 use crate::hub::ResolvedModel;
 use crate::models::WeightTraffic;
-use crate::runner::MemoryDemand;
+use crate::runner::{MemoryDemand, MemoryPlan, plan_memory};
 use crate::weights::TypeSummary;
 
 /// Configuration, weights and memory plan of a model.
@@ -27,7 +29,9 @@ pub struct ModelReport {
     /// How many tokens a token attends to at most, if there is a limit.
     pub sliding_window: Option<usize>,
     /// The memory plan, or why there is none.
-    pub plan: Result<EngineConfig, String>,
+    pub plan: Result<MemoryPlan, String>,
+    /// The file that experts stay in, if that is the plan; it need not be there yet.
+    pub expert_file: Option<PathBuf>,
     /// Tokens of the tokenizer, if there is one.
     pub tokenizer_vocab_size: Option<usize>,
     /// Whether there is a chat template.
@@ -40,7 +44,7 @@ impl ModelReport {
     #[must_use]
     pub fn usual_context_len(&self) -> usize {
         let longest =
-            self.plan.as_ref().map_or(self.demand.max_position_embeddings, |plan| plan.max_model_len);
+            self.plan.as_ref().map_or(self.demand.max_position_embeddings, |plan| plan.engine.max_model_len);
         longest.min(1_024)
     }
 
@@ -69,7 +73,7 @@ impl Llm {
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
         let opened = OpenedModel::open(model, &options.chat)?;
         let demand = opened.demand(options, &options.open_device()?)?;
-        let plan = crate::runner::plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
+        let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;
         let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
         let mut entries = vec![
@@ -124,6 +128,10 @@ impl Llm {
             traffic: WeightTraffic::of(&opened.checkpoint, config, opened.quantizer(options)?.as_ref())?,
             sliding_window: config.sliding_window,
             demand,
+            expert_file: match &plan {
+                Ok(plan) if plan.experts_in_file => Some(expert_file::path(&opened, options)?),
+                _ => None,
+            },
             plan,
             tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),
             has_chat_template: opened.chat.is_some(),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::config::{Decoder, ModelConfig};
 use crate::layers::{Attention, LatentAttention, Loader};
+use crate::ops::cpu::matmul::MatrixFile;
 use crate::ops::{AttentionLimits, Buffer, Context, KvCache};
 use crate::weights::{Checkpoint, Quantizer};
 use crate::{Error, Result};
@@ -45,6 +46,8 @@ pub trait CausalLm: Send {
 pub struct LoadOptions {
     /// Converts matrices to another type.
     pub quantizer: Option<Quantizer>,
+    /// Where experts are, if not in memory. With the CPU's kernels only.
+    pub expert_file: Option<Arc<MatrixFile>>,
     /// Longest sequence, in tokens.
     pub max_model_len: usize,
     /// Most tokens in a step.
@@ -107,12 +110,16 @@ pub fn load(
     on_progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
-    let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?;
+    let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?
+        .with_expert_file(options.expert_file.clone());
     loader.ignore_layers(config.num_layers..config.num_layers.saturating_add(config.num_nextn_layers));
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
         Decoder::Llama => Box::new(DecoderLm::<Attention>::load(&loader, config, context, options)?),
         Decoder::DeepSeek => Box::new(DecoderLm::<LatentAttention>::load(&loader, config, context, options)?),
     };
     loader.finish()?;
+    if let Some(file) = &options.expert_file {
+        file.finish()?;
+    }
     Ok(model)
 }

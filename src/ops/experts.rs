@@ -1,5 +1,6 @@
 //! A feed-forward network of experts: which of them a token goes through, and their products.
 
+mod batches;
 mod choose;
 mod host;
 
@@ -14,6 +15,7 @@ use crate::ops::reference;
 use crate::ops::weights::{Matrix, MatrixStack, RmsNorm, Vector};
 use crate::{Error, Result};
 
+use batches::Batches;
 use host::HostRouting;
 
 /// What chooses experts.
@@ -179,6 +181,26 @@ fn route_on_metal(
     routing.choose(metal, num_rows, form)
 }
 
+/// Has the system begin to read the weights of a step's experts that are in a file and not in memory: those that
+/// [`experts_swiglu`] and [`experts_residual`] take first, which have the next ones read while they compute. A page
+/// that is read only when it is needed is waited for by itself. No dispatch.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if a stack is on another device.
+pub fn fetch_experts(
+    context: &Context,
+    routing: &Routing,
+    gate: &MatrixStack,
+    up: &MatrixStack,
+    down: &MatrixStack,
+) -> Result<()> {
+    let Backend::Cpu(cpu) = context.backend() else { return Ok(()) };
+    let groups = &routing.host()?.groups;
+    Batches::new(groups, [gate.cpu()?, up.cpu()?]).fetch(0, &cpu.pool);
+    Batches::new(groups, [down.cpu()?]).fetch(0, &cpu.pool);
+    Ok(())
+}
+
 /// `out[place] = silu(W_gate·norm(x)) · (W_up·norm(x))` with the matrices of the expert whose place it is and the row
 /// that is there.
 ///
@@ -256,7 +278,9 @@ pub fn experts_swiglu(
             unsafe { out.part(place, first, products.len()) }.copy_from_slice(products);
         };
         let (gate_of, up_of) = (|expert: usize| &gate[expert], |expert: usize| &up[expert]);
-        matmul_swiglu_groups(activations, &routing.groups, gate_of, up_of, write, &cpu.pool, cpu.level);
+        Batches::new(&routing.groups, [gate, up]).run(&cpu.pool, |groups| {
+            matmul_swiglu_groups(activations, groups, gate_of, up_of, write, &cpu.pool, cpu.level);
+        });
     })
 }
 
@@ -324,7 +348,9 @@ pub fn experts_residual(
             // SAFETY: every place has outputs of its own, each of which is written once.
             unsafe { products.part(place, first, values.len()) }.copy_from_slice(values);
         };
-        matmul_groups(activations, &routing.groups, |expert| &down[expert], write, &cpu.pool, cpu.level);
+        Batches::new(&routing.groups, [down]).run(&cpu.pool, |groups| {
+            matmul_groups(activations, groups, |expert| &down[expert], write, &cpu.pool, cpu.level);
+        });
     })?;
     context.launch();
     x.write(num_rows, |x| {

@@ -33,7 +33,7 @@ pub use buffer::Buffer;
 pub use context::{Context, CpuBackend};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
-pub use experts::{Router, Routing, experts_residual, experts_swiglu, route};
+pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
 pub use kv_cache::{KvCache, KvCacheDType};

@@ -1,9 +1,10 @@
 //! Weights in the form that the device's kernels read.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::matmul::PackedMatrix;
+use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
 use crate::ops::metal::{Binding, GpuBuffer, MetalMatrix, MetalStack};
 use crate::ops::reference::ReferenceMatrix;
 use crate::weights::{DType, RawTensor, SharedBytes};
@@ -67,6 +68,32 @@ impl Matrix {
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
             }
         }
+    }
+
+    /// The next matrix of a file of packed ones; none if the file is being made, for [`Self::add_to_file`] to add it.
+    ///
+    /// # Errors
+    /// Those of [`MatrixFile::next`].
+    pub fn next_in_file(
+        file: &Arc<MatrixFile>,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<Self>> {
+        Ok(file.next(dtype, rows, cols)?.map(|packed| Self(MatrixStorage::Cpu(packed))))
+    }
+
+    /// Repacks a tensor of two dimensions into a file, for the CPU's kernels.
+    ///
+    /// # Errors
+    /// As [`Self::new`] and [`MatrixFile::add`]; [`crate::ErrorKind::Internal`] on another device.
+    pub fn add_to_file(context: &Context, file: &Arc<MatrixFile>, tensor: &RawTensor<'_>) -> Result<Self> {
+        let (Backend::Cpu(cpu), &[rows, cols]) = (context.backend(), tensor.shape) else {
+            return Err(elsewhere("a file of packed matrices"));
+        };
+        file.add(tensor.dtype, tensor.data, rows, cols, &cpu.pool)
+            .map(|packed| Self(MatrixStorage::Cpu(packed)))
+            .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }
 
     /// A matrix in which there is nothing, for a [dry run](Context::dry_run).

@@ -1,10 +1,19 @@
-//! How much of the machine's memory goes to the KV cache, decided before anything is loaded.
+//! How much of the machine's memory goes to the KV cache, and whether experts have room in it, decided before anything
+//! is loaded.
+
+use std::str::FromStr;
 
 use crate::config::EngineConfig;
 use crate::{Error, ErrorKind, Result};
 
 /// Share of the memory that is left beside the weights which the KV cache may take by default.
 const DEFAULT_SHARE: f64 = 0.5;
+
+/// The same where experts stay in a file: what is left is for those of them that are used.
+const SHARE_BESIDE_FILE: f64 = 0.25;
+
+/// A context that is worth more than experts in memory, in tokens.
+const USEFUL_CONTEXT: usize = 4_096;
 
 /// What is known before loading.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +26,57 @@ pub struct MemoryDemand {
     pub max_position_embeddings: usize,
     /// Bytes that may be used in all.
     pub available_bytes: u64,
+    /// The part of the weights that may stay in a file, if there is one and the device can do that.
+    pub experts: Option<ExpertDemand>,
+}
+
+/// Weights of which a step uses some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertDemand {
+    /// Bytes of all experts, a part of [`MemoryDemand::weight_bytes`].
+    pub num_bytes: u64,
+    /// Bytes of the experts of a layer.
+    pub layer_bytes: u64,
+}
+
+/// Where experts are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertWeights {
+    /// In memory if all weights fit, otherwise in a file.
+    #[default]
+    Auto,
+    /// In memory.
+    Memory,
+    /// In a file beside the memory, of which the operating system keeps what it has room for.
+    File,
+}
+
+impl ExpertWeights {
+    /// Every choice, as it is spelled in flags.
+    pub const NAMES: [&str; 3] = ["auto", "memory", "file"];
+}
+
+impl FromStr for ExpertWeights {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "memory" => Ok(Self::Memory),
+            "file" => Ok(Self::File),
+            _ => Err(Error::invalid_request(format!("{name:?} is no place for experts"))
+                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
+        }
+    }
+}
+
+/// What is decided.
+#[derive(Debug, Clone)]
+pub struct MemoryPlan {
+    /// Limits of the engine, with the size of the cache.
+    pub engine: EngineConfig,
+    /// Whether experts stay in a file.
+    pub experts_in_file: bool,
 }
 
 /// What the user asked for; `None` leaves the choice to the plan.
@@ -36,6 +96,8 @@ pub struct EngineLimits {
     pub enable_prefix_caching: bool,
     /// `--num-scheduler-steps`.
     pub num_scheduler_steps: usize,
+    /// `--expert-weights`.
+    pub expert_weights: ExpertWeights,
 }
 
 impl Default for EngineLimits {
@@ -48,33 +110,73 @@ impl Default for EngineLimits {
             kv_cache_memory_bytes: None,
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
+            expert_weights: ExpertWeights::Auto,
         }
     }
 }
 
-/// Chooses the context length and the number of blocks.
+/// Chooses the context length, the number of blocks and the place of experts.
 ///
 /// The cache gets `--kv-cache-memory-bytes`, or half of what is left beside the weights, but never more
 /// than all sequences can use. Without `--max-model-len` the context is the model's, or less if the
 /// cache cannot hold one sequence of that length; an asked-for length that does not fit is an error.
 ///
+/// Experts stay in a file if that is asked for, or if they and a context of 4,096 tokens do not fit together. The cache
+/// then gets a quarter of what is left beside the other weights and the experts of a layer, which have to fit for a
+/// step to read each of them no more than once.
+///
 /// # Errors
 /// [`ErrorKind::Capacity`] if the weights or a context of the asked length do not fit;
 /// [`ErrorKind::InvalidRequest`] if limits contradict each other or the model.
-pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<EngineConfig> {
+pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<MemoryPlan> {
+    let in_memory = || plan_with(demand, limits, None);
+    let in_file = |experts| plan_with(demand, limits, Some(experts));
+    match (limits.expert_weights, demand.experts) {
+        (ExpertWeights::Memory, _) | (ExpertWeights::Auto, None) => in_memory(),
+        (ExpertWeights::File, Some(experts)) => in_file(experts),
+        (ExpertWeights::File, None) => {
+            Err(Error::invalid_request("--expert-weights file is for models that have experts")
+                .with_hint("leave --expert-weights out"))
+        }
+        (ExpertWeights::Auto, Some(experts)) => {
+            let wanted = limits.max_model_len.unwrap_or(demand.max_position_embeddings).min(USEFUL_CONTEXT);
+            match in_memory() {
+                Ok(plan) if plan.engine.max_model_len >= wanted => Ok(plan),
+                Ok(plan) => {
+                    let other = in_file(experts).ok();
+                    let is_longer = |it: &MemoryPlan| it.engine.max_model_len > plan.engine.max_model_len;
+                    Ok(other.filter(is_longer).unwrap_or(plan))
+                }
+                Err(error) if error.kind() == ErrorKind::Capacity => in_file(experts),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}
+
+/// With these experts in a file, or without any there.
+fn plan_with(
+    demand: &MemoryDemand,
+    limits: &EngineLimits,
+    in_file: Option<ExpertDemand>,
+) -> Result<MemoryPlan> {
     if limits.block_size == 0 {
         return Err(Error::invalid_request("--block-size is 0; it must be at least 1"));
     }
-    let left = demand.available_bytes.checked_sub(demand.weight_bytes).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Capacity,
-            format!(
-                "the weights take {} MiB, but only {} MiB of memory are available",
-                mebibytes(demand.weight_bytes),
-                mebibytes(demand.available_bytes)
-            ),
-        )
-        .with_hint("use a smaller or more strongly quantised model")
+    let (beside, layer) = in_file.map_or((0, 0), |experts| (experts.num_bytes, experts.layer_bytes));
+    let weight_bytes = demand.weight_bytes.saturating_sub(beside);
+    let left = demand.available_bytes.checked_sub(weight_bytes.saturating_add(layer)).ok_or_else(|| {
+        let mut what = format!("the weights take {} MiB", mebibytes(weight_bytes));
+        if in_file.is_some() {
+            what = format!(
+                "the weights without experts take {} MiB, and the experts of a layer {} MiB",
+                mebibytes(weight_bytes),
+                mebibytes(layer)
+            );
+        }
+        let available = mebibytes(demand.available_bytes);
+        Error::new(ErrorKind::Capacity, format!("{what}, but only {available} MiB of memory are available"))
+            .with_hint("use a smaller or more strongly quantised model")
     })?;
     if let Some(wanted) = limits.max_model_len
         && wanted > demand.max_position_embeddings
@@ -96,7 +198,8 @@ pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<Engin
             ),
         ));
     }
-    let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * DEFAULT_SHARE) as u64);
+    let share = if in_file.is_some() { SHARE_BESIDE_FILE } else { DEFAULT_SHARE };
+    let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * share) as u64);
     let block_bytes = demand.kv_bytes_per_token.max(1).saturating_mul(limits.block_size as u64);
     let affordable = usize::try_from(budget / block_bytes).unwrap_or(usize::MAX);
     let longest = limits.max_model_len.unwrap_or(demand.max_position_embeddings);
@@ -136,27 +239,7 @@ pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<Engin
         .with_hint("raise --kv-cache-memory-bytes"));
     }
     config.validate()?;
-    Ok(config)
-}
-
-/// Bytes of memory that this process may still take: what the system calls available, or the rest of
-/// the control group's limit if that is less. Without a way to know, 8 GiB.
-#[must_use]
-pub fn available_memory_bytes() -> u64 {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
-    let system = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1_024)
-    });
-    let group = number("/sys/fs/cgroup/memory.max")
-        .zip(number("/sys/fs/cgroup/memory.current"))
-        .map(|(limit, used)| limit.saturating_sub(used));
-    match (system, group) {
-        (Some(system), Some(group)) => system.min(group),
-        (Some(bytes), None) | (None, Some(bytes)) => bytes,
-        (None, None) => 8 << 30,
-    }
+    Ok(MemoryPlan { engine: config, experts_in_file: in_file.is_some() })
 }
 
 fn mebibytes(bytes: u64) -> u64 {
@@ -172,18 +255,28 @@ mod tests {
         kv_bytes_per_token: 22 << 10,
         max_position_embeddings: 2_048,
         available_bytes: 8 << 30,
+        experts: None,
     };
+    /// Of the 600 MiB, in 20 layers.
+    const EXPERTS: MemoryDemand = MemoryDemand {
+        experts: Some(ExpertDemand { num_bytes: 400 << 20, layer_bytes: 20 << 20 }),
+        ..DEMAND
+    };
+
+    fn with(expert_weights: ExpertWeights) -> EngineLimits {
+        EngineLimits { expert_weights, ..EngineLimits::default() }
+    }
 
     #[test]
     fn takes_what_the_sequences_can_use_or_what_there_is() {
-        let config = plan_memory(&DEMAND, &EngineLimits::default()).unwrap();
+        let config = plan_memory(&DEMAND, &EngineLimits::default()).unwrap().engine;
         assert_eq!((config.max_model_len, config.num_blocks), (2_048, 64 * 32));
         let tight = MemoryDemand { available_bytes: 700 << 20, ..DEMAND };
-        let config = plan_memory(&tight, &EngineLimits::default()).unwrap();
+        let config = plan_memory(&tight, &EngineLimits::default()).unwrap().engine;
         assert_eq!(config.max_model_len, 2_048);
         assert_eq!(config.num_blocks, (50 << 20) / (32 * (22 << 10)));
         let long = MemoryDemand { max_position_embeddings: 1 << 20, ..tight };
-        let config = plan_memory(&long, &EngineLimits::default()).unwrap();
+        let config = plan_memory(&long, &EngineLimits::default()).unwrap().engine;
         assert_eq!(config.max_model_len, config.kv_cache_tokens(), "the context shrinks to the cache");
     }
 
@@ -212,7 +305,55 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_some_memory() {
-        assert!(available_memory_bytes() > 16 << 20);
+    fn experts_stay_in_a_file_if_they_do_not_fit() {
+        let check = |available_mebibytes: u64, choice: ExpertWeights, in_file: bool| {
+            let demand = MemoryDemand { available_bytes: available_mebibytes << 20, ..EXPERTS };
+            let plan = plan_memory(&demand, &with(choice)).unwrap();
+            assert_eq!(plan.experts_in_file, in_file, "{available_mebibytes} MiB, {choice:?}");
+            plan.engine
+        };
+        check(8 << 10, ExpertWeights::Auto, false);
+        check(8 << 10, ExpertWeights::Memory, false);
+        check(8 << 10, ExpertWeights::File, true);
+        // A context of 2,048 tokens, all that the model has, takes 44 MiB: half of what is left in memory.
+        assert_eq!(check(600 + 88, ExpertWeights::Auto, false).max_model_len, 2_048);
+        assert_eq!(check(600 + 87, ExpertWeights::Auto, true).max_model_len, 2_048);
+        check(600 + 87, ExpertWeights::Memory, false);
+        check(599, ExpertWeights::Auto, true);
+        // Beside 200 MiB of other weights and a layer's experts the cache has a quarter.
+        let config = check(240, ExpertWeights::Auto, true);
+        assert_eq!(config.num_blocks, (5 << 20) / (32 * (22 << 10)));
+        // What was asked for decides, not what the model could.
+        let demand = MemoryDemand { available_bytes: 610 << 20, ..EXPERTS };
+        let limits = EngineLimits { max_model_len: Some(64), ..EngineLimits::default() };
+        assert!(!plan_memory(&demand, &limits).unwrap().experts_in_file);
+        let limits = EngineLimits { kv_cache_memory_bytes: Some(30 << 20), ..EngineLimits::default() };
+        assert!(plan_memory(&demand, &limits).unwrap().experts_in_file);
+    }
+
+    #[test]
+    fn a_small_context_beside_experts_is_better_than_none() {
+        // Experts of one layer only: they leave no more room in a file than in memory.
+        let experts = Some(ExpertDemand { num_bytes: 400 << 20, layer_bytes: 400 << 20 });
+        let demand = MemoryDemand { available_bytes: 610 << 20, experts, ..DEMAND };
+        let plan = plan_memory(&demand, &EngineLimits::default()).unwrap();
+        assert_eq!((plan.engine.max_model_len, plan.experts_in_file), (7 * 32, false));
+    }
+
+    #[test]
+    fn experts_that_find_no_room_are_an_error_with_numbers() {
+        let check = |demand: MemoryDemand, choice: ExpertWeights, kind: ErrorKind, wanted: &[&str]| {
+            let error = plan_memory(&demand, &with(choice)).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            wanted.iter().for_each(|text| assert!(error.message().contains(text), "{error}: {text}"));
+        };
+        let small = MemoryDemand { available_bytes: 219 << 20, ..EXPERTS };
+        for choice in [ExpertWeights::Auto, ExpertWeights::File] {
+            check(small, choice, ErrorKind::Capacity, &["without experts", "200 MiB", "20 MiB", "219 MiB"]);
+        }
+        check(small, ExpertWeights::Memory, ErrorKind::Capacity, &["600 MiB", "219 MiB"]);
+        check(DEMAND, ExpertWeights::File, ErrorKind::InvalidRequest, &["--expert-weights file"]);
+        let none = EngineLimits { block_size: 0, ..EngineLimits::default() };
+        assert_eq!(plan_memory(&EXPERTS, &none).unwrap_err().kind(), ErrorKind::InvalidRequest);
     }
 }

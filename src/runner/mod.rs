@@ -1,9 +1,11 @@
 //! Turns the plan of a step into tensors, runs the model and samples.
 
+mod available_memory;
 mod memory;
 mod model_runner;
 mod step;
 
-pub use memory::{EngineLimits, MemoryDemand, available_memory_bytes, plan_memory};
+pub use available_memory::available_memory_bytes;
+pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
 pub use step::{RowOutput, Runner, Step, StepRow};

@@ -123,6 +123,7 @@ impl Model {
         let config = ModelConfig::from_checkpoint(checkpoint)?;
         let options = LoadOptions {
             quantizer: None,
+            expert_file: None,
             max_model_len: MAX_LEN,
             max_num_batched_tokens: MAX_LEN,
             max_num_seqs: MAX_LEN,

@@ -109,7 +109,7 @@ pub enum Exit {
 /// Something that happened in the life of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Milestone<'a> {
-    /// The model is loaded; its summary.
+    /// The model is loaded; its summary, in a line or two.
     Ready(&'a str),
     /// It was told to stop and waits for running requests.
     Draining,
@@ -289,7 +289,8 @@ fn start_loading(
     let (done, loaded) = tokio::sync::oneshot::channel();
     let work = move || {
         let result = load(app.loading()).map(|llm| {
-            let summary = llm.summary();
+            let lines = [Some(llm.summary()), llm.expert_summary()];
+            let summary = lines.into_iter().flatten().collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {
                 // A server that is gone needs no news.
                 let _ = fail.send(error.to_string());

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::gguf::{GgufFile, Metadata};
 use super::safetensors::{self, INDEX_FILE, SINGLE_FILE, SafetensorsFiles};
-use super::{RawTensor, names};
+use super::{FileStamp, RawTensor, names};
 use crate::{Error, ErrorKind, Result};
 
 /// Most bytes of a `config.json`; real ones have a few thousand.
@@ -125,6 +125,15 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(_) => None,
             Source::Folder { generation_config, .. } => generation_config.as_ref(),
+        }
+    }
+
+    /// The weight files, each as it was when it was opened; none for a model inside the program.
+    #[must_use]
+    pub fn file_stamps(&self) -> Vec<&FileStamp> {
+        match &self.source {
+            Source::Gguf(file) => file.stamps().collect(),
+            Source::Folder { files, .. } => files.stamps().collect(),
         }
     }
 

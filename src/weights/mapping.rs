@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fs::File;
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use memmap2::{Mmap, MmapOptions};
 
@@ -17,9 +18,20 @@ use crate::{Error, ErrorKind, Result};
 /// weights change or the operating system ends this process; replacing a file by renaming a new one over
 /// it is safe.
 pub(super) enum Mapping {
-    Mapped(Mmap),
+    Mapped(Mmap, FileStamp),
     Static(&'static [u8]),
     Owned(Vec<u8>),
+}
+
+/// What tells one state of a file from another without reading it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FileStamp {
+    /// Where it is, links followed.
+    pub path: PathBuf,
+    /// Bytes.
+    pub len: u64,
+    /// When it was changed last, where the system tells.
+    pub modified: Option<SystemTime>,
 }
 
 impl Mapping {
@@ -47,7 +59,20 @@ impl Mapping {
         let map = unsafe {
             if cfg!(target_os = "macos") { options.map(&file) } else { options.map_copy_read_only(&file) }
         };
-        Ok(Self::Mapped(map.map_err(|error| Error::io(&doing, error))?))
+        let stamp = FileStamp {
+            path: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+            len: metadata.len(),
+            modified: metadata.modified().ok(),
+        };
+        Ok(Self::Mapped(map.map_err(|error| Error::io(&doing, error))?, stamp))
+    }
+
+    /// The file that is mapped, if it is one.
+    pub(super) fn stamp(&self) -> Option<&FileStamp> {
+        match self {
+            Self::Mapped(_, stamp) => Some(stamp),
+            Self::Static(_) | Self::Owned(_) => None,
+        }
     }
 }
 
@@ -56,7 +81,7 @@ impl Mapping {
     /// again comes from the file again.
     pub(super) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped(map, _) = self {
             // SAFETY: the map is never written, so its pages hold nothing but the file's
             // contents, and dropping them cannot change what a reader sees.
             let result = unsafe {
@@ -75,7 +100,7 @@ impl Deref for Mapping {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped(map, _) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
         }
@@ -85,7 +110,7 @@ impl Deref for Mapping {
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mapped(map) => write!(f, "Mapped({} bytes)", map.len()),
+            Self::Mapped(map, _) => write!(f, "Mapped({} bytes)", map.len()),
             Self::Static(bytes) => write!(f, "Static({} bytes)", bytes.len()),
             Self::Owned(bytes) => write!(f, "Owned({} bytes)", bytes.len()),
         }
@@ -124,7 +149,7 @@ impl SharedBytes {
     /// bytes, which has to be the system's page size and a power of two.
     #[must_use]
     pub fn pages(&self, page_size: usize) -> Option<MappedPages> {
-        let Mapping::Mapped(map) = &*self.mapping else { return None };
+        let Mapping::Mapped(map, _) = &*self.mapping else { return None };
         if self.range.is_empty() || !map.as_ptr().addr().is_multiple_of(page_size) {
             return None;
         }

@@ -17,6 +17,6 @@ mod tensor;
 
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use dtype::DType;
-pub use mapping::{MappedPages, SharedBytes};
+pub use mapping::{FileStamp, MappedPages, SharedBytes};
 pub use quantize::{Quantization, Quantizer};
 pub use tensor::{OwnedTensor, RawTensor};

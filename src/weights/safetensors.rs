@@ -13,7 +13,7 @@ use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
 use serde::Deserialize;
 
-use super::mapping::Mapping;
+use super::mapping::{FileStamp, Mapping};
 use super::{DType, RawTensor, foreign, names};
 use crate::{Error, ErrorKind, Result};
 
@@ -114,6 +114,11 @@ impl SafetensorsFiles {
 
     pub(super) fn tensors(&self) -> &[StoredTensor] {
         &self.tensors
+    }
+
+    /// The files that are mapped.
+    pub(super) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
+        self.parts.iter().filter_map(|part| part.stamp())
     }
 
     pub(super) fn total_bytes(&self) -> u64 {

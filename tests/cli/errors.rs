@@ -14,6 +14,7 @@ fn wrong_usage() {
     check("--dtype int3", &["int3", "auto, f32, f16, bf16"]);
     check("--kv-cache-dtype fp8", &["fp8", "f16"]);
     check("--quantization q3", &["q3", "q4_0, q8_0, q4_k"]);
+    check("--expert-weights disk", &["disk", "auto, memory, file"]);
     check("--device gpu", &["gpu", "auto, cpu, metal, cuda or cuda:N"]);
     check("--kernels fast", &["fast", "fused, reference"]);
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
@@ -99,6 +100,7 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--kernels reference --cpu-level portable", &["--cpu-level has no effect", "hint: "]);
     check("--max-model-len 513", &["513", "512"]);
     check("--max-model-len 0", &["0"]);
+    check("--expert-weights file", &["--expert-weights file", "models that have experts", "hint: "]);
     check("--kv-cache-memory-bytes 1", &["KV cache", "hint: "]);
     check("--kv-cache-memory-bytes 100000G", &["--kv-cache-memory-bytes", "MiB"]);
 }

@@ -77,6 +77,37 @@ fn info_tells_configuration_types_and_memory() {
     assert!(small[0]["tokenizer_vocab_size"].is_null());
 }
 
+/// Without a folder given, the file lies in the user's cache folder.
+#[test]
+fn experts_in_a_file_are_told_before_and_after_loading() {
+    let (model, cache) = (fixture("tiny/qwen3_moe/qwen3_moe.q8_0.gguf"), tempfile::tempdir().unwrap());
+    let run = |words: &str| tinyvllm(words).model(&model).env("XDG_CACHE_HOME", cache.path()).run();
+    let folder = cache.path().join("tinyvllm/experts");
+    let place = format!("stay in {}/qwen3_moe.q8_0-", folder.display());
+
+    let text = run("info --memory-bandwidth 20 --expert-weights file").success();
+    assert!(text.contains(&place), "{text}");
+    let object = run("info --json --memory-bandwidth 20 --expert-weights file").json().remove(0);
+    assert!(object["expert_file"].as_str().unwrap().starts_with(folder.to_str().unwrap()), "{object}");
+    assert_eq!(object["expert_bytes"], 8 * 3 * 3 * 32 * 64 / 32 * 34);
+    assert!(!folder.exists(), "nothing is made");
+    assert!(run("info --memory-bandwidth 20").success().contains("in memory"));
+    assert!(run("info --json --memory-bandwidth 20").json()[0]["expert_file"].is_null());
+
+    let generate = "--prompt-ids 5,6,7 --max-tokens 8 --temperature 0 --ignore-eos --json";
+    let expected = run(generate);
+    assert!(!expected.stderr.contains("experts: "), "{}", expected.stderr);
+    let expected = expected.json()[0]["output_token_ids"].clone();
+    for _ in 0..2 {
+        let outcome = run(&format!("{generate} --expert-weights file"));
+        for words in ["experts: ", &place, "in memory now (--expert-weights memory keeps all there)"] {
+            assert!(outcome.stderr.contains(words), "{words} in:\n{}", outcome.stderr);
+        }
+        assert_eq!(outcome.json()[0]["output_token_ids"], expected);
+    }
+    assert!(object["expert_file"].as_str().is_some_and(|path| std::path::Path::new(path).exists()));
+}
+
 /// Qwen 3 MoE of three layers: width 64, four heads of 32 over two, eight experts of width 32 of which two are chosen,
 /// a vocabulary of 288.
 #[test]

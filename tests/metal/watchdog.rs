@@ -159,6 +159,7 @@ fn load(
     let [max_model_len, max_num_batched_tokens, max_num_seqs] = limits;
     let options = LoadOptions {
         quantizer: None,
+        expert_file: None,
         max_model_len,
         max_num_batched_tokens,
         max_num_seqs,

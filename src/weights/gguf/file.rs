@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::header::{Header, TensorInfo, parse_header};
 use super::{Metadata, TensorType};
-use crate::weights::mapping::Mapping;
+use crate::weights::mapping::{FileStamp, Mapping};
 use crate::weights::{DType, RawTensor};
 use crate::{Error, Result};
 
@@ -76,6 +76,11 @@ impl GgufFile {
     /// All tensors in file order, including those that cannot be read.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.iter()
+    }
+
+    /// The files that are mapped: one for each part.
+    pub(in crate::weights) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
+        self.parts.iter().filter_map(|part| part.stamp())
     }
 
     /// Bytes of all parts.

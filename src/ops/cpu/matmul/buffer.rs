@@ -39,7 +39,11 @@ impl AlignedBuffer {
     }
 
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_deref_mut().unwrap_or_default().as_mut_ptr()
+        self.as_mut_slice().as_mut_ptr()
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.0.as_deref_mut().unwrap_or_default()
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {

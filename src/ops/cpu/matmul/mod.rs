@@ -7,16 +7,19 @@
 
 mod activations;
 mod buffer;
+mod file;
 mod grouped;
 mod kernels;
 mod layout;
 mod packed;
 mod prepare;
 mod quantized;
+mod residency;
 #[cfg(test)]
 mod tests;
 
 pub use activations::{Activations, Forms};
+pub use file::MatrixFile;
 pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
 pub use packed::PackedMatrix;
 

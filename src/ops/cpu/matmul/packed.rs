@@ -1,6 +1,10 @@
 //! A weight matrix in the layout that the kernels read.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::buffer::{AlignedBuffer, SharedPointer};
+use super::file::MatrixFile;
 use super::layout::{self, TILE_ROWS};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
@@ -14,7 +18,22 @@ pub struct PackedMatrix {
     dtype: DType,
     rows: usize,
     cols: usize,
-    tiles: AlignedBuffer,
+    pub(super) tiles: Tiles,
+}
+
+/// Where the tiles are. Kernels do not know.
+pub(super) enum Tiles {
+    Memory(AlignedBuffer),
+    File(Arc<MatrixFile>, Range<usize>),
+}
+
+impl Tiles {
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Memory(buffer) => buffer.as_slice(),
+            Self::File(file, range) => file.bytes(range.clone()),
+        }
+    }
 }
 
 impl std::fmt::Debug for PackedMatrix {
@@ -40,34 +59,68 @@ impl PackedMatrix {
         level: CpuLevel,
     ) -> Result<Self> {
         let _ = level;
-        let row_bytes = dtype.row_bytes(cols)?;
-        if row_bytes.checked_mul(rows) != Some(bytes.len()) {
-            return Err(Error::invalid_model(format!(
-                "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
-                bytes.len()
-            )));
-        }
-        let tile_row_bytes = cols.div_ceil(layout::tile_cols(dtype)) * layout::tile_bytes(dtype);
-        let num_tile_rows = rows.div_ceil(TILE_ROWS);
-        let mut tiles = tile_row_bytes
-            .checked_mul(num_tile_rows)
+        check_size(dtype, bytes.len(), rows, cols)?;
+        let mut tiles = Self::packed_bytes(dtype, rows, cols)
             .and_then(AlignedBuffer::zeroed)
             .ok_or_else(|| no_memory(bytes.len()))?;
-        if row_bytes == 0 {
-            return Ok(Self { dtype, rows, cols, tiles });
+        Self::pack_into(dtype, bytes, rows, cols, tiles.as_mut_slice(), pool)?;
+        Ok(Self { dtype, rows, cols, tiles: Tiles::Memory(tiles) })
+    }
+
+    /// The matrix whose tiles are at `range` of a file.
+    pub(super) fn in_file(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        file: Arc<MatrixFile>,
+        range: Range<usize>,
+    ) -> Self {
+        Self { dtype, rows, cols, tiles: Tiles::File(file, range) }
+    }
+
+    /// Bytes of all tiles.
+    pub(super) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
+        tile_row_bytes(dtype, cols)?.checked_mul(rows.div_ceil(TILE_ROWS))
+    }
+
+    /// Packs the row-major `bytes` of a file into `tiles`, which are [`Self::packed_bytes`] long.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] as [`Self::pack`].
+    pub(super) fn pack_into(
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+        tiles: &mut [u8],
+        pool: &ThreadPool,
+    ) -> Result<()> {
+        let row_bytes = check_size(dtype, bytes.len(), rows, cols)?;
+        let tile_row_bytes = tile_row_bytes(dtype, cols).unwrap_or(0);
+        let num_tile_rows = rows.div_ceil(TILE_ROWS);
+        if tiles.len() != tile_row_bytes * num_tile_rows {
+            return Err(Error::internal(format!("{} bytes for the tiles of {rows} × {cols}", tiles.len())));
         }
+        if row_bytes == 0 {
+            return Ok(());
+        }
+        let has_odd_column = !cols.is_multiple_of(layout::tile_cols(dtype));
         let target = SharedPointer::new(tiles.as_mut_ptr());
         pool.run(num_tile_rows, |tile_row| {
-            // SAFETY: the buffer has `num_tile_rows` of these ranges, and each task takes its own.
+            // SAFETY: there are `num_tile_rows` of these ranges, and each task takes its own.
             let tiles = unsafe {
                 std::slice::from_raw_parts_mut(target.get().add(tile_row * tile_row_bytes), tile_row_bytes)
             };
+            if has_odd_column || rows < (tile_row + 1) * TILE_ROWS {
+                // What rows and columns are filled up with; the memory may have been used before.
+                tiles.fill(0);
+            }
             let rows = bytes.chunks_exact(row_bytes).skip(tile_row * TILE_ROWS).take(TILE_ROWS);
             for (lane, row) in rows.enumerate() {
                 layout::pack_row(dtype, row, tiles, lane);
             }
         });
-        Ok(Self { dtype, rows, cols, tiles })
+        Ok(())
     }
 
     /// Outputs.
@@ -88,10 +141,26 @@ impl PackedMatrix {
         self.dtype
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory, or of the file.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        self.tiles.len()
+        match &self.tiles {
+            Tiles::Memory(buffer) => buffer.len(),
+            Tiles::File(_, range) => range.len(),
+        }
+    }
+
+    /// Whether the tiles are in a [`MatrixFile`].
+    #[must_use]
+    pub fn is_in_file(&self) -> bool {
+        matches!(self.tiles, Tiles::File(..))
+    }
+
+    /// Has the system read what is not in memory, without waiting for it.
+    pub fn fetch(&self) {
+        if let Tiles::File(file, range) = &self.tiles {
+            file.fetch(range.clone());
+        }
     }
 
     /// Writes the values of row `row`, exactly those of the file, into `out`.
@@ -127,8 +196,21 @@ impl PackedMatrix {
     /// The first tile of a group of rows.
     pub(super) fn tile_row(&self, tile_row: usize) -> *const u8 {
         debug_assert!(tile_row < self.num_tile_rows());
-        self.tiles.as_ptr().wrapping_add(tile_row * self.tile_row_bytes())
+        self.tiles.as_slice().as_ptr().wrapping_add(tile_row * self.tile_row_bytes())
     }
+}
+
+/// Bytes of a row in the file, if all rows have `num_bytes`.
+fn check_size(dtype: DType, num_bytes: usize, rows: usize, cols: usize) -> Result<usize> {
+    let row_bytes = dtype.row_bytes(cols)?;
+    if row_bytes.checked_mul(rows) == Some(num_bytes) {
+        return Ok(row_bytes);
+    }
+    Err(Error::invalid_model(format!("a {rows} × {cols} matrix of {dtype} does not have {num_bytes} bytes")))
+}
+
+fn tile_row_bytes(dtype: DType, cols: usize) -> Option<usize> {
+    cols.div_ceil(layout::tile_cols(dtype)).checked_mul(layout::tile_bytes(dtype))
 }
 
 fn no_memory(len: usize) -> Error {

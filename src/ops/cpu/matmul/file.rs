@@ -1,0 +1,403 @@
+//! Weight matrices that stay in a file, in the layout that the kernels read: for experts of a model that is larger than
+//! memory.
+//!
+//! The file is a cache. The first start that needs it packs matrices into it, in the order in which they are loaded;
+//! later starts map it and read nothing of the model's matrices. It is mapped read-only, so the operating system keeps
+//! of it what is used and has room, and takes pages back without writing anything.
+//!
+//! ```text
+//! [header]  one page: magic, version, fingerprint, matrices, length, digest of their shapes, checksum of all that
+//! [tiles]   of one matrix after the other, each from a multiple of a page on
+//! ```
+//!
+//! A file appears under its name only when it is whole and on the disk. Until then it has another name, and whoever
+//! makes it holds a lock; a second process waits for that one and finds the file.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use memmap2::{Mmap, MmapOptions};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::buffer::AlignedBuffer;
+use super::packed::PackedMatrix;
+use super::residency;
+use crate::ops::cpu::pool::ThreadPool;
+use crate::weights::DType;
+use crate::{Error, ErrorKind, Result};
+
+const MAGIC: [u8; 8] = *b"tvllmmat";
+/// Of the file and of the tiles in it: has to change when `layout` does, or the order in which matrices are loaded.
+const VERSION: u64 = 1;
+/// Where matrices begin: at multiples of the largest page of the systems that are usual.
+const PAGE: u64 = 16 << 10;
+const HEADER_BYTES: usize = 64;
+/// Bytes after which what was written is brought to the disk: what waits for that is memory that nobody can have.
+const SYNC_BYTES: u64 = 128 << 20;
+
+/// Packed matrices in a file, first while they are loaded and then while they are used.
+#[derive(Debug)]
+pub struct MatrixFile {
+    path: PathBuf,
+    /// From the moment on when all matrices are in the file.
+    map: OnceLock<Mmap>,
+    stage: Mutex<Stage>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The file is there; the matrices are taken one after the other.
+    Taking { header: Header, position: Position },
+    /// It is being made.
+    Making(Box<Writer>),
+    /// All matrices are known.
+    Done,
+}
+
+/// How far the matrices are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    num_matrices: u64,
+    /// Bytes of the file up to here.
+    len: u64,
+    /// Of types and shapes, in order.
+    digest: u64,
+}
+
+impl Position {
+    const START: Self = Self { num_matrices: 0, len: PAGE, digest: 0 };
+
+    /// Where the next matrix is; goes on behind it.
+    fn advance(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<Range<usize>> {
+        let len = PackedMatrix::packed_bytes(dtype, rows, cols)
+            .ok_or_else(|| Error::invalid_model(format!("a matrix of {rows} × {cols} is too large")))?;
+        let start = self.len as usize;
+        self.num_matrices += 1;
+        self.len = (self.len + len as u64).next_multiple_of(PAGE);
+        self.digest = xxh3_64_with_seed(format!("{dtype} {rows} {cols}").as_bytes(), self.digest);
+        Ok(start..start + len)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Header {
+    fingerprint: u128,
+    end: Position,
+}
+
+impl Header {
+    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.fingerprint.to_le_bytes());
+        let Position { num_matrices, len, digest } = self.end;
+        for (field, value) in bytes[32..56].as_chunks_mut::<8>().0.iter_mut().zip([num_matrices, len, digest])
+        {
+            *field = value.to_le_bytes();
+        }
+        let checksum = xxh3_64(&bytes[..56]);
+        bytes[56..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// None if these bytes are no header of this version.
+    fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let fingerprint = u128::from_le_bytes(std::array::from_fn(|index| bytes[16 + index]));
+        let header = Self {
+            fingerprint,
+            end: Position { num_matrices: number(32), len: number(40), digest: number(48) },
+        };
+        (header.to_bytes() == *bytes).then_some(header)
+    }
+}
+
+impl MatrixFile {
+    /// The file at `path`, if it is one of this `fingerprint` and whole, otherwise a new one in its place, for matrices
+    /// of about `num_bytes` bytes. Waits while another process makes it.
+    ///
+    /// What is in the matrices is not checked. Whoever changes the file while it is in use changes the weights; who
+    /// shortens it ends the process. Replacing it by another file is harmless, and so is deleting it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the folder cannot be written, [`ErrorKind::Capacity`] if its disk has too little room; then
+    /// nothing has been written.
+    pub fn open(path: PathBuf, fingerprint: u128, num_bytes: u64) -> Result<Arc<Self>> {
+        if let Some(file) = Self::existing(&path, fingerprint)? {
+            return Ok(Arc::new(file));
+        }
+        let folder = path.parent().unwrap_or(&path);
+        fs::create_dir_all(folder)
+            .map_err(|error| in_folder(Error::io(format!("cannot create {}", folder.display()), error)))?;
+        let lock_path = with_ending(&path, "lock");
+        let doing = format!("cannot lock {}", lock_path.display());
+        let options = File::options().create(true).write(true).truncate(false).clone();
+        let lock = options.open(&lock_path).map_err(|error| in_folder(Error::io(&doing, error)))?;
+        lock.lock().map_err(|error| in_folder(Error::io(&doing, error)))?;
+        // Another process may have made it meanwhile.
+        if let Some(file) = Self::existing(&path, fingerprint)? {
+            return Ok(Arc::new(file));
+        }
+        let writer = Writer::new(&path, fingerprint, num_bytes, lock)?;
+        Ok(Arc::new(Self { path, map: OnceLock::new(), stage: Mutex::new(Stage::Making(Box::new(writer))) }))
+    }
+
+    /// None if there is no file, or one that is not whole or of another model.
+    fn existing(path: &Path, fingerprint: u128) -> Result<Option<Self>> {
+        let doing = format!("cannot read {}", path.display());
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(in_folder(Error::io(doing, error))),
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        let header = file.read_exact(&mut bytes).ok().and_then(|()| Header::from_bytes(&bytes));
+        let len = file.metadata().map_err(|error| Error::io(&doing, error))?.len();
+        let Some(header) = header.filter(|it| it.fingerprint == fingerprint && it.end.len == len) else {
+            return Ok(None);
+        };
+        let map = OnceLock::from(map(&file).map_err(|error| Error::io(&doing, error))?);
+        let stage = Stage::Taking { header, position: Position::START };
+        Ok(Some(Self { path: path.to_owned(), map, stage: Mutex::new(stage) }))
+    }
+
+    /// The next matrix, if the file had been there; none if [`Self::add`] has to make it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] if there is none or another one in the file.
+    pub fn next(self: &Arc<Self>, dtype: DType, rows: usize, cols: usize) -> Result<Option<PackedMatrix>> {
+        let Stage::Taking { header, position } = &mut *self.stage() else { return Ok(None) };
+        let range = position.advance(dtype, rows, cols)?;
+        if position.len > header.end.len {
+            return Err(self.other_matrices());
+        }
+        Ok(Some(PackedMatrix::in_file(dtype, rows, cols, Arc::clone(self), range)))
+    }
+
+    /// Packs a matrix into the file. It can be used after [`Self::finish`].
+    ///
+    /// # Errors
+    /// Those of [`PackedMatrix::pack`], [`ErrorKind::Io`] or [`ErrorKind::Capacity`] if it cannot be written.
+    pub fn add(
+        self: &Arc<Self>,
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+        pool: &ThreadPool,
+    ) -> Result<PackedMatrix> {
+        let Stage::Making(writer) = &mut *self.stage() else {
+            return Err(Error::internal("a matrix is packed into a file that is complete"));
+        };
+        let range = writer.add(dtype, bytes, rows, cols, pool)?;
+        Ok(PackedMatrix::in_file(dtype, rows, cols, Arc::clone(self), range))
+    }
+
+    /// Says that there are no more matrices.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] if there were others in the file, [`ErrorKind::Io`] or [`ErrorKind::Capacity`] if it
+    /// cannot be brought to the disk.
+    pub fn finish(&self) -> Result<()> {
+        let stage = std::mem::replace(&mut *self.stage(), Stage::Done);
+        match stage {
+            Stage::Taking { header, position } if header.end != position => Err(self.other_matrices()),
+            Stage::Taking { .. } | Stage::Done => Ok(()),
+            Stage::Making(writer) => {
+                let map = writer.finish(&self.path)?;
+                self.map.set(map).map_err(|_| Error::internal("a file of matrices is finished twice"))
+            }
+        }
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file, once it is finished.
+    #[must_use]
+    pub fn num_bytes(&self) -> u64 {
+        self.map.get().map_or(0, |map| map.len() as u64)
+    }
+
+    /// How many of them are in memory at the moment, in this process or beside it; none if the system does not tell.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<u64> {
+        residency::resident_bytes(self.map.get()?)
+    }
+
+    /// The tiles of a matrix.
+    ///
+    /// # Panics
+    /// If the file is not finished.
+    pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        &self.map.get().map_or(&[][..], |map| &map[..])[range]
+    }
+
+    /// Has the system read what is not in memory of these bytes, without waiting for it.
+    pub(super) fn fetch(&self, range: Range<usize>) {
+        if let Some(map) = self.map.get() {
+            residency::fetch(map, range);
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn other_matrices(&self) -> Error {
+        Error::invalid_model(format!("{} has other matrices than the model", self.path.display()))
+            .with_hint("delete the file; the next start makes it again")
+    }
+}
+
+/// A file that is being made. Dropped before it is finished, it is removed.
+#[derive(Debug)]
+struct Writer {
+    file: File,
+    incomplete: PathBuf,
+    fingerprint: u128,
+    position: Position,
+    /// One packed matrix.
+    buffer: AlignedBuffer,
+    /// Bytes that may not be on the disk yet.
+    num_unsynced: u64,
+    is_finished: bool,
+    _lock: File,
+}
+
+impl Writer {
+    fn new(path: &Path, fingerprint: u128, num_bytes: u64, lock: File) -> Result<Self> {
+        let folder = path.parent().unwrap_or(path);
+        let incomplete = with_ending(path, "incomplete");
+        // What is no longer right, or was left by a process that died, makes room first.
+        for stale in [path, &incomplete] {
+            match fs::remove_file(stale) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(in_folder(Error::io(format!("cannot remove {}", stale.display()), error)));
+                }
+                _ => {}
+            }
+        }
+        if let Some(free) = residency::free_disk_bytes(folder)
+            && free < num_bytes
+        {
+            return Err(no_room(folder, num_bytes, Some(free)));
+        }
+        let mut options = File::options();
+        let file = options.create_new(true).read(true).write(true).open(&incomplete).map_err(|error| {
+            in_folder(Error::io(format!("cannot create {}", incomplete.display()), error))
+        })?;
+        let buffer = AlignedBuffer::empty();
+        let position = Position::START;
+        Ok(Self {
+            file,
+            incomplete,
+            fingerprint,
+            position,
+            buffer,
+            num_unsynced: 0,
+            is_finished: false,
+            _lock: lock,
+        })
+    }
+
+    fn add(
+        &mut self,
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+        pool: &ThreadPool,
+    ) -> Result<Range<usize>> {
+        let range = self.position.advance(dtype, rows, cols)?;
+        if self.buffer.len() < range.len() {
+            self.buffer = AlignedBuffer::zeroed(range.len()).ok_or_else(|| {
+                Error::new(ErrorKind::Capacity, format!("no memory to pack {} bytes", range.len()))
+            })?;
+        }
+        let packed = &mut self.buffer.as_mut_slice()[..range.len()];
+        PackedMatrix::pack_into(dtype, bytes, rows, cols, packed, pool)?;
+        let written = self.file.seek(SeekFrom::Start(range.start as u64));
+        let written = written.and_then(|_| self.file.write_all(&self.buffer.as_slice()[..range.len()]));
+        self.check(written)?;
+        self.num_unsynced += range.len() as u64;
+        if self.num_unsynced >= SYNC_BYTES {
+            self.num_unsynced = 0;
+            self.check(self.file.sync_data())?;
+        }
+        Ok(range)
+    }
+
+    fn finish(mut self, path: &Path) -> Result<Mmap> {
+        let header = Header { fingerprint: self.fingerprint, end: self.position };
+        let written = self.file.set_len(self.position.len).and_then(|()| {
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(&header.to_bytes())?;
+            self.file.sync_all()?;
+            fs::rename(&self.incomplete, path)
+        });
+        self.check(written)?;
+        self.is_finished = true;
+        map(&self.file).map_err(|error| Error::io(format!("cannot map {}", path.display()), error))
+    }
+
+    fn check(&self, written: io::Result<()>) -> Result<()> {
+        written.map_err(|error| {
+            let folder = self.incomplete.parent().unwrap_or(&self.incomplete);
+            match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    no_room(folder, self.position.len, None).with_source(error)
+                }
+                _ => in_folder(Error::io(format!("cannot write {}", self.incomplete.display()), error)),
+            }
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // The next start removes what cannot be removed now.
+            let _ = fs::remove_file(&self.incomplete);
+        }
+    }
+}
+
+fn map(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the map is only ever read, and this program changes no file that has its final name or is finished.
+    // Another process that writes to it cannot be ruled out; the type's documentation says what then happens.
+    unsafe { MmapOptions::new().map(file) }
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{ending}"));
+    path.with_file_name(name)
+}
+
+fn in_folder(error: Error) -> Error {
+    error.with_hint("--expert-weights-dir names another folder for the experts")
+}
+
+fn no_room(folder: &Path, num_bytes: u64, free: Option<u64>) -> Error {
+    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+    let free =
+        free.map_or_else(|| "its disk is full".to_owned(), |free| format!("{} are free", gigabytes(free)));
+    Error::new(
+        ErrorKind::Capacity,
+        format!("the experts take {} in {}, where {free}", gigabytes(num_bytes), folder.display()),
+    )
+    .with_hint(
+        "name a folder on another disk with --expert-weights-dir, or use a smaller or more strongly quantised model",
+    )
+}
+
+#[cfg(test)]
+mod tests;
