@@ -131,7 +131,6 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(20), "{:?} of {range:?}", resident_bytes(&map));
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(before == 0 || before == LEN as u64, "{before}");
         assert_eq!(map[4 << 20], 1);
     }
 }
