@@ -152,7 +152,7 @@ impl SelfAttention for LatentAttention {
         let queries = Heads { rows: queries, stride: self.query_dim };
         latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
         let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
-        let num_expanded = expanded.num_expanded_rows(step.attention);
+        let num_expanded = step.attention.expanded_rows().count();
         if num_expanded < step.attention.num_rows() {
             heads_linear(context, scratch, num_tokens, queries, keys, absorbed, self.row_dim)?;
             paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
