@@ -4,16 +4,28 @@
 // The rows of a tile are the query heads of one key head, for a few neighbouring tokens. Each simdgroup has eight
 // rows, with their scores and results in registers. The keys and values of the context come by in tiles, in turns
 // through the same threadgroup memory, and are read once for all rows. No matrix of scores exists beyond a tile.
+//
+// With latent attention keys and values are made of the cache's rows, for a span of the context at a time, and each query
+// head has its own. What a row of a tile knows at the end of a span waits in memory for the next one.
 
 #include "kv_cache.h"
 #include "matrices.h"
 
+// The part of a context whose keys and values are there, `[head, position, value]`.
+struct Span {
+    uint begin;
+    uint end;
+    uint num_plain;      // values of a query that are not rotated; the others are elsewhere,
+    uint rotated_width;  // at the ends of heads of so many values
+};
+
 struct FlashAttentionArgs {
-    Pages pages;
+    Pages pages;    // of a span, one block for each head
     uint num_heads;
     uint q_stride;  // values from one token's queries to the next
     uint window;    // positions that a token attends to, itself included
     float scale;    // of scores, times log2(e)
+    Span span;      // if there are such
 };
 
 // Neighbouring tokens of one sequence.
@@ -24,8 +36,25 @@ struct PrefillTile {
     uint table_start;     // of the sequence's block table
 };
 
-// Values of a head, at most MAX_DIM. Known to the compiler, so that nothing is divided and no loop is counted.
-constant ushort HEAD_DIM [[function_constant(0)]];
+constant bool HAS_SPANS [[function_constant(0)]];
+
+// Values of a query or key and of a value, at most MAX_DIM. Known to the compiler, so that nothing is divided and no
+// loop is counted.
+constant ushort HEAD_DIM [[function_constant(1)]];
+constant ushort VALUE_DIM [[function_constant(2)]];
+
+// The row of a key and of its value.
+inline uint row_of_key(constant FlashAttentionArgs& a, device const uint* block_table, uint kv_head, uint position) {
+    if (HAS_SPANS) {
+        return kv_head * a.pages.block_size + position - a.span.begin;
+    }
+    return row_of(a.pages, block_table, kv_head, position);
+}
+
+// The row of a result, and of what is known of it between spans.
+inline ulong row_of_result(constant FlashAttentionArgs& a, uint token, uint head) {
+    return ulong(token) * a.num_heads + head;
+}
 
 // Keys and values wait in half precision if they are so in the cache, queries likewise.
 template <typename KV>
@@ -60,12 +89,13 @@ constexpr int stride() {
     return MAX_DIM + 8;
 }
 
-// Copies rows of the cache to threadgroup memory, eight values at a time, as if they had MAX_DIM values.
+// Copies rows of `dim` values to threadgroup memory, eight values at a time, as if they had MAX_DIM values.
 template <typename KV, typename T, int MAX_DIM, int KEYS, int NUM_THREADS>
 inline void stage(
     device const KV* cache,
     threadgroup const uint* cache_rows,
     threadgroup T* target,
+    ushort dim,
     uint thread_index
 ) {
     constexpr int EIGHTHS = MAX_DIM / 8;
@@ -75,8 +105,8 @@ inline void stage(
     for (int turn = 0; turn < NUM_TURNS; ++turn) {
         const uint i = thread_index + turn * NUM_THREADS;
         const uint column = i % EIGHTHS * 8;
-        if (column < HEAD_DIM) {
-            const ulong start = ulong(cache_rows[i / EIGHTHS]) * HEAD_DIM;
+        if (column < dim) {
+            const ulong start = ulong(cache_rows[i / EIGHTHS]) * dim;
             put(*(device const Eight<KV>*)(cache + start + column), target + i / EIGHTHS * stride<MAX_DIM>() + column);
         }
     }
@@ -90,7 +120,9 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     device const KV* v_cache [[buffer(3)]],
     device const uint* block_tables [[buffer(4)]],
     device const PrefillTile* tiles [[buffer(5)]],
-    device float* out [[buffer(6)]],  // [token, head, head_dim]
+    device float* out [[buffer(6)]],            // [token, head, value]
+    device const float* rotated [[buffer(7)]],  // [token, head, rotated_width]
+    device float* totals [[buffer(8)]],         // [token, head]: maximum and sum
     threadgroup char* memory [[threadgroup(0)]],
     uint2 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -122,9 +154,15 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     const uint own_begin = own_position + 1 > a.window ? own_position + 1 - a.window : 0;
 
     device const float* row_of_q = q + token * a.q_stride + head * HEAD_DIM;
+    device const float* rotated_end = rotated + (token * a.num_heads + head + 1) * a.span.rotated_width;
 #pragma clang loop unroll_count(4)
     for (int piece = 0; piece < HEAD_DIM / 8; ++piece) {
-        const float2 pair = *(device const float2*)(row_of_q + 8 * piece + cell.column) * a.scale;
+        const uint value = 8 * piece + cell.column;
+        device const float* own = row_of_q + value;
+        if (HAS_SPANS && value >= a.span.num_plain) {
+            own = rotated_end - (HEAD_DIM - value);
+        }
+        const float2 pair = *(device const float2*)own * a.scale;
         store_matrix(matrix_of<T>(T(pair.x), T(pair.y)), own_queries + 8 * piece, STRIDE, cell);
     }
     simdgroup_float8x8 results[MAX_PIECES];
@@ -134,15 +172,32 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     }
     float maximum = LOWEST;
     float sum = 0.0f;
+    if (HAS_SPANS && a.span.begin > 0) {
+        device const float* total = totals + 2 * row_of_result(a, token, head);
+        const bool is_told = exists && cell.column == 0;
+        maximum = maximum_of_row(is_told ? total[0] : LOWEST);
+        sum = sum_of_row(is_told ? total[1] : 0.0f);
+        device const float* so_far = out + row_of_result(a, token, head) * VALUE_DIM;
+#pragma clang loop unroll(full)
+        for (int piece = 0; piece < MAX_PIECES; ++piece) {
+            if (8 * piece < VALUE_DIM) {
+                device const float2* pair_so_far = (device const float2*)(so_far + 8 * piece + cell.column);
+                const float2 pair = exists ? *pair_so_far : float2(0.0f);
+                results[piece] = matrix_of<float>(pair.x, pair.y);
+            }
+        }
+    }
 
-    const uint end = first_position + num_tokens;
-    const uint begin = (first_position + 1 > a.window ? first_position + 1 - a.window : 0) / KEYS * KEYS;
+    const uint last = first_position + num_tokens;
+    const uint end = HAS_SPANS ? min(last, a.span.end) : last;
+    const uint window_begin = first_position + 1 > a.window ? first_position + 1 - a.window : 0;
+    const uint begin = HAS_SPANS ? a.span.begin : window_begin / KEYS * KEYS;
     if (thread_index < KEYS) {
-        cache_rows[thread_index] = row_of(a.pages, block_table, kv_head, min(begin + thread_index, end - 1));
+        cache_rows[thread_index] = row_of_key(a, block_table, kv_head, min(begin + thread_index, end - 1));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint first_key = begin; first_key < end; first_key += KEYS) {
-        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(k_cache, cache_rows, staged, thread_index);
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(k_cache, cache_rows, staged, HEAD_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         simdgroup_float8x8 products[KEYS / 8];
 #pragma clang loop unroll(full)
@@ -183,11 +238,11 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         sum = sum * factor + sum_of_row(tile_sum);
 
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(v_cache, cache_rows, staged, thread_index);
+        stage<KV, T, MAX_DIM, KEYS, NUM_THREADS>(v_cache, cache_rows, staged, VALUE_DIM, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
         for (int piece = 0; piece < MAX_PIECES; ++piece) {
-            if (8 * piece < HEAD_DIM) {
+            if (8 * piece < VALUE_DIM) {
                 simdgroup_float8x8 result = results[piece];
                 result.thread_elements()[0] *= factor;
                 result.thread_elements()[1] *= factor;
@@ -203,7 +258,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         }
         if (thread_index < KEYS) {
             const uint position = min(first_key + KEYS + thread_index, end - 1);
-            cache_rows[thread_index] = row_of(a.pages, block_table, kv_head, position);
+            cache_rows[thread_index] = row_of_key(a, block_table, kv_head, position);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
@@ -211,11 +266,17 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     if (!exists) {
         return;
     }
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-    device float* row_of_out = out + (ulong(token) * a.num_heads + head) * HEAD_DIM;
+    const bool goes_on = HAS_SPANS && end < last;
+    const float inverse = goes_on ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f;
+    if (goes_on && cell.column == 0) {
+        device float* total = totals + 2 * row_of_result(a, token, head);
+        total[0] = maximum;
+        total[1] = sum;
+    }
+    device float* row_of_out = out + row_of_result(a, token, head) * VALUE_DIM;
 #pragma clang loop unroll(full)
     for (int piece = 0; piece < MAX_PIECES; ++piece) {
-        if (8 * piece < HEAD_DIM) {
+        if (8 * piece < VALUE_DIM) {
             const float2 pair = float2(results[piece].thread_elements()[0], results[piece].thread_elements()[1]);
             *(device float2*)(row_of_out + 8 * piece + cell.column) = pair * inverse;
         }

@@ -1,7 +1,5 @@
 // Between the projections of latent attention and attention: the row of each token on its way into the cache, and the
-// rotated ends of queries.
-//
-// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`.
+// rotated ends of queries; and rows on their way out of it, where keys and values are made of them.
 
 #include "threads.h"
 
@@ -17,6 +15,7 @@ struct LatentKvWriteArgs {
 
 constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs are neighbours; otherwise halves
 
+// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`.
 template <typename KV>
 [[kernel]] void latent_kv_write(
     constant LatentKvWriteArgs& a [[buffer(0)]],
@@ -74,3 +73,45 @@ template <typename KV>
 template [[host_name("latent_kv_write_f16")]] [[kernel]] decltype(latent_kv_write<half>) latent_kv_write<half>;
 template [[host_name("latent_kv_write_bf16")]] [[kernel]] decltype(latent_kv_write<bfloat>) latent_kv_write<bfloat>;
 template [[host_name("latent_kv_write_f32")]] [[kernel]] decltype(latent_kv_write<float>) latent_kv_write<float>;
+
+struct LatentReadArgs {
+    uint block_size;
+    uint row_dim;    // values of a row of the cache, of which the last ones are rotated
+    uint rank;
+    uint num_heads;
+    uint head_dim;   // values of a key, which ends with the rotated ones
+    uint capacity;   // keys that there is room for, of each head
+    uint begin;      // the first position
+    uint end;        // behind the last one
+};
+
+// The latent values of a span of the context as activations, and its rotated keys as the ends of the keys of all heads.
+// One simdgroup for each position; those behind the last one have what the last one has.
+template <typename KV, typename T>
+[[kernel]] void latent_read(
+    constant LatentReadArgs& a [[buffer(0)]],
+    device const KV* cache [[buffer(1)]],  // [slot, row_dim]
+    device const uint* block_table [[buffer(2)]],
+    device float* latent [[buffer(3)]],  // [position, rank]
+    device T* keys [[buffer(4)]],        // [head, position, head_dim]
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint position = min(a.begin + index, a.end - 1);
+    const uint slot = block_table[position / a.block_size] * a.block_size + position % a.block_size;
+    device const KV* row = cache + ulong(slot) * a.row_dim;
+    for (uint i = lane; i < a.rank; i += LANES) {
+        latent[index * a.rank + i] = float(row[i]);
+    }
+    const uint num_rotated = a.row_dim - a.rank;
+    for (uint i = lane; i < num_rotated; i += LANES) {
+        const T value = T(row[a.rank + i]);
+        for (uint head = 0; head < a.num_heads; ++head) {
+            keys[(head * a.capacity + index + 1) * a.head_dim - num_rotated + i] = value;
+        }
+    }
+}
+
+template [[host_name("latent_read_f16")]] [[kernel]] decltype(latent_read<half, half>) latent_read<half, half>;
+template [[host_name("latent_read_bf16")]] [[kernel]] decltype(latent_read<bfloat, float>) latent_read<bfloat, float>;
+template [[host_name("latent_read_f32")]] [[kernel]] decltype(latent_read<float, float>) latent_read<float, float>;

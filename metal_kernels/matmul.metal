@@ -30,6 +30,7 @@ constant bool HAS_NORM [[function_constant(0)]];
 constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];
 constant bool IS_GROUPED [[function_constant(3)]];  // matrices and rows are those of groups
+constant bool IS_HALF [[function_constant(4)]];     // results are in half precision, which are not added to anything
 
 constant constexpr int NUM_THREADS = 4 * LANES;
 constant constexpr int TILE_ROWS = 64;
@@ -237,7 +238,8 @@ inline void multiply(
             continue;
         }
         const float factor = HAS_NORM ? staged_x[token] : 1.0f;
-        device float* own_out = out + part.out_offset + (first_token + token) * a.out_stride + matrix.out_offset;
+        const uint first_out = part.out_offset + (first_token + token) * a.out_stride + matrix.out_offset;
+        device float* own_out = out + first_out;
         // All reads before all writes, so that they do not wait for each other.
         float others[RESULTS] = {};
         if (HAS_BIAS || ADDS) {
@@ -259,7 +261,11 @@ inline void multiply(
             }
             const uint row = piece_row + i / 2 * 8 + i % 2;
             if (row < matrix.num_rows) {
-                own_out[row] = result;
+                if (IS_HALF) {
+                    ((device half*)out)[first_out + row] = half(result);
+                } else {
+                    own_out[row] = result;
+                }
             }
         }
     }

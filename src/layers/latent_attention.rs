@@ -152,14 +152,15 @@ impl SelfAttention for LatentAttention {
         let queries = Heads { rows: queries, stride: self.query_dim };
         latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
         let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
-        let num_expanded = expanded.num_expanded_rows(step.attention);
-        if num_expanded < step.attention.num_rows() {
-            heads_linear(context, scratch, num_tokens, queries, keys, absorbed, self.row_dim)?;
+        // A long piece of a prompt behind sequences that generate needs none of these products.
+        let num_absorbed = step.attention.num_absorbed_tokens();
+        if num_absorbed > 0 {
+            heads_linear(context, scratch, num_absorbed, queries, keys, absorbed, self.row_dim)?;
             paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
             let results = Heads { rows: results, stride: values.cols() };
-            heads_linear(context, scratch, num_tokens, results, values, out, self.value_dim)?;
+            heads_linear(context, scratch, num_absorbed, results, values, out, self.value_dim)?;
         }
-        if num_expanded > 0 {
+        if step.attention.expanded_rows().next().is_some() {
             expanded_attention(context, expanded, queries, absorbed, cache, layer, step, keys, values, out)?;
         }
         if only_outputs {

@@ -310,7 +310,7 @@ impl<'a> Loader<'a> {
         let head_dim = key_dim + value_dim;
         let (key_shape, value_shape) = ([key_dim, rank], [value_dim, rank]);
         let (mut keys, mut transposed, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let wants_transposed = self.context.cpu_level().is_some();
+        let wants_transposed = !self.context.is_reference();
         let [k_name, v_name] = ["attn_k_b", "attn_v_b"].map(|name| format!("{prefix}.{name}.weight"));
         if self.checkpoint.contains(&k_name) {
             let all_keys = self.take(&k_name)?.expect_shape(&[num_heads, rank, key_dim])?;
@@ -321,7 +321,7 @@ impl<'a> Loader<'a> {
             let own = heads_of(&all_keys)?;
             if wants_transposed {
                 for head in &own {
-                    // Beside the CPU's rounding of activations, that of weights to eight bits is small.
+                    // Beside what the file's type has lost, the rounding to eight bits is small.
                     transposed.push(self.repack_made(&head.transposed(DType::Q8_0)?.as_raw(), 0)?);
                 }
             }
@@ -343,7 +343,7 @@ impl<'a> Loader<'a> {
             }
         }
         let keys = MatrixStack::new(self.context, keys)?;
-        let keys = if wants_transposed { keys.with_transposed(transposed)? } else { keys };
+        let keys = if wants_transposed { keys.with_transposed(self.context, transposed)? } else { keys };
         Ok((keys, MatrixStack::new(self.context, values)?))
     }
 

@@ -62,6 +62,13 @@ impl AttentionMetadata {
         (0..self.num_rows()).filter(|row| self.is_expanded(*row))
     }
 
+    /// The tokens up to the end of the last row that is not expanded; none, if all rows are.
+    #[must_use]
+    pub fn num_absorbed_tokens(&self) -> usize {
+        let last = (0..self.num_rows()).rev().find(|row| !self.is_expanded(*row));
+        last.map_or(0, |row| self.query_start_loc[row + 1])
+    }
+
     /// The block table of row `row`.
     #[must_use]
     pub fn block_table(&self, row: usize) -> &[u32] {
@@ -83,5 +90,28 @@ impl AttentionMetadata {
         self.block_table_starts.clear();
         self.block_table_starts.push(0);
         self.slot_mapping.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_the_absorbed_form_end_with_its_last_row() {
+        let check = |lens: &[usize], num_absorbed: usize| {
+            let mut metadata = AttentionMetadata::default();
+            metadata.clear();
+            for len in lens {
+                metadata.seq_lens.push(*len);
+                metadata.query_start_loc.push(metadata.query_start_loc.last().unwrap() + len);
+            }
+            assert_eq!(metadata.num_absorbed_tokens(), num_absorbed, "{lens:?}");
+        };
+        check(&[], 0);
+        check(&[EXPANDED_TOKENS], 0);
+        check(&[1, 1, 40], 2);
+        check(&[1, 40, 1], 42);
+        check(&[40, EXPANDED_TOKENS - 1], 40 + EXPANDED_TOKENS - 1);
     }
 }

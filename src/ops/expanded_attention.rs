@@ -1,12 +1,12 @@
 //! Latent attention with keys and values, for rows with many new tokens.
 
-use crate::ops::AttentionMetadata;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::expanded::{self, ExpandedOperands, ExpandedShape};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
+use crate::ops::metal::{self, MetalExpandedAttention};
 use crate::ops::paged_attention::check_lists;
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
@@ -26,7 +26,7 @@ pub struct ExpandedScratch {
 #[derive(Debug)]
 enum DeviceScratch {
     Cpu(Box<expanded::ExpandedScratch>),
-    Metal,
+    Metal(MetalExpandedAttention),
     Reference,
 }
 
@@ -57,7 +57,8 @@ impl ExpandedScratch {
     /// Memory for attention of these widths.
     ///
     /// # Errors
-    /// None today; a device may have no memory.
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory, [`crate::ErrorKind::Unsupported`] if it has no
+    /// kernels for these widths.
     pub fn new(context: &Context, limits: ExpandedLimits) -> Result<Self> {
         let ExpandedLimits { num_heads, rank, nope, rotated, value_dim, scale, .. } = limits;
         let ExpandedLimits { max_model_len, max_num_tokens, max_num_rows, .. } = limits;
@@ -74,27 +75,27 @@ impl ExpandedScratch {
                 );
                 DeviceScratch::Cpu(Box::new(own))
             }
-            Backend::Metal(_) => DeviceScratch::Metal,
+            Backend::Metal(metal) => {
+                let scale = scale as f32;
+                DeviceScratch::Metal(MetalExpandedAttention::new(
+                    metal,
+                    shape,
+                    scale,
+                    max_num_tokens,
+                    max_model_len,
+                )?)
+            }
             Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { shape, scale, max_model_len, max_num_rows, device })
-    }
-
-    /// How many rows of a step are to be expanded: none on a GPU, which has no kernels for it.
-    #[must_use]
-    pub fn num_expanded_rows(&self, metadata: &AttentionMetadata) -> usize {
-        match &self.device {
-            DeviceScratch::Metal => 0,
-            DeviceScratch::Cpu(_) | DeviceScratch::Reference => metadata.expanded_rows().count(),
-        }
     }
 }
 
 /// `out = softmax((q·W_kᵀ·c + q_rotated·k_rotated) · scale)·(W_v·c)` for the tokens of expanded rows and each head, over
 /// the rows `[c, k_rotated]` that the cache has of the sequence up to the token. Other rows of `out` stay as they are.
 ///
-/// A head of `queries` begins with the values that are not rotated; a head of `absorbed`, as wide as a row of the cache,
-/// ends with those that are. `keys` is `[heads, rank, nope]`, `values` is `[heads, value_dim, rank]`, and `out` is
+/// A head of `queries`, as wide as a key, begins with the values that are not rotated; a head of `absorbed`, as wide as a
+/// row of the cache, ends with those that are. `keys` is `[heads, rank, nope]`, `values` is `[heads, value_dim, rank]`, and `out` is
 /// `[num_tokens, heads · value_dim]`. The tokens' own rows are in the cache already.
 ///
 /// # Errors
@@ -120,7 +121,7 @@ pub fn expanded_attention(
         && layer < cache.num_layers()
         && (keys.len(), keys.rows(), keys.cols()) == (num_heads, rank, nope)
         && (values.len(), values.rows(), values.cols()) == (num_heads, value_dim, rank)
-        && nope <= queries.stride
+        && queries.stride == nope + rotated
         && num_heads * queries.stride <= queries.rows.width()
         && absorbed.width() == num_heads * (rank + rotated)
         && out.width() == num_heads * value_dim;
@@ -138,8 +139,17 @@ pub fn expanded_attention(
     let num_tokens = metadata.num_tokens();
     let (cpu, own) = match (context.launch(), &mut scratch.device) {
         (Backend::Cpu(cpu), DeviceScratch::Cpu(own)) => (cpu, own),
-        (Backend::Metal(_), DeviceScratch::Metal) => {
-            return Err(Error::internal("expanded_attention: there are no kernels"));
+        (Backend::Metal(metal), DeviceScratch::Metal(own)) => {
+            let operands = metal::ExpandedOperands {
+                queries: queries.rows.metal()?,
+                query_width: queries.rows.width(),
+                absorbed: absorbed.metal()?,
+                rows: cache.metal_rows(layer)?,
+                keys: keys.metal_transposed()?,
+                values: values.metal()?,
+                out: out.metal()?,
+            };
+            return own.run(metal, step.metal()?, operands);
         }
         (Backend::Reference(backend), DeviceScratch::Reference) => {
             let operands = reference::ExpandedAttention {

@@ -164,6 +164,7 @@ fn route_on_metal(
         norm: Some((norm.weight.metal()?, norm.eps)),
         out: routing.logits(),
         out_stride: config.num_experts,
+        is_half: false,
         stacked: Stacked::No,
     };
     metal::matmul(metal, &[metal::Part::new(router.weight.metal()?)], &logits)?;
@@ -236,6 +237,7 @@ pub fn experts_swiglu(
                 norm: Some((norm.weight.metal()?, norm.eps)),
                 out: Binding::write(out.metal()?),
                 out_stride: out.width(),
+                is_half: false,
                 stacked: Stacked::Groups(routing.groups(true)),
             };
             let parts = [metal::Part::of_stack(gate.metal()?), metal::Part::of_stack(up.metal()?)];
@@ -318,6 +320,7 @@ pub fn experts_residual(
                 norm: None,
                 out: Binding::write(products.metal()?),
                 out_stride: hidden,
+                is_half: false,
                 stacked: Stacked::Groups(routing.groups(false)),
             };
             metal::matmul(metal, &[metal::Part::of_stack(down.metal()?)], &operands)?;

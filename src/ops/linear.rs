@@ -318,6 +318,7 @@ pub(crate) fn metal_operands<'a>(
         norm: norm.map(|norm| Ok::<_, Error>((norm.weight.metal()?, norm.eps))).transpose()?,
         out: Binding::write(out.metal()?),
         out_stride: out.width(),
+        is_half: false,
         stacked: Stacked::No,
     })
 }

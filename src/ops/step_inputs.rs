@@ -2,7 +2,7 @@
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{InputLimits, MetalAttention, MetalInputs, PrefillForm};
+use crate::ops::metal::{InputLimits, MetalAttention, MetalExpandedAttention, MetalInputs, PrefillForm};
 use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
@@ -92,7 +92,7 @@ impl DeviceInputs {
                     cache.dtype(),
                     layout.head_dim,
                 )),
-                false => PrefillForm::Tokens,
+                false => PrefillForm::Latent(MetalExpandedAttention::tokens_per_tile(cache.dtype())),
             };
             let StepInputs { token_ids, positions, outputs, attention, .. } = step;
             inputs.upload(backend, token_ids, positions, outputs, attention, prefill_form)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
-use crate::ops::metal::{Binding, GpuBuffer, MetalMatrix, MetalStack};
+use crate::ops::metal::{Binding, GpuBuffer, MetalBackend, MetalMatrix, MetalStack};
 use crate::ops::reference::ReferenceMatrix;
 use crate::weights::{DType, RawTensor, SharedBytes};
 use crate::{Error, Result};
@@ -188,7 +188,10 @@ enum StackStorage {
         /// The same with rows and columns exchanged, if they are multiplied from either side.
         transposed: Vec<PackedMatrix>,
     },
-    Metal(MetalStack),
+    Metal {
+        stack: MetalStack,
+        transposed: Option<MetalStack>,
+    },
     Reference(Vec<ReferenceMatrix>),
 }
 
@@ -216,12 +219,8 @@ impl MatrixStack {
             }
             Backend::Reference(_) => StackStorage::Reference(Vec::with_capacity(matrices.len())),
             Backend::Metal(metal) => {
-                let own = |matrix: Matrix| match matrix.0 {
-                    MatrixStorage::Metal(matrix) => Ok(matrix),
-                    _ => Err(elsewhere("a matrix")),
-                };
-                let stack = MetalStack::new(metal, matrices.into_iter().map(own).collect::<Result<_>>()?)?;
-                return Ok(Self { rows, cols, storage: StackStorage::Metal(stack) });
+                let stack = metal_stack(metal, matrices)?;
+                return Ok(Self { rows, cols, storage: StackStorage::Metal { stack, transposed: None } });
             }
         };
         for matrix in matrices {
@@ -238,22 +237,26 @@ impl MatrixStack {
     /// from the other side.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Internal`] if there are others, or the device has no use for them.
-    pub fn with_transposed(mut self, matrices: Vec<Matrix>) -> Result<Self> {
+    /// [`crate::ErrorKind::Internal`] if there are others, or the device has no use for them; as [`Self::new`].
+    pub fn with_transposed(mut self, context: &Context, matrices: Vec<Matrix>) -> Result<Self> {
         let (num, shape) = (self.len(), (self.cols, self.rows));
-        let StackStorage::Cpu { transposed, .. } = &mut self.storage else {
-            return Err(elsewhere("a stack of matrices"));
-        };
-        for matrix in matrices {
-            match matrix.0 {
-                MatrixStorage::Cpu(matrix) if (matrix.rows(), matrix.cols()) == shape => {
+        if matrices.len() != num {
+            return Err(Error::internal(format!("{} of {num} matrices are transposed", matrices.len())));
+        }
+        if matrices.iter().any(|matrix| (matrix.rows(), matrix.cols()) != shape) {
+            return Err(Error::internal("a matrix is not the transposed one of a stack"));
+        }
+        match (&mut self.storage, context.backend()) {
+            (StackStorage::Cpu { transposed, .. }, _) => {
+                for matrix in matrices {
+                    let MatrixStorage::Cpu(matrix) = matrix.0 else { return Err(elsewhere("a matrix")) };
                     transposed.push(matrix);
                 }
-                _ => return Err(Error::internal("a matrix is not the transposed one of a stack")),
             }
-        }
-        if transposed.len() != num {
-            return Err(Error::internal(format!("{} of {num} matrices are transposed", transposed.len())));
+            (StackStorage::Metal { transposed, .. }, Backend::Metal(metal)) => {
+                *transposed = Some(metal_stack(metal, matrices)?);
+            }
+            _ => return Err(elsewhere("a stack of matrices")),
         }
         Ok(self)
     }
@@ -263,7 +266,7 @@ impl MatrixStack {
     pub fn len(&self) -> usize {
         match &self.storage {
             StackStorage::Cpu { matrices, .. } => matrices.len(),
-            StackStorage::Metal(stack) => stack.len(),
+            StackStorage::Metal { stack, .. } => stack.len(),
             StackStorage::Reference(stack) => stack.len(),
         }
     }
@@ -291,7 +294,7 @@ impl MatrixStack {
     pub fn num_bytes(&self) -> usize {
         match &self.storage {
             StackStorage::Cpu { matrices, .. } => matrices.iter().map(PackedMatrix::num_bytes).sum(),
-            StackStorage::Metal(stack) => stack.matrix().num_bytes(),
+            StackStorage::Metal { stack, .. } => stack.matrix().num_bytes(),
             StackStorage::Reference(stack) => stack.iter().map(ReferenceMatrix::num_bytes).sum(),
         }
     }
@@ -305,7 +308,7 @@ impl MatrixStack {
 
     pub(crate) fn metal(&self) -> Result<&MetalStack> {
         match &self.storage {
-            StackStorage::Metal(stack) => Ok(stack),
+            StackStorage::Metal { stack, .. } => Ok(stack),
             _ => Err(elsewhere("a stack of matrices")),
         }
     }
@@ -314,6 +317,14 @@ impl MatrixStack {
     pub(crate) fn cpu_transposed(&self) -> Result<&[PackedMatrix]> {
         match &self.storage {
             StackStorage::Cpu { transposed, .. } if !transposed.is_empty() => Ok(transposed),
+            _ => Err(Error::internal("a stack of matrices has no transposed ones")),
+        }
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn metal_transposed(&self) -> Result<&MetalStack> {
+        match &self.storage {
+            StackStorage::Metal { transposed: Some(transposed), .. } => Ok(transposed),
             _ => Err(Error::internal("a stack of matrices has no transposed ones")),
         }
     }
@@ -375,6 +386,14 @@ pub struct RmsNorm {
     pub weight: Vector,
     /// Added to the mean square.
     pub eps: f32,
+}
+
+fn metal_stack(metal: &MetalBackend, matrices: Vec<Matrix>) -> Result<MetalStack> {
+    let own = |matrix: Matrix| match matrix.0 {
+        MatrixStorage::Metal(matrix) => Ok(matrix),
+        _ => Err(elsewhere("a matrix")),
+    };
+    MetalStack::new(metal, matrices.into_iter().map(own).collect::<Result<_>>()?)
 }
 
 fn elsewhere(what: &str) -> Error {

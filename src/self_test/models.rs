@@ -71,7 +71,7 @@ pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn F
         match exact(context, fixtures, name) {
             Ok((error, tokens)) => {
                 report(Check::error(format!("{name}: logits"), error, 1e-7));
-                report(tokens);
+                tokens.into_iter().for_each(&mut *report);
             }
             Err(error) => report(Check::failed(name.to_owned(), &error)),
         }
@@ -82,15 +82,28 @@ pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn F
     }
 }
 
-fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, Check)> {
+fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [Check; 2])> {
     let golden = Golden::read(&fixtures.join(name).join("golden.safetensors"))?;
     let checkpoint = Checkpoint::open(&fixtures.join(name))?;
     let mut model = Model::load(&checkpoint, context, KvCacheDType::F32)?;
-    let logits = model.forward(&golden.ids, 0)?;
-    let (prompt, expected) = golden.greedy.split_at(8);
-    let generated = model.generate(prompt, expected.len())?;
-    let tokens = same_tokens(&format!("{name}: golden tokens"), &generated.tokens, expected);
-    Ok((error(&logits, &golden.logits), tokens))
+    let whole = error(&model.forward(&golden.ids, 0)?, &golden.logits);
+    // A short piece and a long one, which latent attention computes in different forms.
+    let (first, rest) = golden.ids.split_at(9);
+    let mut logits = model.forward(first, 0)?;
+    logits.extend(model.forward(rest, first.len())?);
+    let in_pieces = error(&logits, &golden.logits);
+    let mut generate = |len: usize| {
+        let (prompt, expected) = golden.greedy.split_at(len);
+        let generated = model.generate(prompt, expected.len())?;
+        Ok::<_, Error>(same_tokens(
+            &format!("{name}: golden tokens behind {len}"),
+            &generated.tokens,
+            expected,
+        ))
+    };
+    // The second prompt is long, too.
+    let tokens = [generate(8)?, generate(34)?];
+    Ok((whole.max(in_pieces), tokens))
 }
 
 fn quantized(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<f64> {

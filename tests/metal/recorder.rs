@@ -176,7 +176,12 @@ impl Gpu for Recorder {
         for binding in launch.buffers {
             assert!(binding.offset < binding.buffer.len(), "{function}: {binding:?}");
         }
-        let (operations, bytes) = work_of(&function, is_grouped, launch);
+        // The last number is what values have.
+        let value_dim = kernel.constants.iter().rev().find_map(|constant| match constant {
+            Constant::U16(_, number) => Some(f64::from(*number)),
+            Constant::Bool(..) => None,
+        });
+        let (operations, bytes) = work_of(&function, is_grouped, value_dim.unwrap_or(0.0), launch);
         let open = state.commits.last_mut().ok_or_else(|| Error::internal("no command buffer is open"))?;
         open.push(Dispatch { function, operations, bytes });
         Ok(())
@@ -276,8 +281,8 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 ///
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
-fn work_of(function: &str, is_grouped: bool, launch: &Launch<'_>) -> (f64, f64) {
-    const FAMILIES: [&str; 17] = [
+fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>) -> (f64, f64) {
+    const FAMILIES: [&str; 18] = [
         "matvec_swiglu_",
         "matvec_",
         "matmul_swiglu_",
@@ -291,6 +296,7 @@ fn work_of(function: &str, is_grouped: bool, launch: &Launch<'_>) -> (f64, f64) 
         "paged_attention_",
         "flash_attention_",
         "latent_kv_write_",
+        "latent_read_",
         "latent_attention_",
         "choose_experts",
         "combine_experts",
@@ -312,10 +318,16 @@ fn work_of(function: &str, is_grouped: bool, launch: &Launch<'_>) -> (f64, f64) 
         "copy_block" => (0.0, 32.0 * word(args, 2)),
         "paged_attention_merge" => (0.0, 4.0 * num_groups * word(args, 6) * (word(args, 2) + 2.0)),
         "paged_attention_" => decode(args, rest, &list(&buffers[4], grid[2])),
-        "flash_attention_" => prefill(args, rest, num_threads / 32 * 8, &list(&buffers[4], grid[0])),
+        "flash_attention_" => {
+            prefill(args, rest, value_dim, num_threads / 32 * 8, &list(&buffers[4], grid[0]))
+        }
         "latent_kv_write_" => {
             let (heads, rank, rotated) = (word(args, 0), word(args, 4), 2.0 * word(args, 5));
             (0.0, 8.0 * grid[1] as f64 * (heads * rotated + rank + rotated))
+        }
+        "latent_read_" => {
+            let [row_dim, rank, heads] = [1, 2, 3].map(|index| word(args, index));
+            (0.0, 4.0 * num_groups * (2.0 * row_dim + heads * (row_dim - rank)))
         }
         "latent_attention_" => latent(args, rest, grid, &list(&buffers[3], grid[2])),
         "choose_experts" => {
@@ -374,14 +386,17 @@ fn latent(args: &[u8], rest: &str, grid: [usize; 3], rows: &[DecodeRow]) -> (f64
     (2.0 * num_heads * (row_dim + value_dim) * num_keys, bytes)
 }
 
-/// Each tile reads the keys and values of all of its tokens.
-fn prefill(args: &[u8], rest: &str, num_rows: usize, tiles: &[PrefillTile]) -> (f64, f64) {
+/// Each tile reads the keys and values of all of its tokens, as far as they are in the span.
+fn prefill(args: &[u8], rest: &str, value_dim: f64, num_rows: usize, tiles: &[PrefillTile]) -> (f64, f64) {
     let a: AttentionArgs = pod_read_unaligned(&args[..size_of::<AttentionArgs>()]);
-    let window = word(args, 5);
+    let [window, begin, end] = [5, 7, 8].map(|index| word(args, index));
     let keys = |tile: &PrefillTile| {
         let first = f64::from(tile.first_position);
-        first + f64::from(tile.num_tokens) - (first + 1.0 - window).max(0.0)
+        let num_keys = (first + f64::from(tile.num_tokens)).min(end) - (first + 1.0 - window).max(begin);
+        assert!(num_keys > 0.0, "a tile that reaches none of its keys");
+        num_keys
     };
-    let values = f64::from(a.num_kv_heads * a.head_dim) * tiles.iter().map(keys).sum::<f64>();
-    (4.0 * num_rows as f64 * values, 2.0 * value_bytes(rest) * values)
+    let values =
+        f64::from(a.num_kv_heads) * (f64::from(a.head_dim) + value_dim) * tiles.iter().map(keys).sum::<f64>();
+    (2.0 * num_rows as f64 * values, value_bytes(rest) * values)
 }

@@ -30,7 +30,7 @@ const MAX_SCORES: usize = 7168;
 const MERGED: usize = 4;
 
 /// Most values of a head.
-const MAX_HEAD_DIM: usize = 256;
+pub(super) const MAX_HEAD_DIM: usize = 256;
 
 /// `Pages` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -67,15 +67,26 @@ pub(super) struct PagedAttentionArgs {
     pub(super) scale: f32,
 }
 
+/// `Span` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Span {
+    pub(super) begin: u32,
+    pub(super) end: u32,
+    pub(super) num_plain: u32,
+    pub(super) rotated_width: u32,
+}
+
 /// `FlashAttentionArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct FlashAttentionArgs {
-    pages: Pages,
-    num_heads: u32,
-    q_stride: u32,
-    window: u32,
-    scale: f32,
+pub(super) struct FlashAttentionArgs {
+    pub(super) pages: Pages,
+    pub(super) num_heads: u32,
+    pub(super) q_stride: u32,
+    pub(super) window: u32,
+    pub(super) scale: f32,
+    pub(super) span: Span,
 }
 
 /// The cache of one layer.
@@ -319,45 +330,77 @@ impl MetalAttention {
             q_stride: q_stride as u32,
             window: self.window as u32,
             scale: self.scale,
+            span: Span { begin: 0, end: u32::MAX, num_plain: 0, rotated_width: 0 },
         };
-        let flash = Flash::of(pools.dtype, pools.head_dim);
-        let keys = flash.keys(metal.tuning());
-        let cost = |positions: Range<usize>| {
-            let num_keys = positions.end - (positions.start + 1).saturating_sub(self.window);
-            Cost {
-                operations: 4 * (flash.rows() * pools.num_kv_heads * pools.head_dim * num_keys) as u64,
-                bytes: (num_keys * pools.bytes_per_position()) as u64,
-            }
+        let operands = FlashOperands {
+            dtype: pools.dtype,
+            value_dim: pools.head_dim,
+            q: Binding::read(q),
+            k: Binding::read(pools.k),
+            v: Binding::read(pools.v),
+            out: Binding::write(out),
+            between_spans: None,
         };
-        for (tiles, cost) in metal.patience().pieces(inputs.prefill_positions().map(cost)) {
-            let buffers = [
-                Binding::read(q),
-                Binding::read(pools.k),
-                Binding::read(pools.v),
-                inputs.block_tables(),
-                inputs.prefill_tiles(tiles.start),
-                Binding::write(out),
-            ];
-            metal.launch(
-                Kernel::FlashAttention {
-                    dtype: pools.dtype,
-                    max_dim: flash.max_dim,
-                    keys,
-                    head_dim: pools.head_dim,
-                },
-                Flags::default(),
-                Work {
-                    args: bytes_of(&args),
-                    buffers: &buffers,
-                    threadgroup_memory: flash.threadgroup_memory(keys),
-                    grid: [tiles.len(), pools.num_kv_heads, 1],
-                    num_threads: flash.simdgroups * 32,
-                    cost,
-                },
-            )?;
-        }
-        Ok(())
+        flash_attention(metal, inputs, 0..inputs.num_tiles(), args, operands)
     }
+}
+
+/// What flash attention reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FlashOperands<'a> {
+    /// Of keys and values.
+    pub(super) dtype: KvCacheDType,
+    pub(super) value_dim: usize,
+    pub(super) q: Binding<'a>,
+    pub(super) k: Binding<'a>,
+    pub(super) v: Binding<'a>,
+    pub(super) out: Binding<'a>,
+    /// If keys and values are those of a span, rotated ends of queries, and maxima and sums.
+    pub(super) between_spans: Option<[Binding<'a>; 2]>,
+}
+
+/// Attention of some tiles of a step's tokens.
+pub(super) fn flash_attention(
+    metal: &MetalBackend,
+    inputs: &MetalInputs,
+    tiles: Range<usize>,
+    args: FlashAttentionArgs,
+    operands: FlashOperands<'_>,
+) -> Result<()> {
+    let FlashOperands { dtype, value_dim, q, k, v, out, between_spans } = operands;
+    let FlashAttentionArgs { pages, window, span, .. } = args;
+    let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);
+    let flash = Flash::of(dtype, head_dim.max(value_dim));
+    let keys = flash.keys(metal.tuning());
+    // What a kernel does not read is bound to something that is there.
+    let [rotated, totals] = between_spans.unwrap_or([q; 2]);
+    let cost = |positions: Range<usize>| {
+        let begin = (positions.start + 1).saturating_sub(window as usize).max(span.begin as usize);
+        let num_values =
+            num_kv_heads * (head_dim + value_dim) * (positions.end.min(span.end as usize) - begin);
+        Cost {
+            operations: 2 * (flash.rows() * num_values) as u64,
+            bytes: (num_values * dtype.size_in_bytes()) as u64,
+        }
+    };
+    let costs = inputs.tile_positions(tiles.clone()).map(cost);
+    for (piece, cost) in metal.patience().pieces(costs) {
+        let prefill_tiles = inputs.prefill_tiles(tiles.start + piece.start);
+        let buffers = [q, k, v, inputs.block_tables(), prefill_tiles, out, rotated, totals];
+        metal.launch(
+            Kernel::FlashAttention { dtype, max_dim: flash.max_dim, keys, head_dim, value_dim },
+            Flags::of([between_spans.is_some()]),
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: flash.threadgroup_memory(keys),
+                grid: [piece.len(), num_kv_heads, 1],
+                num_threads: flash.simdgroups * 32,
+                cost,
+            },
+        )?;
+    }
+    Ok(())
 }
 
 /// Merges the pieces of `num_rows` tokens. A head of the result is as wide as `args` say of the cache.

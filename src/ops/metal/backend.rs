@@ -34,7 +34,7 @@ const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel that are flags, from constant 0 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Flags([bool; 4]);
+pub(super) struct Flags([bool; 5]);
 
 impl Flags {
     /// The first ones. Those behind them are false.

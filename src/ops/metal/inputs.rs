@@ -37,8 +37,18 @@ struct PrefillTile {
 pub(crate) enum PrefillForm {
     /// So many neighbours go together.
     Tiles(usize),
-    /// Each goes by itself.
-    Tokens,
+    /// The same, if keys and values are made for the sequence; otherwise each goes by itself.
+    Latent(usize),
+}
+
+/// A sequence for which keys and values are made.
+#[derive(Debug, Clone)]
+pub(super) struct ExpandedRow {
+    pub(super) seq_len: usize,
+    /// Its tiles, in the list of all.
+    pub(super) tiles: Range<usize>,
+    /// Where its block table begins in the list of all.
+    table_start: usize,
 }
 
 /// Some tokens that attend by themselves.
@@ -100,6 +110,7 @@ pub(crate) struct MetalInputs {
     decode: Vec<DecodeRow>,
     prefill_rows: Vec<DecodeRow>,
     prefill: Vec<PrefillTile>,
+    expanded: Vec<ExpandedRow>,
     /// Kept for its memory.
     words: Vec<u32>,
 }
@@ -135,6 +146,7 @@ impl MetalInputs {
             decode: Vec::with_capacity(max_num_rows),
             prefill_rows: Vec::with_capacity(max_num_tokens),
             prefill: Vec::with_capacity(max_num_tokens),
+            expanded: Vec::with_capacity(max_num_rows),
             words: Vec::new(),
         })
     }
@@ -172,6 +184,7 @@ impl MetalInputs {
         self.decode.clear();
         self.prefill_rows.clear();
         self.prefill.clear();
+        self.expanded.clear();
         for row in 0..attention.num_rows() {
             let seq_len = attention.seq_lens[row];
             let (Some(&[start, end]), Some(&table_start)) = (
@@ -185,23 +198,23 @@ impl MetalInputs {
                     "row {row} has tokens {start}..{end} of a sequence of {seq_len}"
                 )));
             }
-            let table_start = table_start as u32;
             let row_of = |token: usize| DecodeRow {
                 token: token as u32,
                 seq_len: (seq_len - (end - 1 - token)) as u32,
-                table_start,
+                table_start: table_start as u32,
             };
             let tokens_per_tile = match prefill_form {
                 _ if end - start == 1 => {
                     self.decode.push(row_of(start));
                     continue;
                 }
-                PrefillForm::Tokens => {
+                PrefillForm::Latent(_) if !attention.is_expanded(row) => {
                     self.prefill_rows.extend((start..end).map(row_of));
                     continue;
                 }
-                PrefillForm::Tiles(tokens_per_tile) => tokens_per_tile,
+                PrefillForm::Tiles(tokens_per_tile) | PrefillForm::Latent(tokens_per_tile) => tokens_per_tile,
             };
+            let first_tile = self.prefill.len();
             let mut first = start;
             while first < end {
                 let num_tokens = tokens_per_tile.min(end - first);
@@ -209,9 +222,13 @@ impl MetalInputs {
                     first_token: first as u32,
                     num_tokens: num_tokens as u32,
                     first_position: (seq_len - (end - first)) as u32,
-                    table_start,
+                    table_start: table_start as u32,
                 });
                 first += num_tokens;
+            }
+            if matches!(prefill_form, PrefillForm::Latent(_)) {
+                let tiles = first_tile..self.prefill.len();
+                self.expanded.push(ExpandedRow { seq_len, tiles, table_start });
             }
         }
         Ok(())
@@ -281,15 +298,29 @@ impl MetalInputs {
         binding.at(binding.offset + (rows.begin + first) * size_of::<DecodeRow>())
     }
 
+    /// The sequences for which keys and values are made.
+    pub(super) fn expanded_rows(&self) -> &[ExpandedRow] {
+        &self.expanded
+    }
+
+    pub(super) fn block_table(&self, row: &ExpandedRow) -> Binding<'_> {
+        let binding = self.block_tables();
+        binding.at(binding.offset + 4 * row.table_start)
+    }
+
     /// The tiles of the other sequences, from `first` on.
     pub(super) fn prefill_tiles(&self, first: usize) -> Binding<'_> {
         let binding = self.binding(self.prefill_tiles);
         binding.at(binding.offset + first * size_of::<PrefillTile>())
     }
 
-    /// The positions of the tokens of each tile.
-    pub(super) fn prefill_positions(&self) -> impl Iterator<Item = Range<usize>> {
-        self.prefill.iter().map(|tile| {
+    pub(super) fn num_tiles(&self) -> usize {
+        self.prefill.len()
+    }
+
+    /// The positions of the tokens of each of some tiles.
+    pub(super) fn tile_positions(&self, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        self.prefill[tiles].iter().map(|tile| {
             let first = tile.first_position as usize;
             first..first + tile.num_tokens as usize
         })

@@ -81,8 +81,10 @@ pub(super) enum Kernel {
         max_dim: usize,
         keys: usize,
         head_dim: usize,
+        value_dim: usize,
     },
     LatentKvWrite(KvCacheDType),
+    LatentRead(KvCacheDType),
     LatentAttention(KvCacheDType),
     ChooseExperts,
     CombineExperts,
@@ -99,7 +101,7 @@ impl Kernel {
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
-            Self::LatentKvWrite(_) => &LATENT,
+            Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
             Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
             Self::Sample => &SAMPLING,
@@ -128,6 +130,7 @@ impl Kernel {
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
             Self::LatentKvWrite(dtype) => format!("latent_kv_write_{dtype}"),
+            Self::LatentRead(dtype) => format!("latent_read_{dtype}"),
             Self::LatentAttention(dtype) => format!("latent_attention_{dtype}"),
             Self::ChooseExperts => "choose_experts".to_owned(),
             Self::CombineExperts => "combine_experts".to_owned(),
@@ -154,18 +157,21 @@ impl Kernel {
         if self.takes_any_threads() { 32 } else { Self::MAX_THREADS }
     }
 
-    /// The values of the kernel's function constants: as many of the flags as it has, or a number.
+    /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
-            Self::Matvec { .. }
-            | Self::MatvecSwiglu { .. }
-            | Self::Matmul { .. }
-            | Self::MatmulSwiglu { .. } => 4,
+            Self::Matmul { .. } | Self::MatmulSwiglu { .. } => 5,
+            Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
-            Self::LatentKvWrite(_) => 1,
-            Self::FlashAttention { head_dim, .. } => return vec![Constant::U16(0, head_dim as u16)],
+            Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,
             _ => 0,
         };
-        (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag)).collect()
+        let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
+        let numbers = match self {
+            Self::FlashAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            _ => Vec::new(),
+        };
+        let numbers = (num_flags as u32..).zip(numbers);
+        flags.chain(numbers.map(|(index, number)| Constant::U16(index, number as u16))).collect()
     }
 }

@@ -99,6 +99,8 @@ pub(crate) struct Operands<'a> {
     /// With [`super::Access::ReadWrite`], results are added to what is there.
     pub(crate) out: Binding<'a>,
     pub(crate) out_stride: usize,
+    /// Whether results are in half precision, which those of five rows and more may be.
+    pub(crate) is_half: bool,
     pub(crate) stacked: Stacked<'a>,
 }
 
@@ -341,7 +343,7 @@ impl<'a> Operands<'a> {
 
     fn flags(&self, has_bias: bool) -> Flags {
         let is_grouped = matches!(self.stacked, Stacked::Groups(_));
-        Flags::of([self.norm.is_some(), has_bias, self.adds(), is_grouped])
+        Flags::of([self.norm.is_some(), has_bias, self.adds(), is_grouped, self.is_half])
     }
 
     /// The list of groups and that of their rows; of a kernel that reads none, something that is there.
@@ -414,10 +416,11 @@ impl<'a> Operands<'a> {
                     ..*self
                 };
             }
+            let out_bytes = if self.is_half { 2 } else { 4 };
             Operands {
                 num_tokens: len,
                 x: self.x.at(self.x.offset + 4 * first * self.x_stride),
-                out: self.out.at(self.out.offset + 4 * first * self.out_stride),
+                out: self.out.at(self.out.offset + out_bytes * first * self.out_stride),
                 ..*self
             }
         })

@@ -8,6 +8,7 @@ mod backend;
 mod chip;
 mod cost;
 mod dry_run;
+mod expanded;
 mod experts;
 mod gpu;
 mod inputs;
@@ -34,6 +35,7 @@ pub use probe::{KernelLimits, Probe};
 
 pub(crate) use attention::{AttentionSizes, MetalAttention, Pools, Rope, rope_kv_write};
 pub(crate) use backend::MetalBackend;
+pub(crate) use expanded::{ExpandedOperands, MetalExpandedAttention};
 pub(crate) use experts::{MetalRouting, RouterForm, RoutingSizes};
 pub(crate) use inputs::{InputLimits, MetalInputs, PrefillForm};
 pub(crate) use latent::{LatentRows, LatentSizes, LatentWrite, MetalLatentAttention, latent_kv_write};

@@ -448,9 +448,14 @@ pub(crate) enum Unrolling {
 }
 
 /// The sets of values of so many flags that launches have: bit `i` is constant `i`. Products with the fourth, of groups,
-/// have no bias and are added to nothing.
+/// have no bias and are added to nothing; those with the fifth, in half precision, have nothing else.
 pub(crate) fn flag_sets(num_flags: usize) -> impl Iterator<Item = u32> {
-    (0..1 << num_flags).filter(|set| set & 0b1000 == 0 || set & 0b0110 == 0)
+    let is_launched = |set: &u32| match set >> 3 {
+        0 => true,
+        1 => set & 0b0110 == 0,
+        _ => *set == 0b1_0000,
+    };
+    (0..1 << num_flags).filter(is_launched)
 }
 
 /// For one set of values of function constants, which are all flags: constant `i` is bit `i`.

@@ -20,7 +20,7 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 18] = [
+pub(super) const LINES: [Lines; 21] = [
     Lines {
         file: "attention.rs",
         family: Family::Attention,
@@ -122,7 +122,11 @@ pub(super) const LINES: [Lines; 18] = [
                 "a key too few",
                 List(5, [3, 1], 2, |x| x.max(2) - 1),
             ),
-            ("let table_start = table_start as u32;", "the first table", List(5, [3, 2], 2, |_| 0)),
+            (
+                "table_start: table_start as u32,\n            };",
+                "the first table",
+                List(5, [3, 2], 2, |_| 0),
+            ),
             (
                 "self.write(metal, self.block_tables, &attention.block_tables)?;",
                 "other blocks",
@@ -142,7 +146,11 @@ pub(super) const LINES: [Lines; 18] = [
                 "a position further",
                 List(5, [4, 2], 0, |x| x + 1),
             ),
-            ("table_start,\n                });", "the first table", List(5, [4, 3], 0, |_| 0)),
+            (
+                "table_start: table_start as u32,\n                });",
+                "the first table",
+                List(5, [4, 3], 0, |_| 0),
+            ),
         ],
     },
     Lines {
@@ -164,10 +172,10 @@ pub(super) const LINES: [Lines; 18] = [
         kernels: "flash_attention",
         defects: &[
             ("fn tokens_per_tile(", "a token less than are in a tile", List(5, [4, 1], 0, |x| x.max(2) - 1)),
-            ("inputs.prefill_tiles(tiles.start),", "always the first", Offset(5, |n| n / 1024 * 1024)),
-            ("grid: [tiles.len(), pools.num_kv_heads, 1],", "a tile too few", Grid(0, |n| n - 1)),
+            ("inputs.prefill_tiles(tiles.start + piece.start);", "the first", Offset(5, |n| n / 1024 * 1024)),
+            ("grid: [piece.len(), num_kv_heads, 1],", "a tile too few", Grid(0, |n| n - 1)),
             (
-                "let flash = Flash::of(pools.dtype, pools.head_dim);",
+                "let flash = Flash::of(dtype, head_dim.max(value_dim));",
                 "for smaller heads",
                 Ending("_128_16", "_64_32"),
             ),
@@ -177,7 +185,7 @@ pub(super) const LINES: [Lines; 18] = [
                 Ending("_128_16", "_128_32"),
             ),
             (
-                "head_dim: pools.head_dim,\n                },",
+                "Kernel::FlashAttention { dtype, max_dim: flash.max_dim, keys, head_dim, value_dim },",
                 "eight values too few",
                 Number(|n| n.max(16) - 8),
             ),
@@ -254,6 +262,63 @@ pub(super) const LINES: [Lines; 18] = [
                 "a row further",
                 Offset(4, |n| n + 12),
             ),
+        ],
+    },
+    Lines {
+        file: "expanded.rs",
+        family: Family::Latent,
+        kernels: "latent_read",
+        defects: &[
+            ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(0, |_| 16)),
+            ("row_dim: row_dim as u32,", "eight values too few", Word(1, |x| x - 8)),
+            ("rank: rank as u32,", "eight values too few", Word(2, |x| x - 8)),
+            ("num_heads: num_heads as u32,", "a head too few", Word(3, |x| x - 1)),
+            ("head_dim: shape.head_dim() as u32,\n            capacity", "eight too few", Word(4, |x| x - 8)),
+            ("capacity: capacity as u32,\n", "as many as a tile too few", Word(5, |x| x - 32)),
+            ("begin: span.start as u32,\n            end", "always the first", Word(6, |_| 0)),
+            ("end: span.end as u32,\n        };", "a position too few", Word(7, |x| x.max(2) - 1)),
+            ("inputs.block_table(row),", "the first", Offset(2, |n| n / 256 * 256)),
+            ("Binding::write(&self.latent),", "said to be read", Declared(3, Access::Read)),
+            ("Binding::write(&self.keys),\n", "said to be read", Declared(4, Access::Read)),
+            ("grid: [num_positions, 1, 1],", "a tile too few", Grid(0, |n| n.max(33) - 32)),
+        ],
+    },
+    Lines {
+        file: "expanded.rs",
+        family: Family::Latent,
+        kernels: "matmul",
+        defects: &[
+            ("is_half: Self::dtype(dtype) == KvCacheDType::F16,", "the other", Flag(4)),
+            ("x_stride: 0, out_stride: capacity * width }", "a tile too few", Word(5, |x| x - x / 64)),
+        ],
+    },
+    Lines {
+        file: "expanded.rs",
+        family: Family::Latent,
+        kernels: "flash_attention",
+        defects: &[
+            ("block_size: capacity as u32,", "as many as a tile too few", Word(1, |x| x - 32)),
+            ("q_stride: operands.query_width as u32,", "eight values too few", Word(4, |x| x - 8)),
+            (
+                "scale: scale * LOG2_E,",
+                "weights are powers of e",
+                Word(6, |x| times(x, std::f32::consts::LN_2)),
+            ),
+            ("begin: span.start as u32,\n                end", "always the first", Word(7, |_| 0)),
+            ("end: span.end as u32,\n                num", "a position too few", Word(8, |x| x.max(2) - 1)),
+            ("num_plain: shape.nope as u32,", "eight too many", Word(9, |x| x + 8)),
+            ("rotated_width: operands.rows.row_dim as u32,", "eight too few", Word(10, |x| x - 8)),
+            (
+                "(true, false) => (Binding::write(operands.out), Binding::write(&self.totals)),",
+                "totals are said to be read",
+                Declared(8, Access::Read),
+            ),
+            (
+                "(false, false) => (Binding::read_write(operands.out), Binding::read_write(&self.totals)),",
+                "results are said to be written",
+                Declared(6, Access::Write),
+            ),
+            ("row.tiles.start + num_before..row.tiles.end", "always the first", Offset(5, |n| n / 256 * 256)),
         ],
     },
     Lines {

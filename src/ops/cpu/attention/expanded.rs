@@ -47,7 +47,8 @@ impl ExpandedShape {
         self.rank + self.rotated
     }
 
-    fn head_dim(self) -> usize {
+    /// Values of a query or key head.
+    pub(crate) fn head_dim(self) -> usize {
         self.nope + self.rotated
     }
 

@@ -3,9 +3,10 @@
 use tinyvllm::Result;
 use tinyvllm::config::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, Scoring};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionScratch, Buffer, Context, DeviceInputs, Heads, KvCache, KvCacheDType,
-    LinearScratch, Matrix, MatrixStack, RmsNorm, RopeTable, Router, Routing, StepInputs, Vector,
-    experts_residual, experts_swiglu, heads_linear, latent_kv_write, paged_attention, route,
+    AttentionLimits, AttentionScratch, Buffer, Context, DeviceInputs, ExpandedLimits, ExpandedScratch, Heads,
+    KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack, RmsNorm, RopeTable, Router, Routing,
+    StepInputs, Vector, expanded_attention, experts_residual, experts_swiglu, heads_linear, latent_kv_write,
+    paged_attention, route,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -25,11 +26,15 @@ const INTERMEDIATE: usize = 1408;
 const NUM_EXPERTS: usize = 64;
 const NUM_CHOSEN: usize = 6;
 
-fn stack(context: &Context, dtype: DType, num: usize, rows: usize, cols: usize) -> Result<MatrixStack> {
+fn matrices(context: &Context, dtype: DType, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
     let len = dtype.row_bytes(cols)? * rows;
     let own =
         |index: usize| Matrix::from_bytes(context, dtype, &noise_bytes(index as u64 + 1, len), rows, cols);
-    MatrixStack::new(context, (0..num).map(own).collect::<Result<_>>()?)
+    (0..num).map(own).collect()
+}
+
+fn stack(context: &Context, dtype: DType, num: usize, rows: usize, cols: usize) -> Result<MatrixStack> {
+    MatrixStack::new(context, matrices(context, dtype, num, rows, cols)?)
 }
 
 impl Bench<'_> {
@@ -91,37 +96,69 @@ impl Bench<'_> {
         let operations = (2 * NUM_HEADS * (ROW_DIM + RANK) * CONTEXT) as f64;
         let all: Vec<usize> = (0..NUM_SEQUENCES).collect();
         let last = [CONTEXT as u32 - 1; NUM_SEQUENCES];
-        let mut run = |name: &str, sequences: &[usize], first: usize, end: usize, share: (f64, f64)| {
-            let metadata = step(sequences, first, end);
+        let mut run = |name: &str, sequences: &[usize], share: (f64, f64)| {
+            let metadata = step(sequences, CONTEXT - 1, CONTEXT);
             let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
-            let ids = if end - first == 1 { &last[..sequences.len()] } else { &positions[first..end] };
+            let ids = &last[..sequences.len()];
             let lists = StepInputs::new(ids, ids, &[], &metadata);
             let lists = inputs.upload(&self.context, lists, &cache)?;
-            let num_calls = if end - first == 1 { 20 } else { 3 };
-            let seconds = self.seconds(num_calls, |_| {
+            let seconds = self.seconds(20, |_| {
                 paged_attention(&self.context, &mut scratch, &absorbed, &cache, 0, &lists, &mut out)
             })?;
             Ok::<_, tinyvllm::Error>(self.line(name, seconds, share.0, share.1))
         };
         let num = NUM_SEQUENCES as f64;
         let name = format!("latent attention, {NUM_SEQUENCES} × {CONTEXT} tokens, {NUM_HEADS} heads");
-        let share = run(&name, &all, CONTEXT - 1, CONTEXT, (num * row_bytes, num * operations))?;
-        run(
-            &format!("latent attention, 1 × {CONTEXT} tokens"),
-            &all[..1],
-            CONTEXT - 1,
-            CONTEXT,
-            (row_bytes, operations),
-        )?;
-        let of_prompt = operations / CONTEXT as f64 * (PROMPT * (PROMPT + 1) / 2) as f64;
-        run(
-            &format!("latent attention, a prompt of {PROMPT}"),
-            &all[..1],
-            0,
-            PROMPT,
-            (row_bytes / 2.0, of_prompt),
-        )?;
+        let share = run(&name, &all, (num * row_bytes, num * operations))?;
+        run(&format!("latent attention, 1 × {CONTEXT} tokens"), &all[..1], (row_bytes, operations))?;
         self.shares.push((name, share));
+
+        let keys = stack(&self.context, DType::Q8_0, NUM_HEADS, RANK, NOPE)?;
+        let keys = keys
+            .with_transposed(&self.context, matrices(&self.context, DType::Q8_0, NUM_HEADS, NOPE, RANK)?)?;
+        let values = stack(&self.context, DType::Q8_0, NUM_HEADS, NOPE, RANK)?;
+        let mut expanded = ExpandedScratch::new(
+            &self.context,
+            ExpandedLimits {
+                num_heads: NUM_HEADS,
+                rank: RANK,
+                nope: NOPE,
+                rotated: ROTATED,
+                value_dim: NOPE,
+                scale: 0.1,
+                max_model_len: CONTEXT,
+                max_num_tokens: CONTEXT,
+                max_num_rows: NUM_SEQUENCES,
+            },
+        )?;
+        let mut out = Buffer::new(&self.context, CONTEXT, NUM_HEADS * NOPE)?;
+        for (first, end) in [(0, PROMPT), (CONTEXT - 512, CONTEXT)] {
+            let metadata = step(&all[..1], first, end);
+            let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
+            let ids = &positions[first..end];
+            let lists = StepInputs::new(ids, ids, &[], &metadata);
+            let lists = inputs.upload(&self.context, lists, &cache)?;
+            let seconds = self.seconds(3, |_| {
+                let (scratch, out) = (&mut expanded, &mut out);
+                expanded_attention(
+                    &self.context,
+                    scratch,
+                    queries,
+                    &absorbed,
+                    &cache,
+                    0,
+                    &lists,
+                    &keys,
+                    &values,
+                    out,
+                )
+            })?;
+            let num_keys = (first + 1..=end).sum::<usize>();
+            let multiplications = (QUERY_DIM + NOPE) * num_keys + 2 * NOPE * RANK * end;
+            let name = format!("expanded attention, tokens {first}..{end}");
+            let bytes = row_bytes / CONTEXT as f64 * end as f64;
+            self.line(&name, seconds, bytes, (2 * NUM_HEADS * multiplications) as f64);
+        }
 
         for dtype in [DType::Q4_0, DType::Q8_0, DType::F16] {
             for (what, inputs, outputs) in [("into", NOPE, RANK), ("out of", RANK, NOPE)] {
