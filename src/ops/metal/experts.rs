@@ -134,6 +134,10 @@ impl MetalRouting {
             max_rows: num_rows,
         };
         (self.num_groups, self.max_group_rows) = groups_of(sizes, num_rows);
+        if num_rows == 0 {
+            // Of a piece of a prompt no results are wanted.
+            return Ok(());
+        }
         let args = ChooseArgs {
             num_rows: num_rows as u32,
             num_experts: num_experts as u32,
