@@ -13,7 +13,8 @@ reference  tiny/NAME/: config.json, generation_config.json and model.safetensors
 gguf       tiny/NAME/NAME.TYPE.gguf, converted from the folder, and NAME.TYPE.golden.safetensors with the
            logits of a numpy forward pass over the dequantised weights of that very file.
            f32-legacy and q8_0-legacy are files from before attn_kv_b was split in two, q8_0-ollama is one of
-           arch glm4moelite, in which two pairs of keys have changed places.
+           arch glm4moelite, in which two pairs of keys have changed places, and in q4_0-mixed the experts that
+           all tokens go through are Q8_0.
 kquant     kquant/NAME/NAME.q4_k_mix.gguf: models of width 256 with Q4_K, Q5_K, Q6_K and the type that
            stands in where a row is no multiple of 256, and their golden logits. Their float models are
            temporary.
@@ -57,7 +58,7 @@ TINY_GGUF_TYPES = {
     "qwen3": [],
     "qwen3_moe": ["q8_0"],
     "mixtral": ["q8_0"],
-    "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy"],
+    "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy", "q4_0-mixed"],
     "youtu": ["q8_0", "q4_0"],
     "glm4_moe_lite": ["q8_0", "q4_0", "q8_0-ollama"],
 }
@@ -580,6 +581,7 @@ def add_latent_hyperparameters(writer, arch, config, variant):
     num_heads = config["num_attention_heads"]
     num_kv_heads, lengths, mla_lengths = {
         "": (1, row, head),
+        "mixed": (1, row, head),
         "legacy": (num_heads, head, None),
         "ollama": (num_heads, head, row),
     }[variant]
@@ -652,7 +654,7 @@ def finish_gguf(writer):
 
 
 def write_gguf(folder, path, type_name):
-    """Converts a folder to a GGUF file whose matrices all have one type, such as f32 or f32-legacy."""
+    """Converts a folder to a GGUF file whose matrices have one type or, if they are mixed, two: q4_0, f32-legacy."""
     type_name, _, variant = type_name.partition("-")
     config, tensors = load_folder(folder)
     arch = OLLAMA_ARCH if variant == "ollama" else GGUF_ARCH[config["model_type"]]
@@ -666,6 +668,8 @@ def write_gguf(folder, path, type_name):
     wanted = GgmlType[type_name.upper()]
     for name, value in gguf_tensors(config, tensors, variant).items():
         ggml_type = GgmlType.F32 if is_kept_exact(name, value) else wanted
+        if variant == "mixed" and "_shexp." in name:
+            ggml_type = GgmlType.Q8_0
         if value.shape[-1] % gguf.GGML_QUANT_SIZES[ggml_type][0]:
             ggml_type = GgmlType.F16
         value = np.ascontiguousarray(value, np.float32)

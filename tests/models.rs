@@ -354,6 +354,12 @@ fn older_layouts_of_latent_attention() {
     check_file_within(legacy, (5e-3, 1e-3, 1.0), ROUNDED_EXPERTS);
 }
 
+/// What all tokens go through is of another type than the experts, so it stays a network of its own.
+#[test]
+fn experts_of_two_types() {
+    check_file("tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf", ROUNDED_EXPERTS);
+}
+
 #[test]
 fn llama_q8_0() {
     check_quantized("tiny/llama/llama.q8_0.gguf");
@@ -411,9 +417,10 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 12] = [
     "tiny/mixtral/mixtral.q8_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q8_0-legacy.gguf",
+    "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf",
     "tiny/youtu",
     "tiny/glm4_moe_lite",
     "tiny/qwen3_moe/qwen3_moe.q8_0.gguf",

@@ -31,12 +31,13 @@ const EXACT: [&str; 10] = [
 ];
 
 /// Quantised models whose golden logits were computed with the quantised weights.
-const QUANTIZED: [&str; 10] = [
+const QUANTIZED: [&str; 11] = [
     "tiny/llama/llama.q8_0.gguf",
     "tiny/llama3/llama3.q4_0.gguf",
     "tiny/qwen2/qwen2.q8_0.gguf",
     "tiny/youtu/youtu.q4_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
+    "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.f32-legacy.gguf",
     "tiny/glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
     "tiny/qwen3_moe/qwen3_moe.q8_0.gguf",
