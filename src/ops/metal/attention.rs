@@ -452,7 +452,7 @@ struct Flash {
 
 impl Flash {
     fn of(dtype: KvCacheDType, head_dim: usize) -> Self {
-        let max_dim = head_dim.next_power_of_two().clamp(64, MAX_HEAD_DIM);
+        let max_dim = head_dim.next_multiple_of(64).max(64);
         let value_bytes = if dtype == KvCacheDType::F16 { 2 } else { 4 };
         Self { max_dim, simdgroups: if max_dim * value_bytes > 512 { 2 } else { 4 }, value_bytes }
     }
@@ -466,7 +466,7 @@ impl Flash {
         match (self.max_dim, self.value_bytes) {
             (64, _) => 32,
             (128, 2) => tuning.flash_keys,
-            (128, _) => 16,
+            (128, _) | (192, 2) => 16,
             _ => 8,
         }
     }
