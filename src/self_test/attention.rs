@@ -103,6 +103,11 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
                 run(&Case { dtype, heads, head_dim, num_pairs: head_dim / 2, sequences, ..Case::default() });
             }
         }
+        // Prompts with heads of more than 128 values.
+        for head_dim in [160, 256] {
+            let case = Case { dtype, heads: (2, 1), head_dim, num_pairs: head_dim / 2, ..Case::default() };
+            run(&Case { sequences: vec![[5, 20]], ..case });
+        }
         // More heads for a key than a simdgroup takes.
         run(&Case { dtype, heads: (8, 1), head_dim: 16, num_pairs: 8, ..Case::default() });
         run(&Case { dtype, is_forked: true, block_size: 8, ..Case::default() });

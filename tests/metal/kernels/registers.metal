@@ -23,6 +23,11 @@ using namespace metal;
     for (int i = 0; i < 16; ++i) {
         values[i] = x[i * 1024 + t] * x[i];
     }
+    // Until now all of them are needed.
+    threadgroup_barrier(mem_flags::mem_device);
+    for (uint i = 0; i < uint(x[1]); ++i) {
+        values[uint(x[i]) % 16] += 1.0f;
+    }
     x[t] = values[uint(x[0]) % 16];
 }
 
