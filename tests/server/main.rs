@@ -14,6 +14,7 @@ mod fake;
 mod life;
 mod load;
 mod logs;
+mod models;
 mod page;
 mod real_clients;
 mod requests;
