@@ -253,7 +253,8 @@ HEAD_COUNTS("f16", half)
 HEAD_COUNTS("bf16", bfloat)
 HEAD_COUNTS("f32", float)
 
-// Merges the pieces of a sequence: values in their order, sums by lanes. A simdgroup has MERGED · LANES values of a head.
+// Merges the pieces of a sequence: values in their order, sums by lanes. A simdgroup has MERGED · LANES values of a
+// head.
 [[kernel]] void paged_attention_merge(
     constant PagedAttentionArgs& a [[buffer(0)]],
     device const DecodeRow* rows [[buffer(1)]],
