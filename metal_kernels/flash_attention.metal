@@ -284,20 +284,18 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
 }
 
 // As many keys at a time as leave room for several threadgroups on a core, and registers for the results of long heads.
-#define FLASH(NAME, KV, MAX_DIM, KEYS, SIMDGROUPS)                                                \
-    template [[host_name("flash_attention_" NAME "_" #MAX_DIM "_" #KEYS)]] [[kernel]] decltype(   \
-        flash_attention<KV, MAX_DIM, KEYS, SIMDGROUPS>)                                           \
-        flash_attention<KV, MAX_DIM, KEYS, SIMDGROUPS>;
-FLASH("f16", half, 64, 32, 4)
-FLASH("f16", half, 128, 16, 4)
-FLASH("f16", half, 128, 32, 4)
-FLASH("f16", half, 192, 16, 4)
-FLASH("f16", half, 256, 8, 4)
-FLASH("bf16", bfloat, 64, 32, 4)
-FLASH("bf16", bfloat, 128, 16, 4)
-FLASH("bf16", bfloat, 192, 8, 2)
-FLASH("bf16", bfloat, 256, 8, 2)
-FLASH("f32", float, 64, 32, 4)
-FLASH("f32", float, 128, 16, 4)
-FLASH("f32", float, 192, 8, 2)
-FLASH("f32", float, 256, 8, 2)
+#define FLASH(NAME, KV, MAX_DIM, KEYS, SIMDGROUPS) \
+    INSTANCE(flash_attention_##NAME##_##MAX_DIM##_##KEYS, flash_attention, KV, MAX_DIM, KEYS, SIMDGROUPS)
+FLASH(f16, half, 64, 32, 4)
+FLASH(f16, half, 128, 16, 4)
+FLASH(f16, half, 128, 32, 4)
+FLASH(f16, half, 192, 16, 4)
+FLASH(f16, half, 256, 8, 4)
+FLASH(bf16, bfloat, 64, 32, 4)
+FLASH(bf16, bfloat, 128, 16, 4)
+FLASH(bf16, bfloat, 192, 8, 2)
+FLASH(bf16, bfloat, 256, 8, 2)
+FLASH(f32, float, 64, 32, 4)
+FLASH(f32, float, 128, 16, 4)
+FLASH(f32, float, 192, 8, 2)
+FLASH(f32, float, 256, 8, 2)

@@ -2,7 +2,7 @@
 //
 // A repacked matrix is a few planes, one after the other, each row by row: the low bits of the codes, the high
 // bits, the scales, and the scales of the scales. What one lane reads of a plane is aligned to its size.
-// `src/ops/metal/layout.rs` writes what is read here and says what each plane holds.
+// `src/ops/gpu/layout.rs` writes what is read here and says what each plane holds.
 //
 // Codes become floats without conversions of integers and with few shifts, which are slow on Apple GPUs: two codes
 // of a word are masked out where they stand and read as a pair of halves below the normal ones. Such a half is its

@@ -70,9 +70,9 @@ template <typename KV>
     }
 }
 
-template [[host_name("latent_kv_write_f16")]] [[kernel]] decltype(latent_kv_write<half>) latent_kv_write<half>;
-template [[host_name("latent_kv_write_bf16")]] [[kernel]] decltype(latent_kv_write<bfloat>) latent_kv_write<bfloat>;
-template [[host_name("latent_kv_write_f32")]] [[kernel]] decltype(latent_kv_write<float>) latent_kv_write<float>;
+INSTANCE(latent_kv_write_f16, latent_kv_write, half)
+INSTANCE(latent_kv_write_bf16, latent_kv_write, bfloat)
+INSTANCE(latent_kv_write_f32, latent_kv_write, float)
 
 struct LatentReadArgs {
     uint block_size;
@@ -112,6 +112,6 @@ template <typename KV, typename T>
     }
 }
 
-template [[host_name("latent_read_f16")]] [[kernel]] decltype(latent_read<half, half>) latent_read<half, half>;
-template [[host_name("latent_read_bf16")]] [[kernel]] decltype(latent_read<bfloat, float>) latent_read<bfloat, float>;
-template [[host_name("latent_read_f32")]] [[kernel]] decltype(latent_read<float, float>) latent_read<float, float>;
+INSTANCE(latent_read_f16, latent_read, half, half)
+INSTANCE(latent_read_bf16, latent_read, bfloat, float)
+INSTANCE(latent_read_f32, latent_read, float, float)

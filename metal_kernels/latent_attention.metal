@@ -260,6 +260,6 @@ template <typename KV>
     }
 }
 
-template [[host_name("latent_attention_f16")]] [[kernel]] decltype(latent_attention<half>) latent_attention<half>;
-template [[host_name("latent_attention_bf16")]] [[kernel]] decltype(latent_attention<bfloat>) latent_attention<bfloat>;
-template [[host_name("latent_attention_f32")]] [[kernel]] decltype(latent_attention<float>) latent_attention<float>;
+INSTANCE(latent_attention_f16, latent_attention, half)
+INSTANCE(latent_attention_bf16, latent_attention, bfloat)
+INSTANCE(latent_attention_f32, latent_attention, float)

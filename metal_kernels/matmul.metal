@@ -367,11 +367,9 @@ template <typename F, int TOKENS, int ALONG_TOKENS>
     );
 }
 
-#define MATMUL(F, TOKENS, ALONG_TOKENS)                                                          \
-    template [[host_name("matmul_" #F "_" #TOKENS)]] [[kernel]] decltype(                        \
-        matmul<F, TOKENS, ALONG_TOKENS>) matmul<F, TOKENS, ALONG_TOKENS>;                        \
-    template [[host_name("matmul_swiglu_" #F "_" #TOKENS)]] [[kernel]] decltype(                 \
-        matmul_swiglu<F, TOKENS, ALONG_TOKENS>) matmul_swiglu<F, TOKENS, ALONG_TOKENS>;
+#define MATMUL(F, TOKENS, ALONG_TOKENS)                                  \
+    INSTANCE(matmul_##F##_##TOKENS, matmul, F, TOKENS, ALONG_TOKENS)     \
+    INSTANCE(matmul_swiglu_##F##_##TOKENS, matmul_swiglu, F, TOKENS, ALONG_TOKENS)
 #define FORMAT(F) MATMUL(F, 8, 1) MATMUL(F, 16, 1) MATMUL(F, 32, 2)
 
 FORMAT(Q4_0)
@@ -386,9 +384,8 @@ FORMAT(F16)
 FORMAT(BF16)
 FORMAT(F32)
 
-#define MIXED(F, LAST, TOKENS, ALONG_TOKENS)                                              \
-    template [[host_name("matmul_" #F "_" #LAST "_" #TOKENS)]] [[kernel]] decltype(       \
-        matmul_mixed<F, LAST, TOKENS, ALONG_TOKENS>) matmul_mixed<F, LAST, TOKENS, ALONG_TOKENS>;
+#define MIXED(F, LAST, TOKENS, ALONG_TOKENS) \
+    INSTANCE(matmul_##F##_##LAST##_##TOKENS, matmul_mixed, F, LAST, TOKENS, ALONG_TOKENS)
 MIXED(Q4_K, Q6_K, 8, 1)
 MIXED(Q4_K, Q6_K, 16, 1)
 MIXED(Q4_K, Q6_K, 32, 2)

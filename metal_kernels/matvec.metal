@@ -633,17 +633,10 @@ template <typename F, int ROWS, int COLUMNS>
     out[part.out_offset + column * a.out_stride + row] = gated / (1.0f + exp(-gated)) * (up_sum * factor);
 }
 
-#define MATVEC(F, ROWS, COLUMNS)                                                                    \
-    template [[host_name("matvec_" #F "_" #COLUMNS)]] [[kernel]] decltype(matvec<F, ROWS, COLUMNS>) \
-        matvec<F, ROWS, COLUMNS>;
-#define MIXED(F, LAST, ROWS, COLUMNS)                                              \
-    template [[host_name("matvec_" #F "_" #LAST "_" #COLUMNS)]] [[kernel]] decltype( \
-        matvec_mixed<F, LAST, ROWS, COLUMNS>)                                      \
-        matvec_mixed<F, LAST, ROWS, COLUMNS>;
-#define SWIGLU(F, ROWS, COLUMNS)                                                  \
-    template [[host_name("matvec_swiglu_" #F "_" #COLUMNS)]] [[kernel]] decltype( \
-        matvec_swiglu<F, ROWS, COLUMNS>)                                          \
-        matvec_swiglu<F, ROWS, COLUMNS>;
+#define MATVEC(F, ROWS, COLUMNS) INSTANCE(matvec_##F##_##COLUMNS, matvec, F, ROWS, COLUMNS)
+#define MIXED(F, LAST, ROWS, COLUMNS) \
+    INSTANCE(matvec_##F##_##LAST##_##COLUMNS, matvec_mixed, F, LAST, ROWS, COLUMNS)
+#define SWIGLU(F, ROWS, COLUMNS) INSTANCE(matvec_swiglu_##F##_##COLUMNS, matvec_swiglu, F, ROWS, COLUMNS)
 
 #define QUANTIZED(F)                                      \
     MATVEC(F, 4, 1) MATVEC(F, 4, 2) MATVEC(F, 2, 4)       \

@@ -243,15 +243,14 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     }
 }
 
-#define ATTENTION(NAME, KV, HEADS, LANES_PER_KEY)                                                   \
-    template [[host_name("paged_attention_" NAME "_" #HEADS "_" #LANES_PER_KEY)]] [[kernel]] decltype( \
-        paged_attention<KV, HEADS, LANES_PER_KEY>) paged_attention<KV, HEADS, LANES_PER_KEY>;
+#define ATTENTION(NAME, KV, HEADS, LANES_PER_KEY) \
+    INSTANCE(paged_attention_##NAME##_##HEADS##_##LANES_PER_KEY, paged_attention, KV, HEADS, LANES_PER_KEY)
 #define WIDTHS(NAME, KV, HEADS) \
     ATTENTION(NAME, KV, HEADS, 8) ATTENTION(NAME, KV, HEADS, 16) ATTENTION(NAME, KV, HEADS, 32)
 #define HEAD_COUNTS(NAME, KV) WIDTHS(NAME, KV, 1) WIDTHS(NAME, KV, 2) WIDTHS(NAME, KV, 4)
-HEAD_COUNTS("f16", half)
-HEAD_COUNTS("bf16", bfloat)
-HEAD_COUNTS("f32", float)
+HEAD_COUNTS(f16, half)
+HEAD_COUNTS(bf16, bfloat)
+HEAD_COUNTS(f32, float)
 
 // Merges the pieces of a sequence: values in their order, sums by lanes. A simdgroup has MERGED · LANES values of a
 // head.

@@ -8,21 +8,6 @@ struct ProbeArgs {
     uint count;
 };
 
-#define PROBE(NAME, RESULT)                          \
-    [[kernel]] void probe_##NAME(                    \
-        constant ProbeArgs& a [[buffer(0)]],         \
-        device const uint* in [[buffer(1)]],         \
-        device uint* out [[buffer(2)]],              \
-        uint index [[threadgroup_position_in_grid]], \
-        uint lane [[thread_index_in_simdgroup]]      \
-    ) {                                              \
-        const uint i = index * LANES + lane;         \
-        if (i < a.count) {                           \
-            const uint bits = in[i];                 \
-            out[i] = RESULT;                         \
-        }                                            \
-    }
-
 // A word as a half, in its low bits, and as a float.
 inline half low(uint bits) {
     return as_type<half2>(bits).x;
@@ -30,6 +15,26 @@ inline half low(uint bits) {
 inline float number(uint bits) {
     return as_type<float>(bits);
 }
+
+template <class P>
+[[kernel]] void probe(
+    constant ProbeArgs& a [[buffer(0)]],
+    device const uint* in [[buffer(1)]],
+    device uint* out [[buffer(2)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint i = index * LANES + lane;
+    if (i < a.count) {
+        out[i] = P::of(in[i]);
+    }
+}
+
+#define PROBE(NAME, RESULT)                              \
+    struct NAME##_probe {                                \
+        static uint of(uint bits) { return RESULT; }     \
+    };                                                   \
+    INSTANCE(probe_##NAME, probe, NAME##_probe)
 
 // A half as a float: codes of weights are halves below the normal ones.
 PROBE(half_to_float, as_type<uint>(float(low(bits))))

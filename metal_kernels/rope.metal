@@ -89,6 +89,6 @@ template <typename KV>
     }
 }
 
-template [[host_name("rope_kv_write_f16")]] [[kernel]] decltype(rope_kv_write<half>) rope_kv_write<half>;
-template [[host_name("rope_kv_write_bf16")]] [[kernel]] decltype(rope_kv_write<bfloat>) rope_kv_write<bfloat>;
-template [[host_name("rope_kv_write_f32")]] [[kernel]] decltype(rope_kv_write<float>) rope_kv_write<float>;
+INSTANCE(rope_kv_write_f16, rope_kv_write, half)
+INSTANCE(rope_kv_write_bf16, rope_kv_write, bfloat)
+INSTANCE(rope_kv_write_f32, rope_kv_write, float)

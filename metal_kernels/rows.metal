@@ -46,7 +46,7 @@ template <typename F>
     }
 }
 
-#define EMBED(F) template [[host_name("embed_" #F)]] [[kernel]] decltype(embed<F>) embed<F>;
+#define EMBED(F) INSTANCE(embed_##F, embed, F)
 EMBED(Q4_0)
 EMBED(Q4_1)
 EMBED(Q5_0)

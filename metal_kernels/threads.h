@@ -20,3 +20,9 @@ inline float sum_of_lanes(float value, int width) {
 inline float add_dot(float4 a, float4 b, float sum) {
     return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum))));
 }
+
+// The kernel NAME for the host: the template KERNEL with these arguments.
+#ifndef INSTANCE
+#define INSTANCE(NAME, KERNEL, ...) \
+    template [[host_name(#NAME)]] [[kernel]] decltype(KERNEL<__VA_ARGS__>) KERNEL<__VA_ARGS__>;
+#endif

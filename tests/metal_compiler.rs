@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-use tinyvllm::ops::metal::{LIBRARIES, Library};
+use tinyvllm::ops::gpu::{LIBRARIES, Library};
 
 fn compiler() -> Command {
     let mut command = Command::new("xcrun");

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::ops::metal::Gpu;
+use crate::ops::gpu::Gpu;
 use crate::ops::reference::ReferenceBackend;
 use crate::{Error, ErrorKind, Result};
 
@@ -90,7 +90,7 @@ pub enum OpenedDevice {
 }
 
 impl DeviceChoice {
-    /// Opens the device. `Auto` is Metal where this build and this machine have it, and the CPU elsewhere.
+    /// Opens the device. `Auto` is a GPU where this build and this machine have one, and the CPU elsewhere.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a device that this build or this machine does not have.
@@ -103,31 +103,52 @@ impl DeviceChoice {
             KernelChoice::Fused => open_metal().map(OpenedDevice::Gpu),
             KernelChoice::Reference => ReferenceBackend::metal().map(OpenedDevice::Reference),
         };
+        let cuda = |ordinal| {
+            match kernels {
+            KernelChoice::Fused => open_cuda(ordinal).map(OpenedDevice::Gpu),
+            KernelChoice::Reference => Err(Error::unsupported(format!(
+                "--kernels reference is not available on cuda:{ordinal}: candle's CUDA device needs NVIDIA's compiler \
+                 when the program is built"
+            ))
+            .with_hint("leave --kernels out, or use --device cpu")),
+        }
+        };
         match self {
             Self::Cpu => Ok(cpu()),
             Self::Metal => metal(),
             // Not a silent fallback: nobody asked for a GPU, and the summary line names the device.
-            Self::Auto => match metal() {
+            Self::Auto => match metal().or_else(|_| cuda(0)) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => Ok(cpu()),
                 opened => opened,
             },
-            Self::Cuda(_) => Err(Error::unsupported(format!(
-                "--device {self} is not available: there are kernels for cpu and metal only"
-            ))
-            .with_hint("leave --device out, or use --device cpu")),
+            Self::Cuda(ordinal) => cuda(ordinal),
         }
     }
 }
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
 fn open_metal() -> Result<Arc<dyn Gpu>> {
-    Ok(Arc::new(crate::ops::metal::AppleGpu::open()?))
+    Ok(Arc::new(crate::ops::gpu::AppleGpu::open()?))
 }
 
 #[cfg(not(all(target_os = "macos", feature = "metal")))]
 fn open_metal() -> Result<Arc<dyn Gpu>> {
     Err(Error::unsupported("--device metal is not available: this build has no metal")
         .with_hint("build with --features metal on a Mac, or use --device cpu"))
+}
+
+#[cfg(target_os = "linux")]
+fn open_cuda(ordinal: usize) -> Result<Arc<dyn Gpu>> {
+    let cache = super::cache_folder("kernels");
+    Ok(Arc::new(crate::ops::gpu::CudaGpu::open(ordinal, cache.as_deref())?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_cuda(ordinal: usize) -> Result<Arc<dyn Gpu>> {
+    Err(Error::unsupported(format!(
+        "--device cuda:{ordinal} is not available: NVIDIA GPUs are used on Linux only"
+    ))
+    .with_hint("leave --device out, or use --device cpu"))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::LlmOptions;
 use super::load::OpenedModel;
+use super::{LlmOptions, cache_folder};
 use crate::ops::cpu::matmul::MatrixFile;
 use crate::runner::ExpertDemand;
 use crate::{Error, ErrorKind, Result};
@@ -19,12 +19,7 @@ use crate::{Error, ErrorKind, Result};
 /// # Errors
 /// [`ErrorKind::NotFound`] if there is no folder for it.
 pub(super) fn path(opened: &OpenedModel, options: &LlmOptions) -> Result<PathBuf> {
-    let default = || {
-        let cache = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
-        Some(cache.join("tinyvllm").join("experts"))
-    };
-    let folder = options.expert_weights_dir.clone().or_else(default).ok_or_else(|| {
+    let folder = options.expert_weights_dir.clone().or_else(|| cache_folder("experts")).ok_or_else(|| {
         Error::new(ErrorKind::NotFound, "there is no home folder to keep the experts in")
             .with_hint("name a folder with --expert-weights-dir, or set XDG_CACHE_HOME")
     })?;

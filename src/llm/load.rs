@@ -18,7 +18,7 @@ use crate::hub::{ModelFiles, ResolvedModel};
 use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::metal::Gpu;
+use crate::ops::gpu::Gpu;
 use crate::ops::{Context, KvCache, KvCacheDType, measure_read_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,

@@ -2,6 +2,7 @@
 //!
 //! The engine below speaks token ids only; this layer and the ones above speak text.
 
+mod cache_folder;
 mod device;
 mod expert_file;
 mod load;
@@ -12,6 +13,7 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cache_folder::cache_folder;
 pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;

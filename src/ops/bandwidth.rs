@@ -26,7 +26,7 @@ const NUM_PASSES: usize = 8;
 pub fn measure_read_bandwidth(context: &Context) -> Option<f64> {
     match context.backend() {
         Backend::Cpu(cpu) => Some(best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES)),
-        Backend::Metal(_) | Backend::Reference(_) => None,
+        Backend::Gpu(_) | Backend::Reference(_) => None,
     }
 }
 

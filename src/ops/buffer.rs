@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
-use crate::ops::metal::{GpuBuffer, MetalBackend, Placement};
+use crate::ops::gpu::{GpuBackend, GpuBuffer, Placement};
 use crate::ops::reference::ReferenceBuffer;
 use crate::{Error, Result};
 
@@ -20,7 +20,7 @@ pub struct Buffer {
 #[derive(Debug)]
 enum Memory {
     Host(Vec<f32>),
-    Metal(Arc<MetalBackend>, GpuBuffer),
+    Gpu(Arc<GpuBackend>, GpuBuffer),
     Reference(ReferenceBuffer),
 }
 
@@ -44,9 +44,9 @@ impl Buffer {
     fn placed(context: &Context, max_rows: usize, width: usize, placement: Placement) -> Result<Self> {
         let memory = match context.backend() {
             Backend::Cpu(_) => Memory::Host(vec![0.0; max_rows * width]),
-            Backend::Metal(metal) => {
-                let buffer = metal.gpu().allocate((max_rows * width * 4).max(16), placement)?;
-                Memory::Metal(Arc::clone(metal), buffer)
+            Backend::Gpu(gpu) => {
+                let buffer = gpu.device().allocate((max_rows * width * 4).max(16), placement)?;
+                Memory::Gpu(Arc::clone(gpu), buffer)
             }
             Backend::Reference(reference) => {
                 Memory::Reference(ReferenceBuffer::new(reference, max_rows, width)?)
@@ -75,9 +75,9 @@ impl Buffer {
         let len = self.len_of(num_rows)?;
         match &self.memory {
             Memory::Host(values) => Ok(read(&values[..len])),
-            Memory::Metal(metal, buffer) => {
+            Memory::Gpu(gpu, buffer) => {
                 let mut values = vec![0.0_f32; len];
-                metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
+                gpu.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
                 Ok(read(&values))
             }
             Memory::Reference(buffer) => {
@@ -95,11 +95,11 @@ impl Buffer {
         let len = self.len_of(num_rows)?;
         match &mut self.memory {
             Memory::Host(values) => Ok(write(&mut values[..len])),
-            Memory::Metal(metal, buffer) => {
+            Memory::Gpu(gpu, buffer) => {
                 let mut values = vec![0.0_f32; len];
-                metal.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
+                gpu.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
                 let result = write(&mut values);
-                metal.gpu().write(buffer, 0, bytemuck::cast_slice(&values))?;
+                gpu.device().write(buffer, 0, bytemuck::cast_slice(&values))?;
                 Ok(result)
             }
             Memory::Reference(buffer) => {
@@ -124,9 +124,9 @@ impl Buffer {
     }
 
     /// The memory of a buffer on a GPU.
-    pub(crate) fn metal(&self) -> Result<&GpuBuffer> {
+    pub(crate) fn gpu(&self) -> Result<&GpuBuffer> {
         match &self.memory {
-            Memory::Metal(_, buffer) => Ok(buffer),
+            Memory::Gpu(_, buffer) => Ok(buffer),
             _ => Err(elsewhere()),
         }
     }

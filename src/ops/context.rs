@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::metal::{Gpu, MetalBackend, Tuning};
+use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
 use crate::ops::reference::ReferenceBackend;
 
 /// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
@@ -20,7 +20,7 @@ pub struct Context {
 #[derive(Debug)]
 enum DeviceBackend {
     Cpu(CpuBackend),
-    Metal(Arc<MetalBackend>),
+    Gpu(Arc<GpuBackend>),
     Reference(ReferenceBackend),
 }
 
@@ -37,7 +37,7 @@ pub struct CpuBackend {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Backend<'a> {
     Cpu(&'a CpuBackend),
-    Metal(&'a Arc<MetalBackend>),
+    Gpu(&'a Arc<GpuBackend>),
     Reference(&'a ReferenceBackend),
 }
 
@@ -64,7 +64,7 @@ impl Context {
     fn gpu_with(gpu: Arc<dyn Gpu>, tuning: Tuning) -> Self {
         let pool = ThreadPool::new(ThreadPool::default_num_threads());
         Self {
-            device: DeviceBackend::Metal(Arc::new(MetalBackend::new(gpu, tuning, pool))),
+            device: DeviceBackend::Gpu(Arc::new(GpuBackend::new(gpu, tuning, pool))),
             num_dispatches: AtomicU64::new(0),
         }
     }
@@ -73,9 +73,9 @@ impl Context {
     /// measures, so that the faster form can be told. Other devices have one form of everything.
     #[must_use]
     pub fn alternatives(&self) -> Vec<(&'static str, Self)> {
-        let DeviceBackend::Metal(metal) = &self.device else { return Vec::new() };
-        let alternatives = metal.tuning().alternatives().into_iter();
-        alternatives.map(|(form, tuning)| (form, Self::gpu_with(Arc::clone(metal.gpu()), tuning))).collect()
+        let DeviceBackend::Gpu(gpu) = &self.device else { return Vec::new() };
+        let alternatives = gpu.tuning().alternatives().into_iter();
+        alternatives.map(|(form, tuning)| (form, Self::gpu_with(Arc::clone(gpu.device()), tuning))).collect()
     }
 
     /// candle's own device: every op as it is defined, and not in a hurry.
@@ -89,8 +89,8 @@ impl Context {
     pub(crate) fn dry_run(&self) -> Option<Self> {
         match &self.device {
             DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => None,
-            DeviceBackend::Metal(metal) => Some(Self {
-                device: DeviceBackend::Metal(Arc::new(metal.dry_run())),
+            DeviceBackend::Gpu(gpu) => Some(Self {
+                device: DeviceBackend::Gpu(Arc::new(gpu.dry_run())),
                 num_dispatches: AtomicU64::new(0),
             }),
         }
@@ -98,7 +98,7 @@ impl Context {
 
     /// Whether weights are of no use on this device.
     pub(crate) fn is_dry_run(&self) -> bool {
-        matches!(&self.device, DeviceBackend::Metal(metal) if metal.is_dry_run())
+        matches!(&self.device, DeviceBackend::Gpu(gpu) if gpu.is_dry_run())
     }
 
     /// Compiles what a dry run has used, on several threads. `on_progress` hears how many of how many kernels are
@@ -112,8 +112,8 @@ impl Context {
         on_progress: &(dyn Fn(usize, usize) -> bool + Sync),
     ) -> Result<()> {
         match (&self.device, &dry_run.device) {
-            (DeviceBackend::Metal(metal), DeviceBackend::Metal(dry_run)) => {
-                metal.compile_kernels_of(dry_run, on_progress)
+            (DeviceBackend::Gpu(gpu), DeviceBackend::Gpu(dry_run)) => {
+                gpu.compile_kernels_of(dry_run, on_progress)
             }
             _ => Ok(()),
         }
@@ -126,7 +126,7 @@ impl Context {
             DeviceBackend::Cpu(cpu) => {
                 format!("cpu ({}, {} threads)", cpu.level.name(), cpu.pool.num_threads())
             }
-            DeviceBackend::Metal(metal) => format!("metal ({})", metal.gpu().name()),
+            DeviceBackend::Gpu(gpu) => format!("{} ({})", gpu.device().kind(), gpu.device().name()),
             DeviceBackend::Reference(reference) => reference.description(),
         }
     }
@@ -139,8 +139,8 @@ impl Context {
 
     /// Whether it is our own kernels for GPUs that compute.
     #[must_use]
-    pub fn is_metal(&self) -> bool {
-        matches!(self.device, DeviceBackend::Metal(_))
+    pub fn is_gpu(&self) -> bool {
+        matches!(self.device, DeviceBackend::Gpu(_))
     }
 
     /// Threads of the processor that take part.
@@ -148,7 +148,7 @@ impl Context {
     pub fn num_threads(&self) -> usize {
         match &self.device {
             DeviceBackend::Cpu(cpu) => cpu.pool.num_threads(),
-            DeviceBackend::Metal(metal) => metal.pool().num_threads(),
+            DeviceBackend::Gpu(gpu) => gpu.pool().num_threads(),
             DeviceBackend::Reference(reference) => reference.num_threads(),
         }
     }
@@ -158,7 +158,7 @@ impl Context {
     pub fn cpu_level(&self) -> Option<CpuLevel> {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Some(cpu.level),
-            DeviceBackend::Metal(_) | DeviceBackend::Reference(_) => None,
+            DeviceBackend::Gpu(_) | DeviceBackend::Reference(_) => None,
         }
     }
 
@@ -169,7 +169,7 @@ impl Context {
             DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => {
                 self.num_dispatches.load(Ordering::Relaxed)
             }
-            DeviceBackend::Metal(metal) => metal.num_dispatches(),
+            DeviceBackend::Gpu(gpu) => gpu.num_dispatches(),
         }
     }
 
@@ -179,7 +179,7 @@ impl Context {
     pub fn kernel_time(&self) -> Duration {
         match &self.device {
             DeviceBackend::Cpu(cpu) => cpu.pool.busy_time(),
-            DeviceBackend::Metal(metal) => metal.waiting_time(),
+            DeviceBackend::Gpu(gpu) => gpu.waiting_time(),
             DeviceBackend::Reference(reference) => reference.busy_time(),
         }
     }
@@ -194,7 +194,7 @@ impl Context {
     pub(crate) fn backend(&self) -> Backend<'_> {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Backend::Cpu(cpu),
-            DeviceBackend::Metal(metal) => Backend::Metal(metal),
+            DeviceBackend::Gpu(gpu) => Backend::Gpu(gpu),
             DeviceBackend::Reference(reference) => Backend::Reference(reference),
         }
     }

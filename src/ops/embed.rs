@@ -3,7 +3,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::rows::RowsMut;
-use crate::ops::metal;
+use crate::ops::gpu;
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::Matrix;
@@ -45,12 +45,12 @@ pub fn embed(context: &Context, step: &StepInputs<'_>, table: &Matrix, out: &mut
             let (table, out) = (table.reference()?, out.reference_mut()?);
             return backend.run(token_ids.len(), || reference::embed(backend, token_ids, table, out));
         }
-        Backend::Metal(metal) => {
+        Backend::Gpu(gpu) => {
             let ids = match step.sampled {
-                Some(sampled) => sampled.metal(),
-                None => step.metal()?.token_ids(),
+                Some(sampled) => sampled.gpu(),
+                None => step.gpu()?.token_ids(),
             };
-            return metal::embed(metal, table.metal()?, step.num_tokens(), ids, out.metal()?);
+            return gpu::embed(gpu, table.gpu()?, step.num_tokens(), ids, out.gpu()?);
         }
     };
     let table = table.cpu()?;

@@ -4,9 +4,9 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::expanded::{self, ExpandedOperands, ExpandedShape};
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::gpu::{self, GpuExpandedAttention};
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{self, MetalExpandedAttention};
 use crate::ops::paged_attention::check_lists;
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
@@ -26,7 +26,7 @@ pub struct ExpandedScratch {
 #[derive(Debug)]
 enum DeviceScratch {
     Cpu(Box<expanded::ExpandedScratch>),
-    Metal(MetalExpandedAttention),
+    Gpu(GpuExpandedAttention),
     Reference,
 }
 
@@ -75,10 +75,10 @@ impl ExpandedScratch {
                 );
                 DeviceScratch::Cpu(Box::new(own))
             }
-            Backend::Metal(metal) => {
+            Backend::Gpu(gpu) => {
                 let scale = scale as f32;
-                DeviceScratch::Metal(MetalExpandedAttention::new(
-                    metal,
+                DeviceScratch::Gpu(GpuExpandedAttention::new(
+                    gpu,
                     shape,
                     scale,
                     max_num_tokens,
@@ -139,17 +139,17 @@ pub fn expanded_attention(
     let num_tokens = metadata.num_tokens();
     let (cpu, own) = match (context.launch(), &mut scratch.device) {
         (Backend::Cpu(cpu), DeviceScratch::Cpu(own)) => (cpu, own),
-        (Backend::Metal(metal), DeviceScratch::Metal(own)) => {
-            let operands = metal::ExpandedOperands {
-                queries: queries.rows.metal()?,
+        (Backend::Gpu(gpu), DeviceScratch::Gpu(own)) => {
+            let operands = gpu::ExpandedOperands {
+                queries: queries.rows.gpu()?,
                 query_width: queries.rows.width(),
-                absorbed: absorbed.metal()?,
-                rows: cache.metal_rows(layer)?,
-                keys: keys.metal_transposed()?,
-                values: values.metal()?,
-                out: out.metal()?,
+                absorbed: absorbed.gpu()?,
+                rows: cache.gpu_rows(layer)?,
+                keys: keys.gpu_transposed()?,
+                values: values.gpu()?,
+                out: out.gpu()?,
             };
-            return own.run(metal, step.metal()?, operands);
+            return own.run(gpu, step.gpu()?, operands);
         }
         (Backend::Reference(backend), DeviceScratch::Reference) => {
             let operands = reference::ExpandedAttention {

@@ -9,8 +9,8 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{Forms, Mode, Part, RowGroup, matmul, matmul_groups, matmul_swiglu_groups};
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::gpu::{self, Binding, GpuRouting, RouterForm, RoutingSizes, Stacked};
 use crate::ops::linear::{CpuScratch, LinearScratch};
-use crate::ops::metal::{self, Binding, MetalRouting, RouterForm, RoutingSizes, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Matrix, MatrixStack, RmsNorm, Vector};
 use crate::{Error, Result};
@@ -42,7 +42,7 @@ pub struct Routing {
 #[derive(Debug)]
 enum DeviceRouting {
     Host(HostRouting),
-    Metal(MetalRouting),
+    Gpu(GpuRouting),
 }
 
 impl Routing {
@@ -56,14 +56,14 @@ impl Routing {
             Backend::Cpu(_) | Backend::Reference(_) => {
                 DeviceRouting::Host(HostRouting::new(config, max_rows))
             }
-            Backend::Metal(metal) => {
+            Backend::Gpu(gpu) => {
                 let sizes = RoutingSizes {
                     num_experts: config.num_experts + config.num_shared_experts(),
                     per_token: config.num_experts_per_tok + config.num_shared_experts(),
                     num_groups: config.num_groups,
                     max_rows,
                 };
-                DeviceRouting::Metal(MetalRouting::new(metal, sizes)?)
+                DeviceRouting::Gpu(GpuRouting::new(gpu, sizes)?)
             }
         };
         Ok(Self { num_rows: 0, device })
@@ -80,13 +80,13 @@ impl Routing {
     fn host(&self) -> Result<&HostRouting> {
         match &self.device {
             DeviceRouting::Host(routing) => Ok(routing),
-            DeviceRouting::Metal(_) => Err(elsewhere()),
+            DeviceRouting::Gpu(_) => Err(elsewhere()),
         }
     }
 
-    fn metal(&self) -> Result<&MetalRouting> {
+    fn gpu(&self) -> Result<&GpuRouting> {
         match &self.device {
-            DeviceRouting::Metal(routing) => Ok(routing),
+            DeviceRouting::Gpu(routing) => Ok(routing),
             DeviceRouting::Host(_) => Err(elsewhere()),
         }
     }
@@ -120,7 +120,7 @@ pub fn route(
     routing.num_rows = num_rows;
     let routing = match &mut routing.device {
         DeviceRouting::Host(routing) => routing,
-        DeviceRouting::Metal(routing) => return route_on_metal(context, num_rows, x, norm, router, routing),
+        DeviceRouting::Gpu(routing) => return route_on_gpu(context, num_rows, x, norm, router, routing),
     };
     let logits = routing.logits(num_rows, num_experts)?;
     match context.launch() {
@@ -141,37 +141,37 @@ pub fn route(
                 Ok(())
             })?;
         }
-        Backend::Metal(_) => return Err(elsewhere()),
+        Backend::Gpu(_) => return Err(elsewhere()),
     }
     routing.choose(router, num_rows)
 }
 
-fn route_on_metal(
+fn route_on_gpu(
     context: &Context,
     num_rows: usize,
     x: &Buffer,
     norm: &RmsNorm,
     router: &Router,
-    routing: &mut MetalRouting,
+    routing: &mut GpuRouting,
 ) -> Result<()> {
-    let Backend::Metal(metal) = context.launch() else { return Err(elsewhere()) };
+    let Backend::Gpu(gpu) = context.launch() else { return Err(elsewhere()) };
     let config = &router.config;
     routing.check_room(num_rows)?;
-    let logits = metal::Operands {
+    let logits = gpu::Operands {
         num_tokens: num_rows,
-        x: Binding::read(x.metal()?),
+        x: Binding::read(x.gpu()?),
         x_stride: x.width(),
-        norm: Some((norm.weight.metal()?, norm.eps)),
+        norm: Some((norm.weight.gpu()?, norm.eps)),
         out: routing.logits(),
         out_stride: config.num_experts,
         is_half: false,
         stacked: Stacked::No,
     };
-    metal::matmul(metal, &[metal::Part::new(router.weight.metal()?)], &logits)?;
+    gpu::matmul(gpu, &[gpu::Part::new(router.weight.gpu()?)], &logits)?;
     let form = RouterForm {
         is_sigmoid: config.scoring == Scoring::Sigmoid,
         normalizes: config.normalize,
-        bias: router.selection_bias.as_ref().map(Vector::metal).transpose()?,
+        bias: router.selection_bias.as_ref().map(Vector::gpu).transpose()?,
         num_experts: config.num_experts,
         num_chosen: config.num_experts_per_tok,
         num_shared: router.num_shared,
@@ -179,7 +179,7 @@ fn route_on_metal(
         num_open_groups: config.num_groups_per_tok,
         scale: config.scale,
     };
-    routing.choose(metal, num_rows, form)
+    routing.choose(gpu, num_rows, form)
 }
 
 /// Has the system begin to read the weights of a step's experts that are in a file and not in memory: those that
@@ -228,29 +228,29 @@ pub fn experts_swiglu(
     check("experts_swiglu", "its norm", norm.weight.len(), hidden)?;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let (routing, num_rows) = (routing.metal()?, routing.num_rows);
-            let operands = metal::Operands {
+        Backend::Gpu(gpu) => {
+            let (routing, num_rows) = (routing.gpu()?, routing.num_rows);
+            let operands = gpu::Operands {
                 num_tokens: num_rows,
-                x: Binding::read(x.metal()?),
+                x: Binding::read(x.gpu()?),
                 x_stride: hidden,
-                norm: Some((norm.weight.metal()?, norm.eps)),
-                out: Binding::write(out.metal()?),
+                norm: Some((norm.weight.gpu()?, norm.eps)),
+                out: Binding::write(out.gpu()?),
                 out_stride: out.width(),
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(true)),
             };
-            let parts = [metal::Part::of_stack(gate.metal()?), metal::Part::of_stack(up.metal()?)];
-            if gate.metal()?.matrix().dtype() == up.metal()?.matrix().dtype() {
-                return metal::swiglu(metal, parts, &operands);
+            let parts = [gpu::Part::of_stack(gate.gpu()?), gpu::Part::of_stack(up.gpu()?)];
+            if gate.gpu()?.matrix().dtype() == up.gpu()?.matrix().dtype() {
+                return gpu::swiglu(gpu, parts, &operands);
             }
             let num_places = num_rows * routing.per_token();
-            let up_out = scratch.metal_up(context, out)?;
-            metal::matmul(metal, &parts[..1], &operands)?;
-            let up_operands = metal::Operands { out: Binding::write(up_out.metal()?), ..operands };
-            metal::matmul(metal, &parts[1..], &up_operands)?;
-            let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
-            return metal::silu_mul(metal, num_places * out.width(), up, gate);
+            let up_out = scratch.gpu_up(context, out)?;
+            gpu::matmul(gpu, &parts[..1], &operands)?;
+            let up_operands = gpu::Operands { out: Binding::write(up_out.gpu()?), ..operands };
+            gpu::matmul(gpu, &parts[1..], &up_operands)?;
+            let (up, gate) = (Binding::read(up_out.gpu()?), Binding::read_write(out.gpu()?));
+            return gpu::silu_mul(gpu, num_places * out.width(), up, gate);
         }
         Backend::Reference(backend) => {
             let (gate, up) = (gate.reference()?, up.reference()?);
@@ -311,20 +311,20 @@ pub fn experts_residual(
     let num_rows = routing.num_rows;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let routing = routing.metal()?;
-            let operands = metal::Operands {
+        Backend::Gpu(gpu) => {
+            let routing = routing.gpu()?;
+            let operands = gpu::Operands {
                 num_tokens: num_rows,
-                x: Binding::read(h.metal()?),
+                x: Binding::read(h.gpu()?),
                 x_stride: cols,
                 norm: None,
-                out: Binding::write(products.metal()?),
+                out: Binding::write(products.gpu()?),
                 out_stride: hidden,
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(false)),
             };
-            metal::matmul(metal, &[metal::Part::of_stack(down.metal()?)], &operands)?;
-            return routing.combine(metal, num_rows, hidden, products.metal()?, x.metal()?);
+            gpu::matmul(gpu, &[gpu::Part::of_stack(down.gpu()?)], &operands)?;
+            return routing.combine(gpu, num_rows, hidden, products.gpu()?, x.gpu()?);
         }
         Backend::Reference(backend) => {
             let (down, h, x) = (down.reference()?, h.reference()?, x.reference_mut()?);

@@ -2,7 +2,7 @@
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::metal;
+use crate::ops::gpu;
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
@@ -21,8 +21,8 @@ pub fn gather_rows(context: &Context, step: &StepInputs<'_>, x: &mut Buffer) -> 
     }
     match context.launch() {
         Backend::Cpu(_) => {}
-        Backend::Metal(metal) => {
-            return metal::gather_rows(metal, rows.len(), step.metal()?.outputs(), x.metal()?, width);
+        Backend::Gpu(gpu) => {
+            return gpu::gather_rows(gpu, rows.len(), step.gpu()?.outputs(), x.gpu()?, width);
         }
         Backend::Reference(backend) => {
             let x = x.reference_mut()?;

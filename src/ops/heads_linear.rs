@@ -4,8 +4,8 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{Forms, RowGroup, matmul_groups};
 use crate::ops::cpu::rows::RowsMut;
-use crate::ops::linear::{CpuScratch, LinearScratch, metal_operands};
-use crate::ops::metal::{self, Stacked};
+use crate::ops::gpu::{self, Stacked};
+use crate::ops::linear::{CpuScratch, LinearScratch, gpu_operands};
 use crate::ops::reference;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
@@ -62,13 +62,13 @@ pub fn heads_linear(
                 )
             });
         }
-        Backend::Metal(metal) => {
+        Backend::Gpu(gpu) => {
             let stacked = Stacked::Heads { num_heads, x_stride: x.stride, out_stride };
-            let operands = metal_operands(num_rows, x.rows, None, out)?;
-            return metal::matmul(
-                metal,
-                &[metal::Part::of_stack(heads.metal()?)],
-                &metal::Operands { stacked, ..operands },
+            let operands = gpu_operands(num_rows, x.rows, None, out)?;
+            return gpu::matmul(
+                gpu,
+                &[gpu::Part::of_stack(heads.gpu()?)],
+                &gpu::Operands { stacked, ..operands },
             );
         }
     };

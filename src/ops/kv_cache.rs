@@ -23,7 +23,7 @@ use memmap2::MmapMut;
 use crate::config::ModelConfig;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::simd::F32x16;
-use crate::ops::metal::{self, GpuBuffer, LatentRows, MetalBackend, Placement, Pools};
+use crate::ops::gpu::{self, GpuBackend, GpuBuffer, LatentRows, Placement, Pools};
 use crate::ops::reference::ReferencePools;
 use crate::{Error, ErrorKind, Result};
 
@@ -155,12 +155,12 @@ pub struct KvCache {
     num_blocks: usize,
     layers: Vec<LayerPools>,
     /// The device, if it is a GPU.
-    metal: Option<Arc<MetalBackend>>,
+    gpu: Option<Arc<GpuBackend>>,
 }
 
 enum LayerPools {
     Cpu { k: MmapMut, v: Option<MmapMut> },
-    Metal { k: GpuBuffer, v: Option<GpuBuffer> },
+    Gpu { k: GpuBuffer, v: Option<GpuBuffer> },
     Reference(ReferencePools),
 }
 
@@ -204,9 +204,9 @@ impl KvCache {
             MmapMut::map_anon(bytes(block_len)?).map_err(|error| no_memory(num_blocks, block_size, error))
         };
         let (k_len, v_len, row_len) = (layout.k_block_len(), layout.v_block_len(), layout.row_block_len());
-        let metal = match context.backend() {
+        let gpu = match context.backend() {
             Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Metal(metal) => Some(Arc::clone(metal)),
+            Backend::Gpu(gpu) => Some(Arc::clone(gpu)),
         };
         let layer = || match context.backend() {
             Backend::Cpu(_) => {
@@ -218,14 +218,14 @@ impl KvCache {
                 let pools = ReferencePools::new(reference, num_slots, width, layout.has_values, dtype)?;
                 Ok(LayerPools::Reference(pools))
             }
-            Backend::Metal(metal) => {
-                let allocate = || metal.gpu().allocate(bytes(row_len)?.max(16), Placement::Private);
+            Backend::Gpu(gpu) => {
+                let allocate = || gpu.device().allocate(bytes(row_len)?.max(16), Placement::Private);
                 let v = layout.has_values.then(allocate).transpose()?;
-                Ok(LayerPools::Metal { k: allocate()?, v })
+                Ok(LayerPools::Gpu { k: allocate()?, v })
             }
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layout, dtype, num_blocks, layers, metal })
+        Ok(Self { layout, dtype, num_blocks, layers, gpu })
     }
 
     /// Bytes that one token takes in all layers of a model, the padding counted in.
@@ -271,19 +271,19 @@ impl KvCache {
         let v_bytes = self.layout.v_block_len() * self.dtype.size_in_bytes();
         let row_bytes = self.layout.row_block_len() * self.dtype.size_in_bytes();
         for layer in &mut self.layers {
-            match (layer, &self.metal) {
+            match (layer, &self.gpu) {
                 (LayerPools::Cpu { k, v }, _) => {
                     k.copy_within(source * k_bytes..(source + 1) * k_bytes, target * k_bytes);
                     if let Some(v) = v {
                         v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
                     }
                 }
-                (LayerPools::Metal { k, v }, Some(metal)) => {
+                (LayerPools::Gpu { k, v }, Some(gpu)) => {
                     for pool in [Some(&*k), v.as_ref()].into_iter().flatten() {
-                        metal::copy_block(metal, pool, row_bytes, source as u32, target as u32)?;
+                        gpu::copy_block(gpu, pool, row_bytes, source as u32, target as u32)?;
                     }
                 }
-                (LayerPools::Metal { .. }, None) => return Err(elsewhere()),
+                (LayerPools::Gpu { .. }, None) => return Err(elsewhere()),
                 (LayerPools::Reference(pools), _) => {
                     pools.copy_block(self.layout.block_size, source, target)?;
                 }
@@ -333,15 +333,15 @@ impl KvCache {
     }
 
     /// The pools of a layer on a GPU.
-    pub(crate) fn metal(&self, layer: usize) -> Result<Pools<'_>> {
-        let LayerPools::Metal { k, v: Some(v) } = &self.layers[layer] else { return Err(elsewhere()) };
+    pub(crate) fn gpu(&self, layer: usize) -> Result<Pools<'_>> {
+        let LayerPools::Gpu { k, v: Some(v) } = &self.layers[layer] else { return Err(elsewhere()) };
         let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
         Ok(Pools { k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
     }
 
     /// The latent rows of a layer on a GPU.
-    pub(crate) fn metal_rows(&self, layer: usize) -> Result<LatentRows<'_>> {
-        let LayerPools::Metal { k: rows, v: None } = &self.layers[layer] else { return Err(elsewhere()) };
+    pub(crate) fn gpu_rows(&self, layer: usize) -> Result<LatentRows<'_>> {
+        let LayerPools::Gpu { k: rows, v: None } = &self.layers[layer] else { return Err(elsewhere()) };
         let KvLayout { block_size, head_dim: row_dim, .. } = self.layout;
         Ok(LatentRows { rows, dtype: self.dtype, row_dim, block_size })
     }

@@ -5,9 +5,9 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::latent;
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::gpu;
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal;
 use crate::ops::reference;
 use crate::ops::rope_kv_write::RopeTable;
 use crate::ops::step_inputs::StepInputs;
@@ -80,23 +80,23 @@ pub fn latent_kv_write(
                 reference::latent_kv_write(backend, operands, rows, queries.stride, kv, pools, out)
             });
         }
-        Backend::Metal(metal) => {
-            let write = metal::LatentWrite {
-                queries: queries.rows.metal()?,
+        Backend::Gpu(gpu) => {
+            let write = gpu::LatentWrite {
+                queries: queries.rows.gpu()?,
                 query_width: queries.rows.width(),
                 query_stride: queries.stride,
-                kv: kv.metal()?,
+                kv: kv.gpu()?,
                 kv_width: kv.width(),
                 num_tokens,
                 num_heads,
-                norm: norm.weight.metal()?,
+                norm: norm.weight.gpu()?,
                 eps: norm.eps,
-                table: table.metal()?,
+                table: table.gpu()?,
                 num_pairs: table.num_pairs(),
                 is_interleaved: table.style() == RopeStyle::Interleaved,
-                out: out.metal()?,
+                out: out.gpu()?,
             };
-            return metal::latent_kv_write(metal, step.metal()?, write, cache.metal_rows(layer)?);
+            return gpu::latent_kv_write(gpu, step.gpu()?, write, cache.gpu_rows(layer)?);
         }
     };
     let operands = latent::LatentKvWrite {

@@ -5,7 +5,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
 use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu};
-use crate::ops::metal::{self, Access, Binding, Operands, Stacked};
+use crate::ops::gpu::{self, Access, Binding, Operands, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
 use crate::{Error, Result};
@@ -20,7 +20,7 @@ pub struct LinearScratch {
 enum DeviceScratch {
     Cpu(CpuScratch),
     /// One half of a gated product whose matrices have two formats, if there is one.
-    Metal(Option<Buffer>),
+    Gpu(Option<Buffer>),
     Reference,
 }
 
@@ -43,7 +43,7 @@ impl LinearScratch {
                 scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
                 DeviceScratch::Cpu(scratch)
             }
-            Backend::Metal(_) => DeviceScratch::Metal(None),
+            Backend::Gpu(_) => DeviceScratch::Gpu(None),
             Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { device })
@@ -72,8 +72,8 @@ impl LinearScratch {
     }
 
     /// Memory for one half of a gated product: as much as `out` has for the other one.
-    pub(crate) fn metal_up(&mut self, context: &Context, out: &Buffer) -> Result<&Buffer> {
-        let DeviceScratch::Metal(up) = &mut self.device else {
+    pub(crate) fn gpu_up(&mut self, context: &Context, out: &Buffer) -> Result<&Buffer> {
+        let DeviceScratch::Gpu(up) = &mut self.device else {
             return Err(Error::internal("the memory of products is on another device"));
         };
         let num_values = out.max_rows() * out.width();
@@ -135,9 +135,9 @@ pub fn norm_linear<const N: usize>(
     let matrices = linears.map(|linear| &linear.weight);
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let parts = all(placed.map(|(linear, out_offset)| metal_part(linear, out_offset)))?;
-            return metal::matmul(metal, &parts, &metal_operands(num_rows, x, Some(norm), out)?);
+        Backend::Gpu(gpu) => {
+            let parts = all(placed.map(|(linear, out_offset)| gpu_part(linear, out_offset)))?;
+            return gpu::matmul(gpu, &parts, &gpu_operands(num_rows, x, Some(norm), out)?);
         }
         Backend::Reference(backend) => {
             let (x, out) = (x.reference()?, out.reference_mut()?);
@@ -172,10 +172,10 @@ pub fn linear_residual(
     check_linear("linear_residual", linear, h.width(), Some(x.width()))?;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let mut operands = metal_operands(num_rows, h, None, x)?;
+        Backend::Gpu(gpu) => {
+            let mut operands = gpu_operands(num_rows, h, None, x)?;
             operands.out.access = Access::ReadWrite;
-            return metal::matmul(metal, &[metal_part(linear, 0)?], &operands);
+            return gpu::matmul(gpu, &[gpu_part(linear, 0)?], &operands);
         }
         Backend::Reference(backend) => {
             let (h, x) = (h.reference()?, x.reference_mut()?);
@@ -215,18 +215,18 @@ pub fn norm_swiglu(
     check_width("norm_swiglu", "its norm", norm.weight.len(), x.width())?;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let operands = metal_operands(num_rows, x, Some(norm), out)?;
+        Backend::Gpu(gpu) => {
+            let operands = gpu_operands(num_rows, x, Some(norm), out)?;
             if gate.dtype() == up.dtype() {
-                let parts = [metal::Part::new(gate.metal()?), metal::Part::new(up.metal()?)];
-                return metal::swiglu(metal, parts, &operands);
+                let parts = [gpu::Part::new(gate.gpu()?), gpu::Part::new(up.gpu()?)];
+                return gpu::swiglu(gpu, parts, &operands);
             }
-            let up_out = scratch.metal_up(context, out)?;
-            metal::matmul(metal, &[metal::Part::new(gate.metal()?)], &operands)?;
-            let up_operands = Operands { out: Binding::write(up_out.metal()?), ..operands };
-            metal::matmul(metal, &[metal::Part::new(up.metal()?)], &up_operands)?;
-            let (up, gate) = (Binding::read(up_out.metal()?), Binding::read_write(out.metal()?));
-            return metal::silu_mul(metal, num_rows * out.width(), up, gate);
+            let up_out = scratch.gpu_up(context, out)?;
+            gpu::matmul(gpu, &[gpu::Part::new(gate.gpu()?)], &operands)?;
+            let up_operands = Operands { out: Binding::write(up_out.gpu()?), ..operands };
+            gpu::matmul(gpu, &[gpu::Part::new(up.gpu()?)], &up_operands)?;
+            let (up, gate) = (Binding::read(up_out.gpu()?), Binding::read_write(out.gpu()?));
+            return gpu::silu_mul(gpu, num_rows * out.width(), up, gate);
         }
         Backend::Reference(backend) => {
             let (x, out) = (x.reference()?, out.reference_mut()?);
@@ -264,9 +264,9 @@ pub fn norm_logits(
     check_width("norm_logits", "its output", logits.width(), head.rows())?;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
-            let part = metal::Part::new(head.metal()?);
-            return metal::matmul(metal, &[part], &metal_operands(num_rows, x, Some(norm), logits)?);
+        Backend::Gpu(gpu) => {
+            let part = gpu::Part::new(head.gpu()?);
+            return gpu::matmul(gpu, &[part], &gpu_operands(num_rows, x, Some(norm), logits)?);
         }
         Backend::Reference(backend) => {
             let (x, logits) = (x.reference()?, logits.reference_mut()?);
@@ -292,13 +292,13 @@ fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
     }
 }
 
-fn metal_part(linear: &Linear, out_offset: usize) -> Result<metal::Part<'_>> {
-    let bias = linear.bias.as_ref().map(Vector::metal).transpose()?;
-    Ok(metal::Part::new(linear.weight.metal()?).at(out_offset).with_bias(bias))
+fn gpu_part(linear: &Linear, out_offset: usize) -> Result<gpu::Part<'_>> {
+    let bias = linear.bias.as_ref().map(Vector::gpu).transpose()?;
+    Ok(gpu::Part::new(linear.weight.gpu()?).at(out_offset).with_bias(bias))
 }
 
 /// Operands of a product that writes its output.
-pub(crate) fn metal_operands<'a>(
+pub(crate) fn gpu_operands<'a>(
     num_tokens: usize,
     x: &'a Buffer,
     norm: Option<&'a RmsNorm>,
@@ -313,10 +313,10 @@ pub(crate) fn metal_operands<'a>(
     }
     Ok(Operands {
         num_tokens,
-        x: Binding::read(x.metal()?),
+        x: Binding::read(x.gpu()?),
         x_stride: x.width(),
-        norm: norm.map(|norm| Ok::<_, Error>((norm.weight.metal()?, norm.eps))).transpose()?,
-        out: Binding::write(out.metal()?),
+        norm: norm.map(|norm| Ok::<_, Error>((norm.weight.gpu()?, norm.eps))).transpose()?,
+        out: Binding::write(out.gpu()?),
         out_stride: out.width(),
         is_half: false,
         stacked: Stacked::No,

@@ -4,8 +4,8 @@ use crate::ops::AttentionMetadata;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
+use crate::ops::gpu::{AttentionSizes, GpuAttention, GpuLatentAttention, LatentSizes};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{AttentionSizes, LatentSizes, MetalAttention, MetalLatentAttention};
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::{Error, Result};
@@ -22,8 +22,8 @@ pub struct AttentionScratch {
 #[derive(Debug)]
 enum DeviceScratch {
     Cpu(attention::AttentionScratch),
-    Metal(MetalAttention),
-    MetalLatent(MetalLatentAttention),
+    Gpu(GpuAttention),
+    GpuLatent(GpuLatentAttention),
     Reference,
 }
 
@@ -73,15 +73,15 @@ impl AttentionScratch {
                 limits.max_model_len,
                 cpu.pool.num_threads(),
             )),
-            Backend::Metal(_) if shape.value_dim != shape.head_dim && shape.sliding_window.is_some() => {
+            Backend::Gpu(_) if shape.value_dim != shape.head_dim && shape.sliding_window.is_some() => {
                 return Err(Error::unsupported(
                     "latent attention with a sliding window has no kernel on this device",
                 )
                 .with_hint("use --device cpu"));
             }
-            Backend::Metal(metal) if shape.value_dim != shape.head_dim => {
-                DeviceScratch::MetalLatent(MetalLatentAttention::new(
-                    metal,
+            Backend::Gpu(gpu) if shape.value_dim != shape.head_dim => {
+                DeviceScratch::GpuLatent(GpuLatentAttention::new(
+                    gpu,
                     LatentSizes {
                         num_heads: shape.num_heads,
                         row_dim: shape.head_dim,
@@ -92,8 +92,8 @@ impl AttentionScratch {
                     },
                 )?)
             }
-            Backend::Metal(metal) => DeviceScratch::Metal(MetalAttention::new(
-                metal,
+            Backend::Gpu(gpu) => DeviceScratch::Gpu(GpuAttention::new(
+                gpu,
                 AttentionSizes {
                     num_heads: shape.num_heads,
                     num_kv_heads: shape.num_kv_heads,
@@ -135,13 +135,13 @@ pub fn paged_attention(
     let width = qkv.width();
     let (cpu, scratch) = match (context.launch(), &mut scratch.device) {
         (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) => (cpu, scratch),
-        (Backend::Metal(metal), DeviceScratch::Metal(attention)) => {
-            let pools = cache.metal(layer)?;
-            return attention.run(metal, step.metal()?, qkv.metal()?, width, pools, out.metal()?);
+        (Backend::Gpu(gpu), DeviceScratch::Gpu(attention)) => {
+            let pools = cache.gpu(layer)?;
+            return attention.run(gpu, step.gpu()?, qkv.gpu()?, width, pools, out.gpu()?);
         }
-        (Backend::Metal(metal), DeviceScratch::MetalLatent(attention)) => {
-            let rows = cache.metal_rows(layer)?;
-            return attention.run(metal, step.metal()?, qkv.metal()?, width, rows, out.metal()?);
+        (Backend::Gpu(gpu), DeviceScratch::GpuLatent(attention)) => {
+            let rows = cache.gpu_rows(layer)?;
+            return attention.run(gpu, step.gpu()?, qkv.gpu()?, width, rows, out.gpu()?);
         }
         (Backend::Reference(backend), DeviceScratch::Reference) => {
             let (qkv, pools, out) = (qkv.reference()?, cache.reference(layer)?, out.reference_mut()?);

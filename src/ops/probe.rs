@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::ops::context::{Backend, Context};
-use crate::ops::metal::{self, KernelLimits, Probe};
+use crate::ops::gpu::{self, KernelLimits, Probe};
 
 /// The results of a probe for these words; none on a device without these kernels.
 ///
@@ -11,7 +11,7 @@ use crate::ops::metal::{self, KernelLimits, Probe};
 pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result<Option<Vec<u32>>> {
     match context.backend() {
         Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
-        Backend::Metal(metal) => metal::probe(metal, function, words).map(Some),
+        Backend::Gpu(gpu) => gpu::probe(gpu, function, words).map(Some),
     }
 }
 
@@ -23,6 +23,6 @@ pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result
 pub(crate) fn kernel_limits(context: &Context) -> Result<Vec<KernelLimits>> {
     match context.backend() {
         Backend::Cpu(_) | Backend::Reference(_) => Ok(Vec::new()),
-        Backend::Metal(metal) => metal::kernel_limits(metal),
+        Backend::Gpu(gpu) => gpu::kernel_limits(gpu),
     }
 }

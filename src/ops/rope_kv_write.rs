@@ -7,8 +7,8 @@ use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::rope;
 use crate::ops::cpu::rows::RowsMut;
+use crate::ops::gpu::{self, GpuBackend, GpuBuffer, Placement};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{self, GpuBuffer, MetalBackend, Placement};
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
@@ -28,7 +28,7 @@ pub struct RopeTable {
     /// `[positions][2][pairs]`: cosines, then sines.
     values: Vec<f32>,
     /// The same, where a GPU reads it.
-    metal: Option<(Arc<MetalBackend>, GpuBuffer)>,
+    gpu: Option<(Arc<GpuBackend>, GpuBuffer)>,
 }
 
 impl RopeTable {
@@ -47,14 +47,14 @@ impl RopeTable {
         max_positions: usize,
     ) -> Result<Self> {
         let len = max_positions * frequencies.len() * 2;
-        let metal = match context.backend() {
+        let gpu = match context.backend() {
             Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Metal(metal) => {
-                let buffer = metal.gpu().allocate((len * 4).max(16), Placement::Shared)?;
-                Some((Arc::clone(metal), buffer))
+            Backend::Gpu(gpu) => {
+                let buffer = gpu.device().allocate((len * 4).max(16), Placement::Shared)?;
+                Some((Arc::clone(gpu), buffer))
             }
         };
-        Ok(Self { style, frequencies, factor, max_positions, values: Vec::with_capacity(len), metal })
+        Ok(Self { style, frequencies, factor, max_positions, values: Vec::with_capacity(len), gpu })
     }
 
     /// Computes what is missing of the positions below `num_positions`.
@@ -81,8 +81,8 @@ impl RopeTable {
             self.values.extend(angles.clone().map(|angle| angle.cos() * self.factor));
             self.values.extend(angles.map(|angle| angle.sin() * self.factor));
         }
-        if let Some((metal, buffer)) = &self.metal {
-            metal.gpu().write(buffer, 4 * num_old, bytemuck::cast_slice(&self.values[num_old..]))?;
+        if let Some((gpu, buffer)) = &self.gpu {
+            gpu.device().write(buffer, 4 * num_old, bytemuck::cast_slice(&self.values[num_old..]))?;
         }
         Ok(())
     }
@@ -115,9 +115,9 @@ impl RopeTable {
         self.values.len() / (2 * self.num_pairs()).max(1)
     }
 
-    pub(crate) fn metal(&self) -> Result<&GpuBuffer> {
+    pub(crate) fn gpu(&self) -> Result<&GpuBuffer> {
         let (_, buffer) =
-            self.metal.as_ref().ok_or_else(|| Error::internal("a rope table is not on the device"))?;
+            self.gpu.as_ref().ok_or_else(|| Error::internal("a rope table is not on the device"))?;
         Ok(buffer)
     }
 
@@ -188,19 +188,19 @@ pub fn rope_kv_write(
     }
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Metal(metal) => {
+        Backend::Gpu(gpu) => {
             let norms = norms
-                .map(|norms| Ok::<_, Error>((norms.q.weight.metal()?, norms.k.weight.metal()?, norms.q.eps)));
-            let rope = metal::Rope {
-                qkv: qkv.metal()?,
+                .map(|norms| Ok::<_, Error>((norms.q.weight.gpu()?, norms.k.weight.gpu()?, norms.q.eps)));
+            let rope = gpu::Rope {
+                qkv: qkv.gpu()?,
                 num_tokens: positions.len(),
                 num_heads,
                 num_pairs: table.num_pairs(),
                 is_interleaved: table.style == RopeStyle::Interleaved,
-                table: table.metal()?,
+                table: table.gpu()?,
                 norms: norms.transpose()?,
             };
-            return metal::rope_kv_write(metal, step.metal()?, rope, cache.metal(layer)?);
+            return gpu::rope_kv_write(gpu, step.gpu()?, rope, cache.gpu(layer)?);
         }
         Backend::Reference(backend) => {
             let slots = slot_mapping;

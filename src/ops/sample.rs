@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::metal::{Binding, GpuBuffer, MetalSampler};
+use crate::ops::gpu::{Binding, GpuBuffer, GpuSampler};
 use crate::{Error, Result};
 
 /// How to choose the tokens of a row. The names and meanings are those of
@@ -86,7 +86,7 @@ pub struct SampledTokens {
 }
 
 impl SampledTokens {
-    pub(crate) fn metal(&self) -> Binding<'_> {
+    pub(crate) fn gpu(&self) -> Binding<'_> {
         Binding::read(&self.buffer).at(self.offset)
     }
 }
@@ -94,7 +94,7 @@ impl SampledTokens {
 /// A sampler on the device.
 #[derive(Debug)]
 pub struct DeviceSampler {
-    metal: MetalSampler,
+    gpu: GpuSampler,
 }
 
 impl DeviceSampler {
@@ -105,7 +105,7 @@ impl DeviceSampler {
     pub fn new(context: &Context) -> Result<Option<Self>> {
         match context.backend() {
             Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
-            Backend::Metal(metal) => Ok(Some(Self { metal: MetalSampler::new(metal)? })),
+            Backend::Gpu(gpu) => Ok(Some(Self { gpu: GpuSampler::new(gpu)? })),
         }
     }
 
@@ -120,8 +120,8 @@ impl DeviceSampler {
         params: impl Iterator<Item = SampleParams<'a>>,
         num_steps: usize,
     ) -> Result<()> {
-        let Backend::Metal(metal) = context.backend() else { return Err(elsewhere()) };
-        self.metal.begin(metal, params, num_steps)
+        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
+        self.gpu.begin(gpu, params, num_steps)
     }
 
     /// Queues the next token of each row. `logits` are `[num_rows, vocab_size]` and are changed.
@@ -129,14 +129,14 @@ impl DeviceSampler {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device does not take the work.
     pub fn launch(&mut self, context: &Context, logits: &Buffer) -> Result<()> {
-        let Backend::Metal(metal) = context.backend() else { return Err(elsewhere()) };
-        self.metal.launch(metal, logits.metal()?, logits.width())
+        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
+        self.gpu.launch(gpu, logits.gpu()?, logits.width())
     }
 
     /// The tokens of a step that was queued, for the device.
     #[must_use]
     pub fn on_device(&self, step: usize) -> SampledTokens {
-        let (buffer, offset) = self.metal.on_device(step);
+        let (buffer, offset) = self.gpu.on_device(step);
         SampledTokens { buffer, offset }
     }
 
@@ -145,8 +145,8 @@ impl DeviceSampler {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device failed.
     pub fn tokens(&self, context: &Context, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
-        let Backend::Metal(metal) = context.backend() else { return Err(elsewhere()) };
-        self.metal.tokens(metal, step, tokens)
+        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
+        self.gpu.tokens(gpu, step, tokens)
     }
 }
 

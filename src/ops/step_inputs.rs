@@ -1,8 +1,8 @@
 //! The lists of a step, on the host and on the device.
 
 use crate::ops::context::{Backend, Context};
+use crate::ops::gpu::{GpuAttention, GpuExpandedAttention, GpuInputs, InputLimits, PrefillForm};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::metal::{InputLimits, MetalAttention, MetalExpandedAttention, MetalInputs, PrefillForm};
 use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ pub struct StepInputs<'a> {
     /// The tokens, if a device has sampled them and the host does not know them.
     pub sampled: Option<&'a SampledTokens>,
     /// The same lists in the device's memory.
-    metal: Option<&'a MetalInputs>,
+    gpu: Option<&'a GpuInputs>,
 }
 
 impl<'a> StepInputs<'a> {
@@ -33,7 +33,7 @@ impl<'a> StepInputs<'a> {
         outputs: &'a [usize],
         attention: &'a AttentionMetadata,
     ) -> Self {
-        Self { token_ids, positions, outputs, attention, sampled: None, metal: None }
+        Self { token_ids, positions, outputs, attention, sampled: None, gpu: None }
     }
 
     /// Tokens of the step.
@@ -42,15 +42,15 @@ impl<'a> StepInputs<'a> {
         self.positions.len()
     }
 
-    pub(crate) fn metal(&self) -> Result<&'a MetalInputs> {
-        self.metal.ok_or_else(|| Error::internal("a step's lists are not on the device"))
+    pub(crate) fn gpu(&self) -> Result<&'a GpuInputs> {
+        self.gpu.ok_or_else(|| Error::internal("a step's lists are not on the device"))
     }
 }
 
 /// The device's memory for the lists of steps, if its kernels read them there.
 #[derive(Debug)]
 pub struct DeviceInputs {
-    metal: Option<MetalInputs>,
+    gpu: Option<GpuInputs>,
     heads_per_kv_head: usize,
 }
 
@@ -60,10 +60,10 @@ impl DeviceInputs {
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context, limits: &AttentionLimits, block_size: usize) -> Result<Self> {
-        let metal = match context.backend() {
+        let gpu = match context.backend() {
             Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Metal(metal) => Some(MetalInputs::new(
-                metal,
+            Backend::Gpu(gpu) => Some(GpuInputs::new(
+                gpu,
                 InputLimits {
                     max_num_tokens: limits.max_num_tokens,
                     max_num_rows: limits.max_num_rows,
@@ -71,7 +71,7 @@ impl DeviceInputs {
                 },
             )?),
         };
-        Ok(Self { metal, heads_per_kv_head: limits.num_heads / limits.num_kv_heads.max(1) })
+        Ok(Self { gpu, heads_per_kv_head: limits.num_heads / limits.num_kv_heads.max(1) })
     }
 
     /// Brings the lists of a step to where the ops need them.
@@ -84,19 +84,19 @@ impl DeviceInputs {
         step: StepInputs<'a>,
         cache: &KvCache,
     ) -> Result<StepInputs<'a>> {
-        if let (Backend::Metal(backend), Some(inputs)) = (context.backend(), &mut self.metal) {
+        if let (Backend::Gpu(backend), Some(inputs)) = (context.backend(), &mut self.gpu) {
             let layout = cache.layout();
             let prefill_form = match layout.has_values {
-                true => PrefillForm::Tiles(MetalAttention::tokens_per_tile(
+                true => PrefillForm::Tiles(GpuAttention::tokens_per_tile(
                     self.heads_per_kv_head,
                     cache.dtype(),
                     layout.head_dim,
                 )),
-                false => PrefillForm::Latent(MetalExpandedAttention::tokens_per_tile(cache.dtype())),
+                false => PrefillForm::Latent(GpuExpandedAttention::tokens_per_tile(cache.dtype())),
             };
             let StepInputs { token_ids, positions, outputs, attention, .. } = step;
             inputs.upload(backend, token_ids, positions, outputs, attention, prefill_form)?;
         }
-        Ok(StepInputs { metal: self.metal.as_ref(), ..step })
+        Ok(StepInputs { gpu: self.gpu.as_ref(), ..step })
     }
 }

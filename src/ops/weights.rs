@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
-use crate::ops::metal::{Binding, GpuBuffer, MetalBackend, MetalMatrix, MetalStack};
+use crate::ops::gpu::{Binding, GpuBackend, GpuBuffer, GpuMatrix, GpuStack};
 use crate::ops::reference::ReferenceMatrix;
 use crate::weights::{DType, RawTensor, SharedBytes};
 use crate::{Error, Result};
@@ -17,7 +17,7 @@ pub struct Matrix(MatrixStorage);
 #[derive(Debug)]
 enum MatrixStorage {
     Cpu(PackedMatrix),
-    Metal(MetalMatrix),
+    Gpu(GpuMatrix),
     Reference(ReferenceMatrix),
 }
 
@@ -36,8 +36,8 @@ impl Matrix {
         };
         match context.backend() {
             Backend::Cpu(_) => Self::from_bytes(context, tensor.dtype, tensor.data, rows, cols),
-            Backend::Metal(metal) => {
-                MetalMatrix::new(metal, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Metal(matrix)))
+            Backend::Gpu(gpu) => {
+                GpuMatrix::new(gpu, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Gpu(matrix)))
             }
             Backend::Reference(reference) => {
                 ReferenceMatrix::new(reference, tensor.dtype, tensor.share(), rows, cols)
@@ -61,8 +61,8 @@ impl Matrix {
         match context.backend() {
             Backend::Cpu(cpu) => PackedMatrix::pack(dtype, bytes, rows, cols, &cpu.pool, cpu.level)
                 .map(|packed| Self(MatrixStorage::Cpu(packed))),
-            Backend::Metal(metal) => MetalMatrix::from_bytes(metal, dtype, bytes, rows, cols)
-                .map(|matrix| Self(MatrixStorage::Metal(matrix))),
+            Backend::Gpu(gpu) => GpuMatrix::from_bytes(gpu, dtype, bytes, rows, cols)
+                .map(|matrix| Self(MatrixStorage::Gpu(matrix))),
             Backend::Reference(reference) => {
                 ReferenceMatrix::new(reference, dtype, SharedBytes::owned(bytes.to_vec()), rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
@@ -103,9 +103,9 @@ impl Matrix {
     /// [`crate::ErrorKind::Internal`] on a device that computes.
     pub(crate) fn without_weights(context: &Context, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         match context.backend() {
-            Backend::Metal(metal) if metal.is_dry_run() => {
-                let matrix = MetalMatrix::without_weights(metal, dtype, rows, cols)?;
-                Ok(Self(MatrixStorage::Metal(matrix)))
+            Backend::Gpu(gpu) if gpu.is_dry_run() => {
+                let matrix = GpuMatrix::without_weights(gpu, dtype, rows, cols)?;
+                Ok(Self(MatrixStorage::Gpu(matrix)))
             }
             _ => Err(Error::internal("a matrix without weights is of use in a dry run only")),
         }
@@ -116,7 +116,7 @@ impl Matrix {
     pub fn rows(&self) -> usize {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.rows(),
-            MatrixStorage::Metal(matrix) => matrix.rows(),
+            MatrixStorage::Gpu(matrix) => matrix.rows(),
             MatrixStorage::Reference(matrix) => matrix.num_rows(),
         }
     }
@@ -126,7 +126,7 @@ impl Matrix {
     pub fn cols(&self) -> usize {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.cols(),
-            MatrixStorage::Metal(matrix) => matrix.cols(),
+            MatrixStorage::Gpu(matrix) => matrix.cols(),
             MatrixStorage::Reference(matrix) => matrix.num_cols(),
         }
     }
@@ -136,7 +136,7 @@ impl Matrix {
     pub fn dtype(&self) -> DType {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.dtype(),
-            MatrixStorage::Metal(matrix) => matrix.dtype(),
+            MatrixStorage::Gpu(matrix) => matrix.dtype(),
             MatrixStorage::Reference(matrix) => matrix.dtype(),
         }
     }
@@ -146,7 +146,7 @@ impl Matrix {
     pub fn num_bytes(&self) -> usize {
         match &self.0 {
             MatrixStorage::Cpu(matrix) => matrix.num_bytes(),
-            MatrixStorage::Metal(matrix) => matrix.num_bytes(),
+            MatrixStorage::Gpu(matrix) => matrix.num_bytes(),
             MatrixStorage::Reference(matrix) => matrix.num_bytes(),
         }
     }
@@ -158,9 +158,9 @@ impl Matrix {
         }
     }
 
-    pub(crate) fn metal(&self) -> Result<&MetalMatrix> {
+    pub(crate) fn gpu(&self) -> Result<&GpuMatrix> {
         match &self.0 {
-            MatrixStorage::Metal(matrix) => Ok(matrix),
+            MatrixStorage::Gpu(matrix) => Ok(matrix),
             _ => Err(elsewhere("a matrix")),
         }
     }
@@ -188,9 +188,9 @@ enum StackStorage {
         /// The same with rows and columns exchanged, if they are multiplied from either side.
         transposed: Vec<PackedMatrix>,
     },
-    Metal {
-        stack: MetalStack,
-        transposed: Option<MetalStack>,
+    Gpu {
+        stack: GpuStack,
+        transposed: Option<GpuStack>,
     },
     Reference(Vec<ReferenceMatrix>),
 }
@@ -218,9 +218,9 @@ impl MatrixStack {
                 StackStorage::Cpu { matrices: Vec::with_capacity(matrices.len()), transposed: Vec::new() }
             }
             Backend::Reference(_) => StackStorage::Reference(Vec::with_capacity(matrices.len())),
-            Backend::Metal(metal) => {
-                let stack = metal_stack(metal, matrices)?;
-                return Ok(Self { rows, cols, storage: StackStorage::Metal { stack, transposed: None } });
+            Backend::Gpu(gpu) => {
+                let stack = gpu_stack(gpu, matrices)?;
+                return Ok(Self { rows, cols, storage: StackStorage::Gpu { stack, transposed: None } });
             }
         };
         for matrix in matrices {
@@ -253,8 +253,8 @@ impl MatrixStack {
                     transposed.push(matrix);
                 }
             }
-            (StackStorage::Metal { transposed, .. }, Backend::Metal(metal)) => {
-                *transposed = Some(metal_stack(metal, matrices)?);
+            (StackStorage::Gpu { transposed, .. }, Backend::Gpu(gpu)) => {
+                *transposed = Some(gpu_stack(gpu, matrices)?);
             }
             _ => return Err(elsewhere("a stack of matrices")),
         }
@@ -266,7 +266,7 @@ impl MatrixStack {
     pub fn len(&self) -> usize {
         match &self.storage {
             StackStorage::Cpu { matrices, .. } => matrices.len(),
-            StackStorage::Metal { stack, .. } => stack.len(),
+            StackStorage::Gpu { stack, .. } => stack.len(),
             StackStorage::Reference(stack) => stack.len(),
         }
     }
@@ -294,7 +294,7 @@ impl MatrixStack {
     pub fn num_bytes(&self) -> usize {
         match &self.storage {
             StackStorage::Cpu { matrices, .. } => matrices.iter().map(PackedMatrix::num_bytes).sum(),
-            StackStorage::Metal { stack, .. } => stack.matrix().num_bytes(),
+            StackStorage::Gpu { stack, .. } => stack.matrix().num_bytes(),
             StackStorage::Reference(stack) => stack.iter().map(ReferenceMatrix::num_bytes).sum(),
         }
     }
@@ -306,9 +306,9 @@ impl MatrixStack {
         }
     }
 
-    pub(crate) fn metal(&self) -> Result<&MetalStack> {
+    pub(crate) fn gpu(&self) -> Result<&GpuStack> {
         match &self.storage {
-            StackStorage::Metal { stack, .. } => Ok(stack),
+            StackStorage::Gpu { stack, .. } => Ok(stack),
             _ => Err(elsewhere("a stack of matrices")),
         }
     }
@@ -322,9 +322,9 @@ impl MatrixStack {
     }
 
     /// The same on a GPU.
-    pub(crate) fn metal_transposed(&self) -> Result<&MetalStack> {
+    pub(crate) fn gpu_transposed(&self) -> Result<&GpuStack> {
         match &self.storage {
-            StackStorage::Metal { transposed: Some(transposed), .. } => Ok(transposed),
+            StackStorage::Gpu { transposed: Some(transposed), .. } => Ok(transposed),
             _ => Err(Error::internal("a stack of matrices has no transposed ones")),
         }
     }
@@ -341,7 +341,7 @@ impl MatrixStack {
 #[derive(Debug)]
 pub struct Vector {
     values: Vec<f32>,
-    metal: Option<GpuBuffer>,
+    gpu: Option<GpuBuffer>,
 }
 
 impl Vector {
@@ -350,15 +350,15 @@ impl Vector {
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if it has no memory.
     pub fn new(context: &Context, values: Vec<f32>) -> Result<Self> {
-        let metal = match context.backend() {
+        let gpu = match context.backend() {
             Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Metal(metal) => Some(metal.upload(&values)?),
+            Backend::Gpu(gpu) => Some(gpu.upload(&values)?),
         };
-        Ok(Self { values, metal })
+        Ok(Self { values, gpu })
     }
 
-    pub(crate) fn metal(&self) -> Result<Binding<'_>> {
-        self.metal.as_ref().map(Binding::read).ok_or_else(|| elsewhere("a vector"))
+    pub(crate) fn gpu(&self) -> Result<Binding<'_>> {
+        self.gpu.as_ref().map(Binding::read).ok_or_else(|| elsewhere("a vector"))
     }
 }
 
@@ -388,12 +388,12 @@ pub struct RmsNorm {
     pub eps: f32,
 }
 
-fn metal_stack(metal: &MetalBackend, matrices: Vec<Matrix>) -> Result<MetalStack> {
+fn gpu_stack(gpu: &GpuBackend, matrices: Vec<Matrix>) -> Result<GpuStack> {
     let own = |matrix: Matrix| match matrix.0 {
-        MatrixStorage::Metal(matrix) => Ok(matrix),
+        MatrixStorage::Gpu(matrix) => Ok(matrix),
         _ => Err(elsewhere("a matrix")),
     };
-    MetalStack::new(metal, matrices.into_iter().map(own).collect::<Result<_>>()?)
+    GpuStack::new(gpu, matrices.into_iter().map(own).collect::<Result<_>>()?)
 }
 
 fn elsewhere(what: &str) -> Error {

@@ -59,7 +59,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     ];
     for (config, num_rows) in routers {
         // More than 32 groups have no kernels on a GPU.
-        if config.num_groups <= 32 || !context.is_metal() {
+        if config.num_groups <= 32 || !context.is_gpu() {
             report(Network { num_rows, ..Network::with(config) }.check(context));
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for case in cases {
         let limit = match case.dtype {
             // A GPU's queries and weights are in half precision too.
-            KvCacheDType::F16 if context.is_metal() => 2e-6,
+            KvCacheDType::F16 if context.is_gpu() => 2e-6,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 1e-5,
             KvCacheDType::F32 => 1e-11,
@@ -46,7 +46,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
             compare(context, |context| case.run(context)),
         ));
         // A GPU has no products of such rows, and knows no difference between few heads and many.
-        if context.is_metal() && (!case.rank.is_multiple_of(16) || case.num_heads > 4) {
+        if context.is_gpu() && (!case.rank.is_multiple_of(16) || case.num_heads > 4) {
             continue;
         }
         // Long contexts take long in double precision, and are the same for all widths and types.

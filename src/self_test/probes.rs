@@ -6,7 +6,7 @@ use half::f16;
 use super::Check;
 use super::oracle::{buffer, matrix, noise, rms_norm};
 use crate::Result;
-use crate::ops::metal::{KernelLimits, Probe};
+use crate::ops::gpu::{KernelLimits, Probe};
 use crate::ops::{Buffer, Context, LinearScratch, kernel_limits, norm_logits, probe};
 use crate::weights::DType;
 

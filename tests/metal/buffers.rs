@@ -1,7 +1,7 @@
 //! Values into buffers and out of them.
 
 use bytemuck::{Pod, Zeroable};
-use tinyvllm::ops::metal::{Gpu, GpuBuffer, Placement};
+use tinyvllm::ops::gpu::{Gpu, GpuBuffer, Placement};
 
 /// A buffer with these values, and at least 16 bytes.
 pub(crate) fn buffer<T: Pod>(gpu: &dyn Gpu, values: &[T]) -> GpuBuffer {

@@ -1,6 +1,6 @@
 //! The emulator finds what is wrong: in kernels, in launches, in declarations.
 
-use tinyvllm::ops::metal::{Binding, Constant, Gpu, GpuBuffer, Launch, Library, Placement};
+use tinyvllm::ops::gpu::{Binding, Constant, Gpu, GpuBuffer, Launch, Library, Placement};
 
 use crate::buffers::buffer;
 use crate::emulator::{Emulator, Order, Variant, is_sanitized, run_again};

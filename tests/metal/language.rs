@@ -4,7 +4,7 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use tinyvllm::Result;
-use tinyvllm::ops::metal::{Binding, ChipClass, Constant, Gpu, Launch, Library, Placement, Ticket};
+use tinyvllm::ops::gpu::{Binding, ChipClass, Constant, Gpu, Launch, Library, Placement, Ticket};
 
 use crate::buffers::{buffer, values};
 use crate::emulator::{Barrier, Emulator, Order, Timing, Variant, barriers_without_need, run_again};
@@ -159,7 +159,7 @@ fn late_work_is_not_seen_before_the_host_waits() {
     // SAFETY: as above.
     assert_eq!(unsafe { first.read() }, 25);
     assert!(gpu.allocate(16, Placement::Private).unwrap().0.host().is_none());
-    assert!(gpu.wait(tinyvllm::ops::metal::Ticket(2)).is_err());
+    assert!(gpu.wait(tinyvllm::ops::gpu::Ticket(2)).is_err());
 }
 
 #[test]

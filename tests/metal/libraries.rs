@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::ops::gpu::LIBRARIES;
 
 use crate::emulator::{Emulator, Variant};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tinyvllm::ErrorKind;
-use tinyvllm::ops::metal::{LIBRARIES, Library};
+use tinyvllm::ops::gpu::{LIBRARIES, Library};
 use tinyvllm::ops::{Buffer, Context, DeviceSampler, Matrix, RmsNorm, SampleParams, Vector};
 use tinyvllm::ops::{LinearScratch, norm_logits};
 use tinyvllm::self_test::{Check, Effort, Family};

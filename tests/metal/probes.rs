@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::ops::gpu::LIBRARIES;
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
 use crate::emulator::{Emulator, Variant};

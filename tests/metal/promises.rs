@@ -7,7 +7,7 @@ use tinyvllm::engine::{Event, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
-use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::ops::gpu::LIBRARIES;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 

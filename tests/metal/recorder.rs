@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable, pod_read_unaligned};
-use tinyvllm::ops::metal::{
+use tinyvllm::ops::gpu::{
     Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits,
     Placement, Ticket,
 };

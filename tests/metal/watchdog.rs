@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tinyvllm::config::ModelConfig;
 use tinyvllm::kv_cache::BlockId;
 use tinyvllm::models::{self, LoadOptions};
-use tinyvllm::ops::metal::Gpu;
+use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::runner::{ModelRunner, RowOutput, Runner, Step, StepRow};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};

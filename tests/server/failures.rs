@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use serde_json::json;
 use tinyvllm::hub::{HubConfig, ModelSource, resolve};
 use tinyvllm::llm::{Llm, LlmOptions, LoadProgress};
-use tinyvllm::ops::metal::{
+use tinyvllm::ops::gpu::{
     ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits, Placement,
     Ticket,
 };

@@ -6,7 +6,7 @@ mod latent;
 use std::sync::Arc;
 
 use tinyvllm::config::RopeStyle;
-use tinyvllm::ops::metal::{Gpu, Placement};
+use tinyvllm::ops::gpu::{Gpu, Placement};
 use tinyvllm::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
     KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, SampleParams, StepInputs,

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::ops::gpu::LIBRARIES;
 use tinyvllm::{Error, Result};
 
 use crate::emulator::{Emulator, KernelUsage, usage_of_kernels};

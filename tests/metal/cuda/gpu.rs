@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{from_mut, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tinyvllm::ops::metal::{
+use tinyvllm::ops::gpu::{
     ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, PipelineLimits, Placement, Ticket,
 };
 use tinyvllm::weights::SharedBytes;

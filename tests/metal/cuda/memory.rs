@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use tinyvllm::ops::metal::{GpuBuffer, GpuMemory};
+use tinyvllm::ops::gpu::{GpuBuffer, GpuMemory};
 use tinyvllm::{Error, ErrorKind, Result};
 
 use super::driver::{Address, Driver, Handle};

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::metal::{ChipClass, Gpu};
+use tinyvllm::ops::gpu::{ChipClass, Gpu};
 use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Variant};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tinyvllm::ops::metal::{LIBRARIES, Library};
+use tinyvllm::ops::gpu::{LIBRARIES, Library};
 
 use super::TOOLKIT;
 use crate::emulator::{Compiler, Emulator, KernelUsage, MAX_REGISTERS, Unrolling, Variant, flag_sets};

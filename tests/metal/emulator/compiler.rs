@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
-use tinyvllm::ops::metal::Library;
+use tinyvllm::ops::gpu::Library;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::object::Object;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
 
-use tinyvllm::ops::metal::{GpuMemory, Placement};
+use tinyvllm::ops::gpu::{GpuMemory, Placement};
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, ErrorKind, Result};
 

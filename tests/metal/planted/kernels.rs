@@ -7,7 +7,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use tinyvllm::ops::metal::LIBRARIES;
+use tinyvllm::ops::gpu::LIBRARIES;
 use tinyvllm::self_test::Family;
 
 use super::{Emulator, Variant};

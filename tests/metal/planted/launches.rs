@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tinyvllm::Result;
-use tinyvllm::ops::metal::{
+use tinyvllm::ops::gpu::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket,
 };
 use tinyvllm::weights::SharedBytes;

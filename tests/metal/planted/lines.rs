@@ -1,6 +1,6 @@
-//! The lines of `src/ops/metal` that could be wrong, and what that would change.
+//! The lines of `src/ops/gpu` that could be wrong, and what that would change.
 
-use tinyvllm::ops::metal::Access;
+use tinyvllm::ops::gpu::Access;
 use tinyvllm::self_test::Family;
 
 use super::launches::Change::{self, *};
@@ -96,7 +96,7 @@ pub(super) const LINES: [Lines; 21] = [
         family: Family::Attention,
         kernels: "paged_attention_merge",
         defects: &[
-            ("merge(metal, &args, decode_rows, num_rows, partials, out, cost)?;", "never merged", LeftOut),
+            ("merge(gpu, &args, decode_rows, num_rows, partials, out, cost)?;", "never merged", LeftOut),
             (
                 "let partials = Binding::read(&self.partials).at(partials_offset);",
                 "always the first",
@@ -128,7 +128,7 @@ pub(super) const LINES: [Lines; 21] = [
                 List(5, [3, 2], 2, |_| 0),
             ),
             (
-                "self.write(metal, self.block_tables, &attention.block_tables)?;",
+                "self.write(gpu, self.block_tables, &attention.block_tables)?;",
                 "other blocks",
                 List(4, [1, 0], 3, |x| x ^ 1),
             ),
@@ -158,9 +158,9 @@ pub(super) const LINES: [Lines; 21] = [
         family: Family::Attention,
         kernels: "",
         defects: &[
-            ("metal.wait(ticket)?;", "lists are written that are still read", NotWaitedFor),
+            ("gpu.wait(ticket)?;", "lists are written that are still read", NotWaitedFor),
             (
-                "self.write_all(metal, self.slots, &attention.slot_mapping)?;",
+                "self.write_all(gpu, self.slots, &attention.slot_mapping)?;",
                 "a slot further",
                 List(3, [1, 0], 1, |x| x ^ 1),
             ),
@@ -180,7 +180,7 @@ pub(super) const LINES: [Lines; 21] = [
                 Ending("_128_16", "_64_32"),
             ),
             (
-                "let keys = flash.keys(metal.tuning());",
+                "let keys = flash.keys(gpu.tuning());",
                 "more than there is room for",
                 Ending("_128_16", "_128_32"),
             ),
@@ -392,7 +392,7 @@ pub(super) const LINES: [Lines; 21] = [
                 Offset(2, |n| n + 4),
             ),
             ("let grid = [table.num_units().div_ceil(32), num_tokens, 1];", "whole ones", Grid(0, |n| n - 1)),
-            ("launch(metal, Kernel::Embed(table.dtype())", "a token too few", Grid(1, |n| n - 1)),
+            ("launch(gpu, Kernel::Embed(table.dtype())", "a token too few", Grid(1, |n| n - 1)),
         ],
     },
     Lines {
@@ -414,7 +414,7 @@ pub(super) const LINES: [Lines; 21] = [
             ("let num_words = block_bytes / 16;", "half a block", Word(2, |x| x / 2)),
             ("&buffers, [num_words.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
             ("let buffers = [Binding::read_write(pool)];", "said to be written", Declared(1, Access::Write)),
-            ("launch(metal, Kernel::CopyBlock", "never", LeftOut),
+            ("launch(gpu, Kernel::CopyBlock", "never", LeftOut),
         ],
     },
     Lines {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::metal::Gpu;
+use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Timing, Variant};
@@ -110,7 +110,7 @@ fn sampling() {
 fn launches() {
     let defects = LINES.iter().flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
     assert_all_noticed(defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
-        let source = fs::read_to_string(in_project("src/ops/metal").join(file)).unwrap();
+        let source = fs::read_to_string(in_project("src/ops/gpu").join(file)).unwrap();
         let times = source.matches(text).count();
         assert_eq!(times, 1, "{file} has {times} times what {what:?} is about, not once: {text}");
         // Whatever leaves its memory is found there, and work that nobody waits for is not done.

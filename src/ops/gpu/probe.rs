@@ -2,7 +2,7 @@
 
 use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
 
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::{Binding, PipelineLimits, Placement};
@@ -44,14 +44,14 @@ impl Probe {
 }
 
 /// The results of a probe for these words.
-pub(crate) fn probe(metal: &MetalBackend, probe: Probe, words: &[u32]) -> Result<Vec<u32>> {
-    let gpu = metal.gpu();
+pub(crate) fn probe(gpu: &GpuBackend, probe: Probe, words: &[u32]) -> Result<Vec<u32>> {
+    let device = gpu.device();
     let num_bytes = size_of_val(words);
-    let allocate = || gpu.allocate(num_bytes.max(16), Placement::Private);
+    let allocate = || device.allocate(num_bytes.max(16), Placement::Private);
     let (input, output) = (allocate()?, allocate()?);
-    gpu.write(&input, 0, cast_slice(words))?;
+    device.write(&input, 0, cast_slice(words))?;
     let words_of_a_group = if matches!(probe, Probe::Matrices | Probe::Cells) { 64 } else { 32 };
-    metal.launch(
+    gpu.launch(
         Kernel::Probe(probe),
         Flags::default(),
         Work {
@@ -64,7 +64,7 @@ pub(crate) fn probe(metal: &MetalBackend, probe: Probe, words: &[u32]) -> Result
         },
     )?;
     let mut results = vec![0; words.len()];
-    metal.read(&output, cast_slice_mut(&mut results))?;
+    gpu.read(&output, cast_slice_mut(&mut results))?;
     Ok(results)
 }
 
@@ -111,14 +111,14 @@ fn largest() -> [(Kernel, Flags); 14] {
 }
 
 /// What a device allows of the largest kernels of each kind, which are compiled for it.
-pub(crate) fn kernel_limits(metal: &MetalBackend) -> Result<Vec<KernelLimits>> {
+pub(crate) fn kernel_limits(gpu: &GpuBackend) -> Result<Vec<KernelLimits>> {
     let limits_of = |(kernel, flags): (Kernel, Flags)| {
         Ok(KernelLimits {
             name: kernel.function(),
-            limits: metal.pipeline(kernel, flags)?.limits,
+            limits: gpu.pipeline(kernel, flags)?.limits,
             num_threads: kernel.threads_needed(),
         })
     };
-    metal.compile(largest().to_vec(), &|_, _| true)?;
+    gpu.compile(largest().to_vec(), &|_, _| true)?;
     largest().into_iter().map(limits_of).collect()
 }

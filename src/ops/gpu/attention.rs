@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
-use super::inputs::MetalInputs;
+use super::inputs::GpuInputs;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement, Tuning};
 use crate::ops::KvCacheDType;
@@ -129,8 +129,8 @@ pub(crate) struct Rope<'a> {
 }
 
 pub(crate) fn rope_kv_write(
-    metal: &MetalBackend,
-    inputs: &MetalInputs,
+    gpu: &GpuBackend,
+    inputs: &GpuInputs,
     rope: Rope<'_>,
     pools: Pools<'_>,
 ) -> Result<()> {
@@ -156,7 +156,7 @@ pub(crate) fn rope_kv_write(
         Binding::write(pools.k),
         Binding::write(pools.v),
     ];
-    metal.launch(
+    gpu.launch(
         Kernel::RopeKvWrite(pools.dtype),
         flags,
         Work {
@@ -173,7 +173,7 @@ pub(crate) fn rope_kv_write(
 
 /// The shape of attention and the memory of partial results.
 #[derive(Debug)]
-pub(crate) struct MetalAttention {
+pub(crate) struct GpuAttention {
     num_heads: usize,
     scale: f32,
     window: usize,
@@ -181,7 +181,7 @@ pub(crate) struct MetalAttention {
     partials: GpuBuffer,
 }
 
-/// What [`MetalAttention`] is made for.
+/// What [`GpuAttention`] is made for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionSizes {
     pub(crate) num_heads: usize,
@@ -193,8 +193,8 @@ pub(crate) struct AttentionSizes {
     pub(crate) max_num_rows: usize,
 }
 
-impl MetalAttention {
-    pub(crate) fn new(metal: &MetalBackend, sizes: AttentionSizes) -> Result<Self> {
+impl GpuAttention {
+    pub(crate) fn new(gpu: &GpuBackend, sizes: AttentionSizes) -> Result<Self> {
         let AttentionSizes { num_heads, num_kv_heads, head_dim, max_model_len, .. } = sizes;
         if !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM || num_heads / num_kv_heads > FLASH_ROWS {
             return Err(Error::unsupported(format!(
@@ -209,7 +209,7 @@ impl MetalAttention {
         let piece_size = wanted.min(MAX_SCORES / (heads * num_chunks)) / 32 * 32;
         let num_pieces = max_model_len.div_ceil(piece_size);
         let num_partials = if num_pieces > 1 { sizes.max_num_rows * num_heads * num_pieces } else { 1 };
-        let partials = metal.gpu().allocate(num_partials * (head_dim + 2) * 4, Placement::Private)?;
+        let partials = gpu.device().allocate(num_partials * (head_dim + 2) * 4, Placement::Private)?;
         Ok(Self {
             num_heads,
             scale: sizes.scale * LOG2_E,
@@ -227,21 +227,21 @@ impl MetalAttention {
     /// Attention of all tokens of a step: those of sequences with one token and those of the others.
     pub(crate) fn run(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         q: &GpuBuffer,
         q_stride: usize,
         pools: Pools<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
-        self.decode(metal, inputs, q, q_stride, pools, out)?;
-        self.prefill(metal, inputs, q, q_stride, pools, out)
+        self.decode(gpu, inputs, q, q_stride, pools, out)?;
+        self.prefill(gpu, inputs, q, q_stride, pools, out)
     }
 
     fn decode(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         q: &GpuBuffer,
         q_stride: usize,
         pools: Pools<'_>,
@@ -277,7 +277,7 @@ impl MetalAttention {
             };
             keys + merge_cost
         };
-        for (rows, cost) in metal.patience().pieces(tokens.lens().map(cost)) {
+        for (rows, cost) in gpu.patience().pieces(tokens.lens().map(cost)) {
             let decode_rows = inputs.rows_from(tokens, rows.start);
             let partials_offset = rows.start * self.num_heads * num_pieces * record_bytes;
             let (out_binding, partials) = if num_pieces == 1 {
@@ -294,7 +294,7 @@ impl MetalAttention {
                 out_binding,
                 partials,
             ];
-            metal.launch(
+            gpu.launch(
                 Kernel::PagedAttention { dtype: pools.dtype, heads, lanes_per_key },
                 Flags::default(),
                 Work {
@@ -309,7 +309,7 @@ impl MetalAttention {
             if num_pieces > 1 {
                 let partials = Binding::read(&self.partials).at(partials_offset);
                 let (num_rows, cost) = (rows.len(), rows.map(|_| merge_cost).sum());
-                merge(metal, &args, decode_rows, num_rows, partials, out, cost)?;
+                merge(gpu, &args, decode_rows, num_rows, partials, out, cost)?;
             }
         }
         Ok(())
@@ -317,8 +317,8 @@ impl MetalAttention {
 
     fn prefill(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         q: &GpuBuffer,
         q_stride: usize,
         pools: Pools<'_>,
@@ -341,7 +341,7 @@ impl MetalAttention {
             out: Binding::write(out),
             between_spans: None,
         };
-        flash_attention(metal, inputs, 0..inputs.num_tiles(), args, operands)
+        flash_attention(gpu, inputs, 0..inputs.num_tiles(), args, operands)
     }
 }
 
@@ -361,8 +361,8 @@ pub(super) struct FlashOperands<'a> {
 
 /// Attention of some tiles of a step's tokens.
 pub(super) fn flash_attention(
-    metal: &MetalBackend,
-    inputs: &MetalInputs,
+    gpu: &GpuBackend,
+    inputs: &GpuInputs,
     tiles: Range<usize>,
     args: FlashAttentionArgs,
     operands: FlashOperands<'_>,
@@ -371,7 +371,7 @@ pub(super) fn flash_attention(
     let FlashAttentionArgs { pages, window, span, .. } = args;
     let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);
     let flash = Flash::of(dtype, head_dim.max(value_dim));
-    let keys = flash.keys(metal.tuning());
+    let keys = flash.keys(gpu.tuning());
     // What a kernel does not read is bound to something that is there.
     let [rotated, totals] = between_spans.unwrap_or([q; 2]);
     let cost = |positions: Range<usize>| {
@@ -384,10 +384,10 @@ pub(super) fn flash_attention(
         }
     };
     let costs = inputs.tile_positions(tiles.clone()).map(cost);
-    for (piece, cost) in metal.patience().pieces(costs) {
+    for (piece, cost) in gpu.patience().pieces(costs) {
         let prefill_tiles = inputs.prefill_tiles(tiles.start + piece.start);
         let buffers = [q, k, v, inputs.block_tables(), prefill_tiles, out, rotated, totals];
-        metal.launch(
+        gpu.launch(
             Kernel::FlashAttention { dtype, max_dim: flash.max_dim, keys, head_dim, value_dim },
             Flags::of([between_spans.is_some()]),
             Work {
@@ -405,7 +405,7 @@ pub(super) fn flash_attention(
 
 /// Merges the pieces of `num_rows` tokens. A head of the result is as wide as `args` say of the cache.
 pub(super) fn merge(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     args: &PagedAttentionArgs,
     decode_rows: Binding<'_>,
     num_rows: usize,
@@ -413,7 +413,7 @@ pub(super) fn merge(
     out: &GpuBuffer,
     cost: Cost,
 ) -> Result<()> {
-    metal.launch(
+    gpu.launch(
         Kernel::PagedAttentionMerge,
         Flags::default(),
         Work {

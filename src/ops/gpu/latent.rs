@@ -5,9 +5,9 @@ use std::f32::consts::LOG2_E;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::attention::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, merge};
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
-use super::inputs::{DecodeRows, MetalInputs};
+use super::inputs::{DecodeRows, GpuInputs};
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
@@ -78,8 +78,8 @@ pub(crate) struct LatentWrite<'a> {
 }
 
 pub(crate) fn latent_kv_write(
-    metal: &MetalBackend,
-    inputs: &MetalInputs,
+    gpu: &GpuBackend,
+    inputs: &GpuInputs,
     write: LatentWrite<'_>,
     rows: LatentRows<'_>,
 ) -> Result<()> {
@@ -103,7 +103,7 @@ pub(crate) fn latent_kv_write(
         Binding::write(rows.rows),
         Binding::write(write.out),
     ];
-    metal.launch(
+    gpu.launch(
         Kernel::LatentKvWrite(rows.dtype),
         Flags::of([write.is_interleaved]),
         Work {
@@ -119,7 +119,7 @@ pub(crate) fn latent_kv_write(
 
 /// The shape of latent attention and the memory of partial results.
 #[derive(Debug)]
-pub(crate) struct MetalLatentAttention {
+pub(crate) struct GpuLatentAttention {
     num_heads: usize,
     value_dim: usize,
     scale: f32,
@@ -136,7 +136,7 @@ struct Operands<'a> {
     out: &'a GpuBuffer,
 }
 
-/// What [`MetalLatentAttention`] is made for.
+/// What [`GpuLatentAttention`] is made for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LatentSizes {
     pub(crate) num_heads: usize,
@@ -149,8 +149,8 @@ pub(crate) struct LatentSizes {
     pub(crate) max_num_rows: usize,
 }
 
-impl MetalLatentAttention {
-    pub(crate) fn new(metal: &MetalBackend, sizes: LatentSizes) -> Result<Self> {
+impl GpuLatentAttention {
+    pub(crate) fn new(gpu: &GpuBackend, sizes: LatentSizes) -> Result<Self> {
         let LatentSizes { num_heads, row_dim, value_dim, scale, max_model_len, max_num_rows } = sizes;
         if !row_dim.is_multiple_of(8) || !value_dim.is_multiple_of(8) || row_dim > MAX_SIMDGROUPS * SLAB {
             return Err(Error::unsupported(format!(
@@ -163,7 +163,7 @@ impl MetalLatentAttention {
         let piece_size = max_model_len.div_ceil(MAX_PIECES).max(PIECE_SIZE).next_multiple_of(KEYS);
         let num_pieces = max_model_len.div_ceil(piece_size);
         let num_partials = if num_pieces > 1 { max_num_rows * num_heads * num_pieces } else { 1 };
-        let partials = metal.gpu().allocate(num_partials * (value_dim + 2) * 4, Placement::Private)?;
+        let partials = gpu.device().allocate(num_partials * (value_dim + 2) * 4, Placement::Private)?;
         Ok(Self { num_heads, value_dim, scale: scale * LOG2_E, piece_size, partials })
     }
 
@@ -171,23 +171,23 @@ impl MetalLatentAttention {
     /// others, of which there are enough.
     pub(crate) fn run(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         q: &GpuBuffer,
         q_stride: usize,
         rows: LatentRows<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
         let operands = Operands { q, q_stride, rows, out };
-        self.launch(metal, inputs, inputs.decode(), self.piece_size, operands)?;
+        self.launch(gpu, inputs, inputs.decode(), self.piece_size, operands)?;
         let prefill = inputs.prefill_rows();
-        self.launch(metal, inputs, prefill, prefill.max_len().next_multiple_of(KEYS), operands)
+        self.launch(gpu, inputs, prefill, prefill.max_len().next_multiple_of(KEYS), operands)
     }
 
     fn launch(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         tokens: DecodeRows<'_>,
         piece_size: usize,
         operands: Operands<'_>,
@@ -230,7 +230,7 @@ impl MetalLatentAttention {
             };
             keys + merge_cost
         };
-        for (range, cost) in metal.patience().pieces(tokens.lens().map(cost)) {
+        for (range, cost) in gpu.patience().pieces(tokens.lens().map(cost)) {
             let (first, num_rows) = (range.start, range.len());
             let decode_rows = inputs.rows_from(tokens, first);
             let partials_offset = first * num_heads * num_pieces * record_bytes;
@@ -247,7 +247,7 @@ impl MetalLatentAttention {
                 out_binding,
                 partials,
             ];
-            metal.launch(
+            gpu.launch(
                 Kernel::LatentAttention(dtype),
                 Flags::default(),
                 Work {
@@ -262,7 +262,7 @@ impl MetalLatentAttention {
             if num_pieces > 1 {
                 let partials = Binding::read(&self.partials).at(partials_offset);
                 let cost = range.map(|_| merge_cost).sum();
-                merge(metal, &merge_args, decode_rows, num_rows, partials, out, cost)?;
+                merge(gpu, &merge_args, decode_rows, num_rows, partials, out, cost)?;
             }
         }
         Ok(())

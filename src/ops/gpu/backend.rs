@@ -15,7 +15,7 @@ use crate::ops::cpu::pool::ThreadPool;
 use crate::{Error, Result};
 
 /// What launches kernels: the only way from an op to a [`Gpu`].
-pub(crate) struct MetalBackend {
+pub(crate) struct GpuBackend {
     gpu: Arc<dyn Gpu>,
     tuning: Tuning,
     /// For what is done once, at load, on the host.
@@ -67,13 +67,13 @@ pub(super) struct Work<'a> {
     pub(super) cost: Cost,
 }
 
-impl fmt::Debug for MetalBackend {
+impl fmt::Debug for GpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetalBackend").field("gpu", &self.gpu).field("tuning", &self.tuning).finish()
+        f.debug_struct("GpuBackend").field("gpu", &self.gpu).field("tuning", &self.tuning).finish()
     }
 }
 
-impl MetalBackend {
+impl GpuBackend {
     pub(crate) fn new(gpu: Arc<dyn Gpu>, tuning: Tuning, pool: ThreadPool) -> Self {
         let patience = Patience::new(gpu.patience());
         Self {
@@ -104,7 +104,7 @@ impl MetalBackend {
         self.pipelines().keys().copied().collect()
     }
 
-    pub(crate) fn gpu(&self) -> &Arc<dyn Gpu> {
+    pub(crate) fn device(&self) -> &Arc<dyn Gpu> {
         &self.gpu
     }
 
@@ -194,7 +194,9 @@ impl MetalBackend {
 
     /// Copies from a shared buffer what finished work has written, without waiting for other work.
     pub(super) fn read_finished(&self, buffer: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let Some(host) = buffer.0.host() else { return self.timed(|| self.gpu.read(buffer, offset, bytes)) };
+        let Some(host) = buffer.0.host() else {
+            return self.timed(|| self.gpu.read_finished(buffer, offset, bytes));
+        };
         if offset + bytes.len() > buffer.len() {
             return Err(Error::internal(format!(
                 "bytes {offset}.. of a buffer of {} are to be read",

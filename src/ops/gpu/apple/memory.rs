@@ -12,7 +12,7 @@ use objc2_metal::{MTLDevice, MTLResourceOptions};
 
 use super::nothing_left;
 use super::queue::Queue;
-use crate::ops::metal::{GpuBuffer, GpuMemory, Placement};
+use crate::ops::gpu::{GpuBuffer, GpuMemory, Placement};
 use crate::weights::SharedBytes;
 use crate::{Error, ErrorKind, Result};
 

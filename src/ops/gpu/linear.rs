@@ -3,11 +3,11 @@
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::Binding;
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
-use super::matrix::{MetalMatrix, MetalStack};
+use super::matrix::{GpuMatrix, GpuStack};
 use crate::Result;
 use crate::weights::DType;
 
@@ -18,7 +18,7 @@ const MIN_MATMUL_TOKENS: usize = 5;
 /// A matrix of a product, where its results go within a row of the output, and its bias.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part<'a> {
-    matrix: &'a MetalMatrix,
+    matrix: &'a GpuMatrix,
     /// Of the matrix, or of each of those that it is a stack of.
     num_rows: usize,
     out_offset: usize,
@@ -26,11 +26,11 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    pub(crate) fn new(matrix: &'a MetalMatrix) -> Self {
+    pub(crate) fn new(matrix: &'a GpuMatrix) -> Self {
         Self { matrix, num_rows: matrix.rows(), out_offset: 0, bias: None }
     }
 
-    pub(crate) fn of_stack(stack: &'a MetalStack) -> Self {
+    pub(crate) fn of_stack(stack: &'a GpuStack) -> Self {
         Self { num_rows: stack.rows(), ..Self::new(stack.matrix()) }
     }
 
@@ -151,12 +151,12 @@ struct ProductArgs {
 }
 
 /// Up to three products with the same activations: one launch if their formats allow it.
-pub(crate) fn matmul(metal: &MetalBackend, parts: &[Part<'_>], operands: &Operands<'_>) -> Result<()> {
+pub(crate) fn matmul(gpu: &GpuBackend, parts: &[Part<'_>], operands: &Operands<'_>) -> Result<()> {
     let mut rest = parts;
     while !rest.is_empty() {
         let (len, last) = launch_together(rest);
         let (now, later) = rest.split_at(len);
-        launch(metal, now, last, operands)?;
+        launch(gpu, now, last, operands)?;
         rest = later;
     }
     Ok(())
@@ -181,7 +181,7 @@ fn launch_together(parts: &[Part<'_>]) -> (usize, Option<DType>) {
 }
 
 fn launch<'a>(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     parts: &[Part<'a>],
     last: Option<DType>,
     operands: &Operands<'a>,
@@ -201,25 +201,21 @@ fn launch<'a>(
     };
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
-        return operands.pieces(metal, parts).try_for_each(|piece| {
+        return operands.pieces(gpu, parts).try_for_each(|piece| {
             let tile = Tile::of(format, last, &piece);
             let kernel = Kernel::Matmul { format, last, tokens: tile.tokens };
             let args = piece.args(num_units, matrices);
             let cost = piece.cost(parts, tile.tokens);
-            metal.launch(
-                kernel,
-                flags,
-                tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost),
-            )
+            gpu.launch(kernel, flags, tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost))
         });
     }
     let columns = operands.rows_each().next_power_of_two();
     let rows = rows_per_simdgroup(format, columns);
     let (matrices, num_groups) = MatrixArgs::list(parts, ROW_GROUPS * rows);
     let all_rows: usize = parts.iter().map(|part| part.num_rows).sum();
-    let num_slices = num_slices(metal, all_rows * operands.num_matrices_of_a_token(), num_units);
+    let num_slices = num_slices(gpu, all_rows * operands.num_matrices_of_a_token(), num_units);
     let args = operands.args(num_units, matrices);
-    metal.launch(
+    gpu.launch(
         Kernel::Matvec { format, last, columns },
         flags,
         Work {
@@ -234,7 +230,7 @@ fn launch<'a>(
 }
 
 /// `silu(gate · norm(x)) · (up · norm(x))` for two matrices of one format.
-pub(crate) fn swiglu<'a>(metal: &MetalBackend, parts: [Part<'a>; 2], operands: &Operands<'a>) -> Result<()> {
+pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Operands<'a>) -> Result<()> {
     let [gate, up] = parts.map(|part| part.matrix);
     let (format, num_units, num_rows) = (gate.dtype(), gate.num_units(), parts[0].num_rows);
     let flags = operands.flags(false);
@@ -246,24 +242,20 @@ pub(crate) fn swiglu<'a>(metal: &MetalBackend, parts: [Part<'a>; 2], operands: &
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
         matrices[1].first_group = u32::MAX;
         let num_groups = num_rows.div_ceil(Tile::ROWS / 2);
-        return operands.pieces(metal, &parts).try_for_each(|piece| {
+        return operands.pieces(gpu, &parts).try_for_each(|piece| {
             let tile = Tile::of(format, None, &piece);
             let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
             let args = piece.args(num_units, matrices);
             let cost = piece.cost(&parts, tile.tokens);
-            metal.launch(
-                kernel,
-                flags,
-                tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost),
-            )
+            gpu.launch(kernel, flags, tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost))
         });
     }
     let columns = operands.rows_each().next_power_of_two();
     let rows = (rows_per_simdgroup(format, columns) / 2).max(1);
     let (matrices, _) = MatrixArgs::list(&parts, rows);
-    let num_slices = num_slices(metal, 2 * num_rows * operands.num_matrices_of_a_token(), num_units);
+    let num_slices = num_slices(gpu, 2 * num_rows * operands.num_matrices_of_a_token(), num_units);
     let args = operands.args(num_units, matrices);
-    metal.launch(
+    gpu.launch(
         Kernel::MatvecSwiglu { format, columns },
         flags,
         Work {
@@ -279,13 +271,13 @@ pub(crate) fn swiglu<'a>(metal: &MetalBackend, parts: [Part<'a>; 2], operands: &
 
 /// `gate = silu(gate) · up`, for `num_values` values.
 pub(crate) fn silu_mul(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     num_values: usize,
     up: Binding<'_>,
     gate: Binding<'_>,
 ) -> Result<()> {
     let args = [num_values as u32];
-    metal.launch(
+    gpu.launch(
         Kernel::SiluMul,
         Flags::default(),
         Work {
@@ -312,8 +304,8 @@ const ROW_GROUPS: usize = 4;
 /// Slices of simdgroups that share the columns of a row: as many as there are chunks of columns and as it takes to have
 /// enough simdgroups in flight. The same for every number of columns of the result, because it is part of the order of
 /// additions.
-fn num_slices(metal: &MetalBackend, num_rows: usize, num_units: usize) -> usize {
-    let wanted = metal.tuning().simdgroups_in_flight.div_ceil(num_rows.div_ceil(4).max(1));
+fn num_slices(gpu: &GpuBackend, num_rows: usize, num_units: usize) -> usize {
+    let wanted = gpu.tuning().simdgroups_in_flight.div_ceil(num_rows.div_ceil(4).max(1));
     wanted.min(num_units.div_ceil(CHUNK_UNITS)).min(MAX_SLICES)
 }
 
@@ -396,7 +388,7 @@ impl<'a> Operands<'a> {
     }
 
     /// The same for as many rows of activations at a time as a launch may compute, or as many groups of them.
-    fn pieces(&self, metal: &MetalBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
+    fn pieces(&self, gpu: &GpuBackend, parts: &[Part<'_>]) -> impl Iterator<Item = Self> {
         let (num_all, of_one, unit) = match self.stacked {
             Stacked::No | Stacked::Heads { .. } => {
                 (self.num_tokens, Operands { num_tokens: 1, ..*self }.cost(parts, 1), Tile::MAX_TOKENS)
@@ -406,7 +398,7 @@ impl<'a> Operands<'a> {
                 (groups.num_groups, Operands { stacked, ..*self }.cost(parts, groups.max_rows), 1)
             }
         };
-        let len = metal.patience().share(Cost { bytes: 0, ..of_one }, unit);
+        let len = gpu.patience().share(Cost { bytes: 0, ..of_one }, unit);
         (0..num_all).step_by(len).map(move |first| {
             let len = len.min(num_all - first);
             if let Stacked::Groups(groups) = self.stacked {

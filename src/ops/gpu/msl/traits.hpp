@@ -10,9 +10,11 @@ struct integral_constant {
 typedef integral_constant<bool, true> true_type;
 typedef integral_constant<bool, false> false_type;
 template <class A, class B>
-struct is_same : integral_constant<bool, __is_same(A, B)> {};
+struct is_same : false_type {};
+template <class A>
+struct is_same<A, A> : true_type {};
 template <class A, class B>
-constexpr constant bool is_same_v = __is_same(A, B);
+constexpr constant bool is_same_v = is_same<A, B>::value;
 template <bool B, class T = void>
 struct enable_if {};
 template <class T>

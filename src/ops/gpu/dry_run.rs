@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::backend::Flags;
 use super::kernel::Kernel;
 use super::{
-    ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, MetalBackend, Pipeline, PipelineLimits,
+    ChipClass, Constant, Gpu, GpuBackend, GpuBuffer, GpuMemory, Launch, Library, Pipeline, PipelineLimits,
     Placement, Ticket,
 };
 use crate::weights::SharedBytes;
@@ -57,6 +57,10 @@ impl GpuMemory for NoMemory {
 }
 
 impl Gpu for DryRun {
+    fn kind(&self) -> &'static str {
+        self.gpu.kind()
+    }
+
     fn name(&self) -> &str {
         self.gpu.name()
     }
@@ -111,7 +115,7 @@ impl Gpu for DryRun {
     }
 }
 
-impl MetalBackend {
+impl GpuBackend {
     /// Compiles the kernels that a dry run has used.
     ///
     /// # Errors

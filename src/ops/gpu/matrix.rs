@@ -1,6 +1,6 @@
 //! A weight matrix in a GPU's memory.
 
-use super::backend::MetalBackend;
+use super::backend::GpuBackend;
 use super::layout::{Layout, Planes, UNIT};
 use super::{Binding, GpuBuffer, Placement};
 use crate::weights::{DType, RawTensor};
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// A matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
 #[derive(Debug)]
-pub(crate) struct MetalMatrix {
+pub(crate) struct GpuMatrix {
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -19,28 +19,23 @@ pub(crate) struct MetalMatrix {
     offset: usize,
 }
 
-impl MetalMatrix {
+impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
-    pub(crate) fn new(
-        metal: &MetalBackend,
-        tensor: &RawTensor<'_>,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self> {
+    pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
         if tensor.dtype.block_len() == 1 && (tensor.data.as_ptr() as usize).is_multiple_of(UNIT) {
             check(tensor.dtype, tensor.data, rows, cols)?;
-            if let Some((buffer, offset)) = metal.gpu().wrap(&tensor.share())? {
+            if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share())? {
                 let planes = Layout::new(tensor.dtype, rows, cols).planes();
                 let num_bytes = tensor.data.len();
                 return Ok(Self { dtype: tensor.dtype, rows, cols, planes, num_bytes, buffer, offset });
             }
         }
-        Self::from_bytes(metal, tensor.dtype, tensor.data, rows, cols)
+        Self::from_bytes(gpu, tensor.dtype, tensor.data, rows, cols)
     }
 
     /// Repacks the row-major `bytes` of a file.
     pub(crate) fn from_bytes(
-        metal: &MetalBackend,
+        gpu: &GpuBackend,
         dtype: DType,
         bytes: &[u8],
         rows: usize,
@@ -49,21 +44,16 @@ impl MetalMatrix {
         check(dtype, bytes, rows, cols)?;
         let layout = Layout::new(dtype, rows, cols);
         let num_bytes = layout.num_bytes();
-        let buffer = metal.filled(num_bytes, |target| layout.pack(bytes, target, metal.pool()))?;
+        let buffer = gpu.filled(num_bytes, |target| layout.pack(bytes, target, gpu.pool()))?;
         Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
     }
 
     /// A matrix of this shape in which there is nothing, for a dry run.
-    pub(crate) fn without_weights(
-        metal: &MetalBackend,
-        dtype: DType,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self> {
+    pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         check_shape(rows, cols)?;
         let layout = Layout::new(dtype, rows, cols);
         let num_bytes = layout.num_bytes();
-        let buffer = metal.gpu().allocate(num_bytes.max(16), Placement::Private)?;
+        let buffer = gpu.device().allocate(num_bytes.max(16), Placement::Private)?;
         Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
     }
 
@@ -98,16 +88,16 @@ impl MetalMatrix {
 
 /// Matrices of one shape and type, one behind the other: the rows of one matrix.
 #[derive(Debug)]
-pub(crate) struct MetalStack {
-    all: MetalMatrix,
+pub(crate) struct GpuStack {
+    all: GpuMatrix,
     num_matrices: usize,
 }
 
-impl MetalStack {
+impl GpuStack {
     /// Puts matrices together, of which there is at least one, all of `rows` × `cols`.
-    pub(crate) fn new(metal: &MetalBackend, matrices: Vec<MetalMatrix>) -> Result<Self> {
+    pub(crate) fn new(gpu: &GpuBackend, matrices: Vec<GpuMatrix>) -> Result<Self> {
         let num_matrices = matrices.len();
-        let Some(&MetalMatrix { dtype, rows, cols, .. }) = matrices.first() else {
+        let Some(&GpuMatrix { dtype, rows, cols, .. }) = matrices.first() else {
             return Err(Error::internal("a stack of no matrices"));
         };
         if let Some(other) = matrices.iter().find(|matrix| matrix.dtype != dtype) {
@@ -119,27 +109,24 @@ impl MetalStack {
             .with_hint("use --device cpu"));
         }
         let all_rows = rows * num_matrices;
-        if metal.is_dry_run() {
-            return Ok(Self {
-                all: MetalMatrix::without_weights(metal, dtype, all_rows, cols)?,
-                num_matrices,
-            });
+        if gpu.is_dry_run() {
+            return Ok(Self { all: GpuMatrix::without_weights(gpu, dtype, all_rows, cols)?, num_matrices });
         }
         check_shape(all_rows, cols)?;
         let (layout, of_one) = (Layout::new(dtype, all_rows, cols), Layout::new(dtype, rows, cols));
         let num_bytes = layout.num_bytes();
         let mut bytes = vec![0; of_one.num_bytes()];
         let mut outcome: Result<()> = Ok(());
-        let buffer = metal.filled(num_bytes, |target| {
+        let buffer = gpu.filled(num_bytes, |target| {
             outcome = matrices.into_iter().enumerate().try_for_each(|(index, matrix)| {
-                metal.gpu().read(&matrix.buffer, matrix.offset, &mut bytes)?;
+                gpu.device().read(&matrix.buffer, matrix.offset, &mut bytes)?;
                 layout.place(index, &of_one, &bytes, target);
                 Ok(())
             });
         })?;
         outcome?;
         let planes = layout.planes();
-        let all = MetalMatrix { dtype, rows: all_rows, cols, planes, num_bytes, buffer, offset: 0 };
+        let all = GpuMatrix { dtype, rows: all_rows, cols, planes, num_bytes, buffer, offset: 0 };
         Ok(Self { all, num_matrices })
     }
 
@@ -153,7 +140,7 @@ impl MetalStack {
     }
 
     /// The rows of all.
-    pub(crate) fn matrix(&self) -> &MetalMatrix {
+    pub(crate) fn matrix(&self) -> &GpuMatrix {
         &self.all
     }
 }

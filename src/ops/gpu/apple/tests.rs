@@ -9,7 +9,7 @@ use objc2_metal::{MTLDataType, MTLFunction, MTLLibrary};
 
 use super::pipelines::compile_options;
 use super::*;
-use crate::ops::metal::{Binding, LIBRARIES};
+use crate::ops::gpu::{Binding, LIBRARIES};
 
 static LIBRARY: Library = Library {
     name: "test",

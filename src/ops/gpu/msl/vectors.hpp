@@ -1,6 +1,6 @@
 // Vectors, their operators and the swizzles that kernels use, where kernels run.
 //
-// They are not clang's own, as in `vectors_declared.hpp`: those have no constructors, a cast between them reinterprets
+// They are not clang's own, as in the emulator's `vectors_declared.hpp`: those have no constructors, a cast between them reinterprets
 // bits, and their comparisons give integers.
 #pragma once
 
@@ -179,9 +179,6 @@ struct alignas(4 * sizeof(T)) msl_storage<T, 4> {
 };
 
 #ifdef MSL_CUDA
-typedef uint __attribute__((may_alias)) msl_word;
-template <int N>
-using msl_words = uint __attribute__((ext_vector_type(N), may_alias));
 // A reference to memory would be read component by component.
 #define MSL_OPERAND vec
 #else
@@ -193,7 +190,7 @@ struct vec : msl_storage<T, N> {
   using msl_storage<T, N>::v;
   vec() = default;
 #ifdef MSL_CUDA
-  // As a whole, because clang forgets the alignment of a vector when it goes through its components.
+  // As a whole, because a compiler forgets the alignment of a vector when it goes through its components.
   vec(const vec& o) { msl_copy(o); }
   vec& operator=(const vec& o) {
     msl_copy(o);
@@ -201,24 +198,16 @@ struct vec : msl_storage<T, N> {
   }
   // By words, so that halves stay together in a register.
   METAL_FUNC void msl_copy(const vec& o) {
-    msl_word* words = (msl_word*)this;
     if constexpr (sizeof(vec) % 16 == 0) {
-#pragma clang loop unroll(full)
-      for (int i = 0; i < int(sizeof(vec) / 16); ++i) {
-        const msl_words<4> four = ((const msl_words<4>*)&o)[i];
-        words[4 * i] = four[0];
-        words[4 * i + 1] = four[1];
-        words[4 * i + 2] = four[2];
-        words[4 * i + 3] = four[3];
-      }
+      MSL_UNROLL
+      for (int i = 0; i < int(sizeof(vec) / 16); ++i) ((::uint4*)this)[i] = ((const ::uint4*)&o)[i];
     } else if constexpr (sizeof(vec) == 8) {
-      const msl_words<2> two = *(const msl_words<2>*)&o;
-      words[0] = two[0];
-      words[1] = two[1];
+      *(::uint2*)this = *(const ::uint2*)&o;
     } else if constexpr (sizeof(vec) == 4) {
-      *words = *(const msl_word*)&o;
+      *(unsigned*)this = *(const unsigned*)&o;
     } else {
-      __builtin_memcpy(this, &o, sizeof(vec));
+      MSL_UNROLL
+      for (int i = 0; i < N; ++i) v[i] = o.v[i];
     }
   }
 #else

@@ -18,10 +18,10 @@ METAL_FUNC int msl_lane() {
   return msl_lane_of(own);
 }
 METAL_FUNC void threadgroup_barrier(mem_flags flags) {
-  if (int(flags) & int(mem_flags::mem_device)) __nvvm_membar_gl();
-  __nvvm_bar_sync(0);
+  if (int(flags) & int(mem_flags::mem_device)) __threadfence();
+  __syncthreads();
 }
-METAL_FUNC void simdgroup_barrier(mem_flags) { __nvvm_bar_warp_sync(~0u); }
+METAL_FUNC void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
 // Word by word, as the GPU exchanges them.
 template <class T, class Exchange>
@@ -33,7 +33,7 @@ METAL_FUNC T msl_exchange(T value, Exchange exchange) {
   } given, got;
   given.words[sizeof(given.words) / 4 - 1] = 0;
   given.value = value;
-#pragma clang loop unroll(full)
+  MSL_UNROLL
   for (int i = 0; i < int(sizeof(given.words) / 4); ++i)
     got.words[i] = exchange(given.words[i]);
   return got.value;
@@ -41,7 +41,7 @@ METAL_FUNC T msl_exchange(T value, Exchange exchange) {
 template <class T>
 METAL_FUNC T msl_from_lane(T value, int lane) {
   const int own = msl_own_lane(lane);
-  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_idx_i32(~0u, word, own, 31); });
+  return msl_exchange(value, [=](int word) { return __shfl_sync(~0u, word, own); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle(T value, ushort lane) {
@@ -50,7 +50,7 @@ METAL_FUNC T simd_shuffle(T value, ushort lane) {
 template <class T>
 METAL_FUNC T simd_shuffle_xor(T value, ushort mask) {
   const int own = msl_own_lane(mask);
-  return msl_exchange(value, [=](int word) { return __nvvm_shfl_sync_bfly_i32(~0u, word, own, 31); });
+  return msl_exchange(value, [=](int word) { return __shfl_xor_sync(~0u, word, own); });
 }
 template <class T>
 METAL_FUNC T simd_shuffle_down(T value, ushort delta) {
@@ -111,10 +111,8 @@ METAL_FUNC simd_vote simd_ballot(bool value) { return {simd_or(uint(value) << ms
 METAL_FUNC bool simd_any(bool value) { return simd_ballot(value).votes != 0; }
 METAL_FUNC bool simd_all(bool value) { return simd_ballot(!value).votes == 0; }
 
-METAL_FUNC uint msl_bits(float value) { return __builtin_bit_cast(uint, value); }
-METAL_FUNC uint msl_pair(half first, half second) {
-  return __builtin_bit_cast(ushort, first) | uint(__builtin_bit_cast(ushort, second)) << 16;
-}
+METAL_FUNC uint msl_bits(float value) { return __float_as_uint(value); }
+METAL_FUNC uint msl_pair(half first, half second) { return first.bits | uint(second.bits) << 16; }
 // Two neighbours of a row of a matrix of 16-bit values become two of the transposed matrix.
 METAL_FUNC uint msl_transposed(uint pair) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
@@ -149,7 +147,7 @@ METAL_FUNC void msl_multiply(half a0, half a1, half b0, half b1, float* c, int) 
 // Of each operand only the 10 bits behind the point count: the upper eight rows have those, the lower ones the rest. A
 // sum of eight products has fewer bits than a float, so that over many of them is made apart.
 METAL_FUNC uint msl_rest(float value) {
-  return msl_bits(value - __builtin_bit_cast(float, msl_bits(value) & 0xFFFFE000));
+  return msl_bits(value - __uint_as_float(msl_bits(value) & 0xFFFFE000));
 }
 METAL_FUNC void msl_multiply_in_parts(float a0, float a1, uint b0, uint b1, float* c) {
   float sums[4];
@@ -163,15 +161,15 @@ METAL_FUNC void msl_multiply_in_parts(float a0, float a1, uint b0, uint b1, floa
 }
 METAL_FUNC void msl_multiply(float a0, float a1, half b0, half b1, float* c, int) {
   const uint b = msl_transposed(msl_pair(b0, b1));
-  b0 = __builtin_bit_cast(half, ushort(b));
-  b1 = __builtin_bit_cast(half, ushort(b >> 16));
+  b0.bits = ushort(b);
+  b1.bits = ushort(b >> 16);
   msl_multiply_in_parts(a0, a1, msl_bits(b0), msl_bits(b1), c);
 }
 METAL_FUNC void msl_multiply(float a0, float a1, float b0, float b1, float* c, int) {
   uint first = msl_bits(b0), second = msl_bits(b1);
   msl_transpose(first, second);
-  b0 = __builtin_bit_cast(float, first);
-  b1 = __builtin_bit_cast(float, second);
+  b0 = __uint_as_float(first);
+  b1 = __uint_as_float(second);
   msl_multiply_in_parts(a0, a1, first, second, c);
   msl_multiply_in_parts(a0, a1, msl_rest(b0), msl_rest(b1), c);
 }

@@ -1,4 +1,4 @@
-//! Apple GPUs: the kernels of `metal_kernels` and everything that launches them.
+//! GPUs: the kernels of `metal_kernels` and everything that launches them, on those of Apple and of NVIDIA.
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
 mod apple;
@@ -7,6 +7,8 @@ mod backend;
 #[cfg(any(test, all(target_os = "macos", feature = "metal")))]
 mod chip;
 mod cost;
+#[cfg(target_os = "linux")]
+mod cuda;
 mod dry_run;
 mod expanded;
 mod experts;
@@ -25,6 +27,8 @@ mod tuning;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
+#[cfg(target_os = "linux")]
+pub use cuda::CudaGpu;
 pub use gpu::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
     Placement, Ticket,
@@ -33,15 +37,15 @@ pub use kernel::LIBRARIES;
 pub use library::Library;
 pub use probe::{KernelLimits, Probe};
 
-pub(crate) use attention::{AttentionSizes, MetalAttention, Pools, Rope, rope_kv_write};
-pub(crate) use backend::MetalBackend;
-pub(crate) use expanded::{ExpandedOperands, MetalExpandedAttention};
-pub(crate) use experts::{MetalRouting, RouterForm, RoutingSizes};
-pub(crate) use inputs::{InputLimits, MetalInputs, PrefillForm};
-pub(crate) use latent::{LatentRows, LatentSizes, LatentWrite, MetalLatentAttention, latent_kv_write};
+pub(crate) use attention::{AttentionSizes, GpuAttention, Pools, Rope, rope_kv_write};
+pub(crate) use backend::GpuBackend;
+pub(crate) use expanded::{ExpandedOperands, GpuExpandedAttention};
+pub(crate) use experts::{GpuRouting, RouterForm, RoutingSizes};
+pub(crate) use inputs::{GpuInputs, InputLimits, PrefillForm};
+pub(crate) use latent::{GpuLatentAttention, LatentRows, LatentSizes, LatentWrite, latent_kv_write};
 pub(crate) use linear::{Operands, Part, Stacked, matmul, silu_mul, swiglu};
-pub(crate) use matrix::{MetalMatrix, MetalStack};
+pub(crate) use matrix::{GpuMatrix, GpuStack};
 pub(crate) use probe::{kernel_limits, probe};
 pub(crate) use rows::{copy_block, embed, gather_rows};
-pub(crate) use sampling::MetalSampler;
+pub(crate) use sampling::GpuSampler;
 pub(crate) use tuning::Tuning;

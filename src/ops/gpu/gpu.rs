@@ -30,6 +30,11 @@ pub(crate) const WITHOUT_KERNELS: &str = "use --kernels reference, which needs n
 /// Dispatches take effect in the order in which they are made: a dispatch sees what earlier ones wrote to
 /// the buffers that both of them declare.
 pub trait Gpu: fmt::Debug + Send + Sync {
+    /// What `--device` calls such a GPU.
+    fn kind(&self) -> &'static str {
+        "metal"
+    }
+
     /// The name of the chip, such as `Apple M2 Max`.
     fn name(&self) -> &str;
 
@@ -85,6 +90,14 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the range is not in the buffer or queued work failed.
     fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()>;
+
+    /// The same for memory that only work writes that has been waited for, without waiting for what is queued behind it.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_finished(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.read(source, offset, bytes)
+    }
 
     /// Lets the device start on what is queued, and gives what to wait for.
     ///

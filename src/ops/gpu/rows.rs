@@ -2,11 +2,11 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::Planes;
-use super::matrix::MetalMatrix;
+use super::matrix::GpuMatrix;
 use super::{Binding, GpuBuffer};
 use crate::Result;
 
@@ -21,8 +21,8 @@ struct EmbedArgs {
 
 /// `out[i] = table[token_ids[i]]`.
 pub(crate) fn embed(
-    metal: &MetalBackend,
-    table: &MetalMatrix,
+    gpu: &GpuBackend,
+    table: &GpuMatrix,
     num_tokens: usize,
     token_ids: Binding<'_>,
     out: &GpuBuffer,
@@ -36,12 +36,12 @@ pub(crate) fn embed(
     let grid = [table.num_units().div_ceil(32), num_tokens, 1];
     // A row of the table and one of the result, which is larger.
     let cost = Cost::bytes(2 * 4 * num_tokens * table.cols());
-    launch(metal, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid, cost)
+    launch(gpu, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid, cost)
 }
 
 /// `x[i] = x[rows[i]]` for `num_rows` ascending rows of `width` values.
 pub(crate) fn gather_rows(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     num_rows: usize,
     rows: Binding<'_>,
     x: &GpuBuffer,
@@ -50,12 +50,12 @@ pub(crate) fn gather_rows(
     let args = [num_rows as u32, width as u32];
     let buffers = [rows, Binding::read_write(x)];
     let cost = Cost::bytes(2 * 4 * num_rows * width);
-    launch(metal, Kernel::GatherRows, bytes_of(&args), &buffers, [width.div_ceil(32), 1, 1], cost)
+    launch(gpu, Kernel::GatherRows, bytes_of(&args), &buffers, [width.div_ceil(32), 1, 1], cost)
 }
 
 /// Copies block `source` to `target` in a pool of blocks of `block_bytes`, a multiple of 16.
 pub(crate) fn copy_block(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     pool: &GpuBuffer,
     block_bytes: usize,
     source: u32,
@@ -65,11 +65,11 @@ pub(crate) fn copy_block(
     let args = [source, target, num_words as u32];
     let buffers = [Binding::read_write(pool)];
     let cost = Cost::bytes(2 * block_bytes);
-    launch(metal, Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1], cost)
+    launch(gpu, Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1], cost)
 }
 
 fn launch(
-    metal: &MetalBackend,
+    gpu: &GpuBackend,
     kernel: Kernel,
     args: &[u8],
     buffers: &[Binding<'_>],
@@ -77,5 +77,5 @@ fn launch(
     cost: Cost,
 ) -> Result<()> {
     let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: 32, cost };
-    metal.launch(kernel, Flags::default(), work)
+    gpu.launch(kernel, Flags::default(), work)
 }

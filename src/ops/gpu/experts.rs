@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::linear::Groups;
@@ -55,7 +55,7 @@ pub(crate) struct RouterForm<'a> {
     pub(crate) scale: f32,
 }
 
-/// What [`MetalRouting`] is made for.
+/// What [`GpuRouting`] is made for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoutingSizes {
     /// With those that every token goes through.
@@ -69,7 +69,7 @@ pub(crate) struct RoutingSizes {
 
 /// The choices of a step in the device's memory.
 #[derive(Debug)]
-pub(crate) struct MetalRouting {
+pub(crate) struct GpuRouting {
     logits: GpuBuffer,
     experts: GpuBuffer,
     weights: GpuBuffer,
@@ -84,8 +84,8 @@ pub(crate) struct MetalRouting {
     max_group_rows: usize,
 }
 
-impl MetalRouting {
-    pub(crate) fn new(metal: &MetalBackend, sizes: RoutingSizes) -> Result<Self> {
+impl GpuRouting {
+    pub(crate) fn new(gpu: &GpuBackend, sizes: RoutingSizes) -> Result<Self> {
         let RoutingSizes { num_experts, per_token, num_groups, max_rows } = sizes;
         if num_experts > MAX_EXPERTS || per_token > MAX_CHOICES || num_groups > MAX_CHOICES {
             return Err(Error::unsupported(format!(
@@ -96,7 +96,7 @@ impl MetalRouting {
             .with_hint("use --device cpu"));
         }
         let num_choices = max_rows * per_token;
-        let words = |len: usize| metal.gpu().allocate((4 * len).max(16), Placement::Private);
+        let words = |len: usize| gpu.device().allocate((4 * len).max(16), Placement::Private);
         Ok(Self {
             logits: words(max_rows * num_experts)?,
             experts: words(num_choices)?,
@@ -118,12 +118,7 @@ impl MetalRouting {
     }
 
     /// Chooses experts by the logits and groups the tokens of each.
-    pub(crate) fn choose(
-        &mut self,
-        metal: &MetalBackend,
-        num_rows: usize,
-        router: RouterForm<'_>,
-    ) -> Result<()> {
+    pub(crate) fn choose(&mut self, gpu: &GpuBackend, num_rows: usize, router: RouterForm<'_>) -> Result<()> {
         let RouterForm { num_experts, num_chosen, num_shared, num_groups, .. } = router;
         self.per_token = num_chosen + num_shared;
         self.check_room(num_rows)?;
@@ -180,7 +175,7 @@ impl MetalRouting {
             // Every choice is compared with those of all lanes, twice.
             let comparisons = if groups { 2 * num_choices * 32 } else { 0 };
             let chosen = num_rows * num_experts * (num_chosen + 4);
-            metal.launch(
+            gpu.launch(
                 Kernel::ChooseExperts,
                 Flags::default(),
                 Work {
@@ -232,7 +227,7 @@ impl MetalRouting {
     /// `x += Σ weight · products[place]` for each token.
     pub(crate) fn combine(
         &self,
-        metal: &MetalBackend,
+        gpu: &GpuBackend,
         num_rows: usize,
         width: usize,
         products: &GpuBuffer,
@@ -245,7 +240,7 @@ impl MetalRouting {
             Binding::read(products),
             Binding::read_write(x),
         ];
-        metal.launch(
+        gpu.launch(
             Kernel::CombineExperts,
             Flags::default(),
             Work {

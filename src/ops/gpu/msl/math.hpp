@@ -9,7 +9,7 @@ template <class T, class U>
 inline T as_type(U from) {
   static_assert(sizeof(T) == sizeof(U), "as_type keeps the size");
   T to;
-  __builtin_memcpy((MSL_GENERIC void*)&to, (MSL_GENERIC void*)&from, sizeof(T));
+  MSL_BUILT_IN(memcpy)((MSL_GENERIC void*)&to, (MSL_GENERIC void*)&from, sizeof(T));
   return to;
 }
 
@@ -174,9 +174,9 @@ inline T dot(vec<T, N> a, vec<T, N> b) {
   return r;
 }
 
-inline uint popcount(uint x) { return __builtin_popcount(x); }
-inline uint clz(uint x) { return x == 0 ? 32 : __builtin_clz(x); }
-inline uint ctz(uint x) { return x == 0 ? 32 : __builtin_ctz(x); }
+inline uint popcount(uint x) { return MSL_BUILT_IN(popcount)(x); }
+inline uint clz(uint x) { return x == 0 ? 32 : MSL_BUILT_IN(clz)(x); }
+inline uint ctz(uint x) { return x == 0 ? 32 : MSL_BUILT_IN(ctz)(x); }
 inline uint mulhi(uint a, uint b) { return uint(ulong(a) * b >> 32); }
 inline int mulhi(int a, int b) { return int(long(a) * b >> 32); }
 

@@ -15,8 +15,8 @@ use objc2_metal::{
 };
 
 use super::metal_message;
-use crate::ops::metal::gpu::WITHOUT_KERNELS;
-use crate::ops::metal::{Constant, Library, Pipeline, PipelineLimits};
+use crate::ops::gpu::gpu::WITHOUT_KERNELS;
+use crate::ops::gpu::{Constant, Library, Pipeline, PipelineLimits};
 use crate::{Error, Result};
 
 pub(super) struct Pipelines {

@@ -11,15 +11,15 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::attention::{
-    FlashAttentionArgs, FlashOperands, MAX_HEAD_DIM, MetalAttention, Pages, Span, flash_attention,
+    FlashAttentionArgs, FlashOperands, GpuAttention, MAX_HEAD_DIM, Pages, Span, flash_attention,
 };
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
-use super::inputs::{ExpandedRow, MetalInputs};
+use super::inputs::{ExpandedRow, GpuInputs};
 use super::kernel::Kernel;
 use super::latent::LatentRows;
 use super::linear::{Operands, Part, Stacked, matmul};
-use super::matrix::MetalStack;
+use super::matrix::GpuStack;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
 use crate::ops::cpu::attention::expanded::ExpandedShape;
@@ -56,14 +56,14 @@ pub(crate) struct ExpandedOperands<'a> {
     pub(crate) absorbed: &'a GpuBuffer,
     pub(crate) rows: LatentRows<'a>,
     /// Of the latent row into keys, `[heads, nope, rank]`, and into values, `[heads, value_dim, rank]`.
-    pub(crate) keys: &'a MetalStack,
-    pub(crate) values: &'a MetalStack,
+    pub(crate) keys: &'a GpuStack,
+    pub(crate) values: &'a GpuStack,
     pub(crate) out: &'a GpuBuffer,
 }
 
 /// The shape of expanded attention and the memory of a span.
 #[derive(Debug)]
-pub(crate) struct MetalExpandedAttention {
+pub(crate) struct GpuExpandedAttention {
     shape: ExpandedShape,
     scale: f32,
     /// Positions that there is room for.
@@ -77,9 +77,9 @@ pub(crate) struct MetalExpandedAttention {
     totals: GpuBuffer,
 }
 
-impl MetalExpandedAttention {
+impl GpuExpandedAttention {
     pub(crate) fn new(
-        metal: &MetalBackend,
+        gpu: &GpuBackend,
         shape: ExpandedShape,
         scale: f32,
         max_num_tokens: usize,
@@ -99,7 +99,7 @@ impl MetalExpandedAttention {
         }
         let capacity = SPAN.min(max_model_len).next_multiple_of(UNIT);
         // In single precision; in half precision they take half of it.
-        let floats = |len: usize| metal.gpu().allocate(4 * len, Placement::Private);
+        let floats = |len: usize| gpu.device().allocate(4 * len, Placement::Private);
         Ok(Self {
             shape,
             scale: scale * LOG2_E,
@@ -119,21 +119,21 @@ impl MetalExpandedAttention {
 
     /// Tokens of a tile over rows of this type: as many as the kernel for the widest heads takes.
     pub(crate) fn tokens_per_tile(rows: KvCacheDType) -> usize {
-        MetalAttention::tokens_per_tile(1, Self::dtype(rows), MAX_HEAD_DIM)
+        GpuAttention::tokens_per_tile(1, Self::dtype(rows), MAX_HEAD_DIM)
     }
 
     /// Attention of the tokens of a step's expanded rows.
     pub(crate) fn run(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         operands: ExpandedOperands<'_>,
     ) -> Result<()> {
         for row in inputs.expanded_rows() {
             for begin in (0..row.seq_len).step_by(self.capacity) {
                 let span = begin..row.seq_len.min(begin + self.capacity);
-                self.expand(metal, inputs, row, span.clone(), operands)?;
-                self.attend(metal, inputs, row, span, operands)?;
+                self.expand(gpu, inputs, row, span.clone(), operands)?;
+                self.attend(gpu, inputs, row, span, operands)?;
             }
         }
         Ok(())
@@ -142,8 +142,8 @@ impl MetalExpandedAttention {
     /// Makes the keys and values of a span.
     fn expand(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         row: &ExpandedRow,
         span: Range<usize>,
         operands: ExpandedOperands<'_>,
@@ -168,7 +168,7 @@ impl MetalExpandedAttention {
             Binding::write(&self.latent),
             Binding::write(&self.keys),
         ];
-        metal.launch(
+        gpu.launch(
             Kernel::LatentRead(dtype),
             Flags::default(),
             Work {
@@ -194,7 +194,7 @@ impl MetalExpandedAttention {
                 // All heads are made of the same rows.
                 stacked: Stacked::Heads { num_heads, x_stride: 0, out_stride: capacity * width },
             };
-            matmul(metal, &[Part::of_stack(stack)], &product)?;
+            matmul(gpu, &[Part::of_stack(stack)], &product)?;
         }
         Ok(())
     }
@@ -202,8 +202,8 @@ impl MetalExpandedAttention {
     /// Adds a span to the results of those tiles that reach it.
     fn attend(
         &self,
-        metal: &MetalBackend,
-        inputs: &MetalInputs,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
         row: &ExpandedRow,
         span: Range<usize>,
         operands: ExpandedOperands<'_>,
@@ -246,6 +246,6 @@ impl MetalExpandedAttention {
             out,
             between_spans: Some([Binding::read(operands.absorbed), totals]),
         };
-        flash_attention(metal, inputs, row.tiles.start + num_before..row.tiles.end, args, flash)
+        flash_attention(gpu, inputs, row.tiles.start + num_before..row.tiles.end, args, flash)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, cast_slice_mut};
 
-use super::backend::{Flags, MetalBackend, Work};
+use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement, Ticket};
@@ -78,27 +78,27 @@ struct Bias {
 struct Growing(Arc<GpuBuffer>);
 
 impl Growing {
-    fn new(metal: &MetalBackend, len: usize) -> Result<Self> {
-        metal.gpu().allocate(len, Placement::Shared).map(|buffer| Self(Arc::new(buffer)))
+    fn new(gpu: &GpuBackend, len: usize) -> Result<Self> {
+        gpu.device().allocate(len, Placement::Shared).map(|buffer| Self(Arc::new(buffer)))
     }
 
     /// Makes room for `len` bytes. What was there is lost.
-    fn reserve(&mut self, metal: &MetalBackend, len: usize) -> Result<()> {
+    fn reserve(&mut self, gpu: &GpuBackend, len: usize) -> Result<()> {
         if len > self.0.len() {
-            *self = Self::new(metal, len.next_power_of_two())?;
+            *self = Self::new(gpu, len.next_power_of_two())?;
         }
         Ok(())
     }
 
-    fn write(&mut self, metal: &MetalBackend, bytes: &[u8]) -> Result<()> {
-        self.reserve(metal, bytes.len())?;
-        metal.gpu().write(&self.0, 0, bytes)
+    fn write(&mut self, gpu: &GpuBackend, bytes: &[u8]) -> Result<()> {
+        self.reserve(gpu, bytes.len())?;
+        gpu.device().write(&self.0, 0, bytes)
     }
 }
 
 /// The sampler of a GPU.
 #[derive(Debug)]
-pub(crate) struct MetalSampler {
+pub(crate) struct GpuSampler {
     rows: Growing,
     history: Growing,
     biases: Growing,
@@ -110,9 +110,9 @@ pub(crate) struct MetalSampler {
     tickets: Vec<Ticket>,
 }
 
-impl MetalSampler {
-    pub(crate) fn new(metal: &MetalBackend) -> Result<Self> {
-        let small = || Growing::new(metal, 4096);
+impl GpuSampler {
+    pub(crate) fn new(gpu: &GpuBackend) -> Result<Self> {
+        let small = || Growing::new(gpu, 4096);
         Ok(Self {
             rows: small()?,
             history: small()?,
@@ -129,13 +129,13 @@ impl MetalSampler {
     /// `num_steps` steps.
     pub(crate) fn begin<'a>(
         &mut self,
-        metal: &MetalBackend,
+        gpu: &GpuBackend,
         params: impl Iterator<Item = SampleParams<'a>>,
         num_steps: usize,
     ) -> Result<()> {
         // A multi-step whose rows have all ended leaves its last pass behind, which still reads these lists.
         if let Some(&ticket) = self.tickets.last() {
-            metal.wait(ticket)?;
+            gpu.wait(ticket)?;
         }
         let (mut rows, mut history, mut biases, mut banned) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -168,11 +168,11 @@ impl MetalSampler {
                 ban_len: (banned.len() - starts[2]) as u32,
             });
         }
-        self.rows.write(metal, cast_slice(&rows))?;
-        self.history.write(metal, cast_slice(&history))?;
-        self.biases.write(metal, cast_slice(&biases))?;
-        self.banned.write(metal, cast_slice(&banned))?;
-        self.sampled.reserve(metal, num_steps * rows.len() * 4)?;
+        self.rows.write(gpu, cast_slice(&rows))?;
+        self.history.write(gpu, cast_slice(&history))?;
+        self.biases.write(gpu, cast_slice(&biases))?;
+        self.banned.write(gpu, cast_slice(&banned))?;
+        self.sampled.reserve(gpu, num_steps * rows.len() * 4)?;
         self.num_rows = rows.len();
         self.tickets.clear();
         Ok(())
@@ -180,19 +180,14 @@ impl MetalSampler {
 
     /// Queues the choice of one token for each row from `[num_rows, vocab_size]` logits, which it changes, and
     /// lets the device start.
-    pub(crate) fn launch(
-        &mut self,
-        metal: &MetalBackend,
-        logits: &GpuBuffer,
-        vocab_size: usize,
-    ) -> Result<()> {
+    pub(crate) fn launch(&mut self, gpu: &GpuBackend, logits: &GpuBuffer, vocab_size: usize) -> Result<()> {
         let args = SampleArgs {
             vocab_size: vocab_size as u32,
             num_rows: self.num_rows as u32,
             step: self.tickets.len() as u32,
         };
         let cost_of_one = Cost::bytes(4 * vocab_size * self.num_passes);
-        let len = metal.patience().share(cost_of_one, ROW_UNIT);
+        let len = gpu.patience().share(cost_of_one, ROW_UNIT);
         for first in (0..self.num_rows).step_by(len) {
             let len = len.min(self.num_rows - first);
             let buffers = [
@@ -203,7 +198,7 @@ impl MetalSampler {
                 Binding::read_write(logits).at(4 * first * vocab_size),
                 Binding::read_write(&self.sampled.0).at(4 * first),
             ];
-            metal.launch(
+            gpu.launch(
                 Kernel::Sample,
                 Flags::default(),
                 Work {
@@ -216,7 +211,7 @@ impl MetalSampler {
                 },
             )?;
         }
-        self.tickets.push(metal.commit()?);
+        self.tickets.push(gpu.commit()?);
         Ok(())
     }
 
@@ -226,11 +221,11 @@ impl MetalSampler {
     }
 
     /// Waits for a step and reads its tokens; `u32::MAX` stands for logits that are no numbers.
-    pub(crate) fn tokens(&self, metal: &MetalBackend, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
-        metal.wait(self.tickets[step])?;
+    pub(crate) fn tokens(&self, gpu: &GpuBackend, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
+        gpu.wait(self.tickets[step])?;
         tokens.clear();
         tokens.resize(self.num_rows, 0);
-        metal.read_finished(&self.sampled.0, step * self.num_rows * 4, cast_slice_mut(tokens))
+        gpu.read_finished(&self.sampled.0, step * self.num_rows * 4, cast_slice_mut(tokens))
     }
 }
 

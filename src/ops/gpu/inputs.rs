@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable, cast_slice};
 
-use super::backend::MetalBackend;
+use super::backend::GpuBackend;
 use super::{Binding, GpuBuffer, Placement, Ticket};
 use crate::ops::AttentionMetadata;
 use crate::{Error, Result};
@@ -94,7 +94,7 @@ pub(crate) struct InputLimits {
 
 /// The lists of the current step and of the one before.
 #[derive(Debug)]
-pub(crate) struct MetalInputs {
+pub(crate) struct GpuInputs {
     buffer: GpuBuffer,
     slot_words: usize,
     slot: usize,
@@ -115,8 +115,8 @@ pub(crate) struct MetalInputs {
     words: Vec<u32>,
 }
 
-impl MetalInputs {
-    pub(crate) fn new(metal: &MetalBackend, limits: InputLimits) -> Result<Self> {
+impl GpuInputs {
+    pub(crate) fn new(gpu: &GpuBackend, limits: InputLimits) -> Result<Self> {
         let mut slot_words = 0;
         let mut list = |capacity: usize| {
             let begin = slot_words;
@@ -132,7 +132,7 @@ impl MetalInputs {
         let decode_rows = list((max_num_rows + max_num_tokens) * size_of::<DecodeRow>() / 4);
         let prefill_tiles = list(max_num_tokens * size_of::<PrefillTile>() / 4);
         Ok(Self {
-            buffer: metal.gpu().allocate(NUM_SLOTS * slot_words * 4, Placement::Shared)?,
+            buffer: gpu.device().allocate(NUM_SLOTS * slot_words * 4, Placement::Shared)?,
             slot_words,
             slot: 0,
             in_use: [None; NUM_SLOTS],
@@ -155,7 +155,7 @@ impl MetalInputs {
     /// given are the sampled ones.
     pub(crate) fn upload(
         &mut self,
-        metal: &MetalBackend,
+        gpu: &GpuBackend,
         token_ids: &[u32],
         positions: &[u32],
         outputs: &[usize],
@@ -163,21 +163,21 @@ impl MetalInputs {
         prefill_form: PrefillForm,
     ) -> Result<()> {
         // What was queued up to now reads the lists of the step before.
-        self.in_use[self.slot] = Some(metal.commit()?);
+        self.in_use[self.slot] = Some(gpu.commit()?);
         self.slot = (self.slot + 1) % NUM_SLOTS;
         if let Some(ticket) = self.in_use[self.slot].take() {
-            metal.wait(ticket)?;
+            gpu.wait(ticket)?;
         }
         self.describe_rows(attention, prefill_form)?;
-        self.write(metal, self.token_ids, token_ids)?;
-        self.write(metal, self.positions, positions)?;
-        self.write_all(metal, self.slots, &attention.slot_mapping)?;
-        self.write_all(metal, self.outputs, outputs)?;
-        self.write(metal, self.block_tables, &attention.block_tables)?;
-        self.write(metal, self.decode_rows, cast_slice(&self.decode))?;
+        self.write(gpu, self.token_ids, token_ids)?;
+        self.write(gpu, self.positions, positions)?;
+        self.write_all(gpu, self.slots, &attention.slot_mapping)?;
+        self.write_all(gpu, self.outputs, outputs)?;
+        self.write(gpu, self.block_tables, &attention.block_tables)?;
+        self.write(gpu, self.decode_rows, cast_slice(&self.decode))?;
         let behind = self.decode_rows.from(self.decode.len() * size_of::<DecodeRow>() / 4);
-        self.write(metal, behind, cast_slice(&self.prefill_rows))?;
-        self.write(metal, self.prefill_tiles, cast_slice(&self.prefill))
+        self.write(gpu, behind, cast_slice(&self.prefill_rows))?;
+        self.write(gpu, self.prefill_tiles, cast_slice(&self.prefill))
     }
 
     fn describe_rows(&mut self, attention: &AttentionMetadata, prefill_form: PrefillForm) -> Result<()> {
@@ -234,7 +234,7 @@ impl MetalInputs {
         Ok(())
     }
 
-    fn write(&self, metal: &MetalBackend, list: List, words: &[u32]) -> Result<()> {
+    fn write(&self, gpu: &GpuBackend, list: List, words: &[u32]) -> Result<()> {
         if words.len() > list.capacity {
             return Err(Error::internal(format!(
                 "a list of {} words does not fit into {} of a step's lists",
@@ -242,14 +242,14 @@ impl MetalInputs {
                 list.capacity
             )));
         }
-        metal.gpu().write(&self.buffer, self.offset(list), cast_slice(words))
+        gpu.device().write(&self.buffer, self.offset(list), cast_slice(words))
     }
 
-    fn write_all(&mut self, metal: &MetalBackend, list: List, values: &[usize]) -> Result<()> {
+    fn write_all(&mut self, gpu: &GpuBackend, list: List, values: &[usize]) -> Result<()> {
         let mut words = std::mem::take(&mut self.words);
         words.clear();
         words.extend(values.iter().map(|value| *value as u32));
-        let result = self.write(metal, list, &words);
+        let result = self.write(gpu, list, &words);
         self.words = words;
         result
     }

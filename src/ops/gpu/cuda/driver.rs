@@ -1,0 +1,150 @@
+//! The GPU behind the driver, and what its errors say.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use cudarc::driver::DriverError;
+use cudarc::driver::result::{self, ctx, device, primary_ctx, stream};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUresult, CUstream};
+
+use crate::{Error, ErrorKind, Result};
+
+/// The oldest driver, by the version of CUDA that it is made for: the one that reads what the compiler makes.
+const MIN_DRIVER: c_int = 12_000;
+
+/// The oldest GPUs: those with instructions for bf16 (Ampere).
+const MIN_ARCHITECTURE: c_int = 80;
+
+/// A GPU with its queue of work, and a second queue for results that are read while the first one works.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    /// Such as 90.
+    pub(super) architecture: c_int,
+    pub(super) queue: CUstream,
+    pub(super) reading: CUstream,
+    context: CUcontext,
+}
+
+// SAFETY: the driver's functions may be called from any thread; a context is current in many at a time.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// An error that says what was being done.
+pub(super) trait Doing<T> {
+    /// With what was being done in front of the driver's text.
+    ///
+    /// # Errors
+    /// The driver's; [`ErrorKind::Capacity`] if it has no memory, else [`ErrorKind::Internal`].
+    fn doing(self, what: &str) -> Result<T>;
+}
+
+impl<T> Doing<T> for Result<T, DriverError> {
+    fn doing(self, what: &str) -> Result<T> {
+        self.map_err(|error| {
+            let kind = match error.0 {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::Capacity,
+                _ => ErrorKind::Internal,
+            };
+            Error::new(kind, format!("{what}: {}", text(error)))
+        })
+    }
+}
+
+/// The driver's name and text of an error.
+fn text(error: DriverError) -> String {
+    let name = error.error_name().map_or_else(|_| "unknown error".into(), |name| name.to_string_lossy());
+    let text = error.error_string().map_or_else(|_| "".into(), |text| text.to_string_lossy());
+    format!("{name} ({text})")
+}
+
+fn unavailable(ordinal: usize, why: &str) -> Error {
+    Error::unsupported(format!("--device cuda:{ordinal} is not available: {why}"))
+}
+
+impl Device {
+    /// The GPU with this number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if there is no driver, no such GPU or one that is too old.
+    pub(super) fn open(ordinal: usize) -> Result<Arc<Self>> {
+        let unavailable = |why: &str| unavailable(ordinal, why);
+        // SAFETY: the library's initialisers ask nothing of us.
+        if !unsafe { sys::is_culib_present() } {
+            let error = unavailable("NVIDIA's driver (libcuda.so.1) is not installed");
+            return Err(error.with_hint("leave --device out, or use --device cpu"));
+        }
+        let mut version = 0;
+        // SAFETY: the version is written to a variable. It needs no GPU.
+        let known = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+        known.map_err(|error| unavailable(&text(error)))?;
+        if version < MIN_DRIVER {
+            let is = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
+            let why = format!("the driver is for CUDA {}; {} is the oldest", is(version), is(MIN_DRIVER));
+            return Err(unavailable(&why).with_hint("install a newer driver, or use --device cpu"));
+        }
+        let hint = "use a number that `nvidia-smi -L` lists, or --device cpu";
+        result::init().map_err(|error| unavailable(&text(error)).with_hint(hint))?;
+        let count = device::get_count().map_err(|error| unavailable(&text(error)))?;
+        let number = c_int::try_from(ordinal).ok().filter(|number| *number < count).ok_or_else(|| {
+            let found = match count {
+                0 => "the driver finds no GPU".to_owned(),
+                1 => "the driver finds one GPU, cuda:0".to_owned(),
+                _ => format!("the driver finds {count} GPUs, cuda:0 to cuda:{}", count - 1),
+            };
+            unavailable(&found).with_hint(hint)
+        })?;
+        let gpu = device::get(number).doing("opening the GPU")?;
+        let name = device::get_name(gpu).doing("the GPU's name")?;
+        let architecture = architecture(gpu)?;
+        if architecture < MIN_ARCHITECTURE {
+            let is = |number: c_int| format!("{}.{}", number / 10, number % 10);
+            let (is, min) = (is(architecture), is(MIN_ARCHITECTURE));
+            let why =
+                format!("{name} has compute capability {is}; {min} is the oldest that the kernels are for");
+            return Err(unavailable(&why).with_hint("use --device cpu"));
+        }
+        // SAFETY: the device exists. The context is never released: the process is its life.
+        let context = unsafe { primary_ctx::retain(gpu) }.doing("the GPU's context")?;
+        // SAFETY: the context was just made.
+        unsafe { ctx::set_current(context) }.doing("the GPU's context")?;
+        let new_queue = || stream::create(stream::StreamKind::NonBlocking).doing("a queue of the GPU");
+        Ok(Arc::new(Self { name, architecture, queue: new_queue()?, reading: new_queue()?, context }))
+    }
+
+    /// Makes the GPU the one that this thread's calls are for.
+    pub(super) fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the process.
+        unsafe { ctx::set_current(self.context) }.doing("the GPU's context")
+    }
+
+    /// Waits for everything in the queue.
+    pub(super) fn finish(&self) -> Result<()> {
+        // SAFETY: the queue lives as long as the process.
+        unsafe { stream::synchronize(self.queue) }.doing("the GPU's work")
+    }
+
+    /// Bytes of free memory and of all memory.
+    pub(super) fn memory(&self) -> Result<(u64, u64)> {
+        self.enter()?;
+        let (free, all) = result::mem_get_info().doing("the GPU's memory")?;
+        Ok((free as u64, all as u64))
+    }
+}
+
+fn architecture(gpu: CUdevice) -> Result<c_int> {
+    use CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    };
+    // SAFETY: the device exists.
+    let attribute =
+        |which| unsafe { device::get_attribute(gpu, which) }.doing("the GPU's compute capability");
+    let major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok(10 * major + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+}
+
+/// As the driver takes sizes of launches; what is too large stays so.
+pub(super) fn size(value: usize) -> c_uint {
+    c_uint::try_from(value).unwrap_or(c_uint::MAX)
+}

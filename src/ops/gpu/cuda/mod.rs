@@ -1,0 +1,243 @@
+//! NVIDIA GPUs: the kernels of `metal_kernels`, compiled for them when they are first used.
+//!
+//! Building the program needs nothing of CUDA's, and starting it only the driver and, until its kernels are in the
+//! cache, the run-time compiler.
+
+mod driver;
+mod memory;
+mod nvrtc;
+mod pipelines;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::from_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::result::{self, event};
+use cudarc::driver::sys::{CUevent, CUevent_flags};
+
+use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
+use crate::weights::SharedBytes;
+use crate::{Error, Result};
+use driver::{Device, Doing, size};
+use memory::DeviceMemory;
+use nvrtc::Nvrtc;
+use pipelines::Pipelines;
+
+/// Most bytes behind buffer(0), and most buffers: what [`Arguments`] has room for.
+const MAX_ARGUMENT_BYTES: usize = 512;
+const MAX_BUFFERS: usize = 30;
+
+/// Share of the free memory that is taken for granted; the rest is for what the driver allocates itself, for its
+/// modules and local memory.
+const USABLE_SHARE: f64 = 0.95;
+
+/// What a kernel is launched with: the bytes of its arguments, padded to words, and the addresses of its buffers, as
+/// in `msl/entry_cuda.hpp`.
+#[repr(C, align(16))]
+struct Arguments([u64; MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS]);
+
+/// An NVIDIA GPU.
+#[derive(Debug)]
+pub struct CudaGpu {
+    device: Arc<Device>,
+    pipelines: Pipelines,
+    commits: Mutex<Commits>,
+}
+
+/// What can be waited for.
+#[derive(Debug, Default)]
+struct Commits {
+    last: u64,
+    /// The newest ones, in their order; whoever waits for an older one waits for the first of these.
+    pending: VecDeque<(u64, CUevent)>,
+    /// Events to be used again.
+    free: Vec<CUevent>,
+}
+
+// SAFETY: handles of the driver may be used in any thread.
+unsafe impl Send for Commits {}
+
+impl CudaGpu {
+    /// The GPU with this number, as the driver counts them. Compiled kernels are kept in the folder `cache`.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] with the way out if there is no such GPU, or something that it takes.
+    pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        let compiler = Nvrtc::load()?;
+        let pipelines = Pipelines::new(&device, compiler, cache);
+        Ok(Self { device, pipelines, commits: Mutex::default() })
+    }
+
+    /// Seconds that the GPU takes for what `work` queues.
+    ///
+    /// # Errors
+    /// Those of `work` and of the device.
+    pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.device.enter()?;
+        let doing = "timing the GPU";
+        let new_event = || event::create(CUevent_flags::CU_EVENT_DEFAULT).doing(doing);
+        let (start, end) = (new_event()?, new_event()?);
+        self.device.finish()?;
+        // SAFETY: the events were just made and are destroyed when both have passed; the queue lives on.
+        unsafe {
+            event::record(start, self.device.queue).doing(doing)?;
+            work()?;
+            event::record(end, self.device.queue).doing(doing)?;
+            event::synchronize(end).doing(doing)?;
+            let milliseconds = event::elapsed(start, end).doing(doing)?;
+            event::destroy(start).doing(doing)?;
+            event::destroy(end).doing(doing)?;
+            Ok(f64::from(milliseconds) / 1e3)
+        }
+    }
+
+    /// Queues a copy of the whole of one buffer to another.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the other is smaller.
+    pub fn copy(&self, source: &GpuBuffer, target: &GpuBuffer) -> Result<()> {
+        self.device.enter()?;
+        let len = source.len();
+        let (from, to) = (DeviceMemory::of(source)?.range(0, len)?, DeviceMemory::of(target)?.range(0, len)?);
+        // SAFETY: both ranges are inside their buffers.
+        unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+    }
+
+    fn commits(&self) -> MutexGuard<'_, Commits> {
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn kind(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn name(&self) -> &str {
+        &self.device.name
+    }
+
+    /// The one with the most processors.
+    fn class(&self) -> ChipClass {
+        ChipClass::Ultra
+    }
+
+    /// Of what is free at the moment.
+    fn working_set_bytes(&self) -> u64 {
+        self.device.memory().map_or(0, |(free, _)| (free as f64 * USABLE_SHARE) as u64)
+    }
+
+    /// No screen waits for it.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(3600)
+    }
+
+    fn allocate(&self, len: usize, _placement: Placement) -> Result<GpuBuffer> {
+        // Memory that both see would be on the host's side of the bus.
+        Ok(GpuBuffer(Box::new(DeviceMemory::allocate(&self.device, len)?)))
+    }
+
+    fn wrap(&self, _bytes: &SharedBytes) -> Result<Option<(GpuBuffer, usize)>> {
+        Ok(None)
+    }
+
+    fn pipeline(
+        &self,
+        library: &'static Library,
+        function: &str,
+        constants: &[Constant],
+    ) -> Result<Pipeline> {
+        self.pipelines.get(library, function, constants)
+    }
+
+    fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
+        let kernel = self.pipelines.loaded(launch.pipeline)?;
+        let Launch { args, buffers, threadgroup_memory, grid, num_threads, .. } = *launch;
+        launch.check(&kernel.name, launch.pipeline.limits)?;
+        if args.len() > MAX_ARGUMENT_BYTES {
+            return Err(Error::internal(format!("{}: {} bytes of arguments", kernel.name, args.len())));
+        }
+        let mut arguments = Arguments([0; MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS]);
+        let words = &mut arguments.0;
+        bytemuck::cast_slice_mut::<u64, u8>(words)[..args.len()].copy_from_slice(args);
+        for (at, binding) in words[args.len().div_ceil(8)..].iter_mut().zip(buffers) {
+            *at = DeviceMemory::of(binding.buffer)?.range(binding.offset, 1)?;
+        }
+        let mut list = [from_mut(&mut arguments).cast::<c_void>()];
+        let [x, y, z] = grid.map(size);
+        self.device.enter()?;
+        // SAFETY: every kernel takes this structure or a shorter one, and it is copied before the call returns. The
+        // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
+        let result = unsafe {
+            result::launch_kernel(
+                kernel.function,
+                (x, y, z),
+                (size(num_threads), 1, 1),
+                size(threadgroup_memory),
+                self.device.queue,
+                &mut list,
+            )
+        };
+        result.doing(&kernel.name)
+    }
+
+    fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        let at = DeviceMemory::of(target)?.range(offset, bytes.len())?;
+        self.device.enter()?;
+        // SAFETY: the range is inside the buffer; from memory of this kind, the driver has read it when it returns.
+        unsafe { result::memcpy_htod_async(at, bytes, self.device.queue) }.doing("writing to the GPU")
+    }
+
+    fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.device.finish()?;
+        self.read_finished(source, offset, bytes)
+    }
+
+    fn read_finished(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let at = DeviceMemory::of(source)?.range(offset, bytes.len())?;
+        self.device.enter()?;
+        let doing = "reading from the GPU";
+        // SAFETY: the range is inside the buffer, and the memory it is copied to is there until the copy is done.
+        unsafe {
+            result::memcpy_dtoh_async(bytes, at, self.device.reading).doing(doing)?;
+            result::stream::synchronize(self.device.reading).doing(doing)
+        }
+    }
+
+    fn commit(&self) -> Result<Ticket> {
+        self.device.enter()?;
+        let mut commits = self.commits();
+        let event = match commits.free.pop() {
+            Some(event) => event,
+            None => event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).doing("an event of the GPU")?,
+        };
+        // SAFETY: the event is nobody else's, and the queue lives on.
+        unsafe { event::record(event, self.device.queue) }.doing("an event of the GPU")?;
+        commits.last += 1;
+        let ticket = commits.last;
+        commits.pending.push_back((ticket, event));
+        Ok(Ticket(ticket))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.device.enter()?;
+        // One thread has the queue, so that nobody is held up by the lock.
+        let mut commits = self.commits();
+        while let Some(&(number, event)) = commits.pending.front()
+            && number <= ticket.0
+        {
+            // SAFETY: the event was recorded, and is not used for anything else until it is taken from the list.
+            unsafe { event::synchronize(event) }.doing("the GPU's work")?;
+            commits.pending.pop_front();
+            commits.free.push(event);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,315 @@
+//! NVIDIA's run-time compiler, which is no part of the driver: where it is, and programs made by it.
+
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use libloading::Library;
+
+use crate::{Error, Result};
+
+/// Where it is, apart from where the system looks for libraries.
+pub(crate) const FOLDER_VARIABLE: &str = "TINYVLLM_CUDA_LIBRARIES";
+
+/// The oldest that knows `__grid_constant__` for all GPUs that the kernels are for, and compiles on several threads.
+const MIN_VERSION: (c_int, c_int) = (12, 0);
+
+type Handle = *mut std::ffi::c_void;
+
+/// The compiler.
+#[derive(Debug)]
+pub(super) struct Nvrtc {
+    functions: Functions,
+    /// For messages, and for the cache: another compiler makes other code.
+    pub(super) version: (c_int, c_int),
+    /// What it compiles for, as numbers like 90, in ascending order.
+    architectures: Vec<c_int>,
+}
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
+        /// Functions of the library, which stays loaded.
+        #[derive(Debug)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            fn of(library: &Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the functions of these names have these types, in every version since 11.
+                unsafe { Ok(Self { $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    version: "nvrtcVersion" (*mut c_int, *mut c_int);
+    num_architectures: "nvrtcGetNumSupportedArchs" (*mut c_int);
+    architectures: "nvrtcGetSupportedArchs" (*mut c_int);
+    create: "nvrtcCreateProgram"
+        (*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+    compile: "nvrtcCompileProgram" (Handle, c_int, *const *const c_char);
+    log_len: "nvrtcGetProgramLogSize" (Handle, *mut usize);
+    log: "nvrtcGetProgramLog" (Handle, *mut c_char);
+    cubin_len: "nvrtcGetCUBINSize" (Handle, *mut usize);
+    cubin: "nvrtcGetCUBIN" (Handle, *mut c_char);
+    ptx_len: "nvrtcGetPTXSize" (Handle, *mut usize);
+    ptx: "nvrtcGetPTX" (Handle, *mut c_char);
+    destroy: "nvrtcDestroyProgram" (*mut Handle);
+}
+
+/// What a program is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// The code of a GPU, such as 90.
+    Gpu(c_int),
+    /// The driver's intermediate code for GPUs from this one on, of which the compiler does not know the one at hand.
+    From(c_int),
+}
+
+impl Target {
+    /// The option that says so.
+    pub(super) fn option(self) -> String {
+        match self {
+            Self::Gpu(number) => format!("--gpu-architecture=sm_{number}"),
+            Self::From(number) => format!("--gpu-architecture=compute_{number}"),
+        }
+    }
+}
+
+/// What the compiler made of a program.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    /// What the driver loads.
+    pub(super) image: Vec<u8>,
+    /// What the compiler says, which of a program in order is what it was asked to say.
+    pub(super) messages: String,
+}
+
+static LOADED: LazyLock<Mutex<Option<&'static Nvrtc>>> = LazyLock::new(Mutex::default);
+
+impl Nvrtc {
+    /// The compiler of this machine. It is loaded once, and for good.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] with what to install if there is none.
+    pub(super) fn load() -> Result<&'static Self> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nvrtc) = *loaded {
+            return Ok(nvrtc);
+        }
+        let nvrtc: &'static Self = Box::leak(Box::new(Self::find()?));
+        *loaded = Some(nvrtc);
+        Ok(nvrtc)
+    }
+
+    fn find() -> Result<Self> {
+        let mut found = Vec::new();
+        for path in candidates() {
+            match Self::open(&path) {
+                Ok(nvrtc) if nvrtc.version >= MIN_VERSION => return Ok(nvrtc),
+                Ok(nvrtc) => {
+                    let (major, minor) = nvrtc.version;
+                    found.push(format!("{} is of CUDA {major}.{minor}", path.display()));
+                }
+                // A name that the system does not find says nothing; a file that it does not load does.
+                Err(error) if path.is_absolute() => found.push(error.to_string()),
+                Err(_) => {}
+            }
+        }
+        let (major, minor) = MIN_VERSION;
+        let found = if found.is_empty() { String::new() } else { format!(" ({})", found.join("; ")) };
+        Err(Error::unsupported(format!(
+            "the compiler of CUDA kernels (libnvrtc of CUDA {major}.{minor} or newer) is not there{found}"
+        ))
+        .with_hint(format!(
+            "install it (`pip install nvidia-cuda-nvrtc-cu12`, or the package cuda-nvrtc-12-9 of NVIDIA's \
+             repository) and name its folder in {FOLDER_VARIABLE} if it is not found, or use --device cpu"
+        )))
+    }
+
+    fn open(path: &Path) -> Result<Self, libloading::Error> {
+        // It asks the system for this one by name, which finds it once it is loaded.
+        if let Some(helper) = helper(path) {
+            // SAFETY: its initialisers ask nothing of us.
+            std::mem::forget(unsafe { Library::new(helper)? });
+        }
+        // SAFETY: as above.
+        let library = unsafe { Library::new(path)? };
+        let functions = Functions::of(&library)?;
+        // What it has given away must not go.
+        std::mem::forget(library);
+        let mut version = (0, 0);
+        let mut num_architectures = 0;
+        // SAFETY: each pointer is to a variable of its type, and the list has as many places as it was said to need.
+        let architectures = unsafe {
+            (functions.version)(&raw mut version.0, &raw mut version.1);
+            (functions.num_architectures)(&raw mut num_architectures);
+            let mut architectures = vec![0; usize::try_from(num_architectures).unwrap_or(0)];
+            (functions.architectures)(architectures.as_mut_ptr());
+            architectures.sort_unstable();
+            architectures
+        };
+        Ok(Self { functions, version, architectures })
+    }
+
+    /// What to compile for on a GPU of this architecture, such as 90.
+    pub(super) fn target(&self, architecture: c_int) -> Target {
+        let known = self.architectures.iter().rev().find(|known| **known <= architecture);
+        match known {
+            Some(&known) if known == architecture => Target::Gpu(known),
+            Some(&known) => Target::From(known),
+            None => Target::Gpu(architecture),
+        }
+    }
+
+    /// Compiles a program that includes `headers`, which have a name and a text each. May run on several threads.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] with the compiler's messages.
+    pub(super) fn compile(
+        &self,
+        name: &str,
+        text: &str,
+        headers: &[(&str, &str)],
+        target: Target,
+        options: &[&str],
+    ) -> Result<Compiled> {
+        let failed = |what: &str| Error::internal(format!("{name}: {what}"));
+        let string = |text: &str| CString::new(text).map_err(|error| failed(&error.to_string()));
+        let (names, texts): (Vec<_>, Vec<_>) = headers.iter().copied().unzip();
+        let names = names.into_iter().map(string).collect::<Result<Vec<_>>>()?;
+        let texts = texts.into_iter().map(string).collect::<Result<Vec<_>>>()?;
+        let target_option = target.option();
+        let options = options.iter().copied().chain([&*target_option]);
+        let options = options.map(string).collect::<Result<Vec<_>>>()?;
+        let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
+        let (source, file) = (string(text)?, string(name)?);
+        let (name_list, text_list, option_list) = (pointers(&names), pointers(&texts), pointers(&options));
+        let mut program = Program { functions: &self.functions, handle: null_mut() };
+        // SAFETY: all strings end with a zero and live until the program is dropped; the lists have the lengths that
+        // are told.
+        let created = unsafe {
+            (self.functions.create)(
+                &raw mut program.handle,
+                source.as_ptr(),
+                file.as_ptr(),
+                name_list.len() as c_int,
+                text_list.as_ptr(),
+                name_list.as_ptr(),
+            )
+        };
+        if created != 0 {
+            return Err(failed(&format!("the compiler takes no program (error {created})")));
+        }
+        // SAFETY: as above.
+        let result = unsafe {
+            (self.functions.compile)(program.handle, option_list.len() as c_int, option_list.as_ptr())
+        };
+        let log = program.bytes(self.functions.log_len, self.functions.log);
+        let messages = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
+        if result != 0 {
+            return Err(failed(&format!("it does not compile (error {result}):\n{messages}")));
+        }
+        let image = match target {
+            Target::Gpu(_) => program.bytes(self.functions.cubin_len, self.functions.cubin),
+            Target::From(_) => program.bytes(self.functions.ptx_len, self.functions.ptx),
+        };
+        if image.is_empty() {
+            return Err(failed("the compiler made nothing of it"));
+        }
+        Ok(Compiled { image, messages })
+    }
+}
+
+struct Program<'a> {
+    functions: &'a Functions,
+    handle: Handle,
+}
+
+impl Program<'_> {
+    /// What a pair of functions gives: the length, and as many bytes.
+    fn bytes(
+        &self,
+        len: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
+        bytes: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
+    ) -> Vec<u8> {
+        let mut num_bytes = 0;
+        // SAFETY: the program exists, and the length is written to a variable.
+        if unsafe { len(self.handle, &raw mut num_bytes) } != 0 {
+            return Vec::new();
+        }
+        let mut all = vec![0_u8; num_bytes];
+        // SAFETY: there is room for as many bytes as were told.
+        if unsafe { bytes(self.handle, all.as_mut_ptr().cast()) } != 0 {
+            return Vec::new();
+        }
+        all
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and is not used afterwards.
+        unsafe { (self.functions.destroy)(&raw mut self.handle) };
+    }
+}
+
+/// Names of the library, the newest first.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+/// Where the library may be, in the order in which to try: the folder of the variable alone if there is one; what the
+/// system finds; the toolkit's folders; those of Python packages.
+fn candidates() -> Vec<PathBuf> {
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let in_folder =
+        |folder: &Path| NAMES.map(|name| folder.join(name)).into_iter().filter(|path| path.is_file());
+    if let Some(folder) = variable(FOLDER_VARIABLE) {
+        return in_folder(&folder).collect();
+    }
+    let mut folders = Vec::new();
+    for toolkit in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable) {
+        folders.push(toolkit.join("lib64"));
+    }
+    folders
+        .extend(["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/lib/x86_64-linux-gnu"].map(PathBuf::from));
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
+    let homes = env::home_dir().map(|home| home.join(".local"));
+    let roots = environments.chain(homes).chain(["/usr/local", "/usr"].map(PathBuf::from));
+    for root in roots {
+        for python in entries(&root.join("lib")).into_iter().filter(|path| is_python(path)) {
+            for packages in ["site-packages", "dist-packages"] {
+                let packages = python.join(packages).join("nvidia");
+                folders.extend(["cu13/lib", "cuda_nvrtc/lib"].map(|folder| packages.join(folder)));
+            }
+        }
+    }
+    let mut all: Vec<PathBuf> = NAMES.map(PathBuf::from).into_iter().collect();
+    all.extend(folders.iter().flat_map(|folder| in_folder(folder)));
+    all
+}
+
+fn is_python(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+}
+
+/// What is in a folder, in the order of names, if it can be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths
+}
+
+/// The library of built-in functions beside the compiler.
+fn helper(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| folder.is_absolute())?;
+    entries(folder).into_iter().find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libnvrtc-builtins.so.")
+    })
+}

@@ -1,0 +1,148 @@
+//! What needs no GPU: from the kernels' text to code, with the compiler where there is one.
+
+use std::env;
+
+use super::nvrtc::{Nvrtc, Target};
+use super::pipelines::OPTIONS;
+use super::source::{HEADERS, program};
+use crate::ops::gpu::{Constant, LIBRARIES, Library};
+
+static SAMPLE: Library = Library {
+    name: "sample",
+    source: "#include <metal_stdlib>
+constant bool IS_LONG [[function_constant(0)]];
+constant ushort WIDTH [[function_constant(1)]];
+struct Args { uint count; };
+template <class T>
+[[kernel]] void copy(
+    constant Args& a [[buffer(0)]],
+    device const T* in [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    threadgroup float* memory [[threadgroup(0)]],
+    uint2 place [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    threadgroup float values[4];
+    threadgroup float* other = memory;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 4; ++i) {
+#pragma clang loop unroll_count(2)
+    }
+}
+[[kernel]] void clear(
+    device uint* out [[buffer(1)]]
+) {
+}
+",
+};
+
+fn constants(is_long: bool) -> [Constant; 2] {
+    [Constant::Bool(0, is_long), Constant::U16(1, 64)]
+}
+
+#[test]
+fn a_library_becomes_a_program_with_one_kernel() {
+    let program = program(&SAMPLE, "copy_f32", &constants(true)).unwrap();
+    assert_eq!(program.entry, "msl_copy_f32");
+    for line in [
+        "#define MSL_WANTED_copy_f32 0, 1",
+        "#define MSL_PARAMETERS_copy {0, 0}, {0, 1}, {0, 2}, {1, 0}, {2, 2}, {2, 7}, ",
+        "#define MSL_PARAMETERS_clear {0, 1}, ",
+        "constexpr bool IS_LONG = true;",
+        "constexpr ushort WIDTH = 64;",
+        " void copy(",
+        "    device const T* in,",
+        "    uint lane",
+        "    __shared__ float values[4];",
+        "    threadgroup float* other = memory;",
+        "#pragma unroll",
+        "#pragma unroll 2",
+        "MSL_PLAIN(clear)",
+    ] {
+        assert!(program.text.lines().any(|found| found == line), "no line {line:?} in\n{}", program.text);
+    }
+    // One of another kernel.
+    let without = super::source::program(&SAMPLE, "clear", &[]).unwrap();
+    assert!(without.text.contains("constexpr bool IS_LONG = 0;"));
+    assert!(!program.text.contains("MSL_PLAIN(copy)") && !program.text.contains("metal_stdlib"));
+}
+
+#[test]
+fn what_is_not_understood_is_an_error() {
+    let error = |source: &'static str, constants: &[Constant]| {
+        let library: &'static Library = Box::leak(Box::new(Library { name: "wrong", source }));
+        program(library, "f", constants).unwrap_err().message().to_owned()
+    };
+    assert!(
+        error("\n[[kernel]] void f(\n    uint a [[no_such_place]]\n) {\n}\n", &[]).contains("no_such_place")
+    );
+    assert!(error("\n[[kernel]] void f(\n    uint a [[buffer(x)]]\n) {\n}\n", &[]).contains("buffer(x)"));
+    assert!(error("constant bool A [[function_constant(x)]];\n", &[]).contains("function constant"));
+    assert!(error("#pragma clang loop vectorize(enable)\n", &[]).contains("vectorize"));
+    assert!(error("int x [[maybe_unused;\n", &[]).contains("attribute"));
+}
+
+/// The compiler, if this machine has it.
+fn compiler() -> Option<&'static Nvrtc> {
+    match Nvrtc::load() {
+        Ok(compiler) => Some(compiler),
+        Err(error) => {
+            assert!(env::var_os("TINYVLLM_REQUIRE_NVRTC").is_none(), "{error}");
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target) -> String {
+    let library = LIBRARIES.iter().find(|library| library.text().contains(&format!("void {}(", stem(name))));
+    let library = library.unwrap_or_else(|| panic!("no library has {name}"));
+    let program = program(library, name, constants).unwrap();
+    let options = [&OPTIONS[..], &["--ptxas-options=-v"]].concat();
+    let compiled = compiler.compile(name, &program.text, &HEADERS, target, &options).unwrap();
+    assert!(
+        compiled.image.windows(program.entry.len()).any(|part| part == program.entry.as_bytes()),
+        "{name}"
+    );
+    compiled.messages
+}
+
+/// The kernel of a name with its arguments.
+fn stem(name: &str) -> &str {
+    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16")].into_iter().flatten().min();
+    &name[..end.unwrap_or(name.len())]
+}
+
+#[test]
+fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
+    let Some(compiler) = compiler() else { return };
+    let flags = |len: u32| (0..len).map(|index| Constant::Bool(index, index == 0)).collect::<Vec<_>>();
+    let flash = [Constant::Bool(0, false), Constant::U16(1, 64), Constant::U16(2, 64)];
+    for (name, constants) in [
+        ("matvec_Q4_0_1", flags(4)),
+        ("matvec_swiglu_Q6_K_2", flags(4)),
+        ("matmul_Q8_0_32", flags(5)),
+        ("flash_attention_f16_64_32", flash.to_vec()),
+        ("paged_attention_bf16_4_16", Vec::new()),
+        ("paged_attention_merge", Vec::new()),
+        ("latent_attention_f16", Vec::new()),
+        ("latent_kv_write_f16", flags(1)),
+        ("rope_kv_write_bf16", flags(2)),
+        ("embed_Q4_K", Vec::new()),
+        ("choose_experts", Vec::new()),
+        ("sample", Vec::new()),
+        ("probe_matrices", Vec::new()),
+    ] {
+        let messages = compile(compiler, name, &constants, compiler.target(90));
+        assert!(messages.contains(" registers"), "{name}: {messages}");
+    }
+    assert_eq!(compiler.target(90), Target::Gpu(90));
+    let Target::From(known) = compiler.target(999) else { panic!("a GPU of the far future is known") };
+    compile(compiler, "silu_mul", &[], Target::From(known));
+    let library = LIBRARIES.iter().find(|library| library.name == "rows").unwrap();
+    let program = program(library, "silu_mul", &[]).unwrap();
+    let broken =
+        program.text.replace("[[kernel]]", "").replace("void silu_mul(", "void silu_mul(no_such_type x, ");
+    let error = compiler.compile("broken", &broken, &HEADERS, Target::Gpu(90), &OPTIONS).unwrap_err();
+    assert!(error.message().contains("no_such_type") && error.message().contains("rows.metal("), "{error}");
+}
