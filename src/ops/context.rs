@@ -143,6 +143,11 @@ impl Context {
         matches!(self.device, DeviceBackend::Gpu(_))
     }
 
+    /// Whether products round activations to half precision, for tensor cores.
+    pub(crate) fn has_tensor_cores(&self) -> bool {
+        matches!(&self.device, DeviceBackend::Gpu(gpu) if gpu.tuning().has_tensor_cores())
+    }
+
     /// Threads of the processor that take part.
     #[must_use]
     pub fn num_threads(&self) -> usize {

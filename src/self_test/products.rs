@@ -81,15 +81,17 @@ fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut
 
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights
 /// and to bf16 for BF16 weights where it has products of them; a GPU's round decoded weights to half precision for
-/// several rows.
+/// several rows, and tensor cores weights and activations always.
 pub(super) fn limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
     const IN_F32: f64 = 2e-12;
+    const IN_HALF: f64 = 3e-6;
     match context.cpu_level() {
         Some(_) if dtype.block_len() > 1 => 4e-3,
         Some(level) if dtype == DType::BF16 && level.has_bf16_dot() => 1e-4,
         // Sums of thousands of products, one after the other.
         None if context.is_reference() => 5.0 * IN_F32,
-        None if dtype.block_len() > 1 && num_rows >= 5 => 3e-6,
+        None if context.has_tensor_cores() && dtype != DType::F32 => IN_HALF,
+        None if dtype.block_len() > 1 && num_rows >= 5 => IN_HALF,
         _ => IN_F32,
     }
 }

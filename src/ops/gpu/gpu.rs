@@ -112,7 +112,7 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     fn wait(&self, ticket: Ticket) -> Result<()>;
 }
 
-/// Parameters of kernels are chosen for each class, which is the last letter of Apple's name for the
+/// Parameters of kernels are chosen for each class, which of Apple's GPUs is the last letter of their name for the
 /// architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChipClass {
@@ -122,6 +122,8 @@ pub enum ChipClass {
     Max,
     /// Ultra chips: two Max chips.
     Ultra,
+    /// NVIDIA's GPUs, which have kernels of their own besides.
+    Nvidia,
 }
 
 /// Where the memory of a buffer is.

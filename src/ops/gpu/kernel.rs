@@ -1,6 +1,7 @@
 //! The kernels by name.
 
 use super::backend::Flags;
+use super::tensor_cores::Form;
 use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
@@ -26,9 +27,14 @@ static SAMPLING: Library =
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
+static PRODUCTS: Library = Library { name: "products", source: include_str!("cuda/kernels/products.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
-/// All kernel sources.
+/// Kernels for NVIDIA's GPUs only.
+#[cfg(all(test, target_os = "linux"))]
+pub(super) static CUDA_LIBRARIES: [&Library; 1] = [&PRODUCTS];
+
+/// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
     &PROBE,
     &MATVEC,
@@ -65,6 +71,15 @@ pub(super) enum Kernel {
         format: DType,
         tokens: usize,
     },
+    TensorProduct {
+        format: DType,
+        last: Option<DType>,
+        form: Form,
+    },
+    TensorSwiglu {
+        format: DType,
+        form: Form,
+    },
     RopeKvWrite(KvCacheDType),
     Embed(DType),
     GatherRows,
@@ -97,6 +112,7 @@ impl Kernel {
         match self {
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => &MATVEC,
             Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
+            Self::TensorProduct { .. } | Self::TensorSwiglu { .. } => &PRODUCTS,
             Self::RopeKvWrite(_) => &ROPE,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
@@ -120,6 +136,14 @@ impl Kernel {
             Self::MatvecSwiglu { format, columns } => format!("matvec_swiglu_{format}_{columns}"),
             Self::Matmul { format, last, tokens } => format!("matmul_{}_{tokens}", mixed(format, last)),
             Self::MatmulSwiglu { format, tokens } => format!("matmul_swiglu_{format}_{tokens}"),
+            Self::TensorProduct { format, last, form } => {
+                let (front, behind) = form.names();
+                format!("{front}_{}{behind}", mixed(format, last))
+            }
+            Self::TensorSwiglu { format, form } => {
+                let (front, behind) = form.names();
+                format!("{front}_swiglu_{format}{behind}")
+            }
             Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
             Self::Embed(format) => format!("embed_{format}"),
             Self::GatherRows => "gather_rows".to_owned(),
@@ -160,7 +184,10 @@ impl Kernel {
     /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
-            Self::Matmul { .. } | Self::MatmulSwiglu { .. } => 5,
+            Self::Matmul { .. }
+            | Self::MatmulSwiglu { .. }
+            | Self::TensorProduct { .. }
+            | Self::TensorSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
             Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,

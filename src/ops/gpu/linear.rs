@@ -8,6 +8,7 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
+use super::tensor_cores::Form;
 use crate::Result;
 use crate::weights::DType;
 
@@ -199,6 +200,14 @@ fn launch<'a>(
         let [groups, rows] = operands.groups();
         [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
     };
+    if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
+        let (matrices, num_groups) = MatrixArgs::list(parts, form.rows());
+        let args = operands.args(num_units, matrices);
+        let kernel = Kernel::TensorProduct { format, last, form };
+        let cost = operands.cost(parts, form.tokens());
+        let shape = [num_groups, operands.rows_each(), operands.num_matrices()];
+        return gpu.launch(kernel, flags, form.work(bytes_of(&args), &buffers(operands), shape, cost));
+    }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
         return operands.pieces(gpu, parts).try_for_each(|piece| {
@@ -238,6 +247,15 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
         let [groups, rows] = operands.groups();
         [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out, groups, rows]
     };
+    if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
+        let (mut matrices, _) = MatrixArgs::list(&parts, form.rows());
+        matrices[1].first_group = u32::MAX;
+        let args = operands.args(num_units, matrices);
+        let kernel = Kernel::TensorSwiglu { format, form };
+        let cost = operands.cost(&parts, form.tokens());
+        let shape = [num_rows.div_ceil(form.rows() / 2), operands.rows_each(), operands.num_matrices()];
+        return gpu.launch(kernel, flags, form.work(bytes_of(&args), &buffers(operands), shape, cost));
+    }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
         matrices[1].first_group = u32::MAX;

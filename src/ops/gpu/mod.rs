@@ -23,6 +23,7 @@ mod matrix;
 mod probe;
 mod rows;
 mod sampling;
+mod tensor_cores;
 mod tuning;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]

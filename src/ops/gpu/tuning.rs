@@ -11,16 +11,22 @@ pub(crate) struct Tuning {
     /// Keys that flash attention takes at a time where heads have 65 to 128 values in half precision: 16 or 32. With
     /// fewer, a core has room for four threadgroups instead of three; with more, there are fewer barriers.
     pub(super) flash_keys: usize,
+    /// Whether products go to the kernels of `tensor_cores`.
+    pub(super) has_tensor_cores: bool,
 }
 
 impl Tuning {
+    pub(crate) fn has_tensor_cores(self) -> bool {
+        self.has_tensor_cores
+    }
+
     pub(crate) fn of(class: ChipClass) -> Self {
         let simdgroups_in_flight = match class {
             ChipClass::Base => 512,
             ChipClass::Max => 1536,
-            ChipClass::Ultra => 3072,
+            ChipClass::Ultra | ChipClass::Nvidia => 3072,
         };
-        Self { simdgroups_in_flight, flash_keys: 16 }
+        Self { simdgroups_in_flight, flash_keys: 16, has_tensor_cores: class == ChipClass::Nvidia }
     }
 
     /// Forms of kernels that may be faster on Apple GPUs, of which none was at hand, by what is different about them.

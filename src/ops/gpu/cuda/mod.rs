@@ -14,12 +14,15 @@ mod tests;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::path::Path;
-use std::ptr::from_mut;
+use std::ptr::{from_mut, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::result::{self, event};
-use cudarc::driver::sys::{CUevent, CUevent_flags};
+use cudarc::driver::sys::{
+    CUevent, CUevent_flags, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+    cuLaunchKernelEx,
+};
 
 use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
 use crate::weights::SharedBytes;
@@ -32,6 +35,9 @@ use pipelines::Pipelines;
 /// Most bytes behind buffer(0), and most buffers: what [`Arguments`] has room for.
 const MAX_ARGUMENT_BYTES: usize = 512;
 const MAX_BUFFERS: usize = 30;
+
+/// The first GPUs on which a kernel may begin before the one in front of it has ended.
+const OVERLAPPING_ARCHITECTURE: i32 = 90;
 
 /// Share of the free memory that is taken for granted; the rest is for what the driver allocates itself, for its
 /// modules and local memory.
@@ -124,9 +130,8 @@ impl Gpu for CudaGpu {
         &self.device.name
     }
 
-    /// The one with the most processors.
     fn class(&self) -> ChipClass {
-        ChipClass::Ultra
+        ChipClass::Nvidia
     }
 
     /// Of what is free at the moment.
@@ -173,19 +178,26 @@ impl Gpu for CudaGpu {
         let mut list = [from_mut(&mut arguments).cast::<c_void>()];
         let [x, y, z] = grid.map(size);
         self.device.enter()?;
+        // It may begin while the one before it still works, and waits for that itself.
+        let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut overlaps = CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: size(num_threads),
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: size(threadgroup_memory),
+            hStream: self.device.queue,
+            attrs: &raw mut overlaps,
+            numAttrs: u32::from(self.device.architecture >= OVERLAPPING_ARCHITECTURE),
+        };
         // SAFETY: every kernel takes this structure or a shorter one, and it is copied before the call returns. The
         // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
-        let result = unsafe {
-            result::launch_kernel(
-                kernel.function,
-                (x, y, z),
-                (size(num_threads), 1, 1),
-                size(threadgroup_memory),
-                self.device.queue,
-                &mut list,
-            )
-        };
-        result.doing(&kernel.name)
+        let result = unsafe { cuLaunchKernelEx(&raw const config, kernel.function, list.as_mut_ptr(), null_mut()) };
+        result.result().doing(&kernel.name)
     }
 
     fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {

@@ -67,6 +67,8 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     let kernels =
         kernels(&source).map_err(|what| Error::internal(format!("{}.metal: {what}", library.name)))?;
     let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {MAX_THREADS}\n");
+    let waits_itself = source.contains("msl_wait_for_inputs");
+    _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
     if source.contains("simdgroup_matrix") {
         text.push_str("#define MSL_MATRICES\n");
     }

@@ -5,6 +5,7 @@ use std::env;
 use super::nvrtc::{Nvrtc, Target};
 use super::pipelines::OPTIONS;
 use super::source::{HEADERS, program};
+use crate::ops::gpu::kernel::CUDA_LIBRARIES;
 use crate::ops::gpu::{Constant, LIBRARIES, Library};
 
 static SAMPLE: Library = Library {
@@ -95,7 +96,8 @@ fn compiler() -> Option<&'static Nvrtc> {
 }
 
 fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target) -> String {
-    let library = LIBRARIES.iter().find(|library| library.text().contains(&format!("void {}(", stem(name))));
+    let libraries = LIBRARIES.iter().chain(&CUDA_LIBRARIES);
+    let library = libraries.copied().find(|library| library.text().contains(&format!("void {}(", stem(name))));
     let library = library.unwrap_or_else(|| panic!("no library has {name}"));
     let program = program(library, name, constants).unwrap();
     let options = [&OPTIONS[..], &["--ptxas-options=-v"]].concat();
@@ -109,7 +111,7 @@ fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target)
 
 /// The kernel of a name with its arguments.
 fn stem(name: &str) -> &str {
-    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16")].into_iter().flatten().min();
+    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16"), name.find("_F16"), name.find("_BF16")].into_iter().flatten().min();
     &name[..end.unwrap_or(name.len())]
 }
 
@@ -122,6 +124,13 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("matvec_Q4_0_1", flags(4)),
         ("matvec_swiglu_Q6_K_2", flags(4)),
         ("matmul_Q8_0_32", flags(5)),
+        ("few_rows_Q4_0_1", flags(5)),
+        ("few_rows_Q4_K_Q6_K_4", flags(5)),
+        ("few_rows_swiglu_BF16_2", flags(5)),
+        ("few_rows_F16_1", flags(5)),
+        ("many_rows_Q4_0", flags(5)),
+        ("many_rows_Q4_K_Q6_K", flags(5)),
+        ("many_rows_swiglu_BF16", flags(5)),
         ("flash_attention_f16_64_32", flash.to_vec()),
         ("paged_attention_bf16_4_16", Vec::new()),
         ("paged_attention_merge", Vec::new()),
@@ -135,6 +144,7 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
     ] {
         let messages = compile(compiler, name, &constants, compiler.target(90));
         assert!(messages.contains(" registers"), "{name}: {messages}");
+        println!("{name}: {messages}");
     }
     assert_eq!(compiler.target(90), Target::Gpu(90));
     let Target::From(known) = compiler.target(999) else { panic!("a GPU of the far future is known") };

@@ -2,7 +2,8 @@
 // is what the kernel is launched with; the host's side is `cuda/gpu.rs`.
 //
 // `cuda/source.rs` defines, for each kernel of a file, MSL_PARAMETERS_<kernel> as the list of its parameters, and says
-// which kernel is wanted by MSL_WANTED_<name>: the others are not entered and not compiled.
+// which kernel is wanted by MSL_WANTED_<name>: the others are not entered and not compiled. MSL_WAITS_ITSELF is whether it
+// waits itself for what earlier kernels write.
 #pragma once
 #include "built_ins.hpp"
 
@@ -110,6 +111,8 @@ constexpr int msl_num_buffers(const MslParameter* parameters, int count) {
                               msl_size<decltype(&KERNEL)>::bytes>                                                 \
                      arguments) {                                                                                 \
     constexpr MslParameter parameters[] = {__VA_ARGS__};                                                          \
+    msl_let_next_begin();                                                                                         \
+    msl_wait_for_inputs(!MSL_WAITS_ITSELF);                                                                       \
     msl_enter(&KERNEL, arguments, parameters);                                                                    \
   }
 

@@ -17,6 +17,18 @@ METAL_FUNC int msl_lane() {
   asm("mov.u32 %0, %%laneid;" : "=r"(own));
   return msl_lane_of(own);
 }
+// Kernels are launched while the one before them still works. Here one waits for what that has written; what it reads
+// before are weights.
+METAL_FUNC void msl_wait_for_inputs(bool is_needed = true) {
+#if __CUDA_ARCH__ >= 900
+  if (is_needed) asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+METAL_FUNC void msl_let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 METAL_FUNC void threadgroup_barrier(mem_flags flags) {
   if (int(flags) & int(mem_flags::mem_device)) __threadfence();
   __syncthreads();

@@ -1,0 +1,773 @@
+// Products of weights with rows of activations on tensor cores, with the norm in front and the residual behind.
+//
+// Weights and activations become halves: weights as in `metal_kernels/matmul.metal`, activations after the weights of
+// the norm and divided by 16, so that what is below a million does not become infinite; larger ones are cut off. Sums are
+// floats. The norm's factor is applied to the sums.
+//
+// The instruction multiplies 16 rows of weights with 8 rows of activations over 16 columns. Which columns those are is
+// free if both operands agree, so a lane brings whole units: of 64 columns, lane t of four has unit t of its rows, as they
+// lie in memory, and no weight goes through threadgroup memory (`few`). For prompts both operands do (`many`).
+//
+// `few`: the slices of a row and the order in which they are added depend on the matrix only, so a row of activations
+// has the same bits in every batch of up to MAX_FEW rows. `many` adds in the order of columns.
+
+#include "formats.h"
+#include "groups.h"
+
+struct ProductArgs {
+    uint num_units;   // of 16 columns of the matrices
+    uint num_tokens;
+    uint x_stride;
+    uint out_stride;
+    uint x_next;    // from the activations of one matrix of a stack to those of the next one
+    uint out_next;  // likewise results
+    uint gathers;   // whether the rows of groups are listed
+    float eps;
+    MatrixArgs matrices[3];
+};
+
+constant bool HAS_NORM [[function_constant(0)]];
+constant bool HAS_BIAS [[function_constant(1)]];
+constant bool ADDS [[function_constant(2)]];
+constant bool IS_GROUPED [[function_constant(3)]];
+constant bool IS_HALF [[function_constant(4)]];
+
+constant constexpr float X_SCALE = 1.0f / 16.0f;
+
+// What a threadgroup computes: of which matrix of a stack, and of which rows of activations.
+inline Part part_of(constant ProductArgs& a, device const RowGroup* groups, uint index) {
+    if (IS_GROUPED) {
+        return part_of_group(groups[index], a.out_stride);
+    }
+    Part part;
+    part.matrix = index;
+    part.num_rows = a.num_tokens;
+    part.first_place = 0;
+    part.x_offset = index * a.x_next;
+    part.out_offset = index * a.out_next;
+    return part;
+}
+
+// Two numbers as halves in a word, the first one below; what is too large becomes the largest half.
+inline uint halves(float first, float second) {
+    uint pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+// sums += weights · activations: 16 rows of weights and 8 of activations over 16 columns.
+inline void multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Arithmetic of pairs of halves.
+inline uint add_pairs(uint a, uint b) {
+    uint sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+inline uint multiply_pairs(uint a, uint b) {
+    uint product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+inline uint multiply_add_pairs(uint a, uint b, uint c) {
+    uint result;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
+
+// A unit becomes eight words of two halves. Which columns are a pair is what is quickest for the format; the activations
+// follow. Codes are masked into halves from 1024 on, where a step is 1, so that the subtraction of 1024 and of the zero
+// point is exact.
+enum class Pairs { NEIGHBOURS, FOUR_APART, TWO_APART };
+
+constant constexpr uint FROM_1024 = 0x64006400u;
+
+inline void low_and_high(uint2 codes, thread uint2& low, thread uint& high) {
+    low = codes;
+    high = 0;
+}
+inline void low_and_high(FifthBits::Codes codes, thread uint2& low, thread uint& high) {
+    low = codes.low;
+    high = fifth_bits(codes.fifth);
+}
+inline void low_and_high(Q6_K::Codes codes, thread uint2& low, thread uint& high) {
+    low = codes.low;
+    high = codes.upper;
+}
+
+template <typename F>
+struct Decoder {
+    static constexpr Pairs PAIRS = Pairs::FOUR_APART;
+    static constexpr int HIGH_BITS =
+        is_same_v<typename F::Codes, Q6_K::Codes> ? 2 : is_same_v<typename F::Codes, FifthBits::Codes> ? 1 : 0;
+    static void words(Raw<F> raw, thread uint (&words)[8]) {
+        constexpr uint ZERO = uint(F::ZERO) * 0x00010001u;
+        const Unit unit = F::decode(raw.codes, raw.scale);  // of which only these two are used
+        const uint scale = halves(unit.scale, unit.scale);
+        const uint minimum = halves(-unit.minimum, -unit.minimum);
+        uint2 low;
+        uint high;
+        low_and_high(raw.codes, low, high);
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 8; ++word) {
+            const int pair = word % 4;
+            uint both = nibble_pair(low[word / 4], pair);
+            if (HIGH_BITS > 0) {
+                both |= high_pair(high, word, HIGH_BITS);
+            }
+            // Odd ones are 16 times as large: a sixteenth of them begins at 64.
+            const uint code = pair % 2 == 0
+                ? add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + ZERO)
+                : multiply_add_pairs(both | FROM_1024, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
+            words[word] = F::HAS_MINIMUM ? multiply_add_pairs(code, scale, minimum) : multiply_pairs(code, scale);
+        }
+    }
+};
+
+template <>
+struct Decoder<Q8_0> {
+    static constexpr Pairs PAIRS = Pairs::TWO_APART;
+    static void words(Raw<Q8_0> raw, thread uint (&words)[8]) {
+        const uint scale = raw.scale.bits * 0x00010001u;
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 8; ++word) {
+            const uint both = raw.codes[word / 2] >> (8 * (word % 2)) & 0x00FF00FFu;
+            words[word] = multiply_pairs(add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + 0x00800080u), scale);
+        }
+    }
+};
+
+template <>
+struct Decoder<F16> {
+    static constexpr Pairs PAIRS = Pairs::NEIGHBOURS;
+    static void words(Raw<F16> raw, thread uint (&words)[8]) {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 8; ++word) {
+            words[word] = raw.codes.word[word / 4][word % 4];
+        }
+    }
+};
+
+template <>
+struct Decoder<BF16> {
+    static constexpr Pairs PAIRS = Pairs::NEIGHBOURS;
+    static void words(Raw<BF16> raw, thread uint (&words)[8]) {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 8; ++word) {
+            const uint pair = raw.codes.word[word / 4][word % 4];
+            words[word] = halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
+        }
+    }
+};
+
+// Eight columns of activations as halves, in pairs.
+template <Pairs PAIRS>
+inline uint4 paired(thread const float (&values)[8]) {
+    uint4 words;
+#pragma clang loop unroll(full)
+    for (int word = 0; word < 4; ++word) {
+        const int first = PAIRS == Pairs::NEIGHBOURS ? 2 * word
+                          : PAIRS == Pairs::FOUR_APART ? word
+                                                       : word / 2 * 4 + word % 2;
+        const int apart = PAIRS == Pairs::NEIGHBOURS ? 1 : PAIRS == Pairs::FOUR_APART ? 4 : 2;
+        words[word] = halves(values[first] * X_SCALE, values[first + apart] * X_SCALE);
+    }
+    return words;
+}
+
+// Which row of which matrix is row `i` of a tile of 16: of a gated product, eight rows of the gate and the same of `up`.
+template <bool GATED>
+inline uint row_of_tile(uint first_row, uint i) {
+    return GATED ? first_row + i % 8 : first_row + i;
+}
+
+inline float gated(float gate, float up) {
+    return gate / (1.0f + exp(-gate)) * up;
+}
+
+inline void put(device float* out, ulong index, float value) {
+    if (IS_HALF) {
+        ((device half*)out)[index] = half(value);
+    } else {
+        out[index] = ADDS ? out[index] + value : value;
+    }
+}
+
+// Slices of a row, each a warp's: 64 columns of every 64 · SLICES, which are a chunk.
+constant constexpr int SLICES = 8;
+constant constexpr uint CHUNK = 64 * SLICES;
+// Groups of eight columns of a chunk, each of which a thread brings for some rows of activations.
+constant constexpr uint PLACES = CHUNK / 8;
+// Words from one row of activations in threadgroup memory to the next: eight rows of four words lie in different banks.
+constant constexpr uint X_STRIDE = CHUNK / 2 + 4;
+
+// A threadgroup has ROW_TILES · 16 rows of weights (half as many results if GATED) and up to TOKEN_TILES · 8 rows of
+// activations.
+template <typename F, int ROW_TILES, int TOKEN_TILES, bool GATED>
+inline void few(
+    constant ProductArgs& a,
+    constant MatrixArgs& matrix,
+    device const uchar* weights,
+    device const uchar* up_weights,
+    device const float* bias,
+    device const float* x,
+    device const float* norm,
+    device float* out,
+    device const uint* rows,
+    threadgroup char* memory,
+    uint tile,
+    uint first_token,
+    Part part,
+    uint lane,
+    uint slice
+) {
+    constexpr uint RESULTS = GATED ? 8 : 16;
+    const uint first_row = (tile - matrix.first_group) * ROW_TILES * RESULTS;
+    const uint g = lane / 4;
+    const uint t = lane % 4;
+    const uint thread_index = slice * LANES + lane;
+    const uint last_unit = a.num_units - 1;
+    const Planes planes = in_registers(matrix.planes);
+    uint own_rows[ROW_TILES][2];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < ROW_TILES; ++r) {
+#pragma clang loop unroll(full)
+        for (int h = 0; h < 2; ++h) {
+            const uint row = min(row_of_tile<GATED>(first_row + r * RESULTS, g + 8 * h), matrix.num_rows - 1);
+            own_rows[r][h] = (part.matrix * matrix.num_rows + row) * a.num_units;
+        }
+    }
+    // Blocks of weights that are under way together.
+    constexpr int DEPTH = TOKEN_TILES == 1 ? 4 : TOKEN_TILES == 2 ? 2 : 1;
+    Raw<F> raw[DEPTH][ROW_TILES][2];
+    const auto fetch_weights = [&](uint block, int d) {
+        const uint unit = min(4 * block + t, last_unit);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < ROW_TILES; ++r) {
+            raw[d][r][0] = load_unit<F>(weights, planes, own_rows[r][0], unit);
+            raw[d][r][1] = load_unit<F>(GATED ? up_weights : weights, planes, own_rows[r][1], unit);
+        }
+    };
+
+    // A thread brings the columns of one place, for every fourth row of activations; a chunk ahead where registers are
+    // left for that.
+    constexpr bool IS_AHEAD = TOKEN_TILES == 1;
+    constexpr uint APART = SLICES * LANES / PLACES;
+    constexpr int OWN_TOKENS = TOKEN_TILES * 8 / APART;
+    const uint place = thread_index % PLACES;
+    const uint own_token = thread_index / PLACES;
+    const uint num_tokens = min(part.num_rows - first_token, uint(TOKEN_TILES * 8));
+    float squares[OWN_TOKENS] = {};
+    float norms[8];
+    float values[IS_AHEAD ? OWN_TOKENS : 1][8];
+    const auto fetch_norm = [&](uint chunk) {
+        const uint column = min(chunk * CHUNK + 8 * place, 16 * last_unit + 8);
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 8 && HAS_NORM; i += 4) {
+            *(thread float4*)(norms + i) = *(device const float4*)(norm + column + i);
+        }
+    };
+    const auto fetch_x = [&](uint chunk, int i) {
+        const uint column = min(chunk * CHUNK + 8 * place, 16 * last_unit + 8);
+        const uint token = min(first_token + own_token + i * APART, part.num_rows - 1);
+        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + token) : token;
+        device const float* own_x = x + part.x_offset + ulong(row) * a.x_stride + column;
+#pragma clang loop unroll(full)
+        for (int four = 0; four < 8; four += 4) {
+            *(thread float4*)(values[IS_AHEAD ? i : 0] + four) = *(device const float4*)(own_x + four);
+        }
+    };
+    threadgroup uint* staged = (threadgroup uint*)memory;
+    const auto store_x = [&](uint chunk) {
+        const bool exists = chunk * CHUNK + 8 * place < 16 * a.num_units;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < OWN_TOKENS; ++i) {
+            if (own_token + i * APART < num_tokens) {
+                if (!IS_AHEAD) {
+                    fetch_x(chunk, i);
+                }
+                float scaled[8];
+#pragma clang loop unroll(full)
+                for (int v = 0; v < 8; ++v) {
+                    scaled[v] = exists ? values[IS_AHEAD ? i : 0][v] : 0.0f;
+                    if (HAS_NORM) {
+                        squares[i] = fma(scaled[v], scaled[v], squares[i]);
+                        scaled[v] *= norms[v];
+                    }
+                }
+                const uint row = chunk % 2 * TOKEN_TILES * 8 + own_token + i * APART;
+                *(threadgroup uint4*)(staged + row * X_STRIDE + 4 * place) = paired<Decoder<F>::PAIRS>(scaled);
+            }
+        }
+    };
+    const auto fetch_ahead = [&](uint chunk) {
+        fetch_norm(chunk);
+#pragma clang loop unroll(full)
+        for (int i = 0; i < OWN_TOKENS && IS_AHEAD; ++i) {
+            if (own_token + i * APART < num_tokens) {
+                fetch_x(chunk, i);
+            }
+        }
+    };
+
+    float sums[ROW_TILES][TOKEN_TILES][4] = {};
+    const uint num_chunks = (16 * a.num_units + CHUNK - 1) / CHUNK;
+#pragma clang loop unroll(full)
+    for (int d = 0; d < DEPTH; ++d) {
+        fetch_weights(slice + d * SLICES, d);
+    }
+    msl_wait_for_inputs();
+    fetch_ahead(0);
+    store_x(0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint first = 0; first < num_chunks; first += DEPTH) {
+#pragma clang loop unroll(full)
+        for (int d = 0; d < DEPTH; ++d) {
+            const uint chunk = first + d;
+            if (chunk >= num_chunks) {
+                break;
+            }
+            const bool is_last = chunk + 1 == num_chunks;
+            if (!is_last) {
+                fetch_ahead(chunk + 1);
+            }
+            uint words[ROW_TILES][2][8];
+#pragma clang loop unroll(full)
+            for (int r = 0; r < ROW_TILES; ++r) {
+                Decoder<F>::words(raw[d][r][0], words[r][0]);
+                Decoder<F>::words(raw[d][r][1], words[r][1]);
+            }
+            fetch_weights(slice + (chunk + DEPTH) * SLICES, d);
+#pragma clang loop unroll(full)
+            for (int n = 0; n < TOKEN_TILES; ++n) {
+                // Rows that do not exist have the numbers of one that does; nobody reads their sums.
+                const uint row = chunk % 2 * TOKEN_TILES * 8 + min(8 * n + g, num_tokens - 1);
+                threadgroup const uint4* own =
+                    (threadgroup const uint4*)(staged + row * X_STRIDE + 32 * slice + 8 * t);
+                const uint4 activations[2] = { own[0], own[1] };
+#pragma clang loop unroll(full)
+                for (int r = 0; r < ROW_TILES; ++r) {
+#pragma clang loop unroll(full)
+                    for (int w = 0; w < 8; w += 2) {
+                        multiply_tile(
+                            sums[r][n], words[r][0][w], words[r][1][w], words[r][0][w + 1], words[r][1][w + 1],
+                            activations[w / 4][w % 4], activations[w / 4][w % 4 + 1]
+                        );
+                    }
+                }
+            }
+            if (!is_last) {
+                store_x(chunk + 1);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+    }
+
+    // Now the memory is for sums: of each slice, and the squares of each place.
+    threadgroup float* parts = (threadgroup float*)memory;
+    threadgroup float* factors = parts + SLICES * TOKEN_TILES * 4 * LANES;
+    if (HAS_NORM) {
+#pragma clang loop unroll(full)
+        for (int i = 0; i < OWN_TOKENS; ++i) {
+            parts[(own_token + i * APART) * PLACES + place] = squares[i];
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint token = slice; token < TOKEN_TILES * 8; token += SLICES) {
+            const float square = simd_sum(parts[token * PLACES + lane] + parts[token * PLACES + LANES + lane]);
+            if (lane == 0) {
+                factors[token] = rsqrt(square / float(16 * a.num_units) + a.eps) / X_SCALE;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < ROW_TILES; ++r) {
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 4; ++i) {
+                parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[r][n][i];
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        // A thread has the sums of one token and of rows g and g + 8.
+        for (uint index = thread_index; index < TOKEN_TILES * 2 * LANES; index += SLICES * LANES) {
+            const uint n = index / (2 * LANES);
+            const uint odd = index / LANES % 2;
+            const uint own_g = index % LANES / 4;
+            const uint token = 8 * n + 2 * (index % 4) + odd;
+            if (token >= num_tokens) {
+                continue;
+            }
+            float results[2] = {};
+#pragma clang loop unroll(full)
+            for (int s = 0; s < SLICES; ++s) {
+#pragma clang loop unroll(full)
+                for (int h = 0; h < 2; ++h) {
+                    results[h] += parts[((s * TOKEN_TILES + n) * 4 + 2 * h + odd) * LANES + index % LANES];
+                }
+            }
+            const float factor = HAS_NORM ? factors[token] : 1.0f / X_SCALE;
+            const ulong at = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset;
+            const uint row = first_row + r * RESULTS + own_g;
+            if (GATED) {
+                if (row < matrix.num_rows) {
+                    put(out, at + row, gated(results[0] * factor, results[1] * factor));
+                }
+            } else {
+#pragma clang loop unroll(full)
+                for (int h = 0; h < 2; ++h) {
+                    if (row + 8 * h < matrix.num_rows) {
+                        put(out, at + row + 8 * h, fma(results[h], factor, HAS_BIAS ? bias[row + 8 * h] : 0.0f));
+                    }
+                }
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+
+template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
+[[kernel]] void few_rows(
+    constant ProductArgs& a [[buffer(0)]],
+    device const uchar* weights0 [[buffer(1)]],
+    device const uchar* weights1 [[buffer(2)]],
+    device const uchar* weights2 [[buffer(3)]],
+    device const float* bias0 [[buffer(4)]],
+    device const float* bias1 [[buffer(5)]],
+    device const float* bias2 [[buffer(6)]],
+    device const float* x [[buffer(7)]],
+    device const float* norm [[buffer(8)]],
+    device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
+    threadgroup char* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint slice [[simdgroup_index_in_threadgroup]]
+) {
+    msl_wait_for_inputs(IS_GROUPED);
+    const Part part = part_of(a, groups, index.z);
+    const uint first_token = index.y * TOKEN_TILES * 8;
+    if (first_token >= part.num_rows) {
+        return;
+    }
+    const uint m = index.x < a.matrices[1].first_group ? 0 : index.x < a.matrices[2].first_group ? 1 : 2;
+    device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
+    device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
+    if (is_same_v<F, LAST> || m < 2) {
+        few<F, ROW_TILES, TOKEN_TILES, false>(
+            a, a.matrices[m], weights, weights, bias, x, norm, out, rows, memory, index.x, first_token, part, lane, slice
+        );
+    } else {
+        few<LAST, ROW_TILES, TOKEN_TILES, false>(
+            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, rows, memory, index.x, first_token, part, lane,
+            slice
+        );
+    }
+}
+
+// out = silu(gate · x) · (up · x), with the norm of x before it.
+template <typename F, int ROW_TILES, int TOKEN_TILES>
+[[kernel]] void few_rows_swiglu(
+    constant ProductArgs& a [[buffer(0)]],
+    device const uchar* gate_weights [[buffer(1)]],
+    device const uchar* up_weights [[buffer(2)]],
+    device const float* x [[buffer(3)]],
+    device const float* norm [[buffer(4)]],
+    device float* out [[buffer(5)]],
+    device const RowGroup* groups [[buffer(6)]],
+    device const uint* rows [[buffer(7)]],
+    threadgroup char* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint slice [[simdgroup_index_in_threadgroup]]
+) {
+    msl_wait_for_inputs(IS_GROUPED);
+    const Part part = part_of(a, groups, index.z);
+    const uint first_token = index.y * TOKEN_TILES * 8;
+    if (first_token >= part.num_rows) {
+        return;
+    }
+    few<F, ROW_TILES, TOKEN_TILES, true>(
+        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, rows, memory, index.x, first_token, part, lane, slice
+    );
+}
+
+// Tiles of so many rows of weights and of activations, and the columns that are in threadgroup memory at a time, twice: the
+// next ones are written while these are multiplied.
+constant constexpr int TILE = 128;
+constant constexpr int STEP = 32;
+// Eight rows of eight halves lie in different banks.
+constant constexpr int STRIDE = STEP + 8;
+
+// Four 8×8 matrices of halves: lane i names the row i % 8 of matrix i / 8.
+inline void load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(uint(__cvta_generic_to_shared(row))));
+}
+
+// Eight warps share a tile: each has 64 rows of weights and 32 of activations.
+template <typename F, bool GATED>
+inline void many(
+    constant ProductArgs& a,
+    constant MatrixArgs& matrix,
+    device const uchar* weights,
+    device const uchar* up_weights,
+    device const float* bias,
+    device const float* x,
+    device const float* norm,
+    device float* out,
+    device const uint* rows,
+    threadgroup char* memory,
+    uint tile,
+    uint first_token,
+    Part part,
+    uint thread_index
+) {
+    constexpr uint RESULTS = GATED ? TILE / 2 : TILE;
+    const uint first_row = (tile - matrix.first_group) * RESULTS;
+    threadgroup ushort* staged_weights = (threadgroup ushort*)memory;
+    threadgroup ushort* staged_x = staged_weights + 2 * TILE * STRIDE;
+    threadgroup float* factors = (threadgroup float*)(staged_x + 2 * TILE * STRIDE);
+
+    // A thread brings a unit of a row of weights and sixteen columns of a row of activations.
+    const uint own = thread_index / 2;
+    const uint own_unit = thread_index % 2;
+    const Planes planes = in_registers(matrix.planes);
+    const bool is_up = GATED && own % 16 >= 8;
+    const uint row = row_of_tile<GATED>(first_row + own / 16 * (GATED ? 8 : 16), own % 16);
+    const uint weight_row = (part.matrix * matrix.num_rows + min(row, matrix.num_rows - 1)) * a.num_units;
+    device const uchar* own_weights = is_up ? up_weights : weights;
+    const uint token = min(first_token + own, part.num_rows - 1);
+    const uint x_row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + token) : token;
+    device const float* own_x = x + part.x_offset + ulong(x_row) * a.x_stride;
+
+    Raw<F> raw;
+    float4 values[4];
+    float squares = 0.0f;
+    const uint last_unit = a.num_units - 1;
+    const auto fetch_weights = [&](uint unit) {
+        raw = load_unit<F>(own_weights, planes, weight_row, min(unit + own_unit, last_unit));
+    };
+    const auto fetch_x = [&](uint unit) {
+        const uint column = min(unit + own_unit, last_unit) * 16;
+        const bool exists = unit + own_unit <= last_unit;
+#pragma clang loop unroll(full)
+        for (int four = 0; four < 4; ++four) {
+            const float4 read = *(device const float4*)(own_x + column + 4 * four);
+            values[four] = exists ? read : float4(0.0f);
+        }
+    };
+    const auto store = [&](uint unit, uint buffer) {
+        uint words[8];
+        Decoder<F>::words(raw, words);
+        threadgroup uint4* target =
+            (threadgroup uint4*)(staged_weights + (buffer * TILE + own) * STRIDE + own_unit * 16);
+        target[0] = uint4(words[0], words[1], words[2], words[3]);
+        target[1] = uint4(words[4], words[5], words[6], words[7]);
+        const uint column = min(unit + own_unit, last_unit) * 16;
+        target = (threadgroup uint4*)(staged_x + (buffer * TILE + own) * STRIDE + own_unit * 16);
+#pragma clang loop unroll(full)
+        for (int eight = 0; eight < 2; ++eight) {
+            float scaled[8];
+#pragma clang loop unroll(full)
+            for (int v = 0; v < 8; ++v) {
+                scaled[v] = values[2 * eight + v / 4][v % 4];
+                if (HAS_NORM) {
+                    squares = fma(scaled[v], scaled[v], squares);
+                    scaled[v] *= norm[column + 8 * eight + v];
+                }
+            }
+            target[eight] = paired<Decoder<F>::PAIRS>(scaled);
+        }
+    };
+
+    float sums[4][4][4] = {};
+    const uint lane = thread_index % LANES;
+    const uint warp_row = thread_index / LANES / 4 * 64;
+    const uint warp_token = thread_index / LANES % 4 * 32;
+    const uint weights_place = (warp_row + lane % 16) * STRIDE + lane / 16 * 8;
+    const uint x_place = (warp_token + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+
+    fetch_weights(0);
+    msl_wait_for_inputs();
+    fetch_x(0);
+    store(0, 0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint buffer = 0;
+    for (uint unit = 0; unit < a.num_units; unit += 2) {
+        const bool is_last = unit + 2 >= a.num_units;
+        if (!is_last) {
+            fetch_weights(unit + 2);
+            fetch_x(unit + 2);
+        }
+#pragma clang loop unroll(full)
+        for (int k = 0; k < STEP; k += 16) {
+            uint from_weights[4][4];
+            uint from_x[2][4];
+#pragma clang loop unroll(full)
+            for (int r = 0; r < 4; ++r) {
+                load_matrices(
+                    staged_weights + buffer * TILE * STRIDE + weights_place + r * 16 * STRIDE + k, from_weights[r]
+                );
+            }
+#pragma clang loop unroll(full)
+            for (int n = 0; n < 2; ++n) {
+                load_matrices(staged_x + buffer * TILE * STRIDE + x_place + n * 16 * STRIDE + k, from_x[n]);
+            }
+#pragma clang loop unroll(full)
+            for (int r = 0; r < 4; ++r) {
+#pragma clang loop unroll(full)
+                for (int n = 0; n < 4; ++n) {
+                    multiply_tile(
+                        sums[r][n], from_weights[r][0], from_weights[r][1], from_weights[r][2], from_weights[r][3],
+                        from_x[n / 2][n % 2 * 2], from_x[n / 2][n % 2 * 2 + 1]
+                    );
+                }
+            }
+        }
+        if (!is_last) {
+            store(unit + 2, 1 - buffer);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        buffer = 1 - buffer;
+    }
+
+    const float sum_of_squares = sum_of_lanes(squares, 2);
+    if (own_unit == 0) {
+        factors[own] = HAS_NORM ? rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps) / X_SCALE : 1.0f / X_SCALE;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+    for (int n = 0; n < 4; ++n) {
+#pragma clang loop unroll(full)
+        for (int odd = 0; odd < 2; ++odd) {
+            const uint own_token = warp_token + 8 * n + lane % 4 * 2 + odd;
+            if (first_token + own_token >= part.num_rows) {
+                continue;
+            }
+            const float factor = factors[own_token];
+            const ulong place =
+                part.out_offset + ulong(first_token + own_token) * a.out_stride + matrix.out_offset;
+#pragma clang loop unroll(full)
+            for (int r = 0; r < 4; ++r) {
+                const uint own_row = first_row + (warp_row / 16 + r) * (GATED ? 8 : 16) + lane / 4;
+                if (GATED) {
+                    if (own_row < matrix.num_rows) {
+                        put(out, place + own_row, gated(sums[r][n][odd] * factor, sums[r][n][2 + odd] * factor));
+                    }
+                } else {
+#pragma clang loop unroll(full)
+                    for (int h = 0; h < 2; ++h) {
+                        const uint result_row = own_row + 8 * h;
+                        if (result_row < matrix.num_rows) {
+                            const float other = HAS_BIAS ? bias[result_row] : 0.0f;
+                            put(out, place + result_row, fma(sums[r][n][2 * h + odd], factor, other));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <typename F, typename LAST>
+[[kernel]] void many_rows(
+    constant ProductArgs& a [[buffer(0)]],
+    device const uchar* weights0 [[buffer(1)]],
+    device const uchar* weights1 [[buffer(2)]],
+    device const uchar* weights2 [[buffer(3)]],
+    device const float* bias0 [[buffer(4)]],
+    device const float* bias1 [[buffer(5)]],
+    device const float* bias2 [[buffer(6)]],
+    device const float* x [[buffer(7)]],
+    device const float* norm [[buffer(8)]],
+    device float* out [[buffer(9)]],
+    device const RowGroup* groups [[buffer(10)]],
+    device const uint* rows [[buffer(11)]],
+    threadgroup char* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]
+) {
+    msl_wait_for_inputs(IS_GROUPED);
+    const Part part = part_of(a, groups, index.z);
+    const uint first_token = index.y * TILE;
+    if (first_token >= part.num_rows) {
+        return;
+    }
+    const uint m = index.x < a.matrices[1].first_group ? 0 : index.x < a.matrices[2].first_group ? 1 : 2;
+    device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
+    device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
+    if (is_same_v<F, LAST> || m < 2) {
+        many<F, false>(
+            a, a.matrices[m], weights, weights, bias, x, norm, out, rows, memory, index.x, first_token, part, thread_index
+        );
+    } else {
+        many<LAST, false>(
+            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, rows, memory, index.x, first_token, part,
+            thread_index
+        );
+    }
+}
+
+template <typename F>
+[[kernel]] void many_rows_swiglu(
+    constant ProductArgs& a [[buffer(0)]],
+    device const uchar* gate_weights [[buffer(1)]],
+    device const uchar* up_weights [[buffer(2)]],
+    device const float* x [[buffer(3)]],
+    device const float* norm [[buffer(4)]],
+    device float* out [[buffer(5)]],
+    device const RowGroup* groups [[buffer(6)]],
+    device const uint* rows [[buffer(7)]],
+    threadgroup char* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]
+) {
+    msl_wait_for_inputs(IS_GROUPED);
+    const Part part = part_of(a, groups, index.z);
+    const uint first_token = index.y * TILE;
+    if (first_token >= part.num_rows) {
+        return;
+    }
+    many<F, true>(
+        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, rows, memory, index.x, first_token, part,
+        thread_index
+    );
+}
+
+#define FEW(F, ROW_TILES, TOKEN_TILES)                                                             \
+    INSTANCE(few_rows_##F##_##TOKEN_TILES, few_rows, F, F, ROW_TILES, TOKEN_TILES)                 \
+    INSTANCE(few_rows_swiglu_##F##_##TOKEN_TILES, few_rows_swiglu, F, ROW_TILES, TOKEN_TILES)
+#define FORMAT(F)                                \
+    FEW(F, 1, 1) FEW(F, 2, 2) FEW(F, 2, 4)       \
+    INSTANCE(many_rows_##F, many_rows, F, F)     \
+    INSTANCE(many_rows_swiglu_##F, many_rows_swiglu, F)
+FORMAT(Q4_0)
+FORMAT(Q4_1)
+FORMAT(Q5_0)
+FORMAT(Q5_1)
+FORMAT(Q8_0)
+FORMAT(Q4_K)
+FORMAT(Q5_K)
+FORMAT(Q6_K)
+FORMAT(F16)
+FORMAT(BF16)
+
+#define MIXED(F, LAST, ROW_TILES, TOKEN_TILES) \
+    INSTANCE(few_rows_##F##_##LAST##_##TOKEN_TILES, few_rows, F, LAST, ROW_TILES, TOKEN_TILES)
+MIXED(Q4_K, Q6_K, 1, 1)
+MIXED(Q4_K, Q6_K, 2, 2)
+MIXED(Q4_K, Q6_K, 2, 4)
+MIXED(Q5_K, Q6_K, 1, 1)
+MIXED(Q5_K, Q6_K, 2, 2)
+MIXED(Q5_K, Q6_K, 2, 4)
+INSTANCE(many_rows_Q4_K_Q6_K, many_rows, Q4_K, Q6_K)
+INSTANCE(many_rows_Q5_K_Q6_K, many_rows, Q5_K, Q6_K)
