@@ -34,7 +34,7 @@ const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel that are flags, from constant 0 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Flags([bool; 5]);
+pub(super) struct Flags([bool; 6]);
 
 impl Flags {
     /// The first ones. Those behind them are false.
@@ -42,6 +42,12 @@ impl Flags {
         let mut all = Self::default();
         all.0[..N].copy_from_slice(&flags);
         all
+    }
+
+    /// The same with this for the last one.
+    pub(super) fn with_last(mut self, flag: bool) -> Self {
+        self.0[5] = flag;
+        self
     }
 
     /// The first `len` of them.

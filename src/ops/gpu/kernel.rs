@@ -184,10 +184,8 @@ impl Kernel {
     /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
-            Self::Matmul { .. }
-            | Self::MatmulSwiglu { .. }
-            | Self::TensorProduct { .. }
-            | Self::TensorSwiglu { .. } => 5,
+            Self::TensorProduct { .. } | Self::TensorSwiglu { .. } => 6,
+            Self::Matmul { .. } | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
             Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,

@@ -8,7 +8,7 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
-use super::tensor_cores::Form;
+use super::tensor_cores::{Form, Shape};
 use crate::Result;
 use crate::weights::DType;
 
@@ -151,6 +151,14 @@ struct ProductArgs {
     matrices: [MatrixArgs; 3],
 }
 
+/// `ProductArgs` of the kernels for tensor cores.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct TensorArgs {
+    product: ProductArgs,
+    num_tiles: u32,
+}
+
 /// Up to three products with the same activations: one launch if their formats allow it.
 pub(crate) fn matmul(gpu: &GpuBackend, parts: &[Part<'_>], operands: &Operands<'_>) -> Result<()> {
     let mut rest = parts;
@@ -201,12 +209,17 @@ fn launch<'a>(
         [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
     };
     if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
-        let (matrices, num_groups) = MatrixArgs::list(parts, form.rows());
-        let args = operands.args(num_units, matrices);
+        let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
+        let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
+        let shape = operands.shape(num_units, num_tiles);
         let kernel = Kernel::TensorProduct { format, last, form };
+        let is_whole = form.is_whole(shape);
+        // Tiles of two formats have a threadgroup each.
+        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(shape) };
         let cost = operands.cost(parts, form.tokens());
-        let shape = [num_groups, operands.rows_each(), operands.num_matrices()];
-        return gpu.launch(kernel, flags, form.work(bytes_of(&args), &buffers(operands), shape, cost));
+        let buffers = buffers(operands);
+        let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
+        return gpu.launch(kernel, flags.with_last(is_whole), work);
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
@@ -250,11 +263,14 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
     if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
         let (mut matrices, _) = MatrixArgs::list(&parts, form.rows());
         matrices[1].first_group = u32::MAX;
-        let args = operands.args(num_units, matrices);
+        let num_tiles = num_rows.div_ceil(form.rows() / 2);
+        let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
+        let shape = operands.shape(num_units, num_tiles);
         let kernel = Kernel::TensorSwiglu { format, form };
         let cost = operands.cost(&parts, form.tokens());
-        let shape = [num_rows.div_ceil(form.rows() / 2), operands.rows_each(), operands.num_matrices()];
-        return gpu.launch(kernel, flags, form.work(bytes_of(&args), &buffers(operands), shape, cost));
+        let buffers = buffers(operands);
+        let work = form.work(bytes_of(&args), &buffers, shape, form.num_groups(shape), cost);
+        return gpu.launch(kernel, flags.with_last(form.is_whole(shape)), work);
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
@@ -387,6 +403,12 @@ impl<'a> Operands<'a> {
             Stacked::No | Stacked::Heads { .. } => self.num_tokens,
             Stacked::Groups(groups) => groups.max_rows,
         }
+    }
+
+    /// What the launch of a product on tensor cores depends on.
+    fn shape(&self, num_units: usize, num_tiles: usize) -> Shape {
+        let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
+        Shape { num_tiles, num_rows, num_matrices, num_columns: num_units * UNIT }
     }
 
     /// What these products cost a kernel that computes multiples of `unit` rows.

@@ -28,8 +28,16 @@ const MAX_FEW: usize = 64;
 /// Warps of a threadgroup, in either form of the kernel.
 const NUM_WARPS: usize = 8;
 
-/// Bytes of a row of activations of [`Form::Few`] in threadgroup memory: 512 columns.
-const CHUNK_BYTES: usize = 2 * 512 + 16;
+/// Columns of a chunk of [`Form::Few`], and bytes between two rows of activations in threadgroup memory.
+const CHUNK: usize = 512;
+const ROW_PADDING: usize = 16;
+
+/// Most bytes of threadgroup memory.
+const MAX_BYTES: usize = 96 << 10;
+
+/// Threadgroups of [`Form::Few`] that are on the GPU together: two on each of 132 multiprocessors. More or fewer take more
+/// time and compute the same.
+const GROUPS_IN_FLIGHT: usize = 264;
 
 /// Rows of a tile of [`Form::Many`], and halves from one in threadgroup memory to the next.
 const TILE: usize = 128;
@@ -72,20 +80,46 @@ impl Form {
         }
     }
 
-    /// The launch for so many tiles of weights, rows of activations and matrices.
+    /// Bytes of threadgroup memory for sums of slices (twice), squares and factors.
+    fn bytes_beside_activations(self) -> usize {
+        let Self::Few { token_tiles, .. } = self else { return 0 };
+        4 * (2 * NUM_WARPS * 4 * 32 * token_tiles + (NUM_WARPS + 1) * self.tokens())
+    }
+
+    /// Bytes of a threadgroup's activations.
+    fn activation_bytes(self, shape: Shape) -> usize {
+        shape.num_rows.min(self.tokens()) * (2 * shape.num_columns.next_multiple_of(CHUNK) + ROW_PADDING)
+    }
+
+    /// Whether a threadgroup has room for all columns of its activations.
+    pub(super) fn is_whole(self, shape: Shape) -> bool {
+        let bytes = self.bytes_beside_activations() + self.activation_bytes(shape);
+        self != Self::Many && bytes <= MAX_BYTES
+    }
+
+    /// Threadgroups for the tiles of a matrix, which go from tile to tile.
+    pub(super) fn num_groups(self, shape: Shape) -> usize {
+        if self == Self::Many {
+            return shape.num_tiles;
+        }
+        let others = shape.num_rows.div_ceil(self.tokens()) * shape.num_matrices;
+        shape.num_tiles.min(GROUPS_IN_FLIGHT.div_ceil(others))
+    }
+
+    /// The launch with so many threadgroups for the tiles of a matrix.
     pub(super) fn work<'a>(
         self,
         args: &'a [u8],
         buffers: &'a [Binding<'a>],
-        [num_tiles, num_rows, num_matrices]: [usize; 3],
+        shape: Shape,
+        num_groups: usize,
         cost: Cost,
     ) -> Work<'a> {
         let threadgroup_memory = match self {
-            // Two chunks of activations; then, of each warp, four sums of each lane, and a factor for each row.
-            Self::Few { token_tiles, .. } => {
-                let sums = 4 * NUM_WARPS * 4 * 32 * token_tiles + 4 * self.tokens();
-                sums.max(2 * self.tokens() * CHUNK_BYTES)
+            Self::Few { .. } if self.is_whole(shape) => {
+                self.bytes_beside_activations() + self.activation_bytes(shape)
             }
+            Self::Few { .. } => self.bytes_beside_activations(),
             // Two tiles of both, and a factor for each row of activations.
             Self::Many => 2 * 2 * 2 * TILE * STRIDE + 4 * TILE,
         };
@@ -93,9 +127,22 @@ impl Form {
             args,
             buffers,
             threadgroup_memory,
-            grid: [num_tiles, num_rows.div_ceil(self.tokens()), num_matrices],
+            grid: [num_groups, shape.num_rows.div_ceil(self.tokens()), shape.num_matrices],
             num_threads: 32 * NUM_WARPS,
             cost,
         }
     }
+}
+
+/// What a launch depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Tiles of rows of weights, of a matrix.
+    pub(super) num_tiles: usize,
+    /// Rows of activations of a matrix.
+    pub(super) num_rows: usize,
+    /// Matrices of a stack.
+    pub(super) num_matrices: usize,
+    /// Columns of matrices.
+    pub(super) num_columns: usize,
 }

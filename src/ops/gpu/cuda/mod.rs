@@ -196,7 +196,8 @@ impl Gpu for CudaGpu {
         };
         // SAFETY: every kernel takes this structure or a shorter one, and it is copied before the call returns. The
         // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
-        let result = unsafe { cuLaunchKernelEx(&raw const config, kernel.function, list.as_mut_ptr(), null_mut()) };
+        let result =
+            unsafe { cuLaunchKernelEx(&raw const config, kernel.function, list.as_mut_ptr(), null_mut()) };
         result.result().doing(&kernel.name)
     }
 

@@ -97,7 +97,8 @@ fn compiler() -> Option<&'static Nvrtc> {
 
 fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target) -> String {
     let libraries = LIBRARIES.iter().chain(&CUDA_LIBRARIES);
-    let library = libraries.copied().find(|library| library.text().contains(&format!("void {}(", stem(name))));
+    let library =
+        libraries.copied().find(|library| library.text().contains(&format!("void {}(", stem(name))));
     let library = library.unwrap_or_else(|| panic!("no library has {name}"));
     let program = program(library, name, constants).unwrap();
     let options = [&OPTIONS[..], &["--ptxas-options=-v"]].concat();
@@ -111,7 +112,10 @@ fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target)
 
 /// The kernel of a name with its arguments.
 fn stem(name: &str) -> &str {
-    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16"), name.find("_F16"), name.find("_BF16")].into_iter().flatten().min();
+    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16"), name.find("_F16"), name.find("_BF16")]
+        .into_iter()
+        .flatten()
+        .min();
     &name[..end.unwrap_or(name.len())]
 }
 

@@ -24,6 +24,7 @@ struct ProductArgs {
     uint gathers;   // whether the rows of groups are listed
     float eps;
     MatrixArgs matrices[3];
+    uint num_tiles;  // of all matrices, of `few`
 };
 
 constant bool HAS_NORM [[function_constant(0)]];
@@ -31,6 +32,8 @@ constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];
 constant bool IS_GROUPED [[function_constant(3)]];
 constant bool IS_HALF [[function_constant(4)]];
+
+constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in threadgroup memory at once
 
 constant constexpr float X_SCALE = 1.0f / 16.0f;
 
@@ -201,155 +204,222 @@ inline void put(device float* out, ulong index, float value) {
 // Slices of a row, each a warp's: 64 columns of every 64 · SLICES, which are a chunk.
 constant constexpr int SLICES = 8;
 constant constexpr uint CHUNK = 64 * SLICES;
-// Groups of eight columns of a chunk, each of which a thread brings for some rows of activations.
-constant constexpr uint PLACES = CHUNK / 8;
-// Words from one row of activations in threadgroup memory to the next: eight rows of four words lie in different banks.
-constant constexpr uint X_STRIDE = CHUNK / 2 + 4;
+constant constexpr uint NUM_THREADS = SLICES * LANES;
 
-// A threadgroup has ROW_TILES · 16 rows of weights (half as many results if GATED) and up to TOKEN_TILES · 8 rows of
-// activations.
+// One of up to three matrices, as a launch has them.
+struct Operand {
+    device const uchar* weights;
+    device const uchar* up_weights;
+    device const float* bias;
+};
+
+// A threadgroup has ROW_TILES · 16 rows of weights (half as many results if GATED) at a time, those of tiles `first_tile`,
+// `first_tile` + `step` and so on before `end_tile`, and up to TOKEN_TILES · 8 rows of activations.
+//
+// Weights of the next tile are under way while the last one's are multiplied. Where there is room (IS_WHOLE), activations
+// are in threadgroup memory from the begin to the end; else each warp reads what it multiplies.
 template <typename F, int ROW_TILES, int TOKEN_TILES, bool GATED>
 inline void few(
     constant ProductArgs& a,
-    constant MatrixArgs& matrix,
-    device const uchar* weights,
-    device const uchar* up_weights,
-    device const float* bias,
+    Operand operand0,
+    Operand operand1,
+    Operand operand2,
     device const float* x,
     device const float* norm,
     device float* out,
     device const uint* rows,
     threadgroup char* memory,
-    uint tile,
+    uint first_tile,
+    uint end_tile,
+    uint step,
     uint first_token,
     Part part,
     uint lane,
     uint slice
 ) {
     constexpr uint RESULTS = GATED ? 8 : 16;
-    const uint first_row = (tile - matrix.first_group) * ROW_TILES * RESULTS;
+    constexpr uint TOKENS = TOKEN_TILES * 8;
+    constexpr Pairs PAIRS = Decoder<F>::PAIRS;
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint thread_index = slice * LANES + lane;
     const uint last_unit = a.num_units - 1;
-    const Planes planes = in_registers(matrix.planes);
-    uint own_rows[ROW_TILES][2];
-#pragma clang loop unroll(full)
-    for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-        for (int h = 0; h < 2; ++h) {
-            const uint row = min(row_of_tile<GATED>(first_row + r * RESULTS, g + 8 * h), matrix.num_rows - 1);
-            own_rows[r][h] = (part.matrix * matrix.num_rows + row) * a.num_units;
-        }
-    }
-    // Blocks of weights that are under way together.
-    constexpr int DEPTH = TOKEN_TILES == 1 ? 4 : TOKEN_TILES == 2 ? 2 : 1;
+    const uint num_columns = 16 * a.num_units;
+    const uint num_chunks = (num_columns + CHUNK - 1) / CHUNK;
+    const uint num_tokens = min(part.num_rows - first_token, TOKENS);
+    const auto matrix_of_tile = [&](uint tile) {
+        return tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
+    };
+
+    // What the next fetch brings: a block of 64 columns of the slice, of a tile.
+    constexpr int DEPTH = TOKEN_TILES == 1 ? 4 : 1;
     Raw<F> raw[DEPTH][ROW_TILES][2];
-    const auto fetch_weights = [&](uint block, int d) {
-        const uint unit = min(4 * block + t, last_unit);
+    uint next_tile = first_tile;
+    uint next_chunk = 0;
+    device const uchar* own_weights[2];
+    Planes planes;
+    uint own_rows[ROW_TILES][2];
+    const auto turn_to_tile = [&](uint tile) {
+        const int m = matrix_of_tile(tile);
+        const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
+        own_weights[0] = operand.weights;
+        own_weights[1] = GATED ? operand.up_weights : operand.weights;
+        planes = in_registers(a.matrices[m].planes);
+        const uint num_rows = a.matrices[m].num_rows;
+        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
 #pragma clang loop unroll(full)
         for (int r = 0; r < ROW_TILES; ++r) {
-            raw[d][r][0] = load_unit<F>(weights, planes, own_rows[r][0], unit);
-            raw[d][r][1] = load_unit<F>(GATED ? up_weights : weights, planes, own_rows[r][1], unit);
-        }
-    };
-
-    // A thread brings the columns of one place, for every fourth row of activations; a chunk ahead where registers are
-    // left for that.
-    constexpr bool IS_AHEAD = TOKEN_TILES == 1;
-    constexpr uint APART = SLICES * LANES / PLACES;
-    constexpr int OWN_TOKENS = TOKEN_TILES * 8 / APART;
-    const uint place = thread_index % PLACES;
-    const uint own_token = thread_index / PLACES;
-    const uint num_tokens = min(part.num_rows - first_token, uint(TOKEN_TILES * 8));
-    float squares[OWN_TOKENS] = {};
-    float norms[8];
-    float values[IS_AHEAD ? OWN_TOKENS : 1][8];
-    const auto fetch_norm = [&](uint chunk) {
-        const uint column = min(chunk * CHUNK + 8 * place, 16 * last_unit + 8);
 #pragma clang loop unroll(full)
-        for (int i = 0; i < 8 && HAS_NORM; i += 4) {
-            *(thread float4*)(norms + i) = *(device const float4*)(norm + column + i);
-        }
-    };
-    const auto fetch_x = [&](uint chunk, int i) {
-        const uint column = min(chunk * CHUNK + 8 * place, 16 * last_unit + 8);
-        const uint token = min(first_token + own_token + i * APART, part.num_rows - 1);
-        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + token) : token;
-        device const float* own_x = x + part.x_offset + ulong(row) * a.x_stride + column;
-#pragma clang loop unroll(full)
-        for (int four = 0; four < 8; four += 4) {
-            *(thread float4*)(values[IS_AHEAD ? i : 0] + four) = *(device const float4*)(own_x + four);
-        }
-    };
-    threadgroup uint* staged = (threadgroup uint*)memory;
-    const auto store_x = [&](uint chunk) {
-        const bool exists = chunk * CHUNK + 8 * place < 16 * a.num_units;
-#pragma clang loop unroll(full)
-        for (int i = 0; i < OWN_TOKENS; ++i) {
-            if (own_token + i * APART < num_tokens) {
-                if (!IS_AHEAD) {
-                    fetch_x(chunk, i);
-                }
-                float scaled[8];
-#pragma clang loop unroll(full)
-                for (int v = 0; v < 8; ++v) {
-                    scaled[v] = exists ? values[IS_AHEAD ? i : 0][v] : 0.0f;
-                    if (HAS_NORM) {
-                        squares[i] = fma(scaled[v], scaled[v], squares[i]);
-                        scaled[v] *= norms[v];
-                    }
-                }
-                const uint row = chunk % 2 * TOKEN_TILES * 8 + own_token + i * APART;
-                *(threadgroup uint4*)(staged + row * X_STRIDE + 4 * place) = paired<Decoder<F>::PAIRS>(scaled);
+            for (int h = 0; h < 2; ++h) {
+                const uint row = min(row_of_tile<GATED>(first_row + r * RESULTS, g + 8 * h), num_rows - 1);
+                own_rows[r][h] = (part.matrix * num_rows + row) * a.num_units;
             }
         }
     };
-    const auto fetch_ahead = [&](uint chunk) {
-        fetch_norm(chunk);
+    const auto fetch_weights = [&](int d) {
+        const uint unit = min(4 * (slice + next_chunk * SLICES) + t, last_unit);
 #pragma clang loop unroll(full)
-        for (int i = 0; i < OWN_TOKENS && IS_AHEAD; ++i) {
-            if (own_token + i * APART < num_tokens) {
-                fetch_x(chunk, i);
+        for (int r = 0; r < ROW_TILES; ++r) {
+#pragma clang loop unroll(full)
+            for (int h = 0; h < 2; ++h) {
+                raw[d][r][h] = load_unit<F>(own_weights[h], planes, own_rows[r][h], unit);
             }
         }
+        ++next_chunk;
+        if (next_chunk == num_chunks && next_tile + step < end_tile) {
+            next_tile += step;
+            next_chunk = 0;
+            turn_to_tile(next_tile);
+        }
     };
-
-    float sums[ROW_TILES][TOKEN_TILES][4] = {};
-    const uint num_chunks = (16 * a.num_units + CHUNK - 1) / CHUNK;
+    turn_to_tile(first_tile);
 #pragma clang loop unroll(full)
     for (int d = 0; d < DEPTH; ++d) {
-        fetch_weights(slice + d * SLICES, d);
+        fetch_weights(d);
     }
-    msl_wait_for_inputs();
-    fetch_ahead(0);
-    store_x(0);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint first = 0; first < num_chunks; first += DEPTH) {
+
+    // Threadgroup memory: sums of slices twice, squares, factors, activations.
+    constexpr uint PARTS = SLICES * TOKEN_TILES * 4 * LANES;
+    threadgroup float* parts = (threadgroup float*)memory;
+    threadgroup float* squares = parts + 2 * PARTS;
+    threadgroup float* factors = squares + SLICES * TOKENS;
+    threadgroup uint* staged = (threadgroup uint*)(factors + TOKENS);
+    // Words from one row to the next: eight rows of four words lie in different banks.
+    const uint x_stride = num_chunks * (CHUNK / 2) + 4;
+    const auto row_of_x = [&](uint token) {
+        const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + first_token + token) : first_token + token;
+        return x + part.x_offset + ulong(row) * a.x_stride;
+    };
+    const auto read_eight = [&](device const float* from, thread float (&values)[8]) {
+        *(thread float4*)values = *(device const float4*)from;
+        *(thread float4*)(values + 4) = *(device const float4*)(from + 4);
+    };
+    const auto in_halves = [&](uint column, thread float (&values)[8]) {
+        if (HAS_NORM) {
+            float weights[8];
+            read_eight(norm + column, weights);
 #pragma clang loop unroll(full)
-        for (int d = 0; d < DEPTH; ++d) {
-            const uint chunk = first + d;
-            if (chunk >= num_chunks) {
-                break;
+            for (int v = 0; v < 8; ++v) {
+                values[v] *= weights[v];
             }
-            const bool is_last = chunk + 1 == num_chunks;
-            if (!is_last) {
-                fetch_ahead(chunk + 1);
+        }
+        return paired<PAIRS>(values);
+    };
+
+    // Each thread has the same columns of every row of activations: the order in which squares are added is that of all
+    // batches.
+    msl_wait_for_inputs();
+    if (IS_WHOLE || HAS_NORM) {
+        // The squares, and where there is room the activations.
+#pragma clang loop unroll(disable)
+        for (uint first = 0; first < num_tokens; first += 4) {
+            float own_squares[4] = {};
+#pragma clang loop unroll(disable)
+            for (uint place = thread_index; 8 * place < num_chunks * CHUNK; place += NUM_THREADS) {
+                const uint column = 8 * place;
+                const bool exists = column < num_columns;
+                if (!IS_WHOLE && !exists) {
+                    break;
+                }
+                float values[4][8];
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; ++i) {
+                    if (first + i < num_tokens) {
+                        read_eight(row_of_x(first + i) + min(column, num_columns - 8), values[i]);
+                    }
+                }
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; ++i) {
+                    if (first + i < num_tokens) {
+#pragma clang loop unroll(full)
+                        for (int v = 0; v < 8; ++v) {
+                            values[i][v] = exists ? values[i][v] : 0.0f;
+                            own_squares[i] = fma(values[i][v], values[i][v], own_squares[i]);
+                        }
+                        if (IS_WHOLE) {
+                            *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
+                                in_halves(min(column, num_columns - 8), values[i]);
+                        }
+                    }
+                }
             }
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4 && HAS_NORM; ++i) {
+                const float sum = simd_sum(own_squares[i]);
+                if (lane == 0) {
+                    squares[slice * TOKENS + first + i] = sum;
+                }
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (HAS_NORM && thread_index < TOKENS) {
+            float square = 0.0f;
+#pragma clang loop unroll(full)
+            for (int s = 0; s < SLICES; ++s) {
+                square += squares[s * TOKENS + thread_index];
+            }
+            factors[thread_index] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
+        }
+    }
+
+    uint parity = 0;
+    int d = 0;
+    for (uint tile = first_tile; tile < end_tile; tile += step) {
+        float sums[ROW_TILES][TOKEN_TILES][4] = {};
+        const auto multiply_chunk = [&](uint chunk, int d) {
             uint words[ROW_TILES][2][8];
 #pragma clang loop unroll(full)
             for (int r = 0; r < ROW_TILES; ++r) {
                 Decoder<F>::words(raw[d][r][0], words[r][0]);
                 Decoder<F>::words(raw[d][r][1], words[r][1]);
             }
-            fetch_weights(slice + (chunk + DEPTH) * SLICES, d);
+            fetch_weights(d);
 #pragma clang loop unroll(full)
             for (int n = 0; n < TOKEN_TILES; ++n) {
                 // Rows that do not exist have the numbers of one that does; nobody reads their sums.
-                const uint row = chunk % 2 * TOKEN_TILES * 8 + min(8 * n + g, num_tokens - 1);
-                threadgroup const uint4* own =
-                    (threadgroup const uint4*)(staged + row * X_STRIDE + 32 * slice + 8 * t);
-                const uint4 activations[2] = { own[0], own[1] };
+                const uint token = min(8 * n + g, num_tokens - 1);
+                uint4 activations[2];
+                if (IS_WHOLE) {
+                    threadgroup const uint4* own = (threadgroup const uint4*)(
+                        staged + token * x_stride + chunk * (CHUNK / 2) + 32 * slice + 8 * t
+                    );
+                    activations[0] = own[0];
+                    activations[1] = own[1];
+                } else {
+                    const uint unit = 4 * (slice + chunk * SLICES) + t;
+                    const uint column = 16 * min(unit, last_unit);
+                    device const float* own = row_of_x(token) + column;
+#pragma clang loop unroll(full)
+                    for (int eight = 0; eight < 2; ++eight) {
+                        float values[8];
+                        read_eight(own + 8 * eight, values);
+#pragma clang loop unroll(full)
+                        for (int v = 0; v < 8; ++v) {
+                            values[v] = unit <= last_unit ? values[v] : 0.0f;
+                        }
+                        activations[eight] = in_halves(column + 8 * eight, values);
+                    }
+                }
 #pragma clang loop unroll(full)
                 for (int r = 0; r < ROW_TILES; ++r) {
 #pragma clang loop unroll(full)
@@ -361,74 +431,70 @@ inline void few(
                     }
                 }
             }
-            if (!is_last) {
-                store_x(chunk + 1);
+        };
+        for (uint chunk = 0; chunk < num_chunks; ++chunk) {
+            // Registers have no index that is known late.
+            switch (d) {
+                case 0: multiply_chunk(chunk, 0); break;
+                case 1: multiply_chunk(chunk, 1 % DEPTH); break;
+                case 2: multiply_chunk(chunk, 2 % DEPTH); break;
+                default: multiply_chunk(chunk, 3 % DEPTH); break;
+            }
+            d = (d + 1) % DEPTH;
+        }
+
+        const int m = matrix_of_tile(tile);
+        const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
+        const uint num_rows = a.matrices[m].num_rows;
+        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
+#pragma clang loop unroll(full)
+        for (int r = 0; r < ROW_TILES; ++r) {
+            threadgroup float* own_parts = parts + parity * PARTS;
+            parity = 1 - parity;
+#pragma clang loop unroll(full)
+            for (int n = 0; n < TOKEN_TILES; ++n) {
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; ++i) {
+                    own_parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[r][n][i];
+                }
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-    }
-
-    // Now the memory is for sums: of each slice, and the squares of each place.
-    threadgroup float* parts = (threadgroup float*)memory;
-    threadgroup float* factors = parts + SLICES * TOKEN_TILES * 4 * LANES;
-    if (HAS_NORM) {
-#pragma clang loop unroll(full)
-        for (int i = 0; i < OWN_TOKENS; ++i) {
-            parts[(own_token + i * APART) * PLACES + place] = squares[i];
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint token = slice; token < TOKEN_TILES * 8; token += SLICES) {
-            const float square = simd_sum(parts[token * PLACES + lane] + parts[token * PLACES + LANES + lane]);
-            if (lane == 0) {
-                factors[token] = rsqrt(square / float(16 * a.num_units) + a.eps) / X_SCALE;
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-#pragma clang loop unroll(full)
-    for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-        for (int n = 0; n < TOKEN_TILES; ++n) {
-#pragma clang loop unroll(full)
-            for (int i = 0; i < 4; ++i) {
-                parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[r][n][i];
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        // A thread has the sums of one token and of rows g and g + 8.
-        for (uint index = thread_index; index < TOKEN_TILES * 2 * LANES; index += SLICES * LANES) {
-            const uint n = index / (2 * LANES);
-            const uint odd = index / LANES % 2;
-            const uint own_g = index % LANES / 4;
-            const uint token = 8 * n + 2 * (index % 4) + odd;
-            if (token >= num_tokens) {
-                continue;
-            }
-            float results[2] = {};
-#pragma clang loop unroll(full)
-            for (int s = 0; s < SLICES; ++s) {
-#pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    results[h] += parts[((s * TOKEN_TILES + n) * 4 + 2 * h + odd) * LANES + index % LANES];
+            // A thread has the sums of one token and of rows g and g + 8.
+            for (uint index = thread_index; index < TOKENS * 8; index += NUM_THREADS) {
+                const uint n = index / (2 * LANES);
+                const uint odd = index / LANES % 2;
+                const uint own_g = index % LANES / 4;
+                const uint token = 8 * n + 2 * (index % 4) + odd;
+                if (token >= num_tokens) {
+                    continue;
                 }
-            }
-            const float factor = HAS_NORM ? factors[token] : 1.0f / X_SCALE;
-            const ulong at = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset;
-            const uint row = first_row + r * RESULTS + own_g;
-            if (GATED) {
-                if (row < matrix.num_rows) {
-                    put(out, at + row, gated(results[0] * factor, results[1] * factor));
-                }
-            } else {
+                float results[2] = {};
 #pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    if (row + 8 * h < matrix.num_rows) {
-                        put(out, at + row + 8 * h, fma(results[h], factor, HAS_BIAS ? bias[row + 8 * h] : 0.0f));
+                for (int s = 0; s < SLICES; ++s) {
+#pragma clang loop unroll(full)
+                    for (int h = 0; h < 2; ++h) {
+                        results[h] += own_parts[((s * TOKEN_TILES + n) * 4 + 2 * h + odd) * LANES + index % LANES];
+                    }
+                }
+                const float factor = HAS_NORM ? factors[token] : 1.0f / X_SCALE;
+                const ulong at =
+                    part.out_offset + ulong(first_token + token) * a.out_stride + a.matrices[m].out_offset;
+                const uint row = first_row + r * RESULTS + own_g;
+                if (GATED) {
+                    if (row < num_rows) {
+                        put(out, at + row, gated(results[0] * factor, results[1] * factor));
+                    }
+                } else {
+#pragma clang loop unroll(full)
+                    for (int h = 0; h < 2; ++h) {
+                        if (row + 8 * h < num_rows) {
+                            const float other = HAS_BIAS ? operand.bias[row + 8 * h] : 0.0f;
+                            put(out, at + row + 8 * h, fma(results[h], factor, other));
+                        }
                     }
                 }
             }
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 }
 
@@ -448,6 +514,7 @@ template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
     device const uint* rows [[buffer(11)]],
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
+    uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
@@ -457,17 +524,24 @@ template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
     if (first_token >= part.num_rows) {
         return;
     }
-    const uint m = index.x < a.matrices[1].first_group ? 0 : index.x < a.matrices[2].first_group ? 1 : 2;
-    device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
-    device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
-    if (is_same_v<F, LAST> || m < 2) {
+    const uint num_tiles = a.num_tiles;
+    const Operand operand0 = { weights0, weights0, bias0 };
+    const Operand operand1 = { weights1, weights1, bias1 };
+    const Operand operand2 = { weights2, weights2, bias2 };
+    if (is_same_v<F, LAST>) {
         few<F, ROW_TILES, TOKEN_TILES, false>(
-            a, a.matrices[m], weights, weights, bias, x, norm, out, rows, memory, index.x, first_token, part, lane, slice
+            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part,
+            lane, slice
+        );
+    } else if (index.x < a.matrices[2].first_group) {
+        few<F, ROW_TILES, TOKEN_TILES, false>(
+            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, a.matrices[2].first_group, num_tiles,
+            first_token, part, lane, slice
         );
     } else {
         few<LAST, ROW_TILES, TOKEN_TILES, false>(
-            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, rows, memory, index.x, first_token, part, lane,
-            slice
+            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, num_tiles, first_token, part,
+            lane, slice
         );
     }
 }
@@ -485,6 +559,7 @@ template <typename F, int ROW_TILES, int TOKEN_TILES>
     device const uint* rows [[buffer(7)]],
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
+    uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
@@ -494,8 +569,10 @@ template <typename F, int ROW_TILES, int TOKEN_TILES>
     if (first_token >= part.num_rows) {
         return;
     }
+    const uint num_tiles = a.num_tiles;
+    const Operand operand = { gate_weights, up_weights, x };
     few<F, ROW_TILES, TOKEN_TILES, true>(
-        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, rows, memory, index.x, first_token, part, lane, slice
+        a, operand, operand, operand, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part, lane, slice
     );
 }
 
