@@ -28,7 +28,7 @@ mod tuning;
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
 #[cfg(target_os = "linux")]
-pub use cuda::CudaGpu;
+pub use cuda::{CudaGpu, compile_messages};
 pub use device::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
     Placement, Ticket,

@@ -5,11 +5,14 @@
 
 mod driver;
 mod memory;
+mod messages;
 mod nvrtc;
 mod pipelines;
 mod source;
 #[cfg(test)]
 mod tests;
+
+pub use messages::compile_messages;
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
