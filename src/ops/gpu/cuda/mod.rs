@@ -78,6 +78,12 @@ impl CudaGpu {
         Ok(Self { device, pipelines, commits: Mutex::default() })
     }
 
+    /// Whether this machine has a driver that does not say that it finds no GPU. What else it takes may be missing.
+    #[must_use]
+    pub fn is_present() -> bool {
+        driver::is_present()
+    }
+
     /// Seconds that the GPU takes for what `work` queues.
     ///
     /// # Errors
