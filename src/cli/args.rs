@@ -133,7 +133,7 @@ fn is_negation(long: &str) -> bool {
 /// What to check.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SelfTestArgs {
-    /// auto, cpu or metal
+    /// auto, cpu, metal, cuda or cuda:N
     #[arg(long, default_value_t)]
     pub(crate) device: DeviceChoice,
     /// fused, or reference: candle's tensors

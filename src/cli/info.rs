@@ -11,7 +11,7 @@ use tinyvllm::runner::MemoryPlan;
 
 use super::args::InfoArgs;
 use super::console::Console;
-use super::load::{merge_model, resolve};
+use super::load::{check_device, merge_model, resolve};
 use super::value::{human_bytes, human_count};
 
 /// Prints the report.
@@ -21,7 +21,7 @@ use super::value::{human_bytes, human_count};
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let options = args.engine.options();
-    options.open_device()?;
+    check_device(&options, console)?;
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
     let bandwidth = match args.memory_bandwidth {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use tinyvllm::ErrorKind;
 use tinyvllm::chat::{ChatConfig, ChatOptions};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
-use tinyvllm::llm::{Llm, LlmOptions};
+use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
+use tinyvllm::{Error, ErrorKind};
 
 use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
@@ -20,11 +20,9 @@ pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> any
     // What was typed wins over the variable, as everywhere; two typed models are a contradiction.
     let from_variable = std::env::var("TINYVLLM_MODEL").ok();
     if let Some(model) = args.model.as_ref().filter(|model| Some(*model) != from_variable.as_ref()) {
-        return Err(tinyvllm::Error::invalid_request(format!(
-            "two models were given, `{word}` and --model {model}"
-        ))
-        .with_hint("leave one of them out")
-        .into());
+        return Err(Error::invalid_request(format!("two models were given, `{word}` and --model {model}"))
+            .with_hint("leave one of them out")
+            .into());
     }
     Ok(ModelArgs { model: Some(word.clone()), ..args.clone() })
 }
@@ -59,7 +57,7 @@ pub(crate) fn chat_config(args: &TemplateArgs) -> anyhow::Result<ChatConfig> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).map_err(|source| {
             let what = format!("cannot read the chat template {}", path.display());
-            tinyvllm::Error::io(what, source)
+            Error::io(what, source)
         })
     };
     let template = args.chat_template.as_ref().map(read).transpose()?;
@@ -75,10 +73,27 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
         return Ok(ChatOptions::default());
     }
     let chat = llm.chat().ok_or_else(|| {
-        tinyvllm::Error::new(ErrorKind::Unsupported, format!("{} has no chat template", llm.name()))
+        Error::new(ErrorKind::Unsupported, format!("{} has no chat template", llm.name()))
             .with_hint("leave --no-thinking out, or give a template with --chat-template")
     })?;
     Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
+}
+
+/// Opens the device, before gigabytes are downloaded for one that is not there, and says why a GPU is not used.
+///
+/// # Errors
+/// If the device is not there.
+pub(crate) fn check_device(options: &LlmOptions, console: Console) -> anyhow::Result<()> {
+    if let OpenedDevice::Cpu(Some(error)) = options.open_device()? {
+        console.note(unused_gpu(&error));
+    }
+    Ok(())
+}
+
+/// Why the processor computes where there is a GPU.
+pub(crate) fn unused_gpu(error: &Error) -> String {
+    let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+    format!("note: the GPU is not used: {}{hint}", error.message())
 }
 
 /// Loads the model and says what runs where.
@@ -86,8 +101,7 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
 /// # Errors
 /// If the device is not there, or the model cannot be had or loaded.
 pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> anyhow::Result<Llm> {
-    // Before gigabytes are downloaded for a device that is not there.
-    options.open_device()?;
+    check_device(options, console)?;
     let model = resolve(args, console)?;
     let llm = Llm::load(&model, options, &Progress::new(console))?;
     console.note(llm.summary());

@@ -11,6 +11,8 @@ use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::self_test::{self, Check, Effort};
 
 use super::args::SelfTestArgs;
+use super::console::Console;
+use super::load::unused_gpu;
 
 /// Where the golden models are in a checkout of the source.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
@@ -65,7 +67,12 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
 
 fn open(args: &SelfTestArgs) -> tinyvllm::Result<Context> {
     Ok(match args.device.open(args.kernels)? {
-        OpenedDevice::Cpu => Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()),
+        OpenedDevice::Cpu(unused) => {
+            if let Some(error) = unused {
+                Console::default().note(unused_gpu(&error));
+            }
+            Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect())
+        }
         OpenedDevice::Gpu(gpu) => Context::gpu(gpu),
         OpenedDevice::Reference(backend) => Context::reference(backend),
     })

@@ -81,8 +81,8 @@ impl FromStr for KernelChoice {
 /// A device that was found and opened.
 #[derive(Debug)]
 pub enum OpenedDevice {
-    /// The processor.
-    Cpu,
+    /// The processor; with what is the matter with this machine's GPU, if nobody asked for the processor and there is one.
+    Cpu(Option<Error>),
     /// A GPU.
     Gpu(Arc<dyn Gpu>),
     /// A device of candle's.
@@ -95,8 +95,8 @@ impl DeviceChoice {
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a device that this build or this machine does not have.
     pub fn open(self, kernels: KernelChoice) -> Result<OpenedDevice> {
-        let cpu = || match kernels {
-            KernelChoice::Fused => OpenedDevice::Cpu,
+        let cpu = |unused_gpu| match kernels {
+            KernelChoice::Fused => OpenedDevice::Cpu(unused_gpu),
             KernelChoice::Reference => OpenedDevice::Reference(ReferenceBackend::cpu()),
         };
         let metal = || match kernels {
@@ -114,11 +114,14 @@ impl DeviceChoice {
         }
         };
         match self {
-            Self::Cpu => Ok(cpu()),
+            Self::Cpu => Ok(cpu(None)),
             Self::Metal => metal(),
-            // Not a silent fallback: nobody asked for a GPU, and the summary line names the device.
+            // Not a silent fallback: nobody asked for a GPU, the summary line names the device, and of a GPU that is there
+            // the reason is kept for whoever speaks to the user.
             Self::Auto => match metal().or_else(|_| cuda(0)) {
-                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(cpu()),
+                Err(error) if error.kind() == ErrorKind::Unsupported => {
+                    Ok(cpu(is_cuda_present().then_some(error)))
+                }
                 opened => opened,
             },
             Self::Cuda(ordinal) => cuda(ordinal),
@@ -143,6 +146,16 @@ fn open_cuda(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     Ok(Arc::new(crate::ops::gpu::CudaGpu::open(ordinal, cache.as_deref())?))
 }
 
+#[cfg(target_os = "linux")]
+fn is_cuda_present() -> bool {
+    crate::ops::gpu::CudaGpu::is_present()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_cuda_present() -> bool {
+    false
+}
+
 #[cfg(not(target_os = "linux"))]
 fn open_cuda(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     Err(Error::unsupported(format!(
@@ -165,7 +178,7 @@ mod tests {
             assert!(name.parse::<DeviceChoice>().is_err(), "{name}");
         }
         assert_eq!(
-            DeviceChoice::Cuda(0).open(KernelChoice::Fused).unwrap_err().kind(),
+            DeviceChoice::Cuda(99).open(KernelChoice::Fused).unwrap_err().kind(),
             ErrorKind::Unsupported
         );
     }
@@ -173,7 +186,7 @@ mod tests {
     #[test]
     fn auto_is_metal_where_there_is_metal() {
         let kind = |device: &OpenedDevice| match device {
-            OpenedDevice::Cpu => "cpu".to_owned(),
+            OpenedDevice::Cpu(_) => "cpu".to_owned(),
             OpenedDevice::Gpu(_) => "metal".to_owned(),
             OpenedDevice::Reference(backend) => backend.description(),
         };

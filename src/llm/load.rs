@@ -92,7 +92,7 @@ impl LlmOptions {
     /// As [`Self::open_device`], or if the number of threads is impossible.
     pub fn measure_read_bandwidth(&self) -> Result<Option<f64>> {
         match self.open_device()? {
-            device @ OpenedDevice::Cpu => Ok(measure_read_bandwidth(&new_context(self, device)?)),
+            device @ OpenedDevice::Cpu(_) => Ok(measure_read_bandwidth(&new_context(self, device)?)),
             OpenedDevice::Gpu(_) | OpenedDevice::Reference(_) => Ok(None),
         }
     }
@@ -286,7 +286,7 @@ impl OpenedModel {
     /// What the memory plan is made from.
     pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
         let available_bytes = match device {
-            OpenedDevice::Cpu => available_memory_bytes(),
+            OpenedDevice::Cpu(_) => available_memory_bytes(),
             OpenedDevice::Gpu(gpu) => gpu.working_set_bytes(),
             OpenedDevice::Reference(backend) => {
                 backend.working_set_bytes().unwrap_or_else(available_memory_bytes)
@@ -310,7 +310,7 @@ impl OpenedModel {
     /// model's own file, and those of GPUs want them in their memory.
     fn expert_demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<Option<ExpertDemand>> {
         let Some(config) = &self.config.experts else { return Ok(None) };
-        if !matches!(device, OpenedDevice::Cpu) {
+        if !matches!(device, OpenedDevice::Cpu(_)) {
             if options.limits.expert_weights == ExpertWeights::File {
                 return Err(Error::invalid_request(
                     "--expert-weights file is for the kernels of the CPU, not for other devices and --kernels reference",
@@ -371,7 +371,7 @@ fn new_context(options: &LlmOptions, device: OpenedDevice) -> Result<Context> {
     }
     let level = options.cpu_level.unwrap_or_else(CpuLevel::detect);
     match device {
-        OpenedDevice::Cpu => {
+        OpenedDevice::Cpu(_) => {
             let start = if options.pin_threads { ThreadPool::pinned } else { ThreadPool::new };
             Ok(Context::cpu_with(start(num_threads), level))
         }

@@ -61,7 +61,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
                 report(check(name(op), limit, error));
             }
             let error = compare(context, |context| swiglu(context, shape, first, DType::Q6K));
-            report(check(name("norm_swiglu"), limit, error));
+            report(check(name("norm_swiglu"), gated_limit(context, DType::Q6K, num_rows), error));
         }
     }
 }
@@ -70,7 +70,11 @@ fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut
     let Shape { num_rows, cols } = shape;
     let mut run = |op: &str, case: &dyn Fn(&Context) -> Result<Rows>| {
         let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
-        report(check(name, limit(context, dtype, num_rows), compare(context, case)));
+        let limit = match op {
+            "norm_swiglu" => gated_limit(context, dtype, num_rows),
+            _ => limit(context, dtype, num_rows),
+        };
+        report(check(name, limit, compare(context, case)));
     };
     run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
     run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
@@ -94,6 +98,15 @@ pub(super) fn limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
         None if dtype.block_len() > 1 && num_rows >= 5 => IN_HALF,
         _ => IN_F32,
     }
+}
+
+/// The same for a gated product of two. Where decoded weights were rounded to half precision, the error of each counts
+/// with the size of the other: in the worst of many rows, whose own results are small, it is several times as large. On
+/// an H200 it came to 1.4e-5 in 100 rows of Q5_1.
+fn gated_limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
+    let limit = limit(context, dtype, num_rows);
+    let is_rounded = context.cpu_level().is_none() && !context.is_reference();
+    if is_rounded && dtype.block_len() > 1 && num_rows >= 5 { 10.0 * limit } else { limit }
 }
 
 fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> Result<Rows> {

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod buffers;
-mod cuda;
 mod defects;
 mod emulator;
 mod first_use;
@@ -16,5 +15,7 @@ mod planted;
 mod probes;
 mod promises;
 mod recorder;
+mod registers;
 mod sampling;
+mod schedules;
 mod watchdog;

@@ -3,94 +3,29 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tinyvllm::engine::{Event, Request};
-use tinyvllm::grammar::GrammarSpec;
+use tinyvllm::engine::Request;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
-use tinyvllm::ops::gpu::LIBRARIES;
+use tinyvllm::ops::gpu::{Gpu, LIBRARIES};
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 
 use crate::emulator::{Emulator, Timing, Variant};
+use crate::schedules::{self, NUM_TOKENS, load_on, tokens};
 
-const NUM_TOKENS: usize = 7;
+fn gpu() -> Option<Arc<dyn Gpu>> {
+    Some(Arc::new(Emulator::new(Variant::Fast)?.with_timing(Timing::Late)))
+}
 
 fn load(change: impl FnOnce(&mut EngineLimits)) -> Option<Llm> {
-    let gpu = Emulator::new(Variant::Fast)?.with_timing(Timing::Late);
-    Some(load_on(&Arc::new(gpu), change))
-}
-
-fn load_on(gpu: &Arc<Emulator>, change: impl FnOnce(&mut EngineLimits)) -> Llm {
-    let model = ResolvedModel {
-        display_name: "demo".to_owned(),
-        files: ModelFiles::Demo,
-        revision: None,
-        notice: None,
-    };
-    let mut options = LlmOptions { gpu: Some(gpu.clone()), ..LlmOptions::default() };
-    options.limits.max_model_len = Some(512);
-    options.limits.kv_cache_memory_bytes = Some(4 << 20);
-    change(&mut options.limits);
-    Llm::load(&model, &options, &NoProgress).unwrap()
-}
-
-/// Prompts with a common beginning and different ways to sample.
-fn requests(llm: &Llm) -> Vec<Request> {
-    let story = "Once upon a time, in a small village by the sea, there lived a little girl who loved to \
-                 look at the ships.";
-    let greedy =
-        SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
-    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
-    let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
-    let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
-    let request = |prompt: &str, params| Request::new(llm.encode_raw(prompt).unwrap(), params);
-    // Long enough for all tokens.
-    let digits = llm.compile_grammar(&GrammarSpec::Regex("[0-9 ]{80}".to_owned())).unwrap();
-    vec![
-        request(story, greedy.clone()),
-        request(&format!("{story} One morning,"), seeded.clone()),
-        request("The", filtered),
-        request(&format!("{story} At night,"), forked),
-        // What the device cannot do, beside what it can.
-        Request { constraint: Some(digits), ..request(&format!("{story} She counted:"), seeded) },
-        Request { prompt_logprobs: Some(1), ..request("A paged cache is a way to", greedy) },
-    ]
-}
-
-fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
-    let streams: Vec<_> = requests
-        .into_iter()
-        .map(|request| (request.params.n, llm.engine().submit(request).unwrap()))
-        .collect();
-    let collect = |(n, stream): (usize, _)| {
-        let mut tokens = vec![Vec::new(); n];
-        for event in stream {
-            match event {
-                Event::Token { index, token_id, .. } => tokens[index].push(token_id),
-                Event::Finished { error, .. } => assert_eq!(error, None),
-                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
-            }
-        }
-        tokens
-    };
-    streams.into_iter().map(collect).collect()
+    Some(load_on(gpu()?, change))
 }
 
 #[test]
 fn same_tokens_however_they_are_scheduled() {
-    let Some(llm) = load(|limits| limits.enable_prefix_caching = false) else { return };
-    let alone: Vec<_> = requests(&llm).into_iter().flat_map(|request| tokens(&llm, vec![request])).collect();
-    assert!(alone.iter().flatten().all(|tokens| tokens.len() == NUM_TOKENS));
-    let check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {
-        let llm = load(change).unwrap();
-        assert_eq!(tokens(&llm, requests(&llm)), alone, "{what}");
-        llm
-    };
-    let llm = check("a batch", &|_| ());
-    assert_eq!(tokens(&llm, requests(&llm)), alone, "prefixes from the cache");
-    check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
-    check("multi-step", &|limits| limits.num_scheduler_steps = 3);
-    check("small blocks", &|limits| limits.block_size = 8);
+    if let Some(gpu) = gpu() {
+        schedules::same_tokens_however_they_are_scheduled(&gpu);
+    }
 }
 
 /// The last block of a prompt of 29 tokens is copied for all but one of the sequences that go on from it.
@@ -103,7 +38,7 @@ fn each_fork_of_a_prompt_goes_on_as_if_alone() {
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         let is_right = text == rows.text();
         let gpu = Arc::new(gpu.with_text(rows, text));
-        let llm = load_on(&gpu, |limits| limits.enable_prefix_caching = false);
+        let llm = load_on(gpu.clone(), |limits| limits.enable_prefix_caching = false);
         let prompt: Vec<u32> = (0..29).map(|index| 300 + index * 7 % 100).collect();
         let params =
             SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
@@ -120,18 +55,8 @@ fn each_fork_of_a_prompt_goes_on_as_if_alone() {
 
 #[test]
 fn the_tokens_of_the_training_script() {
-    let Some(llm) = load(|limits| limits.num_scheduler_steps = 4) else { return };
-    let goldens: Vec<serde_json::Value> =
-        serde_json::from_str(include_str!("../fixtures/demo/greedy.json")).unwrap();
-    let ids = |value: &serde_json::Value| -> Vec<u32> {
-        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
-    };
-    for golden in goldens.iter().take(2) {
-        let expected = ids(&golden["greedy_ids"]);
-        let len = expected.len().min(24);
-        let params = SamplingParams { max_tokens: Some(len), ..SamplingParams::greedy() };
-        let actual = tokens(&llm, vec![Request::new(ids(&golden["prompt_ids"]), params)]);
-        assert_eq!(actual, [[expected[..len].to_vec()]], "{}", golden["prompt"]);
+    if let Some(gpu) = gpu() {
+        schedules::the_tokens_of_the_training_script(gpu);
     }
 }
 

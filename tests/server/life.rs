@@ -290,7 +290,7 @@ fn a_port_in_use_is_known_before_the_model_is_loaded() {
     for (flags, words) in [
         (format!("--port {}", server.address().port()), "choose one with --port"),
         ("--port 0 --host 203.0.113.7".to_owned(), "203.0.113.7"),
-        ("--port 0 --device cuda".to_owned(), "--device cuda"),
+        ("--port 0 --device cuda:99".to_owned(), "--device cuda:99"),
         ("--port 0 --model no-such-file.gguf".to_owned(), "no-such-file.gguf"),
         ("--port 0 --api-key-file no-such-file".to_owned(), "no-such-file"),
         ("--port 0 --shutdown-timeout -1".to_owned(), "86400"),

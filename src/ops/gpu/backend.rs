@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cost::{Cost, Patience};
+use super::device::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::dry_run::DryRun;
-use super::gpu::{THREADGROUP_UNIT, WITHOUT_KERNELS};
 use super::kernel::Kernel;
 use super::{Binding, Gpu, GpuBuffer, Launch, Pipeline, PipelineLimits, Placement, Ticket, Tuning};
 use crate::ops::cpu::pool::ThreadPool;

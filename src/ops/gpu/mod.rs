@@ -9,10 +9,10 @@ mod chip;
 mod cost;
 #[cfg(target_os = "linux")]
 mod cuda;
+mod device;
 mod dry_run;
 mod expanded;
 mod experts;
-mod gpu;
 mod inputs;
 mod kernel;
 mod latent;
@@ -29,8 +29,8 @@ mod tuning;
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
 #[cfg(target_os = "linux")]
-pub use cuda::CudaGpu;
-pub use gpu::{
+pub use cuda::{CudaGpu, compile_messages};
+pub use device::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
     Placement, Ticket,
 };

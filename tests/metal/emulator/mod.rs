@@ -14,7 +14,6 @@ mod sanitized;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,9 +24,7 @@ use tinyvllm::ops::gpu::{
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, Result};
 
-pub(crate) use compiler::{
-    Compiler, CudaModule, KernelUsage, MAX_REGISTERS, Unrolling, Variant, flag_sets, usage_of_kernels,
-};
+pub(crate) use compiler::{Compiler, Variant};
 pub(crate) use object::Order;
 pub(crate) use rewriter::Barrier;
 pub(crate) use sanitized::{is_sanitized, run_again};
@@ -196,23 +193,6 @@ impl Emulator {
     /// What is wrong.
     pub(crate) fn check_language(&self, library: &Library) -> Result<()> {
         self.compiler.check_language(&self.text(library)).map_err(Error::internal)
-    }
-
-    /// A library for a GPU that runs CUDA; that it compiles is checked.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub(crate) fn check_cuda(&self, library: &Library) -> Result<String> {
-        self.compiler.check_cuda(&self.text(library)).map_err(Error::internal)
-    }
-
-    /// A library for a GPU that runs CUDA, as [`Compiler::compile_cuda`] says.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub(crate) fn compile_cuda(&self, library: &Library, toolkit: &Path) -> Result<Vec<(u32, CudaModule)>> {
-        let compiled = self.compiler.compile_cuda(&self.text(library), toolkit);
-        compiled.map_err(|message| Error::internal(format!("{}.metal:\n{message}", library.name)))
     }
 
     /// How often each kernel was dispatched.

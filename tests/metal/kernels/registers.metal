@@ -2,26 +2,38 @@
 #include <metal_stdlib>
 using namespace metal;
 
+struct Args {
+    uint stride;
+};
+
 // All values are read before any is used.
-[[kernel]] void values_of_many_reads(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+[[kernel]] void values_of_many_reads(
+    constant Args& a [[buffer(0)]],
+    device float* x [[buffer(1)]],
+    uint t [[thread_index_in_threadgroup]]
+) {
     float values[160];
 #pragma clang loop unroll(full)
     for (int i = 0; i < 160; ++i) {
-        values[i] = x[i * 1024 + t];
+        values[i] = x[i * a.stride + t];
     }
     threadgroup_barrier(mem_flags::mem_device);
 #pragma clang loop unroll(full)
     for (int i = 0; i < 160; ++i) {
-        x[(159 - i) * 1024 + t] = values[i];
+        x[(159 - i) * a.stride + t] = values[i];
     }
 }
 
 // Which value is read is not known before the kernel runs.
-[[kernel]] void place_known_late(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+[[kernel]] void place_known_late(
+    constant Args& a [[buffer(0)]],
+    device float* x [[buffer(1)]],
+    uint t [[thread_index_in_threadgroup]]
+) {
     float values[16];
 #pragma clang loop unroll(full)
     for (int i = 0; i < 16; ++i) {
-        values[i] = x[i * 1024 + t] * x[i];
+        values[i] = x[i * a.stride + t] * x[i];
     }
     // Until now all of them are needed.
     threadgroup_barrier(mem_flags::mem_device);
@@ -31,14 +43,20 @@ using namespace metal;
     x[t] = values[uint(x[0]) % 16];
 }
 
-// Unrolled as eagerly as the emulator's compiler can, the array is in registers; a compiler need not do it.
-[[kernel]] void loop_left_to_the_compiler(device float* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+// These fit.
+[[kernel]] void values_of_a_few_reads(
+    constant Args& a [[buffer(0)]],
+    device float* x [[buffer(1)]],
+    uint t [[thread_index_in_threadgroup]]
+) {
     float values[48];
+#pragma clang loop unroll(full)
     for (int i = 0; i < 48; ++i) {
-        values[i] = exp(x[i * 1024 + t] * x[i]);
+        values[i] = exp(x[i * a.stride + t] * x[i]);
     }
     threadgroup_barrier(mem_flags::mem_device);
+#pragma clang loop unroll(full)
     for (int i = 0; i < 48; ++i) {
-        x[(47 - i) * 1024 + t] = values[i] * values[47 - i];
+        x[(47 - i) * a.stride + t] = values[i] * values[47 - i];
     }
 }

@@ -15,7 +15,7 @@ use objc2_metal::{
 };
 
 use super::metal_message;
-use crate::ops::gpu::gpu::WITHOUT_KERNELS;
+use crate::ops::gpu::device::WITHOUT_KERNELS;
 use crate::ops::gpu::{Constant, Library, Pipeline, PipelineLimits};
 use crate::{Error, Result};
 

@@ -21,7 +21,7 @@ use objc2_metal::{
 
 use super::{metal_message, nothing_left};
 use crate::ops::gpu::Ticket;
-use crate::ops::gpu::gpu::THREADGROUP_UNIT;
+use crate::ops::gpu::device::THREADGROUP_UNIT;
 use crate::{Error, Result};
 
 /// Dispatches after which a command buffer is handed over unasked. A decoding step has fewer; in longer work

@@ -43,11 +43,13 @@ pub(super) trait Doing<T> {
 impl<T> Doing<T> for Result<T, DriverError> {
     fn doing(self, what: &str) -> Result<T> {
         self.map_err(|error| {
-            let kind = match error.0 {
-                CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::Capacity,
-                _ => ErrorKind::Internal,
-            };
-            Error::new(kind, format!("{what}: {}", text(error)))
+            let message = format!("{what}: {}", text(error));
+            match error.0 {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(ErrorKind::Capacity, message).with_hint(
+                    "end what else uses the GPU, lower --kv-cache-memory-bytes, or use --device cpu",
+                ),
+                _ => Error::internal(message),
+            }
         })
     }
 }
@@ -57,6 +59,17 @@ fn text(error: DriverError) -> String {
     let name = error.error_name().map_or_else(|_| "unknown error".into(), |name| name.to_string_lossy());
     let text = error.error_string().map_or_else(|_| "".into(), |text| text.to_string_lossy());
     format!("{name} ({text})")
+}
+
+/// Whether there is a driver, and it does not say that it finds no GPU.
+pub(super) fn is_present() -> bool {
+    // SAFETY: the library's initialisers ask nothing of us.
+    let has_driver = unsafe { sys::is_culib_present() };
+    has_driver
+        && match result::init() {
+            Ok(()) => device::get_count().is_ok_and(|count| count > 0),
+            Err(error) => error.0 != CUresult::CUDA_ERROR_NO_DEVICE,
+        }
 }
 
 fn unavailable(ordinal: usize, why: &str) -> Error {
@@ -78,22 +91,25 @@ impl Device {
         let mut version = 0;
         // SAFETY: the version is written to a variable. It needs no GPU.
         let known = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-        known.map_err(|error| unavailable(&text(error)))?;
+        let broken = |error| {
+            let error = unavailable(&text(error));
+            error.with_hint("see what `nvidia-smi` says, or use --device cpu")
+        };
+        known.map_err(broken)?;
         if version < MIN_DRIVER {
             let is = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
             let why = format!("the driver is for CUDA {}; {} is the oldest", is(version), is(MIN_DRIVER));
             return Err(unavailable(&why).with_hint("install a newer driver, or use --device cpu"));
         }
-        let hint = "use a number that `nvidia-smi -L` lists, or --device cpu";
-        result::init().map_err(|error| unavailable(&text(error)).with_hint(hint))?;
-        let count = device::get_count().map_err(|error| unavailable(&text(error)))?;
+        result::init().map_err(broken)?;
+        let count = device::get_count().map_err(broken)?;
         let number = c_int::try_from(ordinal).ok().filter(|number| *number < count).ok_or_else(|| {
             let found = match count {
                 0 => "the driver finds no GPU".to_owned(),
                 1 => "the driver finds one GPU, cuda:0".to_owned(),
                 _ => format!("the driver finds {count} GPUs, cuda:0 to cuda:{}", count - 1),
             };
-            unavailable(&found).with_hint(hint)
+            unavailable(&found).with_hint("use a number that `nvidia-smi -L` lists, or --device cpu")
         })?;
         let gpu = device::get(number).doing("opening the GPU")?;
         let name = device::get_name(gpu).doing("the GPU's name")?;

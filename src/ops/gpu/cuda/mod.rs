@@ -5,11 +5,14 @@
 
 mod driver;
 mod memory;
+mod messages;
 mod nvrtc;
 mod pipelines;
 mod source;
 #[cfg(test)]
 mod tests;
+
+pub use messages::compile_messages;
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -79,6 +82,12 @@ impl CudaGpu {
         let compiler = Nvrtc::load()?;
         let pipelines = Pipelines::new(&device, compiler, cache);
         Ok(Self { device, pipelines, commits: Mutex::default() })
+    }
+
+    /// Whether this machine has a driver that does not say that it finds no GPU. What else it takes may be missing.
+    #[must_use]
+    pub fn is_present() -> bool {
+        driver::is_present()
     }
 
     /// Seconds that the GPU takes for what `work` queues.

@@ -1,5 +1,5 @@
 // How a kernel is entered. The structure behind buffer(0) and the addresses of the other buffers are one structure, which
-// is what the kernel is launched with; the host's side is `cuda/gpu.rs`.
+// is what the kernel is launched with; the host's side is `cuda/mod.rs`.
 //
 // `cuda/source.rs` defines, for each kernel of a file, MSL_PARAMETERS_<kernel> as the list of its parameters, and says
 // which kernel is wanted by MSL_WANTED_<name>: the others are not entered and not compiled. MSL_WAITS_ITSELF is whether it

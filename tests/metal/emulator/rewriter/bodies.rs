@@ -119,13 +119,10 @@ impl Rewriter {
             let (name, extents) = (&name.text, spaced(&declarator[1..]));
             let site = self.num_threadgroup_variables;
             self.num_threadgroup_variables += 1;
-            text += &match self.mode {
-                Mode::Cuda => format!("MSL_SHARED {element} {name} {extents}; "),
-                Mode::Run | Mode::AddressSpaces => format!(
-                    "threadgroup {element} (&{name}) {extents} = *(threadgroup {element} (*) {extents}) \
-                     msl_threadgroup_variable({site}, sizeof({element} {extents}), alignof({element})); "
-                ),
-            };
+            text += &format!(
+                "threadgroup {element} (&{name}) {extents} = *(threadgroup {element} (*) {extents}) \
+                 msl_threadgroup_variable({site}, sizeof({element} {extents}), alignof({element})); "
+            );
         }
         Ok(Some(text))
     }

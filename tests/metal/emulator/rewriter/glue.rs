@@ -9,7 +9,6 @@ impl Rewriter {
         match self.mode {
             Mode::Run => self.tables(text),
             Mode::AddressSpaces => self.uses(text),
-            Mode::Cuda => self.entries(text),
         }
     }
 
@@ -60,20 +59,6 @@ impl Rewriter {
             _ = writeln!(text, "(void)&{};", instance.expression);
         }
         text.push_str("}\n");
-        Ok(())
-    }
-
-    /// Kernel `name` is entered as `msl_name`.
-    fn entries(&self, text: &mut String) -> Result<(), String> {
-        for instance in &self.instances {
-            let mut rows = String::new();
-            for parameter in self.parameters(instance)? {
-                let (kind, index) = number_of(parameter.kind);
-                _ = write!(rows, "{{{kind}, {index}}}, ");
-            }
-            let Instance { name, expression, .. } = instance;
-            _ = writeln!(text, "MSL_CUDA_ENTRY({name}, ({expression}), {rows})");
-        }
         Ok(())
     }
 }

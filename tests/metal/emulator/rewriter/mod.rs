@@ -23,8 +23,6 @@ pub(crate) enum Mode {
     Run,
     /// OpenCL C++, whose address spaces are the language's: to be checked, not run.
     AddressSpaces,
-    /// CUDA, for a GPU that is at hand.
-    Cuda,
 }
 
 /// A source that clang compiles, and what it found on the way.
@@ -34,8 +32,6 @@ pub(crate) struct Rewritten {
     pub(crate) text: String,
     /// The barriers in the order of the source, each known to the run time by its position here.
     pub(crate) barriers: Vec<Barrier>,
-    /// The function constants.
-    pub(crate) constants: Vec<FunctionConstant>,
 }
 
 /// A call of `threadgroup_barrier` or `simdgroup_barrier`.
@@ -69,17 +65,10 @@ const NUM_PLACES: usize = 6;
 
 /// `constant kind name [[function_constant(index)]];`
 #[derive(Debug)]
-pub(crate) struct FunctionConstant {
-    pub(crate) index: u32,
-    pub(crate) kind: String,
-    pub(crate) name: String,
-}
-
-impl FunctionConstant {
-    /// Whether it is one of two values, and not a number.
-    pub(crate) fn is_flag(&self) -> bool {
-        self.kind == "bool"
-    }
+struct FunctionConstant {
+    index: u32,
+    kind: String,
+    name: String,
 }
 
 /// A kernel that the host can name.
@@ -138,13 +127,12 @@ pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
     for token in rewriter.all(&tokens)? {
         // Pragmas for Apple's compiler say nothing to clang; unrolling only costs time here.
         let is_pragma = token.kind == tokens::Kind::Directive && token.text.starts_with("#pragma");
-        if !is_pragma || (mode == Mode::Cuda && token.text.contains("unroll")) {
+        if !is_pragma {
             text.push_str(&token.text);
         }
     }
     // The 3 says that it is no code of the kernels, for which the compiler has warnings.
     text.push_str("\n# 1 \"generated\" 3\n");
     rewriter.glue(&mut text)?;
-    let Rewriter { barriers, constants, .. } = rewriter;
-    Ok(Rewritten { text, barriers, constants })
+    Ok(Rewritten { text, barriers: rewriter.barriers })
 }

@@ -42,7 +42,7 @@ fn literals_have_their_type() {
 #[test]
 fn lines_stay_where_they_are() {
     let source = "template <int N>\n[[kernel]]\nvoid f(\n    device float* x [[buffer(1)]],\n\n    uint t [[thread_index_in_threadgroup]])\n{\n    threadgroup float\n        s[N];\n    threadgroup_barrier(\n        mem_flags::mem_threadgroup);\n    s[t] = 0;\n}\ntemplate [[host_name(\"f\" \"_4\")]] [[kernel]]\n    decltype(f<4>) f<4>;\nconstant int last = 1;\n";
-    for mode in [Mode::Run, Mode::AddressSpaces, Mode::Cuda] {
+    for mode in [Mode::Run, Mode::AddressSpaces] {
         let text = rewritten(source, mode);
         for (index, line) in source.lines().enumerate() {
             if ["s[t] = 0", "constant int last", "uint t"].iter().any(|part| line.contains(part)) {

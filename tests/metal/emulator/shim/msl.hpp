@@ -1,8 +1,9 @@
 // The kernels' language and its library, as far as the kernels use them, for clang.
 //
-// Freestanding, because the same headers serve three compilations: C++ that runs on this machine, OpenCL C++
-// that checks the address spaces, and CUDA. What is ambiguous or an error for Apple's compiler should be one
-// here: an overload for each type, no implicit conversion between vectors.
+// Freestanding, because the same headers serve two compilations: C++ that runs on this machine, and OpenCL C++ that
+// checks the address spaces. What is ambiguous or an error for Apple's compiler should be one here: an overload for
+// each type, no implicit conversion between vectors. Those that are not beside this one are in `src/ops/gpu/msl`,
+// for NVIDIA GPUs too.
 #pragma once
 #include "platform.hpp"
 #include "traits.hpp"
@@ -16,11 +17,6 @@
 #include "synchronisation.hpp"
 #if defined(MSL_ADDRESS_SPACES)
 #include "simdgroup_declared.hpp"
-#elif defined(MSL_CUDA)
-#include "simdgroup_cuda.hpp"
-#include "simdgroup_matrix.hpp"
-#include "atomics.hpp"
-#include "entry_cuda.hpp"
 #else
 #include "simdgroup.hpp"
 #include "simdgroup_matrix.hpp"

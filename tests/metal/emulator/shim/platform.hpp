@@ -1,4 +1,4 @@
-// Keywords, scalar types and constants, for each of the three compilations.
+// Keywords, scalar types and constants, for each of the two compilations.
 #pragma once
 
 #if defined(__OPENCL_CPP_VERSION__)
@@ -49,15 +49,7 @@ typedef ulong uintptr_t;
   };                                                   \
   static constant name##_derived name = {}
 #else
-#if defined(MSL_CUDA)
-// As on Apple's GPUs, each set of flags is a compilation of its own. Numbers are set when a module is loaded.
-#define MSL_FUNCTION_CONSTANT(type, name, index) MSL_FUNCTION_CONSTANT_##type(name, index)
-#define MSL_FUNCTION_CONSTANT_bool(name, index) static constexpr bool name = MSL_VALUE_OF_##name
-#define MSL_FUNCTION_CONSTANT_ushort(name, index) \
-  extern "C" __attribute__((__constant__)) ushort name __asm__("msl_constant_" #index) = 0
-#else
 #define MSL_FUNCTION_CONSTANT(type, name, index) static type name
-#endif
 #define MSL_DERIVED_CONSTANT(type, name, value) \
   static const struct name##_derived {          \
     operator type() const { return value; }     \
@@ -77,33 +69,5 @@ typedef ulong uintptr_t;
 #define M_LN2_F 0.69314718055994530942f
 #define M_LOG2E_F 1.44269504088896340736f
 
-#if defined(MSL_CUDA)
-#pragma clang force_cuda_host_device begin
-#define MSL_MATH(name) __nv_##name
-extern "C" {
-float __nv_expf(float);
-float __nv_exp2f(float);
-float __nv_logf(float);
-float __nv_log2f(float);
-float __nv_sqrtf(float);
-float __nv_sinf(float);
-float __nv_cosf(float);
-float __nv_tanhf(float);
-float __nv_floorf(float);
-float __nv_ceilf(float);
-float __nv_roundf(float);
-float __nv_rintf(float);
-float __nv_truncf(float);
-float __nv_fabsf(float);
-float __nv_powf(float, float);
-float __nv_fmodf(float, float);
-float __nv_fminf(float, float);
-float __nv_fmaxf(float, float);
-float __nv_copysignf(float, float);
-float __nv_ldexpf(float, int);
-float __nv_fmaf(float, float, float);
-double __nv_fma(double, double, double);
-}
-#else
 #define MSL_MATH(name) __builtin_##name
-#endif
+#define MSL_BUILT_IN(name) __builtin_##name

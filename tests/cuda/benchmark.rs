@@ -1,12 +1,11 @@
-//! How much of the memory bandwidth the kernels use, as ops launch them. A proxy for how well they go through
-//! memory: an NVIDIA GPU has other limits besides, and matrix products of simdgroups are emulated there.
+//! How much of the memory bandwidth the kernels use, as ops launch them.
 
 mod latent;
 
 use std::sync::Arc;
 
 use tinyvllm::config::RopeStyle;
-use tinyvllm::ops::gpu::{Gpu, Placement};
+use tinyvllm::ops::gpu::{CudaGpu, Gpu, Placement};
 use tinyvllm::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
     KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, SampleParams, StepInputs,
@@ -15,8 +14,6 @@ use tinyvllm::ops::{
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
-
-use super::gpu::CudaGpu;
 
 /// What a cache of the device cannot hold.
 const MIN_BYTES: usize = 400 << 20;

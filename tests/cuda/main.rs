@@ -1,0 +1,13 @@
+//! NVIDIA GPUs: what the program says where something is missing, which every machine can test, and what a GPU computes,
+//! for whoever has one.
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
+
+mod benchmark;
+mod missing;
+mod on_a_gpu;
+#[expect(dead_code, reason = "the tests of the program use all of it")]
+#[path = "../cli/program.rs"]
+mod program;
+#[path = "../metal/schedules.rs"]
+mod schedules;

@@ -1,0 +1,154 @@
+//! Whether the kernels of a decode step keep to the registers that a thread of an Apple GPU has, as far as NVIDIA's
+//! compiler tells: no array on the stack, and nothing spilled but a value or two by which the compiler makes room for
+//! another threadgroup.
+//!
+//! It takes the compiler and no GPU. The kernels' names are from the emulator.
+
+use std::env;
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tinyvllm::ErrorKind;
+use tinyvllm::ops::gpu::{Constant, LIBRARIES, Library, compile_messages};
+
+use crate::emulator::{Emulator, Variant};
+
+static PLANTED: Library = Library { name: "registers", source: include_str!("kernels/registers.metal") };
+
+/// The GPU that is asked for, of compute capability 9.0.
+const ARCHITECTURE: i32 = 90;
+
+/// As many as a thread of an Apple GPU can have: what spills here may spill there. The compiler is told that threadgroups
+/// are so large that there are no more.
+const MAX_REGISTERS: usize = 128;
+
+/// Registers with which one more threadgroup is in flight, and bytes that the compiler may spill of its own accord to get
+/// along with them: next to nothing.
+const FEW_REGISTERS: usize = 64;
+const MAX_FEW_SPILLS: usize = 16;
+
+/// Kernels of several rows or of prompts have no time to lose either, but more to hold.
+fn is_of_a_decode_step(kernel: &str) -> bool {
+    let is_of_rows = kernel.starts_with("matvec") && !kernel.ends_with("_1");
+    !is_of_rows && !kernel.starts_with("matmul") && !kernel.starts_with("flash")
+}
+
+/// The sets of values of so many flags that launches have: bit `i` is constant `i`. Products with the fourth, of groups,
+/// have no bias and are added to nothing.
+fn flag_sets(num_flags: usize) -> impl Iterator<Item = u32> {
+    (0..1 << num_flags).filter(|set| set >> 3 == 0 || set & 0b0110 == 0)
+}
+
+/// What a thread of a kernel takes: registers, and bytes on its stack, to which it stores and from which it loads what
+/// has no place in a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Usage {
+    registers: usize,
+    stack: usize,
+    stores: usize,
+    loads: usize,
+}
+
+impl Usage {
+    /// Whether everything that a kernel works with is in registers.
+    fn fits(self) -> bool {
+        let Self { registers, stack, stores, loads } = self;
+        let has_array = stack > stores.next_multiple_of(8);
+        let spills = match registers <= FEW_REGISTERS {
+            true => stores > MAX_FEW_SPILLS,
+            false => stores + loads > 0,
+        };
+        registers <= MAX_REGISTERS && !has_array && !spills
+    }
+}
+
+/// Reads the messages of the compiler about one kernel; none if they do not say what it takes.
+fn usage(messages: &str) -> Option<Usage> {
+    let frame = messages.lines().find(|line| line.contains("bytes stack frame"))?;
+    let numbers: Vec<usize> = frame.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [stack, stores, loads] = numbers[..] else { return None };
+    let (_, used) = messages.split_once("Used ")?;
+    let (registers, _) = used.split_once(" registers")?;
+    Some(Usage { registers: registers.parse().ok()?, stack, stores, loads })
+}
+
+/// What the kernels take, each with each set of flags that it may be launched with; none, with a message, where there is
+/// no compiler.
+fn usages(libraries: &[&Library]) -> Option<Vec<(String, Usage)>> {
+    let gpu = Emulator::new(Variant::Fast)?;
+    let mut jobs: Vec<(&Library, String, u32)> = Vec::new();
+    for library in libraries {
+        let num_flags = library.text().matches("[[function_constant(").count();
+        for kernel in gpu.kernels(library).unwrap().into_iter().filter(|kernel| is_of_a_decode_step(kernel)) {
+            jobs.extend(flag_sets(num_flags).map(|set| (*library, kernel.clone(), set)));
+        }
+    }
+    let (library, kernel, _) = jobs.first().unwrap();
+    if let Err(error) = compile_messages(library, kernel, &[], ARCHITECTURE)
+        && error.kind() == ErrorKind::Unsupported
+    {
+        assert!(env::var_os("TINYVLLM_REQUIRE_NVRTC").is_none(), "{error}");
+        drop(writeln!(std::io::stderr(), "skipped: the kernels' registers are not counted: {error}"));
+        return None;
+    }
+    let (next, usages) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some((library, kernel, set)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let constants: Vec<_> =
+                (0..u32::BITS).map(|index| Constant::Bool(index, set >> index & 1 != 0)).collect();
+            let messages = compile_messages(library, kernel, &constants, ARCHITECTURE).unwrap();
+            let usage = usage(&messages).unwrap_or_else(|| panic!("{kernel}: {messages}"));
+            usages.lock().unwrap().push((format!("{kernel}, function constants {set:b}"), usage));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    Some(usages.into_inner().unwrap())
+}
+
+/// What does not fit.
+fn findings(usages: &[(String, Usage)]) -> Vec<String> {
+    let wrong = usages.iter().filter(|(_, usage)| !usage.fits());
+    wrong.map(|(kernel, usage)| format!("{kernel}: {usage:?}")).collect()
+}
+
+#[test]
+fn kernels_of_a_decode_step_fit_in_registers() {
+    let Some(usages) = usages(&LIBRARIES) else { return };
+    let wrong = findings(&usages);
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), usages.len(), wrong.join("\n"));
+    assert!(usages.len() > 200, "word of {} kernels only", usages.len());
+}
+
+#[test]
+fn spilled_registers_and_a_stack_are_found() {
+    let Some(usages) = usages(&[&PLANTED]) else { return };
+    let of = |kernel: &str| {
+        let found = usages.iter().find(|(name, _)| name.starts_with(kernel));
+        found.unwrap_or_else(|| panic!("no {kernel} in {usages:?}")).1
+    };
+    assert_eq!((usages.len(), findings(&usages).len()), (3, 2), "{usages:?}");
+    assert!(of("values_of_many_reads").stores > 0, "{usages:?}");
+    let Usage { stack, stores, .. } = of("place_known_late");
+    assert!(stores == 0 && stack > 0, "{usages:?}");
+    assert!(of("values_of_a_few_reads").fits());
+}
+
+#[test]
+fn messages_are_read() {
+    let messages = "ptxas info    : 0 bytes gmem\n\
+                    ptxas info    : Compiling entry function 'msl_sample' for 'sm_90'\n\
+                    ptxas info    : Function properties for msl_sample\n    \
+                    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
+                    ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size\n";
+    assert_eq!(usage(messages), Some(Usage { registers: 40, stack: 8, stores: 4, loads: 12 }));
+    assert_eq!(usage("ptxas info    : Used 40 registers"), None);
+    assert_eq!(flag_sets(4).count(), 10);
+    let fits = |registers, stack, stores| Usage { registers, stack, stores, loads: stores }.fits();
+    assert!(fits(128, 0, 0) && fits(64, 16, 16) && fits(40, 8, 4));
+    assert!(!fits(129, 0, 0) && !fits(65, 8, 8) && !fits(64, 24, 20) && !fits(32, 8, 0));
+}

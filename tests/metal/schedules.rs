@@ -1,0 +1,106 @@
+//! Requests to an engine on some GPU, and what it promises of their tokens: emulated ones in this folder, and real ones in
+//! `tests/cuda`.
+
+use std::sync::Arc;
+
+use tinyvllm::engine::{Event, Request};
+use tinyvllm::grammar::GrammarSpec;
+use tinyvllm::hub::{ModelFiles, ResolvedModel};
+use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::gpu::Gpu;
+use tinyvllm::runner::EngineLimits;
+use tinyvllm::sampling::SamplingParams;
+
+pub(crate) const NUM_TOKENS: usize = 7;
+
+/// The demo model on a GPU, with a small cache.
+pub(crate) fn load_on(gpu: Arc<dyn Gpu>, change: impl FnOnce(&mut EngineLimits)) -> Llm {
+    let model = ResolvedModel {
+        display_name: "demo".to_owned(),
+        files: ModelFiles::Demo,
+        revision: None,
+        notice: None,
+    };
+    let mut options = LlmOptions { gpu: Some(gpu), ..LlmOptions::default() };
+    options.limits.max_model_len = Some(512);
+    options.limits.kv_cache_memory_bytes = Some(4 << 20);
+    change(&mut options.limits);
+    Llm::load(&model, &options, &NoProgress).unwrap()
+}
+
+/// Prompts with a common beginning and different ways to sample.
+fn requests(llm: &Llm) -> Vec<Request> {
+    let story = "Once upon a time, in a small village by the sea, there lived a little girl who loved to \
+                 look at the ships.";
+    let greedy =
+        SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
+    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
+    let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
+    let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
+    let request = |prompt: &str, params| Request::new(llm.encode_raw(prompt).unwrap(), params);
+    // Long enough for all tokens.
+    let digits = llm.compile_grammar(&GrammarSpec::Regex("[0-9 ]{80}".to_owned())).unwrap();
+    vec![
+        request(story, greedy.clone()),
+        request(&format!("{story} One morning,"), seeded.clone()),
+        request("The", filtered),
+        request(&format!("{story} At night,"), forked),
+        // What the device cannot do, beside what it can.
+        Request { constraint: Some(digits), ..request(&format!("{story} She counted:"), seeded) },
+        Request { prompt_logprobs: Some(1), ..request("A paged cache is a way to", greedy) },
+    ]
+}
+
+/// The tokens of each choice of each request, all of them submitted at once.
+pub(crate) fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
+    let streams: Vec<_> = requests
+        .into_iter()
+        .map(|request| (request.params.n, llm.engine().submit(request).unwrap()))
+        .collect();
+    let collect = |(n, stream): (usize, _)| {
+        let mut tokens = vec![Vec::new(); n];
+        for event in stream {
+            match event {
+                Event::Token { index, token_id, .. } => tokens[index].push(token_id),
+                Event::Finished { error, .. } => assert_eq!(error, None),
+                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
+            }
+        }
+        tokens
+    };
+    streams.into_iter().map(collect).collect()
+}
+
+/// A request gives the same tokens alone, in a batch, from cached prefixes and with prompts in chunks.
+pub(crate) fn same_tokens_however_they_are_scheduled(gpu: &Arc<dyn Gpu>) {
+    let llm = load_on(Arc::clone(gpu), |limits| limits.enable_prefix_caching = false);
+    let alone: Vec<_> = requests(&llm).into_iter().flat_map(|request| tokens(&llm, vec![request])).collect();
+    assert!(alone.iter().flatten().all(|tokens| tokens.len() == NUM_TOKENS));
+    let check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {
+        let llm = load_on(Arc::clone(gpu), change);
+        assert_eq!(tokens(&llm, requests(&llm)), alone, "{what}");
+        llm
+    };
+    let llm = check("a batch", &|_| ());
+    assert_eq!(tokens(&llm, requests(&llm)), alone, "prefixes from the cache");
+    check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
+    check("multi-step", &|limits| limits.num_scheduler_steps = 3);
+    check("small blocks", &|limits| limits.block_size = 8);
+}
+
+/// The demo model says what it said where it was trained.
+pub(crate) fn the_tokens_of_the_training_script(gpu: Arc<dyn Gpu>) {
+    let llm = load_on(gpu, |limits| limits.num_scheduler_steps = 4);
+    let goldens: Vec<serde_json::Value> =
+        serde_json::from_str(include_str!("../fixtures/demo/greedy.json")).unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    for golden in goldens.iter().take(2) {
+        let expected = ids(&golden["greedy_ids"]);
+        let len = expected.len().min(24);
+        let params = SamplingParams { max_tokens: Some(len), ..SamplingParams::greedy() };
+        let actual = tokens(&llm, vec![Request::new(ids(&golden["prompt_ids"]), params)]);
+        assert_eq!(actual, [[expected[..len].to_vec()]], "{}", golden["prompt"]);
+    }
+}
