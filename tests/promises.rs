@@ -114,7 +114,7 @@ fn same_tokens_however_they_are_scheduled() {
     check(
         "chunked prompts",
         &with_limits(|limits| {
-            (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
+            (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7));
         }),
     );
     check("multi-step", &with_limits(|limits| limits.num_scheduler_steps = 5));
@@ -174,7 +174,7 @@ fn the_reference_gives_the_same_tokens_however_they_are_scheduled() {
         assert_eq!(run(&with_limits(change), true), expected, "{what}");
     };
     check("a batch", |_| ());
-    check("chunked prompts", |limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7));
+    check("chunked prompts", |limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7)));
     check("multi-step and small blocks", |limits| (limits.num_scheduler_steps, limits.block_size) = (5, 8));
 }
 
@@ -222,7 +222,7 @@ fn prompt_logprobs_are_exact_and_the_same_however_they_are_computed() {
         whole.push(report);
     }
     let chunked = load(&with_limits(|limits| {
-        (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, 7);
+        (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7));
     }));
     let together: Vec<_> = prompts.iter().map(|ids| chunked.engine().submit(request(ids)).unwrap()).collect();
     for (stream, wanted) in together.into_iter().zip(&whole) {

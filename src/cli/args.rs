@@ -239,14 +239,9 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) max_num_seqs: usize,
-    /// Most tokens in a step; longer prompts are computed in pieces
-    #[arg(
-        long,
-        default_value_t = EngineLimits::default().max_num_batched_tokens,
-        value_name = "N",
-        hide_short_help = true
-    )]
-    pub(crate) max_num_batched_tokens: usize,
+    /// Most tokens in a step; longer prompts are computed in pieces [default: 512, on NVIDIA GPUs 4096]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
     #[arg(
         long,

@@ -89,6 +89,16 @@ pub enum OpenedDevice {
     Reference(ReferenceBackend),
 }
 
+impl OpenedDevice {
+    /// Tokens of a step that it computes well together: enough of a prompt to keep all of its processors busy.
+    pub(super) fn useful_batched_tokens(&self) -> usize {
+        match self {
+            Self::Gpu(gpu) if gpu.kind() == "cuda" => 4096,
+            Self::Gpu(_) | Self::Cpu(_) | Self::Reference(_) => 512,
+        }
+    }
+}
+
 impl DeviceChoice {
     /// Opens the device. `Auto` is a GPU where this build and this machine have one, and the CPU elsewhere.
     ///

@@ -302,6 +302,7 @@ impl OpenedModel {
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
+            useful_batched_tokens: device.useful_batched_tokens(),
             experts: self.expert_demand(options, device)?,
         })
     }

@@ -26,6 +26,8 @@ pub struct MemoryDemand {
     pub max_position_embeddings: usize,
     /// Bytes that may be used in all.
     pub available_bytes: u64,
+    /// Tokens of a step that the device computes well together, which is how many there may be unless told otherwise.
+    pub useful_batched_tokens: usize,
     /// The part of the weights that may stay in a file, if there is one and the device can do that.
     pub experts: Option<ExpertDemand>,
 }
@@ -87,7 +89,7 @@ pub struct EngineLimits {
     /// `--max-num-seqs`.
     pub max_num_seqs: usize,
     /// `--max-num-batched-tokens`.
-    pub max_num_batched_tokens: usize,
+    pub max_num_batched_tokens: Option<usize>,
     /// `--block-size`.
     pub block_size: usize,
     /// `--kv-cache-memory-bytes`.
@@ -105,7 +107,7 @@ impl Default for EngineLimits {
         Self {
             max_model_len: None,
             max_num_seqs: 32,
-            max_num_batched_tokens: 512,
+            max_num_batched_tokens: None,
             block_size: 32,
             kv_cache_memory_bytes: None,
             enable_prefix_caching: true,
@@ -224,7 +226,7 @@ fn plan_with(
     let config = EngineConfig {
         max_model_len,
         max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: limits.max_num_batched_tokens,
+        max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(demand.useful_batched_tokens),
         block_size: limits.block_size,
         num_blocks,
         enable_prefix_caching: limits.enable_prefix_caching,
@@ -255,6 +257,7 @@ mod tests {
         kv_bytes_per_token: 22 << 10,
         max_position_embeddings: 2_048,
         available_bytes: 8 << 30,
+        useful_batched_tokens: 512,
         experts: None,
     };
     /// Of the 600 MiB, in 20 layers.

@@ -27,6 +27,12 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         for num_rows in ROWS {
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
+        if context.has_tensor_cores() && dtype != DType::F32 {
+            // More activations than a threadgroup has room for; and more than are few.
+            for shape in [Shape { num_rows: 37, cols: 1536 }, Shape { num_rows: 70, cols }] {
+                run_one(context, shape, dtype, report);
+            }
+        }
         if effort == Effort::Full {
             for num_rows in [1, 2, 4, 8, 16, 100] {
                 run_one(context, Shape { num_rows, cols: 2048 }, dtype, report);
@@ -51,7 +57,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         }
     }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
-        for num_rows in [1, 2, 4, 5, 9, 37] {
+        for num_rows in [1, 2, 4, 5, 9, 37, 70] {
             let shape = Shape { num_rows, cols: 512 };
             let limit = limit(context, DType::Q6K, num_rows);
             let name = |op: &str| format!("{op} {first} with Q6_K, {num_rows} rows");

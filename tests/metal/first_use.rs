@@ -47,7 +47,7 @@ fn load(gpu: Arc<Recorder>, case: Case, progress: &dyn LoadProgress) -> Llm {
     };
     options.limits.max_model_len = Some(512);
     options.limits.kv_cache_memory_bytes = Some(16 << 20);
-    options.limits.max_num_batched_tokens = case.max_num_batched_tokens;
+    options.limits.max_num_batched_tokens = Some(case.max_num_batched_tokens);
     options.limits.max_num_seqs = case.max_num_seqs;
     options.limits.enable_prefix_caching = false;
     Llm::load(&model, &options, progress).unwrap()

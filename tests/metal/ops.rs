@@ -3,12 +3,22 @@
 use std::sync::Arc;
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::gpu::LIBRARIES;
+use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
 use tinyvllm::self_test::{self, Effort, Family};
 
 use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
 
 fn check(gpu: Option<Emulator>) {
+    check_libraries(gpu, &LIBRARIES);
+}
+
+/// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for.
+fn check_of_nvidia(gpu: Option<Emulator>) {
+    check_libraries(gpu.map(|gpu| gpu.with_class(ChipClass::Nvidia)), &CUDA_LIBRARIES);
+}
+
+/// Runs all checks, which have to reach every kernel of these libraries.
+fn check_libraries(gpu: Option<Emulator>, libraries: &[&Library]) {
     let Some(gpu) = gpu else { return };
     let gpu = Arc::new(gpu);
     let mut failures = Vec::new();
@@ -19,9 +29,19 @@ fn check(gpu: Option<Emulator>) {
     });
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let run = gpu.num_dispatches();
-    let all = LIBRARIES.iter().flat_map(|library| gpu.kernels(library).unwrap());
+    let all = libraries.iter().flat_map(|library| gpu.kernels(library).unwrap());
     let missing: Vec<String> = all.filter(|kernel| !run.contains_key(kernel)).collect();
     assert!(missing.is_empty(), "kernels that no check reaches: {missing:?}");
+}
+
+#[test]
+fn on_tensor_cores() {
+    check_of_nvidia(Emulator::new(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
+}
+
+#[test]
+fn on_tensor_cores_checked() {
+    check_of_nvidia(Emulator::new(Variant::Checked).map(|gpu| gpu.with_order(Order::Random(3))));
 }
 
 #[test]

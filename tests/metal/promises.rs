@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tinyvllm::engine::Request;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
-use tinyvllm::ops::gpu::{Gpu, LIBRARIES};
+use tinyvllm::ops::gpu::{ChipClass, Gpu, LIBRARIES};
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
 
@@ -24,6 +24,15 @@ fn load(change: impl FnOnce(&mut EngineLimits)) -> Option<Llm> {
 #[test]
 fn same_tokens_however_they_are_scheduled() {
     if let Some(gpu) = gpu() {
+        schedules::same_tokens_however_they_are_scheduled(&gpu);
+    }
+}
+
+/// With products on tensor cores, as on an NVIDIA GPU.
+#[test]
+fn same_tokens_on_tensor_cores() {
+    if let Some(gpu) = Emulator::new(Variant::Fast) {
+        let gpu: Arc<dyn Gpu> = Arc::new(gpu.with_timing(Timing::Late).with_class(ChipClass::Nvidia));
         schedules::same_tokens_however_they_are_scheduled(&gpu);
     }
 }

@@ -31,8 +31,7 @@ static PRODUCTS: Library = Library { name: "products", source: include_str!("cud
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-#[cfg(all(test, target_os = "linux"))]
-pub(super) static CUDA_LIBRARIES: [&Library; 1] = [&PRODUCTS];
+pub static CUDA_LIBRARIES: [&Library; 1] = [&PRODUCTS];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [

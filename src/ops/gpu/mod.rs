@@ -34,7 +34,7 @@ pub use device::{
     Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
     Placement, Ticket,
 };
-pub use kernel::LIBRARIES;
+pub use kernel::{CUDA_LIBRARIES, LIBRARIES};
 pub use library::Library;
 pub use probe::{KernelLimits, Probe};
 

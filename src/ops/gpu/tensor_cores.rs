@@ -48,7 +48,7 @@ impl Form {
     pub(super) fn of(gpu: &GpuBackend, format: DType, num_rows: usize) -> Option<Self> {
         let is_here = gpu.tuning().has_tensor_cores() && format != DType::F32;
         // As the kernel is instantiated.
-        is_here.then(|| match num_rows {
+        is_here.then_some(match num_rows {
             0..=8 => Self::Few { row_tiles: 1, token_tiles: 1 },
             9..=16 => Self::Few { row_tiles: 2, token_tiles: 2 },
             17..=MAX_FEW => Self::Few { row_tiles: 2, token_tiles: 4 },
@@ -102,7 +102,8 @@ impl Form {
         if self == Self::Many {
             return shape.num_tiles;
         }
-        let others = shape.num_rows.div_ceil(self.tokens()) * shape.num_matrices;
+        // A step in which nobody wants logits has no rows, and its grid no threadgroups.
+        let others = (shape.num_rows.div_ceil(self.tokens()) * shape.num_matrices).max(1);
         shape.num_tiles.min(GROUPS_IN_FLIGHT.div_ceil(others))
     }
 
@@ -145,4 +146,55 @@ pub(super) struct Shape {
     pub(super) num_matrices: usize,
     /// Columns of matrices.
     pub(super) num_columns: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORMS: [Form; 4] = [
+        Form::Few { row_tiles: 1, token_tiles: 1 },
+        Form::Few { row_tiles: 2, token_tiles: 2 },
+        Form::Few { row_tiles: 2, token_tiles: 4 },
+        Form::Many,
+    ];
+
+    fn work(form: Form, shape: Shape) -> ([usize; 3], usize) {
+        let work = form.work(&[], &[], shape, form.num_groups(shape), Cost::bytes(0));
+        (work.grid, work.threadgroup_memory)
+    }
+
+    #[test]
+    fn every_shape_fits_and_every_tile_has_a_threadgroup() {
+        for form in FORMS {
+            for num_rows in [0, 1, 8, 13, 64, 1000] {
+                for num_columns in [32, 2048, 14336, 1 << 17] {
+                    for (num_tiles, num_matrices) in [(1, 1), (8000, 1), (20, 64), (20, 0)] {
+                        let shape = Shape { num_tiles, num_rows, num_matrices, num_columns };
+                        let (grid, bytes) = work(form, shape);
+                        assert!(
+                            bytes <= MAX_BYTES && bytes.is_multiple_of(16),
+                            "{form:?} {shape:?}: {bytes}"
+                        );
+                        assert!((1..=num_tiles).contains(&grid[0]), "{form:?} {shape:?}: {grid:?}");
+                        assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {shape:?}: {grid:?}");
+                        assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {shape:?}: {grid:?}");
+                        assert_eq!(grid[2], num_matrices);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn activations_are_kept_where_there_is_room() {
+        let shape = |num_rows, num_columns| Shape { num_tiles: 896, num_rows, num_matrices: 1, num_columns };
+        let few = FORMS[0];
+        assert!(few.is_whole(shape(1, 14336)) && few.is_whole(shape(8, 4096)));
+        assert!(!few.is_whole(shape(8, 14336)) && !FORMS[2].is_whole(shape(32, 4096)));
+        let (grid, bytes) = work(few, shape(8, 4096));
+        assert_eq!((grid, bytes), ([264, 1, 1], 8 * (2 * 4096 + 16) + 4 * (2048 + 72)));
+        // As a file's matrices may be: of no whole chunk.
+        assert_eq!(work(few, shape(1, 576)).1, 2 * 1024 + 16 + 4 * (2048 + 72));
+    }
 }

@@ -224,6 +224,8 @@ impl Compiler {
     }
 
     fn rewrite(&self, text: &str, mode: Mode) -> Result<Rewritten, String> {
+        // Kernels for NVIDIA's GPUs keep to what C++ allows.
+        let is_metal = !text.contains("#define FOR_NVIDIA");
         // The library's headers are the shim's; what is left for the preprocessor are macros and conditions.
         let text: String = text
             .lines()
@@ -254,7 +256,7 @@ impl Compiler {
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        rewrite(&String::from_utf8_lossy(&output.stdout), mode)
+        rewrite(&String::from_utf8_lossy(&output.stdout), mode, is_metal)
     }
 
     fn command(&self) -> Command {

@@ -130,7 +130,11 @@ impl Emulator {
 
     /// As which chip the device appears.
     pub(crate) fn with_class(self, class: ChipClass) -> Self {
-        Self { class, ..self }
+        let max_memory = match class {
+            ChipClass::Nvidia => 96 << 10,
+            ChipClass::Base | ChipClass::Max | ChipClass::Ultra => PipelineLimits::APPLE.max_memory,
+        };
+        Self { class, limits: PipelineLimits { max_memory, ..self.limits }, ..self }
     }
 
     /// How much memory the device recommends to use.

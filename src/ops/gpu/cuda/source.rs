@@ -12,7 +12,7 @@ use crate::ops::gpu::{Constant, Library};
 use crate::{Error, Result};
 
 /// What the headers include, by name.
-pub(super) const HEADERS: [(&str, &str); 12] = [
+pub(super) const HEADERS: [(&str, &str); 13] = [
     ("cuda.hpp", include_str!("../msl/cuda.hpp")),
     ("platform_cuda.hpp", include_str!("../msl/platform_cuda.hpp")),
     ("traits.hpp", include_str!("../msl/traits.hpp")),
@@ -22,6 +22,7 @@ pub(super) const HEADERS: [(&str, &str); 12] = [
     ("synchronisation.hpp", include_str!("../msl/synchronisation.hpp")),
     ("simdgroup_cuda.hpp", include_str!("../msl/simdgroup_cuda.hpp")),
     ("simdgroup_matrix.hpp", include_str!("../msl/simdgroup_matrix.hpp")),
+    ("tensor_cores_cuda.hpp", include_str!("../msl/tensor_cores_cuda.hpp")),
     ("atomics_cuda.hpp", include_str!("../msl/atomics_cuda.hpp")),
     ("entry_cuda.hpp", include_str!("../msl/entry_cuda.hpp")),
     ("built_ins.hpp", include_str!("../msl/built_ins.hpp")),
@@ -67,7 +68,7 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     let kernels =
         kernels(&source).map_err(|what| Error::internal(format!("{}.metal: {what}", library.name)))?;
     let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {MAX_THREADS}\n");
-    let waits_itself = source.contains("msl_wait_for_inputs");
+    let waits_itself = source.contains("#define FOR_NVIDIA");
     _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
     if source.contains("simdgroup_matrix") {
         text.push_str("#define MSL_MATRICES\n");

@@ -5,8 +5,7 @@ use std::env;
 use super::nvrtc::{Nvrtc, Target};
 use super::pipelines::OPTIONS;
 use super::source::{HEADERS, program};
-use crate::ops::gpu::kernel::CUDA_LIBRARIES;
-use crate::ops::gpu::{Constant, LIBRARIES, Library};
+use crate::ops::gpu::{CUDA_LIBRARIES, Constant, LIBRARIES, Library};
 
 static SAMPLE: Library = Library {
     name: "sample",

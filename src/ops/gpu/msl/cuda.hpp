@@ -9,5 +9,6 @@
 #include "synchronisation.hpp"
 #include "simdgroup_cuda.hpp"
 #include "simdgroup_matrix.hpp"
+#include "tensor_cores_cuda.hpp"
 #include "atomics_cuda.hpp"
 #include "entry_cuda.hpp"

@@ -104,13 +104,13 @@ struct Rewriter {
     num_threadgroup_variables: usize,
 }
 
-/// Rewrites a source without macros and includes.
+/// Rewrites a source without macros and includes, which has to keep the rules of the language if it is Metal's.
 ///
 /// # Errors
 /// The place and what the language forbids or the rewriter does not understand there.
-pub(crate) fn rewrite(source: &str, mode: Mode) -> Result<Rewritten, String> {
+pub(crate) fn rewrite(source: &str, mode: Mode, is_metal: bool) -> Result<Rewritten, String> {
     let tokens = tokens::tokenize(source);
-    let findings = rules::findings(&outline::Outline::of(&tokens)?);
+    let findings = if is_metal { rules::findings(&outline::Outline::of(&tokens)?) } else { Vec::new() };
     if !findings.is_empty() {
         return Err(findings.join("\n"));
     }

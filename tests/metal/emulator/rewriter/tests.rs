@@ -4,7 +4,7 @@ use super::{Mode, rewrite};
 
 /// What is between the include and the tables.
 fn rewritten(source: &str, mode: Mode) -> String {
-    let text = rewrite(source, mode).unwrap().text;
+    let text = rewrite(source, mode, true).unwrap().text;
     let text = text.strip_prefix("#include \"msl.hpp\"\n").unwrap();
     text.split("\n# 1 \"generated\"").next().unwrap().to_owned()
 }
@@ -52,7 +52,7 @@ fn lines_stay_where_they_are() {
             }
         }
     }
-    let result = rewrite(source, Mode::Run).unwrap();
+    let result = rewrite(source, Mode::Run, true).unwrap();
     assert!(
         result.text.contains("{\"f_4\", msl_enter<decltype(&f < 4 >), &f < 4 >>, msl_parameters_0}"),
         "{}",
@@ -75,7 +75,7 @@ fn constants_are_set_at_run_time() {
 #[test]
 fn what_is_not_understood_is_an_error_with_its_place() {
     let check = |source: &str, expected: &str| {
-        let message = rewrite(&format!("#line 5 \"k.metal\"\n{source}"), Mode::Run).unwrap_err();
+        let message = rewrite(&format!("#line 5 \"k.metal\"\n{source}"), Mode::Run, true).unwrap_err();
         assert!(message.contains(expected), "{message}");
     };
     check("void f( {", "k.metal:5");
@@ -91,10 +91,10 @@ fn what_is_not_understood_is_an_error_with_its_place() {
 #[test]
 fn each_rule_finds_its_defect() {
     for rule in &RULES {
-        let message = rewrite(&format!("#line 5 \"k.metal\"\n{}", rule.defect), Mode::Run).unwrap_err();
+        let message = rewrite(&format!("#line 5 \"k.metal\"\n{}", rule.defect), Mode::Run, true).unwrap_err();
         let is_found = message.starts_with("k.metal:") && message.contains(rule.demand);
         assert!(is_found && message.lines().count() == 1, "{}: {message}", rule.demand);
-        let right = rewrite(rule.right, Mode::Run).map(drop);
+        let right = rewrite(rule.right, Mode::Run, true).map(drop);
         assert_eq!(right, Ok(()), "{}", rule.demand);
     }
 }

@@ -20,6 +20,7 @@
 #else
 #include "simdgroup.hpp"
 #include "simdgroup_matrix.hpp"
+#include "tensor_cores.hpp"
 #include "atomics.hpp"
 #include "entry.hpp"
 #endif

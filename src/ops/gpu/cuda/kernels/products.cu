@@ -8,9 +8,12 @@
 // free if both operands agree, so a lane brings whole units: of 64 columns, lane t of four has unit t of its rows, as they
 // lie in memory, and no weight goes through threadgroup memory (`few`). For prompts both operands do (`many`).
 //
+// What is the GPU's alone are the functions msl_…: instructions of the GPU, and in the tests' emulator what they do.
+//
 // `few`: the slices of a row and the order in which they are added depend on the matrix only, so a row of activations
 // has the same bits in every batch of up to MAX_FEW rows. `many` adds in the order of columns.
 
+#define FOR_NVIDIA
 #include "formats.h"
 #include "groups.h"
 
@@ -51,38 +54,6 @@ inline Part part_of(constant ProductArgs& a, device const RowGroup* groups, uint
     return part;
 }
 
-// Two numbers as halves in a word, the first one below; what is too large becomes the largest half.
-inline uint halves(float first, float second) {
-    uint pair;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-// sums += weights · activations: 16 rows of weights and 8 of activations over 16 columns.
-inline void multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Arithmetic of pairs of halves.
-inline uint add_pairs(uint a, uint b) {
-    uint sum;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-    return sum;
-}
-inline uint multiply_pairs(uint a, uint b) {
-    uint product;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-inline uint multiply_add_pairs(uint a, uint b, uint c) {
-    uint result;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-    return result;
-}
-
 // A unit becomes eight words of two halves. Which columns are a pair is what is quickest for the format; the activations
 // follow. Codes are masked into halves from 1024 on, where a step is 1, so that the subtraction of 1024 and of the zero
 // point is exact.
@@ -111,8 +82,8 @@ struct Decoder {
     static void words(Raw<F> raw, thread uint (&words)[8]) {
         constexpr uint ZERO = uint(F::ZERO) * 0x00010001u;
         const Unit unit = F::decode(raw.codes, raw.scale);  // of which only these two are used
-        const uint scale = halves(unit.scale, unit.scale);
-        const uint minimum = halves(-unit.minimum, -unit.minimum);
+        const uint scale = msl_halves(unit.scale, unit.scale);
+        const uint minimum = msl_halves(-unit.minimum, -unit.minimum);
         uint2 low;
         uint high;
         low_and_high(raw.codes, low, high);
@@ -125,9 +96,9 @@ struct Decoder {
             }
             // Odd ones are 16 times as large: a sixteenth of them begins at 64.
             const uint code = pair % 2 == 0
-                ? add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + ZERO)
-                : multiply_add_pairs(both | FROM_1024, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
-            words[word] = F::HAS_MINIMUM ? multiply_add_pairs(code, scale, minimum) : multiply_pairs(code, scale);
+                ? msl_add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + ZERO)
+                : msl_multiply_add_pairs(both | FROM_1024, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
+            words[word] = F::HAS_MINIMUM ? msl_multiply_add_pairs(code, scale, minimum) : msl_multiply_pairs(code, scale);
         }
     }
 };
@@ -136,11 +107,11 @@ template <>
 struct Decoder<Q8_0> {
     static constexpr Pairs PAIRS = Pairs::TWO_APART;
     static void words(Raw<Q8_0> raw, thread uint (&words)[8]) {
-        const uint scale = raw.scale.bits * 0x00010001u;
+        const uint scale = as_type<ushort>(raw.scale) * 0x00010001u;
 #pragma clang loop unroll(full)
         for (int word = 0; word < 8; ++word) {
             const uint both = raw.codes[word / 2] >> (8 * (word % 2)) & 0x00FF00FFu;
-            words[word] = multiply_pairs(add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + 0x00800080u), scale);
+            words[word] = msl_multiply_pairs(msl_add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + 0x00800080u), scale);
         }
     }
 };
@@ -163,7 +134,7 @@ struct Decoder<BF16> {
 #pragma clang loop unroll(full)
         for (int word = 0; word < 8; ++word) {
             const uint pair = raw.codes.word[word / 4][word % 4];
-            words[word] = halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
+            words[word] = msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
         }
     }
 };
@@ -178,7 +149,7 @@ inline uint4 paired(thread const float (&values)[8]) {
                           : PAIRS == Pairs::FOUR_APART ? word
                                                        : word / 2 * 4 + word % 2;
         const int apart = PAIRS == Pairs::NEIGHBOURS ? 1 : PAIRS == Pairs::FOUR_APART ? 4 : 2;
-        words[word] = halves(values[first] * X_SCALE, values[first + apart] * X_SCALE);
+        words[word] = msl_halves(values[first] * X_SCALE, values[first + apart] * X_SCALE);
     }
     return words;
 }
@@ -311,8 +282,13 @@ inline void few(
         return x + part.x_offset + ulong(row) * a.x_stride;
     };
     const auto read_eight = [&](device const float* from, thread float (&values)[8]) {
-        *(thread float4*)values = *(device const float4*)from;
-        *(thread float4*)(values + 4) = *(device const float4*)(from + 4);
+        const float4 low = *(device const float4*)from;
+        const float4 high = *(device const float4*)(from + 4);
+#pragma clang loop unroll(full)
+        for (int v = 0; v < 4; ++v) {
+            values[v] = low[v];
+            values[4 + v] = high[v];
+        }
     };
     const auto in_halves = [&](uint column, thread float (&values)[8]) {
         if (HAS_NORM) {
@@ -372,7 +348,7 @@ inline void few(
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (HAS_NORM && thread_index < TOKENS) {
+        if (HAS_NORM && thread_index < num_tokens) {
             float square = 0.0f;
 #pragma clang loop unroll(full)
             for (int s = 0; s < SLICES; ++s) {
@@ -424,7 +400,7 @@ inline void few(
                 for (int r = 0; r < ROW_TILES; ++r) {
 #pragma clang loop unroll(full)
                     for (int w = 0; w < 8; w += 2) {
-                        multiply_tile(
+                        msl_multiply_tile(
                             sums[r][n], words[r][0][w], words[r][1][w], words[r][0][w + 1], words[r][1][w + 1],
                             activations[w / 4][w % 4], activations[w / 4][w % 4 + 1]
                         );
@@ -583,13 +559,6 @@ constant constexpr int STEP = 32;
 // Eight rows of eight halves lie in different banks.
 constant constexpr int STRIDE = STEP + 8;
 
-// Four 8×8 matrices of halves: lane i names the row i % 8 of matrix i / 8.
-inline void load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(uint(__cvta_generic_to_shared(row))));
-}
-
 // Eight warps share a tile: each has 64 rows of weights and 32 of activations.
 template <typename F, bool GATED>
 inline void many(
@@ -691,19 +660,19 @@ inline void many(
             uint from_x[2][4];
 #pragma clang loop unroll(full)
             for (int r = 0; r < 4; ++r) {
-                load_matrices(
+                msl_load_matrices(
                     staged_weights + buffer * TILE * STRIDE + weights_place + r * 16 * STRIDE + k, from_weights[r]
                 );
             }
 #pragma clang loop unroll(full)
             for (int n = 0; n < 2; ++n) {
-                load_matrices(staged_x + buffer * TILE * STRIDE + x_place + n * 16 * STRIDE + k, from_x[n]);
+                msl_load_matrices(staged_x + buffer * TILE * STRIDE + x_place + n * 16 * STRIDE + k, from_x[n]);
             }
 #pragma clang loop unroll(full)
             for (int r = 0; r < 4; ++r) {
 #pragma clang loop unroll(full)
                 for (int n = 0; n < 4; ++n) {
-                    multiply_tile(
+                    msl_multiply_tile(
                         sums[r][n], from_weights[r][0], from_weights[r][1], from_weights[r][2], from_weights[r][3],
                         from_x[n / 2][n % 2 * 2], from_x[n / 2][n % 2 * 2 + 1]
                     );

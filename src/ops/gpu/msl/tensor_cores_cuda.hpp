@@ -1,0 +1,43 @@
+// Halves in pairs, and matrices of them on tensor cores. The tests' emulator has the same functions.
+#pragma once
+
+namespace metal {
+// Two numbers as halves in a word, the first one below; what is too large becomes the largest half.
+METAL_FUNC uint msl_halves(float first, float second) {
+  uint pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+METAL_FUNC uint msl_add_pairs(uint a, uint b) {
+  uint sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+METAL_FUNC uint msl_multiply_pairs(uint a, uint b) {
+  uint product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+METAL_FUNC uint msl_multiply_add_pairs(uint a, uint b, uint c) {
+  uint result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// sums += a · b, 16 rows by 16 columns of `a` and 8 columns of `b`. With lane = 4 · g + t, a lane has of `a` rows g (in a0
+// and a2) and g + 8, columns 2t and 2t + 1 (in a0 and a1) and 8 more; of `b` the same of column g; and of the sums columns
+// 2t and 2t + 1 of row g, then of row g + 8.
+METAL_FUNC void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four 8×8 matrices of halves: lane i names row i % 8 of matrix i / 8 and gets two neighbours of row i / 4 of each.
+METAL_FUNC void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(uint(__cvta_generic_to_shared(row))));
+}
+}  // namespace metal

@@ -1,0 +1,51 @@
+// What the instructions of NVIDIA's GPUs do that `src/ops/gpu/msl/tensor_cores_cuda.hpp` has functions for.
+#pragma once
+
+namespace metal {
+inline void msl_wait_for_inputs(bool = true) {}
+
+inline half msl_half_of(uint pair, int index) { return as_type<half>(ushort(pair >> (16 * index))); }
+inline uint msl_pair_of(half first, half second) {
+  return as_type<ushort>(first) | uint(as_type<ushort>(second)) << 16;
+}
+inline float msl_finite(float value) { return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value; }
+inline uint msl_halves(float first, float second) {
+  return msl_pair_of(half(msl_finite(first)), half(msl_finite(second)));
+}
+inline uint msl_multiply_add_pairs(uint a, uint b, uint c) {
+  half results[2];
+  for (int i = 0; i < 2; ++i)
+    results[i] = half(double(msl_half_of(a, i)) * double(msl_half_of(b, i)) + double(msl_half_of(c, i)));
+  return msl_pair_of(results[0], results[1]);
+}
+inline uint msl_add_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, 0x3C003C00u, b); }
+// The zero has the sign that changes nothing.
+inline uint msl_multiply_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, b, 0x80008000u); }
+
+struct msl_tiles {
+  uint a[4], b[2];
+};
+MSL_UNCHECKED inline void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1,
+                                            MSL_HERE) {
+  MslExchange* exchange = msl_give(msl_tiles{{a0, a1, a2, a3}, {b0, b1}}, MSL_MATRIX, line);
+  if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
+  const int g = msl_lane() / 4, t = msl_lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const msl_tiles* of_a = (const msl_tiles*)exchange->slots[row % 8 * 4 + k % 8 / 2];
+      const msl_tiles* of_b = (const msl_tiles*)exchange->slots[column * 4 + k % 8 / 2];
+      sums[i] += float(msl_half_of(of_a->a[row / 8 + k / 8 * 2], k % 2)) * float(msl_half_of(of_b->b[k / 8], k % 2));
+    }
+  }
+}
+inline void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4], MSL_HERE) {
+  MslExchange* exchange = msl_give(row, MSL_MATRIX, line);
+  const ushort* rows[4];
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&rows[i], exchange->slots[8 * i + msl_lane() / 4], sizeof(row));
+  for (int i = 0; i < 4; ++i) {
+    const ushort* pair = rows[i] + msl_lane() % 4 * 2;
+    words[i] = pair[0] | uint(pair[1]) << 16;
+  }
+}
+}  // namespace metal
