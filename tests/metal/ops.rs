@@ -4,29 +4,33 @@ use std::sync::Arc;
 
 use tinyvllm::ops::Context;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
-use tinyvllm::self_test::{self, Effort, Family};
+use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
 
 fn check(gpu: Option<Emulator>) {
-    check_libraries(gpu, &LIBRARIES);
+    check_libraries(gpu, &Family::ALL, &LIBRARIES);
 }
 
-/// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for.
+/// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for: those of products.
 fn check_of_nvidia(gpu: Option<Emulator>) {
-    check_libraries(gpu.map(|gpu| gpu.with_class(ChipClass::Nvidia)), &CUDA_LIBRARIES);
+    let gpu = gpu.map(|gpu| gpu.with_class(ChipClass::Nvidia));
+    check_libraries(gpu, &[Family::Products, Family::Latent, Family::Experts], &CUDA_LIBRARIES);
 }
 
-/// Runs all checks, which have to reach every kernel of these libraries.
-fn check_libraries(gpu: Option<Emulator>, libraries: &[&Library]) {
+/// Runs these checks, which have to reach every kernel of these libraries.
+fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Library]) {
     let Some(gpu) = gpu else { return };
     let gpu = Arc::new(gpu);
     let mut failures = Vec::new();
-    self_test::ops(&Context::gpu(gpu.clone()), Effort::Small, &mut |check| {
-        if !check.passed {
-            failures.push(format!("{}: {}", check.name, check.detail));
-        }
-    });
+    let context = Context::gpu(gpu.clone());
+    for family in families {
+        family.check(&context, Effort::Small, &mut |check| {
+            if !check.passed {
+                failures.push(format!("{}: {}", check.name, check.detail));
+            }
+        });
+    }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let run = gpu.num_dispatches();
     let all = libraries.iter().flat_map(|library| gpu.kernels(library).unwrap());
