@@ -50,3 +50,4 @@ Result cuMemsetD8Async(unsigned long long at, unsigned char value, size_t len, v
 Result cuModuleLoadData(void **module, const void *image) { *module = &handle; return SUCCESS; }
 Result cuModuleGetFunction(void **function, void *module, const char *name) { *function = &handle; return SUCCESS; }
 Result cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 512; return SUCCESS; }
+Result cuFuncSetAttribute(void *function, int attribute, int value) { return SUCCESS; }
