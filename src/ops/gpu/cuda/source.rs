@@ -62,13 +62,11 @@ pub(super) struct Program {
 /// [`crate::ErrorKind::Internal`] with the line, if the library has something that this does not understand.
 pub(super) fn program(library: &Library, function: &str, constants: &[Constant]) -> Result<Program> {
     let source = library.text();
-    let wrong = |what: &str, line: &str| {
-        Err(Error::internal(format!("{}.metal: {what}: {}", library.name, line.trim())))
-    };
-    let kernels =
-        kernels(&source).map_err(|what| Error::internal(format!("{}.metal: {what}", library.name)))?;
+    let wrong =
+        |what: &str, line: &str| Err(Error::internal(format!("{}: {what}: {}", library.file(), line.trim())));
+    let kernels = kernels(&source).map_err(|what| Error::internal(format!("{}: {what}", library.file())))?;
     let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {MAX_THREADS}\n");
-    let waits_itself = source.contains("#define FOR_NVIDIA");
+    let waits_itself = library.is_for_nvidia();
     _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
     if source.contains("simdgroup_matrix") {
         text.push_str("#define MSL_MATRICES\n");
