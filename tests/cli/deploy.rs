@@ -48,7 +48,8 @@ fn the_program_takes_what_the_files_for_operators_give_it() {
             assert!(help.contains(&flag), "TINYVLLM_{name}");
         }
         for word in text.split(['`', ' ', '\n']).filter(|word| word.starts_with("--") && word.len() > 4) {
-            let of_others = ["--read-only", "--tmpfs", "--rm", "--name", "--set", "--from-file", "--now"];
+            let of_others =
+                ["--gpus", "--read-only", "--tmpfs", "--rm", "--name", "--set", "--from-file", "--now"];
             let flag = word.split('=').next().unwrap().trim_end_matches([',', '.', ';', ')', ':']);
             assert!(help.contains(flag) || of_others.contains(&flag), "{flag}");
         }
