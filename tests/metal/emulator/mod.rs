@@ -247,6 +247,7 @@ impl Emulator {
             bindings: &bindings,
             constants: &entry.constants,
             threadgroup_memory: work.threadgroup_memory,
+            max_memory: self.limits.max_memory,
             grid: work.grid,
             num_threads: work.num_threads,
             first_serial: NEXT_SERIAL.fetch_add(num_threadgroups, Ordering::Relaxed),

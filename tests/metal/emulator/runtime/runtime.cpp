@@ -173,8 +173,8 @@ void* msl_threadgroup_variable(int site, unsigned long size, int alignment) {
     if (memory->at) add_threadgroup_memory(*memory, "threadgroup variable", site);
 #endif
   }
-  if (!memory || !memory->at || state.declared_memory > MAX_THREADGROUP_MEMORY) {
-    fail("more than %d bytes of threadgroup memory", MAX_THREADGROUP_MEMORY);
+  if (!memory || !memory->at || state.declared_memory > state.launch->max_memory) {
+    fail("more than %lu bytes of threadgroup memory", state.launch->max_memory);
     give_up();
   }
   return memory->at;

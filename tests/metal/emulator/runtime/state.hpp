@@ -38,6 +38,8 @@ struct Launch {
   const ConstantValue* constants;
   uint64_t num_constants;
   uint64_t threadgroup_memory;
+  // Bytes of it that the device has.
+  uint64_t max_memory;
   uint32_t grid[3];
   uint32_t num_threads;
   // A number for each threadgroup, never used before.
