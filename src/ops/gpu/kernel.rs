@@ -27,11 +27,12 @@ static SAMPLING: Library =
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
-static PRODUCTS: Library = Library { name: "products", source: include_str!("cuda/kernels/products.cu") };
+static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
+static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 1] = [&PRODUCTS];
+pub static CUDA_LIBRARIES: [&Library; 2] = [&FEW_ROWS, &MANY_ROWS];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -111,7 +112,10 @@ impl Kernel {
         match self {
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => &MATVEC,
             Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
-            Self::TensorProduct { .. } | Self::TensorSwiglu { .. } => &PRODUCTS,
+            Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => match form {
+                Form::Few { .. } => &FEW_ROWS,
+                Form::Many => &MANY_ROWS,
+            },
             Self::RopeKvWrite(_) => &ROPE,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
@@ -183,8 +187,12 @@ impl Kernel {
     /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
-            Self::TensorProduct { .. } | Self::TensorSwiglu { .. } => 6,
-            Self::Matmul { .. } | Self::MatmulSwiglu { .. } => 5,
+            Self::TensorProduct { form: Form::Few { .. }, .. }
+            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
+            Self::TensorProduct { form: Form::Many, .. }
+            | Self::TensorSwiglu { form: Form::Many, .. }
+            | Self::Matmul { .. }
+            | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
             Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,

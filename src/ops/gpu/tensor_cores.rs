@@ -1,4 +1,4 @@
-//! Launches of products on tensor cores, `cuda/kernels/products.cu`.
+//! Launches of products on tensor cores, `few_rows.cu` and `many_rows.cu` of `cuda/kernels`.
 
 use super::Binding;
 use super::backend::{GpuBackend, Work};
