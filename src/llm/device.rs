@@ -113,15 +113,9 @@ impl DeviceChoice {
             KernelChoice::Fused => open_metal().map(OpenedDevice::Gpu),
             KernelChoice::Reference => ReferenceBackend::metal().map(OpenedDevice::Reference),
         };
-        let cuda = |ordinal| {
-            match kernels {
+        let cuda = |ordinal| match kernels {
             KernelChoice::Fused => open_cuda(ordinal).map(OpenedDevice::Gpu),
-            KernelChoice::Reference => Err(Error::unsupported(format!(
-                "--kernels reference is not available on cuda:{ordinal}: candle's CUDA device needs NVIDIA's compiler \
-                 when the program is built"
-            ))
-            .with_hint("leave --kernels out, or use --device cpu")),
-        }
+            KernelChoice::Reference => Err(no_reference_on_cuda(ordinal)),
         };
         match self {
             Self::Cpu => Ok(cpu(None)),
@@ -137,6 +131,13 @@ impl DeviceChoice {
             Self::Cuda(ordinal) => cuda(ordinal),
         }
     }
+}
+
+fn no_reference_on_cuda(ordinal: usize) -> Error {
+    Error::unsupported(format!(
+        "--kernels reference is not available on cuda:{ordinal}: candle's CUDA device needs NVIDIA's compiler to build"
+    ))
+    .with_hint("leave --kernels out, or use --device cpu")
 }
 
 #[cfg(all(target_os = "macos", feature = "metal"))]

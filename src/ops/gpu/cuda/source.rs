@@ -1,4 +1,4 @@
-//! From a library of `metal_kernels` to a program for NVIDIA's run-time compiler with one of its kernels.
+//! From a library of kernels to a program for NVIDIA's run-time compiler with one of its kernels.
 //!
 //! The headers in `msl` are Metal's library in CUDA, and what is a keyword there is a macro. Four things are left that no
 //! header can do, and they are done here, line by line, so that every message of the compiler names the line of the
@@ -79,6 +79,7 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     for line in source.lines() {
         let start = line.trim_start();
         if start.starts_with("#include <metal_") {
+            // The headers are there already.
         } else if let Some(pragma) = start.strip_prefix("#pragma clang loop ") {
             match unrolling(pragma) {
                 Some(unrolling) => text.push_str(&unrolling),

@@ -2,7 +2,8 @@
 //
 // Weights and activations become halves: weights as in `metal_kernels/matmul.metal`, activations after the weights of
 // the norm and divided by 16, so that what is below a million does not become infinite; larger ones are cut off. Sums are
-// floats. The norm's factor is applied to the sums.
+// floats. The norm's factor is applied to the sums, so activations that are below a thousandth without it have fewer bits
+// than a half has otherwise.
 //
 // What is the GPU's alone are the functions msl_…: instructions of the GPU, and in the tests' emulator what they do.
 
