@@ -40,4 +40,22 @@ METAL_FUNC void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(uint(__cvta_generic_to_shared(row))));
 }
+// The same of matrices that lie transposed: it gets two neighbours of column i / 4 of each.
+METAL_FUNC void msl_load_transposed(threadgroup const ushort* row, uint (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(uint(__cvta_generic_to_shared(row))));
+}
+
+// Copies sixteen bytes to threadgroup memory while the thread goes on. Its copies up to `msl_end_group` are a group; once
+// all but its last NUM_LATER groups are waited for, they are there for the thread, and behind a barrier for the others.
+METAL_FUNC void msl_copy(threadgroup uint4* target, device const uint4* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(target))), "l"(source)
+               : "memory");
+}
+METAL_FUNC void msl_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int NUM_LATER>
+METAL_FUNC void msl_wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(NUM_LATER) : "memory");
+}
 }  // namespace metal

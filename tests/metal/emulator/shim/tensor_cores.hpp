@@ -39,13 +39,29 @@ MSL_UNCHECKED inline void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, 
     }
   }
 }
+// Row `index` % 8 of matrix `index` / 8, of those whose rows the lanes name.
+inline const ushort* msl_row_of(MslExchange* exchange, int index) {
+  const ushort* row;
+  __builtin_memcpy(&row, exchange->slots[index], sizeof(row));
+  return row;
+}
 inline void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4], MSL_HERE) {
   MslExchange* exchange = msl_give(row, MSL_MATRIX, line);
-  const ushort* rows[4];
-  for (int i = 0; i < 4; ++i) __builtin_memcpy(&rows[i], exchange->slots[8 * i + msl_lane() / 4], sizeof(row));
   for (int i = 0; i < 4; ++i) {
-    const ushort* pair = rows[i] + msl_lane() % 4 * 2;
+    const ushort* pair = msl_row_of(exchange, 8 * i + msl_lane() / 4) + msl_lane() % 4 * 2;
     words[i] = pair[0] | uint(pair[1]) << 16;
   }
 }
+inline void msl_load_transposed(threadgroup const ushort* row, uint (&words)[4], MSL_HERE) {
+  MslExchange* exchange = msl_give(row, MSL_MATRIX, line);
+  const int column = msl_lane() / 4, first = msl_lane() % 4 * 2;
+  for (int i = 0; i < 4; ++i)
+    words[i] = msl_row_of(exchange, 8 * i + first)[column] | uint(msl_row_of(exchange, 8 * i + first + 1)[column]) << 16;
+}
+
+// A copy is there at once.
+inline void msl_copy(threadgroup uint4* target, device const uint4* source) { *target = *source; }
+inline void msl_end_group() {}
+template <int NUM_LATER>
+void msl_wait_for_groups() {}
 }  // namespace metal
