@@ -71,7 +71,7 @@ impl LatentActivations {
         let buffer = |width: usize| Buffer::new(context, max_rows, width);
         // Each head is a group of all tokens.
         let widest = rank.max(latent.qk_nope_head_dim);
-        scratch.reserve_groups(context, num_heads, num_heads * max_rows, widest);
+        scratch.reserve_groups(context, num_heads, num_heads * max_rows, widest)?;
         Ok(Self {
             first: buffer(latent.q_lora_rank.unwrap_or(config.q_size()) + row_dim)?,
             queries: latent.q_lora_rank.map(|_| buffer(config.q_size())).transpose()?,

@@ -54,7 +54,7 @@ impl ExpertActivations {
     ) -> Result<Self> {
         let max_rows = limits.max_num_tokens;
         let max_places = Routing::max_places(experts, max_rows);
-        scratch.reserve_groups(context, 0, max_places, config.hidden_size.max(experts.intermediate_size));
+        scratch.reserve_groups(context, 0, max_places, config.hidden_size.max(experts.intermediate_size))?;
         let shared = |width: usize| Buffer::new(context, max_rows, width);
         Ok(Self {
             routing: Routing::new(context, experts, max_rows)?,

@@ -8,8 +8,8 @@ use crate::config::ModelConfig;
 use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, SampleParams};
 use crate::weights::Checkpoint;
 
-/// Numbers of tokens and of sequences that are tried, besides the most that there can be: more than a tile of any
-/// kernel has rows.
+/// Numbers of tokens and of sequences that are tried, besides powers of two and the most that there can be: more than a
+/// tile of any kernel has rows whose form depends on more than the next power of two.
 const MAX_ROWS: usize = 64;
 
 /// Compiles every kernel that the model takes in any step within these limits; nothing, if the device has none to
@@ -42,7 +42,9 @@ pub fn compile_kernels(
         Ok::<_, crate::Error>(())
     };
     let LoadOptions { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = *options;
-    let counts = |most: usize| (1..=most.min(MAX_ROWS)).chain((most > MAX_ROWS).then_some(most));
+    let doubled = |most: usize| (1..).map(|power| MAX_ROWS << power).take_while(move |count| *count < most);
+    let counts =
+        |most: usize| (1..=most.min(MAX_ROWS)).chain(doubled(most)).chain((most > MAX_ROWS).then_some(most));
     for num_sequences in counts(max_num_seqs.min(max_num_batched_tokens)) {
         let mut sequences = vec![Sequence { num_tokens: 1, len: 1 }; num_sequences];
         forward(&sequences, num_sequences)?;

@@ -120,7 +120,9 @@ pub fn route(
     routing.num_rows = num_rows;
     let routing = match &mut routing.device {
         DeviceRouting::Host(routing) => routing,
-        DeviceRouting::Gpu(routing) => return route_on_gpu(context, num_rows, x, norm, router, routing),
+        DeviceRouting::Gpu(routing) => {
+            return route_on_gpu(context, scratch, num_rows, x, norm, router, routing);
+        }
     };
     let logits = routing.logits(num_rows, num_experts)?;
     match context.launch() {
@@ -148,6 +150,7 @@ pub fn route(
 
 fn route_on_gpu(
     context: &Context,
+    scratch: &LinearScratch,
     num_rows: usize,
     x: &Buffer,
     norm: &RmsNorm,
@@ -166,6 +169,7 @@ fn route_on_gpu(
         out_stride: config.num_experts,
         is_half: false,
         stacked: Stacked::No,
+        rounded: scratch.rounded(),
     };
     gpu::matmul(gpu, &[gpu::Part::new(router.weight.gpu()?)], &logits)?;
     let form = RouterForm {
@@ -230,6 +234,10 @@ pub fn experts_swiglu(
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
             let (routing, num_rows) = (routing.gpu()?, routing.num_rows);
+            let has_one_format = gate.gpu()?.matrix().dtype() == up.gpu()?.matrix().dtype();
+            if !has_one_format {
+                scratch.reserve_up(context, out)?;
+            }
             let operands = gpu::Operands {
                 num_tokens: num_rows,
                 x: Binding::read(x.gpu()?),
@@ -239,13 +247,14 @@ pub fn experts_swiglu(
                 out_stride: out.width(),
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(true)),
+                rounded: scratch.rounded(),
             };
             let parts = [gpu::Part::of_stack(gate.gpu()?), gpu::Part::of_stack(up.gpu()?)];
-            if gate.gpu()?.matrix().dtype() == up.gpu()?.matrix().dtype() {
+            if has_one_format {
                 return gpu::swiglu(gpu, parts, &operands);
             }
             let num_places = num_rows * routing.per_token();
-            let up_out = scratch.gpu_up(context, out)?;
+            let up_out = scratch.up()?;
             gpu::matmul(gpu, &parts[..1], &operands)?;
             let up_operands = gpu::Operands { out: Binding::write(up_out.gpu()?), ..operands };
             gpu::matmul(gpu, &parts[1..], &up_operands)?;
@@ -322,6 +331,7 @@ pub fn experts_residual(
                 out_stride: hidden,
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(false)),
+                rounded: scratch.rounded(),
             };
             gpu::matmul(gpu, &[gpu::Part::of_stack(down.gpu()?)], &operands)?;
             return routing.combine(gpu, num_rows, hidden, products.gpu()?, x.gpu()?);

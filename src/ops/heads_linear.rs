@@ -64,7 +64,7 @@ pub fn heads_linear(
         }
         Backend::Gpu(gpu) => {
             let stacked = Stacked::Heads { num_heads, x_stride: x.stride, out_stride };
-            let operands = gpu_operands(num_rows, x.rows, None, out)?;
+            let operands = gpu_operands(scratch, num_rows, x.rows, None, out)?;
             return gpu::matmul(
                 gpu,
                 &[gpu::Part::of_stack(heads.gpu()?)],

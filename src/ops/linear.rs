@@ -5,7 +5,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
 use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu};
-use crate::ops::gpu::{self, Access, Binding, Operands, Stacked};
+use crate::ops::gpu::{self, Access, Binding, Operands, Rounded, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
 use crate::{Error, Result};
@@ -19,9 +19,17 @@ pub struct LinearScratch {
 #[derive(Debug)]
 enum DeviceScratch {
     Cpu(CpuScratch),
-    /// One half of a gated product whose matrices have two formats, if there is one.
-    Gpu(Option<Buffer>),
+    Gpu(GpuScratch),
     Reference,
+}
+
+/// What products on a GPU need.
+#[derive(Debug)]
+struct GpuScratch {
+    /// One half of a gated product whose matrices have two formats, if there is one.
+    up: Option<Buffer>,
+    /// The activations of products with many rows, if the device has kernels that take them so.
+    rounded: Option<Rounded>,
 }
 
 /// What products on the CPU need.
@@ -43,25 +51,37 @@ impl LinearScratch {
                 scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
                 DeviceScratch::Cpu(scratch)
             }
-            Backend::Gpu(_) => DeviceScratch::Gpu(None),
+            Backend::Gpu(gpu) => {
+                DeviceScratch::Gpu(GpuScratch { up: None, rounded: Rounded::new(gpu, max_rows, max_cols)? })
+            }
             Backend::Reference(_) => DeviceScratch::Reference,
         };
         Ok(Self { device })
     }
 
     /// Makes room for `max_groups` groups with `max_rows` rows of `max_cols` values in all.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub(crate) fn reserve_groups(
         &mut self,
         context: &Context,
         max_groups: usize,
         max_rows: usize,
         max_cols: usize,
-    ) {
-        if let (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) = (context.backend(), &mut self.device) {
-            let max_rows = max_rows + max_groups * RowGroup::ALIGNMENT;
-            scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
-            scratch.groups.reserve(max_groups);
+    ) -> Result<()> {
+        match (context.backend(), &mut self.device) {
+            (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) => {
+                let max_rows = max_rows + max_groups * RowGroup::ALIGNMENT;
+                scratch.activations.reserve(max_rows, max_cols, Forms::all(cpu.level));
+                scratch.groups.reserve(max_groups);
+            }
+            (Backend::Gpu(gpu), DeviceScratch::Gpu(scratch)) => {
+                Rounded::reserve(&mut scratch.rounded, gpu, max_rows, max_cols)?;
+            }
+            _ => (),
         }
+        Ok(())
     }
 
     pub(crate) fn cpu(&mut self) -> Result<&mut CpuScratch> {
@@ -71,16 +91,32 @@ impl LinearScratch {
         }
     }
 
-    /// Memory for one half of a gated product: as much as `out` has for the other one.
-    pub(crate) fn gpu_up(&mut self, context: &Context, out: &Buffer) -> Result<&Buffer> {
-        let DeviceScratch::Gpu(up) = &mut self.device else {
+    /// Makes room for one half of a gated product: as much as `out` has for the other one.
+    pub(crate) fn reserve_up(&mut self, context: &Context, out: &Buffer) -> Result<()> {
+        let DeviceScratch::Gpu(scratch) = &mut self.device else {
             return Err(Error::internal("the memory of products is on another device"));
         };
         let num_values = out.max_rows() * out.width();
-        if up.as_ref().is_none_or(|up| up.max_rows() < num_values) {
-            *up = Some(Buffer::new(context, num_values, 1)?);
+        if scratch.up.as_ref().is_none_or(|up| up.max_rows() < num_values) {
+            scratch.up = Some(Buffer::new(context, num_values, 1)?);
         }
-        up.as_ref().ok_or_else(|| Error::internal("the memory of a product is gone"))
+        Ok(())
+    }
+
+    /// What [`Self::reserve_up`] made room for.
+    pub(crate) fn up(&self) -> Result<&Buffer> {
+        match &self.device {
+            DeviceScratch::Gpu(GpuScratch { up: Some(up), .. }) => Ok(up),
+            _ => Err(Error::internal("one half of a product has no memory")),
+        }
+    }
+
+    /// Memory for the rounded activations of a GPU's products.
+    pub(crate) fn rounded(&self) -> Option<&Rounded> {
+        match &self.device {
+            DeviceScratch::Gpu(scratch) => scratch.rounded.as_ref(),
+            _ => None,
+        }
     }
 
     fn prepare(
@@ -137,7 +173,7 @@ pub fn norm_linear<const N: usize>(
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
             let parts = all(placed.map(|(linear, out_offset)| gpu_part(linear, out_offset)))?;
-            return gpu::matmul(gpu, &parts, &gpu_operands(num_rows, x, Some(norm), out)?);
+            return gpu::matmul(gpu, &parts, &gpu_operands(scratch, num_rows, x, Some(norm), out)?);
         }
         Backend::Reference(backend) => {
             let (x, out) = (x.reference()?, out.reference_mut()?);
@@ -173,7 +209,7 @@ pub fn linear_residual(
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
-            let mut operands = gpu_operands(num_rows, h, None, x)?;
+            let mut operands = gpu_operands(scratch, num_rows, h, None, x)?;
             operands.out.access = Access::ReadWrite;
             return gpu::matmul(gpu, &[gpu_part(linear, 0)?], &operands);
         }
@@ -216,12 +252,15 @@ pub fn norm_swiglu(
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
-            let operands = gpu_operands(num_rows, x, Some(norm), out)?;
+            if gate.dtype() != up.dtype() {
+                scratch.reserve_up(context, out)?;
+            }
+            let operands = gpu_operands(scratch, num_rows, x, Some(norm), out)?;
             if gate.dtype() == up.dtype() {
                 let parts = [gpu::Part::new(gate.gpu()?), gpu::Part::new(up.gpu()?)];
                 return gpu::swiglu(gpu, parts, &operands);
             }
-            let up_out = scratch.gpu_up(context, out)?;
+            let up_out = scratch.up()?;
             gpu::matmul(gpu, &[gpu::Part::new(gate.gpu()?)], &operands)?;
             let up_operands = Operands { out: Binding::write(up_out.gpu()?), ..operands };
             gpu::matmul(gpu, &[gpu::Part::new(up.gpu()?)], &up_operands)?;
@@ -266,7 +305,7 @@ pub fn norm_logits(
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
             let part = gpu::Part::new(head.gpu()?);
-            return gpu::matmul(gpu, &[part], &gpu_operands(num_rows, x, Some(norm), logits)?);
+            return gpu::matmul(gpu, &[part], &gpu_operands(scratch, num_rows, x, Some(norm), logits)?);
         }
         Backend::Reference(backend) => {
             let (x, logits) = (x.reference()?, logits.reference_mut()?);
@@ -299,6 +338,7 @@ fn gpu_part(linear: &Linear, out_offset: usize) -> Result<gpu::Part<'_>> {
 
 /// Operands of a product that writes its output.
 pub(crate) fn gpu_operands<'a>(
+    scratch: &'a LinearScratch,
     num_tokens: usize,
     x: &'a Buffer,
     norm: Option<&'a RmsNorm>,
@@ -320,6 +360,7 @@ pub(crate) fn gpu_operands<'a>(
         out_stride: out.width(),
         is_half: false,
         stacked: Stacked::No,
+        rounded: scratch.rounded(),
     })
 }
 

@@ -154,7 +154,7 @@ impl Network {
         let selection_bias = self.config.has_selection_bias.then(bias).transpose()?;
         let router = Router { weight, selection_bias, config: self.config.clone(), num_shared };
         let mut scratch = LinearScratch::new(context, num_rows, hidden)?;
-        scratch.reserve_groups(context, num_experts + num_shared, max_places, inside.max(hidden));
+        scratch.reserve_groups(context, num_experts + num_shared, max_places, inside.max(hidden))?;
         let x = buffer(context, &noise(1, num_rows * hidden), hidden, num_rows)?;
         let norm = rms_norm(context, 2, hidden, EPS)?;
         let mut intermediate = unwritten(context, inside, max_places)?;

@@ -107,7 +107,7 @@ fn heads(
     let own = |head: usize| matrix(context, dtype, outputs, inputs, 10 + 2 * head as u64);
     let stack = MatrixStack::new(context, (0..num_heads).map(own).collect::<Result<_>>()?)?;
     let mut scratch = LinearScratch::new(context, num_rows, inputs)?;
-    scratch.reserve_groups(context, num_heads, num_heads * num_rows, inputs);
+    scratch.reserve_groups(context, num_heads, num_heads * num_rows, inputs)?;
     let (width, out_width) = (num_heads * stride + 32, num_heads * out_stride);
     let x = buffer(context, &noise(1, num_rows * width), width, num_rows)?;
     let mut out = buffer(context, &noise(2, num_rows * out_width), out_width, num_rows)?;

@@ -28,9 +28,13 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
         if context.has_tensor_cores() && dtype != DType::F32 {
-            // More activations than a threadgroup has room for; and more than are few.
+            // More activations than a threadgroup has room for; and more than are few, in tiles of each size.
             for shape in [Shape { num_rows: 37, cols: 1536 }, Shape { num_rows: 70, cols }] {
                 run_one(context, shape, dtype, report);
+            }
+            for num_rows in [200, 400] {
+                let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(96) };
+                run_fused(context, Shape { num_rows, cols }, dtype, report);
             }
         }
         if effort == Effort::Full {
@@ -57,8 +61,11 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         }
     }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
-        for num_rows in [1, 2, 4, 5, 9, 37, 70] {
+        for num_rows in [1, 2, 4, 5, 9, 37, 70, 200, 400] {
             let shape = Shape { num_rows, cols: 512 };
+            if num_rows > 70 && !context.has_tensor_cores() {
+                continue;
+            }
             let limit = limit(context, DType::Q6K, num_rows);
             let name = |op: &str| format!("{op} {first} with Q6_K, {num_rows} rows");
             let formats = [first, first, DType::Q6K];
@@ -73,20 +80,34 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
 }
 
 fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
-    let Shape { num_rows, cols } = shape;
-    let mut run = |op: &str, case: &dyn Fn(&Context) -> Result<Rows>| {
+    run_fused(context, shape, dtype, report);
+    let mut run = runner(context, shape, dtype, report);
+    run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
+    run("linear_residual", &|context| residual(context, shape, dtype));
+    run("norm_logits", &|context| logits(context, shape, dtype));
+}
+
+/// The two kernels that the others are forms of.
+fn run_fused(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
+    let mut run = runner(context, shape, dtype, report);
+    run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
+    run("norm_swiglu", &|context| swiglu(context, shape, dtype, dtype));
+}
+
+fn runner<'a>(
+    context: &'a Context,
+    Shape { num_rows, cols }: Shape,
+    dtype: DType,
+    report: &'a mut dyn FnMut(Check),
+) -> impl FnMut(&str, &dyn Fn(&Context) -> Result<Rows>) + 'a {
+    move |op, case| {
         let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
         let limit = match op {
             "norm_swiglu" => gated_limit(context, dtype, num_rows),
             _ => limit(context, dtype, num_rows),
         };
         report(check(name, limit, compare(context, case)));
-    };
-    run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
-    run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
-    run("linear_residual", &|context| residual(context, shape, dtype));
-    run("norm_swiglu", &|context| swiglu(context, shape, dtype, dtype));
-    run("norm_logits", &|context| logits(context, shape, dtype));
+    }
 }
 
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights

@@ -43,7 +43,9 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
         bench.products(dtype, 14336, 4096, &[1, 2, 4, 8, 16])?;
         bench.products(dtype, 4096, 14336, &[1])?;
     }
-    bench.products(DType::Q4_0, 4096, 4096, &[512])?;
+    for dtype in [DType::Q4_0, DType::BF16] {
+        bench.products(dtype, 4096, 4096, &[256, 512, 4096])?;
+    }
     bench.attention()?;
     bench.latent()?;
     bench.experts()?;

@@ -44,6 +44,17 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// Bytes that the system recommends to use at most.
     fn working_set_bytes(&self) -> u64;
 
+    /// How many threadgroups that fill a core are computed at a time, if that is known. What is computed does not depend
+    /// on it, only how it is divided.
+    fn num_cores(&self) -> usize {
+        1
+    }
+
+    /// Bytes of threadgroup memory that a kernel can have which declares none itself.
+    fn threadgroup_memory(&self) -> usize {
+        PipelineLimits::APPLE.max_memory
+    }
+
     /// How long a dispatch may take, and all dispatches between two commits, by what an M1 can do at best: 2 TFLOP/s
     /// and 68 GB/s. A system ends work that keeps its screen waiting for seconds, and kernels do not reach what a
     /// chip can do.

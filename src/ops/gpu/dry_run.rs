@@ -77,6 +77,14 @@ impl Gpu for DryRun {
         self.gpu.patience()
     }
 
+    fn num_cores(&self) -> usize {
+        self.gpu.num_cores()
+    }
+
+    fn threadgroup_memory(&self) -> usize {
+        self.gpu.threadgroup_memory()
+    }
+
     fn allocate(&self, len: usize, _placement: Placement) -> Result<GpuBuffer> {
         Ok(GpuBuffer(Box::new(NoMemory { len })))
     }

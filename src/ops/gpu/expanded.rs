@@ -20,6 +20,7 @@ use super::kernel::Kernel;
 use super::latent::LatentRows;
 use super::linear::{Operands, Part, Stacked, matmul};
 use super::matrix::GpuStack;
+use super::rounded::Rounded;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
 use crate::ops::cpu::attention::expanded::ExpandedShape;
@@ -70,6 +71,7 @@ pub(crate) struct GpuExpandedAttention {
     capacity: usize,
     /// `[position, rank]`.
     latent: GpuBuffer,
+    rounded: Option<Rounded>,
     /// `[head, position, head_dim]` and `[head, position, value_dim]`.
     keys: GpuBuffer,
     values: GpuBuffer,
@@ -105,6 +107,7 @@ impl GpuExpandedAttention {
             scale: scale * LOG2_E,
             capacity,
             latent: floats(capacity * rank)?,
+            rounded: Rounded::new(gpu, capacity, rank)?,
             keys: floats(capacity * num_heads * head_dim)?,
             values: floats(capacity * num_heads * value_dim)?,
             totals: floats(2 * max_num_tokens * num_heads)?,
@@ -193,6 +196,7 @@ impl GpuExpandedAttention {
                 is_half: Self::dtype(dtype) == KvCacheDType::F16,
                 // All heads are made of the same rows.
                 stacked: Stacked::Heads { num_heads, x_stride: 0, out_stride: capacity * width },
+                rounded: self.rounded.as_ref(),
             };
             matmul(gpu, &[Part::of_stack(stack)], &product)?;
         }

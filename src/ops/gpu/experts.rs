@@ -128,7 +128,7 @@ impl GpuRouting {
             num_groups,
             max_rows: num_rows,
         };
-        (self.num_groups, self.max_group_rows) = groups_of(sizes, num_rows);
+        (self.num_groups, self.max_group_rows) = groups_of(Groups::most_rows(gpu), sizes, num_rows);
         if num_rows == 0 {
             // Of a piece of a prompt no results are wanted.
             return Ok(());
@@ -256,10 +256,10 @@ impl GpuRouting {
 }
 
 /// How many groups there may be in a step of so many tokens, and the most rows of one.
-fn groups_of(sizes: RoutingSizes, num_rows: usize) -> (usize, usize) {
+fn groups_of(most: usize, sizes: RoutingSizes, num_rows: usize) -> (usize, usize) {
     let RoutingSizes { num_experts, per_token, .. } = sizes;
     let num_choices = num_rows * per_token;
-    let max_rows = Groups::max_rows(num_rows, per_token, num_experts);
+    let max_rows = Groups::max_rows(most, num_rows, per_token, num_experts);
     // Every expert's last group may be short.
     (num_choices.min(num_choices / max_rows + num_experts.min(num_choices)), max_rows)
 }
@@ -286,11 +286,13 @@ mod tests {
                 num_groups: 1,
                 max_rows,
             };
-            for max_rows in [1, 3, 4, 5, 31, 200] {
+            for (max_rows, most) in
+                [1, 3, 4, 5, 31, 200].into_iter().flat_map(|rows| [(rows, 32), (rows, 256)])
+            {
                 let room = most_groups(sizes(num_shared, max_rows));
                 for num_rows in 1..=max_rows {
                     for joined in [0, num_shared] {
-                        let (num_groups, max_group_rows) = groups_of(sizes(joined, max_rows), num_rows);
+                        let (num_groups, max_group_rows) = groups_of(most, sizes(joined, max_rows), num_rows);
                         assert!(num_groups <= room, "{num_experts} {per_token} {joined} {num_rows}");
                         // Tokens that all go to one expert, and those of the others one by one.
                         assert!(num_groups >= num_rows.div_ceil(max_group_rows).min(num_rows * per_token));

@@ -1,6 +1,7 @@
 //! The kernels by name.
 
 use super::backend::Flags;
+use super::rounded::Pairs;
 use super::tensor_cores::Form;
 use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
@@ -80,6 +81,7 @@ pub(super) enum Kernel {
         format: DType,
         form: Form,
     },
+    RoundRows(Pairs),
     RopeKvWrite(KvCacheDType),
     Embed(DType),
     GatherRows,
@@ -114,8 +116,9 @@ impl Kernel {
             Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
             Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => match form {
                 Form::Few { .. } => &FEW_ROWS,
-                Form::Many => &MANY_ROWS,
+                Form::Many { .. } => &MANY_ROWS,
             },
+            Self::RoundRows(_) => &MANY_ROWS,
             Self::RopeKvWrite(_) => &ROPE,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
@@ -147,6 +150,7 @@ impl Kernel {
                 let (front, behind) = form.names();
                 format!("{front}_swiglu_{format}{behind}")
             }
+            Self::RoundRows(pairs) => format!("round_rows_{}", pairs.name()),
             Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
             Self::Embed(format) => format!("embed_{format}"),
             Self::GatherRows => "gather_rows".to_owned(),
@@ -189,13 +193,13 @@ impl Kernel {
         let num_flags = match self {
             Self::TensorProduct { form: Form::Few { .. }, .. }
             | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
-            Self::TensorProduct { form: Form::Many, .. }
-            | Self::TensorSwiglu { form: Form::Many, .. }
+            Self::TensorProduct { form: Form::Many { .. }, .. }
+            | Self::TensorSwiglu { form: Form::Many { .. }, .. }
             | Self::Matmul { .. }
             | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
-            Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,
+            Self::RoundRows(_) | Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,
             _ => 0,
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));

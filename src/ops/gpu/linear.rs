@@ -8,9 +8,10 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
-use super::tensor_cores::{Form, Shape};
-use crate::Result;
+use super::rounded::{Rounded, Unrounded};
+use super::tensor_cores::{Form, Shape, Size};
 use crate::weights::DType;
+use crate::{Error, Result};
 
 /// Rows of activations from which on tiles of simdgroup matrices are faster than reading each weight for a few
 /// columns in registers.
@@ -79,13 +80,18 @@ impl Groups<'_> {
     /// Bytes of a group in the list.
     pub(super) const BYTES: usize = 12;
 
-    /// The most rows of a group, of a step of `num_rows` rows with this many choices among this many matrices: what
-    /// the kernels take together, and few if few rows will meet.
-    pub(super) fn max_rows(num_rows: usize, num_choices: usize, num_matrices: usize) -> usize {
+    /// The most rows of a group of any step: what the kernels take together.
+    pub(super) fn most_rows(gpu: &GpuBackend) -> usize {
+        if gpu.tuning().has_tensor_cores() { Form::MAX_TOKENS } else { Tile::MAX_TOKENS }
+    }
+
+    /// The most rows of a group, of a step of `num_rows` rows with this many choices among this many matrices: few if few
+    /// rows will meet, and at most `most`.
+    pub(super) fn max_rows(most: usize, num_rows: usize, num_choices: usize, num_matrices: usize) -> usize {
         if num_rows < MIN_MATMUL_TOKENS {
             return (num_rows * num_choices).div_ceil(num_matrices).next_power_of_two().min(4);
         }
-        (num_rows * num_choices / num_matrices).next_power_of_two().clamp(8, Tile::MAX_TOKENS)
+        (num_rows * num_choices / num_matrices).next_power_of_two().clamp(8, most)
     }
 }
 
@@ -103,6 +109,8 @@ pub(crate) struct Operands<'a> {
     /// Whether results are in half precision, which those of five rows and more may be.
     pub(crate) is_half: bool,
     pub(crate) stacked: Stacked<'a>,
+    /// Memory for rounded activations, if kernels of the device want them.
+    pub(crate) rounded: Option<&'a Rounded>,
 }
 
 /// `MatrixArgs` of the kernels.
@@ -208,14 +216,18 @@ fn launch<'a>(
         let [groups, rows] = operands.groups();
         [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
     };
-    if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
+    let num_results = parts.iter().map(|part| part.num_rows).sum();
+    if let Some(form) = Form::of(gpu, format, operands.size(num_results)) {
+        let operands = &operands.for_form(gpu, form, format, num_units)?;
+        let flags = operands.flags(parts[0].bias.is_some());
         let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
         let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
         let shape = operands.shape(num_units, num_tiles);
         let kernel = Kernel::TensorProduct { format, last, form };
         let is_whole = form.is_whole(shape);
         // Tiles of two formats have a threadgroup each.
-        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(shape) };
+        let num_cores = gpu.device().num_cores();
+        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(shape, num_cores) };
         let cost = operands.cost(parts, form.tokens());
         let buffers = buffers(operands);
         let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
@@ -260,7 +272,9 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
         let [groups, rows] = operands.groups();
         [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out, groups, rows]
     };
-    if let Some(form) = Form::of(gpu, format, operands.rows_each()) {
+    if let Some(form) = Form::of(gpu, format, operands.size(2 * num_rows)) {
+        let operands = &operands.for_form(gpu, form, format, num_units)?;
+        let flags = operands.flags(false);
         let (mut matrices, _) = MatrixArgs::list(&parts, form.rows());
         matrices[1].first_group = u32::MAX;
         let num_tiles = num_rows.div_ceil(form.rows() / 2);
@@ -269,7 +283,8 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
         let kernel = Kernel::TensorSwiglu { format, form };
         let cost = operands.cost(&parts, form.tokens());
         let buffers = buffers(operands);
-        let work = form.work(bytes_of(&args), &buffers, shape, form.num_groups(shape), cost);
+        let num_groups = form.num_groups(shape, gpu.device().num_cores());
+        let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
         return gpu.launch(kernel, flags.with_last(form.is_whole(shape)), work);
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
@@ -403,6 +418,38 @@ impl<'a> Operands<'a> {
             Stacked::No | Stacked::Heads { .. } => self.num_tokens,
             Stacked::Groups(groups) => groups.max_rows,
         }
+    }
+
+    /// What the form of a product on tensor cores depends on.
+    fn size(&self, num_results: usize) -> Size {
+        Size { num_rows: self.rows_each(), num_results, num_matrices: self.num_matrices() }
+    }
+
+    /// What a form of a product on tensor cores reads: for many rows, rounded activations with their factors in the place
+    /// of the norm, and one row behind the other for all matrices.
+    fn for_form(&self, gpu: &GpuBackend, form: Form, format: DType, num_units: usize) -> Result<Self> {
+        if !form.is_rounded() {
+            return Ok(*self);
+        }
+        let rounded = self.rounded.ok_or_else(|| Error::internal("a product has no memory to round to"))?;
+        let (num_rows, num_matrices, x_next) = match self.stacked {
+            Stacked::No => (self.num_tokens, 1, 0),
+            Stacked::Heads { x_stride: 0, .. } => (self.num_tokens, 1, 0),
+            Stacked::Heads { num_heads, x_stride, .. } => (self.num_tokens, num_heads, x_stride),
+            Stacked::Groups(Groups { rows: Some(_), .. }) => (self.num_tokens, 1, 0),
+            Stacked::Groups(Groups { num_choices, .. }) => (self.num_tokens * num_choices, 1, 0),
+        };
+        let &Self { x, x_stride, norm, .. } = self;
+        let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm };
+        let rows = rounded.round(gpu, unrounded, format)?;
+        let stacked = match self.stacked {
+            Stacked::Heads { num_heads, x_stride, out_stride } => {
+                Stacked::Heads { num_heads, x_stride: if x_stride == 0 { 0 } else { num_rows }, out_stride }
+            }
+            other => other,
+        };
+        let (x, x_stride, norm) = (rows.halves, rows.stride, Some((rows.factors, 0.0)));
+        Ok(Self { x, x_stride, norm, stacked, ..*self })
     }
 
     /// What the launch of a product on tensor cores depends on.

@@ -21,6 +21,7 @@ mod library;
 mod linear;
 mod matrix;
 mod probe;
+mod rounded;
 mod rows;
 mod sampling;
 mod tensor_cores;
@@ -47,6 +48,7 @@ pub(crate) use latent::{GpuLatentAttention, LatentRows, LatentSizes, LatentWrite
 pub(crate) use linear::{Operands, Part, Stacked, matmul, silu_mul, swiglu};
 pub(crate) use matrix::{GpuMatrix, GpuStack};
 pub(crate) use probe::{kernel_limits, probe};
+pub(crate) use rounded::Rounded;
 pub(crate) use rows::{copy_block, embed, gather_rows};
 pub(crate) use sampling::GpuSampler;
 pub(crate) use tuning::Tuning;

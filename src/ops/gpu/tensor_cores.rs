@@ -18,12 +18,15 @@ pub(super) enum Form {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
     },
-    /// Tiles of 128 rows of weights by as many of activations.
-    Many,
+    /// Tiles of 128 rows of weights by 64, 128 or 256 of activations, which are rounded before.
+    Many {
+        /// Tiles of 8 rows of activations.
+        token_tiles: usize,
+    },
 }
 
 /// The most rows of activations of [`Form::Few`].
-const MAX_FEW: usize = 64;
+pub(super) const MAX_FEW: usize = 64;
 
 /// Warps of a threadgroup, in either form of the kernel.
 const NUM_WARPS: usize = 8;
@@ -32,35 +35,59 @@ const NUM_WARPS: usize = 8;
 const CHUNK: usize = 512;
 const ROW_PADDING: usize = 16;
 
-/// Most bytes of threadgroup memory.
+/// Most bytes of threadgroup memory of [`Form::Few`]: two threadgroups are on a core together.
 const MAX_BYTES: usize = 96 << 10;
 
-/// Threadgroups of [`Form::Few`] that are on the GPU together: two on each of 132 multiprocessors. More or fewer take more
-/// time and compute the same.
-const GROUPS_IN_FLIGHT: usize = 264;
+/// Threadgroups of [`Form::Few`] on a core. More or fewer take more time and compute the same.
+const GROUPS_OF_A_CORE: usize = 2;
 
-/// Rows of a tile of [`Form::Many`], and halves from one in threadgroup memory to the next.
+/// Rows of weights of a tile of [`Form::Many`].
 const TILE: usize = 128;
-const STRIDE: usize = 40;
+
+/// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, four times.
+const STAGED_BYTES: usize = 4 * 2 * 64;
+
+/// What a tile of [`Form::Many`] takes beside the products, in rows of activations.
+const ROWS_OF_A_START: usize = 32;
 
 impl Form {
-    /// The form for so many rows of activations; none if other kernels compute these.
-    pub(super) fn of(gpu: &GpuBackend, format: DType, num_rows: usize) -> Option<Self> {
+    /// Rows of activations of the largest tile.
+    pub(super) const MAX_TOKENS: usize = 256;
+
+    /// The form of products of so many rows of activations; none if other kernels compute these.
+    pub(super) fn of(gpu: &GpuBackend, format: DType, size: Size) -> Option<Self> {
         let is_here = gpu.tuning().has_tensor_cores() && format != DType::F32;
         // As the kernel is instantiated.
-        is_here.then_some(match num_rows {
+        is_here.then(|| match size.num_rows {
             0..=8 => Self::Few { row_tiles: 1, token_tiles: 1 },
             9..=16 => Self::Few { row_tiles: 2, token_tiles: 2 },
             17..=MAX_FEW => Self::Few { row_tiles: 2, token_tiles: 4 },
-            _ => Self::Many,
+            _ => Self::many(size, gpu.device().num_cores(), gpu.device().threadgroup_memory()),
         })
+    }
+
+    /// The tiles with which a GPU is done first, if each core computes one at a time.
+    ///
+    /// It depends on the next power of two of the number of rows, so that all forms that a model takes can be known
+    /// before its first step.
+    fn many(size: Size, num_cores: usize, threadgroup_memory: usize) -> Self {
+        let num_rows = size.num_rows.next_power_of_two();
+        let fits = |form: &Self| form.staged_bytes() <= threadgroup_memory;
+        let cost = |form: &Self| {
+            let num_groups =
+                num_rows.div_ceil(form.tokens()) * size.num_results.div_ceil(TILE) * size.num_matrices;
+            num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_START)
+        };
+        let forms = [32, 16, 8].map(|token_tiles| Self::Many { token_tiles });
+        // Of equal ones the first.
+        forms.into_iter().filter(fits).min_by_key(cost).unwrap_or(forms[2])
     }
 
     /// What the kernels of this form are called, in front of the format and behind it.
     pub(super) fn names(self) -> (&'static str, String) {
         match self {
             Self::Few { token_tiles, .. } => ("few_rows", format!("_{token_tiles}")),
-            Self::Many => ("many_rows", String::new()),
+            Self::Many { .. } => ("many_rows", format!("_{}", self.tokens())),
         }
     }
 
@@ -68,16 +95,25 @@ impl Form {
     pub(super) fn rows(self) -> usize {
         match self {
             Self::Few { row_tiles, .. } => 16 * row_tiles,
-            Self::Many => TILE,
+            Self::Many { .. } => TILE,
         }
     }
 
     /// Rows of activations of a threadgroup.
     pub(super) fn tokens(self) -> usize {
         match self {
-            Self::Few { token_tiles, .. } => 8 * token_tiles,
-            Self::Many => TILE,
+            Self::Few { token_tiles, .. } | Self::Many { token_tiles } => 8 * token_tiles,
         }
+    }
+
+    /// Whether it takes activations that are rounded before.
+    pub(super) fn is_rounded(self) -> bool {
+        matches!(self, Self::Many { .. })
+    }
+
+    /// Bytes of threadgroup memory of [`Form::Many`]: activations, and a factor for each row.
+    fn staged_bytes(self) -> usize {
+        self.tokens() * (STAGED_BYTES + 4)
     }
 
     /// Bytes of threadgroup memory for sums of slices (twice), squares and factors.
@@ -94,17 +130,17 @@ impl Form {
     /// Whether a threadgroup has room for all columns of its activations.
     pub(super) fn is_whole(self, shape: Shape) -> bool {
         let bytes = self.bytes_beside_activations() + self.activation_bytes(shape);
-        self != Self::Many && bytes <= MAX_BYTES
+        !self.is_rounded() && bytes <= MAX_BYTES
     }
 
     /// Threadgroups for the tiles of a matrix, which go from tile to tile.
-    pub(super) fn num_groups(self, shape: Shape) -> usize {
-        if self == Self::Many {
+    pub(super) fn num_groups(self, shape: Shape, num_cores: usize) -> usize {
+        if self.is_rounded() {
             return shape.num_tiles;
         }
         // A step in which nobody wants logits has no rows, and its grid no threadgroups.
         let others = (shape.num_rows.div_ceil(self.tokens()) * shape.num_matrices).max(1);
-        shape.num_tiles.min(GROUPS_IN_FLIGHT.div_ceil(others))
+        shape.num_tiles.min((GROUPS_OF_A_CORE * num_cores).div_ceil(others))
     }
 
     /// The launch with so many threadgroups for the tiles of a matrix.
@@ -116,23 +152,29 @@ impl Form {
         num_groups: usize,
         cost: Cost,
     ) -> Work<'a> {
-        let threadgroup_memory = match self {
+        let token_groups = shape.num_rows.div_ceil(self.tokens());
+        let (threadgroup_memory, grid) = match self {
             Self::Few { .. } if self.is_whole(shape) => {
-                self.bytes_beside_activations() + self.activation_bytes(shape)
+                (self.bytes_beside_activations() + self.activation_bytes(shape), [num_groups, token_groups])
             }
-            Self::Few { .. } => self.bytes_beside_activations(),
-            // Two tiles of both, and a factor for each row of activations.
-            Self::Many => 2 * 2 * 2 * TILE * STRIDE + 4 * TILE,
+            Self::Few { .. } => (self.bytes_beside_activations(), [num_groups, token_groups]),
+            // Those that are on the GPU together have few weights and many activations, which stay in its cache.
+            Self::Many { .. } => (self.staged_bytes(), [token_groups, num_groups]),
         };
-        Work {
-            args,
-            buffers,
-            threadgroup_memory,
-            grid: [num_groups, shape.num_rows.div_ceil(self.tokens()), shape.num_matrices],
-            num_threads: 32 * NUM_WARPS,
-            cost,
-        }
+        let grid = [grid[0], grid[1], shape.num_matrices];
+        Work { args, buffers, threadgroup_memory, grid, num_threads: 32 * NUM_WARPS, cost }
     }
+}
+
+/// What the form of a product depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size {
+    /// Rows of activations of a matrix.
+    pub(super) num_rows: usize,
+    /// Rows of weights of a matrix, of a gated product both.
+    pub(super) num_results: usize,
+    /// Matrices of a stack.
+    pub(super) num_matrices: usize,
 }
 
 /// What a launch depends on.
@@ -152,15 +194,21 @@ pub(super) struct Shape {
 mod tests {
     use super::*;
 
-    const FORMS: [Form; 4] = [
+    const FORMS: [Form; 6] = [
         Form::Few { row_tiles: 1, token_tiles: 1 },
         Form::Few { row_tiles: 2, token_tiles: 2 },
         Form::Few { row_tiles: 2, token_tiles: 4 },
-        Form::Many,
+        Form::Many { token_tiles: 8 },
+        Form::Many { token_tiles: 16 },
+        Form::Many { token_tiles: 32 },
     ];
 
+    /// Of an H200.
+    const NUM_CORES: usize = 132;
+    const MEMORY: usize = 227 << 10;
+
     fn work(form: Form, shape: Shape) -> ([usize; 3], usize) {
-        let work = form.work(&[], &[], shape, form.num_groups(shape), Cost::bytes(0));
+        let work = form.work(&[], &[], shape, form.num_groups(shape, NUM_CORES), Cost::bytes(0));
         (work.grid, work.threadgroup_memory)
     }
 
@@ -171,11 +219,11 @@ mod tests {
                 for num_columns in [32, 2048, 14336, 1 << 17] {
                     for (num_tiles, num_matrices) in [(1, 1), (8000, 1), (20, 64), (20, 0)] {
                         let shape = Shape { num_tiles, num_rows, num_matrices, num_columns };
-                        let (grid, bytes) = work(form, shape);
-                        assert!(
-                            bytes <= MAX_BYTES && bytes.is_multiple_of(16),
-                            "{form:?} {shape:?}: {bytes}"
-                        );
+                        let (mut grid, bytes) = work(form, shape);
+                        if form.is_rounded() {
+                            grid.swap(0, 1);
+                        }
+                        assert!(bytes <= MEMORY && bytes.is_multiple_of(16), "{form:?} {shape:?}: {bytes}");
                         assert!((1..=num_tiles).contains(&grid[0]), "{form:?} {shape:?}: {grid:?}");
                         assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {shape:?}: {grid:?}");
                         assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {shape:?}: {grid:?}");
@@ -196,5 +244,23 @@ mod tests {
         assert_eq!((grid, bytes), ([264, 1, 1], 8 * (2 * 4096 + 16) + 4 * (2048 + 72)));
         // As a file's matrices may be: of no whole chunk.
         assert_eq!(work(few, shape(1, 576)).1, 2 * 1024 + 16 + 4 * (2048 + 72));
+    }
+
+    #[test]
+    fn tiles_fill_the_gpu_and_fit_into_it() {
+        let tokens = |num_rows, num_results, memory| {
+            let size = Size { num_rows, num_results, num_matrices: 1 };
+            let form = Form::many(size, NUM_CORES, memory);
+            assert_eq!(
+                form,
+                Form::many(Size { num_rows: num_rows.next_power_of_two(), ..size }, NUM_CORES, memory)
+            );
+            form.tokens()
+        };
+        assert_eq!(tokens(4096, 4096, MEMORY), 256);
+        assert_eq!(tokens(3000, 4096, MEMORY), 256);
+        assert_eq!(tokens(256, 2560, MEMORY), 64);
+        assert_eq!(tokens(4096, 4096, 99 << 10), 128);
+        assert_eq!(tokens(4096, 4096, 48 << 10), 64);
     }
 }

@@ -131,7 +131,7 @@ impl Emulator {
     /// As which chip the device appears.
     pub(crate) fn with_class(self, class: ChipClass) -> Self {
         let max_memory = match class {
-            ChipClass::Nvidia => 96 << 10,
+            ChipClass::Nvidia => 227 << 10,
             ChipClass::Base | ChipClass::Max | ChipClass::Ultra => PipelineLimits::APPLE.max_memory,
         };
         Self { class, limits: PipelineLimits { max_memory, ..self.limits }, ..self }
@@ -311,6 +311,15 @@ impl Gpu for Emulator {
 
     fn working_set_bytes(&self) -> u64 {
         self.working_set_bytes
+    }
+
+    /// So few that a check of 400 rows takes the kernels for many cores' worth of them.
+    fn num_cores(&self) -> usize {
+        2
+    }
+
+    fn threadgroup_memory(&self) -> usize {
+        self.limits.max_memory
     }
 
     fn patience(&self) -> Duration {

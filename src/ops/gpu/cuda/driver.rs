@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result::{self, ctx, device, primary_ctx, stream};
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUresult, CUstream};
+use cudarc::driver::sys::CUdevice_attribute::{
+    self, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstream};
 
 use crate::{Error, ErrorKind, Result};
 
@@ -21,6 +25,10 @@ pub(super) struct Device {
     pub(super) name: String,
     /// Such as 90.
     pub(super) architecture: c_int,
+    /// Multiprocessors.
+    pub(super) num_cores: usize,
+    /// Bytes that a threadgroup can have.
+    pub(super) threadgroup_memory: usize,
     pub(super) queue: CUstream,
     pub(super) reading: CUstream,
     context: CUcontext,
@@ -121,12 +129,18 @@ impl Device {
                 format!("{name} has compute capability {is}; {min} is the oldest that the kernels are for");
             return Err(unavailable(&why).with_hint("use --device cpu"));
         }
+        let size =
+            |which, what: &str| Ok::<_, Error>(usize::try_from(attribute(gpu, which, what)?).unwrap_or(0));
+        let num_cores = size(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "the GPU's multiprocessors")?;
+        let threadgroup_memory =
+            size(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, "the GPU's shared memory")?;
         // SAFETY: the device exists. The context is never released: the process is its life.
         let context = unsafe { primary_ctx::retain(gpu) }.doing("the GPU's context")?;
         // SAFETY: the context was just made.
         unsafe { ctx::set_current(context) }.doing("the GPU's context")?;
         let new_queue = || stream::create(stream::StreamKind::NonBlocking).doing("a queue of the GPU");
-        Ok(Arc::new(Self { name, architecture, queue: new_queue()?, reading: new_queue()?, context }))
+        let (queue, reading) = (new_queue()?, new_queue()?);
+        Ok(Arc::new(Self { name, architecture, num_cores, threadgroup_memory, queue, reading, context }))
     }
 
     /// Makes the GPU the one that this thread's calls are for.
@@ -149,15 +163,15 @@ impl Device {
     }
 }
 
-fn architecture(gpu: CUdevice) -> Result<c_int> {
-    use CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    };
+fn attribute(gpu: CUdevice, which: CUdevice_attribute, what: &str) -> Result<c_int> {
     // SAFETY: the device exists.
-    let attribute =
-        |which| unsafe { device::get_attribute(gpu, which) }.doing("the GPU's compute capability");
-    let major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    Ok(10 * major + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+    unsafe { device::get_attribute(gpu, which) }.doing(what)
+}
+
+fn architecture(gpu: CUdevice) -> Result<c_int> {
+    let part = |which| attribute(gpu, which, "the GPU's compute capability");
+    let major = part(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok(10 * major + part(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
 /// As the driver takes sizes of launches; what is too large stays so.

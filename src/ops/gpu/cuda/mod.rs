@@ -148,6 +148,14 @@ impl Gpu for CudaGpu {
         self.device.memory().map_or(0, |(free, _)| (free as f64 * USABLE_SHARE) as u64)
     }
 
+    fn num_cores(&self) -> usize {
+        self.device.num_cores
+    }
+
+    fn threadgroup_memory(&self) -> usize {
+        self.device.threadgroup_memory
+    }
+
     /// No screen waits for it.
     fn patience(&self) -> Duration {
         Duration::from_secs(3600)

@@ -75,6 +75,8 @@ impl Target {
     /// The option that says so.
     pub(super) fn option(self) -> String {
         match self {
+            // With the instructions that no later GPU has.
+            Self::Gpu(90) => "--gpu-architecture=sm_90a".to_owned(),
             Self::Gpu(number) => format!("--gpu-architecture=sm_{number}"),
             Self::From(number) => format!("--gpu-architecture=compute_{number}"),
         }

@@ -20,9 +20,6 @@ use crate::{Error, Result};
 /// How programs are compiled: products that are added may become one operation, as in the kernels of other GPUs.
 pub(super) const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "--extra-device-vectorization"];
 
-/// Bytes of threadgroup memory that every GPU gives a kernel which asks for more than the usual 48 KB.
-const MAX_MEMORY: usize = 96 << 10;
-
 type Key = (&'static str, String, Vec<Constant>);
 
 /// The kernels of a GPU that are loaded.
@@ -132,13 +129,14 @@ impl Pipelines {
         };
         let static_memory = attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
         let dynamic = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let most = i32::try_from(MAX_MEMORY - static_memory).unwrap_or(0);
+        let max_memory = self.device.threadgroup_memory;
+        let most = i32::try_from(max_memory.saturating_sub(static_memory)).unwrap_or(0);
         // SAFETY: as above.
         unsafe { function::set_function_attribute(function, dynamic, most) }.doing(&doing)?;
         let limits = PipelineLimits {
             max_threads: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             static_memory,
-            max_memory: MAX_MEMORY,
+            max_memory,
             ..PipelineLimits::APPLE
         };
         Ok((function, limits))

@@ -7,7 +7,7 @@
 #pragma once
 #include "built_ins.hpp"
 
-extern __shared__ __align__(16) char msl_threadgroup_memory[];
+extern __shared__ __align__(1024) char msl_threadgroup_memory[];
 
 namespace metal {
 struct MslParameter {

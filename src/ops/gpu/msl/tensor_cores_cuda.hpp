@@ -58,4 +58,85 @@ template <int NUM_LATER>
 METAL_FUNC void msl_wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(NUM_LATER) : "memory");
 }
+
+// Products of a warpgroup's rows with rows of threadgroup memory, where the GPU has an instruction for it; else, the same
+// by warps.
+//
+// A tile is TOKENS rows of 64 halves, sixteen bytes `i` of row r at place i ^ r % 8 of the row: read together, eight rows
+// lie in different banks. It begins at a multiple of 1024 bytes. Products are under way until they are waited for. What
+// they read and add to is left alone meanwhile.
+METAL_FUNC uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MSL_SUMS_0_TO_31 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MSL_SUMS_0_TO_63 \
+  MSL_SUMS_0_TO_31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MSL_SUMS_0_TO_127 \
+  MSL_SUMS_0_TO_63 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+  "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+  "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MSL_TILE(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
+#define MSL_8_TILES(n)                                                                                         \
+  MSL_TILE(n), MSL_TILE(n + 1), MSL_TILE(n + 2), MSL_TILE(n + 3), MSL_TILE(n + 4), MSL_TILE(n + 5), MSL_TILE(n + 6), \
+      MSL_TILE(n + 7)
+#define MSL_MULTIPLY(TOKENS, SUMS, OPERANDS, ...)                                                          \
+  asm volatile("{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n" #TOKENS       \
+               "k16.f32.f16.f16 {" SUMS "}, " OPERANDS ", adds, 1, 1, 0;}"                                 \
+               : __VA_ARGS__                                                                               \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile))
+METAL_FUNC void msl_multiply_64_rows(float (&sums)[8][4], const uint (&a)[4], unsigned long long tile) {
+  MSL_MULTIPLY(64, MSL_SUMS_0_TO_31, "{%32, %33, %34, %35}, %36", MSL_8_TILES(0));
+}
+METAL_FUNC void msl_multiply_64_rows(float (&sums)[16][4], const uint (&a)[4], unsigned long long tile) {
+  MSL_MULTIPLY(128, MSL_SUMS_0_TO_63, "{%64, %65, %66, %67}, %68", MSL_8_TILES(0), MSL_8_TILES(8));
+}
+METAL_FUNC void msl_multiply_64_rows(float (&sums)[32][4], const uint (&a)[4], unsigned long long tile) {
+  MSL_MULTIPLY(256, MSL_SUMS_0_TO_127, "{%128, %129, %130, %131}, %132", MSL_8_TILES(0), MSL_8_TILES(8),
+               MSL_8_TILES(16), MSL_8_TILES(24));
+}
+template <int TILES>
+METAL_FUNC void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k) {
+  // The address and the distance of eight rows, in units of 16 bytes, and the order of bytes in a row.
+  const unsigned long long address = (__cvta_generic_to_shared(tile) & 0x3FFFF) >> 4;
+  msl_multiply_64_rows(sums, a, 1ull << 62 | 64ull << 32 | 1ull << 16 | (address + 2 * k));
+}
+// What the thread's copies have written may be used by products.
+METAL_FUNC void msl_show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// These words are computed, and will be read by products.
+template <int N>
+METAL_FUNC void msl_begin_products(uint (&words)[N][4]) {
+  MSL_UNROLL
+  for (int i = 0; i < N; ++i)
+    asm volatile("" : "+r"(words[i][0]), "+r"(words[i][1]), "+r"(words[i][2]), "+r"(words[i][3])::"memory");
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// The products up to here are a group.
+METAL_FUNC void msl_end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int NUM_LATER>
+METAL_FUNC void msl_wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NUM_LATER) : "memory");
+}
+#else
+template <int TILES>
+METAL_FUNC void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k) {
+  const uint lane = msl_lane();
+  const uint row = lane / 16 * 8 + lane % 8;
+  MSL_UNROLL
+  for (int n = 0; n < TILES; n += 2) {
+    uint b[4];
+    msl_load_matrices((threadgroup const ushort*)(tile + msl_swizzled(8 * n + row, 2 * k + lane / 8 % 2)), b);
+    msl_multiply_tile(sums[n], a[0], a[1], a[2], a[3], b[0], b[1]);
+    msl_multiply_tile(sums[n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+  }
+}
+METAL_FUNC void msl_show_copies() {}
+template <int N>
+METAL_FUNC void msl_begin_products(uint (&)[N][4]) {}
+METAL_FUNC void msl_end_products() {}
+template <int NUM_LATER>
+METAL_FUNC void msl_wait_for_products() {}
+#endif
 }  // namespace metal

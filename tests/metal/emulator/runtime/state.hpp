@@ -12,7 +12,7 @@
 #include "../shim/abi.hpp"
 
 static const int MAX_THREADS = 1024, WIDTH = 32, MAX_SIMDGROUPS = MAX_THREADS / WIDTH, MAX_PARAMETERS = 48;
-static const int MAX_ARGUMENT_BYTES = 4096, MAX_THREADGROUP_MEMORY = 96 * 1024, MAX_VARIABLES = 32;
+static const int MAX_ARGUMENT_BYTES = 4096, MAX_THREADGROUP_MEMORY = 227 * 1024, MAX_VARIABLES = 32;
 enum { BARRIER_DEVICE = 1, BARRIER_THREADGROUP = 2 };
 
 // What the host gives; `object.rs` has the same structures.

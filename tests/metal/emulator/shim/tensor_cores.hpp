@@ -64,4 +64,42 @@ inline void msl_copy(threadgroup uint4* target, device const uint4* source) { *t
 inline void msl_end_group() {}
 template <int NUM_LATER>
 void msl_wait_for_groups() {}
+
+inline uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
+struct msl_rows {
+  float values[2][16];
+};
+// The two rows of `a` that a lane has sums of.
+MSL_UNCHECKED inline msl_rows msl_own_rows(const uint (&a)[4], int line) {
+  MslExchange* exchange = msl_give(msl_tiles{{a[0], a[1], a[2], a[3]}, {}}, MSL_MATRIX, line);
+  if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
+  msl_rows rows;
+  for (int k = 0; k < 16; ++k) {
+    const msl_tiles* of_a = (const msl_tiles*)exchange->slots[msl_lane() / 4 * 4 + k % 8 / 2];
+    for (int h = 0; h < 2; ++h) rows.values[h][k] = float(msl_half_of(of_a->a[h + k / 8 * 2], k % 2));
+  }
+  return rows;
+}
+template <int TILES>
+void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k, MSL_HERE) {
+  const msl_rows rows = msl_own_rows(a, line);
+  for (int n = 0; n < TILES; ++n) {
+    for (int odd = 0; odd < 2; ++odd) {
+      const uint token = 8 * n + msl_lane() % 4 * 2 + odd;
+      for (int eight = 0; eight < 2; ++eight) {
+        const uint4 words = tile[msl_swizzled(token, 2 * k + eight)];
+        for (int i = 0; i < 8; ++i) {
+          const float value = float(msl_half_of(words[i / 2], i % 2));
+          for (int h = 0; h < 2; ++h) sums[n][2 * h + odd] += rows.values[h][8 * eight + i] * value;
+        }
+      }
+    }
+  }
+}
+inline void msl_show_copies() {}
+template <int N>
+void msl_begin_products(uint (&)[N][4]) {}
+inline void msl_end_products() {}
+template <int NUM_LATER>
+void msl_wait_for_products() {}
 }  // namespace metal

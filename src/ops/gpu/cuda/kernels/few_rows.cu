@@ -17,6 +17,10 @@ constant constexpr int SLICES = 8;
 constant constexpr uint CHUNK = 64 * SLICES;
 constant constexpr uint NUM_THREADS = SLICES * LANES;
 
+// Activations are divided by 16, so that what is below a million does not become infinite; larger ones are cut off. Those
+// that are below a thousandth without the norm's factor have fewer bits than a half has otherwise.
+constant constexpr float X_SCALE = 1.0f / 16.0f;
+
 // One of up to three matrices, as a launch has them.
 struct Operand {
     device const uchar* weights;
@@ -139,7 +143,7 @@ inline void few(
                 values[v] *= weights[v];
             }
         }
-        return paired<PAIRS>(values);
+        return paired<PAIRS>(values, X_SCALE);
     };
 
     // Each thread has the same columns of every row of activations: the order in which squares are added is that of all

@@ -1,26 +1,44 @@
 // Products of weights with many rows of activations, those of prompts, on tensor cores, with the norm in front and the
-// residual behind: tiles of both go through threadgroup memory. The sums are added in the order of columns.
+// residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of so many.
+//
+// Activations are rounded to halves once, by a kernel of its own. They come by in threadgroup memory, and are what the
+// instruction reads from there for all rows of weights; these go from memory to registers as in `few_rows.cu`, where unit t
+// of 64 columns is what lane t of four brings.
 
 #define FOR_NVIDIA
 #include "products.h"
 
-// Tiles of so many rows of weights and of activations, and the columns that are in threadgroup memory at a time, twice: the
-// next ones are written while these are multiplied.
-constant constexpr int TILE = 128;
-constant constexpr int STEP = 32;
-// Eight rows of eight halves lie in different banks.
-constant constexpr int STRIDE = STEP + 8;
+// Sums take most of the registers that a thread can have.
+#undef MSL_THREADS
+#define MSL_THREADS 256
 
-// Eight warps share a tile: each has 64 rows of weights and 32 of activations.
-template <typename F, bool GATED>
+struct RoundArgs {
+    uint num_units;  // of 16 columns
+    uint stride;     // of rounded rows, which are filled up with zeros: pairs of steps
+    uint x_stride;
+    uint x_next;     // from the activations of one matrix of a stack to those of the next one
+    uint num_rows;   // of one
+    float eps;
+};
+
+// Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
+// activations.
+constant constexpr int ROWS = 128;
+constant constexpr uint NUM_THREADS = 256;
+constant constexpr uint EIGHTHS = 8;
+// Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
+// still read, and those that are on their way.
+constant constexpr uint STAGES = 4;
+
+template <typename F, int TOKENS, bool GATED>
 inline void many(
     constant ProductArgs& a,
     constant MatrixArgs& matrix,
     device const uchar* weights,
     device const uchar* up_weights,
     device const float* bias,
-    device const float* x,
-    device const float* norm,
+    device const uint4* x,
+    device const float* x_factors,
     device float* out,
     device const uint* rows,
     threadgroup char* memory,
@@ -29,146 +47,131 @@ inline void many(
     Part part,
     uint thread_index
 ) {
-    constexpr uint RESULTS = GATED ? TILE / 2 : TILE;
-    const uint first_row = (tile - matrix.first_group) * RESULTS;
-    threadgroup ushort* staged_weights = (threadgroup ushort*)memory;
-    threadgroup ushort* staged_x = staged_weights + 2 * TILE * STRIDE;
-    threadgroup float* factors = (threadgroup float*)(staged_x + 2 * TILE * STRIDE);
-
-    // A thread brings a unit of a row of weights and sixteen columns of a row of activations.
-    const uint own = thread_index / 2;
-    const uint own_unit = thread_index % 2;
-    const Planes planes = in_registers(matrix.planes);
-    const bool is_up = GATED && own % 16 >= 8;
-    const uint row = row_of_tile<GATED>(first_row + own / 16 * (GATED ? 8 : 16), own % 16);
-    const uint weight_row = (part.matrix * matrix.num_rows + min(row, matrix.num_rows - 1)) * a.num_units;
-    device const uchar* own_weights = is_up ? up_weights : weights;
-    const uint token = min(first_token + own, part.num_rows - 1);
-    const uint x_row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + token) : token;
-    device const float* own_x = x + part.x_offset + ulong(x_row) * a.x_stride;
-
-    Raw<F> raw;
-    float4 values[4];
-    float squares = 0.0f;
-    const uint last_unit = a.num_units - 1;
-    const auto fetch_weights = [&](uint unit) {
-        raw = load_unit<F>(own_weights, planes, weight_row, min(unit + own_unit, last_unit));
-    };
-    const auto fetch_x = [&](uint unit) {
-        const uint column = min(unit + own_unit, last_unit) * 16;
-        const bool exists = unit + own_unit <= last_unit;
-#pragma clang loop unroll(full)
-        for (int four = 0; four < 4; ++four) {
-            const float4 read = *(device const float4*)(own_x + column + 4 * four);
-            values[four] = exists ? read : float4(0.0f);
-        }
-    };
-    const auto store = [&](uint unit, uint buffer) {
-        uint words[8];
-        Decoder<F>::words(raw, words);
-        threadgroup uint4* target =
-            (threadgroup uint4*)(staged_weights + (buffer * TILE + own) * STRIDE + own_unit * 16);
-        target[0] = uint4(words[0], words[1], words[2], words[3]);
-        target[1] = uint4(words[4], words[5], words[6], words[7]);
-        const uint column = min(unit + own_unit, last_unit) * 16;
-        target = (threadgroup uint4*)(staged_x + (buffer * TILE + own) * STRIDE + own_unit * 16);
-#pragma clang loop unroll(full)
-        for (int eight = 0; eight < 2; ++eight) {
-            float scaled[8];
-#pragma clang loop unroll(full)
-            for (int v = 0; v < 8; ++v) {
-                scaled[v] = values[2 * eight + v / 4][v % 4];
-                if (HAS_NORM) {
-                    squares = fma(scaled[v], scaled[v], squares);
-                    scaled[v] *= norm[column + 8 * eight + v];
-                }
-            }
-            target[eight] = paired<Decoder<F>::PAIRS>(scaled);
-        }
-    };
-
-    float sums[4][4][4] = {};
+    constexpr int TILES = TOKENS / 8;
+    constexpr uint RESULTS = GATED ? 8 : 16;
     const uint lane = thread_index % LANES;
-    const uint warp_row = thread_index / LANES / 4 * 64;
-    const uint warp_token = thread_index / LANES % 4 * 32;
-    const uint weights_place = (warp_row + lane % 16) * STRIDE + lane / 16 * 8;
-    const uint x_place = (warp_token + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+    const uint g = lane / 4;
+    const uint t = lane % 4;
+    const uint first_row = (tile - matrix.first_group) * (ROWS / 16 * RESULTS) + thread_index / LANES * RESULTS;
+    const uint num_steps = a.x_stride / 64;
+    threadgroup uint4* staged = (threadgroup uint4*)memory;
+    threadgroup float* factors = (threadgroup float*)(staged + STAGES * TOKENS * EIGHTHS);
 
+    const Planes planes = in_registers(matrix.planes);
+    device const uchar* own_weights[2] = { weights, GATED ? up_weights : weights };
+    uint own_rows[2];
+#pragma clang loop unroll(full)
+    for (int h = 0; h < 2; ++h) {
+        const uint row = min(row_of_tile<GATED>(first_row, g + 8 * h), matrix.num_rows - 1);
+        own_rows[h] = (part.matrix * matrix.num_rows + row) * a.num_units;
+    }
+    Raw<F> raw[2];
+    const auto fetch_weights = [&](uint step) {
+        const uint unit = min(4 * step + t, a.num_units - 1);
+#pragma clang loop unroll(full)
+        for (int h = 0; h < 2; ++h) {
+            raw[h] = load_unit<F>(own_weights[h], planes, own_rows[h], unit);
+        }
+    };
     fetch_weights(0);
+
+    // A thread brings one eighth of every 32nd row of activations. Rows that do not exist have the numbers of one that
+    // does; nobody reads their sums.
+    const auto row_of_x = [&](uint token) {
+        const uint existing = min(first_token + token, part.num_rows - 1);
+        return part.x_offset + (IS_GROUPED ? row_at(rows, a.gathers, part.first_place + existing) : existing);
+    };
+    constexpr int TURNS = TOKENS * EIGHTHS / NUM_THREADS;
+    const uint own_eighth = thread_index % EIGHTHS;
+    const uint own_token = thread_index / EIGHTHS;
+    threadgroup uint4* target = staged + msl_swizzled(own_token, own_eighth);
+    uint sources[TURNS];
     msl_wait_for_inputs();
-    fetch_x(0);
-    store(0, 0);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint buffer = 0;
-    for (uint unit = 0; unit < a.num_units; unit += 2) {
-        const bool is_last = unit + 2 >= a.num_units;
-        if (!is_last) {
-            fetch_weights(unit + 2);
-            fetch_x(unit + 2);
-        }
 #pragma clang loop unroll(full)
-        for (int k = 0; k < STEP; k += 16) {
-            uint from_weights[4][4];
-            uint from_x[2][4];
+    for (int turn = 0; turn < TURNS; ++turn) {
+        sources[turn] = row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)) * (a.x_stride / 8) + own_eighth;
+    }
+    const auto bring = [&](uint step) {
+        if (step < num_steps) {
+            threadgroup uint4* stage = target + step % STAGES * (TOKENS * EIGHTHS);
 #pragma clang loop unroll(full)
-            for (int r = 0; r < 4; ++r) {
-                msl_load_matrices(
-                    staged_weights + buffer * TILE * STRIDE + weights_place + r * 16 * STRIDE + k, from_weights[r]
-                );
-            }
-#pragma clang loop unroll(full)
-            for (int n = 0; n < 2; ++n) {
-                msl_load_matrices(staged_x + buffer * TILE * STRIDE + x_place + n * 16 * STRIDE + k, from_x[n]);
-            }
-#pragma clang loop unroll(full)
-            for (int r = 0; r < 4; ++r) {
-#pragma clang loop unroll(full)
-                for (int n = 0; n < 4; ++n) {
-                    msl_multiply_tile(
-                        sums[r][n], from_weights[r][0], from_weights[r][1], from_weights[r][2], from_weights[r][3],
-                        from_x[n / 2][n % 2 * 2], from_x[n / 2][n % 2 * 2 + 1]
-                    );
-                }
+            for (int turn = 0; turn < TURNS; ++turn) {
+                msl_copy(stage + turn * NUM_THREADS, x + sources[turn] + step * EIGHTHS);
             }
         }
-        if (!is_last) {
-            store(unit + 2, 1 - buffer);
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        buffer = 1 - buffer;
+        msl_end_group();
+    };
+    bring(0);
+    bring(1);
+    if (thread_index < uint(TOKENS)) {
+        factors[thread_index] = x_factors[row_of_x(thread_index)];
     }
 
-    const float sum_of_squares = sum_of_lanes(squares, 2);
-    if (own_unit == 0) {
-        factors[own] = HAS_NORM ? rsqrt(sum_of_squares / float(16 * a.num_units) + a.eps) / X_SCALE : 1.0f / X_SCALE;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sums[TILES][4] = {};
+    // The words of two steps take turns: those of the last step are still multiplied while the next are decoded.
+    uint words[2][4][4];
+    const auto multiply_step = [&](uint step, thread uint (&own)[4][4]) {
+        uint low[8];
+        uint high[8];
+        Decoder<F>::words(raw[0], low);
+        Decoder<F>::words(raw[1], high);
+        if (is_same_v<F, F16>) {
+            // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
+            // under way while what they might read is loaded.
 #pragma clang loop unroll(full)
-    for (int n = 0; n < 4; ++n) {
+            for (int word = 0; word < 8; ++word) {
+                low[word] = msl_add_pairs(low[word], 0x80008000u);
+                high[word] = msl_add_pairs(high[word], 0x80008000u);
+            }
+        }
+#pragma clang loop unroll(full)
+        for (int k = 0; k < 4; ++k) {
+            own[k][0] = low[2 * k];
+            own[k][1] = high[2 * k];
+            own[k][2] = low[2 * k + 1];
+            own[k][3] = high[2 * k + 1];
+        }
+        fetch_weights(step + 1);
+        msl_wait_for_groups<1>();
+        msl_show_copies();
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        msl_begin_products(own);
+#pragma clang loop unroll(full)
+        for (int k = 0; k < 4; ++k) {
+            msl_multiply_rows(sums, own[k], staged + step % STAGES * (TOKENS * EIGHTHS), k);
+        }
+        msl_end_products();
+        // What was multiplied two steps ago is free: every warp has waited for that before the barrier.
+        msl_wait_for_products<1>();
+        bring(step + 2);
+    };
+    for (uint step = 0; step < num_steps; step += 2) {
+        multiply_step(step, words[0]);
+        multiply_step(step + 1, words[1]);
+    }
+    msl_wait_for_products<0>();
+
+#pragma clang loop unroll(full)
+    for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
         for (int odd = 0; odd < 2; ++odd) {
-            const uint own_token = warp_token + 8 * n + lane % 4 * 2 + odd;
-            if (first_token + own_token >= part.num_rows) {
+            const uint token = 8 * n + 2 * t + odd;
+            if (first_token + token >= part.num_rows) {
                 continue;
             }
-            const float factor = factors[own_token];
-            const ulong place =
-                part.out_offset + ulong(first_token + own_token) * a.out_stride + matrix.out_offset;
+            const float factor = factors[token];
+            const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset;
+            const uint row = first_row + g;
+            if (GATED) {
+                if (row < matrix.num_rows) {
+                    put(out, place + row, gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
+                }
+            } else {
 #pragma clang loop unroll(full)
-            for (int r = 0; r < 4; ++r) {
-                const uint own_row = first_row + (warp_row / 16 + r) * (GATED ? 8 : 16) + lane / 4;
-                if (GATED) {
-                    if (own_row < matrix.num_rows) {
-                        put(out, place + own_row, gated(sums[r][n][odd] * factor, sums[r][n][2 + odd] * factor));
-                    }
-                } else {
-#pragma clang loop unroll(full)
-                    for (int h = 0; h < 2; ++h) {
-                        const uint result_row = own_row + 8 * h;
-                        if (result_row < matrix.num_rows) {
-                            const float other = HAS_BIAS ? bias[result_row] : 0.0f;
-                            put(out, place + result_row, fma(sums[r][n][2 * h + odd], factor, other));
-                        }
+                for (int h = 0; h < 2; ++h) {
+                    if (row + 8 * h < matrix.num_rows) {
+                        const float other = HAS_BIAS ? bias[row + 8 * h] : 0.0f;
+                        put(out, place + row + 8 * h, fma(sums[n][2 * h + odd], factor, other));
                     }
                 }
             }
@@ -176,7 +179,7 @@ inline void many(
     }
 }
 
-template <typename F, typename LAST>
+template <typename F, typename LAST, int TOKENS>
 [[kernel]] void many_rows(
     constant ProductArgs& a [[buffer(0)]],
     device const uchar* weights0 [[buffer(1)]],
@@ -185,8 +188,8 @@ template <typename F, typename LAST>
     device const float* bias0 [[buffer(4)]],
     device const float* bias1 [[buffer(5)]],
     device const float* bias2 [[buffer(6)]],
-    device const float* x [[buffer(7)]],
-    device const float* norm [[buffer(8)]],
+    device const uint4* x [[buffer(7)]],          // rounded: [row, stride]
+    device const float* x_factors [[buffer(8)]],  // [row]
     device float* out [[buffer(9)]],
     device const RowGroup* groups [[buffer(10)]],
     device const uint* rows [[buffer(11)]],
@@ -196,32 +199,34 @@ template <typename F, typename LAST>
 ) {
     msl_wait_for_inputs(IS_GROUPED);
     const Part part = part_of(a, groups, index.z);
-    const uint first_token = index.y * TILE;
+    const uint first_token = index.x * TOKENS;
     if (first_token >= part.num_rows) {
         return;
     }
-    const uint m = index.x < a.matrices[1].first_group ? 0 : index.x < a.matrices[2].first_group ? 1 : 2;
+    const uint tile = index.y;
+    const uint m = tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     device const uchar* weights = m == 0 ? weights0 : m == 1 ? weights1 : weights2;
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     if (is_same_v<F, LAST> || m < 2) {
-        many<F, false>(
-            a, a.matrices[m], weights, weights, bias, x, norm, out, rows, memory, index.x, first_token, part, thread_index
+        many<F, TOKENS, false>(
+            a, a.matrices[m], weights, weights, bias, x, x_factors, out, rows, memory, tile, first_token, part,
+            thread_index
         );
     } else {
-        many<LAST, false>(
-            a, a.matrices[2], weights2, weights2, bias2, x, norm, out, rows, memory, index.x, first_token, part,
+        many<LAST, TOKENS, false>(
+            a, a.matrices[2], weights2, weights2, bias2, x, x_factors, out, rows, memory, tile, first_token, part,
             thread_index
         );
     }
 }
 
-template <typename F>
+template <typename F, int TOKENS>
 [[kernel]] void many_rows_swiglu(
     constant ProductArgs& a [[buffer(0)]],
     device const uchar* gate_weights [[buffer(1)]],
     device const uchar* up_weights [[buffer(2)]],
-    device const float* x [[buffer(3)]],
-    device const float* norm [[buffer(4)]],
+    device const uint4* x [[buffer(3)]],
+    device const float* x_factors [[buffer(4)]],
     device float* out [[buffer(5)]],
     device const RowGroup* groups [[buffer(6)]],
     device const uint* rows [[buffer(7)]],
@@ -231,19 +236,116 @@ template <typename F>
 ) {
     msl_wait_for_inputs(IS_GROUPED);
     const Part part = part_of(a, groups, index.z);
-    const uint first_token = index.y * TILE;
+    const uint first_token = index.x * TOKENS;
     if (first_token >= part.num_rows) {
         return;
     }
-    many<F, true>(
-        a, a.matrices[0], gate_weights, up_weights, x, x, norm, out, rows, memory, index.x, first_token, part,
-        thread_index
+    many<F, TOKENS, true>(
+        a, a.matrices[0], gate_weights, up_weights, x_factors, x, x_factors, out, rows, memory, index.y, first_token,
+        part, thread_index
     );
 }
 
-#define FORMAT(F)                            \
-    INSTANCE(many_rows_##F, many_rows, F, F) \
-    INSTANCE(many_rows_swiglu_##F, many_rows_swiglu, F)
+// Rounds a row of activations, multiplied with the weights of the norm, to halves, in the order of columns that the weights
+// of the format have. A power of two brings its largest value below the largest half; the factor takes it back, with the
+// norm's own.
+template <Pairs PAIRS>
+[[kernel]] void round_rows(
+    constant RoundArgs& a [[buffer(0)]],
+    device const float* x [[buffer(1)]],
+    device const float* norm [[buffer(2)]],
+    device uint* rounded [[buffer(3)]],  // [matrix, row, stride] halves
+    device float* factors [[buffer(4)]],
+    uint2 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint num_threads [[threads_per_threadgroup]]
+) {
+    threadgroup float maxima[32];
+    threadgroup float sums[32];
+    msl_wait_for_inputs();
+    const ulong row = ulong(index.y) * a.num_rows + index.x;
+    device const float* own = x + ulong(index.y) * a.x_next + ulong(index.x) * a.x_stride;
+    const auto read_eight = [&](uint column, thread float (&values)[8]) {
+#pragma clang loop unroll(full)
+        for (int four = 0; four < 2; ++four) {
+            const float4 read = *(device const float4*)(own + column + 4 * four);
+#pragma clang loop unroll(full)
+            for (int v = 0; v < 4; ++v) {
+                values[4 * four + v] = read[v];
+            }
+        }
+    };
+    const auto weigh = [&](uint column, thread float (&values)[8]) {
+        if (HAS_NORM) {
+#pragma clang loop unroll(full)
+            for (int v = 0; v < 8; ++v) {
+                values[v] *= norm[column + v];
+            }
+        }
+    };
+    float maximum = 0.0f;
+    float sum = 0.0f;
+    for (uint eight = thread_index; eight < 2 * a.num_units; eight += num_threads) {
+        float values[8];
+        read_eight(8 * eight, values);
+#pragma clang loop unroll(full)
+        for (int v = 0; v < 8; ++v) {
+            sum = fma(values[v], values[v], sum);
+        }
+        weigh(8 * eight, values);
+#pragma clang loop unroll(full)
+        for (int v = 0; v < 8; ++v) {
+            maximum = max(maximum, abs(values[v]));
+        }
+    }
+    maximum = simd_max(maximum);
+    sum = simd_sum(sum);
+    if (thread_index % LANES == 0) {
+        maxima[thread_index / LANES] = maximum;
+        sums[thread_index / LANES] = sum;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    maximum = 0.0f;
+    sum = 0.0f;
+    for (uint warp = 0; warp < num_threads / LANES; ++warp) {
+        maximum = max(maximum, maxima[warp]);
+        sum += sums[warp];
+    }
+    // To between 2^14 and 2^15.
+    const uint exponent = clamp(268 - int(as_type<uint>(maximum) >> 23), 1, 253);
+    const float scale = as_type<float>(exponent << 23);
+    if (thread_index == 0) {
+        const float inverse = as_type<float>((254 - exponent) << 23);
+        factors[row] = HAS_NORM ? inverse * rsqrt(sum / float(16 * a.num_units) + a.eps) : inverse;
+    }
+    // A unit has a word in each eighth of its step.
+    device uint* target = rounded + row * (a.stride / 2);
+    for (uint unit = thread_index; unit < a.stride / 16; unit += num_threads) {
+#pragma clang loop unroll(full)
+        for (int half_unit = 0; half_unit < 2; ++half_unit) {
+            uint4 words = uint4(0);
+            if (unit < a.num_units) {
+                float values[8];
+                read_eight(16 * unit + 8 * half_unit, values);
+                weigh(16 * unit + 8 * half_unit, values);
+                words = paired<PAIRS>(values, scale);
+            }
+#pragma clang loop unroll(full)
+            for (int word = 0; word < 4; ++word) {
+                target[unit / 4 * 32 + (4 * half_unit + word) * 4 + unit % 4] = words[word];
+            }
+        }
+    }
+}
+
+INSTANCE(round_rows_neighbours, round_rows, Pairs::NEIGHBOURS)
+INSTANCE(round_rows_four_apart, round_rows, Pairs::FOUR_APART)
+INSTANCE(round_rows_two_apart, round_rows, Pairs::TWO_APART)
+
+#define MANY(F, TOKENS)                                         \
+    INSTANCE(many_rows_##F##_##TOKENS, many_rows, F, F, TOKENS) \
+    INSTANCE(many_rows_swiglu_##F##_##TOKENS, many_rows_swiglu, F, TOKENS)
+#define FORMAT(F) MANY(F, 64) MANY(F, 128) MANY(F, 256)
 FORMAT(Q4_0)
 FORMAT(Q4_1)
 FORMAT(Q5_0)
@@ -254,5 +356,10 @@ FORMAT(Q5_K)
 FORMAT(Q6_K)
 FORMAT(F16)
 FORMAT(BF16)
-INSTANCE(many_rows_Q4_K_Q6_K, many_rows, Q4_K, Q6_K)
-INSTANCE(many_rows_Q5_K_Q6_K, many_rows, Q5_K, Q6_K)
+
+#define MIXED(F, LAST)                                            \
+    INSTANCE(many_rows_##F##_##LAST##_64, many_rows, F, LAST, 64)   \
+    INSTANCE(many_rows_##F##_##LAST##_128, many_rows, F, LAST, 128) \
+    INSTANCE(many_rows_##F##_##LAST##_256, many_rows, F, LAST, 256)
+MIXED(Q4_K, Q6_K)
+MIXED(Q5_K, Q6_K)

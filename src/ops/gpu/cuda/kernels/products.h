@@ -1,9 +1,7 @@
 // Products of weights with rows of activations on tensor cores: what `few_rows.cu` and `many_rows.cu` share.
 //
 // Weights and activations become halves: weights as in `metal_kernels/matmul.metal`, activations after the weights of
-// the norm and divided by 16, so that what is below a million does not become infinite; larger ones are cut off. Sums are
-// floats. The norm's factor is applied to the sums, so activations that are below a thousandth without it have fewer bits
-// than a half has otherwise.
+// the norm and scaled. Sums are floats, to which the norm's factor is applied.
 //
 // What is the GPU's alone are the functions msl_…: instructions of the GPU, and in the tests' emulator what they do.
 
@@ -28,8 +26,6 @@ constant bool HAS_BIAS [[function_constant(1)]];
 constant bool ADDS [[function_constant(2)]];
 constant bool IS_GROUPED [[function_constant(3)]];
 constant bool IS_HALF [[function_constant(4)]];
-
-constant constexpr float X_SCALE = 1.0f / 16.0f;
 
 // What a threadgroup computes: of which matrix of a stack, and of which rows of activations.
 inline Part part_of(constant ProductArgs& a, device const RowGroup* groups, uint index) {
@@ -130,9 +126,9 @@ struct Decoder<BF16> {
     }
 };
 
-// Eight columns of activations as halves, in pairs.
+// Eight columns of activations as halves, in pairs, after they are multiplied with `scale`.
 template <Pairs PAIRS>
-inline uint4 paired(thread const float (&values)[8]) {
+inline uint4 paired(thread const float (&values)[8], float scale) {
     uint4 words;
 #pragma clang loop unroll(full)
     for (int word = 0; word < 4; ++word) {
@@ -140,7 +136,7 @@ inline uint4 paired(thread const float (&values)[8]) {
                           : PAIRS == Pairs::FOUR_APART ? word
                                                        : word / 2 * 4 + word % 2;
         const int apart = PAIRS == Pairs::NEIGHBOURS ? 1 : PAIRS == Pairs::FOUR_APART ? 4 : 2;
-        words[word] = msl_halves(values[first] * X_SCALE, values[first + apart] * X_SCALE);
+        words[word] = msl_halves(values[first] * scale, values[first + apart] * scale);
     }
     return words;
 }

@@ -1,0 +1,171 @@
+//! Activations in half precision, rounded once for all products with many rows.
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+
+use super::backend::{Flags, GpuBackend, Work};
+use super::cost::Cost;
+use super::kernel::Kernel;
+use super::layout::UNIT;
+use super::tensor_cores::MAX_FEW;
+use super::{Binding, GpuBuffer, Placement};
+use crate::weights::DType;
+use crate::{Error, Result};
+
+/// Columns that rounded rows are filled up to multiples of: two steps of the kernel.
+const COLUMNS: usize = 128;
+
+/// Threads that round a row.
+const NUM_THREADS: usize = 128;
+
+/// `RoundArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RoundArgs {
+    num_units: u32,
+    stride: u32,
+    x_stride: u32,
+    x_next: u32,
+    num_rows: u32,
+    eps: f32,
+}
+
+/// The order of a format's columns, as its weights are decoded: which two are a word. `Pairs` of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Pairs {
+    Neighbours,
+    FourApart,
+    TwoApart,
+}
+
+impl Pairs {
+    pub(super) fn of(format: DType) -> Self {
+        match format {
+            DType::F32 | DType::F16 | DType::BF16 => Self::Neighbours,
+            DType::Q8_0 => Self::TwoApart,
+            _ => Self::FourApart,
+        }
+    }
+
+    /// As kernels call it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Neighbours => "neighbours",
+            Self::FourApart => "four_apart",
+            Self::TwoApart => "two_apart",
+        }
+    }
+}
+
+/// Memory for rounded activations.
+#[derive(Debug)]
+pub(crate) struct Rounded {
+    /// `[row, columns]`.
+    halves: GpuBuffer,
+    /// What the products of a row are multiplied with.
+    factors: GpuBuffer,
+}
+
+/// Activations to be rounded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unrounded<'a> {
+    pub(super) x: Binding<'a>,
+    pub(super) x_stride: usize,
+    /// Values from those of one matrix to those of the next.
+    pub(super) x_next: usize,
+    /// Rows of each matrix.
+    pub(super) num_rows: usize,
+    pub(super) num_matrices: usize,
+    pub(super) num_units: usize,
+    /// The weights of a norm, and its epsilon.
+    pub(super) norm: Option<(Binding<'a>, f32)>,
+}
+
+/// Where rounded activations are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RoundedRows<'a> {
+    pub(super) halves: Binding<'a>,
+    pub(super) stride: usize,
+    pub(super) factors: Binding<'a>,
+}
+
+impl Rounded {
+    /// Memory for `max_rows` rows of `max_cols` values; none if no product of so many rows wants it.
+    pub(crate) fn new(gpu: &GpuBackend, max_rows: usize, max_cols: usize) -> Result<Option<Self>> {
+        if !gpu.tuning().has_tensor_cores() || max_rows <= MAX_FEW || max_cols == 0 {
+            return Ok(None);
+        }
+        let allocate = |len: usize| gpu.device().allocate(len, Placement::Private);
+        let halves = allocate(2 * max_rows * max_cols.next_multiple_of(COLUMNS))?;
+        Ok(Some(Self { halves, factors: allocate(4 * max_rows)? }))
+    }
+
+    /// Makes room for so many values in what may have less of it or none.
+    pub(crate) fn reserve(
+        rounded: &mut Option<Self>,
+        gpu: &GpuBackend,
+        max_rows: usize,
+        max_cols: usize,
+    ) -> Result<()> {
+        match (&mut *rounded, Self::new(gpu, max_rows, max_cols)?) {
+            (Some(old), Some(new)) => {
+                for (old, new) in [(&mut old.halves, new.halves), (&mut old.factors, new.factors)] {
+                    if old.len() < new.len() {
+                        *old = new;
+                    }
+                }
+            }
+            (None, new) => *rounded = new,
+            (Some(_), None) => (),
+        }
+        Ok(())
+    }
+
+    /// Rounds activations for weights of a format.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there is no room for them.
+    pub(super) fn round(
+        &self,
+        gpu: &GpuBackend,
+        rows: Unrounded<'_>,
+        format: DType,
+    ) -> Result<RoundedRows<'_>> {
+        let Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm } = rows;
+        let num_cols = num_units * UNIT;
+        let stride = num_cols.next_multiple_of(COLUMNS);
+        let num_all = num_rows * num_matrices;
+        if 2 * num_all * stride > self.halves.len() || 4 * num_all > self.factors.len() {
+            return Err(Error::internal(format!(
+                "{num_matrices} times {num_rows} rows of {num_cols} activations are to be rounded to {} bytes",
+                self.halves.len()
+            )));
+        }
+        let args = RoundArgs {
+            num_units: num_units as u32,
+            stride: stride as u32,
+            x_stride: x_stride as u32,
+            x_next: x_next as u32,
+            num_rows: num_rows as u32,
+            eps: norm.map_or(0.0, |(_, eps)| eps),
+        };
+        let buffers = [
+            x,
+            norm.map_or(x, |(weights, _)| weights),
+            Binding::write(&self.halves),
+            Binding::write(&self.factors),
+        ];
+        gpu.launch(
+            Kernel::RoundRows(Pairs::of(format)),
+            Flags::of([norm.is_some()]),
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: 0,
+                grid: [num_rows, num_matrices, 1],
+                num_threads: NUM_THREADS,
+                cost: Cost::bytes(num_matrices * num_rows * (8 * num_cols + 2 * stride)),
+            },
+        )?;
+        Ok(RoundedRows { halves: Binding::read(&self.halves), stride, factors: Binding::read(&self.factors) })
+    }
+}
