@@ -45,18 +45,23 @@ struct Unit {
 
 constant constexpr float TWO_24 = 16777216.0f;
 
+// Bits of a word, where they are wanted, and which of them are.
+struct Masked {
+    uint moved;
+    uint mask;
+    uint bits() const { return moved & mask; }
+};
+
 // Codes `pair` and `pair + 4` of the eight nibbles of a word, for `pair` below 4: an odd one 16 times as large.
-inline uint nibble_pair(uint word, int pair) {
-    const uint moved = pair < 2 ? word : word >> 8;
-    return moved & (pair % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
+inline Masked nibble_pair(uint word, int pair) {
+    return { pair < 2 ? word : word >> 8, pair % 2 == 0 ? 0x000F000Fu : 0x00F000F0u };
 }
 
 // `bits` bits of each half of `high`, those of pair `index`, to where they stand above nibbles of `nibble_pair`.
-inline uint high_pair(uint high, int index, int bits) {
+inline Masked high_pair(uint high, int index, int bits) {
     const int to = index % 2 == 0 ? 4 : 8;
     const int from = index * bits;
-    const uint moved = from <= to ? high << (to - from) : high >> (from - to);
-    return moved & (((1u << bits) - 1u) * 0x00010001u << to);
+    return { from <= to ? high << (to - from) : high >> (from - to), ((1u << bits) - 1u) * 0x00010001u << to };
 }
 
 inline void set_pair(thread Unit& unit, int word, int pair, uint bits) {
@@ -71,9 +76,9 @@ inline void decode_nibbles(uint2 codes, uint high, int bits, thread Unit& unit) 
     for (int word = 0; word < 2; ++word) {
 #pragma clang loop unroll(full)
         for (int pair = 0; pair < 4; ++pair) {
-            uint both = nibble_pair(codes[word], pair);
+            uint both = nibble_pair(codes[word], pair).bits();
             if (bits > 0) {
-                both |= high_pair(high, 4 * word + pair, bits);
+                both |= high_pair(high, 4 * word + pair, bits).bits();
             }
             set_pair(unit, word, pair, both);
         }

@@ -166,7 +166,7 @@ fn residual(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
 }
 
 fn swiglu(context: &Context, shape: Shape, gate: DType, up: DType) -> Result<Rows> {
-    const OUTPUTS: usize = 70;
+    const OUTPUTS: usize = 58;
     let Shape { num_rows, cols } = shape;
     let gate = matrix(context, gate, OUTPUTS, cols, 5)?;
     let up = matrix(context, up, OUTPUTS, cols, 7)?;

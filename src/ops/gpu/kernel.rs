@@ -192,7 +192,7 @@ impl Kernel {
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
             Self::TensorProduct { form: Form::Few { .. }, .. }
-            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
+            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 7,
             Self::TensorProduct { form: Form::Many { .. }, .. }
             | Self::TensorSwiglu { form: Form::Many { .. }, .. }
             | Self::Matmul { .. }

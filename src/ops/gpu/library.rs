@@ -11,12 +11,13 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
+    ("cursors.h", include_str!("cuda/kernels/cursors.h")),
     ("products.h", include_str!("cuda/kernels/products.h")),
 ];
 

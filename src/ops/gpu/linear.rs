@@ -224,14 +224,13 @@ fn launch<'a>(
         let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
         let shape = operands.shape(num_units, num_tiles);
         let kernel = Kernel::TensorProduct { format, last, form };
-        let is_whole = form.is_whole(shape);
         // Tiles of two formats have a threadgroup each.
         let num_cores = gpu.device().num_cores();
         let num_groups = if last.is_some() { num_tiles } else { form.num_groups(shape, num_cores) };
         let cost = operands.cost(parts, form.tokens());
         let buffers = buffers(operands);
         let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
-        return gpu.launch(kernel, flags.with_last(is_whole), work);
+        return gpu.launch(kernel, flags.with_last(form.flags(shape)), work);
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
@@ -285,7 +284,7 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
         let buffers = buffers(operands);
         let num_groups = form.num_groups(shape, gpu.device().num_cores());
         let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
-        return gpu.launch(kernel, flags.with_last(form.is_whole(shape)), work);
+        return gpu.launch(kernel, flags.with_last(form.flags(shape)), work);
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);

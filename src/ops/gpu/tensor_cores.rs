@@ -133,6 +133,15 @@ impl Form {
         !self.is_rounded() && bytes <= MAX_BYTES
     }
 
+    /// What the kernels of [`Form::Few`] know beforehand: whether there is such room, and whether the last chunk of columns
+    /// is not a whole one.
+    pub(super) fn flags(self, shape: Shape) -> [bool; 2] {
+        match self {
+            Self::Few { .. } => [self.is_whole(shape), !shape.num_columns.is_multiple_of(CHUNK)],
+            Self::Many { .. } => [false; 2],
+        }
+    }
+
     /// Threadgroups for the tiles of a matrix, which go from tile to tile.
     pub(super) fn num_groups(self, shape: Shape, num_cores: usize) -> usize {
         if self.is_rounded() {

@@ -168,7 +168,7 @@ impl Bench<'_> {
                     .map(|_| stack(&self.context, dtype, NUM_HEADS, outputs, inputs))
                     .collect::<Result<Vec<_>>>()?;
                 for num_rows in [1, 512] {
-                    let mut scratch = LinearScratch::new(&self.context, num_rows, inputs)?;
+                    let mut scratch = LinearScratch::new(&self.context, NUM_HEADS * num_rows, inputs)?;
                     let x = filled(&self.context, num_rows, NUM_HEADS * inputs)?;
                     let mut out = Buffer::new(&self.context, num_rows, NUM_HEADS * outputs)?;
                     let x = Heads { rows: &x, stride: inputs };
@@ -216,7 +216,7 @@ impl Bench<'_> {
         for num_rows in [1, 4, 8, 32, 512, 4096] {
             let max_places = Routing::max_places(&config, num_rows);
             let mut routing = Routing::new(&self.context, &config, num_rows)?;
-            let mut scratch = LinearScratch::new(&self.context, num_rows, HIDDEN)?;
+            let mut scratch = LinearScratch::new(&self.context, max_places, HIDDEN.max(INTERMEDIATE))?;
             let mut x = filled(&self.context, num_rows, HIDDEN)?;
             let mut inside = Buffer::new(&self.context, max_places, INTERMEDIATE)?;
             let mut products = Buffer::new(&self.context, max_places, HIDDEN)?;

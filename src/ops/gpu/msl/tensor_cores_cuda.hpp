@@ -8,6 +8,15 @@ METAL_FUNC uint msl_halves(float first, float second) {
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
 }
+// One of them in both places.
+METAL_FUNC uint msl_low_twice(uint pair) { return __byte_perm(pair, pair, 0x1010); }
+METAL_FUNC uint msl_high_twice(uint pair) { return __byte_perm(pair, pair, 0x3232); }
+// `others` and those bits that the mask says, in one instruction, which the compiler finds if one mask is in a register.
+METAL_FUNC uint msl_with_bits(uint bits, uint mask, uint others) {
+  uint result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(bits), "r"(mask), "r"(others));
+  return result;
+}
 METAL_FUNC uint msl_add_pairs(uint a, uint b) {
   uint sum;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));

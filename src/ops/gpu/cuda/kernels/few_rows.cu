@@ -8,9 +8,11 @@
 // same bits in every batch.
 
 #define FOR_NVIDIA
+#include "cursors.h"
 #include "products.h"
 
 constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in threadgroup memory at once
+constant bool HAS_TAIL [[function_constant(6)]];  // the last chunk is not a whole one
 
 // Slices of a row, each a warp's: 64 columns of every 64 · SLICES, which are a chunk.
 constant constexpr int SLICES = 8;
@@ -66,14 +68,15 @@ inline void few(
         return tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     };
 
-    // What the next fetch brings: a block of 64 columns of the slice, of a tile.
+    // Weights on their way: chunks of the slice from `next_chunk` on, of the tile that the cursors are in.
     constexpr int DEPTH = TOKEN_TILES == 1 ? 4 : 1;
+    const uint first_unit = 4 * slice + t;
     Raw<F> raw[DEPTH][ROW_TILES][2];
-    uint next_tile = first_tile;
-    uint next_chunk = 0;
+    Cursor<F> cursors[ROW_TILES][2];
     device const uchar* own_weights[2];
     Planes planes;
     uint own_rows[ROW_TILES][2];
+    uint next_chunk = 0;
     const auto turn_to_tile = [&](uint tile) {
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
@@ -88,23 +91,27 @@ inline void few(
             for (int h = 0; h < 2; ++h) {
                 const uint row = min(row_of_tile<GATED>(first_row + r * RESULTS, g + 8 * h), num_rows - 1);
                 own_rows[r][h] = (part.matrix * num_rows + row) * a.num_units;
+                cursors[r][h].begin(own_weights[h], planes, own_rows[r][h] + first_unit);
             }
         }
+        next_chunk = 0;
     };
     const auto fetch_weights = [&](int d) {
-        const uint unit = min(4 * (slice + next_chunk * SLICES) + t, last_unit);
+        const uint chunk = next_chunk + d;
+        if (chunk >= num_chunks) {
+            return;
+        }
+        // Where many sums are in registers, there are none for addresses.
+        const bool is_by_number = DEPTH == 1 || (HAS_TAIL && chunk + 1 == num_chunks);
 #pragma clang loop unroll(full)
         for (int r = 0; r < ROW_TILES; ++r) {
 #pragma clang loop unroll(full)
             for (int h = 0; h < 2; ++h) {
-                raw[d][r][h] = load_unit<F>(own_weights[h], planes, own_rows[r][h], unit);
+                // Columns that do not exist have the weights of some that do; their activations are zeros.
+                raw[d][r][h] = is_by_number
+                    ? load_unit<F>(own_weights[h], planes, own_rows[r][h], min(first_unit + chunk * UNITS, last_unit))
+                    : cursors[r][h].load(d);
             }
-        }
-        ++next_chunk;
-        if (next_chunk == num_chunks && next_tile + step < end_tile) {
-            next_tile += step;
-            next_chunk = 0;
-            turn_to_tile(next_tile);
         }
     };
     turn_to_tile(first_tile);
@@ -203,7 +210,6 @@ inline void few(
     }
 
     uint parity = 0;
-    int d = 0;
     for (uint tile = first_tile; tile < end_tile; tile += step) {
         float sums[ROW_TILES][TOKEN_TILES][4] = {};
         const auto multiply_chunk = [&](uint chunk, int d) {
@@ -252,15 +258,28 @@ inline void few(
                 }
             }
         };
-        for (uint chunk = 0; chunk < num_chunks; ++chunk) {
-            // Registers have no index that is known late.
-            switch (d) {
-                case 0: multiply_chunk(chunk, 0); break;
-                case 1: multiply_chunk(chunk, 1 % DEPTH); break;
-                case 2: multiply_chunk(chunk, 2 % DEPTH); break;
-                default: multiply_chunk(chunk, 3 % DEPTH); break;
+        for (uint chunk = 0; chunk < num_chunks; chunk += DEPTH) {
+            // Where a chunk is multiplied, the one that takes its registers is fetched: of this tile, or of the next.
+            if (chunk + DEPTH < num_chunks) {
+                next_chunk = chunk + DEPTH;
+#pragma clang loop unroll(full)
+                for (int r = 0; r < ROW_TILES; ++r) {
+                    cursors[r][0].advance(DEPTH);
+                    cursors[r][1].advance(DEPTH);
+                }
+            } else if (tile + step < end_tile) {
+                turn_to_tile(tile + step);
+            } else {
+                next_chunk = num_chunks;
             }
-            d = (d + 1) % DEPTH;
+#pragma clang loop unroll(full)
+            for (int d = 0; d < DEPTH; ++d) {
+                if (chunk + d < num_chunks) {
+                    multiply_chunk(chunk + d, d);
+                } else {
+                    fetch_weights(d);
+                }
+            }
         }
 
         const int m = matrix_of_tile(tile);

@@ -48,6 +48,32 @@ enum class Pairs { NEIGHBOURS, FOUR_APART, TWO_APART };
 
 constant constexpr uint FROM_1024 = 0x64006400u;
 
+// What codes are multiplied with, and what is added then.
+struct Scales {
+    uint scale;
+    uint minimum;
+};
+
+inline Scales scales_of(half scale) {
+    return { msl_low_twice(as_type<ushort>(scale)), 0 };
+}
+inline Scales scales_of(half2 scale) {
+    return { msl_low_twice(as_type<uint>(scale)), msl_high_twice(as_type<uint>(scale)) };
+}
+// Scale and minimum are six bits each, exact as halves, and are multiplied with those of the super-block.
+inline Scales scales_of(SuperBlock scale) {
+    const uint low = scale.low >> (8 * (scale.sub_block % 4));
+    const uint high = scale.high >> (4 * scale.sub_block);
+    const uint six = (low & 15u) | (low & 0xF0u) << 12 | (high & 3u) << 4 | (high & 12u) << 18;
+    const uint both = msl_add_pairs(six | FROM_1024, FROM_1024 | 0x80008000u);
+    const uint pair = msl_multiply_pairs(both, scale.scales ^ 0x80000000u);
+    return { msl_low_twice(pair), msl_high_twice(pair) };
+}
+inline Scales scales_of(Q6_K::Scale scale) {
+    const float product = float(scale.scale) * float(scale.super_scale);
+    return { msl_halves(product, product), 0 };
+}
+
 inline void low_and_high(uint2 codes, thread uint2& low, thread uint& high) {
     low = codes;
     high = 0;
@@ -68,24 +94,26 @@ struct Decoder {
         is_same_v<typename F::Codes, Q6_K::Codes> ? 2 : is_same_v<typename F::Codes, FifthBits::Codes> ? 1 : 0;
     static void words(Raw<F> raw, thread uint (&words)[8]) {
         constexpr uint ZERO = uint(F::ZERO) * 0x00010001u;
-        const Unit unit = F::decode(raw.codes, raw.scale);  // of which only these two are used
-        const uint scale = msl_halves(unit.scale, unit.scale);
-        const uint minimum = msl_halves(-unit.minimum, -unit.minimum);
+        const Scales scales = scales_of(raw.scale);
         uint2 low;
         uint high;
         low_and_high(raw.codes, low, high);
 #pragma clang loop unroll(full)
         for (int word = 0; word < 8; ++word) {
             const int pair = word % 4;
-            uint both = nibble_pair(low[word / 4], pair);
+            const Masked nibbles = nibble_pair(low[word / 4], pair);
+            uint both = FROM_1024;
             if (HIGH_BITS > 0) {
-                both |= high_pair(high, word, HIGH_BITS);
+                const Masked upper = high_pair(high, word, HIGH_BITS);
+                both = msl_with_bits(upper.moved, upper.mask, both);
             }
+            both = msl_with_bits(nibbles.moved, nibbles.mask, both);
             // Odd ones are 16 times as large: a sixteenth of them begins at 64.
             const uint code = pair % 2 == 0
-                ? msl_add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + ZERO)
-                : msl_multiply_add_pairs(both | FROM_1024, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
-            words[word] = F::HAS_MINIMUM ? msl_multiply_add_pairs(code, scale, minimum) : msl_multiply_pairs(code, scale);
+                ? msl_add_pairs(both, (FROM_1024 | 0x80008000u) + ZERO)
+                : msl_multiply_add_pairs(both, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
+            words[word] = F::HAS_MINIMUM ? msl_multiply_add_pairs(code, scales.scale, scales.minimum)
+                                         : msl_multiply_pairs(code, scales.scale);
         }
     }
 };
@@ -94,11 +122,11 @@ template <>
 struct Decoder<Q8_0> {
     static constexpr Pairs PAIRS = Pairs::TWO_APART;
     static void words(Raw<Q8_0> raw, thread uint (&words)[8]) {
-        const uint scale = as_type<ushort>(raw.scale) * 0x00010001u;
+        const uint scale = scales_of(raw.scale).scale;
 #pragma clang loop unroll(full)
         for (int word = 0; word < 8; ++word) {
-            const uint both = raw.codes[word / 2] >> (8 * (word % 2)) & 0x00FF00FFu;
-            words[word] = msl_multiply_pairs(msl_add_pairs(both | FROM_1024, (FROM_1024 | 0x80008000u) + 0x00800080u), scale);
+            const uint both = msl_with_bits(raw.codes[word / 2] >> (8 * (word % 2)), 0x00FF00FFu, FROM_1024);
+            words[word] = msl_multiply_pairs(msl_add_pairs(both, (FROM_1024 | 0x80008000u) + 0x00800080u), scale);
         }
     }
 };
