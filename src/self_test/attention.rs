@@ -31,6 +31,8 @@ struct Case {
     query_size: f32,
     /// Whether the second step goes on from copies of all blocks.
     is_forked: bool,
+    /// Whether the first step only fills the cache.
+    is_filled: bool,
     /// Tokens of each sequence in each step.
     sequences: Vec<[usize; 2]>,
 }
@@ -49,6 +51,7 @@ impl Default for Case {
             size: 1.0,
             query_size: 1.0,
             is_forked: false,
+            is_filled: false,
             sequences: vec![[37, 1], [5, 1], [0, 1], [40, 1]],
         }
     }
@@ -68,6 +71,7 @@ impl fmt::Display for Case {
             (self.size < 1.0, "small heads"),
             (self.query_size > 1.0, "large queries"),
             (self.is_forked, "copied blocks"),
+            (self.is_filled, "a filled cache"),
         ] {
             if is_so {
                 write!(f, ", {what}")?;
@@ -142,8 +146,27 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     // Two pieces, more values than one simdgroup merges.
     let wide = Case { dtype: KvCacheDType::F32, head_dim: 136, num_pairs: 68, ..Case::default() };
     run(&Case { sequences: vec![[270, 1], [3, 1]], ..wide });
-    // More pieces than lanes.
-    run(&Case { heads: (1, 1), head_dim: 8, num_pairs: 4, sequences: vec![[8460, 1]], ..Case::default() });
+    // More pieces than lanes; on tensor cores too, and pieces of more than the usual length.
+    let long = Case { heads: (1, 1), is_filled: true, ..Case::default() };
+    run(&Case { head_dim: 8, num_pairs: 4, sequences: vec![[8460, 1]], ..long.clone() });
+    let sequences = vec![[16_390, 1], [8460, 1]];
+    run(&Case { head_dim: 16, num_pairs: 8, sequences, ..long.clone() });
+    // Contexts of about a tile, of about as many as are not cut, and of about whole pieces.
+    let sequences: Vec<_> = [14, 15, 16, 511, 512, 767, 768].into_iter().map(|len| [len, 1]).collect();
+    for (dtype, head_dim, heads, block_size, windows) in [
+        (KvCacheDType::F16, 64, (8, 1), 16, [None, Some(1), Some(512), Some(520)]),
+        (KvCacheDType::Bf16, 128, (3, 1), 7, [None, Some(17), Some(513), Some(600)]),
+        (KvCacheDType::F16, 80, (12, 1), 16, [None, Some(100), Some(528), Some(529)]),
+        (KvCacheDType::Bf16, 256, (2, 2), 32, [None, Some(256), Some(514), Some(750)]),
+        (KvCacheDType::F16, 176, (16, 1), 48, [None, Some(16), Some(517), Some(700)]),
+    ] {
+        for window in windows {
+            let sequences = sequences.clone();
+            let num_pairs = head_dim / 2;
+            let shape = Case { dtype, head_dim, num_pairs, heads, block_size, ..long.clone() };
+            run(&Case { window, sequences, ..shape });
+        }
+    }
     if effort == Effort::Full {
         let sequences = vec![[3000, 1], [1, 1], [700, 65], [2047, 1]];
         for heads in [(32, 8), (32, 4), (16, 16)] {
@@ -263,7 +286,8 @@ impl Case {
             if step == 1 && self.is_forked {
                 layer.fork()?;
             }
-            layer.step(&layer.metadata(rows), qkv, Some(out))?;
+            let has_results = step == 1 || !self.is_filled;
+            layer.step(&layer.metadata(rows), qkv, has_results.then_some(out))?;
         }
         // The host goes on with other steps, whose lists are in the place of those of the first ones.
         for block in 0..3 {
@@ -271,7 +295,7 @@ impl Case {
             layer.step(&layer.metadata_of_block(unused), &mut nothing, None)?;
         }
         let mut results = Rows { values: Vec::new(), width: self.head_dim };
-        for (_, _, out, num_tokens) in &steps {
+        for (_, _, out, num_tokens) in &steps[usize::from(self.is_filled)..] {
             results.values.extend(out.read_exact(*num_tokens)?);
         }
         Ok(results)

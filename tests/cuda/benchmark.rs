@@ -1,25 +1,20 @@
 //! How much of the memory bandwidth the kernels use, as ops launch them.
 
+mod attention;
 mod latent;
 
 use std::sync::Arc;
 
-use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu, Placement};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
-    KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, SampleParams, StepInputs,
-    Vector, linear_residual, norm_linear, paged_attention, rope_kv_write,
+    AttentionMetadata, Buffer, Context, DeviceSampler, Linear, LinearScratch, Matrix, RmsNorm, SampleParams,
+    Vector, linear_residual, norm_linear,
 };
-use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
 
 /// What a cache of the device cannot hold.
 const MIN_BYTES: usize = 400 << 20;
-const NUM_HEADS: usize = 32;
-const NUM_KV_HEADS: usize = 8;
-const HEAD_DIM: usize = 128;
 const BLOCK_SIZE: usize = 32;
 const CONTEXT: usize = 4096;
 const NUM_SEQUENCES: usize = 32;
@@ -157,106 +152,14 @@ impl Bench<'_> {
         }
         Ok(())
     }
-
-    /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
-    fn attention(&mut self) -> Result<()> {
-        const PROMPT: usize = 2048;
-        let config = one_layer(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
-        let num_blocks = NUM_SEQUENCES * CONTEXT / BLOCK_SIZE;
-        let mut cache = KvCache::new(&self.context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
-        let limits = AttentionLimits {
-            num_heads: NUM_HEADS,
-            num_kv_heads: NUM_KV_HEADS,
-            head_dim: HEAD_DIM,
-            value_dim: HEAD_DIM,
-            scale: 1.0 / (HEAD_DIM as f64).sqrt(),
-            sliding_window: None,
-            max_model_len: CONTEXT,
-            max_num_tokens: CONTEXT,
-            max_num_rows: NUM_SEQUENCES,
-        };
-        let mut scratch = AttentionScratch::new(&self.context, limits)?;
-        let frequencies = (0..HEAD_DIM / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
-        let mut table = RopeTable::new(&self.context, RopeStyle::HalfSplit, frequencies, 1.0, CONTEXT)?;
-        table.extend_to(CONTEXT)?;
-        let mut qkv = filled(&self.context, CONTEXT, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)?;
-        let mut out = Buffer::new(&self.context, CONTEXT, NUM_HEADS * HEAD_DIM)?;
-        let positions: Vec<u32> = (0..CONTEXT as u32).collect();
-        for sequence in 0..NUM_SEQUENCES {
-            let metadata = step(&[sequence], 0, CONTEXT);
-            let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
-            let lists = StepInputs::new(&positions, &positions, &[], &metadata);
-            let lists = inputs.upload(&self.context, lists, &cache)?;
-            rope_kv_write(&self.context, &mut qkv, &lists, None, &table, &mut cache, 0)?;
-        }
-        let all: Vec<usize> = (0..NUM_SEQUENCES).collect();
-        let kv_bytes = (CONTEXT * NUM_KV_HEADS * HEAD_DIM * 2 * 2) as f64;
-        let operations = (4 * NUM_HEADS * HEAD_DIM * CONTEXT) as f64;
-
-        let metadata = step(&all, CONTEXT - 1, CONTEXT);
-        let last = [CONTEXT as u32 - 1; NUM_SEQUENCES];
-        let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
-        let lists = StepInputs::new(&last, &last, &[], &metadata);
-        let lists = inputs.upload(&self.context, lists, &cache)?;
-        let seconds = self.seconds(20, |_| {
-            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)
-        })?;
-        let num = NUM_SEQUENCES as f64;
-        let name = format!("paged attention, {NUM_SEQUENCES} × {CONTEXT} tokens");
-        let share = self.line(&name, seconds, num * kv_bytes, num * operations);
-        self.shares.push((name, share));
-
-        // Each call is of another sequence, so that its keys are not in a cache of the device.
-        let metadata: Vec<_> = all.iter().map(|sequence| step(&[*sequence], CONTEXT - 1, CONTEXT)).collect();
-        let mut inputs = (0..NUM_SEQUENCES)
-            .map(|_| DeviceInputs::new(&self.context, &limits, BLOCK_SIZE))
-            .collect::<Result<Vec<_>>>()?;
-        let lists = metadata
-            .iter()
-            .zip(&mut inputs)
-            .map(|(metadata, inputs)| {
-                let lists = StepInputs::new(&last[..1], &last[..1], &[], metadata);
-                inputs.upload(&self.context, lists, &cache)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let seconds = self.seconds(2 * NUM_SEQUENCES, |index| {
-            let lists = &lists[index % NUM_SEQUENCES];
-            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, lists, &mut out)
-        })?;
-        self.line(&format!("paged attention, 1 × {CONTEXT} tokens"), seconds, kv_bytes, operations);
-
-        let alternatives = self.context.alternatives();
-        let others = alternatives.iter().map(|(form, context)| (format!(", {form}"), context));
-        let mut times = Vec::new();
-        for (form, context) in std::iter::once((String::new(), &self.context)).chain(others) {
-            let metadata = step(&[0], 0, PROMPT);
-            let mut scratch = AttentionScratch::new(context, limits)?;
-            let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
-            let lists = StepInputs::new(&positions[..PROMPT], &positions[..PROMPT], &[], &metadata);
-            let lists = inputs.upload(context, lists, &cache)?;
-            let seconds = self
-                .seconds(5, |_| paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out))?;
-            times.push((form, seconds));
-        }
-        let operations = (2 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1)) as f64;
-        for (form, seconds) in times {
-            let name = format!("flash attention, a prompt of {PROMPT}{form}");
-            self.line(&name, seconds, kv_bytes / 2.0, operations);
-        }
-        if out.read(1, |row| row.iter().all(|value| value.is_finite()))? {
-            Ok(())
-        } else {
-            Err(Error::internal("attention of finite values is not finite"))
-        }
-    }
 }
 
-/// A step that computes the tokens from `first` to `end` of some sequences, whose blocks are interleaved.
-fn step(sequences: &[usize], first: usize, end: usize) -> AttentionMetadata {
+/// A step that computes the tokens from `first` to `end` of some of so many sequences, whose blocks are interleaved.
+fn step(sequences: &[usize], num_sequences: usize, first: usize, end: usize) -> AttentionMetadata {
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
     for (row, sequence) in sequences.iter().enumerate() {
-        let block = |index: usize| index * NUM_SEQUENCES + sequence;
+        let block = |index: usize| index * num_sequences + sequence;
         let slots = (first..end).map(|at| block(at / BLOCK_SIZE) * BLOCK_SIZE + at % BLOCK_SIZE);
         metadata.slot_mapping.extend(slots);
         metadata.query_start_loc.push((row + 1) * (end - first));

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tinyvllm::ErrorKind;
-use tinyvllm::ops::gpu::{Constant, LIBRARIES, Library, compile_messages};
+use tinyvllm::ops::gpu::{CUDA_LIBRARIES, Constant, LIBRARIES, Library, compile_messages};
 
 use crate::emulator::{Emulator, Variant};
 
@@ -122,6 +122,29 @@ fn kernels_of_a_decode_step_fit_in_registers() {
     let wrong = findings(&usages);
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), usages.len(), wrong.join("\n"));
     assert!(usages.len() > 200, "word of {} kernels only", usages.len());
+}
+
+/// Two threadgroups of 256 threads share a multiprocessor.
+#[test]
+fn attention_on_tensor_cores_fits_in_registers() {
+    let library = CUDA_LIBRARIES.into_iter().find(|library| library.name == "decode_attention").unwrap();
+    for (kernel, head_dims) in [
+        ("decode_attention_f16_128", [64, 96, 128]),
+        ("decode_attention_bf16_128", [64, 80, 128]),
+        ("decode_attention_f16_256", [160, 192, 256]),
+        ("decode_attention_bf16_256", [144, 224, 256]),
+        ("decode_attention_merge", [64, 128, 256]),
+    ] {
+        for head_dim in head_dims {
+            let constants = [Constant::U16(0, head_dim)];
+            let messages = match compile_messages(library, kernel, &constants, ARCHITECTURE) {
+                Err(error) if error.kind() == ErrorKind::Unsupported => return,
+                outcome => outcome.unwrap(),
+            };
+            let usage = usage(&messages).unwrap_or_else(|| panic!("{kernel}: {messages}"));
+            assert!(usage.fits(), "{kernel}, heads of {head_dim}: {usage:?}");
+        }
+    }
 }
 
 #[test]

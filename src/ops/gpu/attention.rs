@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
+use super::decode_attention::{self, DecodeOperands, decode_attention};
 use super::inputs::GpuInputs;
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement, Tuning};
@@ -101,7 +102,7 @@ pub(crate) struct Pools<'a> {
 }
 
 impl Pools<'_> {
-    fn pages(&self) -> Pages {
+    pub(super) fn pages(&self) -> Pages {
         Pages {
             num_kv_heads: self.num_kv_heads as u32,
             block_size: self.block_size as u32,
@@ -110,7 +111,7 @@ impl Pools<'_> {
     }
 
     /// Bytes of the keys and values of a position.
-    fn bytes_per_position(&self) -> usize {
+    pub(super) fn bytes_per_position(&self) -> usize {
         2 * self.num_kv_heads * self.head_dim * self.dtype.size_in_bytes()
     }
 }
@@ -208,15 +209,18 @@ impl GpuAttention {
         let wanted = max_model_len.div_ceil(MAX_PIECES).max(PIECE_SIZE);
         let piece_size = wanted.min(MAX_SCORES / (heads * num_chunks)) / 32 * 32;
         let num_pieces = max_model_len.div_ceil(piece_size);
-        let num_partials = if num_pieces > 1 { sizes.max_num_rows * num_heads * num_pieces } else { 1 };
-        let partials = gpu.device().allocate(num_partials * (head_dim + 2) * 4, Placement::Private)?;
-        Ok(Self {
-            num_heads,
-            scale: sizes.scale * LOG2_E,
-            window: sizes.sliding_window.unwrap_or(max_model_len),
-            piece_size,
-            partials,
-        })
+        let window = sizes.sliding_window.unwrap_or(max_model_len);
+        let mut values_per_head = num_pieces * (head_dim + 2);
+        let mut is_cut = num_pieces > 1;
+        if gpu.tuning().has_tensor_cores() {
+            // The type of the cache, which decides between the kernels, is not known yet.
+            let num_pieces = decode_attention::max_pieces(max_model_len, window);
+            values_per_head = values_per_head.max(num_pieces * decode_attention::record_values(head_dim));
+            is_cut |= num_pieces > 1;
+        }
+        let num_values = if is_cut { sizes.max_num_rows * num_heads * values_per_head } else { 4 };
+        let partials = gpu.device().allocate(4 * num_values, Placement::Private)?;
+        Ok(Self { num_heads, scale: sizes.scale * LOG2_E, window, piece_size, partials })
     }
 
     /// Tokens of a tile when `heads_per_kv_head` heads share keys.
@@ -247,6 +251,10 @@ impl GpuAttention {
         pools: Pools<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
+        if decode_attention::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim) {
+            let operands = DecodeOperands { q, q_stride, pools, partials: &self.partials, out };
+            return decode_attention(gpu, inputs, self.num_heads, self.scale, self.window, operands);
+        }
         let Heads { heads, num_chunks } = Heads::of(self.num_heads / pools.num_kv_heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);
         let num_simdgroups = num_slices * num_chunks;

@@ -3,7 +3,7 @@
 use super::backend::Flags;
 use super::rounded::Pairs;
 use super::tensor_cores::Form;
-use super::{Constant, Library, Probe};
+use super::{Constant, Library, Probe, decode_attention};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
@@ -30,10 +30,12 @@ static FLASH_ATTENTION: Library =
 
 static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
+static DECODE_ATTENTION: Library =
+    Library { name: "decode_attention", source: include_str!("cuda/kernels/decode_attention.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 2] = [&FEW_ROWS, &MANY_ROWS];
+pub static CUDA_LIBRARIES: [&Library; 3] = [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -93,6 +95,13 @@ pub(super) enum Kernel {
         lanes_per_key: usize,
     },
     PagedAttentionMerge,
+    DecodeAttention {
+        dtype: KvCacheDType,
+        head_dim: usize,
+    },
+    DecodeAttentionMerge {
+        head_dim: usize,
+    },
     FlashAttention {
         dtype: KvCacheDType,
         max_dim: usize,
@@ -122,6 +131,7 @@ impl Kernel {
             Self::RopeKvWrite(_) => &ROPE,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
+            Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => &DECODE_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
@@ -160,6 +170,10 @@ impl Kernel {
                 format!("paged_attention_{dtype}_{heads}_{lanes_per_key}")
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
+            Self::DecodeAttention { dtype, head_dim } => {
+                format!("decode_attention_{dtype}_{}", decode_attention::max_dim(head_dim))
+            }
+            Self::DecodeAttentionMerge { .. } => "decode_attention_merge".to_owned(),
             Self::LatentKvWrite(dtype) => format!("latent_kv_write_{dtype}"),
             Self::LatentRead(dtype) => format!("latent_read_{dtype}"),
             Self::LatentAttention(dtype) => format!("latent_attention_{dtype}"),
@@ -205,6 +219,9 @@ impl Kernel {
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
         let numbers = match self {
             Self::FlashAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
+                vec![head_dim]
+            }
             _ => Vec::new(),
         };
         let numbers = (num_flags as u32..).zip(numbers);

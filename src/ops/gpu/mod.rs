@@ -9,6 +9,7 @@ mod chip;
 mod cost;
 #[cfg(target_os = "linux")]
 mod cuda;
+mod decode_attention;
 mod device;
 mod dry_run;
 mod expanded;

@@ -76,7 +76,7 @@ impl Bench<'_> {
         let positions: Vec<u32> = (0..CONTEXT as u32).collect();
         let queries = Heads { rows: &rows, stride: QUERY_DIM };
         for sequence in 0..NUM_SEQUENCES {
-            let metadata = step(&[sequence], 0, CONTEXT);
+            let metadata = step(&[sequence], NUM_SEQUENCES, 0, CONTEXT);
             let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
             let lists = StepInputs::new(&positions, &positions, &[], &metadata);
             let lists = inputs.upload(&self.context, lists, &cache)?;
@@ -97,7 +97,7 @@ impl Bench<'_> {
         let all: Vec<usize> = (0..NUM_SEQUENCES).collect();
         let last = [CONTEXT as u32 - 1; NUM_SEQUENCES];
         let mut run = |name: &str, sequences: &[usize], share: (f64, f64)| {
-            let metadata = step(sequences, CONTEXT - 1, CONTEXT);
+            let metadata = step(sequences, NUM_SEQUENCES, CONTEXT - 1, CONTEXT);
             let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
             let ids = &last[..sequences.len()];
             let lists = StepInputs::new(ids, ids, &[], &metadata);
@@ -133,7 +133,7 @@ impl Bench<'_> {
         )?;
         let mut out = Buffer::new(&self.context, CONTEXT, NUM_HEADS * NOPE)?;
         for (first, end) in [(0, PROMPT), (CONTEXT - 512, CONTEXT)] {
-            let metadata = step(&all[..1], first, end);
+            let metadata = step(&all[..1], NUM_SEQUENCES, first, end);
             let mut inputs = DeviceInputs::new(&self.context, &limits, BLOCK_SIZE)?;
             let ids = &positions[first..end];
             let lists = StepInputs::new(ids, ids, &[], &metadata);

@@ -137,6 +137,8 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("flash_attention_f16_64_32", flash.to_vec()),
         ("paged_attention_bf16_4_16", Vec::new()),
         ("paged_attention_merge", Vec::new()),
+        ("decode_attention_f16_128", vec![Constant::U16(0, 64)]),
+        ("decode_attention_merge", vec![Constant::U16(0, 64)]),
         ("latent_attention_f16", Vec::new()),
         ("latent_kv_write_f16", flags(1)),
         ("rope_kv_write_bf16", flags(2)),

@@ -1,0 +1,157 @@
+//! Attention over the paged cache.
+
+use tinyvllm::config::RopeStyle;
+use tinyvllm::ops::{
+    AttentionLimits, AttentionScratch, Buffer, Context, DeviceInputs, KvCache, KvCacheDType, RopeTable,
+    StepInputs, paged_attention, rope_kv_write,
+};
+use tinyvllm::self_test::one_layer;
+use tinyvllm::{Error, Result};
+
+use super::{BLOCK_SIZE, Bench, filled, step};
+
+/// Keys and values of so many bytes are not in a cache of the device when their turn comes again.
+const COLD_BYTES: usize = 128 << 20;
+
+/// Tokens that are put into the cache at a time.
+const CHUNK: usize = 512;
+
+/// The heads of a model.
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+}
+
+const LLAMA_3_8B: Heads = Heads { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+const TINY_LLAMA: Heads = Heads { num_heads: 32, num_kv_heads: 4, head_dim: 64 };
+
+impl Heads {
+    /// Bytes of the keys and values of a token, in half precision.
+    fn bytes_per_token(self) -> usize {
+        4 * self.num_kv_heads * self.head_dim
+    }
+
+    fn limits(self, max_len: usize, max_num_tokens: usize, max_num_rows: usize) -> AttentionLimits {
+        AttentionLimits {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            value_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f64).sqrt(),
+            sliding_window: None,
+            max_model_len: max_len,
+            max_num_tokens,
+            max_num_rows,
+        }
+    }
+
+    fn queries(self, context: &Context, num_tokens: usize) -> Result<Buffer> {
+        filled(context, num_tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
+    }
+
+    /// The cache of so many sequences of this length.
+    fn cache(self, context: &Context, num_sequences: usize, len: usize) -> Result<KvCache> {
+        let config = one_layer(self.num_heads, self.num_kv_heads, self.head_dim);
+        let num_blocks = num_sequences * len.div_ceil(BLOCK_SIZE);
+        let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
+        let frequencies = (0..self.head_dim / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
+        let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, len)?;
+        table.extend_to(len)?;
+        let limits = self.limits(len, CHUNK, 1);
+        let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
+        for sequence in 0..num_sequences {
+            for first in (0..len).step_by(CHUNK) {
+                let end = len.min(first + CHUNK);
+                let metadata = step(&[sequence], num_sequences, first, end);
+                let positions: Vec<u32> = (first as u32..end as u32).collect();
+                let lists = StepInputs::new(&positions, &positions, &[], &metadata);
+                let mut qkv = self.queries(context, end - first)?;
+                let lists = inputs.upload(context, lists, &cache)?;
+                rope_kv_write(context, &mut qkv, &lists, None, &table, &mut cache, 0)?;
+            }
+        }
+        Ok(cache)
+    }
+}
+
+impl Bench<'_> {
+    /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
+    pub(super) fn attention(&mut self) -> Result<()> {
+        let share = self.decode(LLAMA_3_8B, 32, 8192)?;
+        self.shares.push(share);
+        self.decode(LLAMA_3_8B, 32, 1024)?;
+        self.decode(LLAMA_3_8B, 1, 4096)?;
+        self.decode(TINY_LLAMA, 32, 4000)?;
+        self.decode(TINY_LLAMA, 1, 4000)?;
+        self.decode(TINY_LLAMA, 1, 128)?;
+        self.prompt(LLAMA_3_8B, 2048)
+    }
+
+    /// One token of each of some sequences of this length; gives the name and the share of the bandwidth.
+    fn decode(&mut self, heads: Heads, num_rows: usize, len: usize) -> Result<(String, f64)> {
+        let num_bytes = num_rows * len * heads.bytes_per_token();
+        // Each call is of other sequences.
+        let num_calls = COLD_BYTES.div_ceil(num_bytes);
+        let num_sequences = num_rows * num_calls;
+        let cache = heads.cache(&self.context, num_sequences, len)?;
+        let limits = heads.limits(len, num_rows, num_rows);
+        let mut scratch = AttentionScratch::new(&self.context, limits)?;
+        let qkv = heads.queries(&self.context, num_rows)?;
+        let mut out = Buffer::new(&self.context, num_rows, heads.num_heads * heads.head_dim)?;
+        let sequences: Vec<usize> = (0..num_sequences).collect();
+        let steps = sequences.chunks(num_rows).map(|rows| step(rows, num_sequences, len - 1, len));
+        let steps: Vec<_> = steps.collect();
+        let mut inputs = (0..num_calls)
+            .map(|_| DeviceInputs::new(&self.context, &limits, BLOCK_SIZE))
+            .collect::<Result<Vec<_>>>()?;
+        let last = vec![len as u32 - 1; num_rows];
+        let lists = (steps.iter().zip(&mut inputs))
+            .map(|(metadata, inputs)| {
+                inputs.upload(&self.context, StepInputs::new(&last, &last, &[], metadata), &cache)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let seconds = self.seconds(num_calls.max(20), |index| {
+            let lists = &lists[index % num_calls];
+            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, lists, &mut out)
+        })?;
+        let operations = 4 * num_rows * len * heads.num_heads * heads.head_dim;
+        let Heads { num_heads, num_kv_heads, head_dim } = heads;
+        let name =
+            format!("attention, {num_rows} × {len} tokens, {num_heads} over {num_kv_heads} of {head_dim}");
+        let share = self.line(&name, seconds, num_bytes as f64, operations as f64);
+        if out.read(num_rows, |rows| rows.iter().all(|value| value.is_finite()))? {
+            Ok((name, share))
+        } else {
+            Err(Error::internal(format!("{name}: not finite, though keys and values are")))
+        }
+    }
+
+    fn prompt(&mut self, heads: Heads, len: usize) -> Result<()> {
+        let cache = heads.cache(&self.context, 1, len)?;
+        let limits = heads.limits(len, len, 1);
+        let qkv = heads.queries(&self.context, len)?;
+        let mut out = Buffer::new(&self.context, len, heads.num_heads * heads.head_dim)?;
+        let positions: Vec<u32> = (0..len as u32).collect();
+        let metadata = step(&[0], 1, 0, len);
+        let alternatives = self.context.alternatives();
+        let others = alternatives.iter().map(|(form, context)| (format!(", {form}"), context));
+        let mut times = Vec::new();
+        for (form, context) in std::iter::once((String::new(), &self.context)).chain(others) {
+            let mut scratch = AttentionScratch::new(context, limits)?;
+            let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
+            let lists = StepInputs::new(&positions, &positions, &[], &metadata);
+            let lists = inputs.upload(context, lists, &cache)?;
+            let seconds = self
+                .seconds(5, |_| paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out))?;
+            times.push((form, seconds));
+        }
+        let operations = 2 * heads.num_heads * heads.head_dim * len * (len + 1);
+        for (form, seconds) in times {
+            let name = format!("flash attention, a prompt of {len}{form}");
+            self.line(&name, seconds, (len * heads.bytes_per_token()) as f64, operations as f64);
+        }
+        Ok(())
+    }
+}
