@@ -44,8 +44,8 @@ const GROUPS_OF_A_CORE: usize = 2;
 /// Rows of weights of a tile of [`Form::Many`].
 const TILE: usize = 128;
 
-/// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, four times.
-const STAGED_BYTES: usize = 4 * 2 * 64;
+/// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, six times.
+const STAGED_BYTES: usize = 6 * 2 * 64;
 
 /// What a tile of [`Form::Many`] takes beside the products, in rows of activations.
 const ROWS_OF_A_START: usize = 32;

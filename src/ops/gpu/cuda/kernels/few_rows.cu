@@ -321,14 +321,15 @@ inline void few(
                 const uint row = first_row + r * RESULTS + own_g;
                 if (GATED) {
                     if (row < num_rows) {
-                        put(out, at + row, gated(results[0] * factor, results[1] * factor));
+                        store(out, at + row, gated(results[0] * factor, results[1] * factor));
                     }
                 } else {
 #pragma clang loop unroll(full)
                     for (int h = 0; h < 2; ++h) {
                         if (row + 8 * h < num_rows) {
                             const float other = HAS_BIAS ? operand.bias[row + 8 * h] : 0.0f;
-                            put(out, at + row + 8 * h, fma(results[h], factor, other));
+                            const float before = ADDS ? out[at + row + 8 * h] : 0.0f;
+                            store(out, at + row + 8 * h, before + fma(results[h], factor, other));
                         }
                     }
                 }

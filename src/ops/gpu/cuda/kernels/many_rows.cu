@@ -28,7 +28,7 @@ constant constexpr uint NUM_THREADS = 256;
 constant constexpr uint EIGHTHS = 8;
 // Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
 // still read, and those that are on their way.
-constant constexpr uint STAGES = 4;
+constant constexpr uint STAGES = 6;
 
 template <typename F, int TOKENS, bool GATED>
 inline void many(
@@ -65,15 +65,19 @@ inline void many(
         const uint row = min(row_of_tile<GATED>(first_row, g + 8 * h), matrix.num_rows - 1);
         own_rows[h] = (part.matrix * matrix.num_rows + row) * a.num_units;
     }
-    Raw<F> raw[2];
-    const auto fetch_weights = [&](uint step) {
+    // The weights and the words of two steps take turns: those of the last step are still multiplied while the next are
+    // decoded and the ones after that are on their way.
+    Raw<F> raw[2][2];
+    uint words[2][4][4];
+    const auto fetch_weights = [&](uint step, int turn) {
         const uint unit = min(4 * step + t, a.num_units - 1);
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
-            raw[h] = load_unit<F>(own_weights[h], planes, own_rows[h], unit);
+            raw[turn][h] = load_unit<F>(own_weights[h], planes, own_rows[h], unit);
         }
     };
-    fetch_weights(0);
+    fetch_weights(0, 0);
+    fetch_weights(1, 1);
 
     // A thread brings one eighth of every 32nd row of activations. Rows that do not exist have the numbers of one that
     // does; nobody reads their sums.
@@ -101,20 +105,21 @@ inline void many(
         }
         msl_end_group();
     };
-    bring(0);
-    bring(1);
+#pragma clang loop unroll(full)
+    for (uint step = 0; step < STAGES - 2; ++step) {
+        bring(step);
+    }
     if (thread_index < uint(TOKENS)) {
         factors[thread_index] = x_factors[row_of_x(thread_index)];
     }
 
     float sums[TILES][4] = {};
-    // The words of two steps take turns: those of the last step are still multiplied while the next are decoded.
-    uint words[2][4][4];
-    const auto multiply_step = [&](uint step, thread uint (&own)[4][4]) {
+    const auto multiply_step = [&](uint step, int turn) {
+        thread uint (&own)[4][4] = words[turn];
         uint low[8];
         uint high[8];
-        Decoder<F>::words(raw[0], low);
-        Decoder<F>::words(raw[1], high);
+        Decoder<F>::words(raw[turn][0], low);
+        Decoder<F>::words(raw[turn][1], high);
         if (is_same_v<F, F16>) {
             // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
             // under way while what they might read is loaded.
@@ -131,8 +136,8 @@ inline void many(
             own[k][2] = low[2 * k + 1];
             own[k][3] = high[2 * k + 1];
         }
-        fetch_weights(step + 1);
-        msl_wait_for_groups<1>();
+        fetch_weights(step + 2, turn);
+        msl_wait_for_groups<STAGES - 3>();
         msl_show_copies();
         threadgroup_barrier(mem_flags::mem_threadgroup);
         msl_begin_products(own);
@@ -143,14 +148,29 @@ inline void many(
         msl_end_products();
         // What was multiplied two steps ago is free: every warp has waited for that before the barrier.
         msl_wait_for_products<1>();
-        bring(step + 2);
+        bring(step + STAGES - 2);
     };
     for (uint step = 0; step < num_steps; step += 2) {
-        multiply_step(step, words[0]);
-        multiply_step(step + 1, words[1]);
+        multiply_step(step, 0);
+        multiply_step(step + 1, 1);
     }
     msl_wait_for_products<0>();
 
+    // All that is added to is read before anything is written: reads wait for writes to what might be the same place.
+    if (ADDS) {
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TILES; ++n) {
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 4; ++i) {
+                const uint token = 8 * n + 2 * t + i % 2;
+                const uint row = first_row + g + 8 * (i / 2);
+                sums[n][i] *= factors[token];
+                if (first_token + token < part.num_rows && row < matrix.num_rows) {
+                    sums[n][i] += out[part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset + row];
+                }
+            }
+        }
+    }
 #pragma clang loop unroll(full)
     for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
@@ -159,19 +179,19 @@ inline void many(
             if (first_token + token >= part.num_rows) {
                 continue;
             }
-            const float factor = factors[token];
+            const float factor = ADDS ? 1.0f : factors[token];
             const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset;
             const uint row = first_row + g;
             if (GATED) {
                 if (row < matrix.num_rows) {
-                    put(out, place + row, gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
+                    store(out, place + row, gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
                 }
             } else {
 #pragma clang loop unroll(full)
                 for (int h = 0; h < 2; ++h) {
                     if (row + 8 * h < matrix.num_rows) {
                         const float other = HAS_BIAS ? bias[row + 8 * h] : 0.0f;
-                        put(out, place + row + 8 * h, fma(sums[n][2 * h + odd], factor, other));
+                        store(out, place + row + 8 * h, fma(sums[n][2 * h + odd], factor, other));
                     }
                 }
             }

@@ -179,10 +179,10 @@ inline float gated(float gate, float up) {
     return gate / (1.0f + exp(-gate)) * up;
 }
 
-inline void put(device float* out, ulong index, float value) {
+inline void store(device float* out, ulong index, float value) {
     if (IS_HALF) {
         ((device half*)out)[index] = half(value);
     } else {
-        out[index] = ADDS ? out[index] + value : value;
+        out[index] = value;
     }
 }
