@@ -2,6 +2,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
+mod batches;
 mod buffers;
 mod defects;
 mod emulator;

@@ -26,7 +26,7 @@ const WHOLE_SIZE: usize = 512;
 const PIECE_SIZE: usize = 256;
 
 /// Most pieces of a context, as in the kernel: pieces of longer contexts are longer.
-const MAX_PIECES: usize = 64;
+const MAX_PIECES: usize = 32;
 
 /// Values of a partial result: the head's, and room for maximum and sum up to the next 16 bytes.
 pub(super) const fn record_values(head_dim: usize) -> usize {
@@ -197,9 +197,9 @@ mod tests {
             (768, whole, 3),
             (769, whole, 4),
             (4000, whole, 16),
-            (16384, whole, 64),
-            (16385, whole, 33),
-            (131_072, whole, 64),
+            (8192, whole, 32),
+            (8193, whole, 17),
+            (131_072, whole, 32),
             // From the last multiple of a tile before the window on.
             (100_000, 512, 1),
             (100_001, 512, 3),
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_the_pieces_of_any_length() {
-        for max_len in [1, 512, 513, 1000, 16384, 16385, 40_000] {
+        for max_len in [1, 512, 513, 1000, 8192, 8193, 40_000] {
             for window in [1, 500, 512, 2049, usize::MAX] {
                 let most = (1..=max_len).map(|len| num_pieces(len, window)).max();
                 let room = max_pieces(max_len, window);

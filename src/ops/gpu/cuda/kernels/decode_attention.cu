@@ -35,7 +35,7 @@ constant constexpr uint TILE = 16;
 constant constexpr uint HEADS = 8;
 constant constexpr uint SLICES = 8;  // warps of a threadgroup
 constant constexpr uint NUM_THREADS = SLICES * LANES;
-constant constexpr uint MAX_PIECES = 64;
+constant constexpr uint MAX_PIECES = LANES;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
 
 // Where a context is cut: from `first` on, a multiple of a tile.
@@ -433,7 +433,8 @@ DECODE(bf16, bfloat, 256)
     uint lane [[thread_index_in_simdgroup]],
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
-    constexpr uint LANE_PIECES = MAX_PIECES / LANES;
+    constexpr uint TURNS = MAX_PIECES / SLICES;
+    constexpr uint ROUNDS = 2;  // of four values for each lane, up to 256
     const uint head_dim = HEAD_DIM;
     const uint head = index.x;
     const uint thread_index = slice * LANES + lane;
@@ -443,35 +444,34 @@ DECODE(bf16, bfloat, 256)
     device const float* records = partials + record_of(a, index.y, head, 0);
     const uint stride = head_dim + 4;
     msl_wait_for_inputs();
-    float maxima[LANE_PIECES];
-    float own_maximum = LOWEST;
+    // All reads are under way before the first of them is waited for.
+    float4 values[ROUNDS][TURNS];
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < LANE_PIECES; ++i) {
-        const uint piece = i * LANES + lane;
-        maxima[i] = piece < num_pieces ? records[piece * stride + head_dim] : LOWEST;
-        own_maximum = max(own_maximum, maxima[i]);
-    }
-    const float maximum = simd_max(own_maximum);
-    float weights[LANE_PIECES];
-    float own_sum = 0.0f;
+    for (uint round = 0; round < ROUNDS; ++round) {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < LANE_PIECES; ++i) {
-        const uint piece = i * LANES + lane;
-        weights[i] = fast::exp2(maxima[i] - maximum);
-        own_sum = fma(piece < num_pieces ? records[piece * stride + head_dim + 1] : 0.0f, weights[i], own_sum);
+        for (uint turn = 0; turn < TURNS; ++turn) {
+            const uint piece = turn * SLICES + slice;
+            const uint value = 4 * (round * LANES + lane);
+            const bool exists = piece < num_pieces && value < head_dim;
+            values[round][turn] =
+                exists ? *(device const float4*)(records + piece * stride + value) : float4(0.0f);
+        }
     }
-    const float total = simd_sum(own_sum);
-    for (uint first = 0; first < head_dim; first += 4 * LANES) {
-        const uint value = first + 4 * lane;
+    // A lane for each piece.
+    const bool has_piece = lane < num_pieces;
+    const float own_maximum = has_piece ? records[lane * stride + head_dim] : LOWEST;
+    const float own_sum = has_piece ? records[lane * stride + head_dim + 1] : 0.0f;
+    const float own_weight = fast::exp2(own_maximum - simd_max(own_maximum));
+    const float total = simd_sum(own_sum * own_weight);
+#pragma clang loop unroll(full)
+    for (uint round = 0; round < ROUNDS; ++round) {
         float4 sum = float4(0.0f);
 #pragma clang loop unroll(full)
-        for (uint turn = 0; turn < MAX_PIECES / SLICES; ++turn) {
-            const uint piece = turn * SLICES + slice;
-            const float weight = simd_shuffle(weights[turn * SLICES / LANES], ushort(piece % LANES));
-            if (piece < num_pieces && value < head_dim) {
-                sum = fma(*(device const float4*)(records + piece * stride + value), float4(weight), sum);
-            }
+        for (uint turn = 0; turn < TURNS; ++turn) {
+            const float weight = simd_shuffle(own_weight, ushort(turn * SLICES + slice));
+            sum = fma(values[round][turn], float4(weight), sum);
         }
+        const uint value = 4 * (round * LANES + lane);
         if (value < head_dim) {
             *(threadgroup float4*)(memory + slice * head_dim + value) = sum;
         }
