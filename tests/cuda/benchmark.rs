@@ -1,6 +1,7 @@
 //! How much of the memory bandwidth the kernels use, as ops launch them.
 
 mod latent;
+mod prompts;
 
 use std::sync::Arc;
 
@@ -45,6 +46,7 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
     }
     bench.products(DType::Q4_0, 4096, 4096, &[512])?;
     bench.attention()?;
+    bench.prompts()?;
     bench.latent()?;
     bench.experts()?;
     bench.sampling()?;
@@ -156,9 +158,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Attention of one token of many sequences, of one token of one sequence, and of a prompt.
+    /// Attention of one token of many sequences, and of one token of one sequence.
     fn attention(&mut self) -> Result<()> {
-        const PROMPT: usize = 2048;
         let config = one_layer(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
         let num_blocks = NUM_SEQUENCES * CONTEXT / BLOCK_SIZE;
         let mut cache = KvCache::new(&self.context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
@@ -223,24 +224,6 @@ impl Bench<'_> {
         })?;
         self.line(&format!("paged attention, 1 × {CONTEXT} tokens"), seconds, kv_bytes, operations);
 
-        let alternatives = self.context.alternatives();
-        let others = alternatives.iter().map(|(form, context)| (format!(", {form}"), context));
-        let mut times = Vec::new();
-        for (form, context) in std::iter::once((String::new(), &self.context)).chain(others) {
-            let metadata = step(&[0], 0, PROMPT);
-            let mut scratch = AttentionScratch::new(context, limits)?;
-            let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
-            let lists = StepInputs::new(&positions[..PROMPT], &positions[..PROMPT], &[], &metadata);
-            let lists = inputs.upload(context, lists, &cache)?;
-            let seconds = self
-                .seconds(5, |_| paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out))?;
-            times.push((form, seconds));
-        }
-        let operations = (2 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1)) as f64;
-        for (form, seconds) in times {
-            let name = format!("flash attention, a prompt of {PROMPT}{form}");
-            self.line(&name, seconds, kv_bytes / 2.0, operations);
-        }
         if out.read(1, |row| row.iter().all(|value| value.is_finite()))? {
             Ok(())
         } else {

@@ -12,12 +12,12 @@ fn check(gpu: Option<Emulator>) {
     check_libraries(gpu, &Family::ALL, &LIBRARIES);
 }
 
-/// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for: those of products.
+/// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for: those of products and of prompts.
 fn check_of_nvidia(gpu: Option<Emulator>) {
     let gpu = gpu.map(|gpu| gpu.with_class(ChipClass::Nvidia));
     check_libraries(
         gpu,
-        &[Family::Probes, Family::Products, Family::Latent, Family::Experts],
+        &[Family::Probes, Family::Products, Family::Attention, Family::Latent, Family::Experts],
         &CUDA_LIBRARIES,
     );
 }

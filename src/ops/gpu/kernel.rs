@@ -1,6 +1,7 @@
 //! The kernels by name.
 
 use super::backend::Flags;
+use super::prefill_attention::{self, Variant};
 use super::tensor_cores::Form;
 use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
@@ -29,10 +30,12 @@ static FLASH_ATTENTION: Library =
 
 static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
+static PREFILL_ATTENTION: Library =
+    Library { name: "prefill_attention", source: include_str!("cuda/kernels/prefill_attention.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 2] = [&FEW_ROWS, &MANY_ROWS];
+pub static CUDA_LIBRARIES: [&Library; 3] = [&FEW_ROWS, &MANY_ROWS, &PREFILL_ATTENTION];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -98,6 +101,12 @@ pub(super) enum Kernel {
         head_dim: usize,
         value_dim: usize,
     },
+    PrefillAttention {
+        dtype: KvCacheDType,
+        variant: Variant,
+        head_dim: usize,
+        value_dim: usize,
+    },
     LatentKvWrite(KvCacheDType),
     LatentRead(KvCacheDType),
     LatentAttention(KvCacheDType),
@@ -120,6 +129,7 @@ impl Kernel {
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
+            Self::PrefillAttention { .. } => &PREFILL_ATTENTION,
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
             Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
@@ -165,6 +175,9 @@ impl Kernel {
             Self::FlashAttention { dtype, max_dim, keys, .. } => {
                 format!("flash_attention_{dtype}_{max_dim}_{keys}")
             }
+            Self::PrefillAttention { dtype, variant, .. } => {
+                format!("prefill_attention_{dtype}_{}", variant.max_dim)
+            }
             Self::Probe(probe) => probe.function().to_owned(),
         }
     }
@@ -181,7 +194,11 @@ impl Kernel {
 
     /// Threads that a device has to allow.
     pub(super) fn threads_needed(self) -> usize {
-        if self.takes_any_threads() { 32 } else { Self::MAX_THREADS }
+        match self {
+            Self::PrefillAttention { .. } => prefill_attention::NUM_THREADS,
+            _ if self.takes_any_threads() => 32,
+            _ => Self::MAX_THREADS,
+        }
     }
 
     /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
@@ -195,12 +212,13 @@ impl Kernel {
             | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
-            Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,
+            Self::LatentKvWrite(_) | Self::FlashAttention { .. } | Self::PrefillAttention { .. } => 1,
             _ => 0,
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
         let numbers = match self {
-            Self::FlashAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::FlashAttention { head_dim, value_dim, .. }
+            | Self::PrefillAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
             _ => Vec::new(),
         };
         let numbers = (num_flags as u32..).zip(numbers);

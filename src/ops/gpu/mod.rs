@@ -20,6 +20,7 @@ mod layout;
 mod library;
 mod linear;
 mod matrix;
+mod prefill_attention;
 mod probe;
 mod rows;
 mod sampling;
