@@ -88,11 +88,12 @@ impl DeviceInputs {
             let layout = cache.layout();
             let prefill_form = match layout.has_values {
                 true => PrefillForm::Tiles(GpuAttention::tokens_per_tile(
+                    backend,
                     self.heads_per_kv_head,
                     cache.dtype(),
                     layout.head_dim,
                 )),
-                false => PrefillForm::Latent(GpuExpandedAttention::tokens_per_tile(cache.dtype())),
+                false => PrefillForm::Latent(GpuExpandedAttention::tokens_per_tile(backend, cache.dtype())),
             };
             let StepInputs { token_ids, positions, outputs, attention, .. } = step;
             inputs.upload(backend, token_ids, positions, outputs, attention, prefill_form)?;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod latent;
+mod prompts;
 
 use std::sync::Arc;
 
@@ -42,6 +43,7 @@ pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<
         bench.products(dtype, 4096, 4096, &[256, 512, 4096])?;
     }
     bench.attention()?;
+    bench.prompts()?;
     bench.latent()?;
     bench.experts()?;
     bench.sampling()?;

@@ -10,6 +10,7 @@ use super::cost::Cost;
 use super::decode_attention::{self, DecodeOperands, decode_attention};
 use super::inputs::GpuInputs;
 use super::kernel::Kernel;
+use super::prefill_attention::{self, prefill_attention};
 use super::{Binding, GpuBuffer, Placement, Tuning};
 use crate::ops::KvCacheDType;
 use crate::{Error, Result};
@@ -224,8 +225,17 @@ impl GpuAttention {
     }
 
     /// Tokens of a tile when `heads_per_kv_head` heads share keys.
-    pub(crate) fn tokens_per_tile(heads_per_kv_head: usize, dtype: KvCacheDType, head_dim: usize) -> usize {
-        (Flash::of(dtype, head_dim).rows() / heads_per_kv_head).max(1)
+    pub(crate) fn tokens_per_tile(
+        gpu: &GpuBackend,
+        heads_per_kv_head: usize,
+        dtype: KvCacheDType,
+        head_dim: usize,
+    ) -> usize {
+        let rows = match prefill_attention::is_for(gpu.tuning(), dtype) {
+            true => prefill_attention::TILE_ROWS,
+            false => Flash::of(dtype, head_dim).rows(),
+        };
+        (rows / heads_per_kv_head).max(1)
     }
 
     /// Attention of all tokens of a step: those of sequences with one token and those of the others.
@@ -375,6 +385,9 @@ pub(super) fn flash_attention(
     args: FlashAttentionArgs,
     operands: FlashOperands<'_>,
 ) -> Result<()> {
+    if prefill_attention::is_for(gpu.tuning(), operands.dtype) {
+        return prefill_attention(gpu, inputs, tiles, args, operands);
+    }
     let FlashOperands { dtype, value_dim, q, k, v, out, between_spans } = operands;
     let FlashAttentionArgs { pages, window, span, .. } = args;
     let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);

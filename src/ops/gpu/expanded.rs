@@ -20,6 +20,7 @@ use super::kernel::Kernel;
 use super::latent::LatentRows;
 use super::linear::{Operands, Part, Stacked, matmul};
 use super::matrix::GpuStack;
+use super::prefill_attention::MAX_KEYS;
 use super::rounded::Rounded;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
@@ -28,6 +29,7 @@ use crate::{Error, Result};
 
 /// Positions whose keys and values are in memory at once.
 const SPAN: usize = 1024;
+const _: () = assert!(SPAN.is_multiple_of(MAX_KEYS));
 
 /// Positions are made in multiples of it: all products are the same kernel's, for the largest tile.
 const UNIT: usize = 32;
@@ -121,8 +123,8 @@ impl GpuExpandedAttention {
     }
 
     /// Tokens of a tile over rows of this type: as many as the kernel for the widest heads takes.
-    pub(crate) fn tokens_per_tile(rows: KvCacheDType) -> usize {
-        GpuAttention::tokens_per_tile(1, Self::dtype(rows), MAX_HEAD_DIM)
+    pub(crate) fn tokens_per_tile(gpu: &GpuBackend, rows: KvCacheDType) -> usize {
+        GpuAttention::tokens_per_tile(gpu, 1, Self::dtype(rows), MAX_HEAD_DIM)
     }
 
     /// Attention of the tokens of a step's expanded rows.

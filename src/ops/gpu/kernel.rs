@@ -1,6 +1,7 @@
 //! The kernels by name.
 
 use super::backend::Flags;
+use super::prefill_attention::{self, Variant};
 use super::rounded::Pairs;
 use super::tensor_cores::Form;
 use super::{Constant, Library, Probe, decode_attention};
@@ -32,10 +33,12 @@ static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cud
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
 static DECODE_ATTENTION: Library =
     Library { name: "decode_attention", source: include_str!("cuda/kernels/decode_attention.cu") };
+static PREFILL_ATTENTION: Library =
+    Library { name: "prefill_attention", source: include_str!("cuda/kernels/prefill_attention.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 3] = [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION];
+pub static CUDA_LIBRARIES: [&Library; 4] = [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &PREFILL_ATTENTION];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -109,6 +112,12 @@ pub(super) enum Kernel {
         head_dim: usize,
         value_dim: usize,
     },
+    PrefillAttention {
+        dtype: KvCacheDType,
+        variant: Variant,
+        head_dim: usize,
+        value_dim: usize,
+    },
     LatentKvWrite(KvCacheDType),
     LatentRead(KvCacheDType),
     LatentAttention(KvCacheDType),
@@ -133,6 +142,7 @@ impl Kernel {
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => &DECODE_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
+            Self::PrefillAttention { .. } => &PREFILL_ATTENTION,
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
             Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
@@ -183,6 +193,9 @@ impl Kernel {
             Self::FlashAttention { dtype, max_dim, keys, .. } => {
                 format!("flash_attention_{dtype}_{max_dim}_{keys}")
             }
+            Self::PrefillAttention { dtype, variant, .. } => {
+                format!("prefill_attention_{dtype}_{}", variant.max_dim)
+            }
             Self::Probe(probe) => probe.function().to_owned(),
         }
     }
@@ -199,7 +212,11 @@ impl Kernel {
 
     /// Threads that a device has to allow.
     pub(super) fn threads_needed(self) -> usize {
-        if self.takes_any_threads() { 32 } else { Self::MAX_THREADS }
+        match self {
+            Self::PrefillAttention { .. } => prefill_attention::NUM_THREADS,
+            _ if self.takes_any_threads() => 32,
+            _ => Self::MAX_THREADS,
+        }
     }
 
     /// The values of the kernel's function constants: as many of the flags as it has, and numbers.
@@ -213,12 +230,16 @@ impl Kernel {
             | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::RopeKvWrite(_) => 2,
-            Self::RoundRows(_) | Self::LatentKvWrite(_) | Self::FlashAttention { .. } => 1,
+            Self::RoundRows(_)
+            | Self::LatentKvWrite(_)
+            | Self::FlashAttention { .. }
+            | Self::PrefillAttention { .. } => 1,
             _ => 0,
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
         let numbers = match self {
-            Self::FlashAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::FlashAttention { head_dim, value_dim, .. }
+            | Self::PrefillAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
             Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
                 vec![head_dim]
             }

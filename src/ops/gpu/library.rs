@@ -11,13 +11,14 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
     ("cursors.h", include_str!("cuda/kernels/cursors.h")),
+    ("prefill.h", include_str!("../../../metal_kernels/prefill.h")),
     ("products.h", include_str!("cuda/kernels/products.h")),
 ];
 
@@ -29,6 +30,13 @@ impl Library {
     #[must_use]
     pub fn is_for_nvidia(&self) -> bool {
         self.source.contains("#define FOR_NVIDIA")
+    }
+
+    /// The most threads of a threadgroup, if the file says so: the fewer they are, the more registers each may have on
+    /// NVIDIA's GPUs.
+    #[must_use]
+    pub fn max_threads(&self) -> Option<usize> {
+        self.source.lines().find_map(|line| line.strip_prefix("#define MAX_THREADS ")?.parse().ok())
     }
 
     /// The name of the file.

@@ -21,6 +21,7 @@ mod layout;
 mod library;
 mod linear;
 mod matrix;
+mod prefill_attention;
 mod probe;
 mod rounded;
 mod rows;

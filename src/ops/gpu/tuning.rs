@@ -11,7 +11,7 @@ pub(crate) struct Tuning {
     /// Keys that flash attention takes at a time where heads have 65 to 128 values in half precision: 16 or 32. With
     /// fewer, a core has room for four threadgroups instead of three; with more, there are fewer barriers.
     pub(super) flash_keys: usize,
-    /// Whether products go to the kernels of `tensor_cores`.
+    /// Whether products go to the kernels of `tensor_cores` and prompts to those of `prefill_attention`.
     pub(super) has_tensor_cores: bool,
 }
 
@@ -31,7 +31,8 @@ impl Tuning {
 
     /// Forms of kernels that may be faster on Apple GPUs, of which none was at hand, by what is different about them.
     /// `tinyvllm self-test` checks and times them beside those that are used.
-    pub(crate) fn alternatives(self) -> [(&'static str, Self); 1] {
-        [("32 keys at a time", Self { flash_keys: 32, ..self })]
+    /// Where there are tensor cores, prompts have a kernel of their own.
+    pub(crate) fn alternatives(self) -> Option<(&'static str, Self)> {
+        (!self.has_tensor_cores).then_some(("32 keys at a time", Self { flash_keys: 32, ..self }))
     }
 }

@@ -86,7 +86,6 @@ impl Bench<'_> {
         self.decode(TINY_LLAMA, 32, 4000)?;
         self.decode(TINY_LLAMA, 1, 4000)?;
         self.decode(TINY_LLAMA, 1, 128)?;
-        self.prompt(LLAMA_3_8B, 2048)
     }
 
     /// One token of each of some sequences of this length; gives the name and the share of the bandwidth.
@@ -126,32 +125,5 @@ impl Bench<'_> {
         } else {
             Err(Error::internal(format!("{name}: not finite, though keys and values are")))
         }
-    }
-
-    fn prompt(&mut self, heads: Heads, len: usize) -> Result<()> {
-        let cache = heads.cache(&self.context, 1, len)?;
-        let limits = heads.limits(len, len, 1);
-        let qkv = heads.queries(&self.context, len)?;
-        let mut out = Buffer::new(&self.context, len, heads.num_heads * heads.head_dim)?;
-        let positions: Vec<u32> = (0..len as u32).collect();
-        let metadata = step(&[0], 1, 0, len);
-        let alternatives = self.context.alternatives();
-        let others = alternatives.iter().map(|(form, context)| (format!(", {form}"), context));
-        let mut times = Vec::new();
-        for (form, context) in std::iter::once((String::new(), &self.context)).chain(others) {
-            let mut scratch = AttentionScratch::new(context, limits)?;
-            let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE)?;
-            let lists = StepInputs::new(&positions, &positions, &[], &metadata);
-            let lists = inputs.upload(context, lists, &cache)?;
-            let seconds = self
-                .seconds(5, |_| paged_attention(context, &mut scratch, &qkv, &cache, 0, &lists, &mut out))?;
-            times.push((form, seconds));
-        }
-        let operations = 2 * heads.num_heads * heads.head_dim * len * (len + 1);
-        for (form, seconds) in times {
-            let name = format!("flash attention, a prompt of {len}{form}");
-            self.line(&name, seconds, (len * heads.bytes_per_token()) as f64, operations as f64);
-        }
-        Ok(())
     }
 }

@@ -44,7 +44,8 @@ const PLACES: [&str; 12] = [
     "thread_execution_width",
 ];
 
-/// Most threads of a threadgroup, so that a thread may have as many registers as one of an Apple GPU: 128.
+/// Most threads of a threadgroup where a library does not say, so that a thread may have as many registers as one of an
+/// Apple GPU: 128.
 const MAX_THREADS: usize = 512;
 
 /// A kernel for the compiler.
@@ -65,7 +66,8 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     let wrong =
         |what: &str, line: &str| Err(Error::internal(format!("{}: {what}: {}", library.file(), line.trim())));
     let kernels = kernels(&source).map_err(|what| Error::internal(format!("{}: {what}", library.file())))?;
-    let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {MAX_THREADS}\n");
+    let max_threads = library.max_threads().unwrap_or(MAX_THREADS);
+    let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {max_threads}\n");
     let waits_itself = library.is_for_nvidia();
     _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
     if source.contains("simdgroup_matrix") {

@@ -118,11 +118,35 @@ fn stem(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
+fn attention(has_spans: bool, head_dim: u16, value_dim: u16) -> Vec<Constant> {
+    vec![Constant::Bool(0, has_spans), Constant::U16(1, head_dim), Constant::U16(2, value_dim)]
+}
+
+/// They have as many registers as there can be, so that results of all rows are in them, and need no more.
+#[test]
+fn attention_of_prompts_keeps_everything_in_registers() {
+    let Some(compiler) = compiler() else { return };
+    for (name, constants) in [
+        ("prefill_attention_f16_64", attention(false, 64, 64)),
+        ("prefill_attention_bf16_64", attention(false, 64, 64)),
+        ("prefill_attention_f16_128", attention(false, 80, 80)),
+        ("prefill_attention_f16_128", attention(false, 128, 128)),
+        ("prefill_attention_bf16_128", attention(false, 128, 128)),
+        ("prefill_attention_f16_128", attention(true, 192, 128)),
+        ("prefill_attention_f16_256", attention(true, 256, 256)),
+        ("prefill_attention_bf16_256", attention(false, 256, 256)),
+    ] {
+        let messages = compile(compiler, name, &constants, compiler.target(90));
+        let fits = messages.contains(" 0 bytes spill stores, 0 bytes spill loads");
+        assert!(fits, "{name} {constants:?}: {messages}");
+    }
+}
+
 #[test]
 fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
     let Some(compiler) = compiler() else { return };
     let flags = |len: u32| (0..len).map(|index| Constant::Bool(index, index == 0)).collect::<Vec<_>>();
-    let flash = [Constant::Bool(0, false), Constant::U16(1, 64), Constant::U16(2, 64)];
+    let flash = attention(false, 64, 64);
     for (name, constants) in [
         ("matvec_Q4_0_1", flags(4)),
         ("matvec_swiglu_Q6_K_2", flags(4)),
@@ -134,7 +158,7 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("many_rows_Q4_0", flags(5)),
         ("many_rows_Q4_K_Q6_K", flags(5)),
         ("many_rows_swiglu_BF16", flags(5)),
-        ("flash_attention_f16_64_32", flash.to_vec()),
+        ("flash_attention_f16_64_32", flash),
         ("paged_attention_bf16_4_16", Vec::new()),
         ("paged_attention_merge", Vec::new()),
         ("decode_attention_f16_128", vec![Constant::U16(0, 64)]),

@@ -43,6 +43,13 @@ METAL_FUNC void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// 2ˣ, and 0 where that is below the smallest normal number.
+METAL_FUNC float msl_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
 // Four 8×8 matrices of halves: lane i names row i % 8 of matrix i / 8 and gets two neighbours of row i / 4 of each.
 METAL_FUNC void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -25,6 +25,8 @@ inline uint msl_add_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, 0x3
 // The zero has the sign that changes nothing.
 inline uint msl_multiply_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, b, 0x80008000u); }
 
+inline float msl_exp2(float x) { return x < -126.0f ? 0.0f : exp2(x); }
+
 struct msl_tiles {
   uint a[4], b[2];
 };

@@ -1,0 +1,48 @@
+// What the kernels for attention of several tokens of a sequence share: their arguments, and where rows are.
+
+#include "kv_cache.h"
+
+// The part of a context whose keys and values are there, `[head, position, value]`.
+struct Span {
+    uint begin;
+    uint end;
+    uint num_plain;      // values of a query that are not rotated; the others are elsewhere,
+    uint rotated_width;  // at the ends of heads of so many values
+};
+
+struct FlashAttentionArgs {
+    Pages pages;    // of a span, one block for each head
+    uint num_heads;
+    uint q_stride;  // values from one token's queries to the next
+    uint window;    // positions that a token attends to, itself included
+    float scale;    // of scores, times log2(e)
+    Span span;      // if there are such
+};
+
+// Neighbouring tokens of one sequence.
+struct PrefillTile {
+    uint first_token;     // of the step: the row of q and of the result
+    uint num_tokens;
+    uint first_position;  // of the first token in its sequence
+    uint table_start;     // of the sequence's block table
+};
+
+constant bool HAS_SPANS [[function_constant(0)]];
+
+// Values of a query or key and of a value, at most MAX_DIM. Known to the compiler, so that nothing is divided and no
+// loop is counted.
+constant ushort HEAD_DIM [[function_constant(1)]];
+constant ushort VALUE_DIM [[function_constant(2)]];
+
+// The row of a key and of its value.
+inline uint row_of_key(constant FlashAttentionArgs& a, device const uint* block_table, uint kv_head, uint position) {
+    if (HAS_SPANS) {
+        return kv_head * a.pages.block_size + position - a.span.begin;
+    }
+    return row_of(a.pages, block_table, kv_head, position);
+}
+
+// The row of a result, and of what is known of it between spans.
+inline ulong row_of_result(constant FlashAttentionArgs& a, uint token, uint head) {
+    return ulong(token) * a.num_heads + head;
+}
