@@ -86,6 +86,7 @@ impl Bench<'_> {
         self.decode(TINY_LLAMA, 32, 4000)?;
         self.decode(TINY_LLAMA, 1, 4000)?;
         self.decode(TINY_LLAMA, 1, 128)?;
+        Ok(())
     }
 
     /// One token of each of some sequences of this length; gives the name and the share of the bandwidth.
