@@ -7,7 +7,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use tinyvllm::ops::gpu::LIBRARIES;
+use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
 use tinyvllm::self_test::Family;
 
 use super::{Emulator, Variant};
@@ -24,6 +24,13 @@ pub(super) const TABLES: [(Family, &str); 6] = [
     (Family::Experts, include_str!("experts.txt")),
     (Family::Sampling, include_str!("sampling.txt")),
 ];
+
+/// Ends the name of a file for NVIDIA's GPUs, whose defects show there only.
+const OF_NVIDIA: &str = ".cu";
+
+fn libraries() -> impl Iterator<Item = &'static Library> {
+    LIBRARIES.into_iter().chain(CUDA_LIBRARIES)
+}
 
 /// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
 const OUT_OF_BOUNDS: &str = "(out of bounds)";
@@ -53,9 +60,11 @@ impl Planted {
     pub(super) fn new(tables: &[(Family, &'static str)]) -> Option<Self> {
         Emulator::new(Variant::Fast)?;
         let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
-        let mut texts: Vec<String> = LIBRARIES.iter().map(|library| library.text()).collect();
+        let mut texts: Vec<String> = libraries().map(Library::text).collect();
         for file in files(&defects) {
-            let source = fs::read_to_string(in_project("metal_kernels").join(file)).unwrap();
+            let is_of_nvidia = file.ends_with(OF_NVIDIA);
+            let folder = if is_of_nvidia { "src/ops/gpu/cuda/kernels" } else { "metal_kernels" };
+            let source = fs::read_to_string(in_project(folder).join(file)).unwrap();
             // Headers come first, and are in the text of a library as they are in their files.
             let begin = source.rfind("#include").unwrap_or(0);
             let body = &source[begin + source[begin..].find('\n').unwrap()..];
@@ -78,12 +87,15 @@ impl Planted {
         // What leaves its memory would take the tests with it.
         let leaves = defect.is_some_and(|defect| self.defects[defect].what.ends_with(OUT_OF_BOUNDS));
         let mut gpu = Emulator::new(if leaves { Variant::Checked } else { Variant::Fast })?;
-        for (library, text) in LIBRARIES.iter().zip(&self.texts) {
+        if defect.is_some_and(|defect| self.defects[defect].file.ends_with(OF_NVIDIA)) {
+            gpu = gpu.with_class(ChipClass::Nvidia);
+        }
+        for (library, text) in libraries().zip(&self.texts) {
             gpu = gpu.with_text(library, text.clone());
         }
         let Some(defect) = defect else { return Some(gpu) };
         let has_it = |text: &String| text.contains(&format!("is_planted({defect})"));
-        for (library, _) in LIBRARIES.iter().zip(&self.texts).filter(|(_, text)| has_it(text)) {
+        for (library, _) in libraries().zip(&self.texts).filter(|(_, text)| has_it(text)) {
             gpu.kernels(library).unwrap();
         }
         Some(gpu.with_defect(defect))
