@@ -74,10 +74,10 @@ fn attend(context: &Context, dtype: KvCacheDType) -> impl FnMut(&[usize]) -> Vec
         buffer.write(num_rows, |target| target.copy_from_slice(values)).unwrap();
         buffer
     };
-    for sequence in 0..LENS.len() {
+    for (sequence, len) in LENS.into_iter().enumerate() {
         let metadata = step(&[sequence], |_| 0);
-        let positions: Vec<u32> = (0..LENS[sequence] as u32).collect();
-        let mut qkv = filled(&noise(LENS[sequence] * width));
+        let positions: Vec<u32> = (0..len as u32).collect();
+        let mut qkv = filled(&noise(len * width));
         let lists = StepInputs::new(&positions, &positions, &[], &metadata);
         let lists = inputs.upload(context, lists, &cache).unwrap();
         rope_kv_write(context, &mut qkv, &lists, None, &table, &mut cache, 0).unwrap();
