@@ -82,7 +82,7 @@ fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u
 /// Results that differ in some bit from those of a prompt that is one step.
 fn num_differences(gpu: &Arc<Emulator>, shape: &Shape) -> usize {
     let context = Context::gpu(gpu.clone());
-    let whole = attention(&context, shape, &[0..NUM_TOKENS]);
+    let whole = attention(&context, shape, std::slice::from_ref(&(0..NUM_TOKENS)));
     let cuts = [&[0, 64, 200][..], &[0, 33, 150, 200], &[0, 2, 131, 133, 200]];
     let pieces = cuts.map(|cuts| cuts.windows(2).map(|cut| cut[0]..cut[1]).collect::<Vec<_>>());
     let results = pieces.iter().flat_map(|pieces| attention(&context, shape, pieces));
