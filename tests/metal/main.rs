@@ -15,6 +15,7 @@ mod ops;
 mod planted;
 mod probes;
 mod promises;
+mod prompts;
 mod recorder;
 mod registers;
 mod sampling;

@@ -256,6 +256,8 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
         const bool is_cut = last_key > warp_first || warp_last - first_key >= a.window;
         float scores[ROW_TILES][KEYS / 8][4] = {};
         if (counts) {
+            threadgroup const ushort* keys_of_step = own_keys;
+            threadgroup const uint4* queries_of_step = own_queries;
 #pragma clang loop unroll_count(4)
             for (uint step = 0; step < num_steps; ++step) {
                 uint of_queries[ROW_TILES][4];
@@ -267,7 +269,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                             of_queries[r][i] = queries[r][step][i];
                         }
                     } else {
-                        const uint4 words = own_queries[(r * num_steps + step) * LANES];
+                        const uint4 words = queries_of_step[r * num_steps * LANES];
 #pragma clang loop unroll(full)
                         for (int i = 0; i < 4; ++i) {
                             of_queries[r][i] = words[i];
@@ -277,8 +279,9 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
 #pragma clang loop unroll(full)
                 for (int pair = 0; pair < KEYS / 16; ++pair) {
                     uint of_keys[4];
-                    threadgroup const ushort* own = own_keys + (16 * pair * k_stride + 16 * step);
-                    msl_load_matrices(16 * step + 8 < HEAD_DIM ? own : own - lane / 8 % 2 * 8, of_keys);
+                    threadgroup const ushort* own = keys_of_step + 16 * pair * k_stride;
+                    const bool is_whole = HEAD_DIM % 16 == 0 || 16 * step + 8 < HEAD_DIM;
+                    msl_load_matrices(is_whole ? own : own - lane / 8 % 2 * 8, of_keys);
 #pragma clang loop unroll(full)
                     for (int r = 0; r < ROW_TILES; ++r) {
 #pragma clang loop unroll(full)
@@ -290,6 +293,8 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                         }
                     }
                 }
+                keys_of_step += 16;
+                queries_of_step += LANES;
             }
         }
         if (thread_index < KEYS) {

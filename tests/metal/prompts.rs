@@ -1,0 +1,114 @@
+//! Attention of prompts on tensor cores, cut into pieces.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tinyvllm::config::RopeStyle;
+use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
+use tinyvllm::ops::{
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
+    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
+};
+use tinyvllm::self_test::one_layer;
+
+use crate::emulator::{Emulator, Variant};
+
+const NUM_TOKENS: usize = 200;
+const BLOCK_SIZE: usize = 16;
+
+#[derive(Debug)]
+struct Shape {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+/// The results of all tokens of a sequence, whose pieces are a step each.
+fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u32> {
+    let &Shape { num_heads, num_kv_heads, head_dim, window } = shape;
+    let limits = AttentionLimits {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        value_dim: head_dim,
+        scale: 0.1,
+        sliding_window: window,
+        max_model_len: NUM_TOKENS,
+        max_num_tokens: NUM_TOKENS,
+        max_num_rows: 1,
+    };
+    let config = one_layer(num_heads, num_kv_heads, head_dim);
+    let num_blocks = NUM_TOKENS.div_ceil(BLOCK_SIZE);
+    let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let mut scratch = AttentionScratch::new(context, limits).unwrap();
+    let frequencies = (0..head_dim / 2).map(|pair| 0.3 / (pair + 1) as f32).collect();
+    let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, NUM_TOKENS).unwrap();
+    table.extend_to(NUM_TOKENS).unwrap();
+    let mut results = Vec::new();
+    for piece in pieces {
+        let width = (num_heads + 2 * num_kv_heads) * head_dim;
+        let values = piece.start * width..piece.end * width;
+        let mut qkv = Buffer::new(context, piece.len(), width).unwrap();
+        qkv.write(piece.len(), |rows| {
+            for (row, index) in rows.iter_mut().zip(values) {
+                *row = (index * 7919 % 1013) as f32 / 506.0 - 1.0;
+            }
+        })
+        .unwrap();
+        let mut out = Buffer::new(context, piece.len(), num_heads * head_dim).unwrap();
+        let metadata = AttentionMetadata {
+            query_start_loc: vec![0, piece.len()],
+            seq_lens: vec![piece.end],
+            block_tables: (0..num_blocks as u32).collect(),
+            block_table_starts: vec![0, num_blocks],
+            slot_mapping: piece.clone().collect(),
+            block_size: BLOCK_SIZE,
+        };
+        let positions: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
+        let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();
+        let step = StepInputs::new(&positions, &positions, &[], &metadata);
+        let step = inputs.upload(context, step, &cache).unwrap();
+        rope_kv_write(context, &mut qkv, &step, None, &table, &mut cache, 0).unwrap();
+        paged_attention(context, &mut scratch, &qkv, &cache, 0, &step, &mut out).unwrap();
+        results.extend(
+            out.read(piece.len(), |rows| rows.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+                .unwrap(),
+        );
+    }
+    results
+}
+
+/// Results that differ in some bit from those of a prompt that is one step.
+fn num_differences(gpu: &Arc<Emulator>, shape: &Shape) -> usize {
+    let context = Context::gpu(gpu.clone());
+    let whole = attention(&context, shape, std::slice::from_ref(&(0..NUM_TOKENS)));
+    let cuts = [&[0, 64, 200][..], &[0, 33, 150, 200], &[0, 2, 131, 133, 200]];
+    let pieces = cuts.map(|cuts| cuts.windows(2).map(|cut| cut[0]..cut[1]).collect::<Vec<_>>());
+    let results = pieces.iter().flat_map(|pieces| attention(&context, shape, pieces));
+    results.zip(whole.iter().cycle()).filter(|(piece, whole)| piece != *whole).count()
+}
+
+#[test]
+fn a_token_has_the_same_bits_in_every_piece_of_a_prompt() {
+    let library = CUDA_LIBRARIES.into_iter().find(|library| library.name == "prefill_attention").unwrap();
+    // Tiles of keys that begin where the window of the first token does.
+    let (right, wrong) = ("window_begin / KEYS * KEYS", "window_begin");
+    assert_eq!(library.text().matches(right).count(), 1);
+    for (num_heads, num_kv_heads, head_dim, window) in [
+        (16, 2, 64, None),
+        (2, 2, 64, Some(70)),
+        (3, 1, 128, Some(70)),
+        (4, 2, 128, None),
+        (2, 1, 256, Some(40)),
+    ] {
+        let shape = Shape { num_heads, num_kv_heads, head_dim, window };
+        let gpu = || Some(Emulator::new(Variant::Fast)?.with_class(ChipClass::Nvidia));
+        let (Some(gpu), Some(other)) = (gpu(), gpu()) else { return };
+        let gpu = Arc::new(gpu);
+        assert_eq!(num_differences(&gpu, &shape), 0, "{shape:?}");
+        assert!(gpu.num_dispatches().keys().any(|kernel| kernel.starts_with("prefill_attention_f16_")));
+        let other = Arc::new(other.with_text(library, library.text().replace(right, wrong)));
+        assert_eq!(num_differences(&other, &shape) > 0, window.is_some(), "{shape:?}");
+    }
+}
