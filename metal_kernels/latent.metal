@@ -15,7 +15,8 @@ struct LatentKvWriteArgs {
 
 constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs are neighbours; otherwise halves
 
-// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`.
+// One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`; some of them in a
+// threadgroup.
 template <typename KV>
 [[kernel]] void latent_kv_write(
     constant LatentKvWriteArgs& a [[buffer(0)]],
@@ -28,10 +29,15 @@ template <typename KV>
     device KV* cache [[buffer(7)]],              // [slot, rank + 2 · pairs]
     device float* out [[buffer(8)]],             // [token, head, rank + 2 · pairs]
     uint2 index [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]]
+    uint lane [[thread_index_in_simdgroup]],
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    const uint head = index.x;
+    const uint head = index.x * num_groups + group;
     const uint token = index.y;
+    if (head > a.num_heads) {
+        return;
+    }
     const bool is_query = head < a.num_heads;
     const uint num_rotated = 2 * a.num_pairs;
     const uint row_dim = a.rank + num_rotated;

@@ -1,6 +1,6 @@
 // Between the projections and attention: norms of heads, rotation, and the way into the cache.
 //
-// One simdgroup for each head of each token. Queries are rotated where they are; keys and values go to their
+// One simdgroup for each head of each token, those of some heads in a threadgroup. Queries are rotated where they are; keys and values go to their
 // slot of the cache, `[block][kv_head][slot][head_dim]`.
 
 #include "threads.h"
@@ -29,11 +29,16 @@ template <typename KV>
     device KV* k_cache [[buffer(7)]],
     device KV* v_cache [[buffer(8)]],
     uint2 index [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]]
+    uint lane [[thread_index_in_simdgroup]],
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
 ) {
-    const uint head = index.x;
+    const uint head = index.x * num_groups + group;
     const uint token = index.y;
     const uint num_all = a.num_heads + 2 * a.num_kv_heads;
+    if (head >= num_all) {
+        return;
+    }
     device float* values = qkv + (token * num_all + head) * a.head_dim;
     const bool is_query = head < a.num_heads;
     const bool is_value = head >= a.num_heads + a.num_kv_heads;

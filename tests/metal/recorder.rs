@@ -312,7 +312,10 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
         "matmul_swiglu_" => product(args, rest, 2, grid[2], is_grouped),
         "matmul_" => product(args, rest, 3, grid[2], is_grouped),
         "silu_mul" => (0.0, 12.0 * word(args, 0)),
-        "rope_kv_write_" => (0.0, 8.0 * num_groups * word(args, 2)),
+        "rope_kv_write_" => {
+            let num_all_heads = word(args, 0) + 2.0 * word(args, 1);
+            (0.0, 8.0 * grid[1] as f64 * num_all_heads * word(args, 2))
+        }
         "embed_" => (0.0, 8.0 * grid[1] as f64 * 16.0 * word(args, 3)),
         "gather_rows" => (0.0, 8.0 * word(args, 0) * word(args, 1)),
         "copy_block" => (0.0, 32.0 * word(args, 2)),

@@ -31,6 +31,9 @@ const MAX_SCORES: usize = 7168;
 /// Values of a head that a lane merges.
 const MERGED: usize = 4;
 
+/// Heads that a threadgroup rotates: a GPU takes long to begin as many threadgroups as a prompt has heads.
+pub(super) const ROTATED_HEADS: usize = 8;
+
 /// Most values of a head.
 pub(super) const MAX_HEAD_DIM: usize = 256;
 
@@ -165,8 +168,8 @@ pub(crate) fn rope_kv_write(
             args: bytes_of(&args),
             buffers: &buffers,
             threadgroup_memory: 0,
-            grid: [num_all_heads, rope.num_tokens, 1],
-            num_threads: 32,
+            grid: [num_all_heads.div_ceil(ROTATED_HEADS), rope.num_tokens, 1],
+            num_threads: 32 * ROTATED_HEADS,
             // In and out, as wide as the widest of caches.
             cost: Cost::bytes(2 * 4 * rope.num_tokens * num_all_heads * pools.head_dim),
         },

@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::attention::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, merge};
+use super::attention::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, ROTATED_HEADS, merge};
 use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::inputs::{DecodeRows, GpuInputs};
@@ -110,8 +110,8 @@ pub(crate) fn latent_kv_write(
             args: bytes_of(&args),
             buffers: &buffers,
             threadgroup_memory: 0,
-            grid: [num_heads + 1, num_tokens, 1],
-            num_threads: 32,
+            grid: [(num_heads + 1).div_ceil(ROTATED_HEADS), num_tokens, 1],
+            num_threads: 32 * ROTATED_HEADS,
             cost: Cost::bytes(2 * 4 * num_tokens * (num_heads * 2 * num_pairs + rows.row_dim)),
         },
     )

@@ -9,13 +9,17 @@ use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
 use super::rounded::{Rounded, Unrounded};
-use super::tensor_cores::{Form, Shape, Size};
+use super::tensor_cores::{Form, MAX_FEW, Shape, Size};
 use crate::weights::DType;
 use crate::{Error, Result};
 
 /// Rows of activations from which on tiles of simdgroup matrices are faster than reading each weight for a few
 /// columns in registers.
 const MIN_MATMUL_TOKENS: usize = 5;
+
+/// Most rows of weights of a product in single precision that a GPU with tensor cores computes for few rows of activations
+/// at a time: those of a router would be a tile or two, each of one core.
+const MAX_ROUTER_ROWS: usize = 512;
 
 /// A matrix of a product, where its results go within a row of the output, and its bias.
 #[derive(Debug, Clone, Copy)]
@@ -231,6 +235,13 @@ fn launch<'a>(
         let buffers = buffers(operands);
         let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
         return gpu.launch(kernel, flags.with_last(form.flags(shape)), work);
+    }
+    let is_alone = matches!(operands.stacked, Stacked::No);
+    let is_narrow = gpu.tuning().has_tensor_cores() && num_results <= MAX_ROUTER_ROWS;
+    if is_alone && is_narrow && (MIN_MATMUL_TOKENS..=MAX_FEW).contains(&operands.num_tokens) {
+        return operands
+            .cut(operands.num_tokens, MIN_MATMUL_TOKENS - 1)
+            .try_for_each(|piece| launch(gpu, parts, last, &piece));
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (matrices, num_groups) = MatrixArgs::list(parts, Tile::ROWS);
@@ -484,7 +495,11 @@ impl<'a> Operands<'a> {
                 (groups.num_groups, Operands { stacked, ..*self }.cost(parts, groups.max_rows), 1)
             }
         };
-        let len = gpu.patience().share(Cost { bytes: 0, ..of_one }, unit);
+        self.cut(num_all, gpu.patience().share(Cost { bytes: 0, ..of_one }, unit))
+    }
+
+    /// The same for `len` of all these rows of activations, or groups of them, at a time.
+    fn cut(&self, num_all: usize, len: usize) -> impl Iterator<Item = Self> {
         (0..num_all).step_by(len).map(move |first| {
             let len = len.min(num_all - first);
             if let Stacked::Groups(groups) = self.stacked {

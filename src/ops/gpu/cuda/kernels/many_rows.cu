@@ -338,21 +338,43 @@ template <Pairs PAIRS>
         const float inverse = as_type<float>((254 - exponent) << 23);
         factors[row] = HAS_NORM ? inverse * rsqrt(sum / float(16 * a.num_units) + a.eps) : inverse;
     }
-    // A unit has a word in each eighth of its step.
-    device uint* target = rounded + row * (a.stride / 2);
-    for (uint unit = thread_index; unit < a.stride / 16; unit += num_threads) {
+    // A unit has a word in each eighth of its step, so the four lanes of a step exchange words: each gets two eighths, four
+    // words of four units.
+    device uint4* target = (device uint4*)(rounded + row * (a.stride / 2));
+    const uint own_place = thread_index % 4;
+    for (uint first = 0; first < a.stride / 16; first += num_threads) {
+        const uint unit = first + thread_index;
+        uint words[8] = {};
+        if (unit < a.num_units) {
 #pragma clang loop unroll(full)
-        for (int half_unit = 0; half_unit < 2; ++half_unit) {
-            uint4 words = uint4(0);
-            if (unit < a.num_units) {
+            for (int eight = 0; eight < 2; ++eight) {
                 float values[8];
-                read_eight(16 * unit + 8 * half_unit, values);
-                weigh(16 * unit + 8 * half_unit, values);
-                words = paired<PAIRS>(values, scale);
-            }
+                read_eight(16 * unit + 8 * eight, values);
+                weigh(16 * unit + 8 * eight, values);
+                const uint4 four = paired<PAIRS>(values, scale);
 #pragma clang loop unroll(full)
-            for (int word = 0; word < 4; ++word) {
-                target[unit / 4 * 32 + (4 * half_unit + word) * 4 + unit % 4] = words[word];
+                for (int word = 0; word < 4; ++word) {
+                    words[4 * eight + word] = four[word];
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (int eight = 0; eight < 8; eight += 4) {
+            uint4 gathered;
+#pragma clang loop unroll(full)
+            for (uint turn = 0; turn < 4; ++turn) {
+                // In turn `t`, a lane gives the word that lane ^ t wants, and gets that of unit ^ t.
+                const uint wanted = own_place ^ turn;
+                const uint given = wanted == 0 ? words[eight] : wanted == 1 ? words[eight + 1]
+                                 : wanted == 2 ? words[eight + 2] : words[eight + 3];
+                const uint got = simd_shuffle_xor(given, ushort(turn));
+                gathered.x = wanted == 0 ? got : gathered.x;
+                gathered.y = wanted == 1 ? got : gathered.y;
+                gathered.z = wanted == 2 ? got : gathered.z;
+                gathered.w = wanted == 3 ? got : gathered.w;
+            }
+            if (unit < a.stride / 16) {
+                target[unit / 4 * 8 + eight + own_place] = gathered;
             }
         }
     }
