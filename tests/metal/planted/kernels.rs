@@ -83,12 +83,16 @@ impl Planted {
             gpu = gpu.with_text(library, text.clone());
         }
         let Some(defect) = defect else { return Some(gpu) };
-        if is_for_nvidia(self.defects[defect].file) {
+        let is_for_nvidia = is_for_nvidia(self.defects[defect].file);
+        if is_for_nvidia {
             gpu = gpu.with_class(ChipClass::Nvidia);
         }
-        let has_it = |text: &String| text.contains(&format!("is_planted({defect})"));
-        for (library, _) in libraries().zip(&self.texts).filter(|(_, text)| has_it(text)) {
-            gpu.kernels(library).unwrap();
+        for (library, text) in libraries().zip(&self.texts) {
+            // What is in a header is tried with the kernels for all GPUs.
+            let is_tried = library.is_for_nvidia() == is_for_nvidia;
+            if is_tried && text.contains(&format!("is_planted({defect})")) {
+                gpu.kernels(library).unwrap();
+            }
         }
         Some(gpu.with_defect(defect))
     }
