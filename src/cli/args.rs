@@ -216,9 +216,15 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) kv_cache_dtype: Option<KvCacheDType>,
-    /// Memory for keys and values, such as 512M or 2G [default: half of what is free]
+    /// Memory for keys and values, such as 512M or 2G [default: half of what is free, on NVIDIA GPUs all of it]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
+    /// Share of an NVIDIA GPU's free memory that may be used in all; no effect on other devices
+    ///
+    /// Weights, keys and values and everything else of this process have to fit into that share of what is free when
+    /// the GPU is opened. On the CPU what is free counts, on Apple GPUs what the system recommends.
+    #[arg(long, value_name = "FRACTION", default_value_t = EngineLimits::default().gpu_memory_utilization)]
+    pub(crate) gpu_memory_utilization: f64,
     /// Where experts are: auto, memory or file; auto leaves them in a file if they do not fit into memory
     #[arg(
         long,
@@ -296,6 +302,7 @@ impl EngineArgs {
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
+                gpu_memory_utilization: self.gpu_memory_utilization,
                 enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
                 expert_weights: self.expert_weights,
@@ -575,14 +582,14 @@ mod tests {
     #[test]
     fn flags_become_library_values() {
         let words = "--prompt-ids 5,6,7 --prompt-ids 8 --kv-cache-memory-bytes 2M --device cuda:1 \
-                     --quantization q4_k --logit-bias 5=-1.5 --stop-token-ids 1,2 -c 64 --temperature 0";
+                     --gpu-memory-utilization 0.5 --quantization q4_k --logit-bias 5=-1.5 --stop-token-ids 1,2 -c 64 --temperature 0";
         let cli = parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
         let GenerateArgs { prompt, sampling, engine, .. } = cli.generate;
         let ids: Vec<_> = prompt.prompt_ids.into_iter().map(|ids| ids.0).collect();
         assert_eq!(ids, [vec![5, 6, 7], vec![8]]);
         let options = engine.options();
         assert_eq!(options.limits.kv_cache_memory_bytes, Some(2 << 20));
-        assert_eq!(options.limits.max_model_len, Some(64));
+        assert_eq!((options.limits.max_model_len, options.limits.gpu_memory_utilization), (Some(64), 0.5));
         assert!(options.limits.enable_prefix_caching);
         assert_eq!((options.device, options.quantization), (DeviceChoice::Cuda(1), Some(Quantization::Q4K)));
         let params = sampling.params();

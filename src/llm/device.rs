@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::ops::gpu::Gpu;
+use crate::ops::gpu::{ChipClass, Gpu};
 use crate::ops::reference::ReferenceBackend;
 use crate::{Error, ErrorKind, Result};
 
@@ -96,6 +96,12 @@ impl OpenedDevice {
             Self::Gpu(gpu) if gpu.kind() == "cuda" => 4096,
             Self::Gpu(_) | Self::Cpu(_) | Self::Reference(_) => 512,
         }
+    }
+
+    /// Whether it is a GPU with memory of its own. That of Apple's is the machine's, of which the system says how much
+    /// may be used.
+    pub(super) fn has_own_memory(&self) -> bool {
+        matches!(self, Self::Gpu(gpu) if gpu.class() == ChipClass::Nvidia)
     }
 }
 

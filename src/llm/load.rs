@@ -26,7 +26,7 @@ use crate::runner::{
 };
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
-use crate::{Error, Result, demo};
+use crate::{Error, ErrorKind, Result, demo};
 
 /// Memory beside the weights and the cache: activations, tables, the program itself.
 const OVERHEAD_BYTES: u64 = 256 << 20;
@@ -177,7 +177,13 @@ impl Llm {
         let opened = OpenedModel::open(model, &options.chat)?;
         let device = options.open_device()?;
         let demand = opened.demand(options, &device)?;
-        let MemoryPlan { engine: engine_config, experts_in_file } = plan_memory(&demand, &options.limits)?;
+        let plan = plan_memory(&demand, &options.limits)?;
+        // Somebody else may have taken memory that was counted on.
+        let with_plan = |error: Error| match error.kind() {
+            ErrorKind::Capacity => error.context(plan.describe(&demand)),
+            _ => error,
+        };
+        let MemoryPlan { engine: engine_config, experts_in_file } = plan.clone();
         let context = Arc::new(new_context(options, device)?);
         let in_file = demand.experts.filter(|_| experts_in_file);
         let load_options = models::LoadOptions {
@@ -219,15 +225,16 @@ impl Llm {
             progress.end();
             (lm, compiling.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
-        let lm = lm?;
-        compiled?;
+        let lm = lm.map_err(with_plan)?;
+        compiled.map_err(with_plan)?;
         let kv_cache = KvCache::new(
             &context,
             &opened.config,
             engine_config.num_blocks,
             engine_config.block_size,
             options.kv_cache_dtype,
-        )?;
+        )
+        .map_err(with_plan)?;
         let weight_traffic = WeightTraffic::of(checkpoint, config, load_options.quantizer.as_ref())?;
         let limits = ModelLimits {
             vocab_size: opened.config.vocab_size,
@@ -239,7 +246,7 @@ impl Llm {
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
         });
-        let runner = ModelRunner::new(lm, kv_cache)?;
+        let runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
         Ok(Self {
             name: model.display_name.clone(),
@@ -285,8 +292,12 @@ impl OpenedModel {
 
     /// What the memory plan is made from.
     pub(super) fn demand(&self, options: &LlmOptions, device: &OpenedDevice) -> Result<MemoryDemand> {
+        options.limits.check_gpu_memory_utilization()?;
         let available_bytes = match device {
             OpenedDevice::Cpu(_) => available_memory_bytes(),
+            OpenedDevice::Gpu(gpu) if device.has_own_memory() => {
+                options.limits.usable_gpu_memory(gpu.working_set_bytes())?
+            }
             OpenedDevice::Gpu(gpu) => gpu.working_set_bytes(),
             OpenedDevice::Reference(backend) => {
                 backend.working_set_bytes().unwrap_or_else(available_memory_bytes)
@@ -302,6 +313,7 @@ impl OpenedModel {
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
+            is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
             experts: self.expert_demand(options, device)?,
         })

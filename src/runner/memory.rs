@@ -6,7 +6,8 @@ use std::str::FromStr;
 use crate::config::EngineConfig;
 use crate::{Error, ErrorKind, Result};
 
-/// Share of the memory that is left beside the weights which the KV cache may take by default.
+/// Share of the memory that is left beside the weights which the KV cache may take by default, where other programs
+/// need memory too.
 const DEFAULT_SHARE: f64 = 0.5;
 
 /// The same where experts stay in a file: what is left is for those of them that are used.
@@ -26,6 +27,9 @@ pub struct MemoryDemand {
     pub max_position_embeddings: usize,
     /// Bytes that may be used in all.
     pub available_bytes: u64,
+    /// Whether they are of a GPU's own memory: what is not for this process has been left out, so that the cache may
+    /// take all that is left.
+    pub is_gpu_memory: bool,
     /// Tokens of a step that the device computes well together, which is how many there may be unless told otherwise.
     pub useful_batched_tokens: usize,
     /// The part of the weights that may stay in a file, if there is one and the device can do that.
@@ -81,6 +85,23 @@ pub struct MemoryPlan {
     pub experts_in_file: bool,
 }
 
+impl MemoryPlan {
+    /// What was made of the memory, for whoever has to hear that there was less.
+    #[must_use]
+    pub fn describe(&self, demand: &MemoryDemand) -> String {
+        let EngineConfig { max_model_len, .. } = self.engine;
+        let beside = demand.experts.filter(|_| self.experts_in_file).map_or(0, |experts| experts.num_bytes);
+        let tokens = self.engine.kv_cache_tokens();
+        format!(
+            "of {} MiB of memory, the plan has {} MiB for weights and {} MiB for a KV cache of {tokens} tokens, in \
+             contexts of {max_model_len}",
+            mebibytes(demand.available_bytes),
+            mebibytes(demand.weight_bytes.saturating_sub(beside)),
+            mebibytes(demand.kv_bytes_per_token.saturating_mul(tokens as u64)),
+        )
+    }
+}
+
 /// What the user asked for; `None` leaves the choice to the plan.
 #[derive(Debug, Clone)]
 pub struct EngineLimits {
@@ -94,6 +115,8 @@ pub struct EngineLimits {
     pub block_size: usize,
     /// `--kv-cache-memory-bytes`.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// `--gpu-memory-utilization`: the share of a GPU's own memory, as far as it is free, that may be used.
+    pub gpu_memory_utilization: f64,
     /// `--enable-prefix-caching`.
     pub enable_prefix_caching: bool,
     /// `--num-scheduler-steps`.
@@ -110,6 +133,7 @@ impl Default for EngineLimits {
             max_num_batched_tokens: None,
             block_size: 32,
             kv_cache_memory_bytes: None,
+            gpu_memory_utilization: 0.9,
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
             expert_weights: ExpertWeights::Auto,
@@ -117,10 +141,35 @@ impl Default for EngineLimits {
     }
 }
 
+impl EngineLimits {
+    /// Bytes that may be used of a GPU's own memory, of which `free_bytes` are free.
+    ///
+    /// # Errors
+    /// As [`Self::check_gpu_memory_utilization`].
+    pub fn usable_gpu_memory(&self, free_bytes: u64) -> Result<u64> {
+        self.check_gpu_memory_utilization()?;
+        Ok((free_bytes as f64 * self.gpu_memory_utilization) as u64)
+    }
+
+    /// Whether it is a share, wherever it has an effect.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequest`] if it is not more than 0 and at most 1.
+    pub fn check_gpu_memory_utilization(&self) -> Result<()> {
+        let share = self.gpu_memory_utilization;
+        if share > 0.0 && share <= 1.0 {
+            return Ok(());
+        }
+        let message = format!("--gpu-memory-utilization is {share}; it must be more than 0 and at most 1");
+        Err(Error::invalid_request(message)
+            .with_hint("give the share of the free memory that may be used, such as 0.9"))
+    }
+}
+
 /// Chooses the context length, the number of blocks and the place of experts.
 ///
-/// The cache gets `--kv-cache-memory-bytes`, or half of what is left beside the weights, but never more
-/// than all sequences can use. Without `--max-model-len` the context is the model's, or less if the
+/// The cache gets `--kv-cache-memory-bytes`, or half of what is left beside the weights (all of it in a GPU's own
+/// memory), but never more than all sequences can use. Without `--max-model-len` the context is the model's, or less if the
 /// cache cannot hold one sequence of that length; an asked-for length that does not fit is an error.
 ///
 /// Experts stay in a file if that is asked for, or if they and a context of 4,096 tokens do not fit together. The cache
@@ -178,7 +227,12 @@ fn plan_with(
         }
         let available = mebibytes(demand.available_bytes);
         Error::new(ErrorKind::Capacity, format!("{what}, but only {available} MiB of memory are available"))
-            .with_hint("use a smaller or more strongly quantised model")
+            .with_hint(if demand.is_gpu_memory {
+                "use a smaller or more strongly quantised model, raise --gpu-memory-utilization, or end what else uses \
+                 the GPU"
+            } else {
+                "use a smaller or more strongly quantised model"
+            })
     })?;
     if let Some(wanted) = limits.max_model_len
         && wanted > demand.max_position_embeddings
@@ -198,9 +252,14 @@ fn plan_with(
                 mebibytes(wanted),
                 mebibytes(left)
             ),
-        ));
+        )
+        .with_hint("lower it, or leave it out"));
     }
-    let share = if in_file.is_some() { SHARE_BESIDE_FILE } else { DEFAULT_SHARE };
+    let share = match in_file {
+        Some(_) => SHARE_BESIDE_FILE,
+        None if demand.is_gpu_memory => 1.0,
+        None => DEFAULT_SHARE,
+    };
     let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * share) as u64);
     let block_bytes = demand.kv_bytes_per_token.max(1).saturating_mul(limits.block_size as u64);
     let affordable = usize::try_from(budget / block_bytes).unwrap_or(usize::MAX);
@@ -257,6 +316,7 @@ mod tests {
         kv_bytes_per_token: 22 << 10,
         max_position_embeddings: 2_048,
         available_bytes: 8 << 30,
+        is_gpu_memory: false,
         useful_batched_tokens: 512,
         experts: None,
     };
@@ -281,6 +341,31 @@ mod tests {
         let long = MemoryDemand { max_position_embeddings: 1 << 20, ..tight };
         let config = plan_memory(&long, &EngineLimits::default()).unwrap().engine;
         assert_eq!(config.max_model_len, config.kv_cache_tokens(), "the context shrinks to the cache");
+    }
+
+    #[test]
+    fn a_gpus_own_memory_is_the_caches_up_to_the_share() {
+        let limits = EngineLimits::default();
+        assert_eq!(limits.usable_gpu_memory(1_000).unwrap(), 900);
+        let demand = MemoryDemand { available_bytes: 700 << 20, is_gpu_memory: true, ..DEMAND };
+        let plan = plan_memory(&demand, &limits).unwrap();
+        assert_eq!(plan.engine.num_blocks, (100 << 20) / (32 * (22 << 10)));
+        let text = plan.describe(&demand);
+        let words =
+            ["700 MiB of memory", "600 MiB for weights", "100 MiB for a KV cache of 4640 tokens", "2048"];
+        words.iter().for_each(|words| assert!(text.contains(words), "{words} in {text}"));
+        let small = MemoryDemand { available_bytes: 100 << 20, ..demand };
+        let error = plan_memory(&small, &limits).unwrap_err();
+        assert!(error.hint().is_some_and(|hint| hint.contains("--gpu-memory-utilization")), "{error}");
+        for share in [0.001, 1.0] {
+            let limits = EngineLimits { gpu_memory_utilization: share, ..EngineLimits::default() };
+            assert_eq!(limits.usable_gpu_memory(1_000).unwrap(), (share * 1_000.0) as u64);
+        }
+        for share in [0.0, -0.5, 1.1, f64::NAN, f64::INFINITY] {
+            let limits = EngineLimits { gpu_memory_utilization: share, ..EngineLimits::default() };
+            let error = limits.usable_gpu_memory(1_000).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{share}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn wrong_usage() {
     check("--expert-weights disk", &["disk", "auto, memory, file"]);
     check("--device gpu", &["gpu", "auto, cpu, metal, cuda or cuda:N"]);
     check("--kernels fast", &["fast", "fused, reference"]);
+    check("--gpu-memory-utilization most", &["most", "--gpu-memory-utilization"]);
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
     check("--max-tokens -1", &["-1"]);
@@ -102,7 +103,12 @@ fn impossible_parameters_are_named_with_their_limit() {
     check("--max-model-len 0", &["0"]);
     check("--expert-weights file", &["--expert-weights file", "models that have experts", "hint: "]);
     check("--kv-cache-memory-bytes 1", &["KV cache", "hint: "]);
-    check("--kv-cache-memory-bytes 100000G", &["--kv-cache-memory-bytes", "MiB"]);
+    check("--kv-cache-memory-bytes 100000G", &["--kv-cache-memory-bytes", "MiB", "hint: "]);
+    for share in ["0", "-0.5", "1.01", "90", "NaN"] {
+        let flag = format!("--gpu-memory-utilization {share}");
+        let message = format!("--gpu-memory-utilization is {share}; it must be more than 0 and at most 1");
+        check(&flag, &[&message, "hint: ", "0.9"]);
+    }
 }
 
 #[test]

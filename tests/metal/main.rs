@@ -10,6 +10,7 @@ mod first_use;
 mod language;
 mod libraries;
 mod limits;
+mod memory;
 mod models;
 mod ops;
 mod planted;

@@ -41,7 +41,7 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// Which parameters suit the chip.
     fn class(&self) -> ChipClass;
 
-    /// Bytes that the system recommends to use at most.
+    /// Bytes that the system recommends to use at most; of memory that is the GPU's own, those that are free.
     fn working_set_bytes(&self) -> u64;
 
     /// How many threadgroups that fill a core are computed at a time, if that is known. What is computed does not depend

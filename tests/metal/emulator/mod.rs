@@ -22,7 +22,7 @@ use tinyvllm::ops::gpu::{
     Access, ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, PipelineLimits, Placement, Ticket,
 };
 use tinyvllm::weights::SharedBytes;
-use tinyvllm::{Error, Result};
+use tinyvllm::{Error, ErrorKind, Result};
 
 pub(crate) use compiler::{Compiler, Variant};
 pub(crate) use object::Order;
@@ -54,6 +54,7 @@ pub(crate) struct Emulator {
     timing: Timing,
     class: ChipClass,
     working_set_bytes: u64,
+    largest_buffer: usize,
     limits: PipelineLimits,
     patience: Duration,
     replaced: HashMap<&'static str, String>,
@@ -109,6 +110,7 @@ impl Emulator {
             timing: Timing::Early,
             class: ChipClass::Base,
             working_set_bytes: 4 << 30,
+            largest_buffer: usize::MAX,
             limits: PipelineLimits::APPLE,
             patience: Duration::MAX,
             replaced: HashMap::new(),
@@ -140,6 +142,11 @@ impl Emulator {
     /// How much memory the device recommends to use.
     pub(crate) fn with_working_set(self, working_set_bytes: u64) -> Self {
         Self { working_set_bytes, ..self }
+    }
+
+    /// How many bytes a buffer can have.
+    pub(crate) fn with_largest_buffer(self, largest_buffer: usize) -> Self {
+        Self { largest_buffer, ..self }
     }
 
     /// How many threads of a group every pipeline allows, as if each thread took many registers.
@@ -327,6 +334,9 @@ impl Gpu for Emulator {
     }
 
     fn allocate(&self, len: usize, placement: Placement) -> Result<GpuBuffer> {
+        if len > self.largest_buffer {
+            return Err(Error::new(ErrorKind::Capacity, format!("no buffer of {len} bytes")));
+        }
         Ok(GpuBuffer(Box::new(Handle(Arc::new(Memory::allocate(len, placement)?)))))
     }
 

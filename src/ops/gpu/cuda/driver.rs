@@ -54,7 +54,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
             let message = format!("{what}: {}", text(error));
             match error.0 {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(ErrorKind::Capacity, message).with_hint(
-                    "end what else uses the GPU, lower --kv-cache-memory-bytes, or use --device cpu",
+                    "end what else uses the GPU, lower --gpu-memory-utilization, or use --device cpu",
                 ),
                 _ => Error::internal(message),
             }
@@ -155,11 +155,11 @@ impl Device {
         unsafe { stream::synchronize(self.queue) }.doing("the GPU's work")
     }
 
-    /// Bytes of free memory and of all memory.
-    pub(super) fn memory(&self) -> Result<(u64, u64)> {
+    /// Bytes of memory that nobody uses at the moment.
+    pub(super) fn free_memory(&self) -> Result<u64> {
         self.enter()?;
-        let (free, all) = result::mem_get_info().doing("the GPU's memory")?;
-        Ok((free as u64, all as u64))
+        let (free, _all) = result::mem_get_info().doing("the GPU's memory")?;
+        Ok(free as u64)
     }
 }
 

@@ -42,10 +42,6 @@ const MAX_BUFFERS: usize = 30;
 /// The first GPUs on which a kernel may begin before the one in front of it has ended.
 const OVERLAPPING_ARCHITECTURE: i32 = 90;
 
-/// Share of the free memory that is taken for granted; the rest is for what the driver allocates itself, for its
-/// modules and local memory.
-const USABLE_SHARE: f64 = 0.95;
-
 /// What a kernel is launched with: the bytes of its arguments, padded to words, and the addresses of its buffers, as
 /// in `msl/entry_cuda.hpp`.
 #[repr(C, align(16))]
@@ -143,9 +139,8 @@ impl Gpu for CudaGpu {
         ChipClass::Nvidia
     }
 
-    /// Of what is free at the moment.
     fn working_set_bytes(&self) -> u64 {
-        self.device.memory().map_or(0, |(free, _)| (free as f64 * USABLE_SHARE) as u64)
+        self.device.free_memory().unwrap_or(0)
     }
 
     fn num_cores(&self) -> usize {
