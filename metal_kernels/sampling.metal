@@ -7,6 +7,8 @@
 // Thresholds are found by the bits of weights, which are ordered like the weights: each of three passes over the row
 // counts the values of the next ten bits. What is added up there are whole numbers, in whatever order threads come.
 
+// One simdgroup for each part.
+#define MAX_THREADS 1024
 #include "threads.h"
 
 struct SampleArgs {

@@ -9,8 +9,7 @@
 #include "products.h"
 
 // Sums take most of the registers that a thread can have.
-#undef MSL_THREADS
-#define MSL_THREADS 256
+#define MAX_THREADS 256
 
 struct RoundArgs {
     uint num_units;  // of 16 columns
@@ -24,7 +23,7 @@ struct RoundArgs {
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
 // activations.
 constant constexpr int ROWS = 128;
-constant constexpr uint NUM_THREADS = 256;
+constant constexpr uint NUM_THREADS = MAX_THREADS;
 constant constexpr uint EIGHTHS = 8;
 // Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
 // still read, and those that are on their way.
@@ -164,10 +163,9 @@ inline void many(
             for (int i = 0; i < 4; ++i) {
                 const uint token = 8 * n + 2 * t + i % 2;
                 const uint row = first_row + g + 8 * (i / 2);
-                sums[n][i] *= factors[token];
-                if (first_token + token < part.num_rows && row < matrix.num_rows) {
-                    sums[n][i] += out[part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset + row];
-                }
+                const bool exists = first_token + token < part.num_rows && row < matrix.num_rows;
+                const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset + row;
+                sums[n][i] = fma(sums[n][i], factors[token], exists ? out[place] : 0.0f);
             }
         }
     }
