@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use tinyvllm::llm::Llm;
-use tinyvllm::ops::{KvCache, measure_read_bandwidth};
+use tinyvllm::ops::{KvCache, measure_bandwidth};
 
 use self::measure::{GenerationRun, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
@@ -183,7 +183,8 @@ fn measure_all(
         generations.push((batch_size, context_len, runs));
     }
     let peak_memory_bytes = peak_memory_bytes();
-    let bytes_per_second = measure_read_bandwidth(llm.context());
+    let bandwidth = measure_bandwidth(llm.context());
+    let bytes_per_second = bandwidth.map(|memory| memory.bytes_per_second);
     let traffic = llm.weight_traffic();
     let kv_per_position = kv_bytes_per_token as u64;
     let generations = generations
@@ -201,6 +202,7 @@ fn measure_all(
         load_seconds: llm.load_time().as_secs_f64(),
         peak_memory_bytes,
         memory_bandwidth: bytes_per_second,
+        memory_access: bandwidth.map(|memory| memory.access),
         weight_bytes_per_step: traffic.bytes_per_step(1),
         kv_bytes_per_token: kv_per_position,
         prompts,

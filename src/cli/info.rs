@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use tinyvllm::llm::{Llm, ModelReport};
+use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
 
 use super::args::InfoArgs;
@@ -25,14 +26,15 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     let model = resolve(&merge_model(&args.positional, &args.model)?, console)?;
     let report = Llm::inspect(&model, &options)?;
     let bandwidth = match args.memory_bandwidth {
-        Some(given) => Some(Bandwidth { bytes_per_second: given, source: "given" }),
-        None => options
-            .measure_read_bandwidth()?
-            .map(|measured| Bandwidth { bytes_per_second: measured, source: "measured, reading" }),
+        Some(given) => Some(Bandwidth { bytes_per_second: given, source: "given".to_owned() }),
+        None => options.measure_bandwidth()?.map(|MemoryBandwidth { bytes_per_second, access }| Bandwidth {
+            bytes_per_second,
+            source: format!("measured, {access}"),
+        }),
     };
     let text = match args.json {
-        true => format!("{}\n", to_json(&report, bandwidth)),
-        false => to_text(&report, bandwidth),
+        true => format!("{}\n", to_json(&report, bandwidth.as_ref())),
+        false => to_text(&report, bandwidth.as_ref()),
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -42,13 +44,13 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
 const BATCH_SIZES: [usize; 2] = [1, 8];
 
 /// How fast memory is read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Bandwidth {
     bytes_per_second: f64,
-    source: &'static str,
+    source: String,
 }
 
-fn to_text(report: &ModelReport, bandwidth: Option<Bandwidth>) -> String {
+fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
     let mut text = String::new();
     let mut section = |title: &str, lines: &[(String, String)]| {
         // Writing to a string cannot fail.
@@ -114,7 +116,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<Bandwidth>) -> String {
 }
 
 /// What a step reads, and how many tokens a second that leaves at most.
-fn generation_lines(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Vec<(String, String)> {
+fn generation_lines(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Vec<(String, String)> {
     let traffic = &report.traffic;
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let mut lines = vec![
@@ -130,7 +132,7 @@ fn generation_lines(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Vec<(
         lines.push(("  experts".to_owned(), format!("{read}, {chosen} of {all}")));
     }
     lines.push(("  head".to_owned(), megabytes(traffic.head_bytes)));
-    let Some(Bandwidth { bytes_per_second, source }) = bandwidth else {
+    let Some(&Bandwidth { bytes_per_second, ref source }) = bandwidth else {
         let way_out = "not measured on this device; give --memory-bandwidth for its limit";
         lines.push(("memory bandwidth".to_owned(), way_out.to_owned()));
         return lines;
@@ -149,7 +151,7 @@ fn generation_lines(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Vec<(
     lines
 }
 
-fn to_json(report: &ModelReport, bandwidth: Option<Bandwidth>) -> Value {
+fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
     let config: Map<_, _> =
         report.config.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
     let types: Vec<_> = report

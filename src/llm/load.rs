@@ -19,7 +19,7 @@ use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::Gpu;
-use crate::ops::{Context, KvCache, KvCacheDType, measure_read_bandwidth};
+use crate::ops::{Context, KvCache, KvCacheDType, MemoryBandwidth, measure_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
     plan_memory,
@@ -86,15 +86,12 @@ impl LlmOptions {
         }
     }
 
-    /// How fast memory is read by what would compute: see [`measure_read_bandwidth`].
+    /// How fast the memory of what would compute is: see [`measure_bandwidth`].
     ///
     /// # Errors
     /// As [`Self::open_device`], or if the number of threads is impossible.
-    pub fn measure_read_bandwidth(&self) -> Result<Option<f64>> {
-        match self.open_device()? {
-            device @ OpenedDevice::Cpu(_) => Ok(measure_read_bandwidth(&new_context(self, device)?)),
-            OpenedDevice::Gpu(_) | OpenedDevice::Reference(_) => Ok(None),
-        }
+    pub fn measure_bandwidth(&self) -> Result<Option<MemoryBandwidth>> {
+        Ok(measure_bandwidth(&new_context(self, self.open_device()?)?))
     }
 }
 

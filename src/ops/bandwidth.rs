@@ -1,4 +1,4 @@
-//! How fast this machine reads memory: what the speed of generation is measured against.
+//! How fast memory is: what the speed of generation is measured against.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,16 +17,34 @@ const TASK_BYTES: usize = 2 << 20;
 /// Passes of which the best counts: anything else on the machine can only make one slower.
 const NUM_PASSES: usize = 8;
 
-/// The measured read bandwidth of the memory in bytes per second, with all threads of the context.
+/// How fast a memory is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryBandwidth {
+    /// As measured.
+    pub bytes_per_second: f64,
+    /// What was measured: `reading`, or `copying`, which counts what is read and what is written.
+    pub access: &'static str,
+}
+
+/// The measured bandwidth of the memory that the context computes in: on the CPU what all of its threads read, on a GPU
+/// what a copy reads and writes.
 ///
-/// Takes half a gibibyte of memory and some tenths of a second.
+/// Takes half a gibibyte of that memory and some tenths of a second.
 ///
-/// None if there is no such measurement for what computes: a GPU, or candle.
+/// None if there is no such measurement for what computes, or a GPU has no memory left for it.
 #[must_use]
-pub fn measure_read_bandwidth(context: &Context) -> Option<f64> {
+pub fn measure_bandwidth(context: &Context) -> Option<MemoryBandwidth> {
     match context.backend() {
-        Backend::Cpu(cpu) => Some(best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES)),
-        Backend::Gpu(_) | Backend::Reference(_) => None,
+        Backend::Cpu(cpu) => {
+            let bytes_per_second = best_pass(&cpu.pool, NUM_BYTES, NUM_PASSES);
+            Some(MemoryBandwidth { bytes_per_second, access: "reading" })
+        }
+        // What is measured against it is worth telling without it, too.
+        Backend::Gpu(gpu) => {
+            let bytes_per_second = gpu.device().measure_copy_bandwidth().ok().flatten()?;
+            Some(MemoryBandwidth { bytes_per_second, access: "copying" })
+        }
+        Backend::Reference(_) => None,
     }
 }
 

@@ -28,7 +28,7 @@ mod tests;
 mod weights;
 
 pub use attention_metadata::AttentionMetadata;
-pub use bandwidth::measure_read_bandwidth;
+pub use bandwidth::{MemoryBandwidth, measure_bandwidth};
 pub use buffer::Buffer;
 pub use context::{Context, CpuBackend};
 pub use embed::embed;

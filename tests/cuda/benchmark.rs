@@ -6,7 +6,7 @@ mod prompts;
 
 use std::sync::Arc;
 
-use tinyvllm::ops::gpu::{CudaGpu, Gpu, Placement};
+use tinyvllm::ops::gpu::{CudaGpu, Gpu};
 use tinyvllm::ops::{
     AttentionMetadata, Buffer, Context, DeviceSampler, Linear, LinearScratch, Matrix, RmsNorm, SampleParams,
     Vector, linear_residual, norm_linear,
@@ -33,8 +33,11 @@ struct Bench<'a> {
 /// Measures everything; gives the shares of the bandwidth of a copy that the kernels must have.
 pub(super) fn run(gpu: &Arc<CudaGpu>, report: &mut dyn FnMut(String)) -> Result<Vec<(String, f64)>> {
     let context = Context::gpu(Arc::clone(gpu) as Arc<dyn Gpu>);
-    let mut bench = Bench { gpu, context, copy_bandwidth: 0.0, report, shares: Vec::new() };
-    bench.copy()?;
+    // What everything is compared with: bytes that a large copy reads and writes.
+    let copy_bandwidth =
+        gpu.measure_copy_bandwidth()?.ok_or_else(|| Error::internal("no bandwidth of a copy"))?;
+    report(format!("{:44} {:12} {:7.0} GB/s", format!("{}: copy", gpu.name()), "", copy_bandwidth / 1e9));
+    let mut bench = Bench { gpu, context, copy_bandwidth, report, shares: Vec::new() };
     for dtype in [DType::Q4_0, DType::F16, DType::Q8_0, DType::Q4K, DType::Q6K] {
         bench.products(dtype, 14336, 4096, &[1, 2, 4, 8, 16])?;
         bench.products(dtype, 4096, 14336, &[1])?;
@@ -74,17 +77,6 @@ impl Bench<'_> {
             num_operations / seconds / 1e12
         ));
         share
-    }
-
-    /// The bandwidth that everything is compared with: bytes that a large copy reads and writes.
-    fn copy(&mut self) -> Result<()> {
-        const LEN: usize = 1 << 30;
-        let source = self.gpu.allocate(LEN, Placement::Private)?;
-        let target = self.gpu.allocate(LEN, Placement::Private)?;
-        let seconds = self.seconds(8, |_| self.gpu.copy(&source, &target))?;
-        self.copy_bandwidth = 2.0 * LEN as f64 / seconds;
-        self.line(&format!("{}: copy of 1 GiB", self.gpu.name().to_owned()), seconds, 2.0 * LEN as f64, 0.0);
-        Ok(())
     }
 
     /// Products of `rows` × `cols` with each number of columns of activations.

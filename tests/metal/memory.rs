@@ -1,13 +1,16 @@
-//! How much of a GPU's memory is planned with, and what is said when there is less.
+//! How much of a GPU's memory is planned with, what is said when there is less, and how fast it is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tinyvllm::ErrorKind;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
+use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::ops::gpu::ChipClass;
 
 use crate::emulator::{Emulator, Variant};
+use crate::recorder::Recorder;
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -61,4 +64,14 @@ fn memory_that_is_gone_at_load_is_an_error_with_the_plan() {
     {
         assert!(error.message().contains(words), "{words} in: {error}");
     }
+}
+
+#[test]
+fn the_bandwidth_of_a_gpu_is_that_of_a_copy_in_its_memory() {
+    let measured = |gpu: Recorder| {
+        LlmOptions { gpu: Some(Arc::new(gpu)), ..LlmOptions::default() }.measure_bandwidth().unwrap()
+    };
+    assert_eq!(measured(Recorder::new(Duration::MAX)), None);
+    let copying = MemoryBandwidth { bytes_per_second: 4.3e12, access: "copying" };
+    assert_eq!(measured(Recorder::new(Duration::MAX).with_copy_bandwidth(4.3e12)), Some(copying));
 }

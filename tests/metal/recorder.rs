@@ -38,6 +38,7 @@ impl Dispatch {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     patience: Duration,
+    copy_bandwidth: Option<f64>,
     compiled_late: Option<&'static str>,
     state: Mutex<State>,
 }
@@ -93,7 +94,12 @@ fn memory_of(buffer: &GpuBuffer) -> &Memory {
 impl Recorder {
     pub(crate) fn new(patience: Duration) -> Self {
         let state = State { kernels: Vec::new(), commits: vec![Vec::new()] };
-        Self { patience, compiled_late: None, state: Mutex::new(state) }
+        Self { patience, copy_bandwidth: None, compiled_late: None, state: Mutex::new(state) }
+    }
+
+    /// What is measured as the bandwidth of a copy.
+    pub(crate) fn with_copy_bandwidth(self, bytes_per_second: f64) -> Self {
+        Self { copy_bandwidth: Some(bytes_per_second), ..self }
     }
 
     /// Compiles one kernel when it is first dispatched, as if nobody had asked for it before.
@@ -130,6 +136,10 @@ impl Gpu for Recorder {
 
     fn working_set_bytes(&self) -> u64 {
         u64::MAX
+    }
+
+    fn measure_copy_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(self.copy_bandwidth)
     }
 
     fn patience(&self) -> Duration {

@@ -13,8 +13,10 @@ pub(super) struct Report {
     pub(super) cpu_level: &'static str,
     pub(super) load_seconds: f64,
     pub(super) peak_memory_bytes: Option<u64>,
-    /// Measured read bandwidth of the memory in bytes per second, where there is such a measurement.
+    /// Measured bandwidth of the memory in bytes per second, where there is such a measurement.
     pub(super) memory_bandwidth: Option<f64>,
+    /// Whether it was measured by reading or by copying.
+    pub(super) memory_access: Option<&'static str>,
     /// With one sequence. With experts, more sequences read more of them.
     pub(super) weight_bytes_per_step: u64,
     pub(super) kv_bytes_per_token: u64,
@@ -65,8 +67,8 @@ impl Spread {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(bandwidth) = self.memory_bandwidth {
-            write!(f, "memory {:.1} GB/s (measured, reading) · ", bandwidth / 1e9)?;
+        if let (Some(bandwidth), Some(access)) = (self.memory_bandwidth, self.memory_access) {
+            write!(f, "memory {:.1} GB/s (measured, {access}) · ", bandwidth / 1e9)?;
         }
         write!(
             f,
@@ -150,6 +152,7 @@ mod tests {
             load_seconds: 0.5,
             peak_memory_bytes: None,
             memory_bandwidth: Some(40e9),
+            memory_access: Some("copying"),
             weight_bytes_per_step: 600_000_000,
             kv_bytes_per_token: 22_528,
             prompts: [(0, 123.4), (1_900, 101.0)]
@@ -171,7 +174,7 @@ mod tests {
             }],
         };
         let expected = "\
-memory 40.0 GB/s (measured, reading) · weights 600 MB a step · KV 22.5 kB a token
+memory 40.0 GB/s (measured, copying) · weights 600 MB a step · KV 22.5 kB a token
 
                         tokens/s    min    max  GB/s  of memory  ops/token  host µs/token
 prompt of 512              123.4  123.4  123.4

@@ -44,6 +44,15 @@ pub trait Gpu: fmt::Debug + Send + Sync {
     /// Bytes that the system recommends to use at most; of memory that is the GPU's own, those that are free.
     fn working_set_bytes(&self) -> u64;
 
+    /// Bytes a second that a large copy inside its memory reads and writes together, measured; none if there is no such
+    /// measurement.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Capacity`] if there is no memory for it, else the device's.
+    fn measure_copy_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
     /// How many threadgroups that fill a core are computed at a time, if that is known. What is computed does not depend
     /// on it, only how it is divided.
     fn num_cores(&self) -> usize {

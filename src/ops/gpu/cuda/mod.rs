@@ -42,6 +42,14 @@ const MAX_BUFFERS: usize = 30;
 /// The first GPUs on which a kernel may begin before the one in front of it has ended.
 const OVERLAPPING_ARCHITECTURE: i32 = 90;
 
+/// Bytes of the copy that shows the bandwidth of the memory: several times what a GPU's cache holds, and little enough to
+/// be left beside a model.
+const COPY_BYTES: usize = 256 << 20;
+
+/// Copies that are timed as one, and how often; the fastest counts, because anything else can only make one slower.
+const COPIES_PER_PASS: usize = 8;
+const NUM_COPY_PASSES: usize = 5;
+
 /// What a kernel is launched with: the bytes of its arguments, padded to words, and the addresses of its buffers, as
 /// in `msl/entry_cuda.hpp`.
 #[repr(C, align(16))]
@@ -113,7 +121,7 @@ impl CudaGpu {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the other is smaller.
-    pub fn copy(&self, source: &GpuBuffer, target: &GpuBuffer) -> Result<()> {
+    fn copy(&self, source: &GpuBuffer, target: &GpuBuffer) -> Result<()> {
         self.device.enter()?;
         let len = source.len();
         let (from, to) = (DeviceMemory::of(source)?.range(0, len)?, DeviceMemory::of(target)?.range(0, len)?);
@@ -141,6 +149,19 @@ impl Gpu for CudaGpu {
 
     fn working_set_bytes(&self) -> u64 {
         self.device.free_memory().unwrap_or(0)
+    }
+
+    fn measure_copy_bandwidth(&self) -> Result<Option<f64>> {
+        let (source, target) =
+            (self.allocate(COPY_BYTES, Placement::Private)?, self.allocate(COPY_BYTES, Placement::Private)?);
+        let pass = || (0..COPIES_PER_PASS).try_for_each(|_| self.copy(&source, &target));
+        // The first one wakes the GPU up.
+        pass()?;
+        let mut fastest = f64::INFINITY;
+        for _ in 0..NUM_COPY_PASSES {
+            fastest = fastest.min(self.time(pass)?);
+        }
+        Ok(Some((2 * COPIES_PER_PASS * COPY_BYTES) as f64 / fastest))
     }
 
     fn num_cores(&self) -> usize {
