@@ -81,7 +81,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
 
 fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
     run_fused(context, shape, dtype, report);
-    let mut run = runner(context, shape, dtype, report);
+    let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
     run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
     run("linear_residual", &|context| residual(context, shape, dtype));
     run("norm_logits", &|context| logits(context, shape, dtype));
@@ -89,25 +89,28 @@ fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut
 
 /// The two kernels that the others are forms of.
 fn run_fused(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
-    let mut run = runner(context, shape, dtype, report);
+    let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
     run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
     run("norm_swiglu", &|context| swiglu(context, shape, dtype, dtype));
 }
 
-fn runner<'a>(
-    context: &'a Context,
+/// What an op gives on a device.
+type Case<'a> = &'a dyn Fn(&Context) -> Result<Rows>;
+
+fn run_op(
+    context: &Context,
     Shape { num_rows, cols }: Shape,
     dtype: DType,
-    report: &'a mut dyn FnMut(Check),
-) -> impl FnMut(&str, &dyn Fn(&Context) -> Result<Rows>) + 'a {
-    move |op, case| {
-        let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
-        let limit = match op {
-            "norm_swiglu" => gated_limit(context, dtype, num_rows),
-            _ => limit(context, dtype, num_rows),
-        };
-        report(check(name, limit, compare(context, case)));
-    }
+    op: &str,
+    case: Case<'_>,
+    report: &mut dyn FnMut(Check),
+) {
+    let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
+    let limit = match op {
+        "norm_swiglu" => gated_limit(context, dtype, num_rows),
+        _ => limit(context, dtype, num_rows),
+    };
+    report(check(name, limit, compare(context, case)));
 }
 
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights

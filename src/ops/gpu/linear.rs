@@ -443,11 +443,12 @@ impl<'a> Operands<'a> {
         }
         let rounded = self.rounded.ok_or_else(|| Error::internal("a product has no memory to round to"))?;
         let (num_rows, num_matrices, x_next) = match self.stacked {
-            Stacked::No => (self.num_tokens, 1, 0),
-            Stacked::Heads { x_stride: 0, .. } => (self.num_tokens, 1, 0),
-            Stacked::Heads { num_heads, x_stride, .. } => (self.num_tokens, num_heads, x_stride),
-            Stacked::Groups(Groups { rows: Some(_), .. }) => (self.num_tokens, 1, 0),
-            Stacked::Groups(Groups { num_choices, .. }) => (self.num_tokens * num_choices, 1, 0),
+            Stacked::Heads { num_heads, x_stride, .. } if x_stride > 0 => {
+                (self.num_tokens, num_heads, x_stride)
+            }
+            Stacked::Groups(Groups { rows: None, num_choices, .. }) => (self.num_tokens * num_choices, 1, 0),
+            // One row for all that it is multiplied with.
+            Stacked::No | Stacked::Heads { .. } | Stacked::Groups(_) => (self.num_tokens, 1, 0),
         };
         let &Self { x, x_stride, norm, .. } = self;
         let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm };
