@@ -111,7 +111,8 @@ fn compile(compiler: &Nvrtc, name: &str, constants: &[Constant], target: Target)
 
 /// The kernel of a name with its arguments.
 fn stem(name: &str) -> &str {
-    let end = [name.find("_f16"), name.find("_Q"), name.find("_bf16"), name.find("_F16"), name.find("_BF16")]
+    let end = ["_f16", "_Q", "_bf16", "_F16", "_BF16", "_two"]
+        .map(|end| name.find(end))
         .into_iter()
         .flatten()
         .min();
@@ -120,6 +121,12 @@ fn stem(name: &str) -> &str {
 
 fn attention(has_spans: bool, head_dim: u16, value_dim: u16) -> Vec<Constant> {
     vec![Constant::Bool(0, has_spans), Constant::U16(1, head_dim), Constant::U16(2, value_dim)]
+}
+
+/// Bytes that a kernel writes to memory because it has no register for them.
+fn spills(messages: &str) -> usize {
+    let (before, _) = messages.split_once(" bytes spill stores").unwrap();
+    before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Scores and results of all rows are in registers, as many as a thread can have; the compiler may find no place for a
@@ -138,10 +145,26 @@ fn attention_of_prompts_keeps_everything_in_registers() {
         ("prefill_attention_bf16_256", attention(false, 256, 256)),
     ] {
         let messages = compile(compiler, name, &constants, compiler.target(90));
-        let (before, _) = messages.split_once(" bytes spill stores").unwrap();
-        let spills: usize = before.rsplit(' ').next().unwrap().parse().unwrap();
-        assert!(spills <= 16, "{name} {constants:?}: {messages}");
+        assert!(spills(&messages) <= 16, "{name} {constants:?}: {messages}");
     }
+}
+
+/// A word about products that are waited for one by one, which are slower by half, is no error of the compiler's.
+#[test]
+fn products_with_many_rows_stay_under_way() {
+    let Some(compiler) = compiler() else { return };
+    let formats =
+        ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "Q4_K_Q6_K"];
+    let names = formats.iter().map(|format| format!("many_rows_{format}_256"));
+    let others = ["many_rows_swiglu_Q4_0_64", "many_rows_swiglu_F16_128", "many_rows_BF16_64"];
+    // With a bias, and added to what is there.
+    let constants: Vec<_> = (0..5).map(|index| Constant::Bool(index, index < 3)).collect();
+    for name in names.chain(others.map(str::to_owned)) {
+        let messages = compile(compiler, &name, &constants, compiler.target(90));
+        assert!(spills(&messages) <= 16 && !messages.contains("serialized"), "{name}: {messages}");
+    }
+    // Where the instruction is not.
+    compile(compiler, "many_rows_Q4_0_128", &constants, Target::Gpu(80));
 }
 
 #[test]
@@ -157,9 +180,7 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("few_rows_Q4_K_Q6_K_4", flags(5)),
         ("few_rows_swiglu_BF16_2", flags(5)),
         ("few_rows_F16_1", flags(5)),
-        ("many_rows_Q4_0", flags(5)),
-        ("many_rows_Q4_K_Q6_K", flags(5)),
-        ("many_rows_swiglu_BF16", flags(5)),
+        ("round_rows_two_apart", flags(1)),
         ("flash_attention_f16_64_32", flash),
         ("paged_attention_bf16_4_16", Vec::new()),
         ("paged_attention_merge", Vec::new()),
