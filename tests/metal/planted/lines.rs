@@ -36,8 +36,12 @@ pub(super) const LINES: [Lines; 21] = [
             ("inputs.slots(),", "positions are slots", Buffer(3, 2)),
             ("Binding::write(pools.v),", "values go to the keys", Buffer(8, 7)),
             ("Binding::write(pools.k),", "keys are said to be read", Declared(7, Access::Read)),
-            ("let num_all_heads = ", "a head too few", Grid(0, |n| n - 1)),
-            ("grid: [num_all_heads, rope.num_tokens, 1],", "a token too few", Grid(1, |n| n - 1)),
+            ("let num_all_heads = ", "some heads too few", Grid(0, |n| n - 1)),
+            (
+                "grid: [num_all_heads.div_ceil(ROTATED_HEADS), rope.num_tokens, 1],",
+                "a token too few",
+                Grid(1, |n| n - 1),
+            ),
         ],
     },
     Lines {
@@ -55,7 +59,11 @@ pub(super) const LINES: [Lines; 21] = [
                 "weights are powers of e",
                 Word(9, |x| times(x, std::f32::consts::LN_2)),
             ),
-            ("window: sizes.sliding_window.unwrap_or(max_model_len),", "a token more", Word(7, |x| x + 1)),
+            (
+                "let window = sizes.sliding_window.unwrap_or(max_model_len);",
+                "a token more",
+                Word(7, |x| x + 1),
+            ),
             (
                 "let num_pieces = tokens.max_len().div_ceil(self.piece_size);",
                 "whole ones",
@@ -209,7 +217,11 @@ pub(super) const LINES: [Lines; 21] = [
             ("inputs.slots(),", "positions are slots", Buffer(4, 3)),
             ("Binding::write(rows.rows),", "rows are said to be read", Declared(7, Access::Read)),
             ("Binding::write(write.out),", "queries are said to be read", Declared(8, Access::Read)),
-            ("grid: [num_heads + 1, num_tokens, 1],", "rows are not written", Grid(0, |n| n - 1)),
+            (
+                "grid: [(num_heads + 1).div_ceil(ROTATED_HEADS), num_tokens, 1],",
+                "rows are not written",
+                Grid(0, |n| n - 1),
+            ),
             ("let LatentWrite { num_tokens,", "a token too few", Grid(1, |n| n - 1)),
         ],
     },
