@@ -149,7 +149,7 @@ fn attention_of_prompts_keeps_everything_in_registers() {
     }
 }
 
-/// A word about products that are waited for one by one, which are slower by half, is no error of the compiler's.
+/// That products are waited for one by one is a message and no error of the compiler's.
 #[test]
 fn products_with_many_rows_stay_under_way() {
     let Some(compiler) = compiler() else { return };
