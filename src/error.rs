@@ -30,6 +30,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The operating system failed to read or write.
     Io,
+    /// The device has failed, and nothing can be computed on it any more before the program is started again.
+    DeviceLost,
     /// A defect of this program.
     Internal,
 }

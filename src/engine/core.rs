@@ -26,6 +26,8 @@ pub struct EngineCore {
     /// Where the seeds of requests without one come from.
     seeds: std::hash::RandomState,
     stats: EngineStats,
+    /// Why no step can succeed any more.
+    lost_device: Option<Error>,
 }
 
 /// Running totals of an engine.
@@ -110,6 +112,7 @@ impl EngineCore {
             next_id: 0,
             seeds,
             stats: EngineStats::default(),
+            lost_device: None,
         })
     }
 
@@ -239,9 +242,18 @@ impl EngineCore {
                 for row in &plan.rows {
                     self.fail_request(row.seq, &error, &mut events);
                 }
+                if error.kind() == ErrorKind::DeviceLost {
+                    self.lost_device = Some(error);
+                }
             }
         }
         events
+    }
+
+    /// What the device failed with, if it is lost: no step can succeed any more.
+    #[must_use]
+    pub fn lost_device(&self) -> Option<&Error> {
+        self.lost_device.as_ref()
     }
 
     /// Ends every request with an error: the engine cannot go on.

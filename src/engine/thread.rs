@@ -106,7 +106,7 @@ impl EngineThread {
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
         let failure = match outcome {
             Ok(Ok(())) => None,
-            Ok(Err(violation)) => Some(format!("the engine's state is inconsistent: {violation}")),
+            Ok(Err(failure)) => Some(failure),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown cause");
@@ -122,12 +122,13 @@ impl EngineThread {
         }
     }
 
-    /// Returns when told to, or with the violation of an invariant.
+    /// Returns when told to, or with why it cannot go on.
     fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
         loop {
             self.board.publish(self.core.stats());
             if !self.core.has_unfinished() {
-                self.core.check_integrity()?;
+                let inconsistent = |violation| format!("the engine's state is inconsistent: {violation}");
+                self.core.check_integrity().map_err(inconsistent)?;
                 let Ok(command) = commands.recv() else { return Ok(()) };
                 if !self.obey(command) {
                     return Ok(());
@@ -149,6 +150,9 @@ impl EngineThread {
             // Before the events, so that whoever has one finds it in the totals.
             self.board.publish(self.core.stats());
             self.deliver(events);
+            if let Some(error) = self.core.lost_device() {
+                return Err(format!("the device is lost: {error}"));
+            }
         }
     }
 

@@ -169,3 +169,17 @@ fn no_memory() {
     let Some(machine) = Machine::new(&["ALLOCATE=2"]).and_then(Machine::with_compiler) else { return };
     machine.fails("cuda", &["allocating", "bytes on Fake GPU", "CUDA_ERROR_OUT_OF_MEMORY", "--device cpu"]);
 }
+
+#[test]
+fn a_gpu_that_fails() {
+    let Some(machine) = Machine::new(&["LAUNCH=719"]).and_then(Machine::with_compiler) else { return };
+    let outcome = machine.run("cuda");
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("error: generation failed: "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("CUDA_ERROR_LAUNCH_FAILED"), "{}", outcome.stderr);
+    // The driver itself is a whole one: without the failure there are answers.
+    let Some(machine) = Machine::new(&[]).and_then(Machine::with_compiler) else { return };
+    let outcome = machine.run("cuda");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("Fake GPU"), "{}", outcome.stderr);
+}

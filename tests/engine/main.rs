@@ -17,7 +17,7 @@ use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, Model
 use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
-use tinyvllm::{ErrorKind, Result};
+use tinyvllm::{Error, ErrorKind, Result};
 
 fn limits() -> ModelLimits {
     ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
@@ -491,6 +491,44 @@ fn a_panic_of_the_runner_ends_all_requests_and_the_engine_says_so() {
     // Who comes late hears of it too.
     engine.on_failure(move |error| fail.send(error.to_string()).unwrap());
     assert!(failed.recv().unwrap().contains("broken kernel"));
+}
+
+#[test]
+fn a_lost_device_ends_all_requests_and_the_engine_says_so() {
+    /// Whose errors are all of this kind.
+    struct Lost(FakeRunner);
+    impl Runner for Lost {
+        fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+            let lost = |_| Error::new(ErrorKind::DeviceLost, "the GPU fell off the bus");
+            self.0.execute(step).map_err(lost)
+        }
+    }
+    let start = |config: EngineConfig| {
+        let mut runner = FakeRunner::new(&config);
+        runner.fail_at = Some(3);
+        EngineCore::new(Box::new(Lost(runner)), limits(), config).unwrap()
+    };
+    let fails = |event: Option<&Event>| {
+        matches!(event, Some(Event::Finished { reason: FinishReason::Error, error: Some(text), .. })
+            if text.contains("fell off the bus"))
+    };
+    let request = Request::new(vec![1], SamplingParams { max_tokens: Some(40), ..SamplingParams::default() });
+
+    // One of the two waits for a seat and is in no step: the core knows that it need not be tried.
+    let mut core = start(EngineConfig { max_num_seqs: 1, ..small_config() });
+    let ids = [core.submit(request.clone()).unwrap(), core.submit(request.clone()).unwrap()];
+    let events: Vec<_> = (0..3).flat_map(|_| core.step()).collect();
+    assert!(fails(events.last().map(|(_, event)| event)), "{events:?}");
+    assert!(!core.is_unfinished(ids[0]) && core.is_unfinished(ids[1]));
+    assert!(core.lost_device().is_some_and(|error| error.kind() == ErrorKind::DeviceLost));
+
+    let engine = Engine::start(start(small_config())).unwrap();
+    let (fail, failed) = std::sync::mpsc::channel();
+    engine.on_failure(move |error| fail.send(error.to_string()).unwrap());
+    let events: Vec<Event> = engine.submit(request.clone()).unwrap().collect();
+    assert!(fails(events.last()), "{events:?}");
+    assert!(failed.recv().unwrap().contains("the device is lost: the GPU fell off the bus"));
+    assert_eq!(engine.submit(request).unwrap_err().kind(), ErrorKind::Internal);
 }
 
 /// Takes some events, then refuses or closes.

@@ -16,7 +16,7 @@ use tinyvllm::ops::gpu::{
 };
 use tinyvllm::server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, StopHandle};
 use tinyvllm::weights::SharedBytes;
-use tinyvllm::{Error, Result};
+use tinyvllm::{Error, ErrorKind, Result};
 
 use super::client::{connect, get, post, post_bytes, read_answer};
 
@@ -99,8 +99,15 @@ fn a_model_that_cannot_be_loaded_ends_the_server() {
 /// A GPU on which every launch fails.
 #[derive(Debug)]
 struct Broken {
-    /// Whether it fails with a panic rather than with an error.
-    panics: bool,
+    failure: Failure,
+}
+
+/// How it fails.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Failure {
+    Error,
+    Lost,
+    Panic,
 }
 
 #[repr(align(256))]
@@ -165,8 +172,11 @@ impl Gpu for Broken {
     }
 
     fn dispatch(&self, _launch: &Launch<'_>) -> Result<()> {
-        assert!(!self.panics, "the device fell off the bus");
-        Err(Error::internal("the device is out of memory"))
+        match self.failure {
+            Failure::Error => Err(Error::internal("the device is out of memory")),
+            Failure::Lost => Err(Error::new(ErrorKind::DeviceLost, "the device fell off the bus")),
+            Failure::Panic => panic!("the device fell off the bus"),
+        }
     }
 
     fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -192,8 +202,8 @@ impl Gpu for Broken {
     }
 }
 
-fn start_broken(panics: bool) -> InProcess {
-    let options = LlmOptions { gpu: Some(Arc::new(Broken { panics })), ..LlmOptions::default() };
+fn start_broken(failure: Failure) -> InProcess {
+    let options = LlmOptions { gpu: Some(Arc::new(Broken { failure })), ..LlmOptions::default() };
     let server = start(move |progress| load_demo(&options, progress));
     wait_until_ready(server.address);
     server
@@ -201,7 +211,7 @@ fn start_broken(panics: bool) -> InProcess {
 
 #[test]
 fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
-    let server = start_broken(false);
+    let server = start_broken(Failure::Error);
     // 33: the engine goes on, and so do answers.
     for num_failed in 1..=3 {
         let answer = post(server.address, CHAT, &hello());
@@ -221,7 +231,16 @@ fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
 
 #[test]
 fn an_engine_that_panics_answers_everybody_and_ends_the_server() {
-    let server = start_broken(true);
+    answers_everybody_and_ends(Failure::Panic, "the engine failed: the device fell off the bus");
+}
+
+#[test]
+fn a_lost_device_answers_everybody_and_ends_the_server() {
+    answers_everybody_and_ends(Failure::Lost, "the device is lost: the device fell off the bus");
+}
+
+fn answers_everybody_and_ends(failure: Failure, why: &str) {
+    let server = start_broken(failure);
     // 35: those that wait hear of it, as a whole answer and as a stream, and the program ends with an error.
     let answers: Vec<_> = std::thread::scope(|scope| {
         let ask = |is_stream: bool| {
@@ -248,5 +267,5 @@ fn an_engine_that_panics_answers_everybody_and_ends_the_server() {
         assert!(message.contains("fell off the bus") || message.contains("engine has stopped"), "{message}");
     }
     let error = server.thread.join().unwrap().unwrap_err();
-    assert!(error.message().contains("the engine failed: the device fell off the bus"), "{error}");
+    assert!(error.message().contains(why), "{error}");
 }

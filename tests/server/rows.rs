@@ -109,7 +109,7 @@ const ROWS: &[Row] = &[
     ),
     ("an engine that panics", &[(FAILURES, "an_engine_that_panics_answers_everybody_and_ends_the_server")]),
     // There are no ranks: one process, one device.
-    ("a rank that dies", &[]),
+    ("a rank that dies", &[(FAILURES, "a_lost_device_answers_everybody_and_ends_the_server")]),
     (
         "signals",
         &[

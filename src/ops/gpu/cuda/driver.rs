@@ -44,7 +44,8 @@ pub(super) trait Doing<T> {
     /// With what was being done in front of the driver's text.
     ///
     /// # Errors
-    /// The driver's; [`ErrorKind::Capacity`] if it has no memory, else [`ErrorKind::Internal`].
+    /// The driver's; [`ErrorKind::Capacity`] if it has no memory, [`ErrorKind::DeviceLost`] if the GPU is of no use any
+    /// more, else [`ErrorKind::Internal`].
     fn doing(self, what: &str) -> Result<T>;
 }
 
@@ -56,10 +57,36 @@ impl<T> Doing<T> for Result<T, DriverError> {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(ErrorKind::Capacity, message).with_hint(
                     "end what else uses the GPU, lower --gpu-memory-utilization, or use --device cpu",
                 ),
+                lost if is_lost(lost) => Error::new(ErrorKind::DeviceLost, message).with_hint(
+                    "start the program again; if it fails again, see what `nvidia-smi` and the system's log say",
+                ),
                 _ => Error::internal(message),
             }
         })
     }
+}
+
+/// Whether every later call will fail too: what a kernel or the hardware has broken is broken until the process ends.
+fn is_lost(result: CUresult) -> bool {
+    matches!(
+        result,
+        CUresult::CUDA_ERROR_DEINITIALIZED
+            | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// The driver's name and text of an error.

@@ -63,6 +63,12 @@ METAL_FUNC void msl_load_transposed(threadgroup const ushort* row, uint (&words)
                : "r"(uint(__cvta_generic_to_shared(row))));
 }
 
+// Brings a line of memory nearer, which is going to be read.
+template <class T>
+METAL_FUNC void msl_fetch(device const T* value) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(value));
+}
+
 // Copies sixteen bytes to threadgroup memory while the thread goes on. Its copies up to `msl_end_group` are a group; once
 // all but its last NUM_LATER groups are waited for, they are there for the thread, and behind a barrier for the others.
 METAL_FUNC void msl_copy(threadgroup uint4* target, device const uint4* source) {

@@ -12,6 +12,10 @@ inline float msl_finite(float value) { return value > 65504.0f ? 65504.0f : valu
 inline uint msl_halves(float first, float second) {
   return msl_pair_of(half(msl_finite(first)), half(msl_finite(second)));
 }
+template <class T>
+inline void msl_fetch(device const T* value) {
+  (void)T(*value);
+}
 inline uint msl_low_twice(uint pair) { return (pair & 0xFFFFu) * 0x00010001u; }
 inline uint msl_high_twice(uint pair) { return (pair >> 16) * 0x00010001u; }
 inline uint msl_with_bits(uint bits, uint mask, uint others) { return (bits & mask) | others; }

@@ -36,6 +36,9 @@ constant constexpr uint HEADS = 8;
 constant constexpr uint SLICES = 8;  // warps of a threadgroup
 constant constexpr uint NUM_THREADS = SLICES * LANES;
 constant constexpr uint MAX_PIECES = LANES;
+// Tiles of a warp, behind the first, that are brought nearer before it waits.
+constant constexpr uint TILES_FETCHED = 3;
+constant constexpr uint VALUES_OF_A_LINE = 64;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
 
 // Where a context is cut: from `first` on, a multiple of a tile.
@@ -195,8 +198,24 @@ template <typename KV, int MAX_DIM>
 
     uint tile = piece_start + slice * TILE;
     uint own_row = row_of_lane(tile);
-    msl_wait_for_inputs();
+    // What earlier steps have written to the cache is there, because a step begins when the one before it has ended: only
+    // the token's own key and value are waited for.
     if (READS_AHEAD && tile < end) {
+        read_all_keys(own_row);
+        read_all_values(own_row);
+    }
+#pragma clang loop unroll(full)
+    for (uint i = 1; i <= TILES_FETCHED; ++i) {
+        const uint later = tile + i * SLICES * TILE;
+        if (later < end) {
+            device const KV* row = (lane < TILE ? k_cache : v_cache) + ulong(row_of_lane(later)) * head_dim;
+            for (uint value = 0; value < head_dim; value += VALUES_OF_A_LINE) {
+                msl_fetch(row + value);
+            }
+        }
+    }
+    msl_wait_for_inputs();
+    if (READS_AHEAD && tile < end && tile + TILE >= seq_len) {
         read_all_keys(own_row);
         read_all_values(own_row);
     }

@@ -154,49 +154,68 @@ inline void few(
     };
 
     // Each thread has the same columns of every row of activations: the order in which squares are added is that of all
-    // batches.
-    msl_wait_for_inputs();
-    if (IS_WHOLE || HAS_NORM) {
-        // The squares, and where there is room the activations.
+    // batches. Four times eight columns are on their way at a time, of as many rows as there are.
+    const auto bring = [&](auto rows_together) {
+        constexpr uint ROWS = decltype(rows_together)::value;
+        constexpr uint PLACES = 4 / ROWS;
 #pragma clang loop unroll(disable)
-        for (uint first = 0; first < num_tokens; first += 4) {
-            float own_squares[4] = {};
+        for (uint first = 0; first < num_tokens; first += ROWS) {
+            float own_squares[ROWS] = {};
 #pragma clang loop unroll(disable)
-            for (uint place = thread_index; 8 * place < num_chunks * CHUNK; place += NUM_THREADS) {
-                const uint column = 8 * place;
-                const bool exists = column < num_columns;
-                if (!IS_WHOLE && !exists) {
-                    break;
-                }
-                float values[4][8];
+            for (uint first_place = thread_index; 8 * first_place < num_chunks * CHUNK; first_place += PLACES * NUM_THREADS) {
+                float values[PLACES][ROWS][8];
 #pragma clang loop unroll(full)
-                for (uint i = 0; i < 4; ++i) {
-                    if (first + i < num_tokens) {
-                        read_eight(row_of_x(first + i) + min(column, num_columns - 8), values[i]);
+                for (uint p = 0; p < PLACES; ++p) {
+                    const uint column = min(8 * (first_place + p * NUM_THREADS), num_columns - 8);
+#pragma clang loop unroll(full)
+                    for (uint i = 0; i < ROWS; ++i) {
+                        if (first + i < num_tokens) {
+                            read_eight(row_of_x(first + i) + column, values[p][i]);
+                        }
                     }
                 }
 #pragma clang loop unroll(full)
-                for (uint i = 0; i < 4; ++i) {
-                    if (first + i < num_tokens) {
+                for (uint p = 0; p < PLACES; ++p) {
+                    const uint place = first_place + p * NUM_THREADS;
+                    const bool exists = 8 * place < num_columns;
 #pragma clang loop unroll(full)
-                        for (int v = 0; v < 8; ++v) {
-                            values[i][v] = exists ? values[i][v] : 0.0f;
-                            own_squares[i] = fma(values[i][v], values[i][v], own_squares[i]);
-                        }
-                        if (IS_WHOLE) {
-                            *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
-                                in_halves(min(column, num_columns - 8), values[i]);
+                    for (uint i = 0; i < ROWS; ++i) {
+                        if (first + i < num_tokens) {
+#pragma clang loop unroll(full)
+                            for (int v = 0; v < 8; ++v) {
+                                values[p][i][v] = exists ? values[p][i][v] : 0.0f;
+                                own_squares[i] = fma(values[p][i][v], values[p][i][v], own_squares[i]);
+                            }
+                            if (IS_WHOLE && 8 * place < num_chunks * CHUNK) {
+                                *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
+                                    in_halves(min(8 * place, num_columns - 8), values[p][i]);
+                            }
                         }
                     }
                 }
             }
 #pragma clang loop unroll(full)
-            for (uint i = 0; i < 4 && HAS_NORM; ++i) {
+            for (uint i = 0; i < ROWS && HAS_NORM; ++i) {
                 const float sum = simd_sum(own_squares[i]);
                 if (lane == 0) {
                     squares[slice * TOKENS + first + i] = sum;
                 }
             }
+        }
+    };
+    // The weights of the norm are not waited for, and are there when they are wanted.
+    if (HAS_NORM && 32 * thread_index < num_columns) {
+        msl_fetch(norm + 32 * thread_index);
+    }
+    msl_wait_for_inputs();
+    if (IS_WHOLE || HAS_NORM) {
+        // The squares, and where there is room the activations.
+        if (num_tokens == 1) {
+            bring(integral_constant<uint, 1>());
+        } else if (num_tokens == 2) {
+            bring(integral_constant<uint, 2>());
+        } else {
+            bring(integral_constant<uint, 4>());
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (HAS_NORM && thread_index < num_tokens) {
@@ -209,8 +228,34 @@ inline void few(
         }
     }
 
+    // Of a tile's results a thread adds up those of one token and of rows g and g + 8; the last threads have none.
+    const uint own_odd = thread_index / LANES % 2;
+    const uint own_n = thread_index / (2 * LANES);
+    const uint own_token = 8 * own_n + 2 * t + own_odd;
+    const ulong own_out = part.out_offset + ulong(first_token + own_token) * a.out_stride;
     uint parity = 0;
     for (uint tile = first_tile; tile < end_tile; tile += step) {
+        const int m = matrix_of_tile(tile);
+        const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
+        const uint num_rows = a.matrices[m].num_rows;
+        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
+        const ulong own_results = own_out + a.matrices[m].out_offset;
+        // What results are added to is on its way while they are computed.
+        float before[ROW_TILES][2] = {};
+        float bias[ROW_TILES][2] = {};
+        if (!GATED && (ADDS || HAS_BIAS) && own_token < num_tokens) {
+#pragma clang loop unroll(full)
+            for (int r = 0; r < ROW_TILES; ++r) {
+#pragma clang loop unroll(full)
+                for (int h = 0; h < 2; ++h) {
+                    const uint row = first_row + r * RESULTS + g + 8 * h;
+                    if (row < num_rows) {
+                        before[r][h] = ADDS ? out[own_results + row] : 0.0f;
+                        bias[r][h] = HAS_BIAS ? operand.bias[row] : 0.0f;
+                    }
+                }
+            }
+        }
         float sums[ROW_TILES][TOKEN_TILES][4] = {};
         const auto multiply_chunk = [&](uint chunk, int d) {
             uint words[ROW_TILES][2][8];
@@ -282,10 +327,6 @@ inline void few(
             }
         }
 
-        const int m = matrix_of_tile(tile);
-        const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
-        const uint num_rows = a.matrices[m].num_rows;
-        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
 #pragma clang loop unroll(full)
         for (int r = 0; r < ROW_TILES; ++r) {
             threadgroup float* own_parts = parts + parity * PARTS;
@@ -298,39 +339,28 @@ inline void few(
                 }
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            // A thread has the sums of one token and of rows g and g + 8.
-            for (uint index = thread_index; index < TOKENS * 8; index += NUM_THREADS) {
-                const uint n = index / (2 * LANES);
-                const uint odd = index / LANES % 2;
-                const uint own_g = index % LANES / 4;
-                const uint token = 8 * n + 2 * (index % 4) + odd;
-                if (token >= num_tokens) {
-                    continue;
+            if (own_token >= num_tokens) {
+                continue;
+            }
+            float results[2] = {};
+#pragma clang loop unroll(full)
+            for (int s = 0; s < SLICES; ++s) {
+#pragma clang loop unroll(full)
+                for (int h = 0; h < 2; ++h) {
+                    results[h] += own_parts[((s * TOKEN_TILES + own_n) * 4 + 2 * h + own_odd) * LANES + lane];
                 }
-                float results[2] = {};
-#pragma clang loop unroll(full)
-                for (int s = 0; s < SLICES; ++s) {
-#pragma clang loop unroll(full)
-                    for (int h = 0; h < 2; ++h) {
-                        results[h] += own_parts[((s * TOKEN_TILES + n) * 4 + 2 * h + odd) * LANES + index % LANES];
-                    }
+            }
+            const float factor = HAS_NORM ? factors[own_token] : 1.0f / X_SCALE;
+            const uint row = first_row + r * RESULTS + g;
+            if (GATED) {
+                if (row < num_rows) {
+                    store(out, own_results + row, gated(results[0] * factor, results[1] * factor));
                 }
-                const float factor = HAS_NORM ? factors[token] : 1.0f / X_SCALE;
-                const ulong at =
-                    part.out_offset + ulong(first_token + token) * a.out_stride + a.matrices[m].out_offset;
-                const uint row = first_row + r * RESULTS + own_g;
-                if (GATED) {
-                    if (row < num_rows) {
-                        store(out, at + row, gated(results[0] * factor, results[1] * factor));
-                    }
-                } else {
+            } else {
 #pragma clang loop unroll(full)
-                    for (int h = 0; h < 2; ++h) {
-                        if (row + 8 * h < num_rows) {
-                            const float other = HAS_BIAS ? operand.bias[row + 8 * h] : 0.0f;
-                            const float before = ADDS ? out[at + row + 8 * h] : 0.0f;
-                            store(out, at + row + 8 * h, before + fma(results[h], factor, other));
-                        }
+                for (int h = 0; h < 2; ++h) {
+                    if (row + 8 * h < num_rows) {
+                        store(out, own_results + row + 8 * h, before[r][h] + fma(results[h], factor, bias[r][h]));
                     }
                 }
             }
