@@ -296,7 +296,7 @@ template <typename KV, int HEADS>
         for (uint i = 0; i < 2; ++i) {
             const uint head = 8 * n + 2 * t + i;
             if (head < num_heads) {
-                const float factor = is_whole ? 1.0f / totals[head] : 1.0f;
+                const float total = totals[head];
                 device float* target =
                     is_whole ? out + (ulong(token) * a.num_heads + first_head + head) * VALUE_DIM
                              : partials + record_of(a, index.z, first_head + head, index.y);
@@ -304,8 +304,8 @@ template <typename KV, int HEADS>
                 for (uint m = 0; m < VALUE_TILES; ++m) {
                     if (has_values(m)) {
                         const uint value = 16 * (WARPS * m + warp) + g;
-                        target[value] = results[m][n][i] * factor;
-                        target[value + 8] = results[m][n][i + 2] * factor;
+                        target[value] = is_whole ? results[m][n][i] / total : results[m][n][i];
+                        target[value + 8] = is_whole ? results[m][n][i + 2] / total : results[m][n][i + 2];
                     }
                 }
             }
