@@ -246,7 +246,8 @@ template <typename KV>
     const ulong record = (ulong(index.z) * a.num_heads + head) * a.num_pieces + piece;
     device float* own_record = partials + record * (a.value_dim + 2);
     device float* target = is_whole ? out + (ulong(token) * a.num_heads + head) * a.value_dim : own_record + 2;
-    const float factor = is_whole ? 1.0f / sums[cell.row] : 1.0f;
+    // As where pieces are merged: a context that is not cut has the same bits in a launch with others that are.
+    const float divisor = is_whole ? sums[cell.row] : 1.0f;
     if (!is_whole && group == 0 && cell.column == 0) {
         own_record[0] = maxima[cell.row];
         own_record[1] = sums[cell.row];
@@ -255,7 +256,7 @@ template <typename KV>
     for (int p = 0; p < VALUE_PIECES; ++p) {
         const uint value = slab + (p / PAIRS * PAIRS + cell.column / 2) * 8 + p % PAIRS * 2;
         if (value < a.value_dim) {
-            *(device float2*)(target + value) = results[p] * factor;
+            *(device float2*)(target + value) = results[p] / divisor;
         }
     }
 }

@@ -62,6 +62,9 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
             compare(context, |context| expanded.run(context)),
         ));
     }
+    if context.has_tensor_cores() {
+        run_on_tensor_cores(context, report);
+    }
     // Into the latent row and out of it, of DeepSeek-V2-Lite and GLM-4.7-Flash.
     for (num_heads, inputs, outputs) in [(16, 128, 512), (20, 192, 512), (16, 512, 128), (20, 512, 256)] {
         for dtype in [DType::F32, DType::F16, DType::Q5_0, DType::Q8_0] {
@@ -94,6 +97,28 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     ));
 }
 
+/// What only the kernel for tensor cores has: tiles of positions, heads and values, and contexts in pieces of more than
+/// the usual length.
+fn run_on_tensor_cores(context: &Context, report: &mut dyn FnMut(Check)) {
+    let tiles = Case { sequences: &TILES, ..Case::default() };
+    let cases = [
+        Case { num_heads: 1, ..tiles },
+        Case { num_heads: 16, rank: 96, dtype: KvCacheDType::Bf16, block_size: 7, ..tiles },
+        Case { num_heads: 33, rank: 208, ..tiles },
+        Case { num_heads: 16, rank: 512, dtype: KvCacheDType::Bf16, ..tiles },
+        Case { num_heads: 32, rank: 512, sequences: &[[70, 1], [3, 2]], ..tiles },
+        Case { query_size: 300.0, ..tiles },
+        Case { query_size: 300.0, dtype: KvCacheDType::Bf16, ..tiles },
+        Case { num_heads: 2, rank: 16, sequences: &[[16_500, 1], [8_000, 1]], ..tiles },
+    ];
+    for case in cases {
+        // Of the exponents, what queries of half precision lack.
+        let limit = if case.query_size > 1.0 { 1e-3 } else { 2e-6 };
+        let name = format!("latent attention, {case:?}");
+        report(check(name, limit, compare(context, |context| case.run(context))));
+    }
+}
+
 fn heads(
     context: &Context,
     num_heads: usize,
@@ -124,6 +149,8 @@ struct Case {
     dtype: KvCacheDType,
     block_size: usize,
     style: RopeStyle,
+    /// What queries are multiplied with.
+    query_size: f32,
     /// Of the projection of values.
     weights: DType,
     /// Tokens of each sequence that are in the cache before, and those that are computed.
@@ -143,6 +170,7 @@ impl Default for Case {
             dtype,
             block_size: 32,
             style: RopeStyle::Interleaved,
+            query_size: 1.0,
             weights,
             sequences: &ABSORBED,
             is_expanded: false,
@@ -154,6 +182,8 @@ impl Default for Case {
 const ABSORBED: [[usize; 2]; 6] = [[0, 9], [255, 1], [256, 1], [300, 1], [17, 31], [250, 12]];
 /// The same, also at and around the end of a span, and a row for more than one task.
 const EXPANDED: [[usize; 2]; 6] = [[200, 60], [3, 31], [256, 64], [0, 130], [980, 80], [2040, 32]];
+/// At and around the ends of tiles and pieces.
+const TILES: [[usize; 2]; 7] = [[30, 1], [31, 1], [32, 1], [48, 3], [254, 1], [511, 1], [512, 1]];
 const ROTATED: usize = 64;
 
 impl Case {
@@ -252,8 +282,11 @@ impl Case {
             }
             let num_tokens = positions.len();
             let width = num_heads * query_dim + row_dim;
-            let rows = buffer(context, &noise(3 + step as u64, num_tokens * width), width, num_tokens)?;
-            let absorbed = noise(7 + step as u64, num_tokens * num_heads * row_dim);
+            let mut rows = noise(3 + step as u64, num_tokens * width);
+            let mut absorbed = noise(7 + step as u64, num_tokens * num_heads * row_dim);
+            let queries = rows.chunks_exact_mut(width).flat_map(|row| &mut row[..num_heads * query_dim]);
+            queries.chain(&mut absorbed).for_each(|value| *value *= self.query_size);
+            let rows = buffer(context, &rows, width, num_tokens)?;
             let mut absorbed = buffer(context, &absorbed, num_heads * row_dim, num_tokens)?;
             let mut out = unwritten(context, out_width, num_tokens)?;
             let lists = StepInputs::new(&positions, &positions, &[], &metadata);

@@ -2,23 +2,33 @@
 
 use std::sync::Arc;
 
-use tinyvllm::config::RopeStyle;
+use tinyvllm::config::{LatentAttentionConfig, ModelConfig, RopeConfig, RopeStyle};
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, Heads, KvCache,
+    KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, latent_kv_write, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
 use crate::emulator::{Emulator, Variant};
 
-const NUM_HEADS: usize = 4;
-const NUM_KV_HEADS: usize = 2;
-const HEAD_DIM: usize = 32;
+/// The shape of attention. With latent rows there is one key head, whose first values are the values.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    value_dim: usize,
+}
+
+const PLAIN: Shape = Shape { num_heads: 4, num_kv_heads: 2, head_dim: 32, value_dim: 32 };
+const LATENT: Shape = Shape { num_heads: 18, num_kv_heads: 1, head_dim: 80, value_dim: 48 };
+const ROTATED: usize = 32;
 const BLOCK_SIZE: usize = 16;
 const MAX_LEN: usize = 800;
 
-/// The lengths of some sequences. On tensor cores only contexts of more than 512 are cut.
+/// The lengths of some sequences. On tensor cores only contexts of more than 512 are cut, over latent rows those of more
+/// than 256.
 const LENS: [usize; 5] = [300, 790, 7, 520, 512];
 
 /// The tokens from `first` on of each of some of the sequences.
@@ -47,49 +57,81 @@ fn noise(len: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
+impl Shape {
+    fn is_latent(self) -> bool {
+        self.value_dim < self.head_dim
+    }
+
+    fn config(self) -> ModelConfig {
+        let layer = one_layer(self.num_heads, self.num_kv_heads, self.head_dim);
+        if !self.is_latent() {
+            return layer;
+        }
+        let latent = LatentAttentionConfig {
+            q_lora_rank: None,
+            kv_lora_rank: self.value_dim,
+            qk_nope_head_dim: self.head_dim - ROTATED,
+            v_head_dim: self.value_dim,
+            softmax_scale: 1.0,
+            lora_norm_eps: 1e-6,
+        };
+        let rope = RopeConfig { dim: ROTATED, ..layer.rope.clone() };
+        ModelConfig { latent_attention: Some(latent), rope, ..layer }
+    }
+}
+
+fn filled(context: &Context, values: &[f32], width: usize) -> Buffer {
+    let num_rows = values.len() / width;
+    let mut buffer = Buffer::new(context, num_rows, width).unwrap();
+    buffer.write(num_rows, |target| target.copy_from_slice(values)).unwrap();
+    buffer
+}
+
 /// Attention of the last token of each sequence, with the same queries for all.
-fn attend(context: &Context, dtype: KvCacheDType) -> impl FnMut(&[usize]) -> Vec<f32> {
-    let config = one_layer(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
+fn attend(context: &Context, shape: Shape, dtype: KvCacheDType) -> impl FnMut(&[usize]) -> Vec<f32> {
+    let Shape { num_heads, num_kv_heads, head_dim, value_dim } = shape;
     let num_blocks = LENS.len() * MAX_LEN.div_ceil(BLOCK_SIZE);
-    let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, dtype).unwrap();
+    let mut cache = KvCache::new(context, &shape.config(), num_blocks, BLOCK_SIZE, dtype).unwrap();
     let limits = AttentionLimits {
-        num_heads: NUM_HEADS,
-        num_kv_heads: NUM_KV_HEADS,
-        head_dim: HEAD_DIM,
-        value_dim: HEAD_DIM,
-        scale: 1.0,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        value_dim,
+        scale: 1.0 / (head_dim as f64).sqrt(),
         sliding_window: None,
         max_model_len: MAX_LEN,
         max_num_tokens: MAX_LEN,
         max_num_rows: LENS.len(),
     };
     let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();
-    let frequencies = vec![0.1; HEAD_DIM / 2];
+    let frequencies = vec![0.1; ROTATED / 2];
     let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, MAX_LEN).unwrap();
     table.extend_to(MAX_LEN).unwrap();
-    let width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM;
-    let filled = |values: &[f32]| {
-        let num_rows = values.len() / width;
-        let mut buffer = Buffer::new(context, num_rows, width).unwrap();
-        buffer.write(num_rows, |target| target.copy_from_slice(values)).unwrap();
-        buffer
-    };
+    let norm = RmsNorm { weight: Vector::new(context, vec![1.0; value_dim]).unwrap(), eps: 1e-6 };
+    let width = (num_heads + 2 * num_kv_heads) * head_dim;
     for (sequence, len) in LENS.into_iter().enumerate() {
         let metadata = step(&[sequence], |_| 0);
         let positions: Vec<u32> = (0..len as u32).collect();
-        let mut qkv = filled(&noise(len * width));
+        let mut rows = filled(context, &noise(len * width), width);
         let lists = StepInputs::new(&positions, &positions, &[], &metadata);
         let lists = inputs.upload(context, lists, &cache).unwrap();
-        rope_kv_write(context, &mut qkv, &lists, None, &table, &mut cache, 0).unwrap();
+        if shape.is_latent() {
+            let mut rotated = Buffer::new(context, len, num_heads * head_dim).unwrap();
+            let queries = Heads { rows: &rows, stride: head_dim };
+            latent_kv_write(context, queries, &rows, &lists, &norm, &table, &mut cache, 0, &mut rotated)
+                .unwrap();
+        } else {
+            rope_kv_write(context, &mut rows, &lists, None, &table, &mut cache, 0).unwrap();
+        }
     }
-    let queries = filled(&noise(width).repeat(LENS.len()));
+    let queries = filled(context, &noise(width).repeat(LENS.len()), width);
     let mut scratch = AttentionScratch::new(context, limits).unwrap();
     move |sequences| {
         let metadata = step(sequences, |len| len - 1);
         let positions: Vec<u32> = sequences.iter().map(|sequence| LENS[*sequence] as u32 - 1).collect();
         let lists = StepInputs::new(&positions, &positions, &[], &metadata);
         let lists = inputs.upload(context, lists, &cache).unwrap();
-        let mut out = Buffer::new(context, LENS.len(), NUM_HEADS * HEAD_DIM).unwrap();
+        let mut out = Buffer::new(context, LENS.len(), num_heads * value_dim).unwrap();
         paged_attention(context, &mut scratch, &queries, &cache, 0, &lists, &mut out).unwrap();
         out.read(sequences.len(), <[f32]>::to_vec).unwrap()
     }
@@ -100,15 +142,22 @@ fn a_row_of_attention_has_the_same_bits_in_every_batch() {
     for class in [ChipClass::Base, ChipClass::Nvidia] {
         let Some(gpu) = Emulator::new(Variant::Fast) else { return };
         let context = Context::gpu(Arc::new(gpu.with_class(class)));
-        for dtype in [KvCacheDType::F16, KvCacheDType::Bf16] {
-            let mut attend = attend(&context, dtype);
+        for (shape, dtype) in [
+            (PLAIN, KvCacheDType::F16),
+            (PLAIN, KvCacheDType::Bf16),
+            (LATENT, KvCacheDType::F16),
+            (LATENT, KvCacheDType::Bf16),
+        ] {
+            let mut attend = attend(&context, shape, dtype);
             let alone: Vec<f32> = (0..LENS.len()).flat_map(|sequence| attend(&[sequence])).collect();
+            assert!(alone.iter().all(|value| value.is_finite()));
             for together in [vec![0, 1, 2, 3, 4], vec![4, 3, 2, 1, 0], vec![2, 0], vec![3, 4]] {
-                let width = NUM_HEADS * HEAD_DIM;
+                let width = shape.num_heads * shape.value_dim;
                 for (row, sequence) in attend(&together).chunks(width).zip(&together) {
                     let expected = &alone[sequence * width..(sequence + 1) * width];
                     let bits = |row: &[f32]| row.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-                    assert_eq!(bits(row), bits(expected), "{class:?}, {dtype:?}, {sequence} of {together:?}");
+                    let what = format!("{class:?}, {shape:?}, {dtype:?}");
+                    assert_eq!(bits(row), bits(expected), "{what}, {sequence} of {together:?}");
                 }
             }
         }

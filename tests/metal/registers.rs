@@ -16,8 +16,9 @@ use crate::emulator::{Emulator, Variant};
 
 static PLANTED: Library = Library { name: "registers", source: include_str!("kernels/registers.metal") };
 
-/// The GPU that is asked for, of compute capability 9.0.
+/// The GPU that is asked for, of compute capability 9.0, and the oldest one with the instructions of attention.
 const ARCHITECTURE: i32 = 90;
+const OLDEST_ARCHITECTURE: i32 = 80;
 
 /// As many as a thread of an Apple GPU can have: what spills here may spill there. The compiler is told that threadgroups
 /// are so large that there are no more.
@@ -124,10 +125,23 @@ fn kernels_of_a_decode_step_fit_in_registers() {
     assert!(usages.len() > 200, "word of {} kernels only", usages.len());
 }
 
-/// Two threadgroups of 256 threads share a multiprocessor.
+/// Fails if a kernel of attention on tensor cores needs more registers than a thread has if two threadgroups of 256 share
+/// a multiprocessor.
+fn check_fit(library: &str, kernel: &str, constants: &[u16]) {
+    let library = CUDA_LIBRARIES.into_iter().find(|own| own.name == library).unwrap();
+    let constants: Vec<_> = (0..).zip(constants).map(|(index, value)| Constant::U16(index, *value)).collect();
+    for architecture in [ARCHITECTURE, OLDEST_ARCHITECTURE] {
+        let messages = match compile_messages(library, kernel, &constants, architecture) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => return,
+            outcome => outcome.unwrap(),
+        };
+        let usage = usage(&messages).unwrap_or_else(|| panic!("{kernel}: {messages}"));
+        assert!(usage.fits(), "{kernel} {constants:?}, compute capability {architecture}: {usage:?}");
+    }
+}
+
 #[test]
 fn attention_on_tensor_cores_fits_in_registers() {
-    let library = CUDA_LIBRARIES.into_iter().find(|library| library.name == "decode_attention").unwrap();
     for (kernel, head_dims) in [
         ("decode_attention_f16_128", [64, 96, 128]),
         ("decode_attention_bf16_128", [64, 80, 128]),
@@ -136,13 +150,16 @@ fn attention_on_tensor_cores_fits_in_registers() {
         ("decode_attention_merge", [64, 128, 256]),
     ] {
         for head_dim in head_dims {
-            let constants = [Constant::U16(0, head_dim)];
-            let messages = match compile_messages(library, kernel, &constants, ARCHITECTURE) {
-                Err(error) if error.kind() == ErrorKind::Unsupported => return,
-                outcome => outcome.unwrap(),
-            };
-            let usage = usage(&messages).unwrap_or_else(|| panic!("{kernel}: {messages}"));
-            assert!(usage.fits(), "{kernel}, heads of {head_dim}: {usage:?}");
+            check_fit("decode_attention", kernel, &[head_dim]);
+        }
+    }
+}
+
+#[test]
+fn latent_attention_on_tensor_cores_fits_in_registers() {
+    for kernel in ["f16_16", "bf16_16", "merge"] {
+        for dims in [[576, 512], [320, 256], [128, 64]] {
+            check_fit("decode_latent_attention", &format!("decode_latent_attention_{kernel}"), &dims);
         }
     }
 }

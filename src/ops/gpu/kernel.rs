@@ -4,7 +4,7 @@ use super::backend::Flags;
 use super::prefill_attention::{self, Variant};
 use super::rounded::Pairs;
 use super::tensor_cores::Form;
-use super::{Constant, Library, Probe, decode_attention};
+use super::{Constant, Library, Probe, decode_attention, decode_latent_attention};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
@@ -33,12 +33,17 @@ static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cud
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
 static DECODE_ATTENTION: Library =
     Library { name: "decode_attention", source: include_str!("cuda/kernels/decode_attention.cu") };
+static DECODE_LATENT_ATTENTION: Library = Library {
+    name: "decode_latent_attention",
+    source: include_str!("cuda/kernels/decode_latent_attention.cu"),
+};
 static PREFILL_ATTENTION: Library =
     Library { name: "prefill_attention", source: include_str!("cuda/kernels/prefill_attention.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 4] = [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &PREFILL_ATTENTION];
+pub static CUDA_LIBRARIES: [&Library; 5] =
+    [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &DECODE_LATENT_ATTENTION, &PREFILL_ATTENTION];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -121,6 +126,12 @@ pub(super) enum Kernel {
     LatentKvWrite(KvCacheDType),
     LatentRead(KvCacheDType),
     LatentAttention(KvCacheDType),
+    DecodeLatentAttention {
+        dtype: KvCacheDType,
+        row_dim: usize,
+        value_dim: usize,
+    },
+    DecodeLatentAttentionMerge,
     ChooseExperts,
     CombineExperts,
     Sample,
@@ -145,6 +156,7 @@ impl Kernel {
             Self::PrefillAttention { .. } => &PREFILL_ATTENTION,
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
+            Self::DecodeLatentAttention { .. } | Self::DecodeLatentAttentionMerge => &DECODE_LATENT_ATTENTION,
             Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
             Self::Sample => &SAMPLING,
             Self::Probe(_) => &PROBE,
@@ -187,6 +199,10 @@ impl Kernel {
             Self::LatentKvWrite(dtype) => format!("latent_kv_write_{dtype}"),
             Self::LatentRead(dtype) => format!("latent_read_{dtype}"),
             Self::LatentAttention(dtype) => format!("latent_attention_{dtype}"),
+            Self::DecodeLatentAttention { dtype, .. } => {
+                format!("decode_latent_attention_{dtype}_{}", decode_latent_attention::HEADS)
+            }
+            Self::DecodeLatentAttentionMerge => "decode_latent_attention_merge".to_owned(),
             Self::ChooseExperts => "choose_experts".to_owned(),
             Self::CombineExperts => "combine_experts".to_owned(),
             Self::Sample => "sample".to_owned(),
@@ -240,6 +256,7 @@ impl Kernel {
         let numbers = match self {
             Self::FlashAttention { head_dim, value_dim, .. }
             | Self::PrefillAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::DecodeLatentAttention { row_dim, value_dim, .. } => vec![row_dim, value_dim],
             Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
                 vec![head_dim]
             }

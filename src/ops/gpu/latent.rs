@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable, bytes_of};
 use super::attention::{MAX_PIECES, PIECE_SIZE, PagedAttentionArgs, Pages, ROTATED_HEADS, merge};
 use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
+use super::decode_latent_attention::{self, DecodeLatent, decode_latent_attention};
 use super::inputs::{DecodeRows, GpuInputs};
 use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement};
@@ -162,8 +163,17 @@ impl GpuLatentAttention {
         }
         let piece_size = max_model_len.div_ceil(MAX_PIECES).max(PIECE_SIZE).next_multiple_of(KEYS);
         let num_pieces = max_model_len.div_ceil(piece_size);
-        let num_partials = if num_pieces > 1 { max_num_rows * num_heads * num_pieces } else { 1 };
-        let partials = gpu.device().allocate(num_partials * (value_dim + 2) * 4, Placement::Private)?;
+        let mut values_per_head = num_pieces * (value_dim + 2);
+        let mut is_cut = num_pieces > 1;
+        if gpu.tuning().has_tensor_cores() {
+            // The type of the cache, which decides between the kernels, is not known yet.
+            let num_pieces = decode_latent_attention::max_pieces(max_model_len);
+            values_per_head =
+                values_per_head.max(num_pieces * decode_latent_attention::record_values(value_dim));
+            is_cut |= num_pieces > 1;
+        }
+        let num_values = if is_cut { max_num_rows * num_heads * values_per_head } else { 4 };
+        let partials = gpu.device().allocate(4 * num_values, Placement::Private)?;
         Ok(Self { num_heads, value_dim, scale: scale * LOG2_E, piece_size, partials })
     }
 
@@ -178,6 +188,11 @@ impl GpuLatentAttention {
         rows: LatentRows<'_>,
         out: &GpuBuffer,
     ) -> Result<()> {
+        if decode_latent_attention::has_kernel(gpu.tuning(), rows, self.value_dim) {
+            let &Self { num_heads, value_dim, scale, ref partials, .. } = self;
+            let latent = DecodeLatent { num_heads, value_dim, scale, q, q_stride, rows, partials, out };
+            return decode_latent_attention(gpu, inputs, latent);
+        }
         let operands = Operands { q, q_stride, rows, out };
         self.launch(gpu, inputs, inputs.decode(), self.piece_size, operands)?;
         let prefill = inputs.prefill_rows();

@@ -10,6 +10,7 @@ mod cost;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod decode_attention;
+mod decode_latent_attention;
 mod device;
 mod dry_run;
 mod expanded;

@@ -11,8 +11,8 @@ pub(crate) struct Tuning {
     /// Keys that flash attention takes at a time where heads have 65 to 128 values in half precision: 16 or 32. With
     /// fewer, a core has room for four threadgroups instead of three; with more, there are fewer barriers.
     pub(super) flash_keys: usize,
-    /// Whether products go to the kernels of `tensor_cores` and attention to those of `decode_attention` and
-    /// `prefill_attention`.
+    /// Whether products go to the kernels of `tensor_cores` and attention to those of `decode_attention`,
+    /// `decode_latent_attention` and `prefill_attention`.
     pub(super) has_tensor_cores: bool,
 }
 

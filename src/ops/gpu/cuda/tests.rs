@@ -187,6 +187,8 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("paged_attention_merge", Vec::new()),
         ("decode_attention_f16_128", vec![Constant::U16(0, 64)]),
         ("decode_attention_merge", vec![Constant::U16(0, 64)]),
+        ("decode_latent_attention_f16_16", vec![Constant::U16(0, 576), Constant::U16(1, 512)]),
+        ("decode_latent_attention_merge", Vec::new()),
         ("latent_attention_f16", Vec::new()),
         ("latent_kv_write_f16", flags(1)),
         ("rope_kv_write_bf16", flags(2)),

@@ -1,0 +1,388 @@
+// Attention of tokens by themselves over latent rows, on tensor cores: there is one key head for all query heads, and its
+// first values are also the values.
+//
+// A threadgroup has a piece of one token's context and up to 16 of its query heads. Rows of the cache come by in threadgroup
+// memory, TILE positions at a time, once for all heads and as keys and as values; while those of a tile are used, those of
+// the next one are on their way. Positions are the rows of the first product, and each warp multiplies 16 of them with a
+// quarter of the queries' columns, which stay in its registers. The quarters are added up in threadgroup memory, with a
+// lane for each position and a warp for some heads, and from there weights go to all warps. Values of a row are the rows of
+// the second product: each warp has every eighth 16 of them, of all heads, and keeps the results.
+//
+// A context is cut by the length of the sequence only, and everything is added up in that order, so a row has the same bits
+// in every batch. A second kernel merges the pieces if there are several.
+//
+// Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
+// 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
+// were rounded. Rows of bf16 become halves, and the largest half what is larger.
+
+#define FOR_NVIDIA
+#include "kv_cache.h"
+
+struct DecodeLatentAttentionArgs {
+    Pages pages;
+    uint num_heads;
+    uint value_dim;
+    uint q_stride;    // values from one token's queries to the next
+    uint piece_size;  // positions of a piece, and twice as many as often as there would be more than MAX_PIECES
+    uint num_pieces;  // of the longest context of the launch
+    float scale;      // of scores, times log2(e)
+};
+
+// Values of a row, and those of them that are values: multiples of 16. Known to the compiler, so that no loop is counted.
+constant ushort ROW_DIM [[function_constant(0)]];
+constant ushort VALUE_DIM [[function_constant(1)]];
+
+constant constexpr uint MAX_ROW_DIM = 576;
+constant constexpr uint MAX_VALUE_DIM = 512;
+constant constexpr uint MAX_PIECES = 2 * LANES;
+constant constexpr uint WARPS = 8;
+constant constexpr uint QUARTERS = 4;
+constant constexpr uint TILE = WARPS / QUARTERS * 16;
+constant constexpr float LARGEST_EXPONENT = 15.0f;
+
+inline uint piece_size_of(constant DecodeLatentAttentionArgs& a, uint seq_len) {
+    uint piece_size = a.piece_size;
+    while (piece_size * MAX_PIECES < seq_len) {
+        piece_size *= 2;
+    }
+    return piece_size;
+}
+
+// Partial results of a head: its values, maximum and sum, and room up to the next 16 bytes.
+inline ulong record_of(constant DecodeLatentAttentionArgs& a, uint row, uint head, uint piece) {
+    return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (a.value_dim + 4);
+}
+
+// Two values of the cache as halves.
+template <typename KV>
+inline uint in_halves(uint pair) {
+    return is_same_v<KV, half> ? pair : msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
+}
+
+template <typename KV, int HEADS>
+[[kernel]] void decode_latent_attention(
+    constant DecodeLatentAttentionArgs& a [[buffer(0)]],
+    device const float* q [[buffer(1)]],  // [token, head, row of the cache]
+    device const KV* cache [[buffer(2)]],
+    device const uint* block_tables [[buffer(3)]],
+    device const DecodeRow* rows [[buffer(4)]],
+    device float* out [[buffer(5)]],       // [token, head, value_dim]
+    device float* partials [[buffer(6)]],  // [row, head, piece, value_dim + 4]
+    threadgroup char* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint warp [[simdgroup_index_in_threadgroup]]
+) {
+    constexpr uint HEAD_TILES = HEADS / 8;
+    constexpr uint OWN_HEADS = HEADS / WARPS;
+    constexpr uint STEPS = MAX_ROW_DIM / 16 / QUARTERS;
+    constexpr uint VALUE_TILES = MAX_VALUE_DIM / 16 / WARPS;
+    constexpr uint THREADS_OF_ROW = WARPS * LANES / TILE;
+    // In halves or floats, more than there are: rows that are read together lie in different banks.
+    const uint row_stride = (ROW_DIM / 8 | 1) * 8;
+    constexpr uint PART_STRIDE = TILE + 4;
+    constexpr uint WEIGHT_STRIDE = TILE + 8;
+    const uint g = lane / 4;
+    const uint t = lane % 4;
+    const uint quarter = warp % QUARTERS;
+    const uint first_position = warp / QUARTERS * 16;
+    const uint thread_index = warp * LANES + lane;
+
+    // Two tiles of rows; parts of scores, [quarter][head][position]; weights, [head][position]; of each head what its
+    // results so far are multiplied with, and the sum of its weights.
+    threadgroup ushort* tiles = (threadgroup ushort*)memory;
+    threadgroup float* parts = (threadgroup float*)(tiles + 2 * TILE * row_stride);
+    threadgroup half* weights = (threadgroup half*)(parts + QUARTERS * HEADS * PART_STRIDE);
+    threadgroup float* factors = (threadgroup float*)(weights + HEADS * WEIGHT_STRIDE);
+    threadgroup float* totals = factors + HEADS;
+
+    // The lists of a step are there before the first of its kernels begins.
+    const uint token = rows[index.z].token;
+    const uint seq_len = rows[index.z].seq_len;
+    device const uint* block_table = block_tables + rows[index.z].table_start;
+    const uint piece_size = piece_size_of(a, seq_len);
+    const uint begin = index.y * piece_size;
+    if (begin >= seq_len) {
+        return;
+    }
+    const uint end = min(begin + piece_size, seq_len);
+    const uint first_head = index.x * HEADS;
+    const uint num_heads = min(a.num_heads - first_head, uint(HEADS));
+
+    // Behind the last position there is the last one again, so that whatever is read is a number.
+    const uint own_position = thread_index / THREADS_OF_ROW;
+    const uint own_eighth = thread_index % THREADS_OF_ROW;
+    const auto row_of_thread = [&](uint first) {
+        return row_of(a.pages, block_table, 0, min(first + own_position, end - 1));
+    };
+    const auto begin_copy = [&](uint row, uint tile) {
+        device const KV* source = cache + ulong(row) * ROW_DIM + 8 * own_eighth;
+        threadgroup ushort* target = tiles + (tile * TILE + own_position) * row_stride + 8 * own_eighth;
+#pragma clang loop unroll(full)
+        for (uint first = 0; first < MAX_ROW_DIM / 8; first += THREADS_OF_ROW) {
+            if (first + THREADS_OF_ROW <= ROW_DIM / 8 || first + own_eighth < ROW_DIM / 8) {
+                msl_copy((threadgroup uint4*)(target + 8 * first), (device const uint4*)(source + 8 * first));
+            }
+        }
+        msl_end_group();
+    };
+    uint next_row = row_of_thread(begin);
+    msl_wait_for_inputs();
+    begin_copy(next_row, 0);
+    next_row = row_of_thread(begin + TILE);
+
+    // Columns 16 · (4 · step + quarter) and on, of heads g and g + 8. Heads that do not exist have the queries of one that
+    // does.
+    const auto has_step = [&](uint step) {
+        return 16 * QUARTERS * (step + 1) <= ROW_DIM || 16 * (QUARTERS * step + quarter) < ROW_DIM;
+    };
+    uint queries[STEPS][HEAD_TILES][2];
+#pragma clang loop unroll(full)
+    for (uint step = 0; step < STEPS; ++step) {
+#pragma clang loop unroll(full)
+        for (uint n = 0; n < HEAD_TILES; ++n) {
+            const uint head = first_head + min(8 * n + g, num_heads - 1);
+            device const float* query = q + ulong(token) * a.q_stride + head * ROW_DIM + 2 * t;
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 2; ++i) {
+                queries[step][n][i] = 0;
+                if (has_step(step)) {
+                    const float2 pair =
+                        *(device const float2*)(query + 16 * (QUARTERS * step + quarter) + 8 * i) * a.scale;
+                    queries[step][n][i] = msl_halves(pair.x, pair.y);
+                }
+            }
+        }
+    }
+
+    // Of the heads of the warp: the sum is of the lane's positions only.
+    float maxima[OWN_HEADS];
+    float sums[OWN_HEADS];
+#pragma clang loop unroll(full)
+    for (uint turn = 0; turn < OWN_HEADS; ++turn) {
+        maxima[turn] = LOWEST;
+        sums[turn] = 0.0f;
+    }
+    float results[VALUE_TILES][HEAD_TILES][4] = {};
+    const auto has_values = [&](uint m) {
+        return 16 * WARPS * (m + 1) <= VALUE_DIM || 16 * (WARPS * m + warp) < VALUE_DIM;
+    };
+    uint parity = 0;
+    for (uint first = begin; first < end; first += TILE) {
+        threadgroup const ushort* tile = tiles + parity * TILE * row_stride;
+        msl_wait_for_groups<0>();
+        // Here the rows are there for all threads, and all have done with those of the tile before.
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        parity = 1 - parity;
+        if (first + TILE < end) {
+            begin_copy(next_row, parity);
+            next_row = row_of_thread(first + 2 * TILE);
+        }
+
+        // Every other step apart, so that one need not wait for the one before.
+        float scores[2][HEAD_TILES][4] = {};
+        threadgroup const ushort* own_keys = tile + (first_position + lane % 16) * row_stride + lane / 16 * 8;
+#pragma clang loop unroll(full)
+        for (uint step = 0; step < STEPS; ++step) {
+            if (has_step(step)) {
+                uint keys[4];
+                msl_load_matrices(own_keys + 16 * (QUARTERS * step + quarter), keys);
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; ++i) {
+                    keys[i] = in_halves<KV>(keys[i]);
+                }
+#pragma clang loop unroll(full)
+                for (uint n = 0; n < HEAD_TILES; ++n) {
+                    msl_multiply_tile(
+                        scores[step % 2][n], keys[0], keys[1], keys[2], keys[3], queries[step][n][0], queries[step][n][1]
+                    );
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (uint n = 0; n < HEAD_TILES; ++n) {
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; ++i) {
+                const uint head = 8 * n + 2 * t + i % 2;
+                parts[(quarter * HEADS + head) * PART_STRIDE + first_position + g + i / 2 * 8] =
+                    scores[0][n][i] + scores[1][n][i];
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        // A lane for each position.
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < OWN_HEADS; ++turn) {
+            const uint head = turn * WARPS + warp;
+            float score = parts[head * PART_STRIDE + lane];
+#pragma clang loop unroll(full)
+            for (uint i = 1; i < QUARTERS; ++i) {
+                score += parts[(i * HEADS + head) * PART_STRIDE + lane];
+            }
+            const bool counts = first + lane < end;
+            const float maximum = max(maxima[turn], simd_max(counts ? score : LOWEST));
+            const float factor = msl_exp2(maxima[turn] - maximum);
+            const half weight = half(counts ? msl_exp2(score - maximum + LARGEST_EXPONENT) : 0.0f);
+            maxima[turn] = maximum;
+            sums[turn] = fma(sums[turn], factor, float(weight));
+            weights[head * WEIGHT_STRIDE + lane] = weight;
+            if (lane == 0) {
+                factors[head] = factor;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        uint own_weights[HEAD_TILES][4];
+        float own_factors[HEAD_TILES][2];
+#pragma clang loop unroll(full)
+        for (uint n = 0; n < HEAD_TILES; ++n) {
+            threadgroup const half* of_head = weights + (8 * n + lane % 8) * WEIGHT_STRIDE;
+            msl_load_matrices((threadgroup const ushort*)(of_head + lane / 8 * 8), own_weights[n]);
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < 2; ++i) {
+                own_factors[n][i] = factors[8 * n + 2 * t + i];
+            }
+        }
+        threadgroup const ushort* own_values =
+            tile + (lane / 16 * 8 + lane % 8) * row_stride + 16 * warp + lane / 8 % 2 * 8;
+#pragma clang loop unroll(full)
+        for (uint m = 0; m < VALUE_TILES; ++m) {
+            if (has_values(m)) {
+#pragma clang loop unroll(full)
+                for (uint n = 0; n < HEAD_TILES; ++n) {
+#pragma clang loop unroll(full)
+                    for (uint i = 0; i < 4; ++i) {
+                        results[m][n][i] *= own_factors[n][i % 2];
+                    }
+                }
+#pragma clang loop unroll(full)
+                for (uint half_tile = 0; half_tile < 2; ++half_tile) {
+                    uint values[4];
+                    msl_load_transposed(own_values + 16 * half_tile * row_stride + 16 * WARPS * m, values);
+#pragma clang loop unroll(full)
+                    for (int i = 0; i < 4; ++i) {
+                        values[i] = in_halves<KV>(values[i]);
+                    }
+#pragma clang loop unroll(full)
+                    for (uint n = 0; n < HEAD_TILES; ++n) {
+                        msl_multiply_tile(
+                            results[m][n], values[0], values[1], values[2], values[3], own_weights[n][2 * half_tile],
+                            own_weights[n][2 * half_tile + 1]
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    const bool is_whole = a.num_pieces == 1;
+#pragma clang loop unroll(full)
+    for (uint turn = 0; turn < OWN_HEADS; ++turn) {
+        const uint head = turn * WARPS + warp;
+        const float total = simd_sum(sums[turn]);
+        if (lane == 0) {
+            totals[head] = total;
+            if (!is_whole && head < num_heads) {
+                device float* record = partials + record_of(a, index.z, first_head + head, index.y);
+                record[VALUE_DIM] = maxima[turn];
+                record[VALUE_DIM + 1] = total;
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+    for (uint n = 0; n < HEAD_TILES; ++n) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            const uint head = 8 * n + 2 * t + i;
+            if (head < num_heads) {
+                const float total = totals[head];
+                device float* target =
+                    is_whole ? out + (ulong(token) * a.num_heads + first_head + head) * VALUE_DIM
+                             : partials + record_of(a, index.z, first_head + head, index.y);
+#pragma clang loop unroll(full)
+                for (uint m = 0; m < VALUE_TILES; ++m) {
+                    if (has_values(m)) {
+                        const uint value = 16 * (WARPS * m + warp) + g;
+                        target[value] = is_whole ? results[m][n][i] / total : results[m][n][i];
+                        target[value + 8] = is_whole ? results[m][n][i + 2] / total : results[m][n][i + 2];
+                    }
+                }
+            }
+        }
+    }
+}
+
+#define DECODE(NAME, KV, HEADS) INSTANCE(decode_latent_attention_##NAME##_##HEADS, decode_latent_attention, KV, HEADS)
+DECODE(f16, half, 16)
+DECODE(bf16, bfloat, 16)
+
+// Merges the pieces of a row for four values a lane of one head. A warp has every eighth piece.
+[[kernel]] void decode_latent_attention_merge(
+    constant DecodeLatentAttentionArgs& a [[buffer(0)]],
+    device const DecodeRow* rows [[buffer(1)]],
+    device const float* partials [[buffer(2)]],
+    device float* out [[buffer(3)]],
+    threadgroup float* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint warp [[simdgroup_index_in_threadgroup]]
+) {
+    constexpr uint TURNS = MAX_PIECES / WARPS;
+    constexpr uint OWN_PIECES = MAX_PIECES / LANES;
+    constexpr uint VALUES = 4 * LANES;
+    const uint head = index.x;
+    const uint seq_len = rows[index.y].seq_len;
+    const uint piece_size = piece_size_of(a, seq_len);
+    const uint num_pieces = (seq_len + piece_size - 1) / piece_size;
+    device const float* records = partials + record_of(a, index.y, head, 0);
+    const uint stride = a.value_dim + 4;
+    const uint value = index.z * VALUES + 4 * lane;
+    msl_wait_for_inputs();
+    // All reads are under way before the first of them is waited for.
+    float4 values[TURNS];
+#pragma clang loop unroll(full)
+    for (uint turn = 0; turn < TURNS; ++turn) {
+        const uint piece = turn * WARPS + warp;
+        const bool exists = piece < num_pieces && value < a.value_dim;
+        values[turn] = exists ? *(device const float4*)(records + piece * stride + value) : float4(0.0f);
+    }
+    // A lane for some pieces.
+    float own_weights[OWN_PIECES];
+    float own_sums[OWN_PIECES];
+    float maximum = LOWEST;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < OWN_PIECES; ++i) {
+        const uint piece = i * LANES + lane;
+        own_weights[i] = piece < num_pieces ? records[piece * stride + a.value_dim] : LOWEST;
+        own_sums[i] = piece < num_pieces ? records[piece * stride + a.value_dim + 1] : 0.0f;
+        maximum = max(maximum, own_weights[i]);
+    }
+    maximum = simd_max(maximum);
+    float total = 0.0f;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < OWN_PIECES; ++i) {
+        own_weights[i] = msl_exp2(own_weights[i] - maximum);
+        total = fma(own_sums[i], own_weights[i], total);
+    }
+    total = simd_sum(total);
+    float4 sum = float4(0.0f);
+#pragma clang loop unroll(full)
+    for (uint turn = 0; turn < TURNS; ++turn) {
+        const uint piece = turn * WARPS + warp;
+        const float weight = simd_shuffle(own_weights[turn * WARPS / LANES], ushort(piece % LANES));
+        sum = fma(values[turn], float4(weight), sum);
+    }
+    *(threadgroup float4*)(memory + warp * VALUES + 4 * lane) = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint own = warp * LANES + lane;
+    if (own < VALUES && index.z * VALUES + own < a.value_dim) {
+        float all = 0.0f;
+#pragma clang loop unroll(full)
+        for (uint s = 0; s < WARPS; ++s) {
+            all += memory[s * VALUES + own];
+        }
+        const ulong row = ulong(rows[index.y].token) * a.num_heads + head;
+        out[row * a.value_dim + index.z * VALUES + own] = all / total;
+    }
+}
