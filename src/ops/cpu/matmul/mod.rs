@@ -15,6 +15,7 @@ mod packed;
 mod prepare;
 mod quantized;
 mod residency;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -23,6 +24,7 @@ pub use activations::{Activations, Forms};
 pub use file::MatrixFile;
 pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
 pub use packed::PackedMatrix;
+pub use stream::Stream;
 
 use std::ops::Range;
 
