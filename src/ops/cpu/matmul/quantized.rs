@@ -231,8 +231,8 @@ impl<V: F32x16, const P: usize> Visitor<V> for Multiply<'_, V, P> {
         unsafe {
             let panel = self.panel.skip(block);
             let dots = dots::<V, C, P, 8>(codes, panel, 0);
-            for row in 0..P {
-                self.sums[row] = add_scaled(dots[row], scales, panel.scale(row), self.sums[row]);
+            for (row, dots) in dots.into_iter().enumerate() {
+                self.sums[row] = add_scaled(dots, scales, panel.scale(row), self.sums[row]);
             }
         }
     }
