@@ -281,7 +281,7 @@ def markdown(arguments, runner, models, engines):
     others = [engine for engine in engines if engine != "tinyvllm"]
     header = ["file", "tokens/s", *engines, *(f"÷ {engine}" for engine in others), "of memory bandwidth"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    any_contested = False
+    any_contested = any_disturbed = False
     for model in models:
         for measure in measures(arguments):
             found = {engine: summary(arguments, runner.samples, model.name, measure, engine) for engine in engines}
@@ -292,11 +292,15 @@ def markdown(arguments, runner, models, engines):
             share = ours and ours["bandwidth_share"]
             row = [model.stem, measure, *(cell(found[engine]) for engine in engines)]
             row += [ratio(ours, found[engine]) for engine in others]
-            lines.append("| " + " | ".join([*row, f"{share:.0%}" if share else ""]) + " |")
+            any_disturbed |= bool(share and share > 1)
+            share = f"{share:.0%}" + ("†" if share > 1 else "") if share else ""
+            lines.append("| " + " | ".join([*row, share]) + " |")
     lines += ["", f"{machine()}, {arguments.threads} threads; median (range) of up to {arguments.rounds} rounds in turns;"]
     lines += [f"generation of {arguments.generate} tokens per sequence from context {arguments.context}."]
     if any_contested:
         lines += ["\\* other processes used the machine during every one of these runs."]
+    if any_disturbed:
+        lines += ["† the measure of the bandwidth was disturbed: generation read faster."]
     lines += ["", "```sh", *runner.commands, "```", ""]
     return "\n".join(lines)
 

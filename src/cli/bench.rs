@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use tinyvllm::llm::Llm;
-use tinyvllm::ops::{KvCache, measure_bandwidth};
+use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
 
 use self::measure::{GenerationRun, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
@@ -183,17 +183,18 @@ fn measure_all(
         generations.push((batch_size, context_len, runs));
     }
     let peak_memory_bytes = peak_memory_bytes();
-    let bandwidth = measure_bandwidth(llm.context());
-    let bytes_per_second = bandwidth.map(|memory| memory.bytes_per_second);
     let traffic = llm.weight_traffic();
     let kv_per_position = kv_bytes_per_token as u64;
-    let generations = generations
+    let mut generations: Vec<GenerationResult> = generations
         .into_iter()
         .map(|(batch_size, context_len, runs)| {
             let bytes = BytesRead { weights_per_step: traffic.bytes_per_step(batch_size), kv_per_position };
-            generation_result(&runs, batch_size, context_len, plan.output_len, bytes, bytes_per_second)
+            generation_result(&runs, batch_size, context_len, plan.output_len, bytes)
         })
         .collect();
+    let bandwidth = believable_bandwidth(&generations, || measure_bandwidth(llm.context()));
+    let bytes_per_second = bandwidth.map(|memory| memory.bytes_per_second);
+    let memory_bandwidth_disturbed = share_bandwidth(&mut generations, bytes_per_second);
     Ok(Report {
         version: env!("CARGO_PKG_VERSION"),
         model: llm.summary(),
@@ -202,6 +203,7 @@ fn measure_all(
         load_seconds: llm.load_time().as_secs_f64(),
         peak_memory_bytes,
         memory_bandwidth: bytes_per_second,
+        memory_bandwidth_disturbed,
         memory_access: bandwidth.map(|memory| memory.access),
         weight_bytes_per_step: traffic.bytes_per_step(1),
         kv_bytes_per_token: kv_per_position,
@@ -223,7 +225,6 @@ fn generation_result(
     context_len: usize,
     output_len: usize,
     bytes: BytesRead,
-    memory_bandwidth: Option<f64>,
 ) -> GenerationResult {
     let of_all = |value: &dyn Fn(&GenerationRun) -> f64| Spread::of(runs.iter().map(value).collect());
     let bandwidth = of_all(&|run| {
@@ -238,10 +239,34 @@ fn generation_result(
         output_len,
         tokens_per_second: of_all(&|run| run.num_tokens as f64 / run.seconds),
         bytes_per_second: bandwidth.median,
-        bandwidth_share: memory_bandwidth.map(|most| bandwidth.median / most),
+        bandwidth_share: None,
         dispatches_per_token: of_all(&|run| run.dispatches_per_token).median,
         host_microseconds_per_token: of_all(&|run| run.host_seconds_per_token * 1e6).median,
     }
+}
+
+/// The best of up to four measurements: another one where generation was faster than that, because then something
+/// disturbed it.
+fn believable_bandwidth(
+    generations: &[GenerationResult],
+    measure: impl Fn() -> Option<MemoryBandwidth>,
+) -> Option<MemoryBandwidth> {
+    let mut best = measure()?;
+    for _ in 1..4 {
+        if generations.iter().all(|result| result.bytes_per_second <= best.bytes_per_second) {
+            break;
+        }
+        best = measure().filter(|again| again.bytes_per_second > best.bytes_per_second).unwrap_or(best);
+    }
+    Some(best)
+}
+
+/// Fills in the share of the bandwidth that each generation used, and returns whether one is more than all of it.
+fn share_bandwidth(generations: &mut [GenerationResult], bytes_per_second: Option<f64>) -> bool {
+    for result in &mut *generations {
+        result.bandwidth_share = bytes_per_second.map(|most| result.bytes_per_second / most);
+    }
+    generations.iter().any(|result| result.bandwidth_share.is_some_and(|share| share > 1.0))
 }
 
 /// The most memory that this process has had, where the system tells.
@@ -253,6 +278,8 @@ fn peak_memory_bytes() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -265,11 +292,37 @@ mod tests {
             host_seconds_per_token: 25e-6,
         };
         let bytes = BytesRead { weights_per_step: 500, kv_per_position: 3 };
-        let result = generation_result(&[run], 4, 8, 10, bytes, Some(8_000.0));
+        let result = generation_result(&[run], 4, 8, 10, bytes);
         assert_eq!(result.tokens_per_second.median, 20.0);
         assert_eq!(result.bytes_per_second, (10.0 * 500.0 + 3_000.0) / 2.0);
-        assert_eq!(result.bandwidth_share, Some(0.5));
         assert_eq!(result.dispatches_per_token, 2.5);
         assert!((result.host_microseconds_per_token - 25.0).abs() < 1e-9);
+    }
+    #[test]
+    fn a_bandwidth_below_what_was_read_is_measured_again_and_said_to_be_disturbed() {
+        let check = |measured: &[f64], expected_passes: usize, expected: f64, disturbed: bool| {
+            let run = GenerationRun {
+                num_tokens: 10,
+                seconds: 1.0,
+                num_cache_positions: 0,
+                dispatches_per_token: 0.0,
+                host_seconds_per_token: 0.0,
+            };
+            let bytes = BytesRead { weights_per_step: 400, kv_per_position: 0 };
+            let mut generations = [generation_result(&[run], 1, 8, 10, bytes)];
+            let passes = Cell::new(0);
+            let measure = || {
+                let bytes_per_second = measured[passes.get()];
+                passes.set(passes.get() + 1);
+                Some(MemoryBandwidth { bytes_per_second, access: "reading" })
+            };
+            let best = believable_bandwidth(&generations, measure).unwrap();
+            assert_eq!((passes.get(), best.bytes_per_second), (expected_passes, expected), "{measured:?}");
+            assert_eq!(share_bandwidth(&mut generations, Some(best.bytes_per_second)), disturbed);
+            assert_eq!(generations[0].bandwidth_share, Some(4_000.0 / expected));
+        };
+        check(&[8_000.0], 1, 8_000.0, false);
+        check(&[2_000.0, 5_000.0], 2, 5_000.0, false);
+        check(&[2_000.0, 1_000.0, 3_000.0, 2_000.0], 4, 3_000.0, true);
     }
 }

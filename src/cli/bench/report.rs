@@ -15,6 +15,8 @@ pub(super) struct Report {
     pub(super) peak_memory_bytes: Option<u64>,
     /// Measured bandwidth of the memory in bytes per second, where there is such a measurement.
     pub(super) memory_bandwidth: Option<f64>,
+    /// Whether generation read faster than that, so that the measure was disturbed and shares are too large.
+    pub(super) memory_bandwidth_disturbed: bool,
     /// Whether it was measured by reading or by copying.
     pub(super) memory_access: Option<&'static str>,
     /// With one sequence. With experts, more sequences read more of them.
@@ -106,7 +108,12 @@ impl fmt::Display for Report {
                 format!("{:.0}", run.host_microseconds_per_token),
             ]);
         }
-        write_table(f, &rows)
+        write_table(f, &rows)?;
+        if self.memory_bandwidth_disturbed {
+            let hint = "so its share is over 100 %. Run this again when the machine is idle.";
+            writeln!(f, "\nThe bandwidth's measure was disturbed: generation read faster, {hint}")?;
+        }
+        Ok(())
     }
 }
 
@@ -142,9 +149,8 @@ mod tests {
         assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
     }
 
-    #[test]
-    fn the_table_lines_up() {
-        let report = Report {
+    fn report() -> Report {
+        Report {
             version: "0",
             model: "m".to_owned(),
             num_threads: 2,
@@ -152,6 +158,7 @@ mod tests {
             load_seconds: 0.5,
             peak_memory_bytes: None,
             memory_bandwidth: Some(40e9),
+            memory_bandwidth_disturbed: false,
             memory_access: Some("copying"),
             weight_bytes_per_step: 600_000_000,
             kv_bytes_per_token: 22_528,
@@ -172,7 +179,11 @@ mod tests {
                 dispatches_per_token: 34.5,
                 host_microseconds_per_token: 120.0,
             }],
-        };
+        }
+    }
+
+    #[test]
+    fn the_table_lines_up() {
         let expected = "\
 memory 40.0 GB/s (measured, copying) · weights 600 MB a step · KV 22.5 kB a token
 
@@ -181,6 +192,15 @@ prompt of 512              123.4  123.4  123.4
 prompt of 512 at 1900      101.0  101.0  101.0
 generate 4 × 64 at 128      60.0   50.0   70.0  30.0       75 %       34.5            120
 ";
-        assert_eq!(report.to_string(), expected);
+        assert_eq!(report().to_string(), expected);
+    }
+
+    #[test]
+    fn a_share_above_all_of_the_bandwidth_is_said_to_be_none() {
+        let mut report = report();
+        report.generations[0].bandwidth_share = Some(1.04);
+        report.memory_bandwidth_disturbed = true;
+        let text = report.to_string();
+        assert!(text.contains("104 %") && text.contains("disturbed"), "{text}");
     }
 }

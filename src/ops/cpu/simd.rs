@@ -5,6 +5,8 @@
 //! kernel's result depends on the level, but never on the other rows, the threads or the chunking.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -12,9 +14,17 @@ mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod tiles;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use amx::MatrixUnit;
 pub use int8::Int8Dot;
 use portable::PortableVector;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use tiles::MatrixUnit;
+#[cfg(test)]
+pub(super) use tiles::SoftwareTiles;
+pub(super) use tiles::{ByteTiles, TileSums};
 
 /// An instruction set that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +43,9 @@ pub enum CpuLevel {
     /// The same, and products of BF16 matrices with AVX-512 BF16: their activations are rounded to bf16.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// The same, and products of sixteen rows and more with quantised matrices by the matrix unit, AMX.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// NEON with half precision and SDOT.
     #[cfg(target_arch = "aarch64")]
     NeonDotprod,
@@ -71,9 +84,12 @@ impl CpuLevel {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            let levels = &[Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512Vnni, Self::Avx512Bf16];
+            let levels =
+                &[Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512Vnni, Self::Avx512Bf16, Self::Amx];
+            let avx512_bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
             let num_levels = match () {
-                () if avx512 && is_x86_feature_detected!("avx512bf16") => 5,
+                () if avx512_bf16 && amx::is_available() => 6,
+                () if avx512_bf16 => 5,
                 () if avx512 => 4,
                 () if avx2 && is_x86_feature_detected!("avxvnni") => 3,
                 () if avx2 => 2,
@@ -108,6 +124,8 @@ impl CpuLevel {
             Self::Avx512Vnni => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => "avx512-bf16",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod => "neon-dotprod",
             #[cfg(target_arch = "aarch64")]
@@ -119,16 +137,33 @@ impl CpuLevel {
     #[must_use]
     pub fn has_bf16_dot(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Self::Avx512Bf16;
+        return matches!(self, Self::Avx512Bf16 | Self::Amx);
         #[cfg(not(target_arch = "x86_64"))]
         false
+    }
+
+    /// True if there is a unit for products of tiles.
+    pub(super) fn has_matrix_unit(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Self::Amx;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// The unit of the calling thread for products of tiles, if this level has one. A thread has one at a time.
+    pub(super) fn matrix_unit(self) -> Option<MatrixUnit> {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `available` has checked that this process may use the unit.
+        return self.has_matrix_unit().then(|| unsafe { MatrixUnit::new() });
+        #[cfg(not(target_arch = "x86_64"))]
+        None
     }
 
     /// True if a kernel can keep 32 vectors in registers.
     #[must_use]
     pub fn has_32_vectors(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return matches!(self, Self::Avx512Vnni | Self::Avx512Bf16);
+        return matches!(self, Self::Avx512Vnni | Self::Avx512Bf16 | Self::Amx);
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -151,7 +186,7 @@ impl CpuLevel {
             Self::AvxVnni => unsafe { run_avx512_vnni_of_256_bits(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: see above.
-            Self::Avx512Vnni | Self::Avx512Bf16 => unsafe { run_avx512(kernel) },
+            Self::Avx512Vnni | Self::Avx512Bf16 | Self::Amx => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: see above.
             Self::NeonDotprod => unsafe { run_neon_dotprod(kernel) },
@@ -168,8 +203,29 @@ impl CpuLevel {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Self::Avx512Bf16 => unsafe { run_avx512_bf16(kernel) },
+            Self::Avx512Bf16 | Self::Amx => unsafe { run_avx512_bf16(kernel) },
             other => other.run(kernel),
+        }
+    }
+
+    /// Runs `kernel`, which is for machines with a matrix unit, compiled for this level. In tests, whose unit may be
+    /// software, at every level; else it is only compiled for those that have one.
+    ///
+    /// # Panics
+    /// If this level has none.
+    #[inline]
+    pub(super) fn run_tiles<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Self::Amx => unsafe { run_avx512(kernel) },
+            #[cfg(test)]
+            other => other.run(kernel),
+            #[cfg(not(test))]
+            _ => {
+                drop(kernel);
+                panic!("{} has no matrix unit", self.name())
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Input rows in the form that the kernels read.
 //!
-//! Rows are grouped into panels of eight (four, where the machine has few registers), and the rest into
-//! panels of four, two and one: the widths that kernels exist for. Panels of int8 and of bf16 interleave
+//! Rows are grouped into panels of eight (four, where the machine has few registers; sixteen, where it has a matrix
+//! unit), and the rest into panels of half as many and so on to one: the widths that kernels exist for. Panels of int8 and of bf16 interleave
 //! their rows, so that a kernel reaches all of them at fixed offsets from one pointer; f32 rows simply follow
 //! each other. What is stored for a row is computed from that row alone ([`super::prepare`]).
 
@@ -13,7 +13,13 @@ use crate::ops::cpu::simd::CpuLevel;
 use crate::weights::DType;
 
 /// Rows of the widest panel.
-pub(super) const MAX_PANEL: usize = 8;
+pub(super) const MAX_PANEL: usize = 16;
+/// Rows of the widest panel that is multiplied by vectors.
+pub(super) const VECTOR_PANEL: usize = 8;
+/// Rows from which on the matrix unit is faster than vectors, because it wants weights unpacked, once for all rows. On an
+/// Intel Xeon of family 6, model 207 with two threads (`cargo bench --bench matmul`) 32 rows took as long either way and 48
+/// three quarters to nine tenths of the time.
+const MIN_TILE_ROWS: usize = 48;
 /// Columns that share a scale in the int8 form.
 pub(super) const BLOCK: usize = 32;
 /// Bytes of one row in one block of a panel: 32 codes, f32 scale, f32 scale · sum, i32 sum, i32 sum of the
@@ -67,8 +73,6 @@ pub struct Activations {
     rows: usize,
     cols: usize,
     forms: Forms,
-    /// Rows of the widest panel.
-    widest: usize,
     /// [rows][cols, padded to even] of f32.
     dense: AlignedBuffer,
     /// [panels][blocks][panel rows × `BLOCK_BYTES`].
@@ -97,7 +101,6 @@ impl Activations {
             rows: 0,
             cols: 0,
             forms: Forms::default(),
-            widest: MAX_PANEL,
             dense: AlignedBuffer::empty(),
             int8: AlignedBuffer::empty(),
             bf16: AlignedBuffer::empty(),
@@ -186,13 +189,12 @@ impl Activations {
         assert!(groups.iter().all(aligned), "a group begins within a panel");
         let rows = groups.iter().map(RowGroup::end_row).max().unwrap_or(0);
         self.reserve(rows, cols, forms);
-        let widest = widest_panel(level);
-        (self.rows, self.cols, self.forms, self.widest) = (rows, cols, forms, widest);
+        (self.rows, self.cols, self.forms) = (rows, cols, forms);
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
         let int8 = SharedPointer::new(self.int8.as_mut_ptr());
         let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
         let prepare_row = |group: &RowGroup, row: usize| {
-            let (first_row, width) = panel_of(row, group.num_rows, widest);
+            let (first_row, width) = panel_of(row, group.num_rows, widest_panel(group.num_rows, level));
             let index_in_panel = row - first_row;
             let (index, first_row) = (group.first_row + row, group.first_row + first_row);
             let row = &x[start_of(index)..][..cols];
@@ -246,11 +248,6 @@ impl Activations {
         }
     }
 
-    /// The panels of rows `start..end` as (first row, rows); `start` is a multiple of `MAX_PANEL`.
-    pub(super) fn panels(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
-        panels(start, end, self.widest)
-    }
-
     /// The f32 rows from `first_row`.
     pub(super) fn dense_panel(&self, first_row: usize) -> *const f32 {
         self.dense.as_ptr().cast::<f32>().wrapping_add(first_row * padded(self.cols))
@@ -273,7 +270,7 @@ impl Activations {
 }
 
 /// The panels of rows `start..end` as (first row, rows); `start` is a multiple of `widest`.
-fn panels(start: usize, end: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn panels(start: usize, end: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = start;
     std::iter::from_fn(move || {
         let width = match end - next {
@@ -281,6 +278,7 @@ fn panels(start: usize, end: usize, widest: usize) -> impl Iterator<Item = (usiz
             1 => 1,
             2..4 => 2,
             4..8 => 4,
+            8..16 => widest.min(VECTOR_PANEL),
             _ => widest,
         };
         next += width;
@@ -294,9 +292,14 @@ fn panel_of(row: usize, rows: usize, widest: usize) -> (usize, usize) {
     panels(row / widest * widest, rows, widest).find(own).unwrap_or((row, 1))
 }
 
-/// Rows of which a kernel keeps all sums in registers.
-fn widest_panel(level: CpuLevel) -> usize {
-    if level.has_32_vectors() { MAX_PANEL } else { MAX_PANEL / 2 }
+/// Rows of the widest panel of a group of `num_rows` rows: those of a tile of the matrix unit, or as many as a kernel
+/// keeps all sums of in registers.
+pub(super) fn widest_panel(num_rows: usize, level: CpuLevel) -> usize {
+    match level {
+        _ if level.has_matrix_unit() && num_rows >= MIN_TILE_ROWS => MAX_PANEL,
+        _ if level.has_32_vectors() => VECTOR_PANEL,
+        _ => VECTOR_PANEL / 2,
+    }
 }
 
 /// BF16 weights come in pairs of columns.

@@ -1,11 +1,12 @@
 //! Products of groups of rows, each group with a matrix of its own, in one parallel region: tokens by the experts that
 //! they go through, and heads.
 
-use super::activations::{Activations, Forms, MAX_PANEL};
-use super::kernels::PanelOutput;
+use std::ops::Range;
+
+use super::activations::{Activations, Forms, VECTOR_PANEL};
 use super::layout::TILE_ROWS;
 use super::packed::PackedMatrix;
-use super::{Swiglu, multiply, rows_per_block, tile_rows_per_task};
+use super::{NO_PRODUCTS, Swiglu, multiply_rows, rows_per_block, tile_rows_per_task};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 
@@ -22,7 +23,7 @@ pub struct RowGroup {
 
 impl RowGroup {
     /// What the first rows of groups are multiples of.
-    pub const ALIGNMENT: usize = MAX_PANEL;
+    pub const ALIGNMENT: usize = VECTOR_PANEL;
 
     /// The row behind the last one.
     #[must_use]
@@ -44,19 +45,14 @@ pub fn matmul_groups<'a>(
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
-    run(
-        x,
-        groups,
-        &matrix_of,
-        pool,
-        |group, tile_row, row, width| {
-            let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
-            let matrix = matrix_of(group.matrix);
-            multiply(x, matrix, tile_row, row, width, &mut products, level);
-            write_panel(matrix, tile_row, row, &products[..width], &write);
-        },
-        level,
-    );
+    let multiply = |group: &RowGroup, tile_row: usize, rows: Range<usize>| {
+        let matrix = matrix_of(group.matrix);
+        let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+            write_panel(matrix, tile_row, row, products, &write);
+        };
+        multiply_rows(x, rows, group.num_rows, [matrix], tile_row, &mut [NO_PRODUCTS], level, write);
+    };
+    run(x, groups, &matrix_of, pool, multiply, level);
 }
 
 /// The same with two matrices for each group: `silu(x[r] · gate[j]) · (x[r] · up[j])`.
@@ -72,38 +68,31 @@ pub fn matmul_swiglu_groups<'a>(
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
-    run(
-        x,
-        groups,
-        &gate_of,
-        pool,
-        |group, tile_row, row, width| {
-            let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
-            let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
-            let (gate, up) = (gate_of(group.matrix), up_of(group.matrix));
-            assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
-            multiply(x, gate, tile_row, row, width, &mut gates, level);
-            multiply(x, up, tile_row, row, width, &mut ups, level);
-            level.run(Swiglu { gates: &mut gates[..width], ups: &ups });
-            write_panel(gate, tile_row, row, &gates[..width], &write);
-        },
-        level,
-    );
+    let multiply = |group: &RowGroup, tile_row: usize, rows: Range<usize>| {
+        let (gate, up) = (gate_of(group.matrix), up_of(group.matrix));
+        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
+        let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
+            level.run(Swiglu { gates, ups });
+            write_panel(gate, tile_row, row, gates, &write);
+        };
+        multiply_rows(x, rows, group.num_rows, [gate, up], tile_row, &mut [NO_PRODUCTS; 2], level, write);
+    };
+    run(x, groups, &gate_of, pool, multiply, level);
 }
 
-/// Gives `panel` each group with each sixteen rows of its matrix and each panel of its rows.
+/// Gives `multiply` each group with each sixteen rows of its matrix and each block of its rows.
 fn run<'a>(
     x: &Activations,
     groups: &[RowGroup],
     matrix_of: &(impl Fn(usize) -> &'a PackedMatrix + Sync),
     pool: &ThreadPool,
-    panel: impl Fn(&RowGroup, usize, usize, usize) + Sync,
+    multiply: impl Fn(&RowGroup, usize, Range<usize>) + Sync,
     level: CpuLevel,
 ) {
-    let row_block = rows_per_block(x);
+    let row_block = rows_per_block(x, level);
     let tasks_of = |group: &RowGroup| {
         let matrix = matrix_of(group.matrix);
-        let chunks = matrix.num_tile_rows().div_ceil(tile_rows_per_task(matrix, x, group.num_rows));
+        let chunks = matrix.num_tile_rows().div_ceil(tile_rows_per_task(matrix, x, group.num_rows, level));
         (chunks, chunks * group.num_rows.div_ceil(row_block))
     };
     let mut num_tasks = 0;
@@ -124,14 +113,12 @@ fn run<'a>(
                 continue;
             }
             let matrix = matrix_of(group.matrix);
-            let per_task = tile_rows_per_task(matrix, x, group.num_rows);
+            let per_task = tile_rows_per_task(matrix, x, group.num_rows, level);
             let first_tile_row = task % chunks * per_task;
             let first_row = group.first_row + task / chunks * row_block;
             let end_row = group.end_row().min(first_row + row_block);
             for tile_row in first_tile_row..matrix.num_tile_rows().min(first_tile_row + per_task) {
-                for (row, width) in x.panels(first_row, end_row) {
-                    panel(group, tile_row, row, width);
-                }
+                multiply(group, tile_row, first_row..end_row);
             }
             return;
         }

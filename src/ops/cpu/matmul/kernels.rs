@@ -30,7 +30,7 @@ pub(super) struct TileRow {
     pub(super) panel: *const u8,
     /// Bytes between the rows of an f32 panel.
     pub(super) stride: usize,
-    /// Rows of the panel: 1, 2, 4 or 8.
+    /// Rows of the panel: 1, 2, 4 or 8; with bf16 also 16.
     pub(super) width: usize,
 }
 
@@ -39,7 +39,7 @@ impl TileRow {
     ///
     /// # Safety
     /// The tiles and the panel have the columns of `num_tiles` tiles of `dtype`.
-    pub(super) unsafe fn multiply(self, out: &mut PanelOutput, level: CpuLevel) {
+    pub(super) unsafe fn multiply(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
         match self.dtype {
             DType::F32 => self.with_format::<F32>(out, level),
             DType::F16 => self.with_format::<F16>(out, level),
@@ -56,7 +56,7 @@ impl TileRow {
         }
     }
 
-    fn with_format<F: Format>(self, out: &mut PanelOutput, level: CpuLevel) {
+    fn with_format<F: Format>(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
         match self.width {
             1 => level.run(TileKernel::<F, 1>::new(self, out)),
             2 => level.run(TileKernel::<F, 2>::new(self, out)),
@@ -66,11 +66,12 @@ impl TileRow {
     }
 
     /// The products of BF16 with activations in bf16, for the levels that have an instruction for them.
-    fn with_bf16_dot(self, out: &mut PanelOutput, level: CpuLevel) {
+    fn with_bf16_dot(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
         match self.width {
             1 => level.run_bf16(TileKernel::<BF16Dot, 1>::new(self, out)),
             2 => level.run_bf16(TileKernel::<BF16Dot, 2>::new(self, out)),
             4 => level.run_bf16(TileKernel::<BF16Dot, 4>::new(self, out)),
+            16 => level.run_bf16(TileKernel::<BF16Dot, 16>::new(self, out)),
             _ => level.run_bf16(TileKernel::<BF16Dot, 8>::new(self, out)),
         }
     }
@@ -79,12 +80,12 @@ impl TileRow {
 /// The work of one [`TileRow`], a function of its own for each type, width and level.
 struct TileKernel<'a, F, const P: usize> {
     task: TileRow,
-    out: &'a mut PanelOutput,
+    out: &'a mut [[f32; TILE_ROWS]],
     format: PhantomData<F>,
 }
 
 impl<'a, F, const P: usize> TileKernel<'a, F, P> {
-    fn new(task: TileRow, out: &'a mut PanelOutput) -> Self {
+    fn new(task: TileRow, out: &'a mut [[f32; TILE_ROWS]]) -> Self {
         Self { task, out, format: PhantomData }
     }
 }

@@ -3,7 +3,7 @@
 //! The promise: the bits of an output row depend on that input row, the weights and the level alone. Not on
 //! the other rows, the number of threads or how the work is divided. Three things give it: rows are
 //! quantised one by one (`activations`), a kernel adds the columns in one order for every panel width
-//! (`kernels`), and an output is computed by one task over all columns. Knows nothing of models.
+//! (`kernels`; `tiles` for matrix units), and an output is computed by one task over all columns. Knows nothing of models.
 
 mod activations;
 mod buffer;
@@ -15,22 +15,29 @@ mod packed;
 mod prepare;
 mod quantized;
 mod residency;
+mod stream;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub use activations::{Activations, Forms};
 pub use file::MatrixFile;
 pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
 pub use packed::PackedMatrix;
+pub use stream::Stream;
 
 use std::ops::Range;
 
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
-use activations::MAX_PANEL;
+use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
+use tiles::UnpackedRows;
+
+/// Bytes of weights in a task for one row of the input.
+const TASK_BYTES: usize = 32 << 10;
 
 /// What happens to the values that are in the output already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,9 +88,10 @@ pub fn matmul(
         assert!(part.bias.is_none_or(|bias| bias.len() == rows), "the bias does not have {rows} values");
     }
     let out = SharedPointer::new(out.as_mut_ptr());
-    let row_block = rows_per_block(x);
-    let chunks_of =
-        |part: &Part<'_>| part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x, x.rows()));
+    let row_block = rows_per_block(x, level);
+    let chunks_of = |part: &Part<'_>| {
+        part.matrix.num_tile_rows().div_ceil(tile_rows_per_task(part.matrix, x, x.rows(), level))
+    };
     let num_chunks: usize = parts.iter().map(chunks_of).sum();
     // The part that a task works on, and its first group of rows.
     let locate = |task: usize| {
@@ -91,24 +99,23 @@ pub fn matmul(
         parts.iter().find_map(|part| {
             let chunks = chunks_of(part);
             let found =
-                (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x, x.rows())));
+                (chunk < chunks).then(|| (part, chunk * tile_rows_per_task(part.matrix, x, x.rows(), level)));
             chunk = chunk.wrapping_sub(chunks);
             found
         })
     };
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let Some((part, first_tile_row)) = locate(task) else { return };
-        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x, x.rows());
+        let end_tile_row = first_tile_row + tile_rows_per_task(part.matrix, x, x.rows(), level);
         let tile_rows = first_tile_row..part.matrix.num_tile_rows().min(end_tile_row);
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
-        let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+        let mut products = [NO_PRODUCTS];
         for tile_row in tile_rows {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(part.matrix.rows() - first_output);
-            for (row, width) in x.panels(first_row, end_row) {
-                multiply(x, part.matrix, tile_row, row, width, &mut products, level);
-                for (index, products) in products[..width].iter().enumerate() {
+            let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+                for (index, products) in products.iter().enumerate() {
                     // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
                     let out = unsafe {
                         let at = (row + index) * out_stride + part.out_offset + first_output;
@@ -119,7 +126,17 @@ pub fn matmul(
                         *out = if mode == Mode::Add { *out + value } else { value };
                     }
                 }
-            }
+            };
+            multiply_rows(
+                x,
+                first_row..end_row,
+                x.rows(),
+                [part.matrix],
+                tile_row,
+                &mut products,
+                level,
+                write,
+            );
         }
     });
 }
@@ -143,23 +160,20 @@ pub fn matmul_swiglu(
     check_shapes(x, gate, out.len(), 0, out_stride, level);
     check_shapes(x, up, out.len(), 0, out_stride, level);
     let out = SharedPointer::new(out.as_mut_ptr());
-    let row_block = rows_per_block(x);
-    let per_task = tile_rows_per_task(gate, x, x.rows());
+    let row_block = rows_per_block(x, level);
+    let per_task = tile_rows_per_task(gate, x, x.rows(), level);
     let num_chunks = gate.num_tile_rows().div_ceil(per_task);
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let first_tile_row = task % num_chunks * per_task;
         let first_row = task / num_chunks * row_block;
         let end_row = x.rows().min(first_row + row_block);
-        let mut gates: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
-        let mut ups: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+        let mut products = [NO_PRODUCTS; 2];
         for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
-            for (row, width) in x.panels(first_row, end_row) {
-                multiply(x, gate, tile_row, row, width, &mut gates, level);
-                multiply(x, up, tile_row, row, width, &mut ups, level);
-                level.run(Swiglu { gates: &mut gates[..width], ups: &ups });
-                for (index, products) in gates[..width].iter().enumerate() {
+            let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
+                level.run(Swiglu { gates, ups });
+                for (index, products) in gates.iter().enumerate() {
                     // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
                     let out = unsafe {
                         let at = (row + index) * out_stride + first_output;
@@ -167,14 +181,15 @@ pub fn matmul_swiglu(
                     };
                     out.copy_from_slice(&products[..num_outputs]);
                 }
-            }
+            };
+            multiply_rows(x, first_row..end_row, x.rows(), [gate, up], tile_row, &mut products, level, write);
         }
     });
 }
 
 /// The products of some rows with all of a matrix, by the calling thread alone: for what is a task itself.
 ///
-/// Gives `write` a row, the first of some neighbouring outputs and the results. `rows` begins at a multiple of eight and
+/// Gives `write` a row, the first of some neighbouring outputs and the results. `rows` begins at a multiple of sixteen and
 /// ends at another or with the rows of `x`.
 ///
 /// # Panics
@@ -190,16 +205,16 @@ pub fn matmul_rows(
     assert!(x.has(Forms::of([matrix.dtype()], level)), "a {} matrix is not for {x:?}", matrix.dtype());
     let is_whole = rows.end == x.rows() || rows.end.is_multiple_of(MAX_PANEL);
     assert!(rows.start.is_multiple_of(MAX_PANEL) && is_whole && rows.end <= x.rows(), "{rows:?} of {x:?}");
-    let mut products: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+    let mut products = [NO_PRODUCTS];
     for tile_row in 0..matrix.num_tile_rows() {
         let first_output = tile_row * TILE_ROWS;
         let num_outputs = TILE_ROWS.min(matrix.rows() - first_output);
-        for (row, width) in x.panels(rows.start, rows.end) {
-            multiply(x, matrix, tile_row, row, width, &mut products, level);
-            for (index, products) in products[..width].iter().enumerate() {
+        let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
+            for (index, products) in products.iter().enumerate() {
                 write(row + index, first_output, &products[..num_outputs]);
             }
-        }
+        };
+        multiply_rows(x, rows.clone(), x.rows(), [matrix], tile_row, &mut products, level, write);
     }
 }
 
@@ -226,6 +241,43 @@ impl Kernel for Swiglu<'_> {
     }
 }
 
+/// Room for the products of a panel with sixteen rows of a matrix.
+const NO_PRODUCTS: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
+
+/// The products of some rows of a group of `num_rows` with sixteen rows of each of some matrices of one shape.
+///
+/// Gives `write` the first row of each panel and the panel's products with the matrices, which are computed in `products`.
+/// `rows` begins at a multiple of sixteen behind the first row of the group.
+#[expect(clippy::too_many_arguments, reason = "one call describes one piece of a product")]
+fn multiply_rows<const N: usize>(
+    x: &Activations,
+    rows: Range<usize>,
+    num_rows: usize,
+    matrices: [&PackedMatrix; N],
+    tile_row: usize,
+    products: &mut [PanelOutput; N],
+    level: CpuLevel,
+    mut write: impl FnMut(usize, &mut [&mut [[f32; TILE_ROWS]]; N]),
+) {
+    let is_quantized = matrices.map(|matrix| matrix.dtype().is_quantized());
+    let widest = widest_panel(num_rows, level);
+    let has_tiles = widest == MAX_PANEL && rows.len() >= MAX_PANEL && is_quantized.contains(&true);
+    let unpacked = has_tiles.then(|| UnpackedRows::new(matrices, tile_row, level));
+    let mut unit = if has_tiles { level.matrix_unit() } else { None };
+    for (row, width) in panels(rows.start, rows.end, widest) {
+        for (index, products) in products.iter_mut().enumerate() {
+            match (&unpacked, &mut unit) {
+                (Some(unpacked), Some(unit)) if width == MAX_PANEL && is_quantized[index] => {
+                    // SAFETY: the panel has the matrix's columns, which the callers have checked.
+                    unsafe { unpacked.multiply(unit, index, x.int8_panel(row), products) };
+                }
+                _ => multiply(x, matrices[index], tile_row, row, width, products, level),
+            }
+        }
+        write(row, &mut products.each_mut().map(|products| &mut products[..width]));
+    }
+}
+
 /// One panel times sixteen rows of `matrix`.
 fn multiply(
     x: &Activations,
@@ -237,15 +289,25 @@ fn multiply(
     level: CpuLevel,
 ) {
     let dtype = matrix.dtype();
+    let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
+    let stride = x.dense_stride();
     let panel = match Forms::of([dtype], level) {
         Forms { int8: true, .. } => x.int8_panel(row),
         Forms { bf16: true, .. } => x.bf16_panel(row),
         _ => x.dense_panel(row).cast(),
     };
-    let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
-    let task = TileRow { dtype, tiles, num_tiles, panel, stride: x.dense_stride(), width };
-    // SAFETY: the panel has the matrix's columns, which the callers have checked.
-    unsafe { task.multiply(products, level) };
+    let task = TileRow { dtype, tiles, num_tiles, panel, stride, width };
+    if width > VECTOR_PANEL && Forms::of([dtype], level).dense {
+        // Rows of f32 follow each other, so a panel is two.
+        for (half, products) in products[..width].chunks_mut(VECTOR_PANEL).enumerate() {
+            let panel = panel.wrapping_add(half * VECTOR_PANEL * stride);
+            // SAFETY: the panel has the matrix's columns, which the callers have checked.
+            unsafe { TileRow { panel, width: products.len(), ..task }.multiply(products, level) };
+        }
+    } else {
+        // SAFETY: as above.
+        unsafe { task.multiply(products, level) };
+    }
 }
 
 fn check_shapes(
@@ -270,15 +332,15 @@ fn check_shapes(
 
 /// Rows that a task multiplies with its weights before it goes on to the next weights: as many as fit into
 /// the second-level cache.
-fn rows_per_block(x: &Activations) -> usize {
-    const CACHE_BYTES: usize = 384 << 10;
-    (CACHE_BYTES / x.row_bytes().max(1)).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
+fn rows_per_block(x: &Activations, level: CpuLevel) -> usize {
+    // Processors with a matrix unit have 2 MB of it, and unpacking wants many rows.
+    let cache_bytes = if level.has_matrix_unit() { 1 << 20 } else { 384 << 10 };
+    (cache_bytes / x.row_bytes().max(1)).next_multiple_of(MAX_PANEL).max(MAX_PANEL)
 }
 
 /// Groups of sixteen weight rows in a task for `num_rows` rows of the input: enough work to outweigh taking it, little
 /// enough to keep all threads busy to the end.
-fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations, num_rows: usize) -> usize {
-    const TASK_BYTES: usize = 32 << 10;
-    let panels = num_rows.min(rows_per_block(x)).div_ceil(MAX_PANEL).max(1);
+fn tile_rows_per_task(matrix: &PackedMatrix, x: &Activations, num_rows: usize, level: CpuLevel) -> usize {
+    let panels = num_rows.min(rows_per_block(x, level)).div_ceil(VECTOR_PANEL).max(1);
     (TASK_BYTES / (matrix.tile_row_bytes().max(1) * panels)).clamp(1, 64)
 }

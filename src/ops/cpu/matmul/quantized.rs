@@ -4,32 +4,69 @@
 //! order of the columns. Where codes have an offset, the integer sum starts at minus offset · sum of
 //! activations; minima enter as minimum · scale · sum of activations.
 //!
+//! How a tile is taken apart stands here once, for everybody who multiplies: a type gives its blocks of 32
+//! columns to a [`Visitor`]. The one in this file multiplies them with vectors; [`super::tiles`] has another.
+//!
 //! Whatever a kernel calls is a function with `inline(always)`, never a closure: code that is not inlined
 //! is not compiled for the kernel's instruction set.
 
-use super::activations::{BLOCK, BLOCK_BYTES, MAX_PANEL};
+use super::activations::{BLOCK, BLOCK_BYTES, VECTOR_PANEL};
 use super::kernels::{Format, prefetch};
 use super::layout::{
     K_CODES, SCALES, TILE_ROWS, WORD, q5k_fifth, q5k_nibbles, q6k_lower, q6k_scales, q6k_upper,
 };
 use crate::ops::cpu::simd::F32x16;
 
+/// A quantised type.
+pub(super) trait Quantized {
+    /// Bytes of a tile.
+    const BYTES: usize;
+    /// Blocks of 32 columns in a tile.
+    const NUM_BLOCKS: usize;
+
+    /// Gives `visitor` the blocks of a tile in the order of the columns, and fetches the bytes that come later.
+    ///
+    /// # Safety
+    /// `tile` has `BYTES` bytes, and the visitor takes `NUM_BLOCKS` blocks.
+    unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>);
+}
+
+/// What happens to the blocks of a tile: each comes with its number in the tile, its codes and the factors of the
+/// sixteen rows. A type uses one of the methods for all of its blocks.
+pub(super) trait Visitor<V: F32x16> {
+    /// value = scale · code.
+    ///
+    /// # Safety
+    /// The codes are those of a tile, and the block is one of those that the visitor takes.
+    unsafe fn scaled<C: Codes<V>>(&mut self, block: usize, codes: C, scales: V);
+    /// value = scale · code + minimum.
+    ///
+    /// # Safety
+    /// As for `scaled`.
+    unsafe fn with_minima<C: Codes<V>>(&mut self, block: usize, codes: C, scales: V, minima: V);
+    /// value = scale · code, with a scale for the first sixteen columns and one for the others.
+    ///
+    /// # Safety
+    /// As for `scaled`.
+    unsafe fn in_halves<C: Codes<V>>(&mut self, block: usize, codes: C, scales: [V; 2]);
+}
+
 /// One block of a panel of P rows.
 #[derive(Clone, Copy)]
-struct PanelBlock<const P: usize>(*const u8);
+pub(super) struct PanelBlock<const P: usize>(pub(super) *const u8);
 
 impl<const P: usize> PanelBlock<P> {
     /// # Safety
     /// The panel goes on for `blocks` blocks.
     #[inline(always)]
-    unsafe fn skip(self, blocks: usize) -> Self {
+    pub(super) unsafe fn skip(self, blocks: usize) -> Self {
         // SAFETY: the caller guarantees it.
         Self(unsafe { self.0.add(blocks * P * BLOCK_BYTES) })
     }
 
     /// The four codes of word `word`.
     #[inline(always)]
-    unsafe fn codes(self, row: usize, word: usize) -> *const i8 {
+    pub(super) unsafe fn codes(self, row: usize, word: usize) -> *const i8 {
         // SAFETY: rows below P and words below 8 are in the block.
         unsafe { self.0.add(BLOCK * row + 4 * word).cast() }
     }
@@ -42,14 +79,14 @@ impl<const P: usize> PanelBlock<P> {
     }
 
     #[inline(always)]
-    unsafe fn scale(self, row: usize) -> f32 {
+    pub(super) unsafe fn scale(self, row: usize) -> f32 {
         // SAFETY: as for `float`.
         unsafe { self.float(0, row) }
     }
 
     /// Scale × sum of the codes.
     #[inline(always)]
-    unsafe fn scaled_sum(self, row: usize) -> f32 {
+    pub(super) unsafe fn scaled_sum(self, row: usize) -> f32 {
         // SAFETY: as for `float`.
         unsafe { self.float(1, row) }
     }
@@ -68,9 +105,11 @@ impl<const P: usize> PanelBlock<P> {
 }
 
 /// The codes of a block, word by word.
-trait Codes<V: F32x16>: Copy {
-    /// What the codes are above the values that they stand for.
+pub(super) trait Codes<V: F32x16>: Copy {
+    /// What the codes, as `dot` takes them, are above the values that they stand for.
     const OFFSET: i32;
+    /// The same for the bytes of `word`.
+    const WORD_OFFSET: u8 = Self::OFFSET as u8;
 
     /// Word `word` of all sixteen rows.
     ///
@@ -127,7 +166,7 @@ unsafe fn dots<V: F32x16, C: Codes<V>, const P: usize, const WORDS: usize>(
         }
         return sums;
     }
-    let mut pairs = [V::splat_pair(0, 0); MAX_PANEL / 2];
+    let mut pairs = [V::splat_pair(0, 0); VECTOR_PANEL / 2];
     for (starts, pair) in starts.as_chunks::<2>().0.iter().zip(&mut pairs) {
         *pair = V::splat_pair(starts[0], starts[1]);
     }
@@ -148,29 +187,100 @@ unsafe fn dots<V: F32x16, C: Codes<V>, const P: usize, const WORDS: usize>(
     sums
 }
 
-/// `sums += value · activation` over a block of 32 columns.
+/// `sum += value · activation` over a block of one row, whose integer sums are `dots`.
 #[inline(always)]
-unsafe fn add_block<V: F32x16, C: Codes<V>, const P: usize>(
-    codes: C,
+pub(super) fn add_scaled<V: F32x16>(dots: V::Sums, scales: V, activation_scale: f32, sum: V) -> V {
+    V::from_sums(dots).mul_add(scales.mul(V::splat(activation_scale)), sum)
+}
+
+/// `sum += minimum · activation` over a block of one row.
+#[inline(always)]
+pub(super) fn add_minima<V: F32x16>(minima: V, scaled_sum: f32, sum: V) -> V {
+    minima.mul_add(V::splat(scaled_sum), sum)
+}
+
+/// The first of the two halves that [`add_halves`] adds.
+#[inline(always)]
+pub(super) fn first_half<V: F32x16>(dots: V::Sums, scales: V) -> V {
+    V::from_sums(dots).mul(scales)
+}
+
+/// `sum += value · activation` over a block of one row, of whose halves the second has the integer sums `dots`.
+#[inline(always)]
+pub(super) fn add_halves<V: F32x16>(
+    first_half: V,
+    dots: V::Sums,
     scales: V,
+    activation_scale: f32,
+    sum: V,
+) -> V {
+    V::from_sums(dots).mul_add(scales, first_half).mul_add(V::splat(activation_scale), sum)
+}
+
+/// Multiplies the blocks of a tile with a panel of P rows.
+struct Multiply<'a, V, const P: usize> {
+    /// The first block.
     panel: PanelBlock<P>,
-    sums: &mut [V; P],
-) {
-    // SAFETY: the caller's tile and panel.
-    let dots = unsafe { dots::<V, C, P, 8>(codes, panel, 0) };
-    for row in 0..P {
-        // SAFETY: the row is in the panel.
-        let factor = scales.mul(V::splat(unsafe { panel.scale(row) }));
-        sums[row] = V::from_sums(dots[row]).mul_add(factor, sums[row]);
+    sums: &'a mut [V; P],
+}
+
+impl<V: F32x16, const P: usize> Visitor<V> for Multiply<'_, V, P> {
+    #[inline(always)]
+    unsafe fn scaled<C: Codes<V>>(&mut self, block: usize, codes: C, scales: V) {
+        // SAFETY: the caller's tile and panel.
+        unsafe {
+            let panel = self.panel.skip(block);
+            let dots = dots::<V, C, P, 8>(codes, panel, 0);
+            for (row, dots) in dots.into_iter().enumerate() {
+                self.sums[row] = add_scaled(dots, scales, panel.scale(row), self.sums[row]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn with_minima<C: Codes<V>>(&mut self, block: usize, codes: C, scales: V, minima: V) {
+        // SAFETY: the caller's tile and panel.
+        unsafe {
+            self.scaled(block, codes, scales);
+            let panel = self.panel.skip(block);
+            for row in 0..P {
+                self.sums[row] = add_minima(minima, panel.scaled_sum(row), self.sums[row]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn in_halves<C: Codes<V>>(&mut self, block: usize, codes: C, scales: [V; 2]) {
+        // SAFETY: the caller's tile and panel.
+        unsafe {
+            let panel = self.panel.skip(block);
+            let first = dots::<V, C, P, 4>(codes, panel, 0);
+            let mut halves = [V::splat(0.0); P];
+            for row in 0..P {
+                halves[row] = first_half(first[row], scales[0]);
+            }
+            let second = dots::<V, C, P, 4>(codes, panel, 4);
+            for row in 0..P {
+                let scale = panel.scale(row);
+                self.sums[row] = add_halves(halves[row], second[row], scales[1], scale, self.sums[row]);
+            }
+        }
     }
 }
 
-/// `sums += minimum · activation` over a block of 32 columns.
-#[inline(always)]
-unsafe fn add_minima<V: F32x16, const P: usize>(minima: V, panel: PanelBlock<P>, sums: &mut [V; P]) {
-    for (row, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the row is in the panel.
-        *sum = minima.mul_add(V::splat(unsafe { panel.scaled_sum(row) }), *sum);
+impl<Q: Quantized> Format for Q {
+    const BYTES: usize = Q::BYTES;
+    const PANEL_BYTES: usize = Q::NUM_BLOCKS * BLOCK_BYTES;
+
+    #[inline(always)]
+    unsafe fn step<V: F32x16, const P: usize>(
+        tile: *const u8,
+        panel: *const u8,
+        _: usize,
+        sums: &mut [V; P],
+    ) {
+        // SAFETY: the caller's tile and panel.
+        unsafe { Q::visit(tile, &mut Multiply { panel: PanelBlock(panel), sums }) }
     }
 }
 
@@ -220,6 +330,7 @@ struct Bytes(*const u8);
 
 impl<V: F32x16> Codes<V> for Bytes {
     const OFFSET: i32 = V::SIGNED_BIAS;
+    const WORD_OFFSET: u8 = 0;
 
     #[inline(always)]
     unsafe fn word(self, word: usize) -> V::Codes {
@@ -316,20 +427,21 @@ macro_rules! block_format {
     ($name:ident, $bytes:literal, $codes:ident $(< $offset:literal >)?, minima: $minima:literal) => {
         pub(super) struct $name;
 
-        impl Format for $name {
+        impl Quantized for $name {
             const BYTES: usize = $bytes;
-            const PANEL_BYTES: usize = BLOCK_BYTES;
+            const NUM_BLOCKS: usize = 1;
 
             #[inline(always)]
-            unsafe fn step<V: F32x16, const P: usize>(tile: *const u8, panel: *const u8, _: usize, sums: &mut [V; P]) {
-                let panel = PanelBlock::<P>(panel);
+            unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>) {
                 prefetch(tile, $bytes);
                 // SAFETY: the layout of the tile.
                 unsafe {
                     let codes = $codes $(::<$offset>)? (tile.add(if $minima { 2 * SCALES } else { SCALES }));
-                    add_block(codes, V::load_f16(tile.cast()), panel, sums);
+                    let scales = V::load_f16(tile.cast());
                     if $minima {
-                        add_minima(V::load_f16(tile.add(SCALES).cast()), panel, sums);
+                        visitor.with_minima(0, codes, scales, V::load_f16(tile.add(SCALES).cast()));
+                    } else {
+                        visitor.scaled(0, codes, scales);
                     }
                 }
             }
@@ -374,32 +486,28 @@ impl<V: F32x16> SixBitScales<V> {
         }
     }
 
-    /// `sums += value · activation` over sub-block `block` of the four.
+    /// Gives `visitor` block `HALF` · 4 + `block` of the tile, sub-block `block` of these four.
     #[inline(always)]
-    unsafe fn add_block<C: Codes<V>, const P: usize>(
+    unsafe fn visit<C: Codes<V>, const HALF: usize>(
         &self,
         block: usize,
         codes: C,
-        panel: PanelBlock<P>,
-        sums: &mut [V; P],
+        visitor: &mut impl Visitor<V>,
     ) {
         let scales = V::lowest_byte(V::shift_right(self.scales, 8 * block as u32));
         let minima = V::lowest_byte(V::shift_right(self.minima, 8 * block as u32));
-        // SAFETY: the caller's tile and panel.
-        unsafe {
-            let panel = panel.skip(block);
-            add_block(codes, self.scale.mul(scales), panel, sums);
-            add_minima(self.minimum.mul(minima), panel, sums);
-        }
+        let (scales, minima) = (self.scale.mul(scales), self.minimum.mul(minima));
+        // SAFETY: the caller's tile.
+        unsafe { visitor.with_minima(4 * HALF + block, codes, scales, minima) }
     }
 }
 
 /// Fetches what comes later for one of the eight sub-blocks of a tile: spread over the tile, so that the
 /// machine's queue of misses never overflows.
 #[inline(always)]
-unsafe fn prefetch_eighth<F: Format>(tile: *const u8, block: usize) {
+unsafe fn prefetch_eighth<Q: Quantized>(tile: *const u8, block: usize) {
     // SAFETY: the caller's tile.
-    prefetch(unsafe { tile.add(F::BYTES / 8 * block) }, F::BYTES / 8);
+    prefetch(unsafe { tile.add(Q::BYTES / 8 * block) }, Q::BYTES / 8);
 }
 
 /// Words that several sub-blocks share are read for each of them again, from the cache: kept in registers,
@@ -412,144 +520,108 @@ fn afresh(words: *const u8) -> *const u8 {
 
 pub(super) struct Q4K;
 
-impl Format for Q4K {
+impl Quantized for Q4K {
     const BYTES: usize = 2304;
-    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+    const NUM_BLOCKS: usize = 8;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(
-        tile: *const u8,
-        panel: *const u8,
-        _: usize,
-        sums: &mut [V; P],
-    ) {
-        let panel = PanelBlock::<P>(panel);
+    unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>) {
         // SAFETY: the layout of the tile.
         unsafe {
-            add_q4k_half::<V, 0, P>(tile, panel, sums);
-            add_q4k_half::<V, 1, P>(tile, panel.skip(4), sums);
+            visit_q4k_half::<V, 0>(tile, visitor);
+            visit_q4k_half::<V, 1>(tile, visitor);
         }
     }
 }
 
 /// Half a tile of `Q4_K`.
 #[inline(always)]
-unsafe fn add_q4k_half<V: F32x16, const HALF: usize, const P: usize>(
-    tile: *const u8,
-    panel: PanelBlock<P>,
-    sums: &mut [V; P],
-) {
+unsafe fn visit_q4k_half<V: F32x16, const HALF: usize>(tile: *const u8, visitor: &mut impl Visitor<V>) {
     // SAFETY: the layout of the tile.
     unsafe {
         let scales = SixBitScales::<V>::load::<HALF>(tile);
         for pair in 0..2 {
             let nibbles = tile.add(K_CODES + WORD * (16 * HALF + 8 * pair));
             prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair);
-            scales.add_block(2 * pair, SharedNibbles::<false>(afresh(nibbles)), panel, sums);
+            scales.visit::<_, HALF>(2 * pair, SharedNibbles::<false>(afresh(nibbles)), visitor);
             prefetch_eighth::<Q4K>(tile, 4 * HALF + 2 * pair + 1);
-            scales.add_block(2 * pair + 1, SharedNibbles::<true>(afresh(nibbles)), panel, sums);
+            scales.visit::<_, HALF>(2 * pair + 1, SharedNibbles::<true>(afresh(nibbles)), visitor);
         }
     }
 }
 
 pub(super) struct Q5K;
 
-impl Format for Q5K {
+impl Quantized for Q5K {
     const BYTES: usize = 2816;
-    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+    const NUM_BLOCKS: usize = 8;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(
-        tile: *const u8,
-        panel: *const u8,
-        _: usize,
-        sums: &mut [V; P],
-    ) {
-        let panel = PanelBlock::<P>(panel);
+    unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>) {
         // SAFETY: the layout of the tile.
         unsafe {
             let scales = SixBitScales::<V>::load::<0>(tile);
-            add_q5k_pair::<V, 0, 1, P>(tile, &scales, panel, sums);
-            add_q5k_pair::<V, 2, 3, P>(tile, &scales, panel, sums);
+            visit_q5k_pair::<V, 0, 1, 0>(tile, &scales, visitor);
+            visit_q5k_pair::<V, 2, 3, 0>(tile, &scales, visitor);
             let scales = SixBitScales::<V>::load::<1>(tile);
-            add_q5k_pair::<V, 4, 5, P>(tile, &scales, panel.skip(4), sums);
-            add_q5k_pair::<V, 6, 7, P>(tile, &scales, panel.skip(4), sums);
+            visit_q5k_pair::<V, 4, 5, 1>(tile, &scales, visitor);
+            visit_q5k_pair::<V, 6, 7, 1>(tile, &scales, visitor);
         }
     }
 }
 
 /// Two sub-blocks of a `Q5_K` tile that share their words of nibbles.
 #[inline(always)]
-unsafe fn add_q5k_pair<V: F32x16, const EVEN: usize, const ODD: usize, const P: usize>(
+unsafe fn visit_q5k_pair<V: F32x16, const EVEN: usize, const ODD: usize, const HALF: usize>(
     tile: *const u8,
     scales: &SixBitScales<V>,
-    panel: PanelBlock<P>,
-    sums: &mut [V; P],
+    visitor: &mut impl Visitor<V>,
 ) {
     // SAFETY: the layout of the tile.
     unsafe {
         prefetch_eighth::<Q5K>(tile, EVEN);
-        scales.add_block(EVEN % 4, FiveBitsOf::<EVEN>(afresh(tile)), panel, sums);
+        scales.visit::<_, HALF>(EVEN % 4, FiveBitsOf::<EVEN>(afresh(tile)), visitor);
         prefetch_eighth::<Q5K>(tile, ODD);
-        scales.add_block(ODD % 4, FiveBitsOf::<ODD>(afresh(tile)), panel, sums);
+        scales.visit::<_, HALF>(ODD % 4, FiveBitsOf::<ODD>(afresh(tile)), visitor);
     }
 }
 
 pub(super) struct Q6K;
 
-impl Format for Q6K {
+impl Quantized for Q6K {
     const BYTES: usize = 3360;
-    const PANEL_BYTES: usize = 8 * BLOCK_BYTES;
+    const NUM_BLOCKS: usize = 8;
 
     #[inline(always)]
-    unsafe fn step<V: F32x16, const P: usize>(
-        tile: *const u8,
-        panel: *const u8,
-        _: usize,
-        sums: &mut [V; P],
-    ) {
-        let panel = PanelBlock::<P>(panel);
+    unsafe fn visit<V: F32x16>(tile: *const u8, visitor: &mut impl Visitor<V>) {
         for half in 0..2 {
             // SAFETY: the layout of the tile.
             unsafe {
-                let panel = panel.skip(4 * half);
-                add_q6k_block::<V, 0, P>(tile, half, panel, sums);
-                add_q6k_block::<V, 1, P>(tile, half, panel, sums);
-                add_q6k_block::<V, 2, P>(tile, half, panel, sums);
-                add_q6k_block::<V, 3, P>(tile, half, panel, sums);
+                visit_q6k_block::<V, 0>(tile, half, visitor);
+                visit_q6k_block::<V, 1>(tile, half, visitor);
+                visit_q6k_block::<V, 2>(tile, half, visitor);
+                visit_q6k_block::<V, 3>(tile, half, visitor);
             }
         }
     }
 }
 
-/// `sums += value · activation` over 32 columns, whose halves have scales of their own. `panel` starts at
-/// the first of the four blocks of `half`.
+/// 32 columns of a `Q6_K` tile, whose halves have scales of their own.
 #[inline(always)]
-unsafe fn add_q6k_block<V: F32x16, const QUARTER: usize, const P: usize>(
+unsafe fn visit_q6k_block<V: F32x16, const QUARTER: usize>(
     tile: *const u8,
     half: usize,
-    panel: PanelBlock<P>,
-    sums: &mut [V; P],
+    visitor: &mut impl Visitor<V>,
 ) {
-    // SAFETY: the caller's tile and panel.
+    // SAFETY: the caller's tile.
     unsafe {
         let block = 4 * half + QUARTER;
         prefetch_eighth::<Q6K>(tile, block);
         let codes = SixBits::<QUARTER> { tile: afresh(tile), half };
-        let panel = panel.skip(QUARTER);
         let scale = V::load_f16(tile.cast());
         let scales = tile.add(q6k_scales(2 * block)).cast::<i8>();
         let first_scale = scale.mul(V::load_i8(scales));
         let second_scale = scale.mul(V::load_i8(scales.add(TILE_ROWS)));
-        let first = dots::<V, _, P, 4>(codes, panel, 0);
-        let mut products = [V::splat(0.0); P];
-        for row in 0..P {
-            products[row] = V::from_sums(first[row]).mul(first_scale);
-        }
-        let second = dots::<V, _, P, 4>(codes, panel, 4);
-        for row in 0..P {
-            let product = V::from_sums(second[row]).mul_add(second_scale, products[row]);
-            sums[row] = product.mul_add(V::splat(panel.scale(row)), sums[row]);
-        }
+        visitor.in_halves(block, codes, [first_scale, second_scale]);
     }
 }

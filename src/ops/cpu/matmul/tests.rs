@@ -3,8 +3,12 @@
 
 use half::{bf16, f16};
 
+use super::activations::{BLOCK, BLOCK_BYTES};
+use super::buffer::AlignedBuffer;
+use super::prepare::{PanelRow, PrepareRow};
 use super::*;
 use crate::ErrorKind;
+use crate::ops::cpu::simd::SoftwareTiles;
 use crate::weights::DType;
 
 /// A small generator of reproducible numbers.
@@ -246,7 +250,7 @@ fn a_row_does_not_depend_on_its_batch_or_the_threads() {
         let case = case(dtype, 149, cols, level);
         let x = Random(5).values(64 * cols);
         let alone: Vec<f32> = x.chunks(cols).flat_map(|x| case.multiply(x, &pools[0], level)).collect();
-        for num_rows in [1, 2, 3, 7, 8, 9, 17, 64] {
+        for num_rows in [1, 2, 3, 7, 8, 9, 17, 47, 48, 63, 64] {
             for pool in &pools {
                 let x = &x[(64 - num_rows) * cols..];
                 let together = case.multiply(x, pool, level);
@@ -256,6 +260,65 @@ fn a_row_does_not_depend_on_its_batch_or_the_threads() {
             }
         }
     });
+}
+
+/// Sixteen rows as a panel for a matrix unit, made at any level.
+fn wide_panel(x: &[f32], cols: usize, level: CpuLevel) -> AlignedBuffer {
+    let mut panel = AlignedBuffer::zeroed(MAX_PANEL * cols / BLOCK * BLOCK_BYTES).unwrap();
+    for (index, row) in x.chunks(cols).enumerate() {
+        let target = PanelRow { panel: panel.as_mut_ptr(), width: MAX_PANEL, index };
+        level.run(PrepareRow { row, norm: None, target });
+    }
+    panel
+}
+
+/// On machines without a matrix unit this is what holds for its kernels: software does what the unit does, and
+/// everything around it is that of the level.
+#[test]
+fn a_matrix_unit_has_the_bits_of_vectors() {
+    let pool = ThreadPool::new(1);
+    let has_unit = CpuLevel::available().iter().any(|level| level.has_matrix_unit());
+    println!(
+        "matrix unit: {}",
+        if has_unit { "in software and this machine's own" } else { "in software only" }
+    );
+    let each = |dtype: DType, level: CpuLevel, num_blocks: usize| {
+        let cols = num_blocks * dtype.block_len();
+        let case = case(dtype, 37, cols, level);
+        let x = Random(16).values(MAX_PANEL * cols);
+        let alone: Vec<f32> = x.chunks(cols).flat_map(|x| case.multiply(x, &pool, level)).collect();
+        let panel = wide_panel(&x, cols, level);
+        for tile_row in 0..case.matrix.num_tile_rows() {
+            let unpacked = UnpackedRows::new([&case.matrix], tile_row, level);
+            let mut results = vec![NO_PRODUCTS];
+            // SAFETY: the panel has the matrix's columns.
+            unsafe { unpacked.multiply(&mut SoftwareTiles::new(), 0, panel.as_ptr(), &mut results[0]) };
+            if let Some(mut unit) = level.matrix_unit() {
+                results.push(NO_PRODUCTS);
+                // SAFETY: as above.
+                unsafe { unpacked.multiply(&mut unit, 0, panel.as_ptr(), &mut results[1]) };
+            }
+            for (row, lane) in (0..MAX_PANEL).flat_map(|row| (0..TILE_ROWS).map(move |lane| (row, lane))) {
+                let output = tile_row * TILE_ROWS + lane;
+                let expected = if output < 37 { alone[row * 37 + output] } else { 0.0 };
+                for products in &results {
+                    let result = products[row][lane];
+                    assert_eq!(
+                        result.to_bits(),
+                        expected.to_bits(),
+                        "{dtype} {level:?}, {num_blocks} blocks, row {row} output {output}: {result} {expected}"
+                    );
+                }
+            }
+        }
+    };
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+        for &level in CpuLevel::available() {
+            for num_blocks in [1, 2, 5] {
+                each(dtype, level, num_blocks);
+            }
+        }
+    }
 }
 
 #[test]

@@ -185,6 +185,14 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
         unsafe { (_mm256_loadu_si256(source.cast()), _mm256_loadu_si256(source.add(32).cast())) }
     }
     #[inline(always)]
+    unsafe fn store_codes(codes: Self::Codes, target: *mut u8) {
+        // SAFETY: the caller guarantees 64 writable bytes.
+        unsafe {
+            _mm256_storeu_si256(target.cast(), codes.0);
+            _mm256_storeu_si256(target.add(32).cast(), codes.1);
+        }
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         // SAFETY: see `lanewise`.
         let mask = unsafe { _mm256_set1_epi8(mask as i8) };
@@ -193,6 +201,12 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
     #[inline(always)]
     fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
         halves!(_mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn sub_bytes(codes: Self::Codes, value: u8) -> Self::Codes {
+        // SAFETY: see `lanewise`.
+        let value = unsafe { _mm256_set1_epi8(value.cast_signed()) };
+        halves!(_mm256_sub_epi8(codes, (value, value)))
     }
     #[inline(always)]
     fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
@@ -216,6 +230,11 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
     fn splat_sum(value: i32) -> Self::Sums {
         // SAFETY: see `lanewise`.
         unsafe { (_mm256_set1_epi32(value), _mm256_set1_epi32(value)) }
+    }
+    #[inline(always)]
+    unsafe fn load_sums(source: *const i32) -> Self::Sums {
+        // SAFETY: the caller guarantees sixteen readable i32.
+        unsafe { (_mm256_loadu_si256(source.cast()), _mm256_loadu_si256(source.add(8).cast())) }
     }
     #[inline(always)]
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {

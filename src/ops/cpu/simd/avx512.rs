@@ -145,6 +145,11 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
         unsafe { _mm512_loadu_si512(source.cast()) }
     }
     #[inline(always)]
+    unsafe fn store_codes(codes: Self::Codes, target: *mut u8) {
+        // SAFETY: the caller guarantees 64 writable bytes.
+        unsafe { _mm512_storeu_si512(target.cast(), codes) }
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         // SAFETY: see `whole`.
         unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(mask as i8)) }
@@ -153,6 +158,11 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
     fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
         // SAFETY: see `whole`.
         unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn sub_bytes(codes: Self::Codes, value: u8) -> Self::Codes {
+        // SAFETY: see `whole`.
+        unsafe { _mm512_sub_epi8(codes, _mm512_set1_epi8(value.cast_signed())) }
     }
     #[inline(always)]
     fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
@@ -173,6 +183,11 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
     fn splat_sum(value: i32) -> Self::Sums {
         // SAFETY: see `whole`.
         unsafe { _mm512_set1_epi32(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_sums(source: *const i32) -> Self::Sums {
+        // SAFETY: the caller guarantees sixteen readable i32.
+        unsafe { _mm512_loadu_si512(source.cast()) }
     }
     #[inline(always)]
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {

@@ -21,10 +21,14 @@ pub unsafe trait Int8Dot: Copy {
 
     /// Reads 64 bytes.
     unsafe fn load_codes(source: *const u8) -> Self::Codes;
+    /// Writes 64 bytes.
+    unsafe fn store_codes(codes: Self::Codes, target: *mut u8);
     /// Each byte `& mask`.
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes;
     /// Each byte `a | b`.
     fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes;
+    /// Each byte `- value`, wrapping.
+    fn sub_bytes(codes: Self::Codes, value: u8) -> Self::Codes;
     /// Each lane, as a u32, `<< count`.
     fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes;
     /// Each lane, as a u32, `>> count`.
@@ -34,6 +38,8 @@ pub unsafe trait Int8Dot: Copy {
 
     /// All sums equal to `value`.
     fn splat_sum(value: i32) -> Self::Sums;
+    /// Reads sixteen i32.
+    unsafe fn load_sums(source: *const i32) -> Self::Sums;
     /// Adds to each lane's sum its four codes, 0..=63, times the four i8 at `activations`.
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
     /// The same for codes that are i8 (−128 included); activations are above −128.

@@ -157,12 +157,20 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
         quarters!(|q| vld1q_u8(source.add(16 * q)))
     }
     #[inline(always)]
+    unsafe fn store_codes(codes: Self::Codes, target: *mut u8) {
+        let [(), (), (), ()] = quarters!(|q| vst1q_u8(target.add(16 * q), codes[q]));
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         quarters!(|q| vandq_u8(codes[q], vdupq_n_u8(mask)))
     }
     #[inline(always)]
     fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
         quarters!(|q| vorrq_u8(a[q], b[q]))
+    }
+    #[inline(always)]
+    fn sub_bytes(codes: Self::Codes, value: u8) -> Self::Codes {
+        quarters!(|q| vsubq_u8(codes[q], vdupq_n_u8(value)))
     }
     #[inline(always)]
     fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
@@ -182,6 +190,10 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
     #[inline(always)]
     fn splat_sum(value: i32) -> Self::Sums {
         quarters!(|_q| vdupq_n_s32(value))
+    }
+    #[inline(always)]
+    unsafe fn load_sums(source: *const i32) -> Self::Sums {
+        quarters!(|q| vld1q_s32(source.add(4 * q)))
     }
     #[inline(always)]
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {

@@ -139,6 +139,11 @@ unsafe impl Int8Dot for PortableVector {
         unsafe { source.cast::<[u32; 16]>().read_unaligned() }.map(u32::from_le)
     }
     #[inline(always)]
+    unsafe fn store_codes(codes: Self::Codes, target: *mut u8) {
+        // SAFETY: the caller guarantees 64 writable bytes.
+        unsafe { target.cast::<[u32; 16]>().write_unaligned(codes.map(u32::to_le)) }
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         let mask = u32::from_ne_bytes([mask; 4]);
         codes.map(|lane| lane & mask)
@@ -146,6 +151,10 @@ unsafe impl Int8Dot for PortableVector {
     #[inline(always)]
     fn or(a: Self::Codes, b: Self::Codes) -> Self::Codes {
         std::array::from_fn(|lane| a[lane] | b[lane])
+    }
+    #[inline(always)]
+    fn sub_bytes(codes: Self::Codes, value: u8) -> Self::Codes {
+        codes.map(|lane| u32::from_ne_bytes(lane.to_ne_bytes().map(|byte| byte.wrapping_sub(value))))
     }
     #[inline(always)]
     fn shift_left(codes: Self::Codes, count: u32) -> Self::Codes {
@@ -162,6 +171,11 @@ unsafe impl Int8Dot for PortableVector {
     #[inline(always)]
     fn splat_sum(value: i32) -> Self::Sums {
         [value; 16]
+    }
+    #[inline(always)]
+    unsafe fn load_sums(source: *const i32) -> Self::Sums {
+        // SAFETY: the caller guarantees sixteen readable i32.
+        unsafe { source.cast::<[i32; 16]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums {

@@ -1,0 +1,141 @@
+//! Intel's matrix unit, AMX.
+//!
+//! Rust has no stable intrinsics for it, so its instructions are assembly. The compiler never uses tile registers by
+//! itself: what one of the blocks below leaves in them stays there until another one changes it.
+
+use std::arch::asm;
+use std::marker::PhantomData;
+use std::sync::LazyLock;
+
+use super::tiles::{ByteTiles, TileSums};
+
+/// Whether this process may use AMX for bytes. The first call asks the kernel, for all threads and for good.
+pub(super) fn is_available() -> bool {
+    static IS_AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
+    *IS_AVAILABLE
+}
+
+/// Whether the processor has tiles and products of bytes.
+fn has_instructions() -> bool {
+    const TILE: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
+    let highest_leaf = std::arch::x86_64::__cpuid(0).eax;
+    highest_leaf >= 7 && std::arch::x86_64::__cpuid_count(7, 0).edx & (TILE | INT8) == TILE | INT8
+}
+
+/// Whether the kernel lets this process use tile registers: their 8 KB are saved for each thread that does, so it wants
+/// to be asked. Kernels that do not know them refuse.
+fn is_permitted() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const ARCH_REQ_XCOMP_PERM: nix::libc::c_ulong = 0x1023;
+        const XFEATURE_XTILEDATA: nix::libc::c_ulong = 18;
+        let call = nix::libc::SYS_arch_prctl;
+        // SAFETY: this call takes two numbers and touches no memory.
+        unsafe { nix::libc::syscall(call, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+/// The shapes of the eight tile registers, as `ldtilecfg` reads them.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_per_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+const _: () = assert!(size_of::<TileConfig>() == 64);
+
+/// Sums in registers 0 to 3, activations in 4 and 5, codes in 6 and 7.
+static CONFIG: TileConfig = TileConfig {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes_per_row: [64, 64, 64, 64, 32, 32, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
+/// nothing to save.
+pub(in crate::ops::cpu) struct MatrixUnit(PhantomData<*const ()>);
+
+impl MatrixUnit {
+    /// # Safety
+    /// [`is_available`], and this thread has no other one.
+    pub(in crate::ops::cpu) unsafe fn new() -> Self {
+        let config: *const TileConfig = &raw const CONFIG;
+        // SAFETY: the machine has the instruction, and the kernel lets this process use it. The whole configuration is
+        // readable.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags, readonly)) };
+        Self(PhantomData)
+    }
+}
+
+impl Drop for MatrixUnit {
+    fn drop(&mut self) {
+        // SAFETY: a value exists only where the machine has the instruction.
+        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+    }
+}
+
+/// `sums = activations · codes`, in the registers of these numbers.
+macro_rules! multiply {
+    ($sums:literal, $activations:literal, $codes:literal, $from:ident, $by:ident) => {
+        asm!(
+            concat!("tileloadd tmm", $activations, ", [{from} + {row}*1]"),
+            concat!("tileloadd tmm", $codes, ", [{by} + {word}*1]"),
+            concat!("tilezero tmm", $sums),
+            concat!("tdpbssd tmm", $sums, ", tmm", $activations, ", tmm", $codes),
+            from = in(reg) $from,
+            by = in(reg) $by,
+            row = in(reg) 32_usize,
+            word = in(reg) 64_usize,
+            options(nostack, preserves_flags, readonly),
+        )
+    };
+}
+
+/// Writes the sums in the register of this number.
+macro_rules! store {
+    ($register:literal, $sums:ident) => {
+        asm!(
+            concat!("tilestored [{sums} + {row}*1], tmm", $register),
+            sums = in(reg) $sums,
+            row = in(reg) 64_usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+// SAFETY: tile loads and stores touch what `CONFIG` says, which is what the trait names.
+unsafe impl ByteTiles for MatrixUnit {
+    #[inline(always)]
+    unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {
+        // SAFETY: the registers are configured as long as there is a value; the caller guarantees the bytes.
+        unsafe {
+            match slot {
+                0 => multiply!("0", "4", "6", activations, codes),
+                1 => multiply!("1", "5", "7", activations, codes),
+                2 => multiply!("2", "4", "6", activations, codes),
+                _ => multiply!("3", "5", "7", activations, codes),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&mut self, slot: usize, sums: *mut TileSums) {
+        // SAFETY: as above.
+        unsafe {
+            match slot {
+                0 => store!("0", sums),
+                1 => store!("1", sums),
+                2 => store!("2", sums),
+                _ => store!("3", sums),
+            }
+        }
+    }
+}

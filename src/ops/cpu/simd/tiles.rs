@@ -1,0 +1,79 @@
+//! Products of whole tiles of bytes: sixteen input rows by sixteen weight rows over 32 columns at once.
+//!
+//! The sums are exact in i32, so they are those that [`super::Int8Dot`] has for the same codes.
+
+/// The sums of sixteen input rows, each with sixteen weight rows.
+#[repr(C, align(64))]
+pub(in crate::ops::cpu) struct TileSums(pub(in crate::ops::cpu) [[i32; 16]; 16]);
+
+/// A matrix unit that multiplies tiles of bytes.
+///
+/// A value of it is the unit of the thread that made it, ready for use until the value is dropped. Products are kept in
+/// slots 0..4 until they are stored, so that the unit computes while other results are used.
+///
+/// # Safety
+/// Pointers are valid for the elements that a method names, without alignment.
+pub(in crate::ops::cpu) unsafe trait ByteTiles {
+    /// Slot `slot` = the products of sixteen rows of 32 activations, one row after another, with eight words of codes;
+    /// each word has four codes of each of the sixteen weight rows.
+    unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8);
+    /// Writes slot `slot`.
+    unsafe fn store(&mut self, slot: usize, sums: *mut TileSums);
+}
+
+/// The unit of machines that have none.
+#[cfg(not(target_arch = "x86_64"))]
+pub(in crate::ops::cpu) enum MatrixUnit {}
+
+// SAFETY: there is no value.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe impl ByteTiles for MatrixUnit {
+    unsafe fn multiply(&mut self, _: usize, _: *const i8, _: *const i8) {
+        match *self {}
+    }
+
+    unsafe fn store(&mut self, _: usize, _: *mut TileSums) {
+        match *self {}
+    }
+}
+
+/// What the matrix unit does, in plain Rust: for tests on machines without one.
+#[cfg(test)]
+pub(in crate::ops::cpu) struct SoftwareTiles([[[i32; 16]; 16]; 4]);
+
+#[cfg(test)]
+impl SoftwareTiles {
+    pub(in crate::ops::cpu) fn new() -> Self {
+        Self([[[0x5555; 16]; 16]; 4])
+    }
+}
+
+// SAFETY: reads and writes what the trait names.
+#[cfg(test)]
+unsafe impl ByteTiles for SoftwareTiles {
+    unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {
+        // SAFETY: the caller guarantees 16 × 32 activations and 8 × 16 × 4 codes.
+        let (activations, codes) = unsafe {
+            (
+                activations.cast::<[[[i8; 4]; 8]; 16]>().read_unaligned(),
+                codes.cast::<[[[i8; 4]; 16]; 8]>().read_unaligned(),
+            )
+        };
+        self.0[slot] = [[0; 16]; 16];
+        for (sums, activations) in self.0[slot].iter_mut().zip(activations) {
+            for (activations, codes) in activations.iter().zip(codes) {
+                for (sum, codes) in sums.iter_mut().zip(codes) {
+                    for (&activation, code) in activations.iter().zip(codes) {
+                        // The unit's accumulator wraps; 32 products of bytes never get there.
+                        *sum = sum.wrapping_add(i32::from(activation) * i32::from(code));
+                    }
+                }
+            }
+        }
+    }
+
+    unsafe fn store(&mut self, slot: usize, sums: *mut TileSums) {
+        // SAFETY: the caller guarantees that it is writable.
+        unsafe { sums.cast::<[[i32; 16]; 16]>().write_unaligned(self.0[slot]) }
+    }
+}
