@@ -13,7 +13,6 @@ pub(in crate::ops::cpu) struct TileSums(pub(in crate::ops::cpu) [[i32; 16]; 16])
 ///
 /// # Safety
 /// Pointers are valid for the elements that a method names, without alignment.
-#[expect(clippy::missing_safety_doc, reason = "the contract of every method is the trait's")]
 pub(in crate::ops::cpu) unsafe trait ByteTiles {
     /// Slot `slot` = the products of sixteen rows of 32 activations, one row after another, with eight words of codes;
     /// each word has four codes of each of the sixteen weight rows.
@@ -25,6 +24,21 @@ pub(in crate::ops::cpu) unsafe trait ByteTiles {
 /// The unit of machines that have none.
 #[cfg(not(target_arch = "x86_64"))]
 pub(in crate::ops::cpu) enum MatrixUnit {}
+
+/// The same for bf16.
+#[cfg(not(target_arch = "x86_64"))]
+pub(in crate::ops::cpu) enum Bf16Unit {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Bf16Unit {
+    pub(in crate::ops::cpu) unsafe fn add(&mut self, _: *const u8, _: *const u8) {
+        match *self {}
+    }
+
+    pub(in crate::ops::cpu) unsafe fn store(&mut self, _: *mut f32) {
+        match *self {}
+    }
+}
 
 // SAFETY: there is no value.
 #[cfg(not(target_arch = "x86_64"))]
