@@ -17,13 +17,13 @@ mod portable;
 mod tiles;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::MatrixUnit;
+pub(super) use amx::{Bf16Unit, MatrixUnit};
 pub use int8::Int8Dot;
 use portable::PortableVector;
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) use tiles::MatrixUnit;
 #[cfg(test)]
 pub(super) use tiles::SoftwareTiles;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use tiles::{Bf16Unit, MatrixUnit};
 pub(super) use tiles::{ByteTiles, TileSums};
 
 /// An instruction set that kernels are compiled for.
@@ -43,7 +43,7 @@ pub enum CpuLevel {
     /// The same, and products of BF16 matrices with AVX-512 BF16: their activations are rounded to bf16.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// The same, and products of sixteen rows and more with quantised matrices by the matrix unit, AMX.
+    /// The same, and products by the matrix unit, AMX: of quantised matrices with many rows, of BF16 ones with any.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// NEON with half precision and SDOT.
@@ -203,8 +203,20 @@ impl CpuLevel {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Self::Avx512Bf16 | Self::Amx => unsafe { run_avx512_bf16(kernel) },
+            Self::Avx512Bf16 => unsafe { run_avx512_bf16(kernel) },
             other => other.run(kernel),
+        }
+    }
+
+    /// The same for products of bf16 with `num_rows` input rows, 1 to 16; its sums are zero.
+    pub(super) fn bf16_unit(self, num_rows: usize) -> Option<Bf16Unit> {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `available` has checked that this process may use the unit.
+        return self.has_matrix_unit().then(|| unsafe { Bf16Unit::new(num_rows) });
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = num_rows;
+            None
         }
     }
 

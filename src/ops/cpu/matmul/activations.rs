@@ -7,7 +7,7 @@
 
 use super::buffer::{AlignedBuffer, SharedPointer};
 use super::grouped::RowGroup;
-use super::prepare::{DenseRow, PanelRow, PrepareRow};
+use super::prepare::{DenseRow, PanelRow, PrepareRow, TileRow};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::weights::DType;
@@ -77,8 +77,10 @@ pub struct Activations {
     dense: AlignedBuffer,
     /// [panels][blocks][panel rows × `BLOCK_BYTES`].
     int8: AlignedBuffer,
-    /// [panels][pairs of columns][panel rows] of two bf16.
+    /// [panels][pairs of columns][panel rows] of two bf16; for a matrix unit [panels][blocks][panel rows][32].
     bf16: AlignedBuffer,
+    /// Columns of the bf16 form.
+    bf16_cols: usize,
 }
 
 impl std::fmt::Debug for Activations {
@@ -104,6 +106,7 @@ impl Activations {
             dense: AlignedBuffer::empty(),
             int8: AlignedBuffer::empty(),
             bf16: AlignedBuffer::empty(),
+            bf16_cols: 0,
         }
     }
 
@@ -131,7 +134,7 @@ impl Activations {
             reserve(&mut self.int8, rows * cols.div_ceil(BLOCK) * BLOCK_BYTES);
         }
         if forms.bf16 {
-            reserve(&mut self.bf16, rows * padded(cols) * size_of::<u16>());
+            reserve(&mut self.bf16, rows * cols.next_multiple_of(BLOCK) * size_of::<u16>());
         }
     }
 
@@ -189,7 +192,8 @@ impl Activations {
         assert!(groups.iter().all(aligned), "a group begins within a panel");
         let rows = groups.iter().map(RowGroup::end_row).max().unwrap_or(0);
         self.reserve(rows, cols, forms);
-        (self.rows, self.cols, self.forms) = (rows, cols, forms);
+        let bf16_cols = if level.has_matrix_unit() { cols.next_multiple_of(BLOCK) } else { padded(cols) };
+        (self.rows, self.cols, self.forms, self.bf16_cols) = (rows, cols, forms, bf16_cols);
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
         let int8 = SharedPointer::new(self.int8.as_mut_ptr());
         let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
@@ -211,9 +215,14 @@ impl Activations {
                     level.run(PrepareRow { row, norm, target });
                 }
                 if forms.bf16 {
-                    let panel = bf16.get().add(first_row * padded(cols) / 2);
-                    let target = PanelRow { panel, width, index: index_in_panel };
-                    level.run(PrepareRow { row, norm, target });
+                    let panel = bf16.get().add(first_row * bf16_cols / 2);
+                    if level.has_matrix_unit() {
+                        let target = TileRow { panel, width, index: index_in_panel };
+                        level.run_tiles(PrepareRow { row, norm, target });
+                    } else {
+                        let target = PanelRow { panel, width, index: index_in_panel };
+                        level.run(PrepareRow { row, norm, target });
+                    }
                 }
             }
         };
@@ -265,7 +274,7 @@ impl Activations {
 
     /// The bf16 panel that starts at `first_row`.
     pub(super) fn bf16_panel(&self, first_row: usize) -> *const u8 {
-        self.bf16.as_ptr().wrapping_add(first_row * padded(self.cols) * size_of::<u16>())
+        self.bf16.as_ptr().wrapping_add(first_row * self.bf16_cols * size_of::<u16>())
     }
 }
 

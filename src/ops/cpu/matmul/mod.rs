@@ -30,6 +30,7 @@ use std::ops::Range;
 
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
+use crate::weights::DType;
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};
@@ -263,11 +264,15 @@ fn multiply_rows<const N: usize>(
     let widest = widest_panel(num_rows, level);
     let has_tiles = widest == MAX_PANEL && rows.len() >= MAX_PANEL && is_quantized.contains(&true);
     let unpacked = has_tiles.then(|| UnpackedRows::new(matrices, tile_row, level));
-    let mut unit = if has_tiles { level.matrix_unit() } else { None };
+    // Products of BF16 take the thread's unit for themselves; beside them there is a new one for each panel.
+    let is_shared = matrices.iter().all(|matrix| matrix.dtype() != DType::BF16);
+    let mut unit = if has_tiles && is_shared { level.matrix_unit() } else { None };
     for (row, width) in panels(rows.start, rows.end, widest) {
         for (index, products) in products.iter_mut().enumerate() {
-            match (&unpacked, &mut unit) {
-                (Some(unpacked), Some(unit)) if width == MAX_PANEL && is_quantized[index] => {
+            match &unpacked {
+                Some(unpacked) if width == MAX_PANEL && is_quantized[index] => {
+                    let mut own = if is_shared { None } else { level.matrix_unit() };
+                    let Some(unit) = unit.as_mut().or(own.as_mut()) else { continue };
                     // SAFETY: the panel has the matrix's columns, which the callers have checked.
                     unsafe { unpacked.multiply(unit, index, x.int8_panel(row), products) };
                 }

@@ -164,6 +164,33 @@ impl Target for PanelRow<u32> {
     }
 }
 
+/// Row `index` of a panel of `width` rows of bf16 for a matrix unit: 32 columns of each row, then the next 32. What is
+/// behind the last column is zero.
+pub(super) struct TileRow {
+    pub(super) panel: *mut u32,
+    pub(super) width: usize,
+    pub(super) index: usize,
+}
+
+impl Target for TileRow {
+    #[inline(always)]
+    fn prefetch(&self, cols: usize) {
+        prefetch::<true>(self.panel.cast(), cols.next_multiple_of(BLOCK) * size_of::<u16>() * self.width);
+    }
+
+    #[inline(always)]
+    unsafe fn store_block<V: F32x16>(&self, block: usize, values: Halves<V>, _: usize) {
+        let rounded = values.to_array().map(round_to_bf16);
+        for (pair, [first, second]) in rounded.as_chunks::<2>().0.iter().enumerate() {
+            // SAFETY: the caller's guarantee.
+            unsafe {
+                let pairs = self.panel.add((block * self.width + self.index) * (BLOCK / 2) + pair);
+                pairs.write(first | second << 16);
+            }
+        }
+    }
+}
+
 /// Codes of 8 bits: code = round(value / scale) in −127..=127, scale = largest magnitude / 127.
 ///
 /// A NaN or an infinity makes the scale NaN, so that it reaches the result instead of being lost.

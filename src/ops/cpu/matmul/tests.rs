@@ -405,6 +405,28 @@ fn swiglu_joins_two_products() {
 }
 
 #[test]
+fn swiglu_of_two_types() {
+    let pool = ThreadPool::new(2);
+    for &level in CpuLevel::available() {
+        for (first, second) in
+            [(DType::Q8_0, DType::BF16), (DType::BF16, DType::Q4_0), (DType::F16, DType::Q5_1)]
+        {
+            let (gate, up) = (case(first, 37, 160, level), case(second, 37, 160, level));
+            let x = Random(17).values(67 * 160);
+            let mut activations = Activations::new();
+            activations.prepare(&x, 160, 67, 160, None, Forms::of([first, second], level), &pool, level);
+            let (mut out, mut alone) = (vec![f32::NAN; 67 * 37], vec![f32::NAN; 67 * 37]);
+            matmul_swiglu(&activations, &gate.matrix, &up.matrix, &mut out, 37, &pool, level);
+            for (x, alone) in x.chunks(160).zip(alone.chunks_mut(37)) {
+                activations.prepare(x, 160, 1, 160, None, Forms::of([first, second], level), &pool, level);
+                matmul_swiglu(&activations, &gate.matrix, &up.matrix, alone, 37, &pool, level);
+            }
+            assert_eq!(out, alone, "{first} {second} {level:?}");
+        }
+    }
+}
+
+#[test]
 fn the_norm_is_that_of_the_definition() {
     let pool = ThreadPool::new(2);
     for &level in CpuLevel::available() {

@@ -9,18 +9,20 @@ use std::sync::LazyLock;
 
 use super::tiles::{ByteTiles, TileSums};
 
-/// Whether this process may use AMX for bytes. The first call asks the kernel, for all threads and for good.
+/// Whether this process may use AMX. The first call asks the kernel, for all threads and for good.
 pub(super) fn is_available() -> bool {
     static IS_AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
     *IS_AVAILABLE
 }
 
-/// Whether the processor has tiles and products of bytes.
+/// Whether the processor has tiles and products of bytes and of bf16.
 fn has_instructions() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
+    const BF16: u32 = 1 << 22;
+    const ALL: u32 = TILE | INT8 | BF16;
     let highest_leaf = std::arch::x86_64::__cpuid(0).eax;
-    highest_leaf >= 7 && std::arch::x86_64::__cpuid_count(7, 0).edx & (TILE | INT8) == TILE | INT8
+    highest_leaf >= 7 && std::arch::x86_64::__cpuid_count(7, 0).edx & ALL == ALL
 }
 
 /// Whether the kernel lets this process use tile registers: their 8 KB are saved for each thread that does, so it wants
@@ -59,27 +61,24 @@ static CONFIG: TileConfig = TileConfig {
     rows: [16, 16, 16, 16, 16, 16, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
-/// nothing to save.
-pub(in crate::ops::cpu) struct MatrixUnit(PhantomData<*const ()>);
-
-impl MatrixUnit {
-    /// # Safety
-    /// [`is_available`], and this thread has no other one.
-    pub(in crate::ops::cpu) unsafe fn new() -> Self {
-        let config: *const TileConfig = &raw const CONFIG;
-        // SAFETY: the machine has the instruction, and the kernel lets this process use it. The whole configuration is
-        // readable.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags, readonly)) };
-        Self(PhantomData)
-    }
+/// Configures the tile registers of this thread.
+///
+/// # Safety
+/// [`is_available`].
+unsafe fn configure(config: &TileConfig) {
+    let config: *const TileConfig = config;
+    // SAFETY: the machine has the instruction, and the kernel lets this process use it. The whole configuration is
+    // readable.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags, readonly)) };
 }
 
-impl Drop for MatrixUnit {
-    fn drop(&mut self) {
-        // SAFETY: a value exists only where the machine has the instruction.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
-    }
+/// Empties the tile registers of this thread.
+///
+/// # Safety
+/// [`is_available`].
+unsafe fn release() {
+    // SAFETY: the machine has the instruction.
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
 }
 
 /// `sums = activations · codes`, in the registers of these numbers.
@@ -109,6 +108,89 @@ macro_rules! store {
             options(nostack, preserves_flags),
         )
     };
+}
+
+/// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
+/// nothing to save.
+pub(in crate::ops::cpu) struct MatrixUnit(PhantomData<*const ()>);
+
+impl MatrixUnit {
+    /// # Safety
+    /// [`is_available`], and this thread has no other one.
+    pub(in crate::ops::cpu) unsafe fn new() -> Self {
+        // SAFETY: the caller's guarantee.
+        unsafe { configure(&CONFIG) };
+        Self(PhantomData)
+    }
+}
+
+impl Drop for MatrixUnit {
+    fn drop(&mut self) {
+        // SAFETY: a value exists only where the unit is available.
+        unsafe { release() };
+    }
+}
+
+/// The matrix unit for products of bf16, configured for this thread: sums of up to sixteen input rows, each with sixteen
+/// weight rows. They are added in one order, and each row by itself.
+pub(in crate::ops::cpu) struct Bf16Unit(PhantomData<*const ()>);
+
+impl Bf16Unit {
+    /// All sums are zero.
+    ///
+    /// # Safety
+    /// [`is_available`], and this thread has no other unit.
+    pub(in crate::ops::cpu) unsafe fn new(num_rows: usize) -> Self {
+        assert!((1..=16).contains(&num_rows), "{num_rows} rows in a tile");
+        let mut config =
+            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
+        // Sums, activations, weights.
+        config.bytes_per_row[..3].fill(64);
+        config.rows[..3].copy_from_slice(&[num_rows as u8, num_rows as u8, 16]);
+        // SAFETY: the caller's guarantee.
+        unsafe {
+            configure(&config);
+            asm!("tilezero tmm0", options(nostack, preserves_flags, nomem));
+        }
+        Self(PhantomData)
+    }
+
+    /// Adds the products of 32 columns: rows of 32 bf16 with sixteen words of pairs, each of sixteen weight rows.
+    ///
+    /// # Safety
+    /// There are as many.
+    #[inline(always)]
+    pub(in crate::ops::cpu) unsafe fn add(&mut self, activations: *const u8, weights: *const u8) {
+        // SAFETY: the registers are configured as long as there is a value; the caller guarantees the bytes.
+        unsafe {
+            asm!(
+                "tileloadd tmm1, [{from} + {row}*1]",
+                "tileloadd tmm2, [{by} + {row}*1]",
+                "tdpbf16ps tmm0, tmm1, tmm2",
+                from = in(reg) activations,
+                by = in(reg) weights,
+                row = in(reg) 64_usize,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+    }
+
+    /// Writes the sums, sixteen f32 for each row.
+    ///
+    /// # Safety
+    /// There is room for them.
+    #[inline(always)]
+    pub(in crate::ops::cpu) unsafe fn store(&mut self, sums: *mut f32) {
+        // SAFETY: as above.
+        unsafe { store!("0", sums) };
+    }
+}
+
+impl Drop for Bf16Unit {
+    fn drop(&mut self) {
+        // SAFETY: a value exists only where the unit is available.
+        unsafe { release() };
+    }
 }
 
 // SAFETY: tile loads and stores touch what `CONFIG` says, which is what the trait names.

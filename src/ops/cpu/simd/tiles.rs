@@ -25,6 +25,21 @@ pub(in crate::ops::cpu) unsafe trait ByteTiles {
 #[cfg(not(target_arch = "x86_64"))]
 pub(in crate::ops::cpu) enum MatrixUnit {}
 
+/// The same for bf16.
+#[cfg(not(target_arch = "x86_64"))]
+pub(in crate::ops::cpu) enum Bf16Unit {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Bf16Unit {
+    pub(in crate::ops::cpu) unsafe fn add(&mut self, _: *const u8, _: *const u8) {
+        match *self {}
+    }
+
+    pub(in crate::ops::cpu) unsafe fn store(&mut self, _: *mut f32) {
+        match *self {}
+    }
+}
+
 // SAFETY: there is no value.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe impl ByteTiles for MatrixUnit {
