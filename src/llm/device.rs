@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::config::EngineConfig;
 use crate::ops::gpu::{ChipClass, Gpu};
 use crate::ops::reference::ReferenceBackend;
 use crate::{Error, ErrorKind, Result};
@@ -95,6 +96,15 @@ impl OpenedDevice {
         match self {
             Self::Gpu(gpu) if gpu.kind() == "cuda" => 4096,
             Self::Gpu(_) | Self::Cpu(_) | Self::Reference(_) => 512,
+        }
+    }
+
+    /// What a step costs there beside its tokens, in tokens.
+    pub(super) fn step_cost(&self) -> usize {
+        match self {
+            // So large that rows of generating sequences are never left out: that was not measured there.
+            Self::Gpu(_) => 256,
+            Self::Cpu(_) | Self::Reference(_) => EngineConfig::default().step_cost,
         }
     }
 

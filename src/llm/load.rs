@@ -312,6 +312,7 @@ impl OpenedModel {
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
+            step_cost: device.step_cost(),
             experts: self.expert_demand(options, device)?,
         })
     }
