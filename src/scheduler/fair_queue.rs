@@ -110,6 +110,11 @@ impl FairQueue {
         Some(self.clients.get(&id)?.waiting.first()?.1)
     }
 
+    /// The same of every client that has one.
+    pub(super) fn first_of_each(&self) -> impl Iterator<Item = (ClientId, SeqId)> {
+        self.clients.iter().filter_map(|(id, client)| Some((*id, client.waiting.first()?.1)))
+    }
+
     /// Sequences in the queue.
     pub(super) fn num_waiting(&self) -> usize {
         self.num_waiting
@@ -150,10 +155,6 @@ impl FairQueue {
 
     pub(super) fn round(&self, id: ClientId) -> u64 {
         self.clients.get(&id).map_or(0, |client| client.round)
-    }
-
-    pub(super) fn num_seats(&self, id: ClientId) -> usize {
-        self.clients.get(&id).map_or(0, |client| client.num_seats)
     }
 
     pub(super) fn take_seats(&mut self, id: ClientId, num_seats: usize) {

@@ -62,6 +62,25 @@ impl std::ops::Add for Holding {
     }
 }
 
+/// What clients have, and the weights of all that have a sequence.
+struct Shares {
+    holdings: HashMap<ClientId, Holding>,
+    weight: u64,
+}
+
+impl Shares {
+    fn of(&self, client: ClientId) -> Holding {
+        self.holdings.get(&client).copied().unwrap_or_default()
+    }
+}
+
+/// What a step could have of a client: tokens, and whether some are for the beginning of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+struct Want {
+    num_tokens: usize,
+    is_beginning: bool,
+}
+
 /// Who sits a step out, and for whom.
 #[derive(Debug, Default)]
 struct LeftOut {
@@ -173,9 +192,8 @@ impl Scheduler {
         if plan.is_short_of_blocks || counter > plan.max_counter {
             return None;
         }
-        let room =
-            if self.must_stand_back(client, id) { None } else { self.room_for(id, Holding::default()) };
-        let Some(cached) = room else {
+        let room = self.room_for(id, Holding::default());
+        let Some(cached) = room.filter(|_| !self.must_stand_back(client, id)) else {
             plan.max_counter = plan.max_counter.min(counter.saturating_add(self.window()));
             return None;
         };
@@ -325,16 +343,18 @@ impl Scheduler {
             return;
         }
         let clients = self.queue.in_order();
+        let mut shares = self.shares();
         let mut promised = Holding::default();
         for client in clients.iter().copied().filter(|_| clients.len() > 1) {
             let Some(id) = self.queue.first(client) else { continue };
-            let wanted = self.holding_with(client, id);
-            if !self.is_within_share(client, wanted) {
+            let wanted = shares.of(client) + self.wish(id);
+            if self.is_over_share(client, wanted, &shares) {
                 continue;
             }
             while self.room_for(id, promised).is_none() {
-                let Some(victim) = self.giver(client, wanted) else { break };
+                let Some(victim) = self.giver(client, wanted, &shares) else { break };
                 self.preempt(victim, plan);
+                shares = self.shares();
             }
             promised = promised + self.wish(id);
         }
@@ -342,18 +362,19 @@ impl Scheduler {
 
     /// The sequence that `client` may take the place of, if it has `wanted` then: the last one of the client that
     /// has most.
-    fn giver(&self, client: ClientId, wanted: Holding) -> Option<SeqId> {
+    fn giver(&self, client: ClientId, wanted: Holding, shares: &Shares) -> Option<SeqId> {
         let wanted = self.level(client, wanted);
         let gives = |other: &ClientId| {
-            let (last, holding) = (self.last_of(*other)?, self.holding(*other));
+            let (last, holding) = (self.last_of(*other)?, shares.of(*other));
             let is_behind = self.is_far_behind(*other, client);
             let sequence = &self.sequences[&last];
             let left = Holding {
                 num_seats: holding.num_seats - sequence.num_seats(),
                 num_blocks: holding.num_blocks - sequence.block_table.len(),
             };
-            let may_give =
-                !is_behind && self.is_over_share(*other, holding) && self.level(*other, left) >= wanted;
+            let may_give = !is_behind
+                && self.is_over_share(*other, holding, shares)
+                && self.level(*other, left) >= wanted;
             may_give.then(|| (self.level(*other, holding), last))
         };
         let others = self.running_clients();
@@ -366,7 +387,8 @@ impl Scheduler {
         let clients = self.running_clients();
         let most = clients.iter().map(|client| self.queue.counter(*client)).max()?;
         let is_near = |client: &&ClientId| self.queue.counter(**client).saturating_add(self.window()) >= most;
-        let level = |client: &&ClientId| self.level(**client, self.holding(**client));
+        let shares = self.shares();
+        let level = |client: &&ClientId| self.level(**client, shares.of(**client));
         self.last_of(*clients.iter().filter(is_near).max_by_key(level)?)
     }
 
@@ -392,14 +414,13 @@ impl Scheduler {
     /// Whether a client waits with its first sequence, because another one has less than its share and waits
     /// too. Not behind one that has had much more.
     fn must_stand_back(&self, client: ClientId, id: SeqId) -> bool {
-        if self.is_within_share(client, self.holding_with(client, id)) {
+        let shares = self.shares();
+        if !self.is_over_share(client, shares.of(client) + self.wish(id), &shares) {
             return false;
         }
-        self.queue.in_order().into_iter().filter(|other| *other != client).any(|other| {
-            self.queue.first(other).is_some_and(|id| {
-                self.is_within_share(other, self.holding_with(other, id))
-                    && !self.is_far_behind(client, other)
-            })
+        self.queue.first_of_each().filter(|(other, _)| *other != client).any(|(other, id)| {
+            let wanted = shares.of(other) + self.wish(id);
+            !self.is_over_share(other, wanted, &shares) && !self.is_far_behind(client, other)
         })
     }
 
@@ -414,23 +435,21 @@ impl Scheduler {
         self.queue.counter(client).saturating_add(self.window()) < self.queue.counter(other)
     }
 
-    fn holding(&self, client: ClientId) -> Holding {
-        let own = self.running.iter().map(|id| &self.sequences[id]).filter(|own| own.client == client);
-        Holding {
-            num_seats: self.queue.num_seats(client),
+    fn shares(&self) -> Shares {
+        let mut holdings: HashMap<ClientId, Holding> = HashMap::new();
+        for sequence in self.running.iter().map(|id| &self.sequences[id]) {
+            let holding = holdings.entry(sequence.client).or_default();
+            holding.num_seats += sequence.num_seats();
             // Blocks that several share count for each.
-            num_blocks: own.map(|sequence| sequence.block_table.len()).sum(),
+            holding.num_blocks += sequence.block_table.len();
         }
+        Shares { holdings, weight: self.queue.active_weight() }
     }
 
     /// What a waiting sequence will take, if nothing of it is cached.
     fn wish(&self, id: SeqId) -> Holding {
         let sequence = &self.sequences[&id];
         Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids.len()) }
-    }
-
-    fn holding_with(&self, client: ClientId, id: SeqId) -> Holding {
-        self.holding(client) + self.wish(id)
     }
 
     /// The larger one of the shares of all seats and of all blocks, for the client's weight.
@@ -441,32 +460,24 @@ impl Scheduler {
     }
 
     /// The client's share is that of its weight among those of all that have sequences.
-    fn is_over_share(&self, client: ClientId, holding: Holding) -> bool {
-        let (weight, all) = (self.queue.weight(client), self.queue.active_weight());
-        let is_over = |part: usize, whole: usize| part as u64 * all > whole as u64 * weight;
+    fn is_over_share(&self, client: ClientId, holding: Holding, shares: &Shares) -> bool {
+        let weight = self.queue.weight(client);
+        let is_over = |part: usize, whole: usize| part as u64 * shares.weight > whole as u64 * weight;
         is_over(holding.num_seats, self.config.max_num_seqs)
             || is_over(holding.num_blocks, self.config.num_blocks)
-    }
-
-    fn is_within_share(&self, client: ClientId, holding: Holding) -> bool {
-        !self.is_over_share(client, holding)
     }
 
     /// Decides who sits the next step out. Clients that begin an answer and have been served little since the
     /// last step with everybody need not share the step with those that would make it several times as large.
     fn leave_out(&mut self) -> LeftOut {
-        let mut wants = Vec::new();
-        for client in self.queue.in_order() {
-            let (num_tokens, is_beginning) = self.want(client);
-            if num_tokens > 0 {
-                wants.push((self.queue.round(client), client, num_tokens, is_beginning));
-            }
-        }
-        wants.sort_by_key(|(round, ..)| *round);
+        let mut wants: Vec<(u64, ClientId, Want)> =
+            self.wants().into_iter().map(|(client, want)| (self.queue.round(client), client, want)).collect();
+        wants.sort_by_key(|(round, client, _)| (*round, *client));
         let mut left_out = LeftOut::default();
         let mut beginning: Option<u64> = None;
         let mut size = self.config.step_cost;
-        for &(round, client, num_tokens, is_beginning) in &wants {
+        for &(round, client, Want { num_tokens, is_beginning }) in &wants {
+            let num_tokens = num_tokens.min(self.config.max_num_batched_tokens);
             let is_ahead = beginning.is_some_and(|beginning| round > beginning);
             if is_ahead && num_tokens > size.saturating_mul(MAX_GROWTH) {
                 left_out.clients.insert(client);
@@ -488,20 +499,23 @@ impl Scheduler {
         left_out
     }
 
-    /// How many tokens of the client a step could have, and whether they are for the beginning of an answer.
-    fn want(&mut self, client: ClientId) -> (usize, bool) {
-        let (mut num_tokens, mut is_beginning) = (0, false);
-        for sequence in self.running.iter().map(|id| &self.sequences[id]).filter(|own| own.client == client) {
-            num_tokens += sequence.num_uncomputed_tokens();
-            is_beginning |= sequence.output_token_ids().len() < NUM_FIRST_TOKENS;
+    /// What a step could have of each client.
+    fn wants(&mut self) -> BTreeMap<ClientId, Want> {
+        let mut wants: BTreeMap<ClientId, Want> = BTreeMap::new();
+        for sequence in self.running.iter().map(|id| &self.sequences[id]) {
+            let want = wants.entry(sequence.client).or_default();
+            want.num_tokens += sequence.num_uncomputed_tokens();
+            want.is_beginning |= sequence.output_token_ids().len() < NUM_FIRST_TOKENS;
         }
-        if let Some(id) = self.queue.first(client)
-            && self.room_for(id, Holding::default()).is_some()
-        {
-            num_tokens += self.sequences[&id].token_ids.len();
-            is_beginning = true;
+        let waiting: Vec<(ClientId, SeqId)> = self.queue.first_of_each().collect();
+        for (client, id) in waiting {
+            if self.room_for(id, Holding::default()).is_some() {
+                let want = wants.entry(client).or_default();
+                want.num_tokens += self.sequences[&id].token_ids.len();
+                want.is_beginning = true;
+            }
         }
-        (num_tokens.min(self.config.max_num_batched_tokens), is_beginning)
+        wants
     }
 
     /// Tells the queue who wanted more of the step.

@@ -264,6 +264,34 @@ fn blocks_are_taken_from_who_has_too_many() {
     run_to_end(&mut core);
 }
 
+/// One client is ahead of the other all the time, and each has its share of the seats.
+#[test]
+fn seats_do_not_go_to_and_fro() {
+    let config = EngineConfig { num_blocks: 200, max_num_batched_tokens: 64, ..small_config() };
+    let flood = |num_prompt_tokens, num_output_tokens| Flood {
+        weight: 1,
+        num_unfinished: 8,
+        num_prompt_tokens,
+        num_output_tokens,
+        n: 1,
+    };
+    let mut load = Load::new(&config, vec![flood(2, 40), flood(20, 10)]);
+    (0..45).for_each(|_| drop(load.step()));
+    assert_eq!(load.core.stats().scheduler.num_preemptions, 0);
+    assert!(load.served[1] >= 6 * 40, "{:?}", load.served);
+}
+
+#[test]
+fn a_step_is_divided_between_prompts() {
+    let mut core = core(&small_config());
+    // Of sixteen tokens each has eight, whoever came first.
+    let long = core.submit(request(1, 1, vec![3; 40], 2, 1)).unwrap();
+    let short = core.submit(request(2, 1, vec![4; 8], 1, 1)).unwrap();
+    core.step();
+    assert!(core.is_unfinished(long) && !core.is_unfinished(short));
+    run_to_end(&mut core);
+}
+
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     let mut core = core(&small_config());
