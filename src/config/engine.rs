@@ -38,7 +38,7 @@ impl Default for EngineConfig {
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
             max_num_requests: 1_024,
-            step_cost: 4,
+            step_cost: 8,
         }
     }
 }

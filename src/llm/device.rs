@@ -79,6 +79,9 @@ impl FromStr for KernelChoice {
     }
 }
 
+/// Weights that a processor's caches may hold.
+const MAX_CACHED_BYTES: u64 = 32 << 20;
+
 /// A device that was found and opened.
 #[derive(Debug)]
 pub enum OpenedDevice {
@@ -99,11 +102,13 @@ impl OpenedDevice {
         }
     }
 
-    /// What a step costs there beside its tokens, in tokens.
-    pub(super) fn step_cost(&self) -> usize {
+    /// What a step of a model with so many bytes of weights costs there beside its tokens, in generated tokens.
+    pub(super) fn step_cost(&self, weight_bytes: u64) -> usize {
         match self {
             // So large that rows of generating sequences are never left out: that was not measured there.
             Self::Gpu(_) => 256,
+            // What stays in the processor's caches is read in no time.
+            Self::Cpu(_) | Self::Reference(_) if weight_bytes < MAX_CACHED_BYTES => 1,
             Self::Cpu(_) | Self::Reference(_) => EngineConfig::default().step_cost,
         }
     }

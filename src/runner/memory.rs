@@ -321,7 +321,7 @@ mod tests {
         available_bytes: 8 << 30,
         is_gpu_memory: false,
         useful_batched_tokens: 512,
-        step_cost: 4,
+        step_cost: 8,
         experts: None,
     };
     /// Of the 600 MiB, in 20 layers.

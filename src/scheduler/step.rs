@@ -14,8 +14,8 @@ use crate::kv_cache::BlockId;
 
 /// Output tokens of a sequence for which others may be left out.
 const NUM_FIRST_TOKENS: usize = 32;
-/// A client is left out if its tokens would make a step more than so many times as large.
-const MAX_GROWTH: usize = 4;
+/// A client is left out if its tokens are more than so many times what the step costs without them.
+const MAX_GROWTH: usize = 2;
 /// The smallest piece of a prompt that is made so that several clients have one, as a part of a step.
 const SMALLEST_PIECE: usize = 16;
 
@@ -361,12 +361,13 @@ impl Scheduler {
     }
 
     /// The sequence that `client` may take the place of, if it has `wanted` then: the last one of the client that
-    /// has most.
+    /// has most, of those that are not behind.
     fn giver(&self, client: ClientId, wanted: Holding, shares: &Shares) -> Option<SeqId> {
         let wanted = self.level(client, wanted);
         let gives = |other: &ClientId| {
             let (last, holding) = (self.last_of(*other)?, shares.of(*other));
-            let is_behind = self.is_far_behind(*other, client);
+            // Half, or seats would go to and fro where one client is always ahead.
+            let is_behind = self.is_behind(*other, client, self.window() / 2);
             let sequence = &self.sequences[&last];
             let left = Holding {
                 num_seats: holding.num_seats - sequence.num_seats(),
@@ -420,7 +421,7 @@ impl Scheduler {
         }
         self.queue.first_of_each().filter(|(other, _)| *other != client).any(|(other, id)| {
             let wanted = shares.of(other) + self.wish(id);
-            !self.is_over_share(other, wanted, &shares) && !self.is_far_behind(client, other)
+            !self.is_over_share(other, wanted, &shares) && !self.is_behind(client, other, self.window())
         })
     }
 
@@ -431,8 +432,9 @@ impl Scheduler {
             + PROMPT_TOKEN * self.config.max_num_batched_tokens as u64
     }
 
-    fn is_far_behind(&self, client: ClientId, other: ClientId) -> bool {
-        self.queue.counter(client).saturating_add(self.window()) < self.queue.counter(other)
+    /// Whether the other one has had more, and by more than this.
+    fn is_behind(&self, client: ClientId, other: ClientId, by: u64) -> bool {
+        self.queue.counter(client).saturating_add(by) < self.queue.counter(other)
     }
 
     fn shares(&self) -> Shares {

@@ -122,7 +122,8 @@ mod tests {
         first.truncate(3);
         assert!(take(&a, 1).is_ok());
         drop((first, second, third));
-        assert_eq!((lock(&room.taken).total, lock(&room.taken).clients.len()), (0, 0));
+        let taken = lock(&room.taken);
+        assert_eq!((taken.total, taken.clients.len()), (0, 0));
         // Somebody always has a place, also where nothing may wait.
         let narrow = Room::new(0);
         let one = narrow.take(1, &a, 1).unwrap();
