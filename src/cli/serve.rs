@@ -78,9 +78,18 @@ struct ServerArgs {
     /// --api-key-file are not.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// File with further keys, one a line
+    /// File with further keys, one a line; read again at SIGHUP
+    ///
+    /// A client is a key. Beside other clients it gets its share of what there is; with `KEY weight=2`, two. Lines
+    /// that begin with # are comments.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Believe whoever sends requests for whom they are: a client is a name in the header x-client-id, or in the
+    /// field user
+    ///
+    /// For a gateway that speaks for many. Without it, and without keys, a client is an address.
+    #[arg(long, hide_short_help = true)]
+    trust_client_ids: bool,
     /// Origin whose web pages may use the server, such as https://chat.example.org; may be repeated, and * is
     /// every one
     ///
@@ -90,12 +99,15 @@ struct ServerArgs {
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
-    /// Requests that may wait, beside those that run; further ones get 429
+    /// Requests that may wait, beside those that run; further ones get 429, but those of clients with few
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
-    /// Connections at once; further ones wait
+    /// Connections at once; on further ones only /health and /metrics are answered
     #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
     max_connections: usize,
+    /// Connections at once from one address
+    #[arg(long, default_value_t = 1_024, value_name = "N", hide_short_help = true)]
+    max_connections_per_address: usize,
     /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
     #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
     request_history: usize,
@@ -149,6 +161,12 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     options.open_device()?;
     let address = server.address();
     console.note(format_args!("listening on http://{address}, loading the model"));
+    if server.is_open_to_others() {
+        console.note(
+            "warning: there are no API keys, so everybody who can reach this address may use the server \
+             (--api-key-file)",
+        );
+    }
     let files = resolve(&model, console)?;
     let log = Arc::new(LineLog::start(&args.server, console)?);
     let mut on_milestone = |milestone: Milestone<'_>| match milestone {
@@ -158,6 +176,12 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         }
         Milestone::Draining => {
             console.note("stopping: running requests may end; once more to stop at once");
+        }
+        Milestone::KeysRead(num_keys) => {
+            console.note(format_args!("keys were read again: there are {num_keys}"));
+        }
+        Milestone::KeysKept(error) => {
+            console.note(format_args!("keys stay as they were: {error}"));
         }
     };
     let load =
@@ -171,29 +195,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
-    let mut api_keys = args.api_key.clone();
-    if let Some(path) = &args.api_key_file {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| tinyvllm::Error::io(format_args!("cannot read {}", path.display()), source))?;
-        let keys = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let num_before = api_keys.len();
-        api_keys.extend(keys.map(str::to_owned));
-        if api_keys.len() == num_before {
-            // Serving without a key because the file is empty is not what anybody wants.
-            return Err(tinyvllm::Error::invalid_request(format!("{} has no key", path.display()))
-                .with_hint("write one key a line")
-                .into());
-        }
-    }
     Ok(ServerConfig {
         host: args.host.clone(),
         port: args.port,
         served_model_names: args.served_model_name.clone(),
-        api_keys,
+        api_keys: args.api_key.clone(),
+        api_key_file: args.api_key_file.clone(),
+        trust_client_ids: args.trust_client_ids,
         allowed_origins: args.allowed_origins.concat(),
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
+        max_connections_per_address: args.max_connections_per_address,
         request_history: args.request_history,
         header_timeout: args.header_timeout,
         body_timeout: args.body_timeout,

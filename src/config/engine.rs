@@ -21,6 +21,9 @@ pub struct EngineConfig {
     pub num_scheduler_steps: usize,
     /// Most unfinished requests; further ones are refused.
     pub max_num_requests: usize,
+    /// What a step costs beside its tokens, in generated tokens: reading the weights. Where it is little, a step
+    /// for one client alone wastes little.
+    pub step_cost: usize,
 }
 
 impl Default for EngineConfig {
@@ -35,6 +38,7 @@ impl Default for EngineConfig {
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
             max_num_requests: 1_024,
+            step_cost: 8,
         }
     }
 }

@@ -145,8 +145,8 @@ impl EngineCore {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let max_len = request.max_len(&self.config);
-        let Request { prompt_token_ids, params, cache_salt, prompt_logits, prompt_logprobs, constraint } =
-            request;
+        let Request { prompt_token_ids, params, cache_salt, prompt_logits, prompt_logprobs, .. } = request;
+        let constraint = request.constraint;
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
@@ -163,6 +163,9 @@ impl EngineCore {
             num_sequences: params.n,
             prompt_logits: prompt_logits || prompt_logprobs.is_some(),
             single_step: constraint.is_some(),
+            client: request.client,
+            weight: request.weight,
+            priority: request.priority,
         });
         for (index, &sequence) in sequences.iter().enumerate() {
             let state = SequenceState {

@@ -14,8 +14,9 @@ use super::{EngineCore, EngineStats, Event, ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
 use crate::{Error, ErrorKind, Result};
 
-/// Commands that may wait for the engine to finish its step.
-const COMMAND_QUEUE: usize = 256;
+/// Commands that may wait for the engine to finish its step: more than the requests that a server accepts by
+/// default, so that those of one client leave room for others.
+const COMMAND_QUEUE: usize = 2_048;
 
 /// A running engine. Dropping it ends all requests.
 #[derive(Debug)]

@@ -18,4 +18,4 @@ pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted};
 
 pub use crate::kv_cache::BlockMiss;
-pub use crate::scheduler::PrefixMiss;
+pub use crate::scheduler::{ClientId, PrefixMiss, Weight};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::config::EngineConfig;
 use crate::sampling::{Constraint, SamplingParams};
+use crate::scheduler::{ClientId, Weight};
 use crate::{Error, ErrorKind, Result};
 
 /// The number of a request in its engine.
@@ -26,6 +27,13 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// On whose account the request is served. What there is, is divided between clients, not requests.
+    pub client: ClientId,
+    /// Of the client, from now on.
+    pub weight: Weight,
+    /// Of the client's waiting requests those with the smallest number come first; those of other clients do not
+    /// notice.
+    pub priority: i32,
 }
 
 /// What the engine has to know of its model.

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::config::EngineConfig;
 use crate::ops::gpu::{ChipClass, Gpu};
 use crate::ops::reference::ReferenceBackend;
 use crate::{Error, ErrorKind, Result};
@@ -78,6 +79,9 @@ impl FromStr for KernelChoice {
     }
 }
 
+/// Weights that a processor's caches may hold.
+const MAX_CACHED_BYTES: u64 = 32 << 20;
+
 /// A device that was found and opened.
 #[derive(Debug)]
 pub enum OpenedDevice {
@@ -95,6 +99,17 @@ impl OpenedDevice {
         match self {
             Self::Gpu(gpu) if gpu.kind() == "cuda" => 4096,
             Self::Gpu(_) | Self::Cpu(_) | Self::Reference(_) => 512,
+        }
+    }
+
+    /// What a step of a model with so many bytes of weights costs there beside its tokens, in generated tokens.
+    pub(super) fn step_cost(&self, weight_bytes: u64) -> usize {
+        match self {
+            // So large that rows of generating sequences are never left out: that was not measured there.
+            Self::Gpu(_) => 256,
+            // What stays in the processor's caches is read in no time.
+            Self::Cpu(_) | Self::Reference(_) if weight_bytes < MAX_CACHED_BYTES => 1,
+            Self::Cpu(_) | Self::Reference(_) => EngineConfig::default().step_cost,
         }
     }
 

@@ -302,16 +302,18 @@ impl OpenedModel {
         };
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
+        let weight_bytes = match self.quantizer(options)? {
+            Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
+            None => self.checkpoint.total_bytes(),
+        };
         Ok(MemoryDemand {
-            weight_bytes: match self.quantizer(options)? {
-                Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
-                None => self.checkpoint.total_bytes(),
-            },
+            weight_bytes,
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
+            step_cost: device.step_cost(weight_bytes),
             experts: self.expert_demand(options, device)?,
         })
     }

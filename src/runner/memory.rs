@@ -32,6 +32,8 @@ pub struct MemoryDemand {
     pub is_gpu_memory: bool,
     /// Tokens of a step that the device computes well together, which is how many there may be unless told otherwise.
     pub useful_batched_tokens: usize,
+    /// What a step costs beside its tokens, in tokens.
+    pub step_cost: usize,
     /// The part of the weights that may stay in a file, if there is one and the device can do that.
     pub experts: Option<ExpertDemand>,
 }
@@ -291,6 +293,7 @@ fn plan_with(
         enable_prefix_caching: limits.enable_prefix_caching,
         num_scheduler_steps: limits.num_scheduler_steps,
         max_num_requests: 1_024,
+        step_cost: demand.step_cost,
     };
     if max_model_len < 2 {
         return Err(Error::new(
@@ -318,6 +321,7 @@ mod tests {
         available_bytes: 8 << 30,
         is_gpu_memory: false,
         useful_batched_tokens: 512,
+        step_cost: 8,
         experts: None,
     };
     /// Of the 600 MiB, in 20 layers.

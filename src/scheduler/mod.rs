@@ -1,24 +1,27 @@
 //! Decides what each step computes.
 //!
 //! There is no prefill phase and no decode phase: a sequence has tokens of which
-//! `num_computed_tokens` are in the cache, and a step computes some of the others. Rows that generate
-//! come first, then pieces of prompts as far as the token budget goes, then new sequences. When blocks
-//! run out, the sequence admitted last gives its blocks back and is computed again later, for the most
-//! part from the prefix cache.
+//! `num_computed_tokens` are in the cache, and a step computes some of the others. `step.rs` decides which,
+//! fairly to each client. Whose seats or blocks are taken is computed again later, for the most part from the
+//! prefix cache.
 //!
 //! The scheduler is pure: it sees numbers, not tensors, text, parameters or time. Its promise is that
 //! no decision it makes can change a token, only when it is computed.
 
+mod fair_queue;
 mod output;
 mod prefix_miss;
 mod sequence;
+mod step;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
+pub use fair_queue::{ClientId, Weight};
 pub use output::{BlockCopy, ScheduledRow, SchedulerOutput};
 pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
+use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool};
 
@@ -40,7 +43,7 @@ pub struct Scheduler {
     pool: BlockPool,
     hasher: BlockHasher,
     sequences: HashMap<SeqId, Sequence>,
-    waiting: VecDeque<SeqId>,
+    queue: FairQueue,
     /// In order of admission.
     running: Vec<SeqId>,
     /// Forks that will start when a running leader's prompt is computed: they have a seat already.
@@ -59,7 +62,7 @@ impl Scheduler {
             pool: BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching),
             hasher: BlockHasher::new(hash_key),
             sequences: HashMap::new(),
-            waiting: VecDeque::new(),
+            queue: FairQueue::default(),
             running: Vec::new(),
             num_reserved_seats: 0,
             next_id: 0,
@@ -76,6 +79,7 @@ impl Scheduler {
         let cache_root = self.hasher.root(spec.cache_salt.as_deref());
         let ids: Vec<SeqId> = (0..spec.num_sequences as u64).map(|n| SeqId(self.next_id + n)).collect();
         self.next_id += spec.num_sequences as u64;
+        self.queue.welcome(spec.client, spec.weight);
         for (&id, index) in ids.iter().zip(0..) {
             let is_leader = index == 0;
             let sequence = Sequence {
@@ -83,6 +87,9 @@ impl Scheduler {
                 token_ids: spec.prompt_token_ids.clone(),
                 num_prompt_tokens: spec.prompt_token_ids.len(),
                 num_computed_tokens: 0,
+                num_charged_tokens: 0,
+                client: spec.client,
+                priority: spec.priority,
                 num_cached_tokens: 0,
                 prefix_miss: None,
                 num_preemptions: 0,
@@ -97,29 +104,8 @@ impl Scheduler {
             };
             self.sequences.insert(id, sequence);
         }
-        self.waiting.push_back(ids[0]);
+        self.queue.push(spec.client, spec.priority, ids[0]);
         ids
-    }
-
-    /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
-    /// give its blocks back; then the next plan admits again.
-    pub fn schedule(&mut self) -> SchedulerOutput {
-        let mut plan = Plan {
-            output: SchedulerOutput::default(),
-            budget: self.config.max_num_batched_tokens,
-            logits_budget: self.spare_logits(),
-        };
-        // Rows that generate are never held up by somebody's long prompt.
-        let (generating, computing): (Vec<SeqId>, Vec<SeqId>) =
-            self.running.iter().partition(|id| self.sequences[id].num_uncomputed_tokens() == 1);
-        for id in generating.into_iter().chain(computing) {
-            self.schedule_running(id, &mut plan);
-        }
-        if plan.output.preempted.is_empty() {
-            while self.admit_next(&mut plan) {}
-        }
-        plan.output.num_steps = self.reserve_multi_step(&plan.output);
-        plan.output
     }
 
     /// Records that a row was computed and that `new_token_ids` follow it: none for an incomplete
@@ -130,6 +116,7 @@ impl Scheduler {
         sequence.token_ids.extend_from_slice(new_token_ids);
         // The last new token has been sampled, but not computed.
         sequence.num_computed_tokens = row.start + row.len + new_token_ids.len().saturating_sub(1);
+        self.queue.charge(sequence.client, OUTPUT_TOKEN * new_token_ids.len() as u64);
         self.publish(row.seq);
     }
 
@@ -154,6 +141,7 @@ impl Scheduler {
         sequence.prefix_miss = prefix_miss;
         sequence.token_ids.push(first_token_id);
         sequence.status = SequenceStatus::Running;
+        self.queue.charge(sequence.client, OUTPUT_TOKEN);
         self.running.push(fork);
     }
 
@@ -164,10 +152,11 @@ impl Scheduler {
         match sequence.status {
             SequenceStatus::Running => {
                 self.num_reserved_seats -= sequence.forks.len();
+                self.queue.leave_seats(sequence.client, sequence.num_seats());
                 self.running.retain(|other| *other != id);
             }
             SequenceStatus::Waiting | SequenceStatus::Preempted => {
-                self.waiting.retain(|other| *other != id);
+                self.queue.remove(sequence.client, sequence.priority, id);
             }
             SequenceStatus::Forking => self.drop_unstarted_fork(id),
         }
@@ -188,7 +177,7 @@ impl Scheduler {
     /// Sequences in the queue.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
+        self.queue.num_waiting()
     }
 
     /// Sequences that hold blocks.
@@ -235,156 +224,17 @@ impl Scheduler {
         if self.running.len() + seats > self.config.max_num_seqs {
             return Err(format!("{} sequences run, {seats} more have a seat", self.running.len()));
         }
-        for id in &self.waiting {
-            if !self.sequences[id].block_table.is_empty() {
-                return Err(format!("{id:?} waits with blocks"));
+        for (client, id) in self.queue.waiting() {
+            let sequence = &self.sequences[&id];
+            if !sequence.block_table.is_empty() || sequence.client != client {
+                return Err(format!("{id:?} waits with blocks, or for another client"));
             }
         }
-        Ok(())
-    }
-
-    /// Gives `id` its row, taking blocks from the sequence admitted last if there are too few.
-    fn schedule_running(&mut self, id: SeqId, plan: &mut Plan) {
-        let sequence = &self.sequences[&id];
-        if sequence.status != SequenceStatus::Running {
-            return;
-        }
-        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence));
-        if num_tokens == 0 {
-            return;
-        }
-        while !self.can_reserve(id, num_tokens) {
-            let Some(&victim) = self.running.last() else { return };
-            self.preempt(victim, plan);
-            if victim == id {
-                return;
-            }
-        }
-        self.push_row(id, num_tokens, plan);
-    }
-
-    /// Takes the first of the queue if there is room for it. Nobody overtakes: a long prompt that does
-    /// not fit now must not wait for ever behind short ones.
-    fn admit_next(&mut self, plan: &mut Plan) -> bool {
-        let Some(&id) = self.waiting.front() else { return false };
-        let sequence = &self.sequences[&id];
-        let seats = 1 + sequence.forks.len();
-        let taken = self.running.len() + self.num_reserved_seats;
-        if plan.budget == 0 || taken + seats > self.config.max_num_seqs {
-            return false;
-        }
-        let cached = self.find_cached_blocks(id);
-        let sequence = &self.sequences[&id];
-        // The whole sequence must have room, not only its first piece, and some blocks must stay free
-        // for those that run, or it would be preempted at once.
-        let wanted = self.blocks_for(sequence.token_ids.len()) - cached.len();
-        let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
-        let watermark = if self.running.is_empty() { 0 } else { self.config.num_blocks / 100 + taken };
-        if self.pool.num_free() < wanted + reusable + watermark {
-            return false;
-        }
-        let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
-        cached.iter().for_each(|block| self.pool.retain(*block));
-        self.waiting.pop_front();
-        self.running.push(id);
-        self.num_reserved_seats += seats - 1;
-        let block_size = self.config.block_size;
-        let num_cached_tokens = cached.len() * block_size;
-        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        if sequence.status == SequenceStatus::Waiting {
-            sequence.num_cached_tokens = num_cached_tokens;
-            sequence.prefix_miss = Some(prefix_miss);
-            self.stats.prefix_cache_queries += sequence.token_ids.len() as u64;
-            self.stats.prefix_cache_hits += num_cached_tokens as u64;
-        }
-        sequence.status = SequenceStatus::Running;
-        sequence.num_published_blocks = cached.len();
-        sequence.num_computed_tokens = num_cached_tokens;
-        sequence.block_table = cached;
-        let sequence = &self.sequences[&id];
-        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence));
-        self.push_row(id, num_tokens, plan);
-        true
-    }
-
-    /// Rows of logits beyond one for each sequence that runs or could be admitted in this step. A step has as
-    /// many as there are seats.
-    fn spare_logits(&self) -> usize {
-        let taken = self.running.len() + self.num_reserved_seats + self.waiting.len();
-        self.config.max_num_seqs.saturating_sub(taken)
-    }
-
-    /// Adds a row; the blocks are known to be there.
-    fn push_row(&mut self, id: SeqId, num_tokens: usize, plan: &mut Plan) {
-        let copy = self.reserve(id, num_tokens);
-        let sequence = &self.sequences[&id];
-        let start = sequence.num_computed_tokens;
-        let mut samples = Vec::new();
-        if start + num_tokens == sequence.token_ids.len() {
-            samples.push(id);
-            samples.extend_from_slice(&sequence.forks);
-        }
-        plan.budget -= num_tokens;
-        if sequence.prompt_logits {
-            plan.logits_budget = plan.logits_budget.saturating_sub(num_tokens - 1);
-        }
-        plan.output.rows.push(ScheduledRow { seq: id, start, len: num_tokens, samples, copy });
-    }
-
-    /// Takes a sequence's blocks, and its row if it already has one.
-    fn preempt(&mut self, id: SeqId, plan: &mut Plan) {
-        if let Some(index) = plan.output.rows.iter().position(|row| row.seq == id) {
-            // Its rows of logits stay spent; the next step has them again.
-            plan.budget += plan.output.rows.remove(index).len;
-        }
-        self.release_blocks(id);
-        self.running.retain(|other| *other != id);
-        self.waiting.push_front(id);
-        self.stats.num_preemptions += 1;
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.status = SequenceStatus::Preempted;
-            sequence.num_preemptions += 1;
-            sequence.num_computed_tokens = 0;
-            sequence.num_published_blocks = 0;
-            self.num_reserved_seats -= sequence.forks.len();
-        }
-        plan.output.preempted.push(id);
-    }
-
-    /// If every running sequence just generates and nobody waits, reserves blocks for several tokens
-    /// each and returns how many; else 1.
-    fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
-        let generating = |row: &ScheduledRow| {
-            let sequence = &self.sequences[&row.seq];
-            let is_prompt = row.start < sequence.num_prompt_tokens;
-            let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
-            row.len == 1 && row.samples.len() == 1 && is_plain
+        let num_seats = |client| {
+            let running = self.running.iter().map(|id| &self.sequences[id]);
+            running.filter(|sequence| sequence.client == client).map(Sequence::num_seats).sum()
         };
-        if self.config.num_scheduler_steps <= 1
-            || output.rows.is_empty()
-            || !self.waiting.is_empty()
-            || output.rows.len() != self.running.len()
-            || !output.rows.iter().all(generating)
-        {
-            return 1;
-        }
-        let room = |row: &ScheduledRow| {
-            let sequence = &self.sequences[&row.seq];
-            sequence.max_len.saturating_sub(sequence.token_ids.len())
-        };
-        let num_steps =
-            output.rows.iter().map(room).min().unwrap_or(1).min(self.config.num_scheduler_steps).max(1);
-        let missing = |row: &ScheduledRow| {
-            let have = self.sequences[&row.seq].block_table.len();
-            self.blocks_for(row.start + num_steps).saturating_sub(have)
-        };
-        if output.rows.iter().map(missing).sum::<usize>() > self.pool.num_free() {
-            return 1;
-        }
-        for row in &output.rows {
-            self.reserve(row.seq, num_steps);
-        }
-        num_steps
+        self.queue.check(num_seats)
     }
 
     /// Whether the pool has the blocks for the next `num_tokens` tokens of a running sequence.
@@ -505,31 +355,12 @@ impl Scheduler {
             sequence.forks.retain(|id| *id != fork);
             if sequence.forks.len() < before && sequence.status == SequenceStatus::Running {
                 self.num_reserved_seats -= 1;
+                self.queue.leave_seats(sequence.client, 1);
             }
         }
     }
 
     fn blocks_for(&self, num_tokens: usize) -> usize {
         num_tokens.div_ceil(self.config.block_size)
-    }
-}
-
-/// A step in the making.
-struct Plan {
-    output: SchedulerOutput,
-    /// Tokens that may still be added.
-    budget: usize,
-    /// Rows of logits that may still be added, beside the one that every row may have.
-    logits_budget: usize,
-}
-
-impl Plan {
-    /// The most tokens that a row of this sequence may have. One whose logits are all needed takes up as many
-    /// rows of logits, and a long prompt of its kind is computed in many small pieces.
-    fn row_limit(&self, sequence: &Sequence) -> usize {
-        match sequence.prompt_logits {
-            true => self.budget.min(self.logits_budget + 1),
-            false => self.budget,
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! One token list that is being generated, as far as scheduling has to know it.
 
-use super::PrefixMiss;
+use super::{ClientId, PrefixMiss, Weight};
 use crate::kv_cache::{BlockHash, BlockId};
 
 /// The number of a sequence, never reused by a scheduler.
@@ -35,6 +35,12 @@ pub struct SequenceSpec {
     pub prompt_logits: bool,
     /// Each token must be known before the next one can be chosen: never several tokens in a step.
     pub single_step: bool,
+    /// On whose account it is served.
+    pub client: ClientId,
+    /// The client's, from now on.
+    pub weight: Weight,
+    /// Of the client's waiting sequences those with the smallest number come first.
+    pub priority: i32,
 }
 
 /// A sequence inside the scheduler.
@@ -46,7 +52,11 @@ pub struct Sequence {
     pub(super) num_prompt_tokens: usize,
     /// Tokens whose K and V are in the cache.
     pub(super) num_computed_tokens: usize,
-    /// Of these, the ones found in the prefix cache when the sequence was first admitted.
+    /// Prompt tokens that the client has been charged for.
+    pub(super) num_charged_tokens: usize,
+    pub(super) client: ClientId,
+    pub(super) priority: i32,
+    /// Of the computed tokens, the ones found in the prefix cache when the sequence was first admitted.
     pub(super) num_cached_tokens: usize,
     /// Why they are not more; none until then.
     pub(super) prefix_miss: Option<PrefixMiss>,
@@ -136,6 +146,11 @@ impl Sequence {
     #[must_use]
     pub fn num_unstarted_forks(&self) -> usize {
         self.forks.len()
+    }
+
+    /// Seats that it takes: its own, and those of the forks that start beside it.
+    pub(super) fn num_seats(&self) -> usize {
+        1 + self.forks.len()
     }
 
     pub(super) fn num_uncomputed_tokens(&self) -> usize {

@@ -1,27 +1,37 @@
 //! Connections: accepting them, and what happens on one that stalls.
 //!
+//! There are so many in all and so many from one address. A few more are a reserve, on which only `/health` and
+//! `/metrics` are answered, and quickly: whoever watches the server sees it also when all others are taken.
+//!
 //! A client that does not send its head in time gets 408. One that does not take what is sent to it within
 //! the write timeout is cut off, which gives up its requests.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 
 use super::ServerConfig;
 use super::access::new_id;
 use super::body::whole_seconds;
+use super::clients::network;
 use super::error::ApiError;
 
 /// Bytes of a request's head, and of what is buffered for a connection.
@@ -31,6 +41,72 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for a client to notice that it has its answer, while what it still sends is thrown away.
 const LINGER: Duration = Duration::from_millis(500);
 
+/// Connections beyond the others, for those who watch the server.
+const RESERVE: usize = 64;
+/// Of these, so many may be from one address.
+const RESERVE_PER_ADDRESS: usize = RESERVE / 2;
+/// Time for a request on such a connection to arrive.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// What is answered there.
+const RESERVED_PATHS: [&str; 2] = ["/health", "/metrics"];
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer {
+    pub(super) address: IpAddr,
+    is_reserve: bool,
+}
+
+impl Default for Peer {
+    fn default() -> Self {
+        Self { address: Ipv4Addr::UNSPECIFIED.into(), is_reserve: false }
+    }
+}
+
+/// Refuses what the reserve is not for.
+pub(super) async fn keep_reserve(request: Request<Body>, next: Next) -> Response {
+    let is_reserve = request.extensions().get::<Peer>().is_some_and(|peer| peer.is_reserve);
+    if is_reserve && !RESERVED_PATHS.contains(&request.uri().path()) {
+        return ApiError::no_connection().into_response();
+    }
+    next.run(request).await
+}
+
+/// How many connections there are from each address: ordinary ones, and those of the reserve.
+type Counts = Arc<Mutex<HashMap<IpAddr, [usize; 2]>>>;
+
+/// A connection that is counted until this is dropped.
+struct Place {
+    peer: Peer,
+    counts: Counts,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    /// None if there are too many from this address.
+    fn take(peer: Peer, limit: usize, counts: &Counts, permit: OwnedSemaphorePermit) -> Option<Self> {
+        let mut all = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = &mut all.entry(peer.address).or_default()[usize::from(peer.is_reserve)];
+        if *count >= limit {
+            return None;
+        }
+        *count += 1;
+        Some(Self { peer, counts: Arc::clone(counts), _permit: permit })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.peer.address) {
+            count[usize::from(self.peer.is_reserve)] -= 1;
+            if *count == [0, 0] {
+                all.remove(&self.peer.address);
+            }
+        }
+    }
+}
+
 /// Serves connections until it is dropped. Those that were accepted end by `close`.
 pub(super) async fn accept_all(
     listener: TcpListener,
@@ -38,28 +114,60 @@ pub(super) async fn accept_all(
     config: ServerConfig,
     close: watch::Receiver<bool>,
 ) {
-    let slots = Arc::new(Semaphore::new(config.max_connections));
+    let (slots, reserve) =
+        (Arc::new(Semaphore::new(config.max_connections)), Arc::new(Semaphore::new(RESERVE)));
+    let counts = Counts::default();
     loop {
-        // Further clients wait in the system's queue.
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
+        // Beyond the reserve, clients wait in the system's queue.
+        let permits = tokio::select! {
+            biased;
+            slot = Arc::clone(&slots).acquire_owned() => slot.map(|slot| (Some(slot), None)),
+            spare = Arc::clone(&reserve).acquire_owned() => spare.map(|spare| (None, Some(spare))),
+        };
+        let Ok((slot, spare)) = permits else { return };
+        let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
+        let address = network(address.ip());
+        // One may have become free meanwhile.
+        let slot = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok());
+        let ordinary = slot.and_then(|slot| {
+            let peer = Peer { address, is_reserve: false };
+            Place::take(peer, config.max_connections_per_address, &counts, slot)
+        });
+        let place = ordinary.or_else(|| {
+            let spare = spare.or_else(|| Arc::clone(&reserve).try_acquire_owned().ok())?;
+            Place::take(Peer { address, is_reserve: true }, RESERVE_PER_ADDRESS, &counts, spare)
+        });
+        // Whoever has them all, and the reserve's, is not answered.
+        let Some(place) = place else { continue };
         // Tokens are small, and each is wanted at once. A socket that refuses works all the same.
         let _ = stream.set_nodelay(true);
-        let (router, config, close) = (router.clone(), config.clone(), close.clone());
+        let router = router.clone().layer(Extension(place.peer));
+        let (config, close) = (config.clone(), close.clone());
         tokio::spawn(async move {
-            serve(stream, router, &config, close).await;
-            drop(slot);
+            serve(stream, router, &config, place.peer.is_reserve, close).await;
+            drop(place);
         });
     }
 }
 
-async fn serve(stream: TcpStream, router: Router, config: &ServerConfig, mut close: watch::Receiver<bool>) {
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    config: &ServerConfig,
+    is_reserve: bool,
+    mut close: watch::Receiver<bool>,
+) {
+    let header_timeout = match is_reserve {
+        true => config.header_timeout.min(RESERVE_TIMEOUT),
+        false => config.header_timeout,
+    };
     let stream = TimedStream::new(stream, config.write_timeout);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(config.header_timeout).max_buf_size(MAX_HEAD_BYTES);
+    builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(MAX_HEAD_BYTES);
+    builder.keep_alive(!is_reserve);
     let mut connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut is_closing = false;
     let result = loop {
@@ -74,7 +182,7 @@ async fn serve(stream: TcpStream, router: Router, config: &ServerConfig, mut clo
     };
     let mut stream = connection.into_parts().io.into_inner();
     if result.is_err_and(|error| error.is_timeout()) && stream.has_unanswered_bytes {
-        let timeout = whole_seconds(config.header_timeout);
+        let timeout = whole_seconds(header_timeout);
         // Whoever was too slow to ask may not listen either.
         let _ =
             stream.write_all(&raw_response(&ApiError::too_slow("the head of the request", timeout))).await;

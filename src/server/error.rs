@@ -143,6 +143,14 @@ impl ApiError {
         Self { is_temporary: true, closes: true, ..error }
     }
 
+    /// 503: all connections are taken but those for `/health` and `/metrics`.
+    pub(super) fn no_connection() -> Self {
+        Self::unavailable(
+            "all connections are taken (--max-connections), or all that one address may have \
+             (--max-connections-per-address)",
+        )
+    }
+
     /// Blames `param` if nothing is blamed yet.
     #[must_use]
     pub(super) fn or_param(mut self, param: &'static str) -> Self {

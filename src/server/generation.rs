@@ -14,7 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::access::{Note, TokenCounts};
 use super::error::ApiError;
 use super::history::Record;
-use super::state::{App, Model, Seat};
+use super::room::Seat;
+use super::state::{App, Model};
 use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
 use crate::llm::{TextDecoder, TextEvent, TextOptions};
 

@@ -9,6 +9,7 @@ mod access;
 mod api;
 mod auth;
 mod body;
+mod clients;
 mod connection;
 mod cors;
 mod error;
@@ -16,13 +17,16 @@ mod generation;
 mod history;
 mod host;
 mod json;
+mod keys;
 mod metrics;
 mod page;
+mod room;
 mod router;
 mod signals;
 mod state;
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +35,8 @@ use tokio::sync::{mpsc, watch};
 pub use access::{AccessLog, AccessRecord, TokenCounts};
 pub use cors::Origin;
 
-use self::signals::Signals;
+use self::keys::KeyRing;
+use self::signals::{Signals, Wish};
 use self::state::App;
 use crate::llm::{Llm, LoadProgress};
 use crate::{Error, Result};
@@ -57,6 +62,10 @@ pub struct ServerConfig {
     /// Keys, one of which every request must have, except to `/health` and the chat page. Without keys, none
     /// is needed.
     pub api_keys: Vec<String>,
+    /// A file with further keys, one a line, and their weights. SIGHUP has it read again.
+    pub api_key_file: Option<PathBuf>,
+    /// Whoever sends requests says for whom, in `x-client-id` or `user`, and is believed.
+    pub trust_client_ids: bool,
     /// Web pages of these origins may use the server, beside its own.
     pub allowed_origins: Vec<Origin>,
     /// Longest body of a request.
@@ -65,6 +74,8 @@ pub struct ServerConfig {
     pub max_waiting: usize,
     /// Connections at once.
     pub max_connections: usize,
+    /// Connections at once from one address.
+    pub max_connections_per_address: usize,
     /// Requests of which it is remembered what became of them.
     pub request_history: usize,
     /// Time for the head of a request to arrive, and for a connection to be idle.
@@ -84,10 +95,13 @@ impl Default for ServerConfig {
             port: 8_000,
             served_model_names: Vec::new(),
             api_keys: Vec::new(),
+            api_key_file: None,
+            trust_client_ids: false,
             allowed_origins: Vec::new(),
             max_body_bytes: 32 << 20,
             max_waiting: 256,
             max_connections: 4_096,
+            max_connections_per_address: 1_024,
             request_history: 1_000,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
@@ -107,12 +121,16 @@ pub enum Exit {
 }
 
 /// Something that happened in the life of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Milestone<'a> {
     /// The model is loaded; its summary, in a line or two.
     Ready(&'a str),
     /// It was told to stop and waits for running requests.
     Draining,
+    /// The keys were read again; so many there are now.
+    KeysRead(usize),
+    /// The keys could not be read again and are as they were.
+    KeysKept(&'a Error),
 }
 
 /// Tells a server to stop, from any thread.
@@ -134,6 +152,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     config: ServerConfig,
+    keys: KeyRing,
     stop: mpsc::UnboundedSender<()>,
     stopped: mpsc::UnboundedReceiver<()>,
 }
@@ -145,9 +164,10 @@ impl Server {
     /// Takes the port.
     ///
     /// # Errors
-    /// If the address is not one of this machine or the port is in use.
+    /// If the address is not one of this machine or the port is in use, or the keys cannot be had.
     pub fn bind(config: ServerConfig) -> Result<Self> {
         check(&config)?;
+        let keys = KeyRing::open(&config.api_keys, config.api_key_file.as_deref())?;
         let place = format!("{}:{}", config.host, config.port);
         let failed = |source: std::io::Error| {
             let hint = match source.kind() {
@@ -163,13 +183,19 @@ impl Server {
         let address = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let (stop, stopped) = mpsc::unbounded_channel();
-        Ok(Self { listener, address, config, stop, stopped })
+        Ok(Self { listener, address, config, keys, stop, stopped })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether everybody who can reach it may use it, and that is not only this machine.
+    #[must_use]
+    pub fn is_open_to_others(&self) -> bool {
+        self.keys.current().is_empty() && !self.address.ip().is_loopback()
     }
 
     /// A way to stop it.
@@ -211,7 +237,8 @@ impl Server {
         let listen = |source| Error::io("listen for connections", source);
         let mut signals = Signals::new().map_err(listen)?;
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
-        let app = Arc::new(App::new(self.config.clone(), self.address.ip().is_loopback(), log));
+        let is_on_loopback = self.address.ip().is_loopback();
+        let app = Arc::new(App::new(self.config.clone(), self.keys, is_on_loopback, log));
         let (close, closing) = watch::channel(false);
         let service = router::router(&app);
         tokio::spawn(connection::accept_all(listener, service, self.config.clone(), closing.clone()));
@@ -231,7 +258,10 @@ impl Server {
                     Err(_) => return Err(Error::internal("loading the model failed without a message")),
                 },
                 Some(message) = failed.recv() => break Some(message),
-                () = signals.next() => break None,
+                wish = signals.next() => match wish {
+                    Wish::Stop => break None,
+                    Wish::ReadKeys => read_keys(&app, on_milestone).await,
+                },
                 Some(()) = self.stopped.recv() => break None,
             }
         };
@@ -247,7 +277,7 @@ impl Server {
                 on_milestone(Milestone::Draining);
                 tokio::select! {
                     () = drain(&app) => Exit::Drained,
-                    () = signals.next() => Exit::AtOnce,
+                    () = signals.stop() => Exit::AtOnce,
                     Some(()) = self.stopped.recv() => Exit::AtOnce,
                 }
             }
@@ -261,6 +291,22 @@ impl Server {
             Some(message) => Err(Error::internal(message).with_hint("start the server again")),
             None => Ok(exit),
         }
+    }
+}
+
+/// Reads the keys again, for requests that come from now on; those that run go on.
+async fn read_keys(app: &Arc<App>, on_milestone: &mut dyn FnMut(Milestone<'_>)) {
+    if !app.keys.has_file() {
+        let error = Error::invalid_request("there is no file of keys to read again")
+            .with_hint("give keys in a file with --api-key-file");
+        return on_milestone(Milestone::KeysKept(&error));
+    }
+    let reader = Arc::clone(app);
+    // A file may be far away.
+    let result = tokio::task::spawn_blocking(move || reader.keys.read()).await;
+    match result.unwrap_or_else(|_| Err(Error::internal("reading the keys failed without a message"))) {
+        Ok(num_keys) => on_milestone(Milestone::KeysRead(num_keys)),
+        Err(error) => on_milestone(Milestone::KeysKept(&error)),
     }
 }
 
@@ -308,13 +354,14 @@ fn start_loading(
 }
 
 fn check(config: &ServerConfig) -> Result<()> {
-    if config.api_keys.iter().any(|key| key.trim().is_empty()) {
-        return Err(
-            Error::invalid_request("an API key is empty").with_hint("leave --api-key out to need none")
-        );
-    }
-    if config.max_connections == 0 {
-        return Err(Error::invalid_request("--max-connections is 0; it must be at least 1"));
+    let limits = [
+        ("--max-connections", config.max_connections),
+        ("--max-connections-per-address", config.max_connections_per_address),
+    ];
+    for (flag, limit) in limits {
+        if limit == 0 {
+            return Err(Error::invalid_request(format!("{flag} is 0; it must be at least 1")));
+        }
     }
     Ok(())
 }

@@ -10,14 +10,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::json;
 
 use super::error::{ApiError, health, ok, ok_as};
 use super::state::App;
-use super::{access, api, auth, cors, page};
+use super::{access, api, auth, connection, cors, page};
 
 /// The server as a service.
 pub(super) fn router(app: &Arc<App>) -> Router {
@@ -40,6 +40,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/", get(page::show))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback_service(guarded.with_state(Arc::clone(app)))
+        .layer(from_fn(connection::keep_reserve))
         .layer(from_fn_with_state(Arc::clone(app), cors::share))
         .layer(from_fn_with_state(Arc::clone(app), access::observe))
         .with_state(Arc::clone(app))

@@ -1,15 +1,18 @@
 //! What all requests share: the model when it is there, the limits, and how far the server's life has got.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::clients::{Client, Clients};
 use super::error::ApiError;
 use super::history::History;
+use super::keys::KeyRing;
 use super::metrics::Metrics;
+use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
 use crate::llm::{Llm, LoadProgress};
 
@@ -26,7 +29,9 @@ pub(super) struct App {
     pub(super) log: Arc<dyn AccessLog>,
     /// In KiB, because a semaphore counts 32 bits.
     pub(super) body_memory: Arc<Semaphore>,
-    seats: Seats,
+    room: Room,
+    pub(super) keys: KeyRing,
+    pub(super) clients: Clients,
     pub(super) history: History,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
@@ -49,10 +54,17 @@ pub(super) struct Model {
 }
 
 impl App {
-    pub(super) fn new(config: ServerConfig, is_on_loopback: bool, log: Arc<dyn AccessLog>) -> Self {
+    pub(super) fn new(
+        config: ServerConfig,
+        keys: KeyRing,
+        is_on_loopback: bool,
+        log: Arc<dyn AccessLog>,
+    ) -> Self {
         Self {
             body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
-            seats: Seats { waiting: config.max_waiting, taken: Arc::default() },
+            room: Room::new(config.max_waiting),
+            keys,
+            clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
             config,
             is_on_loopback,
@@ -84,12 +96,17 @@ impl App {
         self.model.get().cloned().ok_or_else(|| ApiError::unavailable("Loading model"))
     }
 
-    /// Room for `num_requests` requests of the engine.
+    /// Room for `num_requests` requests of the engine, on this client's account.
     ///
     /// # Errors
     /// 429 if there is none.
-    pub(super) fn take_seats(&self, model: &Model, num_requests: usize) -> Result<Seat, ApiError> {
-        self.seats.take(model.llm.engine().config().max_num_seqs, num_requests)
+    pub(super) fn take_seats(
+        &self,
+        model: &Model,
+        client: &Client,
+        num_requests: usize,
+    ) -> Result<Seat, ApiError> {
+        self.room.take(model.llm.engine().config().max_num_seqs, client, num_requests)
     }
 
     pub(super) fn loading(&self) -> &Loading {
@@ -170,40 +187,6 @@ pub(super) struct Active(Arc<App>);
 impl Drop for Active {
     fn drop(&mut self) {
         self.0.num_active.send_modify(|count| *count -= 1);
-    }
-}
-
-/// Bounds the unfinished requests: what runs, and `waiting` more.
-struct Seats {
-    waiting: usize,
-    taken: Arc<AtomicUsize>,
-}
-
-/// Room that was taken. It is free again when this is dropped.
-#[derive(Debug)]
-pub(super) struct Seat {
-    taken: Arc<AtomicUsize>,
-    count: usize,
-}
-
-impl Seats {
-    fn take(&self, running: usize, count: usize) -> Result<Seat, ApiError> {
-        let limit = running.saturating_add(self.waiting);
-        let take = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= limit);
-        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
-            Ok(_) => Ok(Seat { taken: Arc::clone(&self.taken), count }),
-            Err(taken) => Err(ApiError::busy(format!(
-                "{taken} requests are unfinished and {count} more were sent; at most {limit} are accepted: \
-                 {running} running (--max-num-seqs) and {} waiting (--max-waiting)",
-                self.waiting
-            ))),
-        }
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.taken.fetch_sub(self.count, Ordering::AcqRel);
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod fair;
 mod fake_runner;
 mod prompts;
 mod rule;
@@ -13,7 +14,9 @@ use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
 use rule::Rule;
 use tinyvllm::config::EngineConfig;
-use tinyvllm::engine::{Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId};
+use tinyvllm::engine::{
+    ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId, Weight,
+};
 use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
@@ -99,13 +102,16 @@ struct Arrival {
 fn arrival() -> impl Strategy<Value = Arrival> {
     let prompt = (0_usize..4, 0_usize..12, proptest::collection::vec(1_u32..4, 1..14));
     let params = (0_usize..6, 1_usize..30, 0_usize..4, any::<bool>(), 1_usize..4, any::<u64>());
-    (0_usize..30, proptest::option::weighted(0.15, 0_usize..12), prompt, params, any::<bool>()).prop_map(
+    let client = (0_u64..4, 1_u32..4, -1_i32..2);
+    let abort_after = proptest::option::weighted(0.15, 0_usize..12);
+    (0_usize..30, abort_after, prompt, params, any::<bool>(), client).prop_map(
         |(
             step,
             abort_after,
             (family, shared, mut tail),
             (kind, max_tokens, min, ignore_eos, n, seed),
             salted,
+            (client, weight, priority),
         )| {
             // Prompts of a family have a common prefix.
             let mut prompt: Vec<u32> = (0..shared).map(|i| (family * 5 + i) as u32 % 20 + 1).collect();
@@ -129,14 +135,19 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             let mut request = Request { cache_salt, ..Request::new(prompt, params) };
             let rule = seed.is_multiple_of(3).then_some(Rule(seed));
             request.constraint = rule.map(|rule| Arc::new(rule) as _);
+            request.client = ClientId(client);
+            request.weight = Weight::new(weight).unwrap();
+            request.priority = priority;
             Arrival { step, abort_after, request, rule }
         },
     )
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, 1_usize..6, any::<bool>()).prop_map(
-        |(block_size, max_num_seqs, tokens, extra_blocks, num_scheduler_steps, enable_prefix_caching)| {
+    let switches = (1_usize..6, any::<bool>(), 0_usize..6);
+    (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, switches).prop_map(
+        |(block_size, max_num_seqs, tokens, extra_blocks, switches)| {
+            let (num_scheduler_steps, enable_prefix_caching, step_cost) = switches;
             EngineConfig {
                 max_model_len: 60,
                 max_num_seqs: max_num_seqs.max(3),
@@ -146,6 +157,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                 enable_prefix_caching,
                 num_scheduler_steps,
                 max_num_requests: 100,
+                step_cost,
             }
         },
     )

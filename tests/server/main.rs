@@ -10,6 +10,7 @@ mod browser;
 mod client;
 mod cors;
 mod failures;
+mod fair;
 mod fake;
 mod life;
 mod load;

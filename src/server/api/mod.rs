@@ -32,6 +32,7 @@ use self::form::Form;
 use self::options::Options;
 use super::access::Note;
 use super::auth::Caller;
+use super::clients::Client;
 use super::error::ApiError;
 use super::generation::{Buffer, Generation, Ticket};
 use super::json::{Fields, parse_object};
@@ -73,12 +74,22 @@ async fn generate(
     let arrival = Instant::now();
     let model = app.ready()?;
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
-    // Before the body is read and encoded, which is work too.
-    let mut seats = vec![app.take_seats(&model, 1)?];
     let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
-    let Prepared { requests, options, form } = prepare(&app, &model, request, parse).await?;
+    let mut client = Client::of(&request)?;
+    // Before the body is read and encoded, which is work too.
+    let mut seats = vec![app.take_seats(&model, &client, 1)?];
+    let Prepared { mut requests, options, form } = prepare(&app, &model, request, parse).await?;
+    let sender = client.id;
+    client = app.clients.rename(client, options.user.as_deref());
+    if client.id != sender {
+        // From here on it is somebody else's.
+        seats = vec![app.take_seats(&model, &client, 1)?];
+    }
     if let Some(num_more) = requests.len().checked_sub(1).filter(|more| *more > 0) {
-        seats.push(app.take_seats(&model, num_more)?);
+        seats.push(app.take_seats(&model, &client, num_more)?);
+    }
+    for request in &mut requests {
+        (request.client, request.weight, request.priority) = (client.id, client.weight, options.priority);
     }
     let buffer = if options.stream.is_some() { Buffer::Bounded } else { Buffer::Whole };
     let identity = form.identity(note.request_id(), caller);

@@ -18,6 +18,10 @@ pub(super) struct Options {
     pub(super) return_token_ids: bool,
     /// Likely tokens to tell of in each place of the prompt.
     pub(super) prompt_logprobs: Option<usize>,
+    /// Among the requests of its client: the smallest comes first.
+    pub(super) priority: i32,
+    /// For whom the request is, as its sender says.
+    pub(super) user: Option<String>,
 }
 
 /// The form of a stream.
@@ -83,7 +87,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("mm_processor_kwargs", Harmless::Empty),
     ("modalities", Harmless::OnlyText),
     ("prediction", Harmless::Never),
-    ("priority", Harmless::Number(0.0)),
     ("prompt_embeds", Harmless::Never),
     ("return_tokens_as_token_ids", Harmless::False),
     ("spaces_between_special_tokens", Harmless::True),
@@ -123,8 +126,18 @@ impl Options {
             cache_salt: cache_salt(fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             prompt_logprobs: fields.unsigned("prompt_logprobs")?,
+            priority: priority(fields)?,
+            user: fields.string("user")?,
         })
     }
+}
+
+fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
+    let priority = fields.integer("priority")?.unwrap_or(0);
+    i32::try_from(priority).map_err(|_| {
+        let message = format!("priority is {priority}; it must be from {} to {}", i32::MIN, i32::MAX);
+        ApiError::invalid("priority", message)
+    })
 }
 
 fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {

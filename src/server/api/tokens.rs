@@ -8,6 +8,7 @@ use axum::http::Request as HttpRequest;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
@@ -19,7 +20,7 @@ pub(in super::super) async fn tokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seats(&model, 1)?;
+    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
     Ok(ok(&prepare(&app, &model, request, token_ids).await?))
 }
 
@@ -71,7 +72,7 @@ pub(in super::super) async fn detokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seats(&model, 1)?;
+    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
     Ok(ok(&prepare(&app, &model, request, text).await?))
 }
 

@@ -1,0 +1,534 @@
+//! Plans a step, fairly to each client.
+//!
+//! 1. A client that waits and has less than its share of seats and blocks takes from one that has more.
+//! 2. Clients that were just served much may be left out, for those whose answers begin.
+//! 3. Rows that generate, of everybody else.
+//! 4. Pieces of prompts, and new sequences: the client with the smallest counter first, and nobody more than its
+//!    part of the tokens that are left while others want some.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::fair_queue::{CACHED_TOKEN, OUTPUT_TOKEN, PROMPT_TOKEN};
+use super::{ClientId, ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
+use crate::kv_cache::BlockId;
+
+/// Output tokens of a sequence for which others may be left out.
+const NUM_FIRST_TOKENS: usize = 32;
+/// A client is left out if its tokens are more than so many times what the step costs without them.
+const MAX_GROWTH: usize = 2;
+/// The smallest piece of a prompt that is made so that several clients have one, as a part of a step.
+const SMALLEST_PIECE: usize = 16;
+
+/// A step in the making.
+struct Plan {
+    output: SchedulerOutput,
+    /// Tokens that may still be added.
+    budget: usize,
+    /// Rows of logits that may still be added, beside the one that every row may have.
+    logits_budget: usize,
+    /// A running sequence found no block: nobody is admitted.
+    is_short_of_blocks: bool,
+    /// Nobody with a larger counter is admitted, because somebody waits for whom there is no room.
+    max_counter: u64,
+}
+
+impl Plan {
+    /// The most tokens that may be added to the `num_planned` of this sequence. One whose logits are all needed
+    /// takes up as many rows of logits, and a long prompt of its kind is computed in many small pieces.
+    fn row_limit(&self, sequence: &Sequence, num_planned: usize) -> usize {
+        match sequence.prompt_logits {
+            true => self.budget.min(self.logits_budget + usize::from(num_planned == 0)),
+            false => self.budget,
+        }
+    }
+
+    fn num_planned(&self, id: SeqId) -> usize {
+        self.output.rows.iter().rev().find(|row| row.seq == id).map_or(0, |row| row.len)
+    }
+}
+
+/// Seats and blocks of a client.
+#[derive(Debug, Clone, Copy, Default)]
+struct Holding {
+    num_seats: usize,
+    num_blocks: usize,
+}
+
+impl std::ops::Add for Holding {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { num_seats: self.num_seats + other.num_seats, num_blocks: self.num_blocks + other.num_blocks }
+    }
+}
+
+/// What clients have, and the weights of all that have a sequence.
+struct Shares {
+    holdings: HashMap<ClientId, Holding>,
+    weight: u64,
+}
+
+impl Shares {
+    fn of(&self, client: ClientId) -> Holding {
+        self.holdings.get(&client).copied().unwrap_or_default()
+    }
+}
+
+/// What a step could have of a client: tokens, and whether some are for the beginning of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+struct Want {
+    num_tokens: usize,
+    is_beginning: bool,
+}
+
+/// Who sits a step out, and for whom.
+#[derive(Debug, Default)]
+struct LeftOut {
+    clients: BTreeSet<ClientId>,
+    favoured: Vec<ClientId>,
+}
+
+impl Scheduler {
+    /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
+    /// give its blocks back; then the next plan admits again.
+    pub fn schedule(&mut self) -> SchedulerOutput {
+        let mut plan = Plan {
+            output: SchedulerOutput::default(),
+            budget: self.config.max_num_batched_tokens,
+            logits_budget: 0,
+            is_short_of_blocks: false,
+            max_counter: u64::MAX,
+        };
+        self.make_room(&mut plan);
+        plan.logits_budget = self.spare_logits();
+        let mut left_out = self.leave_out();
+        self.fill(&left_out.clients, &mut plan);
+        if plan.output.rows.is_empty() && !left_out.clients.is_empty() {
+            // Those for whom it would have been empty found no blocks.
+            left_out = LeftOut::default();
+            self.queue.begin_round();
+            self.fill(&left_out.clients, &mut plan);
+        }
+        // The others wait for what a step costs beside its tokens, too.
+        let price = OUTPUT_TOKEN * self.config.step_cost as u64 / left_out.favoured.len().max(1) as u64;
+        left_out.favoured.iter().for_each(|client| self.queue.charge_round(*client, price));
+        self.settle(left_out.clients, &plan);
+        plan.output.num_steps = self.reserve_multi_step(&plan.output);
+        plan.output
+    }
+
+    /// Rows that generate are never held up by somebody's long prompt.
+    fn fill(&mut self, left_out: &BTreeSet<ClientId>, plan: &mut Plan) {
+        let is_in = |id: &SeqId| !left_out.contains(&self.sequences[id].client);
+        let (generating, computing): (Vec<SeqId>, Vec<SeqId>) = self
+            .running
+            .iter()
+            .filter(|id| is_in(id))
+            .partition(|id| self.sequences[id].num_uncomputed_tokens() == 1);
+        for id in generating {
+            self.schedule_row(id, 1, plan);
+        }
+        let mut prompts: HashMap<ClientId, VecDeque<SeqId>> = HashMap::new();
+        for id in computing {
+            prompts.entry(self.sequences[&id].client).or_default().push_back(id);
+        }
+        let mut open = self.queue.in_order();
+        open.retain(|client| {
+            let has_work = prompts.contains_key(client) || self.queue.first(*client).is_some();
+            has_work && !left_out.contains(client)
+        });
+        let smallest = self.config.max_num_batched_tokens / SMALLEST_PIECE;
+        while plan.budget > 0 {
+            // Of equal counters the first in the order.
+            let next = open.iter().copied().min_by_key(|client| self.queue.counter(*client));
+            let Some(client) = next else { break };
+            let weights: u64 = open.iter().map(|client| self.queue.weight(*client)).sum();
+            let part = plan.budget as u64 * self.queue.weight(client) / weights.max(1);
+            let allowance = usize::try_from(part).unwrap_or(usize::MAX).max(smallest).max(1);
+            let prompts = prompts.entry(client).or_default();
+            while prompts.front().is_some_and(|id| !self.schedule_row(*id, allowance, plan)) {
+                prompts.pop_front();
+            }
+            if prompts.is_empty() {
+                match self.admit_next(client, allowance, plan) {
+                    Some(id) => prompts.push_back(id),
+                    None => open.retain(|other| *other != client),
+                }
+            }
+        }
+    }
+
+    /// Adds up to `allowance` tokens of a running sequence, taking blocks from others if there are too few. False
+    /// if there is nothing to add.
+    fn schedule_row(&mut self, id: SeqId, allowance: usize, plan: &mut Plan) -> bool {
+        let Some(sequence) = self.sequences.get(&id) else { return false };
+        if sequence.status != SequenceStatus::Running {
+            return false;
+        }
+        let num_planned = plan.num_planned(id);
+        let num_left = sequence.num_uncomputed_tokens() - num_planned;
+        let num_tokens = num_left.min(plan.row_limit(sequence, num_planned)).min(allowance);
+        if num_tokens == 0 {
+            return false;
+        }
+        while !self.can_reserve(id, num_planned + num_tokens) {
+            let Some(victim) = self.victim() else { return false };
+            plan.is_short_of_blocks = true;
+            self.preempt(victim, plan);
+            if victim == id {
+                return false;
+            }
+        }
+        self.add_to_row(id, num_tokens, plan);
+        true
+    }
+
+    /// Takes the first of the client's queue if there is room for it. Within a client nobody overtakes: a long
+    /// prompt that does not fit now must not wait for ever behind short ones. Other clients may, until they have
+    /// had more than [`window`](Self::window) beyond this one.
+    fn admit_next(&mut self, client: ClientId, allowance: usize, plan: &mut Plan) -> Option<SeqId> {
+        let id = self.queue.first(client)?;
+        let counter = self.queue.counter(client);
+        if plan.is_short_of_blocks || counter > plan.max_counter {
+            return None;
+        }
+        let room = self.room_for(id, Holding::default());
+        let Some(cached) = room.filter(|_| !self.must_stand_back(client, id)) else {
+            plan.max_counter = plan.max_counter.min(counter.saturating_add(self.window()));
+            return None;
+        };
+        let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
+        cached.iter().for_each(|block| self.pool.retain(*block));
+        let num_cached_tokens = cached.len() * self.config.block_size;
+        self.charge_prompt(id, num_cached_tokens, CACHED_TOKEN);
+        let sequence = self.sequences.get_mut(&id)?;
+        self.queue.take_seats(client, 1 + sequence.forks.len());
+        self.queue.remove(client, sequence.priority, id);
+        self.running.push(id);
+        self.num_reserved_seats += sequence.forks.len();
+        if sequence.status == SequenceStatus::Waiting {
+            sequence.num_cached_tokens = num_cached_tokens;
+            sequence.prefix_miss = Some(prefix_miss);
+            self.stats.prefix_cache_queries += sequence.token_ids.len() as u64;
+            self.stats.prefix_cache_hits += num_cached_tokens as u64;
+        }
+        sequence.status = SequenceStatus::Running;
+        sequence.num_published_blocks = cached.len();
+        sequence.num_computed_tokens = num_cached_tokens;
+        sequence.block_table = cached;
+        let sequence = &self.sequences[&id];
+        let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence, 0)).min(allowance);
+        self.add_to_row(id, num_tokens, plan);
+        Some(id)
+    }
+
+    /// The cached prefix of a waiting sequence, if there are seats and blocks for it beside what is promised to
+    /// others. The whole sequence must have room, not only its first piece, and some blocks must stay free for
+    /// those that run, or it would be preempted at once.
+    fn room_for(&mut self, id: SeqId, promised: Holding) -> Option<Vec<BlockId>> {
+        let taken = self.running.len() + self.num_reserved_seats + promised.num_seats;
+        if taken + self.sequences[&id].num_seats() > self.config.max_num_seqs {
+            return None;
+        }
+        let cached = self.find_cached_blocks(id);
+        let wanted = self.blocks_for(self.sequences[&id].token_ids.len()) - cached.len();
+        let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
+        let watermark = if taken == 0 { 0 } else { self.config.num_blocks / 100 + taken };
+        let has_room = self.pool.num_free() >= wanted + reusable + watermark + promised.num_blocks;
+        has_room.then_some(cached)
+    }
+
+    /// Adds to a sequence's row, or begins it; the blocks are known to be there.
+    fn add_to_row(&mut self, id: SeqId, num_tokens: usize, plan: &mut Plan) {
+        let num_planned = plan.num_planned(id);
+        let len = num_planned + num_tokens;
+        let copy = self.reserve(id, len);
+        let sequence = &self.sequences[&id];
+        let start = sequence.num_computed_tokens;
+        let mut samples = Vec::new();
+        if start + len == sequence.token_ids.len() {
+            samples.push(id);
+            samples.extend_from_slice(&sequence.forks);
+        }
+        plan.budget -= num_tokens;
+        if sequence.prompt_logits {
+            let num_logits = num_tokens - usize::from(num_planned == 0);
+            plan.logits_budget = plan.logits_budget.saturating_sub(num_logits);
+        }
+        self.charge_prompt(id, start + len, PROMPT_TOKEN);
+        match plan.output.rows.iter_mut().rev().find(|row| row.seq == id) {
+            Some(row) => (row.len, row.samples) = (len, samples),
+            None => plan.output.rows.push(ScheduledRow { seq: id, start, len, samples, copy }),
+        }
+    }
+
+    /// Charges the prompt's tokens before `end`. What is computed again after a preemption was paid before.
+    fn charge_prompt(&mut self, id: SeqId, end: usize, cost: u64) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let end = end.min(sequence.num_prompt_tokens);
+        let num_tokens = end.saturating_sub(sequence.num_charged_tokens);
+        sequence.num_charged_tokens += num_tokens;
+        self.queue.charge(sequence.client, cost * num_tokens as u64);
+    }
+
+    /// Takes a sequence's blocks, and its row if it already has one.
+    fn preempt(&mut self, id: SeqId, plan: &mut Plan) {
+        if let Some(index) = plan.output.rows.iter().position(|row| row.seq == id) {
+            // Its rows of logits stay spent; the next step has them again.
+            plan.budget += plan.output.rows.remove(index).len;
+        }
+        self.release_blocks(id);
+        self.running.retain(|other| *other != id);
+        self.stats.num_preemptions += 1;
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.status = SequenceStatus::Preempted;
+            sequence.num_preemptions += 1;
+            sequence.num_computed_tokens = 0;
+            sequence.num_published_blocks = 0;
+            self.num_reserved_seats -= sequence.forks.len();
+            self.queue.push(sequence.client, sequence.priority, id);
+            self.queue.leave_seats(sequence.client, sequence.num_seats());
+        }
+        plan.output.preempted.push(id);
+    }
+
+    /// Rows of logits beyond one for each sequence that runs or could be admitted in this step. A step has as
+    /// many as there are seats.
+    fn spare_logits(&self) -> usize {
+        let taken = self.running.len() + self.num_reserved_seats + self.queue.num_waiting();
+        self.config.max_num_seqs.saturating_sub(taken)
+    }
+
+    /// If every running sequence just generates and nobody waits, reserves blocks for several tokens
+    /// each and returns how many; else 1.
+    fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
+        let generating = |row: &ScheduledRow| {
+            let sequence = &self.sequences[&row.seq];
+            let is_prompt = row.start < sequence.num_prompt_tokens;
+            let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
+            row.len == 1 && row.samples.len() == 1 && is_plain
+        };
+        if self.config.num_scheduler_steps <= 1
+            || output.rows.is_empty()
+            || self.queue.num_waiting() > 0
+            || output.rows.len() != self.running.len()
+            || !output.rows.iter().all(generating)
+        {
+            return 1;
+        }
+        let room = |row: &ScheduledRow| {
+            let sequence = &self.sequences[&row.seq];
+            sequence.max_len.saturating_sub(sequence.token_ids.len())
+        };
+        let num_steps =
+            output.rows.iter().map(room).min().unwrap_or(1).min(self.config.num_scheduler_steps).max(1);
+        let missing = |row: &ScheduledRow| {
+            let have = self.sequences[&row.seq].block_table.len();
+            self.blocks_for(row.start + num_steps).saturating_sub(have)
+        };
+        if output.rows.iter().map(missing).sum::<usize>() > self.pool.num_free() {
+            return 1;
+        }
+        for row in &output.rows {
+            self.reserve(row.seq, num_steps);
+        }
+        num_steps
+    }
+
+    /// Lets clients that wait and have less than their share take from those that have more, one sequence after
+    /// another. Who gives keeps at least as much, for its weight, as who takes then has, and who takes stays
+    /// within its share; so nobody takes back what it gave.
+    fn make_room(&mut self, plan: &mut Plan) {
+        if self.queue.num_waiting() == 0 {
+            return;
+        }
+        let clients = self.queue.in_order();
+        let mut shares = self.shares();
+        let mut promised = Holding::default();
+        for client in clients.iter().copied().filter(|_| clients.len() > 1) {
+            let Some(id) = self.queue.first(client) else { continue };
+            let wanted = shares.of(client) + self.wish(id);
+            if self.is_over_share(client, wanted, &shares) {
+                continue;
+            }
+            while self.room_for(id, promised).is_none() {
+                let Some(victim) = self.giver(client, wanted, &shares) else { break };
+                self.preempt(victim, plan);
+                shares = self.shares();
+            }
+            promised = promised + self.wish(id);
+        }
+    }
+
+    /// The sequence that `client` may take the place of, if it has `wanted` then: the last one of the client that
+    /// has most, of those that are not behind.
+    fn giver(&self, client: ClientId, wanted: Holding, shares: &Shares) -> Option<SeqId> {
+        let wanted = self.level(client, wanted);
+        let gives = |other: &ClientId| {
+            let (last, holding) = (self.last_of(*other)?, shares.of(*other));
+            // Half, or seats would go to and fro where one client is always ahead.
+            let is_behind = self.is_behind(*other, client, self.window() / 2);
+            let sequence = &self.sequences[&last];
+            let left = Holding {
+                num_seats: holding.num_seats - sequence.num_seats(),
+                num_blocks: holding.num_blocks - sequence.block_table.len(),
+            };
+            let may_give = !is_behind
+                && self.is_over_share(*other, holding, shares)
+                && self.level(*other, left) >= wanted;
+            may_give.then(|| (self.level(*other, holding), last))
+        };
+        let others = self.running_clients();
+        others.iter().filter(|other| **other != client).filter_map(gives).max().map(|(_, last)| last)
+    }
+
+    /// Who gives blocks up when a running sequence finds none: the last sequence of the client that has most for
+    /// its weight, and is not far behind.
+    fn victim(&self) -> Option<SeqId> {
+        let clients = self.running_clients();
+        let most = clients.iter().map(|client| self.queue.counter(*client)).max()?;
+        let is_near = |client: &&ClientId| self.queue.counter(**client).saturating_add(self.window()) >= most;
+        let shares = self.shares();
+        let level = |client: &&ClientId| self.level(**client, shares.of(**client));
+        self.last_of(*clients.iter().filter(is_near).max_by_key(level)?)
+    }
+
+    /// Clients with running sequences, in the order of their last ones.
+    fn running_clients(&self) -> Vec<ClientId> {
+        let mut clients = Vec::new();
+        for id in self.running.iter().rev() {
+            let client = self.sequences[id].client;
+            if !clients.contains(&client) {
+                clients.push(client);
+            }
+        }
+        clients.reverse();
+        clients
+    }
+
+    /// Of the client's running sequences the least urgent one, and of these the one admitted last.
+    fn last_of(&self, client: ClientId) -> Option<SeqId> {
+        let own = self.running.iter().filter(|id| self.sequences[id].client == client);
+        own.copied().max_by_key(|id| self.sequences[id].priority)
+    }
+
+    /// Whether a client waits with its first sequence, because another one has less than its share and waits
+    /// too. Not behind one that has had much more.
+    fn must_stand_back(&self, client: ClientId, id: SeqId) -> bool {
+        let shares = self.shares();
+        if !self.is_over_share(client, shares.of(client) + self.wish(id), &shares) {
+            return false;
+        }
+        self.queue.first_of_each().filter(|(other, _)| *other != client).any(|(other, id)| {
+            let wanted = shares.of(other) + self.wish(id);
+            !self.is_over_share(other, wanted, &shares) && !self.is_behind(client, other, self.window())
+        })
+    }
+
+    /// What the counters of two clients may differ by before that outweighs who has how many seats and blocks:
+    /// the longest sequence and a full step.
+    fn window(&self) -> u64 {
+        OUTPUT_TOKEN * self.config.max_model_len as u64
+            + PROMPT_TOKEN * self.config.max_num_batched_tokens as u64
+    }
+
+    /// Whether the other one has had more, and by more than this.
+    fn is_behind(&self, client: ClientId, other: ClientId, by: u64) -> bool {
+        self.queue.counter(client).saturating_add(by) < self.queue.counter(other)
+    }
+
+    fn shares(&self) -> Shares {
+        let mut holdings: HashMap<ClientId, Holding> = HashMap::new();
+        for sequence in self.running.iter().map(|id| &self.sequences[id]) {
+            let holding = holdings.entry(sequence.client).or_default();
+            holding.num_seats += sequence.num_seats();
+            // Blocks that several share count for each.
+            holding.num_blocks += sequence.block_table.len();
+        }
+        Shares { holdings, weight: self.queue.active_weight() }
+    }
+
+    /// What a waiting sequence will take, if nothing of it is cached.
+    fn wish(&self, id: SeqId) -> Holding {
+        let sequence = &self.sequences[&id];
+        Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids.len()) }
+    }
+
+    /// The larger one of the shares of all seats and of all blocks, for the client's weight.
+    fn level(&self, client: ClientId, holding: Holding) -> u64 {
+        let share = |part: usize, whole: usize| ((part as u64) << 24) / whole.max(1) as u64;
+        let seats = share(holding.num_seats, self.config.max_num_seqs);
+        seats.max(share(holding.num_blocks, self.config.num_blocks)) / self.queue.weight(client)
+    }
+
+    /// The client's share is that of its weight among those of all that have sequences.
+    fn is_over_share(&self, client: ClientId, holding: Holding, shares: &Shares) -> bool {
+        let weight = self.queue.weight(client);
+        let is_over = |part: usize, whole: usize| part as u64 * shares.weight > whole as u64 * weight;
+        is_over(holding.num_seats, self.config.max_num_seqs)
+            || is_over(holding.num_blocks, self.config.num_blocks)
+    }
+
+    /// Decides who sits the next step out. Clients that begin an answer and have been served little since the
+    /// last step with everybody need not share the step with those that would make it several times as large.
+    fn leave_out(&mut self) -> LeftOut {
+        let mut wants: Vec<(u64, ClientId, Want)> =
+            self.wants().into_iter().map(|(client, want)| (self.queue.round(client), client, want)).collect();
+        wants.sort_by_key(|(round, client, _)| (*round, *client));
+        let mut left_out = LeftOut::default();
+        let mut beginning: Option<u64> = None;
+        let mut size = self.config.step_cost;
+        for &(round, client, Want { num_tokens, is_beginning }) in &wants {
+            let num_tokens = num_tokens.min(self.config.max_num_batched_tokens);
+            let is_ahead = beginning.is_some_and(|beginning| round > beginning);
+            if is_ahead && num_tokens > size.saturating_mul(MAX_GROWTH) {
+                left_out.clients.insert(client);
+                continue;
+            }
+            size = size.saturating_add(num_tokens);
+            beginning = beginning.or(is_beginning.then_some(round));
+            if left_out.clients.is_empty() {
+                left_out.favoured.push(client);
+            }
+        }
+        match wants.first() {
+            Some((round, ..)) if !left_out.clients.is_empty() => self.queue.go_on_with_round(*round),
+            _ => {
+                left_out.favoured.clear();
+                self.queue.begin_round();
+            }
+        }
+        left_out
+    }
+
+    /// What a step could have of each client.
+    fn wants(&mut self) -> BTreeMap<ClientId, Want> {
+        let mut wants: BTreeMap<ClientId, Want> = BTreeMap::new();
+        for sequence in self.running.iter().map(|id| &self.sequences[id]) {
+            let want = wants.entry(sequence.client).or_default();
+            want.num_tokens += sequence.num_uncomputed_tokens();
+            want.is_beginning |= sequence.output_token_ids().len() < NUM_FIRST_TOKENS;
+        }
+        let waiting: Vec<(ClientId, SeqId)> = self.queue.first_of_each().collect();
+        for (client, id) in waiting {
+            if self.room_for(id, Holding::default()).is_some() {
+                let want = wants.entry(client).or_default();
+                want.num_tokens += self.sequences[&id].token_ids.len();
+                want.is_beginning = true;
+            }
+        }
+        wants
+    }
+
+    /// Tells the queue who wanted more of the step.
+    fn settle(&mut self, mut short: BTreeSet<ClientId>, plan: &Plan) {
+        let planned: BTreeMap<SeqId, usize> = plan.output.rows.iter().map(|row| (row.seq, row.len)).collect();
+        for id in &self.running {
+            let sequence = &self.sequences[id];
+            if sequence.num_uncomputed_tokens() > planned.get(id).copied().unwrap_or(0) {
+                short.insert(sequence.client);
+            }
+        }
+        self.queue.settle(|client| short.contains(&client));
+    }
+}

@@ -1,0 +1,130 @@
+//! Who is who: the clients between which the engine divides what there is.
+//!
+//! A client is an API key. Without keys it is the address that a connection comes from. Where `--trust-client-ids`
+//! says that whoever sends requests does so for others and tells for whom, it is the name in the header
+//! `x-client-id`, or else in the field `user`, for each key. The engine sees numbers only; no name is kept.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
+
+use axum::http::{HeaderMap, Request};
+
+use super::error::ApiError;
+use super::keys::FoundKey;
+use crate::engine::{ClientId, Weight};
+
+const HEADER: &str = "x-client-id";
+
+/// On whose account a request is served.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Client {
+    pub(super) id: ClientId,
+    pub(super) weight: Weight,
+    key: Option<usize>,
+    /// Told by the header: what else names a client does not count.
+    is_named: bool,
+}
+
+impl Client {
+    /// Whom the request was found to be from, where it was let in.
+    pub(super) fn of<B>(request: &Request<B>) -> Result<Self, ApiError> {
+        let client = request.extensions().get::<Self>().copied();
+        client.ok_or_else(|| ApiError::internal("nobody asked who the client is"))
+    }
+}
+
+/// Gives clients their numbers.
+#[derive(Debug)]
+pub(super) struct Clients {
+    trusts_names: bool,
+    /// Of 64 bits with a key of this process, so that nobody can choose to be somebody else.
+    hasher: RandomState,
+}
+
+impl Clients {
+    pub(super) fn new(trusts_names: bool) -> Self {
+        Self { trusts_names, hasher: RandomState::new() }
+    }
+
+    /// The client of a request with this key, if keys are needed, from this address.
+    pub(super) fn identify(&self, headers: &HeaderMap, key: Option<FoundKey>, address: IpAddr) -> Client {
+        let name = headers.get(HEADER).filter(|name| self.trusts_names && !name.is_empty());
+        let number = key.map(|key| key.number);
+        Client {
+            id: match (name, number) {
+                (Some(name), _) => self.named(number, name.as_bytes()),
+                (None, Some(number)) => ClientId(self.hasher.hash_one(("key", number))),
+                (None, None) => ClientId(self.hasher.hash_one(("address", address))),
+            },
+            weight: key.map_or(Weight::default(), |key| key.weight),
+            key: number,
+            is_named: name.is_some(),
+        }
+    }
+
+    /// The same client, or whom the field `user` of its request names.
+    pub(super) fn rename(&self, client: Client, user: Option<&str>) -> Client {
+        match user.filter(|user| self.trusts_names && !client.is_named && !user.is_empty()) {
+            Some(user) => Client { id: self.named(client.key, user.as_bytes()), ..client },
+            None => client,
+        }
+    }
+
+    fn named(&self, key: Option<usize>, name: &[u8]) -> ClientId {
+        ClientId(self.hasher.hash_one(("name", key, name)))
+    }
+}
+
+/// What counts as one address: with IPv6 the network of a site, which has as many as it likes.
+pub(super) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_then_names_then_addresses() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let key = |number| Some(FoundKey { number, weight: Weight::new(7).unwrap() });
+        let mut named = HeaderMap::new();
+        named.insert(HEADER, "ann".parse().unwrap());
+        let none = HeaderMap::new();
+        let (here, there) = (address("10.0.0.1"), address("10.0.0.2"));
+        for trusts_names in [false, true] {
+            let clients = Clients::new(trusts_names);
+            let id = |headers: &HeaderMap, key, address, user| {
+                clients.rename(clients.identify(headers, key, address), user).id
+            };
+            assert_ne!(id(&none, None, here, None), id(&none, None, there, None));
+            assert_eq!(id(&none, key(1), here, None), id(&none, key(1), there, None));
+            assert_ne!(id(&none, key(1), here, None), id(&none, key(2), here, None));
+            assert_eq!(clients.identify(&none, key(1), here).weight.get(), 7);
+            // A name is one where it is trusted, whatever the address, and not beyond its key.
+            assert_eq!(id(&named, None, here, None) == id(&named, None, there, None), trusts_names);
+            assert_eq!(id(&none, None, here, Some("ann")) == id(&named, None, there, None), trusts_names);
+            assert_eq!(id(&named, key(1), here, Some("bob")) == id(&none, key(1), here, None), !trusts_names);
+            assert_ne!(id(&named, key(1), here, None), id(&named, key(2), here, None));
+            assert_eq!(id(&named, key(1), here, Some("bob")), id(&named, key(1), here, None));
+            assert_eq!(id(&none, None, here, Some("")), id(&none, None, here, None));
+        }
+    }
+
+    #[test]
+    fn networks() {
+        let check = |address: &str, expected: &str| {
+            assert_eq!(network(address.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
+        };
+        check("192.0.2.7", "192.0.2.7");
+        check("::ffff:192.0.2.7", "192.0.2.7");
+        check("::1", "::1");
+        check("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::");
+    }
+}

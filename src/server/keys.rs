@@ -1,0 +1,226 @@
+//! API keys: those that were given, and those of a file that is read again on demand.
+//!
+//! Every key has a number for as long as the server lives, also if it goes and comes back, so that what belongs
+//! to one key never becomes another's. No error tells a key.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+use crate::engine::Weight;
+use crate::{Error, Result};
+
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// A key and the weight of the client that has it.
+#[derive(Clone, PartialEq, Eq)]
+struct Key {
+    secret: String,
+    weight: Weight,
+}
+
+/// The keys that are valid now.
+#[derive(Default)]
+pub(super) struct Keys(Vec<(usize, Key)>);
+
+/// A key that a request came with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FoundKey {
+    pub(super) number: usize,
+    pub(super) weight: Weight,
+}
+
+/// Where keys come from, and what was read there last. Whoever looks keys up holds them as they were.
+pub(super) struct KeyRing {
+    given: Vec<String>,
+    file: Option<PathBuf>,
+    current: Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    keys: Arc<Keys>,
+    /// All that ever were valid; the place is the number.
+    known: Vec<String>,
+}
+
+impl std::fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyRing").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl KeyRing {
+    /// Reads the keys.
+    ///
+    /// # Errors
+    /// If a key is empty, the file cannot be read, or a line of it is no key.
+    pub(super) fn open(given: &[String], file: Option<&Path>) -> Result<Self> {
+        let ring =
+            Self { given: given.to_vec(), file: file.map(Path::to_path_buf), current: Mutex::default() };
+        ring.read()?;
+        Ok(ring)
+    }
+
+    /// Whether there is a file to read again.
+    pub(super) fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Reads the file again; returns how many keys there are now.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; then the keys stay as they are.
+    pub(super) fn read(&self) -> Result<usize> {
+        let mut keys: Vec<Key> = Vec::new();
+        for text in &self.given {
+            let secret = text.trim_matches(|c: char| c == BYTE_ORDER_MARK || c.is_whitespace());
+            if secret.is_empty() {
+                return Err(Error::invalid_request("an API key is empty")
+                    .with_hint("leave --api-key out to need none"));
+            }
+            keys.push(Key { secret: secret.to_owned(), weight: Weight::default() });
+        }
+        if let Some(path) = &self.file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| Error::io(format_args!("cannot read {}", path.display()), source))?;
+            let found = parse_file(&text, path)?;
+            if found.is_empty() {
+                // Serving without a key because the file is empty is not what anybody wants.
+                return Err(Error::invalid_request(format!("{} has no key", path.display()))
+                    .with_hint("write one key a line"));
+            }
+            keys.extend(found);
+        }
+        let num_keys = keys.len();
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = &mut current.known;
+        let numbered = keys.into_iter().map(|key| {
+            let number = known.iter().position(|secret| *secret == key.secret).unwrap_or_else(|| {
+                known.push(key.secret.clone());
+                known.len() - 1
+            });
+            (number, key)
+        });
+        current.keys = Arc::new(Keys(numbered.collect()));
+        Ok(num_keys)
+    }
+
+    pub(super) fn current(&self) -> Arc<Keys> {
+        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner).keys)
+    }
+}
+
+impl Keys {
+    /// Whether none is needed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Compares with every key, each in a time that does not depend on where they differ.
+    pub(super) fn find(&self, given: &[u8]) -> Option<FoundKey> {
+        let (mut is_known, mut found) = (Choice::from(0), 0);
+        for (place, (_, key)) in (0_u64..).zip(&self.0) {
+            let is_it = key.secret.as_bytes().ct_eq(given);
+            found.conditional_assign(&place, is_it);
+            is_known |= is_it;
+        }
+        if !bool::from(is_known) {
+            return None;
+        }
+        let (number, key) = self.0.get(usize::try_from(found).ok()?)?;
+        Some(FoundKey { number: *number, weight: key.weight })
+    }
+}
+
+/// One key a line, with its weight behind it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
+fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
+    let mut keys = Vec::new();
+    for (line, text) in (1..).zip(text.trim_start_matches(BYTE_ORDER_MARK).lines()) {
+        let mut words = text.split_whitespace().take_while(|word| !word.starts_with('#'));
+        let Some(secret) = words.next() else { continue };
+        let mut weight = Weight::default();
+        for word in words {
+            let given = word.strip_prefix("weight=").and_then(|number| Weight::new(number.parse().ok()?));
+            weight = given.ok_or_else(|| {
+                Error::invalid_request(format!(
+                    "line {line} of {} has more than a key, and it is no weight",
+                    path.display()
+                ))
+                .with_hint(format!(
+                    "write one key a line, and behind it, if it is to have another weight than 1, weight=N \
+                     with N from 1 to {}; comments begin with #",
+                    Weight::MAX
+                ))
+            })?;
+        }
+        keys.push(Key { secret: secret.to_owned(), weight });
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<(String, u32)>> {
+        let keys = parse_file(text, Path::new("keys.txt"))?;
+        Ok(keys.into_iter().map(|key| (key.secret, key.weight.get())).collect())
+    }
+
+    #[test]
+    fn files_are_lists_with_comments() {
+        let check = |text: &str, expected: &[(&str, u32)]| {
+            let expected: Vec<_> =
+                expected.iter().map(|(secret, weight)| ((*secret).to_owned(), *weight)).collect();
+            assert_eq!(parse(text).unwrap(), expected, "{text:?}");
+        };
+        check("a\nb\n", &[("a", 1), ("b", 1)]);
+        check("\u{feff}a\r\n\r\n  b \r\n", &[("a", 1), ("b", 1)]);
+        check("# ours\na weight=20\n  # theirs\nb # until May\n#c\n", &[("a", 20), ("b", 1)]);
+        check("a#b\n", &[("a#b", 1)]);
+        check("# nothing\n\n", &[]);
+        for wrong in ["a b", "a weight=0", "a weight=1001", "a weight=x", "a weight = 2", "a weight=-1"] {
+            let error = parse(&format!("ok\nsecret-{wrong}\n")).unwrap_err();
+            let text = format!("{error} {}", error.hint().unwrap());
+            assert!(text.contains("line 2 of keys.txt") && text.contains("weight=N"), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_are_compared_whole_and_keep_their_numbers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "beta weight=2\ngamma").unwrap();
+        let ring = KeyRing::open(&["\u{feff}alpha\r\n".to_owned()], Some(file.path())).unwrap();
+        let check = |secret: &[u8], expected: Option<(usize, u32)>| {
+            let found = ring.current().find(secret).map(|key| (key.number, key.weight.get()));
+            assert_eq!(found, expected, "{secret:?}");
+        };
+        check(b"alpha", Some((0, 1)));
+        check(b"beta", Some((1, 2)));
+        check(b"gamma", Some((2, 1)));
+        for wrong in [&b""[..], b"alph", b"alphaa", b"\xff\xfe", b"beta weight=2"] {
+            check(wrong, None);
+        }
+        let before = ring.current();
+        std::fs::write(file.path(), "delta\ngamma weight=3\n").unwrap();
+        assert_eq!(ring.read().unwrap(), 3);
+        check(b"beta", None);
+        check(b"gamma", Some((2, 3)));
+        check(b"delta", Some((3, 1)));
+        assert!(before.find(b"beta").is_some(), "who looked before still sees it");
+        // What cannot be read changes nothing, and a key that comes back is who it was.
+        std::fs::write(file.path(), "# none\n").unwrap();
+        assert!(ring.read().unwrap_err().message().contains("has no key"));
+        check(b"delta", Some((3, 1)));
+        std::fs::write(file.path(), "beta\n").unwrap();
+        ring.read().unwrap();
+        check(b"beta", Some((1, 1)));
+    }
+}

@@ -1,0 +1,134 @@
+//! The waiting room: how many requests may be unfinished, and whose they may be.
+//!
+//! One client may have as many as there are places. If others come then, there are half as many again for those
+//! that have less than their share, so nobody has to wait for somebody else's requests to be accepted, and what was
+//! accepted is never turned away.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::clients::Client;
+use super::error::ApiError;
+use crate::engine::{ClientId, Weight};
+
+/// Bounds the unfinished requests: what runs, and `waiting` more.
+pub(super) struct Room {
+    waiting: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    total: usize,
+    /// Those with any.
+    clients: HashMap<ClientId, (usize, Weight)>,
+}
+
+/// Places that were taken. They are free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    taken: Arc<Mutex<Taken>>,
+    client: ClientId,
+    count: usize,
+}
+
+impl Room {
+    pub(super) fn new(waiting: usize) -> Self {
+        Self { waiting, taken: Arc::default() }
+    }
+
+    /// Takes places for `count` requests beside an engine that runs so many.
+    ///
+    /// # Errors
+    /// 429 if there is no room.
+    pub(super) fn take(&self, running: usize, client: &Client, count: usize) -> Result<Seat, ApiError> {
+        let limit = running.saturating_add(self.waiting);
+        let mut taken = lock(&self.taken);
+        let total = taken.total.saturating_add(count);
+        let own = taken.clients.get(&client.id).map_or(0, |(own, _)| *own);
+        let (weight, others) = (u64::from(client.weight.get()), taken.weight_beside(client.id));
+        let share = limit as u64 * weight / (weight + others);
+        let is_modest = own.saturating_add(count) as u64 <= share.max(1);
+        if total > limit && !(is_modest && total <= limit.saturating_add(limit.div_ceil(2))) {
+            return Err(ApiError::busy(format!(
+                "{} requests are unfinished, {own} of them this client's, and {count} more were sent; at most \
+                 {limit} are accepted: {running} running (--max-num-seqs) and {} waiting (--max-waiting)",
+                taken.total, self.waiting
+            )));
+        }
+        taken.total = total;
+        let (own, latest) = taken.clients.entry(client.id).or_default();
+        (*own, *latest) = (*own + count, client.weight);
+        Ok(Seat { taken: Arc::clone(&self.taken), client: client.id, count })
+    }
+}
+
+impl Taken {
+    fn weight_beside(&self, client: ClientId) -> u64 {
+        let others = self.clients.iter().filter(|(id, _)| **id != client);
+        others.map(|(_, (_, weight))| u64::from(weight.get())).sum()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.taken);
+        taken.total -= self.count;
+        if let Some((own, _)) = taken.clients.get_mut(&self.client) {
+            *own -= self.count;
+            if *own == 0 {
+                taken.clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
+    taken.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderMap;
+
+    use super::super::clients::Clients;
+    use super::super::keys::FoundKey;
+    use super::*;
+
+    #[test]
+    fn a_crowd_leaves_room_for_others() {
+        let room = Room::new(6);
+        let clients = Clients::new(false);
+        let client = |number, weight| {
+            let key = FoundKey { number, weight: Weight::new(weight).unwrap() };
+            clients.identify(&HeaderMap::new(), Some(key), [127, 0, 0, 1].into())
+        };
+        let take = |client: &Client, count| room.take(2, client, count);
+        let (a, b, c) = (client(1, 1), client(2, 1), client(3, 2));
+        let mut first: Vec<_> = (0..8).map(|_| take(&a, 1).unwrap()).collect();
+        let error = take(&a, 1).unwrap_err().body().to_string();
+        assert!(error.contains("8 requests are unfinished, 8 of them this client's"), "{error}");
+        // Half of eight is the share of B, and four places there are beyond the eight.
+        assert!(take(&b, 5).is_err());
+        let second = take(&b, 3).unwrap();
+        // C has twice the weight of each: four of eight. There is one place left.
+        assert!(take(&c, 2).is_err());
+        let third = take(&c, 1).unwrap();
+        assert!(take(&b, 1).is_err() && take(&c, 1).is_err());
+        // While others are beyond their share, A gets no more than there is beside theirs.
+        first.truncate(5);
+        assert!(take(&a, 1).is_err());
+        assert!(take(&c, 3).is_ok());
+        first.truncate(3);
+        assert!(take(&a, 1).is_ok());
+        drop((first, second, third));
+        let taken = lock(&room.taken);
+        assert_eq!((taken.total, taken.clients.len()), (0, 0));
+        // Somebody always has a place, also where nothing may wait.
+        let narrow = Room::new(0);
+        let one = narrow.take(1, &a, 1).unwrap();
+        assert!(narrow.take(1, &a, 1).is_err());
+        assert!(narrow.take(1, &b, 1).is_ok());
+        drop(one);
+    }
+}

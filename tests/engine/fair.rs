@@ -1,0 +1,362 @@
+//! What one client gets beside others: a bound on its wait, its share, and no credit.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tinyvllm::config::EngineConfig;
+use tinyvllm::engine::{ClientId, EngineCore, Event, Request, RequestId, Weight};
+use tinyvllm::sampling::SamplingParams;
+
+use super::fake_runner::reference;
+use super::{core, run_to_end, small_config};
+
+/// What a generated token costs, in prompt tokens.
+const OUTPUT_COST: usize = 2;
+
+/// A client that sends a request as soon as one ends.
+#[derive(Debug, Clone)]
+struct Flood {
+    weight: u32,
+    num_unfinished: usize,
+    num_prompt_tokens: usize,
+    num_output_tokens: usize,
+    n: usize,
+}
+
+fn request(client: u64, weight: u32, prompt: Vec<u32>, num_output_tokens: usize, n: usize) -> Request {
+    let params = SamplingParams {
+        max_tokens: Some(num_output_tokens),
+        ignore_eos: true,
+        n,
+        ..SamplingParams::greedy()
+    };
+    let weight = Weight::new(weight).unwrap();
+    Request { client: ClientId(client), weight, ..Request::new(prompt, params) }
+}
+
+/// An engine under floods. Clients are numbered from 0 in their order.
+struct Load {
+    core: EngineCore,
+    floods: Vec<Flood>,
+    owners: HashMap<RequestId, (usize, usize)>,
+    /// What each client was served, in prompt tokens.
+    served: Vec<usize>,
+    num_sent: u32,
+}
+
+impl Load {
+    fn new(config: &EngineConfig, floods: Vec<Flood>) -> Self {
+        let served = vec![0; floods.len()];
+        Self { core: core(config), floods, owners: HashMap::new(), served, num_sent: 0 }
+    }
+
+    /// A prompt that nobody sent before.
+    fn prompt(&mut self, len: usize) -> Vec<u32> {
+        self.num_sent += 1;
+        (0..len as u32).map(|i| (self.num_sent >> (i % 16 * 2)) % 4 * 5 + i % 5 + 1).collect()
+    }
+
+    fn step(&mut self) -> Vec<(RequestId, Event)> {
+        for (client, flood) in self.floods.clone().into_iter().enumerate() {
+            let num_there = self.owners.values().filter(|(owner, _)| *owner == client).count();
+            for _ in num_there..flood.num_unfinished {
+                let prompt = self.prompt(flood.num_prompt_tokens);
+                let request = request(client as u64, flood.weight, prompt, flood.num_output_tokens, flood.n);
+                let id = self.core.submit(request).unwrap();
+                self.owners.insert(id, (client, flood.n));
+            }
+        }
+        let events = self.core.step();
+        assert_eq!(self.core.check_integrity(), Ok(()));
+        for (id, event) in &events {
+            let Some((client, num_left)) = self.owners.get_mut(id) else { continue };
+            match event {
+                Event::Token { .. } => self.served[*client] += OUTPUT_COST,
+                Event::Finished { index, .. } => {
+                    if *index == 0 {
+                        self.served[*client] += self.floods[*client].num_prompt_tokens;
+                    }
+                    *num_left -= 1;
+                    if *num_left == 0 {
+                        self.owners.remove(id);
+                    }
+                }
+                Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
+            }
+        }
+        events
+    }
+
+    /// Sends a request and runs until it has ended; returns what others were served meanwhile.
+    fn wait_for(&mut self, request: Request) -> usize {
+        let before: usize = self.served.iter().sum();
+        let id = self.core.submit(request).unwrap();
+        for _ in 0..100_000 {
+            let events = self.step();
+            let is_end =
+                |(found, event): &(RequestId, Event)| *found == id && matches!(event, Event::Finished { .. });
+            if events.iter().any(is_end) {
+                return self.served.iter().sum::<usize>() - before;
+            }
+        }
+        panic!("a request starves");
+    }
+}
+
+fn flood() -> impl Strategy<Value = Flood> {
+    (1_u32..4, 1_usize..12, 1_usize..30, 1_usize..25, 1_usize..4).prop_map(
+        |(weight, num_unfinished, num_prompt_tokens, num_output_tokens, n)| Flood {
+            weight,
+            num_unfinished,
+            num_prompt_tokens,
+            num_output_tokens,
+            n,
+        },
+    )
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    (3_usize..9, 0_usize..20, 0_usize..20, 0_usize..6, 1_usize..4, any::<bool>()).prop_map(
+        |(max_num_seqs, tokens, extra_blocks, step_cost, num_scheduler_steps, enable_prefix_caching)| {
+            EngineConfig {
+                max_num_seqs,
+                max_num_batched_tokens: max_num_seqs + tokens,
+                num_blocks: 16 + extra_blocks,
+                step_cost,
+                num_scheduler_steps,
+                enable_prefix_caching,
+                ..small_config()
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// However many requests others send, of whatever shape, there is a bound on what they are served while
+    /// somebody waits: what runs may come to its end, and others may be a window ahead.
+    #[test]
+    fn nobody_starves(
+        config in config(),
+        floods in proptest::collection::vec(flood(), 1..5),
+        num_steps_before in 0_usize..80,
+        num_prompt_tokens in 1_usize..40,
+        num_output_tokens in 1_usize..20,
+        n in 1_usize..4,
+        weight in 1_u32..4,
+    ) {
+        let num_others = floods.len();
+        let mut load = Load::new(&config, floods);
+        (0..num_steps_before).for_each(|_| drop(load.step()));
+        let prompt = load.prompt(num_prompt_tokens);
+        let served = load.wait_for(request(99, weight, prompt, num_output_tokens, n));
+        let longest = OUTPUT_COST * config.max_model_len;
+        let window = longest + config.max_num_batched_tokens;
+        let own = num_prompt_tokens + OUTPUT_COST * n * num_output_tokens;
+        // Rows that generate come first: a prompt gets its part of what they leave of a step, once, and once more
+        // if it has to be computed again.
+        let left = config.max_num_batched_tokens - config.max_num_seqs + 1;
+        let num_steps = 2 * num_prompt_tokens.div_ceil(left.div_ceil(num_others + 1));
+        // Weights are up to 3 to 1.
+        let bound = longest * config.max_num_seqs
+            + 3 * num_others * (window + own)
+            + 2 * window
+            + num_steps * OUTPUT_COST * config.max_num_batched_tokens;
+        prop_assert!(served <= bound, "others were served {}, at most {}", served, bound);
+    }
+
+    /// Clients that always want more are served by their weights.
+    #[test]
+    fn service_follows_weights(
+        config in config(),
+        shape in flood(),
+        others in (8_usize..14, 8_usize..14),
+        weight in 1_u32..4,
+    ) {
+        let floods = [(1, others.0), (weight, others.1)].map(|(weight, num_unfinished)| Flood {
+            weight, num_unfinished, n: 1, ..shape.clone()
+        });
+        let mut load = Load::new(&EngineConfig { num_blocks: 200, ..config.clone() }, floods.to_vec());
+        let mut worst = 0;
+        for _ in 0..600 {
+            load.step();
+            let gap = (load.served[0] * weight as usize).abs_diff(load.served[1]);
+            worst = worst.max(gap);
+        }
+        // Counted when a prompt is complete, so that what is under way is missing: twice a sequence per seat.
+        let one = shape.num_prompt_tokens + OUTPUT_COST * shape.num_output_tokens;
+        let window = OUTPUT_COST * config.max_model_len + config.max_num_batched_tokens;
+        let bound = (weight as usize + 1) * (one * config.max_num_seqs + window);
+        prop_assert!(worst <= bound, "{:?} by weight, gap {} over {}", load.served, worst, bound);
+    }
+}
+
+#[test]
+fn twice_the_weight_is_twice_the_service() {
+    let shape = Flood { weight: 1, num_unfinished: 12, num_prompt_tokens: 7, num_output_tokens: 9, n: 1 };
+    for max_num_seqs in [3, 4, 8] {
+        let config = EngineConfig { max_num_seqs, num_blocks: 200, ..small_config() };
+        let mut load = Load::new(&config, vec![shape.clone(), Flood { weight: 2, ..shape.clone() }]);
+        (0..3_000).for_each(|_| drop(load.step()));
+        let ratio = load.served[1] as f64 / load.served[0] as f64;
+        assert!((1.9..2.1).contains(&ratio), "{max_num_seqs} seats: {ratio}, {:?}", load.served);
+    }
+}
+
+#[test]
+fn who_comes_back_has_no_credit() {
+    let shape = Flood { weight: 1, num_unfinished: 12, num_prompt_tokens: 5, num_output_tokens: 10, n: 1 };
+    let mut load = Load::new(&small_config(), vec![shape.clone(), shape.clone()]);
+    (0..50).for_each(|_| drop(load.step()));
+    // The second one goes away, while the first one is served much, and comes back.
+    load.floods[1].num_unfinished = 0;
+    (0..2_000).for_each(|_| drop(load.step()));
+    load.floods[1].num_unfinished = 12;
+    let before = load.served.clone();
+    (0..500).for_each(|_| drop(load.step()));
+    let [first, second] = [0, 1].map(|client| load.served[client] - before[client]);
+    assert!(first.abs_diff(second) < (first + second) / 10, "{first} and {second} after the return");
+}
+
+#[test]
+fn a_seat_is_taken_from_who_has_too_many() {
+    let config = EngineConfig { num_blocks: 100, ..small_config() };
+    let mut core = core(&config);
+    let prompts: Vec<Vec<u32>> = (1..=4).map(|i| vec![i; 6]).collect();
+    let flood: Vec<RequestId> =
+        prompts.iter().map(|prompt| core.submit(request(1, 1, prompt.clone(), 40, 1)).unwrap()).collect();
+    let mut early = Vec::new();
+    (0..6).for_each(|_| early.extend(core.step()));
+    assert_eq!(core.stats().num_running, 4);
+    let late: Vec<RequestId> =
+        (5..=7).map(|i| core.submit(request(2, 1, vec![i; 6], 40, 1)).unwrap()).collect();
+    (0..3).for_each(|_| early.extend(core.step()));
+    // Two of four seats, and no more.
+    assert_eq!((core.stats().num_running, core.stats().scheduler.num_preemptions), (4, 2));
+    let begun = |id: &RequestId| early.iter().any(|(found, _)| found == id);
+    assert_eq!(late.iter().map(begun).collect::<Vec<_>>(), [true, true, false]);
+    let params = request(1, 1, vec![1], 40, 1).params;
+    let mut collected = run_to_end(&mut core);
+    assert_eq!(core.stats().scheduler.num_preemptions, 2, "nobody takes back what it gave");
+    for (id, prompt) in flood.iter().zip(&prompts) {
+        let mut tokens: Vec<u32> = Vec::new();
+        for (_, event) in early.iter().filter(|(found, _)| found == id) {
+            if let Event::Token { token_id, .. } = event {
+                tokens.push(*token_id);
+            }
+        }
+        tokens.extend(collected.remove(id).unwrap().tokens.remove(&0).unwrap());
+        assert_eq!(tokens, reference(prompt, &params, 0, 0, 64));
+    }
+}
+
+#[test]
+fn blocks_are_taken_from_who_has_too_many() {
+    // 32 blocks: three sequences of the first client fill them, and seats are free.
+    let config = EngineConfig { max_num_seqs: 16, max_num_batched_tokens: 64, ..small_config() };
+    let mut core = core(&config);
+    for i in 1..=3 {
+        core.submit(request(1, 1, vec![i; 34], 20, 1)).unwrap();
+    }
+    (0..8).for_each(|_| drop(core.step()));
+    let id = core.submit(request(2, 1, vec![9; 8], 2, 1)).unwrap();
+    let mut num_steps = 0;
+    while core.is_unfinished(id) {
+        core.step();
+        assert_eq!(core.check_integrity(), Ok(()));
+        num_steps += 1;
+    }
+    assert!(num_steps <= 4, "{num_steps} steps");
+    run_to_end(&mut core);
+}
+
+/// One client is ahead of the other all the time, and each has its share of the seats.
+#[test]
+fn seats_do_not_go_to_and_fro() {
+    let config = EngineConfig { num_blocks: 200, max_num_batched_tokens: 64, ..small_config() };
+    let flood = |num_prompt_tokens, num_output_tokens| Flood {
+        weight: 1,
+        num_unfinished: 8,
+        num_prompt_tokens,
+        num_output_tokens,
+        n: 1,
+    };
+    let mut load = Load::new(&config, vec![flood(2, 40), flood(20, 10)]);
+    (0..45).for_each(|_| drop(load.step()));
+    assert_eq!(load.core.stats().scheduler.num_preemptions, 0);
+    assert!(load.served[1] >= 6 * 40, "{:?}", load.served);
+}
+
+#[test]
+fn a_step_is_divided_between_prompts() {
+    let mut core = core(&small_config());
+    // Of sixteen tokens each has eight, whoever came first.
+    let long = core.submit(request(1, 1, vec![3; 40], 2, 1)).unwrap();
+    let short = core.submit(request(2, 1, vec![4; 8], 1, 1)).unwrap();
+    core.step();
+    assert!(core.is_unfinished(long) && !core.is_unfinished(short));
+    run_to_end(&mut core);
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let mut core = core(&small_config());
+    let long = core.submit(request(1, 1, vec![3; 60], 2, 1)).unwrap();
+    core.step();
+    let short = core.submit(request(2, 1, vec![4; 5], 1, 1)).unwrap();
+    core.step();
+    assert!(core.is_unfinished(long) && !core.is_unfinished(short));
+}
+
+/// 31 sequences generate; an answer that begins is not held up by them, and they are not held up for long.
+#[test]
+fn an_answer_that_begins_has_steps_of_its_own() {
+    let config = EngineConfig {
+        max_num_seqs: 32,
+        max_num_batched_tokens: 512,
+        num_blocks: 600,
+        step_cost: 2,
+        ..small_config()
+    };
+    let floods = |n| Flood { weight: 1, num_unfinished: 1, num_prompt_tokens: 5, num_output_tokens: 50, n };
+    let mut load = Load::new(&config, vec![floods(31)]);
+    (0..10).for_each(|_| drop(load.step()));
+    let served = load.wait_for(request(9, 1, vec![2; 5], 10, 1));
+    // Two steps with everybody, instead of eleven.
+    assert!(served <= 2 * 31 * OUTPUT_COST, "{served}");
+    // Somebody who always begins: the others still have the most part of what they had.
+    let before = load.served[0];
+    let num_steps_before = load.core.stats().num_steps;
+    for _ in 0..40 {
+        load.wait_for(request(9, 1, vec![2; 5], 10, 1));
+    }
+    let num_steps = (load.core.stats().num_steps - num_steps_before) as usize;
+    let rows = (load.served[0] - before) / OUTPUT_COST / 31;
+    assert!(rows * 15 > num_steps, "{rows} steps of {num_steps} were with everybody");
+    // A long answer is an ordinary row after its beginning.
+    let before = load.served[0];
+    load.wait_for(request(9, 1, vec![2; 5], 58, 1));
+    let rows = (load.served[0] - before) / OUTPUT_COST / 31;
+    assert!(rows >= 25, "{rows}");
+}
+
+#[test]
+fn priority_counts_within_a_client() {
+    let mut core = core(&EngineConfig { max_num_seqs: 1, ..small_config() });
+    let submit = |core: &mut EngineCore, client, priority| {
+        let request = Request { priority, ..request(client, 1, vec![1, 2, 3], 4, 1) };
+        core.submit(request).unwrap()
+    };
+    let first = submit(&mut core, 1, 0);
+    core.step();
+    let ordinary = submit(&mut core, 1, 0);
+    let urgent = submit(&mut core, 1, -7);
+    let other = submit(&mut core, 2, 1_000);
+    let mut order = Vec::new();
+    while core.has_unfinished() {
+        let ended = core.step().into_iter().filter(|(_, event)| matches!(event, Event::Finished { .. }));
+        order.extend(ended.map(|(id, _)| id));
+    }
+    assert_eq!(order, [first, other, urgent, ordinary]);
+}

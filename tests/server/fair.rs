@@ -1,0 +1,182 @@
+//! Clients beside each other: who is accepted, who is served, who is a client, and who watches.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Server, connect, post_bytes, read_answer, send};
+
+const COMPLETIONS: &str = "/v1/completions";
+const GENERATED: &str = "vllm:generation_tokens_total";
+
+fn body(prompt: &Value, num_tokens: usize, more: &Value) -> String {
+    let mut body = json!({"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": true, "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+/// A request that was sent, and whose answer will be read later.
+fn begin(server: &Server, client: &str, body: &str) -> TcpStream {
+    let mut stream = connect(server.address());
+    let header = format!("x-client-id: {client}\r\n");
+    stream.write_all(post_bytes(COMPLETIONS, &header, body).as_bytes()).unwrap();
+    stream
+}
+
+fn ask(server: &Server, client: &str, body: &str) -> Answer {
+    read_answer(begin(server, client, body))
+}
+
+/// What was generated in all until a short answer for another client was complete.
+fn generated_beside(server: &Server, others: &[TcpStream], num_there: usize) -> f64 {
+    server.wait_for_metric("vllm:num_requests_running", num_there as f64);
+    let before = server.metric(GENERATED);
+    let answer = ask(server, "other", &body(&json!("Once upon"), 4, &json!({})));
+    assert_eq!(answer.success()["usage"]["completion_tokens"], 4);
+    let generated = server.metric(GENERATED) - before;
+    // They were there all the time.
+    for stream in others {
+        stream.set_nonblocking(true).unwrap();
+        let mut byte = [0];
+        assert!(stream.peek(&mut byte).is_err(), "an answer of the crowd is there already");
+        stream.set_nonblocking(false).unwrap();
+    }
+    generated
+}
+
+#[test]
+fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
+    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 8");
+    let long = |n: usize| body(&json!("A crowd"), 480, &json!({"n": n}));
+    let crowd: Vec<TcpStream> = (0..12).map(|_| begin(&server, "crowd", &long(1))).collect();
+    server.wait_for_metric("vllm:num_requests_waiting", 8.0);
+    let refused = ask(&server, "crowd", &long(1));
+    assert_eq!(refused.status, 429);
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("12 of them this client's"), "{message}");
+    // Twelve answers of 480 tokens are 5,760; four sequences at once have not generated a tenth of it.
+    let generated = generated_beside(&server, &crowd, 4);
+    assert!(generated < 500.0, "{generated} tokens came first");
+    assert!(server.metric("vllm:num_preemptions_total") >= 1.0);
+    drop(crowd);
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+
+    // One request with as many sequences as there are seats.
+    let group = [begin(&server, "crowd", &long(4))];
+    let generated = generated_beside(&server, &group, 4);
+    assert!(generated < 500.0, "{generated} tokens came first");
+    drop(group);
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+
+    // A list of prompts; `user` names a client too.
+    let prompts: Vec<String> = (0..12).map(|index| format!("Prompt {index}")).collect();
+    let mut stream = connect(server.address());
+    let list = body(&json!(prompts), 480, &json!({"user": "crowd"}));
+    stream.write_all(post_bytes(COMPLETIONS, "", &list).as_bytes()).unwrap();
+    let generated = generated_beside(&server, &[stream], 4);
+    assert!(generated < 500.0, "{generated} tokens came first");
+}
+
+#[test]
+fn names_count_only_where_they_are_trusted() {
+    let server = Server::start("--max-num-seqs 1 --max-waiting 0");
+    let first = begin(&server, "a", &body(&json!("x"), 480, &json!({})));
+    server.wait_for_metric("vllm:num_requests_running", 1.0);
+    let refused = ask(&server, "b", &body(&json!("x"), 1, &json!({"user": "c"})));
+    assert_eq!(refused.status, 429, "one address is one client");
+    drop(first);
+}
+
+#[test]
+fn priority_is_a_number() {
+    let server = Server::start("--max-model-len 64");
+    for priority in [json!(0), json!(-5), json!(i32::MAX), json!(null)] {
+        ask(&server, "a", &body(&json!("x"), 1, &json!({"priority": priority}))).success();
+    }
+    for priority in [json!("high"), json!(1.5), json!(1_u64 << 31)] {
+        let answer = ask(&server, "a", &body(&json!("x"), 1, &json!({"priority": priority})));
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["param"]), (400, &json!("priority")), "{error}");
+    }
+}
+
+#[test]
+fn who_watches_the_server_is_answered_when_all_connections_are_taken() {
+    let server = Server::start("--max-connections 3");
+    let idle: Vec<TcpStream> = (0..3).map(|_| connect(server.address())).collect();
+    // Accepted in the order in which they came, so these are beyond.
+    for _ in 0..100 {
+        assert_eq!(server.get("/health").success(), json!({"status": "ok"}));
+        assert_eq!(server.get("/metrics").status, 200);
+    }
+    for path in ["/v1/models", "/", "/metrics/"] {
+        let answer = server.get(path);
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{path}");
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains("--max-connections"));
+    }
+    assert_eq!(ask(&server, "a", &body(&json!("x"), 1, &json!({}))).status, 503);
+    drop(idle);
+    while server.get("/v1/models").status == 503 {}
+}
+
+#[test]
+fn one_address_has_so_many_connections() {
+    let server = Server::start("--max-connections-per-address 2");
+    let idle: Vec<TcpStream> = (0..2).map(|_| connect(server.address())).collect();
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/v1/models").status, 503);
+    drop(idle);
+    while server.get("/v1/models").status == 503 {}
+}
+
+#[cfg(unix)]
+#[test]
+fn keys_are_read_again_and_what_runs_goes_on() {
+    use nix::sys::signal::Signal;
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "\u{feff}# of the first team\r\nfirst weight=2\r\n#second\r\n").unwrap();
+    let server = Server::start_with("", |command| {
+        command.arg("--api-key-file").arg(file.path()).env("TINYVLLM_API_KEY", "\u{feff}typed\r\n");
+    });
+    let status = |key: &str| {
+        let request = format!(
+            "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+        );
+        send(server.address(), request).status
+    };
+    for (key, expected) in [
+        ("first", 200),
+        ("typed", 200),
+        ("# of the first team", 401),
+        ("#second", 401),
+        ("second", 401),
+        ("first weight=2", 401),
+    ] {
+        assert_eq!(status(key), expected, "{key}");
+    }
+    let mut running = connect(server.address());
+    let long = body(&json!("x"), 480, &json!({"stream": true}));
+    let request = post_bytes(COMPLETIONS, "authorization: Bearer first\r\n", &long);
+    running.write_all(request.as_bytes()).unwrap();
+    super::client::read_until(&mut running, "data: ");
+    std::fs::write(file.path(), "second\n").unwrap();
+    server.signal(Signal::SIGHUP);
+    while status("second") != 200 {}
+    assert_eq!((status("first"), status("typed")), (401, 200));
+    // A file without keys changes nothing.
+    std::fs::write(file.path(), "# none\n").unwrap();
+    server.signal(Signal::SIGHUP);
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut running, &mut rest).unwrap();
+    assert!(String::from_utf8_lossy(&rest).contains("data: [DONE]"), "the request was cut off");
+    assert_eq!((status("second"), status("first")), (200, 401));
+    server.signal(Signal::SIGTERM);
+    let (exit, log) = server.wait();
+    assert!(exit.success());
+    let log = log.join("\n");
+    assert!(log.contains("keys were read again: there are 2"), "{log}");
+    assert!(log.contains("keys stay as they were") && log.contains("has no key"), "{log}");
+    assert!(!log.contains("Bearer") && !log.contains("second\n"), "{log}");
+}
