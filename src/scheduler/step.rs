@@ -126,7 +126,7 @@ impl Scheduler {
             .filter(|id| is_in(id))
             .partition(|id| self.sequences[id].num_uncomputed_tokens() == 1);
         for id in generating {
-            self.schedule_row(id, 1, plan);
+            self.schedule_row(id, 0, 1, plan);
         }
         let mut prompts: HashMap<ClientId, VecDeque<SeqId>> = HashMap::new();
         for id in computing {
@@ -146,7 +146,9 @@ impl Scheduler {
             let part = plan.budget as u64 * self.queue.weight(client) / weights.max(1);
             let allowance = usize::try_from(part).unwrap_or(usize::MAX).max(smallest).max(1);
             let prompts = prompts.entry(client).or_default();
-            while prompts.front().is_some_and(|id| !self.schedule_row(*id, allowance, plan)) {
+            while let Some(&id) = prompts.front()
+                && !self.schedule_row(id, plan.num_planned(id), allowance, plan)
+            {
                 prompts.pop_front();
             }
             if prompts.is_empty() {
@@ -158,14 +160,13 @@ impl Scheduler {
         }
     }
 
-    /// Adds up to `allowance` tokens of a running sequence, taking blocks from others if there are too few. False
-    /// if there is nothing to add.
-    fn schedule_row(&mut self, id: SeqId, allowance: usize, plan: &mut Plan) -> bool {
+    /// Adds up to `allowance` tokens of a running sequence to the `num_planned` that its row has, taking blocks from
+    /// others if there are too few. False if there is nothing to add.
+    fn schedule_row(&mut self, id: SeqId, num_planned: usize, allowance: usize, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         if sequence.status != SequenceStatus::Running {
             return false;
         }
-        let num_planned = plan.num_planned(id);
         let num_left = sequence.num_uncomputed_tokens() - num_planned;
         let num_tokens = num_left.min(plan.row_limit(sequence, num_planned)).min(allowance);
         if num_tokens == 0 {
@@ -179,7 +180,7 @@ impl Scheduler {
                 return false;
             }
         }
-        self.add_to_row(id, num_tokens, plan);
+        self.add_to_row(id, num_planned, num_tokens, plan);
         true
     }
 
@@ -218,7 +219,7 @@ impl Scheduler {
         sequence.block_table = cached;
         let sequence = &self.sequences[&id];
         let num_tokens = sequence.num_uncomputed_tokens().min(plan.row_limit(sequence, 0)).min(allowance);
-        self.add_to_row(id, num_tokens, plan);
+        self.add_to_row(id, 0, num_tokens, plan);
         Some(id)
     }
 
@@ -238,9 +239,8 @@ impl Scheduler {
         has_room.then_some(cached)
     }
 
-    /// Adds to a sequence's row, or begins it; the blocks are known to be there.
-    fn add_to_row(&mut self, id: SeqId, num_tokens: usize, plan: &mut Plan) {
-        let num_planned = plan.num_planned(id);
+    /// Adds to a sequence's row, or begins it if none of its tokens are planned; the blocks are known to be there.
+    fn add_to_row(&mut self, id: SeqId, num_planned: usize, num_tokens: usize, plan: &mut Plan) {
         let len = num_planned + num_tokens;
         let copy = self.reserve(id, len);
         let sequence = &self.sequences[&id];
@@ -256,9 +256,10 @@ impl Scheduler {
             plan.logits_budget = plan.logits_budget.saturating_sub(num_logits);
         }
         self.charge_prompt(id, start + len, PROMPT_TOKEN);
-        match plan.output.rows.iter_mut().rev().find(|row| row.seq == id) {
-            Some(row) => (row.len, row.samples) = (len, samples),
-            None => plan.output.rows.push(ScheduledRow { seq: id, start, len, samples, copy }),
+        if num_planned == 0 {
+            plan.output.rows.push(ScheduledRow { seq: id, start, len, samples, copy });
+        } else if let Some(row) = plan.output.rows.iter_mut().rev().find(|row| row.seq == id) {
+            (row.len, row.samples) = (len, samples);
         }
     }
 
