@@ -173,7 +173,8 @@ impl Scheduler {
             return false;
         }
         while !self.can_reserve(id, num_planned + num_tokens) {
-            let Some(victim) = self.victim() else { return false };
+            // Whoever came first always gets on, so all come to their end.
+            let Some(&victim) = self.running.last() else { return false };
             plan.is_short_of_blocks = true;
             self.preempt(victim, plan);
             if victim == id {
@@ -381,17 +382,6 @@ impl Scheduler {
         };
         let others = self.running_clients();
         others.iter().filter(|other| **other != client).filter_map(gives).max().map(|(_, last)| last)
-    }
-
-    /// Who gives blocks up when a running sequence finds none: the last sequence of the client that has most for
-    /// its weight, and is not far behind.
-    fn victim(&self) -> Option<SeqId> {
-        let clients = self.running_clients();
-        let most = clients.iter().map(|client| self.queue.counter(*client)).max()?;
-        let is_near = |client: &&ClientId| self.queue.counter(**client).saturating_add(self.window()) >= most;
-        let shares = self.shares();
-        let level = |client: &&ClientId| self.level(**client, shares.of(**client));
-        self.last_of(*clients.iter().filter(is_near).max_by_key(level)?)
     }
 
     /// Clients with running sequences, in the order of their last ones.

@@ -91,7 +91,8 @@ impl Load {
     fn wait_for(&mut self, request: Request) -> usize {
         let before: usize = self.served.iter().sum();
         let id = self.core.submit(request).unwrap();
-        for _ in 0..100_000 {
+        // Also where blocks are so few that sequences are preempted again and again.
+        for _ in 0..4_000 {
             let events = self.step();
             let is_end =
                 |(found, event): &(RequestId, Event)| *found == id && matches!(event, Event::Finished { .. });
