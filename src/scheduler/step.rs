@@ -460,23 +460,26 @@ impl Scheduler {
     }
 
     /// Decides who sits the next step out. Clients that begin an answer and have been served little since the
-    /// last step with everybody need not share the step with those that would make it several times as large.
+    /// last step with everybody need not share the step with those that would make it several times as large, if
+    /// those are not half a window behind.
     fn leave_out(&mut self) -> LeftOut {
         let mut wants: Vec<(u64, ClientId, Want)> =
             self.wants().into_iter().map(|(client, want)| (self.queue.round(client), client, want)).collect();
         wants.sort_by_key(|(round, client, _)| (*round, *client));
         let mut left_out = LeftOut::default();
-        let mut beginning: Option<u64> = None;
+        let mut beginning: Option<(u64, ClientId)> = None;
         let mut size = self.config.step_cost;
         for &(round, client, Want { num_tokens, is_beginning }) in &wants {
             let num_tokens = num_tokens.min(self.config.max_num_batched_tokens);
-            let is_ahead = beginning.is_some_and(|beginning| round > beginning);
+            let is_ahead = beginning.is_some_and(|(first, other)| {
+                round > first && !self.is_behind(client, other, self.window() / 2)
+            });
             if is_ahead && num_tokens > size.saturating_mul(MAX_GROWTH) {
                 left_out.clients.insert(client);
                 continue;
             }
             size = size.saturating_add(num_tokens);
-            beginning = beginning.or(is_beginning.then_some(round));
+            beginning = beginning.or(is_beginning.then_some((round, client)));
             if left_out.clients.is_empty() {
                 left_out.favoured.push(client);
             }
