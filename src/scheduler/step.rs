@@ -30,6 +30,8 @@ struct Plan {
     is_short_of_blocks: bool,
     /// Nobody with a larger counter is admitted, because somebody waits for whom there is no room.
     max_counter: u64,
+    /// Clients that let others pass, whose turn comes again when one of those was admitted.
+    stood_back: Vec<ClientId>,
 }
 
 impl Plan {
@@ -98,6 +100,7 @@ impl Scheduler {
             logits_budget: 0,
             is_short_of_blocks: false,
             max_counter: u64::MAX,
+            stood_back: Vec::new(),
         };
         self.make_room(&mut plan);
         plan.logits_budget = self.spare_logits();
@@ -151,7 +154,10 @@ impl Scheduler {
             }
             if prompts.is_empty() {
                 match self.admit_next(client, allowance, plan) {
-                    Some(id) => prompts.push_back(id),
+                    Some(id) => {
+                        prompts.push_back(id);
+                        open.append(&mut plan.stood_back);
+                    }
                     None => open.retain(|other| *other != client),
                 }
             }
@@ -194,7 +200,11 @@ impl Scheduler {
             return None;
         }
         let room = self.room_for(id, Holding::default());
-        let Some(cached) = room.filter(|_| !self.must_stand_back(client, id)) else {
+        let stands_back = room.is_some() && self.must_stand_back(client, id);
+        if stands_back {
+            plan.stood_back.push(client);
+        }
+        let Some(cached) = room.filter(|_| !stands_back) else {
             plan.max_counter = plan.max_counter.min(counter.saturating_add(self.window()));
             return None;
         };
