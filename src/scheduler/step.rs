@@ -30,6 +30,8 @@ struct Plan {
     is_short_of_blocks: bool,
     /// Nobody with a larger counter is admitted, because somebody waits for whom there is no room.
     max_counter: u64,
+    /// Clients that let others pass, whose turn comes again when one of those was admitted.
+    stood_back: Vec<ClientId>,
 }
 
 impl Plan {
@@ -98,6 +100,7 @@ impl Scheduler {
             logits_budget: 0,
             is_short_of_blocks: false,
             max_counter: u64::MAX,
+            stood_back: Vec::new(),
         };
         self.make_room(&mut plan);
         plan.logits_budget = self.spare_logits();
@@ -153,7 +156,10 @@ impl Scheduler {
             }
             if prompts.is_empty() {
                 match self.admit_next(client, allowance, plan) {
-                    Some(id) => prompts.push_back(id),
+                    Some(id) => {
+                        prompts.push_back(id);
+                        open.append(&mut plan.stood_back);
+                    }
                     None => open.retain(|other| *other != client),
                 }
             }
@@ -195,7 +201,11 @@ impl Scheduler {
             return None;
         }
         let room = self.room_for(id, Holding::default());
-        let Some(cached) = room.filter(|_| !self.must_stand_back(client, id)) else {
+        let stands_back = room.is_some() && self.must_stand_back(client, id);
+        if stands_back {
+            plan.stood_back.push(client);
+        }
+        let Some(cached) = room.filter(|_| !stands_back) else {
             plan.max_counter = plan.max_counter.min(counter.saturating_add(self.window()));
             return None;
         };
@@ -461,23 +471,26 @@ impl Scheduler {
     }
 
     /// Decides who sits the next step out. Clients that begin an answer and have been served little since the
-    /// last step with everybody need not share the step with those that would make it several times as large.
+    /// last step with everybody need not share the step with those that would make it several times as large, if
+    /// those are not half a window behind.
     fn leave_out(&mut self) -> LeftOut {
         let mut wants: Vec<(u64, ClientId, Want)> =
             self.wants().into_iter().map(|(client, want)| (self.queue.round(client), client, want)).collect();
         wants.sort_by_key(|(round, client, _)| (*round, *client));
         let mut left_out = LeftOut::default();
-        let mut beginning: Option<u64> = None;
+        let mut beginning: Option<(u64, ClientId)> = None;
         let mut size = self.config.step_cost;
         for &(round, client, Want { num_tokens, is_beginning }) in &wants {
             let num_tokens = num_tokens.min(self.config.max_num_batched_tokens);
-            let is_ahead = beginning.is_some_and(|beginning| round > beginning);
+            let is_ahead = beginning.is_some_and(|(first, other)| {
+                round > first && !self.is_behind(client, other, self.window() / 2)
+            });
             if is_ahead && num_tokens > size.saturating_mul(MAX_GROWTH) {
                 left_out.clients.insert(client);
                 continue;
             }
             size = size.saturating_add(num_tokens);
-            beginning = beginning.or(is_beginning.then_some(round));
+            beginning = beginning.or(is_beginning.then_some((round, client)));
             if left_out.clients.is_empty() {
                 left_out.favoured.push(client);
             }
