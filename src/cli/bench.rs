@@ -298,6 +298,7 @@ mod tests {
         assert_eq!(result.dispatches_per_token, 2.5);
         assert!((result.host_microseconds_per_token - 25.0).abs() < 1e-9);
     }
+
     #[test]
     fn a_bandwidth_below_what_was_read_is_measured_again_and_said_to_be_disturbed() {
         let check = |measured: &[f64], expected_passes: usize, expected: f64, disturbed: bool| {

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
-use super::connection::Peer;
-use super::error::ApiError;
-use super::state::App;
-use super::{ServerConfig, host};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+
+use super::connection::Peer;
+use super::error::ApiError;
+use super::state::App;
+use super::{ServerConfig, host};
 
 /// The number of the key that a request came with; 0 if none is needed. What is remembered of a request belongs to
 /// it.

@@ -67,7 +67,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
 }
 
 /// Whether every later call will fail too: what a kernel or the hardware has broken is broken until the process ends.
-fn is_lost(result: CUresult) -> bool {
+pub(super) fn is_lost(result: CUresult) -> bool {
     matches!(
         result,
         CUresult::CUDA_ERROR_DEINITIALIZED

@@ -2,6 +2,9 @@
 
 use std::env;
 
+use cudarc::driver::sys::CUresult;
+
+use super::driver::is_lost;
 use super::nvrtc::{Nvrtc, Target};
 use super::pipelines::OPTIONS;
 use super::source::{HEADERS, program};
@@ -210,4 +213,24 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         program.text.replace("[[kernel]]", "").replace("void silu_mul(", "void silu_mul(no_such_type x, ");
     let error = compiler.compile("broken", &broken, &HEADERS, Target::Gpu(90), &OPTIONS).unwrap_err();
     assert!(error.message().contains("no_such_type") && error.message().contains("rows.metal("), "{error}");
+}
+
+/// The engine goes on after the others, and ends after these.
+#[test]
+fn a_gpu_is_lost_for_good_or_not_at_all() {
+    for lost in [
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+        CUresult::CUDA_ERROR_UNKNOWN,
+    ] {
+        assert!(is_lost(lost), "{lost:?}");
+    }
+    for passing in [
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+    ] {
+        assert!(!is_lost(passing), "{passing:?}");
+    }
 }
