@@ -37,7 +37,6 @@ pub mod chat;
 pub mod config;
 pub mod demo;
 pub mod engine;
-mod error;
 pub mod grammar;
 pub mod hub;
 pub mod kv_cache;
@@ -53,4 +52,4 @@ pub mod server;
 pub mod tokenizer;
 pub mod weights;
 
-pub use error::{Error, ErrorKind, Result};
+pub use tinyvllm_kernels::{Error, ErrorKind, Result};

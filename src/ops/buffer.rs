@@ -118,7 +118,7 @@ impl Buffer {
     /// As [`Self::read`].
     pub(crate) fn read_exact(&self, num_rows: usize) -> Result<Vec<f64>> {
         match &self.memory {
-            Memory::Reference(buffer) => buffer.read(self.len_of(num_rows)? / self.width.max(1)),
+            Memory::Reference(buffer) => Ok(buffer.read(self.len_of(num_rows)? / self.width.max(1))?),
             _ => self.read(num_rows, |values| values.iter().map(|value| f64::from(*value)).collect()),
         }
     }

@@ -42,6 +42,7 @@ impl Matrix {
             Backend::Reference(reference) => {
                 ReferenceMatrix::new(reference, tensor.dtype, tensor.share(), rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
+                    .map_err(Error::from)
             }
         }
         .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
@@ -66,6 +67,7 @@ impl Matrix {
             Backend::Reference(reference) => {
                 ReferenceMatrix::new(reference, dtype, SharedBytes::owned(bytes.to_vec()), rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
+                    .map_err(Error::from)
             }
         }
     }

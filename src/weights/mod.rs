@@ -6,7 +6,6 @@
 
 pub mod blocks;
 mod checkpoint;
-mod dtype;
 mod foreign;
 pub mod gguf;
 mod mapping;
@@ -16,7 +15,7 @@ mod safetensors;
 mod tensor;
 
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
-pub use dtype::DType;
 pub use mapping::{FileStamp, MappedPages, SharedBytes};
 pub use quantize::{Quantization, Quantizer};
 pub use tensor::{OwnedTensor, RawTensor};
+pub use tinyvllm_kernels::DType;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Shape, Tensor};
 
-use crate::{Error, Result};
+use super::Result;
+use crate::Error;
 
 /// A device of candle's and the type that it computes in.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl ReferenceBackend {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] if this build or this machine has none.
-    pub fn metal() -> Result<Self> {
+    pub fn metal() -> crate::Result<Self> {
         let device = Device::new_metal(0).map_err(|error| {
             Error::unsupported(format!("--device metal is not available to candle: {error}"))
                 .with_hint("use --device cpu")
@@ -69,14 +70,14 @@ impl ReferenceBackend {
 
     /// Does the work of an op on so many rows, and counts the time that it takes. Without rows there is nothing to do,
     /// and not every function of candle's takes a tensor without values.
-    pub(crate) fn run(&self, num_rows: usize, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn run(&self, num_rows: usize, work: impl FnOnce() -> Result<()>) -> crate::Result<()> {
         if num_rows == 0 {
             return Ok(());
         }
         let start = Instant::now();
         let result = work();
         self.busy_nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        result
+        Ok(result?)
     }
 
     pub(crate) fn busy_time(&self) -> Duration {

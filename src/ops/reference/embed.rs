@@ -1,7 +1,7 @@
 //! `out[i] = table[token_ids[i]]`.
 
+use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer, ReferenceMatrix};
-use crate::Result;
 
 pub(crate) fn embed(
     backend: &ReferenceBackend,

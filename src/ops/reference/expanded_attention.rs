@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 
+use super::Result;
 use super::paged_attention::{MAX_SCORES, attention};
 use super::{ReferenceBackend, ReferenceBuffer, ReferenceMatrix, ReferencePools};
-use crate::Result;
 use crate::ops::AttentionMetadata;
 use crate::ops::cpu::attention::AttentionShape;
 use crate::ops::cpu::attention::expanded::ExpandedShape;

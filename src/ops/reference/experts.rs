@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use super::Result;
 use super::linear::rms_norm;
 use super::{ReferenceBackend, ReferenceBuffer, ReferenceMatrix};
-use crate::Result;
 use crate::ops::RmsNorm;
 use crate::ops::cpu::matmul::RowGroup;
 

@@ -1,7 +1,7 @@
 //! `x[i] = x[rows[i]]`.
 
+use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer};
-use crate::Result;
 
 pub(crate) fn gather_rows(
     backend: &ReferenceBackend,

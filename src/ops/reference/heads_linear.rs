@@ -2,8 +2,8 @@
 
 use candle_core::Tensor;
 
+use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer, ReferenceMatrix};
-use crate::Result;
 
 /// `x` has a head every `stride` values, `out` every `out_stride`; what is between two results stays as it is.
 pub(crate) fn heads_linear(

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use super::ReferenceBackend;
-use crate::Result;
+use super::{Failure, Result};
 use crate::ops::KvCacheDType;
 
 /// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type; or keys alone, whose first values
@@ -58,8 +58,7 @@ impl ReferencePools {
         slots: &Tensor,
         value_width: usize,
     ) -> Result<[Tensor; 2]> {
-        let read =
-            |pool: &Tensor| Ok::<_, crate::Error>(pool.index_select(slots, 0)?.to_dtype(backend.dtype())?);
+        let read = |pool: &Tensor| Ok::<_, Failure>(pool.index_select(slots, 0)?.to_dtype(backend.dtype())?);
         let keys = read(&self.k)?;
         let values = match &self.v {
             Some(values) => read(values)?,

@@ -2,10 +2,10 @@
 
 use candle_core::Tensor;
 
+use super::Result;
 use super::linear::rms_norm;
 use super::rope_kv_write::Rotation;
 use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
-use crate::Result;
 use crate::ops::{RmsNorm, RopeTable};
 
 /// Operands of [`latent_kv_write`], checked.

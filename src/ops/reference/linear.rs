@@ -3,8 +3,8 @@
 use candle_core::Tensor;
 use candle_nn::ops::rms_norm_slow;
 
+use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer};
-use crate::Result;
 use crate::ops::{Linear, Matrix, RmsNorm};
 
 /// `w · x / √(mean(x²) + eps)` over the last dimension. Not candle's `rms_norm`, which sums in f32 whatever the type.

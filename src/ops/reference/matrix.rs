@@ -7,8 +7,9 @@ use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{Device, Module, Tensor};
 
 use super::ReferenceBackend;
+use super::Result;
+use crate::Error;
 use crate::weights::{DType, SharedBytes};
-use crate::{Error, Result};
 
 /// Values that are decoded together: a matrix is decoded anew for each product, and no more of it than this at once.
 const VALUES_PER_PIECE: usize = 1 << 24;
@@ -68,10 +69,9 @@ impl ReferenceMatrix {
         cols: usize,
     ) -> Result<Self> {
         if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
-            return Err(Error::invalid_model(format!(
-                "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
-                bytes.len()
-            )));
+            let num_bytes = bytes.len();
+            let message = format!("a {rows} × {cols} matrix of {dtype} does not have {num_bytes} bytes");
+            return Err(Error::invalid_model(message).into());
         }
         let mut matrix = Self { dtype, rows, cols, bytes, on_device: None };
         if !backend.device().is_cpu() {

@@ -33,8 +33,26 @@ pub(crate) use matrix::ReferenceMatrix;
 pub(crate) use paged_attention::paged_attention;
 pub(crate) use rope_kv_write::{RopeKvWrite, rope_kv_write};
 
-impl From<candle_core::Error> for crate::Error {
+/// What candle or this folder failed with, on its way to whoever knows [`crate::Error`] only.
+#[derive(Debug)]
+pub(crate) struct Failure(crate::Error);
+
+type Result<T> = std::result::Result<T, Failure>;
+
+impl From<candle_core::Error> for Failure {
     fn from(source: candle_core::Error) -> Self {
-        Self::internal(format!("tensor operation failed: {source}")).with_source(source)
+        Self(crate::Error::internal(format!("tensor operation failed: {source}")).with_source(source))
+    }
+}
+
+impl From<crate::Error> for Failure {
+    fn from(error: crate::Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<Failure> for crate::Error {
+    fn from(Failure(error): Failure) -> Self {
+        error
     }
 }

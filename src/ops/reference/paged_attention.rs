@@ -3,8 +3,8 @@
 use candle_core::{D, Device, Tensor};
 use candle_nn::ops::softmax;
 
+use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
-use crate::Result;
 use crate::ops::AttentionMetadata;
 use crate::ops::cpu::attention::AttentionShape;
 

@@ -4,8 +4,8 @@ use candle_core::{Device, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i};
 
 use super::linear::rms_norm;
+use super::{Failure, Result};
 use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
-use crate::Result;
 use crate::config::RopeStyle;
 use crate::ops::{HeadNorms, RmsNorm, RopeTable};
 
@@ -38,7 +38,7 @@ pub(crate) fn rope_kv_write(
             Some(norm) => rms_norm(backend, &heads, norm)?,
             None => heads,
         };
-        Ok::<_, crate::Error>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
+        Ok::<_, Failure>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
     };
     let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
     let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;

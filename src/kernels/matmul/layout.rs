@@ -23,7 +23,7 @@
 
 use half::{bf16, f16};
 
-use crate::weights::DType;
+use crate::DType;
 
 /// Rows of a tile: the lanes of a vector.
 pub(super) const TILE_ROWS: usize = 16;

@@ -8,8 +8,8 @@ use std::marker::PhantomData;
 
 use super::layout::{TILE_ROWS, WORD};
 use super::quantized::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::ops::cpu::simd::{CpuLevel, F32x16, Kernel};
-use crate::weights::DType;
+use crate::DType;
+use crate::simd::{CpuLevel, F32x16, Kernel};
 
 /// The products of one panel with sixteen weight rows, one array for each input row.
 pub(super) type PanelOutput = [[f32; TILE_ROWS]; super::activations::MAX_PANEL];

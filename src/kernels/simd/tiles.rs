@@ -4,7 +4,7 @@
 
 /// The sums of sixteen input rows, each with sixteen weight rows.
 #[repr(C, align(64))]
-pub(in crate::ops::cpu) struct TileSums(pub(in crate::ops::cpu) [[i32; 16]; 16]);
+pub(crate) struct TileSums(pub(crate) [[i32; 16]; 16]);
 
 /// A matrix unit that multiplies tiles of bytes.
 ///
@@ -13,7 +13,7 @@ pub(in crate::ops::cpu) struct TileSums(pub(in crate::ops::cpu) [[i32; 16]; 16])
 ///
 /// # Safety
 /// Pointers are valid for the elements that a method names, without alignment.
-pub(in crate::ops::cpu) unsafe trait ByteTiles {
+pub(crate) unsafe trait ByteTiles {
     /// Slot `slot` = the products of sixteen rows of 32 activations, one row after another, with eight words of codes;
     /// each word has four codes of each of the sixteen weight rows.
     unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8);
@@ -23,19 +23,19 @@ pub(in crate::ops::cpu) unsafe trait ByteTiles {
 
 /// The unit of machines that have none.
 #[cfg(not(target_arch = "x86_64"))]
-pub(in crate::ops::cpu) enum MatrixUnit {}
+pub(crate) enum MatrixUnit {}
 
 /// The same for bf16.
 #[cfg(not(target_arch = "x86_64"))]
-pub(in crate::ops::cpu) enum Bf16Unit {}
+pub(crate) enum Bf16Unit {}
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Bf16Unit {
-    pub(in crate::ops::cpu) unsafe fn add(&mut self, _: *const u8, _: *const u8) {
+    pub(crate) unsafe fn add(&mut self, _: *const u8, _: *const u8) {
         match *self {}
     }
 
-    pub(in crate::ops::cpu) unsafe fn store(&mut self, _: *mut f32) {
+    pub(crate) unsafe fn store(&mut self, _: *mut f32) {
         match *self {}
     }
 }
@@ -54,11 +54,11 @@ unsafe impl ByteTiles for MatrixUnit {
 
 /// What the matrix unit does, in plain Rust: for tests on machines without one.
 #[cfg(test)]
-pub(in crate::ops::cpu) struct SoftwareTiles([[[i32; 16]; 16]; 4]);
+pub(crate) struct SoftwareTiles([[[i32; 16]; 16]; 4]);
 
 #[cfg(test)]
 impl SoftwareTiles {
-    pub(in crate::ops::cpu) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self([[[0x5555; 16]; 16]; 4])
     }
 }

@@ -7,9 +7,9 @@ use super::activations::{BLOCK, BLOCK_BYTES};
 use super::buffer::AlignedBuffer;
 use super::prepare::{PanelRow, PrepareRow};
 use super::*;
+use crate::DType;
 use crate::ErrorKind;
-use crate::ops::cpu::simd::SoftwareTiles;
-use crate::weights::DType;
+use crate::simd::SoftwareTiles;
 
 /// A small generator of reproducible numbers.
 struct Random(u64);

@@ -18,8 +18,8 @@ use super::quantized::{
     Codes, PanelBlock, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quantized, Visitor, add_halves,
     add_minima, add_scaled, first_half,
 };
-use crate::ops::cpu::simd::{ByteTiles, CpuLevel, F32x16, Kernel, TileSums};
-use crate::weights::DType;
+use crate::DType;
+use crate::simd::{ByteTiles, CpuLevel, F32x16, Kernel, TileSums};
 
 thread_local! {
     /// Where this thread unpacks weights, while nobody does. It grows to what the largest matrix needs.

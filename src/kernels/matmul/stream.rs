@@ -5,8 +5,8 @@ use std::hint::black_box;
 use super::TASK_BYTES;
 use super::buffer::{AlignedBuffer, SharedPointer};
 use super::kernels::prefetch;
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::{CpuLevel, F32x16, Kernel};
+use crate::pool::ThreadPool;
+use crate::simd::{CpuLevel, F32x16, Kernel};
 
 /// Memory like that of packed weights.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::{MatrixFile, PAGE};
-use crate::ops::cpu::matmul::PackedMatrix;
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::CpuLevel;
-use crate::weights::DType;
+use crate::DType;
+use crate::matmul::PackedMatrix;
+use crate::pool::ThreadPool;
+use crate::simd::CpuLevel;
 use crate::{Error, ErrorKind};
 
 /// A type, rows, columns and the bytes of a file.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::buffer::{AlignedBuffer, SharedPointer};
 use super::file::MatrixFile;
 use super::layout::{self, TILE_ROWS};
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::CpuLevel;
-use crate::weights::DType;
+use crate::DType;
+use crate::pool::ThreadPool;
+use crate::simd::CpuLevel;
 use crate::{Error, ErrorKind, Result};
 
 /// A weight matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.

@@ -7,8 +7,8 @@ use super::activations::{Activations, Forms, VECTOR_PANEL};
 use super::layout::TILE_ROWS;
 use super::packed::PackedMatrix;
 use super::{NO_PRODUCTS, Swiglu, multiply_rows, rows_per_block, tile_rows_per_task};
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::CpuLevel;
+use crate::pool::ThreadPool;
+use crate::simd::CpuLevel;
 
 /// Rows of the input that are multiplied with one matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

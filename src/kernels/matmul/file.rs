@@ -25,8 +25,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::buffer::AlignedBuffer;
 use super::packed::PackedMatrix;
 use super::residency;
-use crate::ops::cpu::pool::ThreadPool;
-use crate::weights::DType;
+use crate::DType;
+use crate::pool::ThreadPool;
 use crate::{Error, ErrorKind, Result};
 
 const MAGIC: [u8; 8] = *b"tvllmmat";

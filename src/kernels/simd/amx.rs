@@ -112,12 +112,12 @@ macro_rules! store {
 
 /// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
 /// nothing to save.
-pub(in crate::ops::cpu) struct MatrixUnit(PhantomData<*const ()>);
+pub(crate) struct MatrixUnit(PhantomData<*const ()>);
 
 impl MatrixUnit {
     /// # Safety
     /// [`is_available`], and this thread has no other one.
-    pub(in crate::ops::cpu) unsafe fn new() -> Self {
+    pub(crate) unsafe fn new() -> Self {
         // SAFETY: the caller's guarantee.
         unsafe { configure(&CONFIG) };
         Self(PhantomData)
@@ -133,14 +133,14 @@ impl Drop for MatrixUnit {
 
 /// The matrix unit for products of bf16, configured for this thread: sums of up to sixteen input rows, each with sixteen
 /// weight rows. They are added in one order, and each row by itself.
-pub(in crate::ops::cpu) struct Bf16Unit(PhantomData<*const ()>);
+pub(crate) struct Bf16Unit(PhantomData<*const ()>);
 
 impl Bf16Unit {
     /// All sums are zero.
     ///
     /// # Safety
     /// [`is_available`], and this thread has no other unit.
-    pub(in crate::ops::cpu) unsafe fn new(num_rows: usize) -> Self {
+    pub(crate) unsafe fn new(num_rows: usize) -> Self {
         assert!((1..=16).contains(&num_rows), "{num_rows} rows in a tile");
         let mut config =
             TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
@@ -160,7 +160,7 @@ impl Bf16Unit {
     /// # Safety
     /// There are as many.
     #[inline(always)]
-    pub(in crate::ops::cpu) unsafe fn add(&mut self, activations: *const u8, weights: *const u8) {
+    pub(crate) unsafe fn add(&mut self, activations: *const u8, weights: *const u8) {
         // SAFETY: the registers are configured as long as there is a value; the caller guarantees the bytes.
         unsafe {
             asm!(
@@ -180,7 +180,7 @@ impl Bf16Unit {
     /// # Safety
     /// There is room for them.
     #[inline(always)]
-    pub(in crate::ops::cpu) unsafe fn store(&mut self, sums: *mut f32) {
+    pub(crate) unsafe fn store(&mut self, sums: *mut f32) {
         // SAFETY: as above.
         unsafe { store!("0", sums) };
     }

@@ -30,7 +30,7 @@ use std::ops::Range;
 
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
-use crate::weights::DType;
+use crate::DType;
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};

@@ -15,7 +15,7 @@ use super::kernels::{Format, prefetch};
 use super::layout::{
     K_CODES, SCALES, TILE_ROWS, WORD, q5k_fifth, q5k_nibbles, q6k_lower, q6k_scales, q6k_upper,
 };
-use crate::ops::cpu::simd::F32x16;
+use crate::simd::F32x16;
 
 /// A quantised type.
 pub(super) trait Quantized {

@@ -3,7 +3,7 @@
 //! What is stored depends on the row alone, and every sum has a fixed order.
 
 use super::activations::{BLOCK, BLOCK_BYTES, padded};
-use crate::ops::cpu::simd::{F32x16, Kernel};
+use crate::simd::{F32x16, Kernel};
 
 /// Writes one row into its panel, in one form.
 pub(super) struct PrepareRow<'a, T> {

@@ -8,9 +8,9 @@
 use super::buffer::{AlignedBuffer, SharedPointer};
 use super::grouped::RowGroup;
 use super::prepare::{DenseRow, PanelRow, PrepareRow, TileRow};
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::CpuLevel;
-use crate::weights::DType;
+use crate::DType;
+use crate::pool::ThreadPool;
+use crate::simd::CpuLevel;
 
 /// Rows of the widest panel.
 pub(super) const MAX_PANEL: usize = 16;
