@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Talks to a running server with clients that others wrote, each if it is installed.
 
-    pip install anthropic langchain-openai langchain-anthropic litellm instructor "pydantic-ai-slim[openai,anthropic]"
+    pip install anthropic    # or langchain-openai, langchain-anthropic, litellm, instructor,
+                             # "pydantic-ai-slim[openai,anthropic]"; best in an environment each
     python scripts/check_clients.py http://127.0.0.1:8000 API_KEY [CLIENT...]
 
 The model's template must know tools; for the built-in model, start the server with --chat-template
-tests/fixtures/tok/chat/tools.jinja. Says of each client "ok", or "skipped" if it is not installed. OpenAI's own client
+tests/fixtures/tok/chat/tools.jinja, and --responses-memory 100. Says of each client "ok", or "skipped" if it is not installed. OpenAI's own client
 has a script of its own, check_openai_client.py.
 """
 

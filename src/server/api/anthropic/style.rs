@@ -33,7 +33,7 @@ impl MessageStyle {
         }
     }
 
-    fn message(&self, content: &[Value], end: (Option<&str>, Option<&str>), usage: Value) -> Value {
+    fn message(&self, content: &[Value], end: (Option<&str>, Option<&str>), totals: &Totals) -> Value {
         let (stop_reason, stop_sequence) = end;
         json!({
             "id": self.id,
@@ -43,7 +43,7 @@ impl MessageStyle {
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
-            "usage": usage,
+            "usage": usage(totals),
         })
     }
 
@@ -70,12 +70,12 @@ impl BlockStyle for MessageStyle {
 
     fn whole(&mut self, blocks: &Blocks) -> Value {
         let content: Vec<Value> = blocks.all().iter().map(block).collect();
-        self.message(&content, self.end(blocks), usage(&blocks.totals))
+        self.message(&content, self.end(blocks), &blocks.totals)
     }
 
     fn write_begin(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>) {
         // What was cached is known when the answer ends.
-        let message = self.message(&[], (None, None), usage(&blocks.totals));
+        let message = self.message(&[], (None, None), &blocks.totals);
         write_event(bytes, "message_start", &json!({"type": "message_start", "message": message}));
         bytes.extend_from_slice(Self::KEEP_ALIVE);
     }

@@ -48,7 +48,7 @@ impl ResponseStyle {
     }
 
     /// The response so far.
-    fn response(&self, blocks: &Blocks, status: &str, error: Value) -> Value {
+    fn response(&self, blocks: &Blocks, status: &str, error: &Value) -> Value {
         let is_cut_off = blocks.finish_reason() == Some("length");
         let output = blocks.all().iter().zip(&self.item_ids).enumerate();
         let output = output.map(|(index, (block, id))| item(block, id, item_status(blocks, index)));
@@ -75,7 +75,7 @@ impl ResponseStyle {
     fn finished(&mut self, blocks: &Blocks) -> Value {
         let is_cut_off = blocks.finish_reason() == Some("length");
         let response =
-            self.response(blocks, if is_cut_off { "incomplete" } else { "completed" }, Value::Null);
+            self.response(blocks, if is_cut_off { "incomplete" } else { "completed" }, &Value::Null);
         if let Some(Keeper { app, caller, question }) = self.keeper.take() {
             app.memory.keep(caller, &self.id, &response, question);
         }
@@ -112,7 +112,7 @@ impl BlockStyle for ResponseStyle {
     }
 
     fn write_begin(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>) {
-        let response = self.response(blocks, "in_progress", Value::Null);
+        let response = self.response(blocks, "in_progress", &Value::Null);
         for name in ["response.created", "response.in_progress"] {
             self.write(bytes, name, json!({"response": response}));
         }
@@ -166,7 +166,7 @@ impl BlockStyle for ResponseStyle {
         let event = json!({"code": code, "message": error["message"], "param": error["param"]});
         self.write(bytes, "error", event);
         let error = json!({"code": code, "message": error["message"]});
-        let response = self.response(blocks, "failed", error);
+        let response = self.response(blocks, "failed", &error);
         self.write(bytes, "response.failed", json!({"response": response}));
     }
 }
