@@ -5,7 +5,7 @@
     python scripts/check_openai_client.py --busy http://127.0.0.1:8000/v1
 
 The model's template must know tools; for the built-in model, start the server with --chat-template
-tests/fixtures/tok/chat/tools.jinja. With --busy it is checked that the client waits and tries again as the server says;
+tests/fixtures/tok/chat/tools.jinja, and --responses-memory 100. With --busy it is checked that the client waits and tries again as the server says;
 that needs a server for one request at a time (--max-num-seqs 1 --max-waiting 0).
 """
 
@@ -66,6 +66,56 @@ def check_tools(client, model):
     unknown = {"type": "function", "function": {"name": "Climate"}}
     bad = expect(openai.BadRequestError, lambda: client.chat.completions.create(tool_choice=unknown, **asked))
     assert bad.param == "tool_choice", bad
+
+
+def check_responses(client, model):
+    """The interface for agents: whole, streamed, parsed, a loop with a tool, and what the server keeps."""
+    asked = dict(model=model, input="Hello!", instructions="You are brief.", max_output_tokens=16, temperature=0)
+    whole = client.responses.create(metadata={"run": "7"}, **asked)
+    assert whole.output_text and whole.error is None and whole.metadata == {"run": "7"}, whole
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens, whole
+    assert whole.usage.input_tokens_details.cached_tokens >= 0, whole
+    events = list(client.responses.create(stream=True, **asked))
+    assert [event.sequence_number for event in events] == list(range(len(events))), events
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text, (text, whole)
+    assert events[0].type == "response.created" and events[-1].type == f"response.{whole.status}", events
+    cut = client.responses.create(**{**asked, "max_output_tokens": 1})
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens", cut
+
+    # The client's own ways of reading answers and of putting streams together.
+    parsed = client.responses.parse(model=model, input="Paint it", text_format=Paint, max_output_tokens=400)
+    assert isinstance(parsed.output_parsed, Paint), parsed
+    with client.responses.stream(text_format=Paint, model=model, input="Paint it", max_output_tokens=400) as stream:
+        assert any(event.type == "response.output_text.delta" for event in stream)
+        assert isinstance(stream.get_final_response().output_parsed, Paint)
+
+    # A tool is called, and its result goes back with what came.
+    tool = openai.pydantic_function_tool(Weather)["function"]
+    tools = dict(model=model, tools=[{"type": "function", **tool}], temperature=0, max_output_tokens=120)
+    items = [{"role": "user", "content": "The weather in Rome?"}]
+    called = client.responses.create(input=items, tool_choice={"type": "function", "name": "Weather"}, **tools)
+    (call,) = [item for item in called.output if item.type == "function_call"]
+    Weather.model_validate_json(call.arguments)
+    with client.responses.stream(input=items, tool_choice="required", parallel_tool_calls=False, **tools) as stream:
+        arguments = "".join(e.delta for e in stream if e.type == "response.function_call_arguments.delta")
+        (streamed,) = [item for item in stream.get_final_response().output if item.type == "function_call"]
+    assert streamed.arguments == arguments and Weather.model_validate_json(arguments), streamed
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    answer = client.responses.create(input=[*items, *called.output, result], **tools)
+    assert answer.output, answer
+
+    # The server keeps responses.
+    assert whole.store and client.responses.retrieve(whole.id).output_text == whole.output_text
+    following = client.responses.create(model=model, input="And then?", previous_response_id=whole.id, max_output_tokens=8)
+    roles = [item.role for item in client.responses.input_items.list(following.id, order="asc")]
+    assert roles == ["user", "assistant", "user"], roles
+    going_on = client.responses.create(input=[result], previous_response_id=called.id, **tools)
+    assert going_on.output == [] or going_on.output[0].id != answer.output[0].id, going_on
+    client.responses.delete(whole.id)
+    expect(openai.NotFoundError, lambda: client.responses.retrieve(whole.id))
+    bad = expect(openai.BadRequestError, lambda: client.responses.create(tools=[{"type": "web_search"}], **asked))
+    assert bad.param == "tools[0].type", bad
 
 
 def expect(error, call):
@@ -131,6 +181,7 @@ def main(url, key="none"):
     assert chosen.choices[0].message.content in ("yes", "no"), chosen
 
     check_tools(client, model)
+    check_responses(client, model)
 
     bad = expect(
         openai.BadRequestError,

@@ -111,6 +111,12 @@ struct ServerArgs {
     /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
     #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
     request_history: usize,
+    /// Responses that are kept for each key, for previous_response_id and GET /v1/responses/ID; 0 for none
+    ///
+    /// They are kept in memory with their conversations, at most 64 MB for each key, and the oldest are forgotten
+    /// first.
+    #[arg(long, default_value_t = 0, value_name = "N", hide_short_help = true)]
+    responses_memory: usize,
     /// Seconds for the head of a request to arrive, and for a connection to be idle
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     header_timeout: Duration,
@@ -208,6 +214,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         max_connections: args.max_connections,
         max_connections_per_address: args.max_connections_per_address,
         request_history: args.request_history,
+        responses_memory: args.responses_memory,
         header_timeout: args.header_timeout,
         body_timeout: args.body_timeout,
         write_timeout: args.write_timeout,

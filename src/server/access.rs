@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use super::error::ApiError;
+use super::error::{ApiError, for_anthropic};
 use super::state::{Active, App};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -128,6 +128,9 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     })
     .await;
     line.record.status = response.status().as_u16();
+    if is_anthropic(&line.record.path) {
+        response = for_anthropic(response, &id);
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -158,6 +161,11 @@ impl HttpBody for LoggedBody {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// Whether a path belongs to Anthropic's interface. Only the shape of errors depends on it.
+fn is_anthropic(path: &str) -> bool {
+    path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The client's own id, if it can go into headers and logs as it is.

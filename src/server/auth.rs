@@ -5,14 +5,18 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::connection::Peer;
 use super::error::ApiError;
+use super::keys::{FoundKey, Keys};
 use super::state::App;
 use super::{ServerConfig, host};
+
+/// Where Anthropic's clients have their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The number of the key that a request came with; 0 if none is needed. What is remembered of a request belongs to
 /// it.
@@ -38,17 +42,26 @@ pub(super) async fn require_key(
         request.extensions_mut().insert(client);
         return next.run(request).await;
     }
-    let given = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    let is_missing = given.is_none();
-    match given.and_then(bearer).and_then(|key| keys.find(key)) {
+    match find_key(request.headers(), &keys) {
         Some(key) => {
             let client = app.clients.identify(request.headers(), Some(key), address);
             request.extensions_mut().insert(Caller(key.number));
             request.extensions_mut().insert(client);
             next.run(request).await
         }
-        None => ApiError::unauthorized(is_missing).into_response(),
+        None => {
+            let is_missing =
+                [header::AUTHORIZATION, API_KEY].iter().all(|name| !request.headers().contains_key(name));
+            ApiError::unauthorized(is_missing).into_response()
+        }
     }
+}
+
+/// Clients of Anthropic's interface may send both headers, of which one is theirs.
+fn find_key(headers: &HeaderMap, keys: &Keys) -> Option<FoundKey> {
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+    let other = headers.get(API_KEY).map(HeaderValue::as_bytes);
+    [given, other].into_iter().flatten().find_map(|key| keys.find(key))
 }
 
 fn bearer(value: &[u8]) -> Option<&[u8]> {

@@ -80,7 +80,7 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, n
         Some(_) if is_question => {
             let mut response = ok_without_body();
             let headers = response.headers_mut();
-            insert(headers, header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST");
+            insert(headers, header::ACCESS_CONTROL_ALLOW_METHODS, "DELETE, GET, POST");
             // A wildcard would not cover the key.
             let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
             let usual = HeaderValue::from_static("authorization, content-type");

@@ -1,6 +1,6 @@
 //! What is answered when something goes wrong: the only module that picks status codes.
 //!
-//! Every error is a JSON body of OpenAI's shape. The choices are those that clients expect: `openai-python`
+//! Every error is a JSON body of OpenAI's shape, or of Anthropic's under the paths of its interface. The choices are those that clients expect: `openai-python`
 //! has an exception for each of 400, 401, 404 and 429, and repeats 408, 409, 429 and 5xx by itself.
 
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind};
 const RETRY_SECONDS: u64 = 1;
 
 /// An error as the client sees it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ApiError {
     status: StatusCode,
     code: Option<&'static str>,
@@ -60,7 +60,9 @@ impl ApiError {
     /// 401.
     pub(super) fn unauthorized(is_missing: bool) -> Self {
         let message = match is_missing {
-            true => "an API key is needed: send it in the header `Authorization: Bearer KEY`",
+            true => {
+                "an API key is needed: send it in the header `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            }
             false => "the API key is not valid",
         };
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
@@ -99,6 +101,26 @@ impl ApiError {
             id.chars().take(128).collect::<String>()
         );
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
+    }
+
+    /// 404: no such response, or not one of this key.
+    pub(super) fn no_such_response(id: &str) -> Self {
+        let message = format!(
+            "no response {:?} is kept; the latest ones are, for the key that they were made for, by a server that \
+             was started with --responses-memory",
+            id.chars().take(128).collect::<String>()
+        );
+        Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
+    }
+
+    /// 400: the same, of one from which a request wants to go on.
+    pub(super) fn no_previous_response(id: &str) -> Self {
+        Self {
+            code: Some("previous_response_not_found"),
+            status: StatusCode::BAD_REQUEST,
+            param: Some("previous_response_id".into()),
+            ..Self::no_such_response(id)
+        }
     }
 
     /// 405. The header `Allow` is the router's.
@@ -169,6 +191,43 @@ impl ApiError {
         }})
     }
 
+    /// The same under another name of a parameter: the interface that was used has that one.
+    #[must_use]
+    pub(super) fn renamed(mut self, from: &str, to: &'static str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.into());
+            if let Some(rest) = self.message.strip_prefix(from) {
+                self.message = format!("{to}{rest}");
+            }
+        }
+        self
+    }
+
+    /// The body in Anthropic's shape, whose types of errors follow from the status.
+    pub(super) fn anthropic_body(&self, request_id: Option<&str>) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::REQUEST_TIMEOUT => "timeout_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        // Clients that shorten a conversation when it is too long look for these words.
+        let message = match self.code {
+            Some("context_length_exceeded") => format!("prompt is too long: {}", self.message),
+            _ => self.message.clone(),
+        };
+        let mut body = json!({"type": "error", "error": {"type": kind, "message": message}});
+        if let Some(id) = request_id {
+            body["request_id"] = id.into();
+        }
+        body
+    }
+
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }
@@ -205,8 +264,25 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For whoever knows in which interface's shape it is to be sent.
+        response.extensions_mut().insert(self);
         response
     }
+}
+
+/// The same answer for clients of Anthropic's interface: they read the id of a request in another header, and errors
+/// in another shape.
+pub(super) fn for_anthropic(mut response: Response, request_id: &str) -> Response {
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let bytes = serde_json::to_vec(&error.anthropic_body(Some(request_id))).unwrap_or_default();
+        *response.body_mut() = Body::from(bytes);
+        // The router has told the length of the other one.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        response.headers_mut().insert("request-id", id);
+    }
+    response
 }
 
 /// An answer in JSON with any status: `/health` has a body of its own.
@@ -235,4 +311,34 @@ pub(super) fn ok_without_body() -> Response {
 /// What `/health` says: 200 if the server is ready, 503 if it is not.
 pub(super) fn health(is_ready: bool, body: &Value) -> Response {
     json_response(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_in_the_shape_of_anthropic() {
+        let check = |error: ApiError, kind: &str, words: &str| {
+            let body = error.anthropic_body(Some("req-1"));
+            assert_eq!((&body["type"], &body["request_id"]), (&json!("error"), &json!("req-1")));
+            assert_eq!(body["error"]["type"], kind);
+            assert!(body["error"]["message"].as_str().unwrap().contains(words), "{body}");
+        };
+        check(ApiError::invalid("a", "a is 1"), "invalid_request_error", "a is 1");
+        check(ApiError::unauthorized(true), "authentication_error", "x-api-key");
+        check(ApiError::no_such_model("a", "b"), "not_found_error", "\"b\"");
+        check(ApiError::body_too_large(9), "request_too_large", "9 bytes");
+        check(ApiError::busy("full"), "rate_limit_error", "full");
+        check(ApiError::internal("broken"), "api_error", "broken");
+        check(ApiError::unavailable("Loading model"), "overloaded_error", "Loading");
+        let long = Error::new(ErrorKind::ContextLength, "9 tokens");
+        check(long.into(), "invalid_request_error", "prompt is too long: 9 tokens");
+        assert_eq!(ApiError::internal("x").anthropic_body(None).get("request_id"), None);
+        let renamed = ApiError::invalid("a", "a is 1").renamed("a", "b").renamed("c", "d").body();
+        assert_eq!(
+            (&renamed["error"]["param"], &renamed["error"]["message"]),
+            (&json!("b"), &json!("b is 1"))
+        );
+    }
 }

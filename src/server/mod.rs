@@ -18,6 +18,7 @@ mod history;
 mod host;
 mod json;
 mod keys;
+mod memory;
 mod metrics;
 mod page;
 mod room;
@@ -78,6 +79,8 @@ pub struct ServerConfig {
     pub max_connections_per_address: usize,
     /// Requests of which it is remembered what became of them.
     pub request_history: usize,
+    /// Responses that are kept for each key, for requests that go on from there; 0 for none.
+    pub responses_memory: usize,
     /// Time for the head of a request to arrive, and for a connection to be idle.
     pub header_timeout: Duration,
     /// Time for the body of a request to arrive.
@@ -103,6 +106,7 @@ impl Default for ServerConfig {
             max_connections: 4_096,
             max_connections_per_address: 1_024,
             request_history: 1_000,
+            responses_memory: 0,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(30),

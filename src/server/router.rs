@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::Request;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use serde_json::json;
 
 use super::error::{ApiError, health, ok, ok_as};
@@ -24,9 +24,15 @@ pub(super) fn router(app: &Arc<App>) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", post(api::chat::handle))
         .route("/v1/completions", post(api::completions::handle))
+        .route("/v1/messages", post(api::anthropic::create))
+        .route("/v1/messages/count_tokens", post(api::anthropic::count_tokens))
         .route("/v1/models", get(api::models::list))
         .route("/v1/models/{*name}", get(api::models::show))
         .route("/v1/requests/{id}", get(api::requests::show))
+        .route("/v1/responses", post(api::responses::create))
+        .route("/v1/responses/{id}", get(api::responses::show))
+        .route("/v1/responses/{id}", delete(api::responses::delete))
+        .route("/v1/responses/{id}/input_items", get(api::responses::input_items))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
         .route("/openapi.json", get(show_openapi))

@@ -11,6 +11,7 @@ use super::clients::{Client, Clients};
 use super::error::ApiError;
 use super::history::History;
 use super::keys::KeyRing;
+use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
@@ -33,6 +34,8 @@ pub(super) struct App {
     pub(super) keys: KeyRing,
     pub(super) clients: Clients,
     pub(super) history: History,
+    /// Responses that are kept.
+    pub(super) memory: Memory,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
@@ -66,6 +69,7 @@ impl App {
             keys,
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
+            memory: Memory::new(config.responses_memory),
             config,
             is_on_loopback,
             log,

@@ -157,6 +157,21 @@ impl Answer {
     }
 }
 
+/// The events of a stream in which each has a name, which its data repeats.
+#[track_caller]
+pub(crate) fn named_events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"), "{}", answer.text());
+    let text = answer.text();
+    let events = text.split_terminator("\n\n").map(|event| {
+        let lines: Vec<&str> = event.lines().collect();
+        let [name, data] = lines[..] else { panic!("{event:?} is no event with a name") };
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event}");
+        data
+    });
+    events.collect()
+}
+
 /// The data of a stream that is complete.
 #[track_caller]
 pub(crate) fn events(text: &str) -> Vec<Value> {

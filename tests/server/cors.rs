@@ -39,7 +39,7 @@ fn named_origins_may_ask_and_still_need_the_key() {
         let answer = question(&server, origin);
         assert_eq!((answer.status, answer.body.len()), (204, 0));
         assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
-        assert_eq!(answer.header("access-control-allow-methods"), Some("GET, POST"));
+        assert_eq!(answer.header("access-control-allow-methods"), Some("DELETE, GET, POST"));
         let allowed = answer.header("access-control-allow-headers").unwrap();
         assert!(allowed.contains("authorization") && allowed.contains("x-stainless-lang"));
         assert_eq!(answer.header("vary"), Some("origin"));

@@ -18,7 +18,7 @@ use tinyvllm::server::{AccessLog, AccessRecord, Exit, Server, ServerConfig, Stop
 use tinyvllm::weights::SharedBytes;
 use tinyvllm::{Error, ErrorKind, Result};
 
-use super::client::{connect, get, post, post_bytes, read_answer};
+use super::client::{connect, get, named_events, post, post_bytes, read_answer};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -225,6 +225,24 @@ fn a_step_that_fails_ends_its_requests_and_three_in_a_row_the_health() {
     streamed["stream"] = json!(true);
     let events = post(server.address, CHAT, &streamed).events();
     assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("out of memory"));
+    // In the words of the other interfaces, whole and as streams.
+    let body = json!({"input": "Hi", "max_output_tokens": 2});
+    let answer = post(server.address, "/v1/responses", &body);
+    assert_eq!((answer.status, &answer.json()["error"]["type"]), (500, &json!("server_error")));
+    let body = json!({"input": "Hi", "max_output_tokens": 2, "stream": true});
+    let events = named_events(&post(server.address, "/v1/responses", &body));
+    let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["response.created", "response.in_progress", "error", "response.failed"]);
+    assert!(events[2]["message"].as_str().unwrap().contains("out of memory"), "{}", events[2]);
+    let response = &events[3]["response"];
+    assert_eq!((&response["status"], &response["error"]["code"]), (&json!("failed"), &json!("server_error")));
+    let mut body = hello();
+    let answer = post(server.address, "/v1/messages", &body);
+    assert_eq!((answer.status, &answer.json()["error"]["type"]), (500, &json!("api_error")));
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, "/v1/messages", &body));
+    assert_eq!(events.last().unwrap()["type"], "error");
+    assert_eq!(events.last().unwrap()["error"]["type"], "api_error");
     server.stop.stop();
     assert_eq!(server.thread.join().unwrap().unwrap(), Exit::Drained);
 }

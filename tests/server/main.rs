@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod answers;
+mod anthropic;
 mod bad_inputs;
 mod bench;
 #[cfg(unix)]
@@ -19,6 +20,7 @@ mod models;
 mod page;
 mod real_clients;
 mod requests;
+mod responses;
 mod rows;
 mod schema;
 mod scripted;

@@ -132,35 +132,94 @@ fn async_openais_response_formats_are_understood() {
     }
 }
 
+/// The Python that has the package, or a line that says that there is none.
+fn python_with(package: &str) -> Option<String> {
+    let python = std::env::var("TINYVLLM_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let import = Command::new(&python).args(["-c", &format!("import {package}")]).output();
+    if import.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    say_skipped(&format!("{python} has no package {package}"));
+    None
+}
+
+/// Past the capture of output, so that it is seen.
+fn say_skipped(what: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {what}");
+}
+
+/// What a script prints, which must end well.
+#[track_caller]
+fn run_script(python: &str, script: &str, args: &[&str]) -> String {
+    let script = format!("{}/scripts/{script}", env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(python).arg(script).args(args).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    printed
+}
+
 /// Runs OpenAI's own client against a server. Needs Python with the package `openai`; says so if it is not there.
 fn check_openais_client(flags: &str, args: impl FnOnce(String) -> Vec<String>) {
-    let python = std::env::var("TINYVLLM_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let has_package = Command::new(&python)
-        .args(["-c", "import openai"])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !has_package {
+    let Some(python) = python_with("openai") else {
         let is_required = std::env::var_os("TINYVLLM_REQUIRE_OPENAI").is_some();
-        assert!(!is_required, "{python} has no package openai");
-        // Past the capture of output, so that it is seen.
-        let _ = writeln!(std::io::stderr(), "skipped: {python} has no package openai (pip install openai)");
+        assert!(!is_required, "there is no package openai");
         return;
-    }
+    };
     let server = Server::start(flags);
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_client.py");
     let args = args(format!("http://{}/v1", server.address()));
-    let output = Command::new(&python).arg(script).args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("ok"));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    assert!(run_script(&python, "check_openai_client.py", &args).contains("ok"));
 }
 
 #[test]
 fn openais_python_client_works() {
-    let flags = format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret {TOOL_FLAGS}");
+    let flags =
+        format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret --responses-memory 100 {TOOL_FLAGS}");
     check_openais_client(&flags, |url| vec![url, "secret".to_owned()]);
 }
 
 #[test]
 fn openais_python_client_tries_again() {
     check_openais_client("--max-num-seqs 1 --max-waiting 0", |url| vec!["--busy".to_owned(), url]);
+}
+
+/// Needs the packages of the clients, each with a Python of its own in the folder that TINYVLLM_PYTHON_CLIENTS names,
+/// because they want each other's in different versions, or in TINYVLLM_PYTHON. Says which are not there;
+/// TINYVLLM_REQUIRE_CLIENTS lists those that have to be.
+#[test]
+fn clients_that_others_wrote_work() {
+    let folder = std::env::var("TINYVLLM_PYTHON_CLIENTS").unwrap_or_default();
+    let required = std::env::var("TINYVLLM_REQUIRE_CLIENTS").unwrap_or_default();
+    let mut server = None;
+    let names =
+        ["anthropic", "langchain_openai", "langchain_anthropic", "litellm", "instructor", "pydantic_ai"];
+    for name in names {
+        let own = format!("{folder}/{name}/bin/python");
+        let own = std::path::Path::new(&own).exists().then_some(own);
+        let Some(python) = own.or_else(|| python_with(name)) else {
+            assert!(!required.split_whitespace().any(|required| required == name), "{name} is not installed");
+            continue;
+        };
+        let server = server.get_or_insert_with(|| {
+            Server::start(&format!(
+                "--max-model-len 1024 --api-key secret --responses-memory 100 {TOOL_FLAGS}"
+            ))
+        });
+        let url = format!("http://{}", server.address());
+        let printed = run_script(&python, "check_clients.py", &[&url, "secret", name]);
+        assert!(printed.contains(&format!("ok: {name}")), "{printed}");
+    }
+}
+
+/// Needs Node.js, and the packages in the folder that TINYVLLM_NODE_CLIENTS names; says so if it names none.
+#[test]
+fn the_ai_sdk_works() {
+    let Ok(folder) = std::env::var("TINYVLLM_NODE_CLIENTS") else {
+        return say_skipped("the AI SDK: TINYVLLM_NODE_CLIENTS names no folder with it");
+    };
+    let server =
+        Server::start(&format!("--max-model-len 1024 --api-key secret --responses-memory 100 {TOOL_FLAGS}"));
+    let url = format!("http://{}", server.address());
+    let printed = run_script("node", "check_ai_sdk.mjs", &[&folder, &url, "secret", "demo"]);
+    assert_eq!(printed.lines().filter(|line| line.starts_with("ok: ")).count(), 3, "{printed}");
 }

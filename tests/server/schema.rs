@@ -66,14 +66,26 @@ fn properties(document: &Value, value: &Value, names: &mut BTreeSet<String>) {
     }
 }
 
+/// The files in a folder and in those inside it.
+fn files(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+    let files = entries.map(Result::unwrap).flat_map(|entry| {
+        let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+        if entry.path().is_dir() { files(&path) } else { vec![path] }
+    });
+    files.filter(|path| !path.ends_with("tests.rs")).collect()
+}
+
 #[test]
 fn every_field_that_is_read_is_described_and_the_other_way_round() {
     let mut read = BTreeSet::new();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/api");
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let text = source(&format!("src/server/api/{}", entry.unwrap().file_name().to_str().unwrap()));
+    for path in files("src/server/api") {
+        let text = source(&path);
         for method in ["bool", "unsigned", "integer", "number", "string", "object", "token_ids", "take"] {
             read.extend(between(&text, &format!(".{method}(\""), "\"").map(str::to_owned));
+        }
+        for object in ["fields", "&mut fields", "function", "&mut item", "&mut block"] {
+            read.extend(between(&text, &format!("({object}, \""), "\"").map(str::to_owned));
         }
         // Lists of names.
         read.extend(between(&text, "(\"", "\", Harmless::").map(str::to_owned));
@@ -87,7 +99,15 @@ fn every_field_that_is_read_is_described_and_the_other_way_round() {
     assert!(read.len() > 60, "{read:?}");
     let document = document();
     let mut described = BTreeSet::new();
-    for name in ["ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest"] {
+    for name in [
+        "ChatRequest",
+        "CompletionRequest",
+        "MessagesRequest",
+        "CountTokensRequest",
+        "ResponsesRequest",
+        "TokenizeRequest",
+        "DetokenizeRequest",
+    ] {
         properties(&document, &document["components"]["schemas"][name], &mut described);
     }
     let missing: Vec<_> = read.difference(&described).collect();

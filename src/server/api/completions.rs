@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::super::json::{Fields, token_ids, wrong_type};
 use super::super::state::{App, Model};
-use super::chat::check_text_len;
+use super::conversation::check_text_len;
 use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options};
 use super::prompt_report::PromptReport;
@@ -36,7 +36,7 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
-fn parse(model: &Model, mut fields: Fields) -> Result<Prepared, ApiError> {
+fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
     let mut params = sampling::parse(&mut fields)?;
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);

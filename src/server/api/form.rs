@@ -12,8 +12,10 @@ use super::super::error::{ApiError, ok};
 use super::super::generation::{Generation, Totals};
 use super::super::history::Identity;
 use super::super::state::{Model, unix_seconds};
-use super::options::Options;
+use super::answer::Answer;
+use super::options::{Options, StreamOptions};
 use super::prompt_report::{Listed, PromptReport};
+use super::stream::Writer;
 use super::turn::{Turn, TurnFormat};
 use super::types::{
     ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, TokenLogprob,
@@ -95,15 +97,6 @@ impl Form {
             num_prompt_tokens: requests.iter().map(|request| request.prompt_token_ids.len()).sum(),
             turns: Arc::default(),
         }
-    }
-
-    /// Under which names the request is remembered.
-    pub(super) fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
-        let object = match self.kind {
-            Kind::Chat => "chat.completion",
-            Kind::Completion => "text_completion",
-        };
-        Identity { id: self.id.clone(), request_id, caller, object, created: self.created }
     }
 
     /// Takes the answers apart like this.
@@ -194,47 +187,6 @@ impl Form {
     /// What comes before the output of this choice.
     pub(super) fn echo(&self, choice: usize) -> Option<&str> {
         self.echoes.get(choice / self.n).map(String::as_str)
-    }
-
-    /// Waits for everything and answers.
-    pub(super) async fn collect(mut self, mut generation: Generation) -> Result<Response, ApiError> {
-        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| self.new_progress()).collect();
-        let mut totals = self.new_totals();
-        while let Some(event) = generation.next().await {
-            let (prompt, event) = event?;
-            match event {
-                TextEvent::PromptLogprobs { logprobs } => self.add_prompt_logprobs(prompt, logprobs),
-                TextEvent::Delta { .. } if self.is_prompt_only => {}
-                TextEvent::Delta { index, text, token_id, logprobs } => {
-                    let choice = &mut choices[self.choice_index(prompt, index)];
-                    match self.kind {
-                        Kind::Chat => {
-                            let deltas = choice.turn.push(&text, token_id.is_some(), &mut totals);
-                            deltas.into_iter().for_each(|delta| choice.message.add(delta));
-                        }
-                        Kind::Completion => choice.text.push_str(&text),
-                    }
-                    if let Some(token_id) = token_id {
-                        totals.num_output_tokens += 1;
-                        choice.tokens.push((token_id, logprobs));
-                    }
-                }
-                TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
-                    totals.add(index, &stats);
-                    if !self.is_prompt_only {
-                        let choice = &mut choices[self.choice_index(prompt, index)];
-                        choice.turn.finish().into_iter().for_each(|delta| choice.message.add(delta));
-                        choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
-                        choice.stop_reason = matched_stop;
-                    }
-                }
-            }
-        }
-        Ok(match self.prompt_report {
-            // Long lists take their time; others need the thread.
-            Some(_) => tokio::task::block_in_place(|| self.write_answer(choices, &totals, &generation)),
-            None => self.write_answer(choices, &totals, &generation),
-        })
     }
 
     fn write_answer(&self, choices: Vec<Progress>, totals: &Totals, generation: &Generation) -> Response {
@@ -364,28 +316,12 @@ impl Form {
         if !self.has_logprobs {
             return None;
         }
-        let bytes = |id: u32| tokenizer.map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(id).to_vec());
-        let known = tokens.iter().filter_map(|(id, logprobs)| Some((*id, logprobs.as_ref()?)));
         Some(match self.kind {
-            Kind::Chat => {
-                let entry = |id: u32, logprob: f32| {
-                    let bytes = bytes(id);
-                    TokenLogprob {
-                        token: String::from_utf8_lossy(&bytes).into_owned(),
-                        logprob: logprob.max(LOGPROB_OF_ZERO),
-                        bytes,
-                    }
-                };
-                let content = known.map(|(id, logprobs)| ChatToken {
-                    token: entry(id, logprobs.logprob),
-                    top_logprobs: logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect(),
-                });
-                Logprobs::Chat { content: content.collect(), refusal: None }
-            }
+            Kind::Chat => Logprobs::Chat { content: chat_tokens(tokens, tokenizer), refusal: None },
             Kind::Completion => {
                 let text = |id: u32| token_string(id, tokenizer);
                 let mut list = CompletionTokens::default();
-                for (id, logprobs) in known {
+                for (id, logprobs) in with_logprobs(tokens) {
                     let token = text(id);
                     let mut top = Map::new();
                     for (id, logprob) in &logprobs.top {
@@ -404,6 +340,83 @@ impl Form {
             }
         })
     }
+}
+
+impl Answer for Form {
+    type Writer = Writer;
+
+    fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Completion => "text_completion",
+        };
+        Identity { id: self.id.clone(), request_id, caller, object, created: self.created }
+    }
+
+    async fn collect(mut self, mut generation: Generation) -> Result<Response, ApiError> {
+        let mut choices: Vec<Progress> = (0..self.num_choices()).map(|_| self.new_progress()).collect();
+        let mut totals = self.new_totals();
+        while let Some(event) = generation.next().await {
+            let (prompt, event) = event?;
+            match event {
+                TextEvent::PromptLogprobs { logprobs } => self.add_prompt_logprobs(prompt, logprobs),
+                TextEvent::Delta { .. } if self.is_prompt_only => {}
+                TextEvent::Delta { index, text, token_id, logprobs } => {
+                    let choice = &mut choices[self.choice_index(prompt, index)];
+                    match self.kind {
+                        Kind::Chat => {
+                            let pieces = choice.turn.push(&text, token_id.is_some(), &mut totals);
+                            pieces.into_iter().for_each(|piece| choice.message.add(piece.into()));
+                        }
+                        Kind::Completion => choice.text.push_str(&text),
+                    }
+                    if let Some(token_id) = token_id {
+                        totals.num_output_tokens += 1;
+                        choice.tokens.push((token_id, logprobs));
+                    }
+                }
+                TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
+                    totals.add(index, &stats);
+                    if !self.is_prompt_only {
+                        let choice = &mut choices[self.choice_index(prompt, index)];
+                        let pieces = choice.turn.finish();
+                        pieces.into_iter().for_each(|piece| choice.message.add(piece.into()));
+                        choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
+                        choice.stop_reason = matched_stop;
+                    }
+                }
+            }
+        }
+        Ok(match self.prompt_report {
+            // Long lists take their time; others need the thread.
+            Some(_) => tokio::task::block_in_place(|| self.write_answer(choices, &totals, &generation)),
+            None => self.write_answer(choices, &totals, &generation),
+        })
+    }
+
+    fn into_writer(self, options: StreamOptions) -> Writer {
+        Writer::new(self, options)
+    }
+}
+
+/// What is told of tokens in chats and in interfaces like it.
+pub(super) fn chat_tokens(
+    tokens: &[(u32, Option<TokenLogprobs>)],
+    tokenizer: Option<&Tokenizer>,
+) -> Vec<ChatToken> {
+    let entry = |id: u32, logprob: f32| {
+        let bytes = tokenizer.map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(id).to_vec());
+        TokenLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), logprob: number(logprob), bytes }
+    };
+    let token = |(id, logprobs): (u32, &TokenLogprobs)| ChatToken {
+        token: entry(id, logprobs.logprob),
+        top_logprobs: logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect(),
+    };
+    with_logprobs(tokens).map(token).collect()
+}
+
+fn with_logprobs(tokens: &[(u32, Option<TokenLogprobs>)]) -> impl Iterator<Item = (u32, &TokenLogprobs)> {
+    tokens.iter().filter_map(|(id, logprobs)| Some((*id, logprobs.as_ref()?)))
 }
 
 /// A log-probability with the digits that it has as an f32.

@@ -8,6 +8,12 @@ use crate::chat::Message;
 
 /// Takes the conversation out of the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+    let items = items(fields)?.into_iter().enumerate();
+    items.map(|(index, item)| message(item, index)).collect()
+}
+
+/// Takes the list of messages, which has at least one.
+pub(super) fn items(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let items = match fields.take("messages") {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(wrong_type("messages".to_owned(), &other, "a list of messages")),
@@ -16,7 +22,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     if items.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty; there must be at least one message"));
     }
-    items.into_iter().enumerate().map(|(index, item)| message(item, index)).collect()
+    Ok(items)
 }
 
 /// Whether messages tell of tools that were called.
@@ -112,10 +118,30 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
     items.into_iter().enumerate().map(|(index, item)| tool_call(item, &format!("{path}[{index}]"))).collect()
 }
 
+/// The arguments of a call as templates expect them: an object. What is none stays as the model wrote it.
+pub(super) fn call_arguments(text: String) -> Value {
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(arguments)) => Value::Object(arguments),
+        _ if text.trim().is_empty() => Value::Object(Map::new()),
+        _ => Value::String(text),
+    }
+}
+
+/// A call in the form that templates expect.
+pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Value {
+    let mut call = Map::new();
+    if let Some(id) = id {
+        call.insert("id".to_owned(), id.into());
+    }
+    call.insert("type".to_owned(), "function".into());
+    let function = Map::from_iter([("name".to_owned(), name.into()), ("arguments".to_owned(), arguments)]);
+    call.insert("function".to_owned(), function.into());
+    call.into()
+}
+
 fn tool_call(item: Value, path: &str) -> Result<Value, ApiError> {
     let mut call = Fields::inside(item, path)?;
-    let kind = call.string("type")?.unwrap_or_else(|| "function".to_owned());
-    if kind != "function" {
+    if let Some(kind) = call.string("type")?.filter(|kind| kind != "function") {
         let path = call.path("type");
         let message = format!("{path} is {}, expected \"function\"", describe(&kind.into()));
         return Err(ApiError::unsupported(path, message));
@@ -126,22 +152,11 @@ fn tool_call(item: Value, path: &str) -> Result<Value, ApiError> {
     let arguments = match function.take("arguments") {
         None => Value::Object(Map::new()),
         Some(Value::Object(arguments)) => Value::Object(arguments),
-        // Clients send back what the model wrote. What is no object stays as it is.
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(Value::Object(arguments)) => Value::Object(arguments),
-            _ if text.trim().is_empty() => Value::Object(Map::new()),
-            _ => Value::String(text),
-        },
+        // Clients send back what the model wrote.
+        Some(Value::String(text)) => call_arguments(text),
         Some(other) => return Err(wrong_type(function.path("arguments"), &other, "a string with JSON")),
     };
-    let mut result = Map::new();
-    if let Some(id) = id {
-        result.insert("id".to_owned(), id.into());
-    }
-    result.insert("type".to_owned(), kind.into());
-    let function = Map::from_iter([("name".to_owned(), name.into()), ("arguments".to_owned(), arguments)]);
-    result.insert("function".to_owned(), function.into());
-    Ok(result.into())
+    Ok(self::call(id, name, arguments))
 }
 
 fn content(fields: &mut Fields) -> Result<String, ApiError> {
@@ -161,23 +176,34 @@ fn optional_content(fields: &mut Fields) -> Result<Option<String>, ApiError> {
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
     };
+    parts_of_text(parts, &path, &["text"]).map(Some)
+}
+
+/// The text of parts of these types, as lines.
+pub(super) fn parts_of_text(parts: Vec<Value>, path: &str, types: &[&str]) -> Result<String, ApiError> {
     let texts = parts.into_iter().enumerate().map(|(index, part)| {
         let path = format!("{path}[{index}]");
         let mut part = Fields::inside(part, &path)?;
-        match part.string("type")?.as_deref() {
-            Some("text") => part.string("text")?.ok_or_else(|| missing(part.path("text"))),
-            Some(kind) => {
-                let message =
-                    format!("{path} is of type {kind:?}, which is not supported: the model reads text only");
-                Err(ApiError::unsupported(path, message))
+        match part.string("type")? {
+            Some(kind) if types.contains(&kind.as_str()) => {
+                part.string("text")?.ok_or_else(|| missing(part.path("text")))
             }
+            Some(kind) => Err(not_text(path, &kind)),
             None => Err(missing(part.path("type"))),
         }
     });
-    Ok(Some(texts.collect::<Result<Vec<_>, _>>()?.join("\n")))
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-fn missing(path: String) -> ApiError {
+/// 400: there is something that the model cannot read.
+pub(super) fn not_text(path: String, kind: &str) -> ApiError {
+    let kind = describe(&kind.into());
+    let message = format!("{path} is of type {kind}, which is not supported: the model reads text only");
+    ApiError::unsupported(path, message)
+}
+
+/// 400: a field that must be there is not.
+pub(super) fn missing(path: String) -> ApiError {
     let message = format!("{path} is missing");
     ApiError::invalid(path, message)
 }

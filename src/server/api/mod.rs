@@ -1,16 +1,22 @@
-//! OpenAI's interface: what may be asked, and the form of the answers.
+//! The interfaces: what may be asked, and the form of the answers. Each makes the same parts of its request
+//! (`conversation.rs`) and its answer of the same pieces (`turn.rs`).
 //!
 //! A field that is known and that this server cannot honour is refused by name. Fields that nobody knows
 //! are ignored, because clients send extras.
 
+mod answer;
+pub(super) mod anthropic;
+mod blocks;
 pub(super) mod chat;
 pub(super) mod completions;
+mod conversation;
 mod form;
 mod messages;
 pub(super) mod models;
 mod options;
 mod prompt_report;
 pub(super) mod requests;
+pub(super) mod responses;
 mod sampling;
 mod stream;
 mod structured;
@@ -28,7 +34,7 @@ use axum::extract::rejection::PathRejection;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
 
-use self::form::Form;
+use self::answer::Answer;
 use self::options::Options;
 use super::access::Note;
 use super::auth::Caller;
@@ -40,11 +46,11 @@ use super::state::{App, Model};
 use crate::engine::Request;
 
 /// A request of a client, checked and in tokens.
-struct Prepared {
+struct Prepared<A> {
     /// One for each prompt.
     requests: Vec<Request>,
     options: Options,
-    form: Form,
+    form: A,
 }
 
 /// Reads a body, makes something of it away from the tasks that serve connections, and returns it.
@@ -52,7 +58,7 @@ async fn prepare<T: Send + 'static>(
     app: &App,
     model: &Arc<Model>,
     request: HttpRequest<Body>,
-    parse: fn(&Model, Fields) -> Result<T, ApiError>,
+    parse: impl FnOnce(&Model, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let body = super::body::read(app, request).await?;
     let model = Arc::clone(model);
@@ -66,10 +72,10 @@ async fn prepare<T: Send + 'static>(
 }
 
 /// Generates and answers, at once or as a stream.
-async fn generate(
+async fn generate<A: Answer>(
     app: Arc<App>,
     request: HttpRequest<Body>,
-    parse: fn(&Model, Fields) -> Result<Prepared, ApiError>,
+    parse: impl FnOnce(&Model, Fields) -> Result<Prepared<A>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let arrival = Instant::now();
     let model = app.ready()?;
@@ -97,7 +103,7 @@ async fn generate(
     let ticket = Ticket { app, model, note, record, arrival, seats };
     let generation = Generation::start(ticket, requests, &options.text, buffer).await?;
     match options.stream {
-        Some(stream) => Ok(stream::respond(generation, form, stream)),
+        Some(stream) => Ok(stream::respond(generation, form.into_writer(stream))),
         None => form.collect(generation).await,
     }
 }

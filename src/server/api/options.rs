@@ -132,6 +132,23 @@ impl Options {
     }
 }
 
+impl Options {
+    /// For interfaces whose answers have no place for what is told of prompts and token ids.
+    pub(super) fn refuse_reports(&self) -> Result<(), ApiError> {
+        let given = [
+            ("prompt_logprobs", self.prompt_logprobs.is_some()),
+            ("return_token_ids", self.return_token_ids),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => {
+                let message = format!("{name} is not supported here; use /v1/chat/completions");
+                Err(ApiError::unsupported(name, message))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     let priority = fields.integer("priority")?.unwrap_or(0);
     i32::try_from(priority).map_err(|_| {

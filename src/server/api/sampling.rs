@@ -20,7 +20,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
         seed: fields.integer("seed")?.map(i64::cast_unsigned),
-        stop: stop(fields)?,
+        stop: strings(fields, "stop")?,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         min_tokens: fields.unsigned("min_tokens")?.unwrap_or(0),
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
@@ -44,19 +44,19 @@ fn top_k(fields: &mut Fields) -> Result<usize, ApiError> {
 }
 
 /// One string or a list of them.
-fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+pub(super) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     const EXPECTED: &str = "a string or a list of strings";
-    match fields.take("stop") {
+    match fields.take(name) {
         None => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![text]),
         Some(Value::Array(items)) => {
             let text = |item: Value| match item {
                 Value::String(text) => Ok(text),
-                other => Err(wrong_type("stop".to_owned(), &other, EXPECTED)),
+                other => Err(wrong_type(fields.path(name), &other, EXPECTED)),
             };
             items.into_iter().map(text).collect()
         }
-        Some(other) => Err(wrong_type("stop".to_owned(), &other, EXPECTED)),
+        Some(other) => Err(wrong_type(fields.path(name), &other, EXPECTED)),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Answers as server-sent events: a chunk for each piece of text, in OpenAI's order.
+//! Answers as server-sent events: the body of every stream, and the chunks of chats and completions, one for each
+//! piece of text, in OpenAI's order.
 //!
 //! The body is polled when the connection can take more, and asks the generation then. Nothing runs for a
 //! reader that does not read, and dropping the body gives the request up.
@@ -28,10 +29,26 @@ const MAX_FRAME_BYTES: usize = 16 << 10;
 /// After so long without a chunk, a comment tells proxies that the connection lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Turns the events of a generation into the bytes of a stream, in the way of one interface.
+pub(super) trait StreamWriter: Send + Unpin + 'static {
+    /// Tells proxies that the connection lives.
+    const KEEP_ALIVE: &'static [u8];
+
+    /// Takes the next event of a prompt; `is_last` if none comes after it.
+    fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool);
+
+    /// Everything was generated.
+    fn write_end(&mut self, generation: &Generation);
+
+    /// Nothing comes any more, because of this.
+    fn write_error(&mut self, error: &ApiError);
+
+    /// What was written and has not been sent.
+    fn bytes(&mut self) -> &mut Vec<u8>;
+}
+
 /// Answers with a stream.
-pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions) -> Response {
-    let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
-    let writer = Writer { totals: form.new_totals(), form, options, choices, bytes: Vec::new() };
+pub(super) fn respond<W: StreamWriter>(generation: Generation, writer: W) -> Response {
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
     let body = EventStream { generation, writer, keep_alive, is_over: false };
     let mut response = ok_as("text/event-stream", Body::new(body));
@@ -42,14 +59,14 @@ pub(super) fn respond(generation: Generation, form: Form, options: StreamOptions
     response
 }
 
-struct EventStream {
+struct EventStream<W> {
     generation: Generation,
-    writer: Writer,
+    writer: W,
     keep_alive: Pin<Box<Sleep>>,
     is_over: bool,
 }
 
-impl HttpBody for EventStream {
+impl<W: StreamWriter> HttpBody for EventStream<W> {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -58,7 +75,7 @@ impl HttpBody for EventStream {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = &mut *self;
-        while !this.is_over && this.writer.bytes.len() < MAX_FRAME_BYTES {
+        while !this.is_over && this.writer.bytes().len() < MAX_FRAME_BYTES {
             match this.generation.poll_next(cx) {
                 Poll::Ready(Some(Ok((prompt, event)))) => {
                     let is_last = this.generation.is_finished();
@@ -75,17 +92,17 @@ impl HttpBody for EventStream {
                 Poll::Pending => break,
             }
         }
-        if this.writer.bytes.is_empty() {
+        if this.writer.bytes().is_empty() {
             if this.is_over {
                 return Poll::Ready(None);
             }
             if this.keep_alive.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            this.writer.bytes.extend_from_slice(b": waiting\n\n");
+            this.writer.bytes().extend_from_slice(W::KEEP_ALIVE);
         }
         this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
-        let bytes = std::mem::take(&mut this.writer.bytes);
+        let bytes = std::mem::take(this.writer.bytes());
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
     }
 }
@@ -101,8 +118,8 @@ impl StreamOptions {
     }
 }
 
-/// Turns events into chunks.
-struct Writer {
+/// Turns events into the chunks of chats and completions.
+pub(super) struct Writer {
     form: Form,
     options: StreamOptions,
     choices: Vec<ChoiceState>,
@@ -125,7 +142,9 @@ impl ChoiceState {
     }
 }
 
-impl Writer {
+impl StreamWriter for Writer {
+    const KEEP_ALIVE: &'static [u8] = b": waiting\n\n";
+
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
         match event {
             TextEvent::PromptLogprobs { logprobs } => self.form.add_prompt_logprobs(prompt, logprobs),
@@ -154,6 +173,40 @@ impl Writer {
         }
     }
 
+    fn write_end(&mut self, generation: &Generation) {
+        // Choices for which nothing was to be generated.
+        for choice in 0..self.choices.len() {
+            if !self.choices[choice].is_finished {
+                self.begin(generation, choice);
+                let mut piece = self.form.piece(choice, Delta::default());
+                piece.finish_reason = Some("length");
+                self.write_chunk(piece, None);
+            }
+        }
+        if self.options.include_usage {
+            let mut chunk = self.form.envelope(Vec::new(), true);
+            chunk.usage = Some(Some((&self.totals).into()));
+            write_data(&mut self.bytes, &chunk);
+        }
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn write_error(&mut self, error: &ApiError) {
+        write_data(&mut self.bytes, &error.body());
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+impl Writer {
+    pub(super) fn new(form: Form, options: StreamOptions) -> Self {
+        let choices = (0..form.num_choices()).map(|_| ChoiceState::new(form.new_turn())).collect();
+        Self { totals: form.new_totals(), form, options, choices, bytes: Vec::new() }
+    }
+
     /// Writes what was held back, and says why the choice ended.
     fn finish_turn(&mut self, choice: usize, reason: &'static str) -> &'static str {
         let state = &mut self.choices[choice];
@@ -161,10 +214,10 @@ impl Writer {
         if self.form.kind() == Kind::Completion {
             return reason;
         }
-        let deltas = state.turn.finish();
+        let pieces = state.turn.finish();
         let reason = state.turn.finish_reason(reason);
-        for delta in deltas {
-            self.write_chunk(self.form.piece(choice, delta), None);
+        for piece in pieces {
+            self.write_chunk(self.form.piece(choice, piece.into()), None);
         }
         reason
     }
@@ -216,8 +269,11 @@ impl Writer {
     ) {
         let tells_of_token = self.form.has_logprobs() || self.form.returns_token_ids();
         let content = |text: String| Delta { content: Some(text), ..Delta::default() };
-        let mut deltas = match self.form.kind() {
-            Kind::Chat => self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals),
+        let mut deltas: Vec<Delta> = match self.form.kind() {
+            Kind::Chat => {
+                let pieces = self.choices[choice].turn.push(&text, token.is_some(), &mut self.totals);
+                pieces.into_iter().map(Delta::from).collect()
+            }
             Kind::Completion if text.is_empty() => Vec::new(),
             Kind::Completion => vec![content(text)],
         };
@@ -264,29 +320,14 @@ impl Writer {
         self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);
     }
+}
 
-    fn write_end(&mut self, generation: &Generation) {
-        // Choices for which nothing was to be generated.
-        for choice in 0..self.choices.len() {
-            if !self.choices[choice].is_finished {
-                self.begin(generation, choice);
-                let mut piece = self.form.piece(choice, Delta::default());
-                piece.finish_reason = Some("length");
-                self.write_chunk(piece, None);
-            }
-        }
-        if self.options.include_usage {
-            let mut chunk = self.form.envelope(Vec::new(), true);
-            chunk.usage = Some(Some((&self.totals).into()));
-            write_data(&mut self.bytes, &chunk);
-        }
-        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
-    }
-
-    fn write_error(&mut self, error: &ApiError) {
-        write_data(&mut self.bytes, &error.body());
-        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
-    }
+/// Writes an event with a name.
+pub(super) fn write_event(bytes: &mut Vec<u8>, name: &str, data: &impl serde::Serialize) {
+    bytes.extend_from_slice(b"event: ");
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.push(b'\n');
+    write_data(bytes, data);
 }
 
 fn write_data(bytes: &mut Vec<u8>, data: &impl serde::Serialize) {

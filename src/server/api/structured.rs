@@ -115,6 +115,34 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
     }
 }
 
+/// The same in interfaces that have the schema beside the type, in the object `format`.
+pub(super) fn flat_format(
+    mut format: Fields,
+    param: &'static str,
+) -> Result<Option<StructuredOutput>, ApiError> {
+    match format.string("type")?.as_deref() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonObject, param })),
+        Some("json_schema") => {
+            format.string("name")?;
+            format.string("description")?;
+            // Every schema is enforced strictly.
+            format.bool("strict")?;
+            let path = format.path("schema");
+            match format.take("schema") {
+                Some(schema) => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })),
+                None => Err(ApiError::invalid(path.clone(), format!("{path} is missing"))),
+            }
+        }
+        other => {
+            let path = format.path("type");
+            let found = other.map_or_else(|| "missing".to_owned(), |text| describe(&text.into()));
+            let message = format!("{path} is {found}, expected text, json_object or json_schema");
+            Err(ApiError::invalid(path, message))
+        }
+    }
+}
+
 fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<StructuredOutput>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     let spec = match (name, value) {

@@ -12,7 +12,7 @@ use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
-use super::{chat, completions, prepare};
+use super::{chat, completions, conversation, prepare};
 
 /// The token ids of a prompt or of a conversation.
 pub(in super::super) async fn tokenize(
@@ -30,7 +30,7 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
     let ids = match fields.string("prompt")? {
         Some(text) => {
             refuse_conversation(&mut fields)?;
-            chat::check_text_len(model, "prompt", text.len())?;
+            conversation::check_text_len(model, "prompt", text.len())?;
             completions::encode(model, &text, add_special_tokens.unwrap_or(true))?
         }
         None if add_special_tokens == Some(true) => {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
@@ -48,10 +48,21 @@ impl ToolRequest {
         let source = fields.take("tools");
         let tools: Arc<[Tool]> = match &source {
             None => Arc::default(),
-            Some(source) => tools(source)?.into(),
+            Some(source) => list(source, tool)?.into(),
         };
-        let choice = choice(fields, &tools)?;
+        let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+        Self::new(source, tools, choice, is_parallel)
+    }
+
+    /// These tools, if the choice is one of them. `source` is a list of them in the form of chats.
+    pub(super) fn new(
+        source: Option<Value>,
+        tools: Arc<[Tool]>,
+        choice: ToolChoice,
+        is_parallel: bool,
+    ) -> Result<Self, ApiError> {
+        let choice = possible(choice, &tools)?;
         Ok(Self { source: source.filter(|_| !tools.is_empty()), tools, choice, is_parallel })
     }
 
@@ -61,7 +72,11 @@ impl ToolRequest {
     }
 }
 
-fn tools(source: &Value) -> Result<Vec<Tool>, ApiError> {
+/// The tools of a list, each of which is read by `tool`, which gets its place too.
+pub(super) fn list(
+    source: &Value,
+    tool: fn(Value, &str) -> Result<Tool, ApiError>,
+) -> Result<Vec<Tool>, ApiError> {
     let Value::Array(items) = source else {
         return Err(wrong_type("tools".to_owned(), source, "a list of tools"));
     };
@@ -98,7 +113,12 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
         }
         None => return Err(missing(fields.path("type"))),
     }
-    let mut function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
+    let function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
+    self::function(function, "parameters")
+}
+
+/// A function whose schema is in the field `schema`.
+pub(super) fn function(mut function: Fields, schema: &str) -> Result<Tool, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
     if !is_name(&name) {
         let path = function.path("name");
@@ -110,8 +130,8 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     }
     function.string("description")?;
     function.bool("strict")?;
-    let path = function.path("parameters");
-    let parameters = function.take("parameters");
+    let path = function.path(schema);
+    let parameters = function.take(schema);
     match &parameters {
         None => {}
         Some(Value::Object(schema)) => match schema.get("type") {
@@ -133,9 +153,20 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }
 
-fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+/// A tool in the form of chats, which templates know, from one whose fields are not inside `function`.
+pub(super) fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
+    let mut function = Map::new();
+    for (name, from) in [("name", "name"), ("description", "description"), ("parameters", schema)] {
+        if let Some(value) = tool.get_mut(from).map(Value::take).filter(|value| !value.is_null()) {
+            function.insert(name.to_owned(), value);
+        }
+    }
+    json!({"type": "function", "function": function})
+}
+
+fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
     const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names a function";
-    let choice = match fields.take("tool_choice") {
+    Ok(match fields.take("tool_choice") {
         None => ToolChoice::Auto,
         Some(Value::String(word)) => match word.as_str() {
             "none" => ToolChoice::None,
@@ -145,11 +176,14 @@ fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
         },
         Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
-    };
+    })
+}
+
+fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
     match choice {
         ToolChoice::None | ToolChoice::Auto if tools.is_empty() => Ok(ToolChoice::None),
         ToolChoice::Required if tools.is_empty() => {
-            Err(ApiError::invalid("tool_choice", "tool_choice is \"required\", but there are no tools"))
+            Err(ApiError::invalid("tool_choice", "tool_choice asks for a call, but there are no tools"))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == name) => {
             let message = format!("tool_choice names {:?}, which is none of the tools", shortened(&name));
@@ -183,8 +217,6 @@ fn missing(path: String) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::super::json::parse_object;
     use super::*;
 

@@ -1,7 +1,7 @@
 //! An assistant's turn: the text of a choice, taken apart into what a client gets.
 //!
-//! A turn makes deltas of the text. A stream sends them, and an answer that comes whole is their sum, so the
-//! two cannot differ.
+//! A turn makes pieces of the text, which every interface writes in its own way. A stream sends them, and an
+//! answer that comes whole is their sum, so the two cannot differ.
 
 use std::sync::Arc;
 
@@ -25,6 +25,19 @@ pub(super) struct TurnFormat {
     pub(super) max_calls: Option<usize>,
 }
 
+/// What is new in a turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// What the model thinks, for clients that want to see it.
+    Reasoning(String),
+    /// What it says.
+    Content(String),
+    /// It begins to call a tool; the number counts the calls of the turn.
+    Call { index: usize, id: String, name: String },
+    /// More of the arguments of the call that began last.
+    Arguments { index: usize, text: String },
+}
+
 /// One turn, as far as it has come.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -40,20 +53,20 @@ impl Turn {
     }
 
     /// Takes the text of the next token, or of several events that have none.
-    pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<Delta> {
+    pub(super) fn push(&mut self, text: &str, has_token: bool, totals: &mut Totals) -> Vec<Piece> {
         let was_reasoning = self.parser.is_reasoning();
         let events = self.parser.push(text);
         let has_reasoning = events.iter().any(|event| matches!(event, AnswerEvent::Reasoning(_)));
         if has_token && (was_reasoning || has_reasoning || self.parser.is_reasoning()) {
             totals.num_reasoning_tokens += 1;
         }
-        self.deltas(events)
+        self.pieces(events)
     }
 
     /// Ends the text.
-    pub(super) fn finish(&mut self) -> Vec<Delta> {
+    pub(super) fn finish(&mut self) -> Vec<Piece> {
         let events = self.parser.finish();
-        self.deltas(events)
+        self.pieces(events)
     }
 
     /// The reason for the client, from the one of the sequence.
@@ -61,38 +74,24 @@ impl Turn {
         if reason == "stop" && self.num_calls > 0 { "tool_calls" } else { reason }
     }
 
-    fn deltas(&mut self, events: Vec<AnswerEvent>) -> Vec<Delta> {
-        events.into_iter().filter_map(|event| self.delta(event)).collect()
+    fn pieces(&mut self, events: Vec<AnswerEvent>) -> Vec<Piece> {
+        events.into_iter().filter_map(|event| self.piece(event)).collect()
     }
 
-    fn delta(&mut self, event: AnswerEvent) -> Option<Delta> {
+    fn piece(&mut self, event: AnswerEvent) -> Option<Piece> {
         let is_wanted = |index: usize| self.format.max_calls.is_none_or(|max| index < max);
-        Some(match event {
-            AnswerEvent::Reasoning(text) => {
-                return self.format.includes_reasoning.then(|| Delta {
-                    reasoning_content: Some(text.clone()),
-                    reasoning: Some(text),
-                    ..Delta::default()
-                });
-            }
-            AnswerEvent::Content(text) => Delta { content: Some(text), ..Delta::default() },
+        match event {
+            AnswerEvent::Reasoning(text) => self.format.includes_reasoning.then_some(Piece::Reasoning(text)),
+            AnswerEvent::Content(text) => Some(Piece::Content(text)),
             AnswerEvent::CallBegin { index, name } if is_wanted(index) => {
                 self.num_calls = index + 1;
-                Delta::call(ToolCallDelta {
-                    index,
-                    id: Some(self.new_call_id()),
-                    kind: Some("function"),
-                    function: FunctionDelta { name: Some(name), arguments: String::new() },
-                })
+                Some(Piece::Call { index, id: self.new_call_id(), name })
             }
-            AnswerEvent::CallArguments { index, text } if is_wanted(index) => Delta::call(ToolCallDelta {
-                index,
-                id: None,
-                kind: None,
-                function: FunctionDelta { name: None, arguments: text },
-            }),
-            AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => return None,
-        })
+            AnswerEvent::CallArguments { index, text } if is_wanted(index) => {
+                Some(Piece::Arguments { index, text })
+            }
+            AnswerEvent::CallBegin { .. } | AnswerEvent::CallArguments { .. } => None,
+        }
     }
 
     fn new_call_id(&self) -> String {
@@ -105,9 +104,26 @@ impl Turn {
     }
 }
 
-impl Delta {
-    fn call(call: ToolCallDelta) -> Self {
-        Self { tool_calls: vec![call], ..Self::default() }
+impl From<Piece> for Delta {
+    fn from(piece: Piece) -> Self {
+        let call = |index, id: Option<String>, name, arguments| ToolCallDelta {
+            index,
+            kind: id.as_ref().map(|_| "function"),
+            id,
+            function: FunctionDelta { name, arguments },
+        };
+        match piece {
+            Piece::Reasoning(text) => {
+                Self { reasoning_content: Some(text.clone()), reasoning: Some(text), ..Self::default() }
+            }
+            Piece::Content(text) => Self { content: Some(text), ..Self::default() },
+            Piece::Call { index, id, name } => {
+                Self { tool_calls: vec![call(index, Some(id), Some(name), String::new())], ..Self::default() }
+            }
+            Piece::Arguments { index, text } => {
+                Self { tool_calls: vec![call(index, None, None, text)], ..Self::default() }
+            }
+        }
     }
 }
 
@@ -168,12 +184,13 @@ mod tests {
     fn run(format: TurnFormat, text: &str, size: usize) -> (Value, &'static str, usize, Vec<Value>) {
         let (mut turn, mut totals) = (Turn::new(&Arc::new(format)), Totals::default());
         let mut message = Message::new();
-        let mut deltas = Vec::new();
+        let mut pieces = Vec::new();
         let characters: Vec<char> = text.chars().collect();
         for piece in characters.chunks(size) {
-            deltas.extend(turn.push(&piece.iter().collect::<String>(), true, &mut totals));
+            pieces.extend(turn.push(&piece.iter().collect::<String>(), true, &mut totals));
         }
-        deltas.extend(turn.finish());
+        pieces.extend(turn.finish());
+        let deltas: Vec<Delta> = pieces.into_iter().map(Delta::from).collect();
         let sent = deltas.iter().map(|delta| serde_json::to_value(delta).unwrap()).collect();
         deltas.into_iter().for_each(|delta| message.add(delta));
         let message = serde_json::to_value(message.complete()).unwrap();

@@ -144,7 +144,7 @@ pub(super) enum Logprobs {
 }
 
 /// A token of a chat.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct ChatToken {
     #[serde(flatten)]
     pub(super) token: TokenLogprob,
@@ -152,10 +152,11 @@ pub(super) struct ChatToken {
 }
 
 /// A token with its probability.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct TokenLogprob {
     pub(super) token: String,
-    pub(super) logprob: f32,
+    /// A number with as many digits as an f32 has.
+    pub(super) logprob: serde_json::Value,
     pub(super) bytes: Vec<u8>,
 }
 

@@ -1,0 +1,249 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's interface.
+//!
+//! A request becomes the same conversation as one for chats, so the same template, the same limits and the same
+//! engine answer it. `conversation.rs` reads it and `style.rs` writes the answer.
+
+mod conversation;
+mod style;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use self::style::MessageStyle;
+use super::super::clients::Client;
+use super::super::error::{ApiError, ok};
+use super::super::json::{Fields, describe, wrong_type};
+use super::super::state::{App, Model};
+use super::blocks::{BlockForm, Blocks};
+use super::conversation::{Answers, Conversation, switch_thinking, template_variables};
+use super::messages::missing;
+use super::options::Options;
+use super::structured::{StructuredOutput, flat_format};
+use super::tools::{self, ToolChoice, ToolRequest};
+use super::{Prepared, generate, prepare, sampling};
+use crate::chat::Tool;
+
+/// What belongs to Anthropic's own machines and would change the answer.
+const REFUSED: [&str; 3] = ["container", "context_management", "mcp_servers"];
+/// The highest temperature of this interface.
+const MAX_TEMPERATURE: f32 = 1.0;
+
+/// Answers a conversation.
+pub(in super::super) async fn create(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    generate(app, request, parse).await
+}
+
+/// Counts the tokens of a conversation.
+pub(in super::super) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let count = |model: &Model, mut fields: Fields| {
+        let question = Question::parse(&mut fields)?;
+        Ok(question.conversation.encode(model)?.len())
+    };
+    Ok(ok(&json!({"input_tokens": prepare(&app, &model, request, count).await?})))
+}
+
+/// What both paths read.
+struct Question {
+    conversation: Conversation,
+    output: Option<StructuredOutput>,
+    shows_thinking: bool,
+}
+
+impl Question {
+    fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
+        refuse(fields)?;
+        let tools = tool_request(fields)?;
+        let (output, effort) = output(fields)?;
+        let mut variables =
+            template_variables(fields, effort.map(|effort| ("output_config.effort", effort)))?;
+        let shows_thinking = thinking(fields, &mut variables)?;
+        let turns = conversation::parse(fields)?;
+        let conversation = Conversation {
+            param: "messages",
+            messages: turns.messages,
+            about_tools: turns.about_tools,
+            tools,
+            add_generation_prompt: true,
+            variables,
+        };
+        Ok(Self { conversation, output, shows_thinking })
+    }
+}
+
+fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<MessageStyle>>, ApiError> {
+    let question = Question::parse(&mut fields)?;
+    let mut params = sampling::parse(&mut fields)?;
+    if params.n != 1 {
+        return Err(ApiError::unsupported(
+            "n",
+            format!("n is {}; there is one answer to messages", params.n),
+        ));
+    }
+    if params.temperature > MAX_TEMPERATURE {
+        let message =
+            format!("temperature is {}; it must be from 0 to {MAX_TEMPERATURE}", params.temperature);
+        return Err(ApiError::invalid("temperature", message));
+    }
+    params.stop.extend(sampling::strings(&mut fields, "stop_sequences")?);
+    let max_tokens = fields.unsigned("max_tokens")?.ok_or_else(|| missing("max_tokens".to_owned()))?;
+    params.max_tokens = Some(max_tokens);
+    let user = match fields.object("metadata")? {
+        Some(mut metadata) => metadata.string("user_id")?,
+        None => None,
+    };
+    let mut options = Options::parse(&mut fields, &params.stop)?;
+    options.refuse_reports()?;
+    options.user = user.or(options.user);
+    let Question { conversation, output, shows_thinking } = question;
+    // At Anthropic, a limit beyond the window means all that is left of it.
+    let answers = Answers { output, includes_reasoning: shows_thinking, clamps_max_tokens: true };
+    let (request, turns) = conversation
+        .prepare(model, params, &mut options, answers)
+        .map_err(|error| error.renamed("stop", "stop_sequences"))?;
+    let is_clamped = request.params.max_tokens < Some(max_tokens);
+    let blocks = Blocks::new(&request, turns);
+    let form = BlockForm { blocks, style: MessageStyle::new(&model.names[0], is_clamped) };
+    Ok(Prepared { requests: vec![request], options, form })
+}
+
+fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in REFUSED {
+        let is_empty = |value: &Value| match value {
+            Value::Array(items) => items.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            _ => false,
+        };
+        if fields.take(name).is_some_and(|value| !is_empty(&value)) {
+            let message = format!("{name} is not supported here; leave it out");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    if let Some(speed) = fields.string("speed")?.filter(|speed| speed != "standard") {
+        let message = format!("speed is {}, expected \"standard\"", describe(&speed.into()));
+        return Err(ApiError::unsupported("speed", message));
+    }
+    Ok(())
+}
+
+/// What form the answer has to have, and how much effort it may take.
+fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<String>), ApiError> {
+    let older = match fields.object("output_format")? {
+        Some(format) => flat_format(format, "output_format")?,
+        None => None,
+    };
+    let Some(mut config) = fields.object("output_config")? else { return Ok((older, None)) };
+    let effort = config.string("effort")?;
+    let newer = match config.object("format")? {
+        Some(format) => flat_format(format, "output_config.format")?,
+        None => None,
+    };
+    match (older, newer) {
+        (Some(_), Some(_)) => {
+            let message = "output_config.format and output_format exclude each other; give one of them";
+            Err(ApiError::invalid("output_format", message))
+        }
+        (older, newer) => Ok((newer.or(older), effort)),
+    }
+}
+
+/// Tells the template whether the model is to think, which it is only if that is asked for, and returns whether what
+/// it thinks is to be shown. Variables that the request itself gives to the template come first.
+fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<bool, ApiError> {
+    let mut shows = true;
+    let is_wanted = match fields.object("thinking")? {
+        None => false,
+        Some(mut thinking) => {
+            let path = thinking.path("type");
+            let kind = thinking.string("type")?.ok_or_else(|| missing(path.clone()))?;
+            let budget = thinking.unsigned("budget_tokens")?;
+            shows = match thinking.string("display")?.as_deref() {
+                None | Some("summarized") => true,
+                Some("omitted") => false,
+                Some(other) => {
+                    let path = thinking.path("display");
+                    return Err(wrong_type(path, &other.into(), "\"summarized\" or \"omitted\""));
+                }
+            };
+            match (kind.as_str(), budget) {
+                ("disabled", _) => false,
+                ("adaptive", _) => true,
+                ("enabled", Some(budget)) => {
+                    variables.entry("thinking_budget").or_insert_with(|| budget.into());
+                    true
+                }
+                ("enabled", None) => return Err(missing(thinking.path("budget_tokens"))),
+                (other, _) => {
+                    return Err(wrong_type(path, &other.into(), "\"enabled\", \"disabled\" or \"adaptive\""));
+                }
+            }
+        }
+    };
+    switch_thinking(variables, is_wanted);
+    Ok(shows)
+}
+
+fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
+    let given = fields.take("tools");
+    let tools: Arc<[Tool]> = match &given {
+        Some(given) => tools::list(given, tool)?.into(),
+        None => Arc::default(),
+    };
+    let source = match given {
+        Some(Value::Array(items)) => {
+            let items = items.into_iter().map(|item| tools::in_form_of_chats(item, "input_schema"));
+            Some(items.collect())
+        }
+        _ => None,
+    };
+    let Some(mut choice) = fields.object("tool_choice")? else {
+        return ToolRequest::new(source, tools, ToolChoice::Auto, true);
+    };
+    let is_parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
+    let path = choice.path("type");
+    let wanted = match choice.string("type")?.as_deref() {
+        Some("auto") => ToolChoice::Auto,
+        Some("any") => ToolChoice::Required,
+        Some("none") => ToolChoice::None,
+        Some("tool") => {
+            ToolChoice::Named(choice.string("name")?.ok_or_else(|| missing(choice.path("name")))?)
+        }
+        Some(other) => {
+            return Err(wrong_type(path, &other.into(), "\"auto\", \"any\", \"tool\" or \"none\""));
+        }
+        None => return Err(missing(path)),
+    };
+    ToolRequest::new(source, tools, wanted, is_parallel)
+}
+
+fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
+    let mut fields = Fields::inside(item, path)?;
+    // Those of Anthropic's own tools have a type each.
+    if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
+        let path = fields.path("type");
+        let kind = describe(&kind.into());
+        let message =
+            format!("{path} is {kind}, which is not supported: tools are functions with an input_schema");
+        return Err(ApiError::unsupported(path, message));
+    }
+    let tool = tools::function(fields, "input_schema")?;
+    match tool.parameters {
+        Some(_) => Ok(tool),
+        None => Err(missing(format!("{path}.input_schema"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

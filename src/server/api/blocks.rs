@@ -1,0 +1,344 @@
+//! Answers that consist of blocks: reasoning, text and calls of tools, one after the other. What OpenAI's responses
+//! and Anthropic's messages have in common.
+//!
+//! A stream writes the steps in which blocks come about, and an answer that comes whole is the blocks, so the two
+//! cannot differ.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use serde_json::Value;
+
+use super::super::auth::Caller;
+use super::super::error::{ApiError, ok};
+use super::super::generation::{Generation, Totals};
+use super::super::history::Identity;
+use super::answer::Answer;
+use super::form::chat_tokens;
+use super::options::StreamOptions;
+use super::stream::StreamWriter;
+use super::turn::{Piece, Turn, TurnFormat};
+use super::types::ChatToken;
+use crate::engine::Request;
+use crate::llm::TextEvent;
+use crate::sampling::TokenLogprobs;
+use crate::tokenizer::Tokenizer;
+
+/// A part of an answer.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) kind: BlockKind,
+    /// What is thought or said, or the arguments of the call, as far as they have come.
+    pub(super) text: String,
+    /// What is told of the tokens of text, if that is wanted.
+    pub(super) tokens: Vec<ChatToken>,
+}
+
+/// What a block is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum BlockKind {
+    Reasoning,
+    Text,
+    Call { id: String, name: String },
+}
+
+/// What happens to the blocks, by their numbers. One ends before the next begins.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// There is a new block. What is in it comes in further steps.
+    Begin(usize),
+    /// It goes on.
+    Delta { index: usize, text: String, tokens: Vec<ChatToken> },
+    /// It is complete, or as far as it gets.
+    End(usize),
+}
+
+/// An answer in blocks, as far as it has come.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    turn: Turn,
+    blocks: Vec<Block>,
+    is_open: bool,
+    has_logprobs: bool,
+    /// Tokens whose text, if it is any, is still held back.
+    pending: Vec<(u32, Option<TokenLogprobs>)>,
+    pub(super) totals: Totals,
+    /// Why it ended, in the words of chats, and the stop string that was found.
+    end: Option<(&'static str, Option<String>)>,
+}
+
+impl Blocks {
+    /// The answer to this request, which is taken apart like this.
+    pub(super) fn new(request: &Request, turns: TurnFormat) -> Self {
+        let totals = Totals {
+            num_prompt_tokens: request.prompt_token_ids.len(),
+            num_sequences: 1,
+            counts_reasoning: turns.answers.reasoning.is_some(),
+            ..Totals::default()
+        };
+        Self {
+            turn: Turn::new(&Arc::new(turns)),
+            blocks: Vec::new(),
+            is_open: false,
+            has_logprobs: request.params.logprobs.is_some(),
+            pending: Vec::new(),
+            totals,
+            end: None,
+        }
+    }
+
+    pub(super) fn all(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Why the answer ended, in the words of chats; none if it has not.
+    pub(super) fn finish_reason(&self) -> Option<&'static str> {
+        self.end.as_ref().map(|(reason, _)| *reason)
+    }
+
+    /// The stop string that ended it.
+    pub(super) fn matched_stop(&self) -> Option<&str> {
+        self.end.as_ref()?.1.as_deref()
+    }
+
+    /// Whether the answer was cut off in this block.
+    pub(super) fn is_cut_off(&self, index: usize) -> bool {
+        self.finish_reason() == Some("length") && index + 1 == self.blocks.len()
+    }
+
+    /// Takes the next event.
+    pub(super) fn push(&mut self, event: TextEvent, tokenizer: Option<&Tokenizer>) -> Vec<Step> {
+        let mut steps = Vec::new();
+        match event {
+            TextEvent::PromptLogprobs { .. } => {}
+            TextEvent::Delta { text, token_id, logprobs, .. } => {
+                if let Some(token_id) = token_id {
+                    self.totals.num_output_tokens += 1;
+                    if self.has_logprobs {
+                        self.pending.push((token_id, logprobs));
+                    }
+                }
+                for piece in self.turn.push(&text, token_id.is_some(), &mut self.totals) {
+                    self.add(piece, tokenizer, &mut steps);
+                }
+            }
+            TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
+                self.totals.add(index, &stats);
+                for piece in self.turn.finish() {
+                    self.add(piece, tokenizer, &mut steps);
+                }
+                self.end = Some((self.turn.finish_reason(reason.name()), matched_stop));
+                self.close(&mut steps);
+            }
+        }
+        steps
+    }
+
+    fn add(&mut self, piece: Piece, tokenizer: Option<&Tokenizer>, steps: &mut Vec<Step>) {
+        match piece {
+            Piece::Reasoning(text) => self.extend(BlockKind::Reasoning, text, tokenizer, steps),
+            Piece::Content(text) => self.extend(BlockKind::Text, text, tokenizer, steps),
+            Piece::Call { id, name, .. } => self.begin(BlockKind::Call { id, name }, steps),
+            // They follow the beginning of their call.
+            Piece::Arguments { text, .. } => self.append(text, Vec::new(), steps),
+        }
+    }
+
+    fn extend(
+        &mut self,
+        kind: BlockKind,
+        text: String,
+        tokenizer: Option<&Tokenizer>,
+        steps: &mut Vec<Step>,
+    ) {
+        let pending = std::mem::take(&mut self.pending);
+        let tokens = if kind == BlockKind::Text { chat_tokens(&pending, tokenizer) } else { Vec::new() };
+        if !self.is_open || self.blocks.last().is_none_or(|block| block.kind != kind) {
+            self.begin(kind, steps);
+        }
+        self.append(text, tokens, steps);
+    }
+
+    fn begin(&mut self, kind: BlockKind, steps: &mut Vec<Step>) {
+        self.close(steps);
+        self.pending.clear();
+        self.blocks.push(Block { kind, text: String::new(), tokens: Vec::new() });
+        self.is_open = true;
+        steps.push(Step::Begin(self.blocks.len() - 1));
+    }
+
+    fn append(&mut self, text: String, tokens: Vec<ChatToken>, steps: &mut Vec<Step>) {
+        let index = self.blocks.len().saturating_sub(1);
+        if let Some(block) = self.blocks.last_mut() {
+            block.text.push_str(&text);
+            block.tokens.extend(tokens.iter().cloned());
+            steps.push(Step::Delta { index, text, tokens });
+        }
+    }
+
+    fn close(&mut self, steps: &mut Vec<Step>) {
+        if std::mem::replace(&mut self.is_open, false) {
+            steps.push(Step::End(self.blocks.len() - 1));
+        }
+    }
+}
+
+/// How an interface writes blocks.
+pub(super) trait BlockStyle: Send + Unpin + 'static {
+    /// Tells proxies that a stream lives.
+    const KEEP_ALIVE: &'static [u8];
+
+    /// Under which names the request is remembered.
+    fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity;
+
+    /// The answer as a whole.
+    fn whole(&mut self, blocks: &Blocks) -> Value;
+
+    /// What comes first in a stream.
+    fn write_begin(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>);
+
+    /// A step, which `blocks` already contain.
+    fn write_step(&mut self, blocks: &Blocks, step: Step, bytes: &mut Vec<u8>);
+
+    /// What comes last.
+    fn write_end(&mut self, blocks: &Blocks, bytes: &mut Vec<u8>);
+
+    /// What comes last if the generation failed.
+    fn write_error(&mut self, blocks: &Blocks, error: &ApiError, bytes: &mut Vec<u8>);
+}
+
+/// An answer of blocks in the style of one interface.
+pub(super) struct BlockForm<S> {
+    pub(super) blocks: Blocks,
+    pub(super) style: S,
+}
+
+impl<S: BlockStyle> Answer for BlockForm<S> {
+    type Writer = BlockWriter<S>;
+
+    fn identity(&self, request_id: Arc<str>, caller: Caller) -> Identity {
+        self.style.identity(request_id, caller)
+    }
+
+    async fn collect(mut self, mut generation: Generation) -> Result<Response, ApiError> {
+        while let Some(event) = generation.next().await {
+            let (_, event) = event?;
+            self.blocks.push(event, generation.model.llm.tokenizer());
+        }
+        Ok(ok(&self.style.whole(&self.blocks)))
+    }
+
+    fn into_writer(mut self, _: StreamOptions) -> BlockWriter<S> {
+        let mut bytes = Vec::new();
+        self.style.write_begin(&self.blocks, &mut bytes);
+        BlockWriter { form: self, bytes }
+    }
+}
+
+/// Turns events into those of the interface.
+pub(super) struct BlockWriter<S> {
+    form: BlockForm<S>,
+    bytes: Vec<u8>,
+}
+
+impl<S: BlockStyle> StreamWriter for BlockWriter<S> {
+    const KEEP_ALIVE: &'static [u8] = S::KEEP_ALIVE;
+
+    fn write_event(&mut self, generation: &Generation, _prompt: usize, event: TextEvent, _is_last: bool) {
+        let BlockForm { blocks, style } = &mut self.form;
+        for step in blocks.push(event, generation.model.llm.tokenizer()) {
+            style.write_step(blocks, step, &mut self.bytes);
+        }
+    }
+
+    fn write_end(&mut self, _: &Generation) {
+        let BlockForm { blocks, style } = &mut self.form;
+        style.write_end(blocks, &mut self.bytes);
+    }
+
+    fn write_error(&mut self, error: &ApiError) {
+        let BlockForm { blocks, style } = &mut self.form;
+        style.write_error(blocks, error, &mut self.bytes);
+    }
+
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::{AnswerFormat, ReasoningFormat, ToolCallFormat};
+    use crate::engine::{FinishReason, SequenceStats};
+
+    const TEXT: &str = "<think>\nRome?\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
+        {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+
+    fn blocks() -> Blocks {
+        let answers = AnswerFormat {
+            tool_calls: Some(ToolCallFormat::Hermes),
+            reasoning: Some(ReasoningFormat::Think),
+        };
+        let turns = TurnFormat { answers, includes_reasoning: true, ..TurnFormat::default() };
+        Blocks::new(&Request::default(), turns)
+    }
+
+    fn push(blocks: &mut Blocks, text: &str, size: usize, reason: FinishReason) -> Vec<Step> {
+        let characters: Vec<char> = text.chars().collect();
+        let mut steps = Vec::new();
+        for piece in characters.chunks(size) {
+            let text = piece.iter().collect();
+            steps.extend(
+                blocks.push(TextEvent::Delta { index: 0, text, token_id: Some(1), logprobs: None }, None),
+            );
+        }
+        let stats = SequenceStats::default();
+        let end = TextEvent::Finished { index: 0, reason, error: None, stats, matched_stop: None };
+        steps.extend(blocks.push(end, None));
+        steps
+    }
+
+    #[test]
+    fn steps_add_up_to_the_blocks_and_each_ends_before_the_next() {
+        for size in [1, 3, 1_000] {
+            let mut blocks = blocks();
+            let mut built: Vec<String> = Vec::new();
+            let mut open = None;
+            for step in push(&mut blocks, TEXT, size, FinishReason::Stop) {
+                match step {
+                    Step::Begin(index) => {
+                        assert_eq!((open, index), (None, built.len()));
+                        (open, _) = (Some(index), built.push(String::new()));
+                    }
+                    Step::Delta { index, text, .. } => {
+                        assert!(open == Some(index) && !text.is_empty());
+                        built[index].push_str(&text);
+                    }
+                    Step::End(index) => assert_eq!(open.take(), Some(index)),
+                }
+            }
+            assert_eq!(open, None);
+            let texts: Vec<&str> = blocks.all().iter().map(|block| block.text.as_str()).collect();
+            assert_eq!(texts, built);
+            assert_eq!(texts, ["Rome?", "Let me see.", "{\"city\": \"Rome\"}", "{}"]);
+            let names = blocks.all().iter().map(|block| match &block.kind {
+                BlockKind::Reasoning => "(reasoning)",
+                BlockKind::Text => "(text)",
+                BlockKind::Call { name, .. } => name,
+            });
+            assert_eq!(names.collect::<Vec<_>>(), ["(reasoning)", "(text)", "weather", "time"]);
+            assert_eq!(blocks.finish_reason(), Some("tool_calls"));
+        }
+    }
+
+    #[test]
+    fn only_the_last_block_is_cut_off() {
+        let mut blocks = blocks();
+        push(&mut blocks, "<think>A</think>B and", 2, FinishReason::Length);
+        assert_eq!([0, 1].map(|index| blocks.is_cut_off(index)), [false, true]);
+        let mut empty = self::blocks();
+        assert!(push(&mut empty, "", 1, FinishReason::Stop).is_empty());
+        assert_eq!((empty.all().len(), empty.finish_reason()), (0, Some("stop")));
+    }
+}

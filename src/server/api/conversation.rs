@@ -1,0 +1,238 @@
+//! What every interface makes of its request: a conversation with tools, and what its answer has to be. From here on
+//! it is the same for all of them.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::super::error::ApiError;
+use super::super::json::{Fields, wrong_type};
+use super::super::state::Model;
+use super::messages;
+use super::options::Options;
+use super::structured::StructuredOutput;
+use super::tools::{ToolChoice, ToolRequest};
+use super::turn::TurnFormat;
+use crate::chat::{AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat};
+use crate::engine::Request;
+use crate::grammar::GrammarSpec;
+use crate::sampling::{Constraint, SamplingParams};
+
+/// Variables that a request may give to the template. None of them can make it do more work than the
+/// conversation itself, or stand for something that the server decides.
+const TEMPLATE_VARIABLES: [&str; 5] =
+    ["enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"];
+/// Most bytes of such a variable.
+const MAX_VARIABLE_BYTES: usize = 256;
+
+/// The variables with which templates are told whether the model is to think.
+const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// Tells the template whether the model is to think. Variables that the request itself gives come first.
+pub(super) fn switch_thinking(variables: &mut Map<String, Value>, is_wanted: bool) {
+    for name in THINKING_SWITCHES {
+        variables.entry(name).or_insert(is_wanted.into());
+    }
+}
+
+/// A conversation for the template.
+pub(super) struct Conversation {
+    /// The field that the messages came in.
+    pub(super) param: &'static str,
+    pub(super) messages: Vec<Message>,
+    /// The first place in which they speak of tools.
+    pub(super) about_tools: Option<String>,
+    pub(super) tools: ToolRequest,
+    pub(super) add_generation_prompt: bool,
+    /// Checked variables of the template.
+    pub(super) variables: Map<String, Value>,
+}
+
+/// What is asked of the answer beside its sampling.
+pub(super) struct Answers {
+    pub(super) output: Option<StructuredOutput>,
+    pub(super) includes_reasoning: bool,
+    /// More tokens than the window has left mean as many as it has.
+    pub(super) clamps_max_tokens: bool,
+}
+
+impl Conversation {
+    /// The token ids of the prompt.
+    pub(super) fn encode(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
+        let Self { param, messages, tools, .. } = self;
+        let uses_tools = model.llm.chat().is_none_or(Chat::uses_tools);
+        let about_tools = tools.source.as_ref().map(|_| "tools".to_owned());
+        if let Some(param) = about_tools.or_else(|| self.about_tools.clone())
+            && !uses_tools
+        {
+            let message = format!(
+                "{param} is about tools, of which the chat template of {} tells the model nothing; start the \
+                 server with one that does (--chat-template)",
+                model.llm.name()
+            );
+            return Err(ApiError::unsupported(param, message));
+        }
+        let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
+        check_text_len(model, "tools", num_tool_bytes)?;
+        check_text_len(model, param, messages::num_bytes(messages))?;
+        let options = ChatOptions {
+            add_generation_prompt: self.add_generation_prompt,
+            tools: tools.source.clone(),
+            variables: self.variables.clone(),
+        };
+        model.llm.encode_chat(messages, &options).map_err(|error| ApiError::from(error).or_param(param))
+    }
+
+    /// The request for the engine, and how its answers are taken apart.
+    pub(super) fn prepare(
+        &self,
+        model: &Model,
+        mut params: SamplingParams,
+        options: &mut Options,
+        answers: Answers,
+    ) -> Result<(Request, TurnFormat), ApiError> {
+        let prompt_token_ids = self.encode(model)?;
+        let turns = turn_format(model, &prompt_token_ids, &self.tools, answers.includes_reasoning)?;
+        options.text.visible_special = model.llm.visible_special(turns.answers);
+        let engine = model.llm.engine();
+        if answers.clamps_max_tokens {
+            let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
+            params.max_tokens = params.max_tokens.map(|wanted| wanted.min(left.max(1)));
+        }
+        let mut request = Request::new(prompt_token_ids, params);
+        request.cache_salt.clone_from(&options.cache_salt);
+        request.prompt_logprobs = options.prompt_logprobs;
+        request.constraint = constraint(model, answers.output, &self.tools, &turns)?;
+        request
+            .validate(engine.model_limits(), engine.config())
+            .map_err(|error| ApiError::from(error).or_param(self.param))?;
+        Ok((request, turns))
+    }
+}
+
+/// How the answers are taken apart.
+fn turn_format(
+    model: &Model,
+    prompt_token_ids: &[u32],
+    tools: &ToolRequest,
+    includes_reasoning: bool,
+) -> Result<TurnFormat, ApiError> {
+    let known = model.llm.chat().map(Chat::answer_format).unwrap_or_default();
+    let tool_calls = known.tool_calls.filter(|_| tools.may_call());
+    if tool_calls.is_none() && tools.may_call() {
+        let message = format!(
+            "tools cannot be called, because it is not known how {} writes calls; start the server with \
+             --tool-call-parser {}, or send tool_choice \"none\"",
+            model.llm.name(),
+            ToolCallFormat::NAMES.join(" or ")
+        );
+        return Err(ApiError::unsupported("tools", message));
+    }
+    Ok(TurnFormat {
+        answers: AnswerFormat { tool_calls, reasoning: known.reasoning },
+        prompt_end: model.llm.prompt_end(prompt_token_ids),
+        tools: Arc::clone(&tools.tools),
+        includes_reasoning,
+        max_calls: (!tools.is_parallel).then_some(1),
+    })
+}
+
+/// What the answer has to be: calls, if they are asked for, or structured output; after the reasoning.
+fn constraint(
+    model: &Model,
+    output: Option<StructuredOutput>,
+    tools: &ToolRequest,
+    turns: &TurnFormat,
+) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+    let (constraint, param) = match (output, called_tools(tools)) {
+        (None, None) => return Ok(None),
+        (Some(output), _) if tools.may_call() => {
+            let param = output.param();
+            let message = format!(
+                "{param} and tools exclude each other, because a call is not of that form; leave one of them out, \
+                 or send tool_choice \"none\""
+            );
+            return Err(ApiError::unsupported(param, message));
+        }
+        (Some(output), _) => {
+            let param = output.param();
+            (output.compile(model)?, param)
+        }
+        (None, Some((called, is_parallel))) => {
+            let grammar = model
+                .llm
+                .tokenizer()
+                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel))
+                .ok_or_else(|| {
+                    ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
+                })?;
+            let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
+            let grammar: Arc<dyn Constraint> =
+                grammar.map_err(|error| ApiError::from(error).or_param("tools"))?;
+            (grammar, "tool_choice")
+        }
+    };
+    let constraint = model.llm.after_reasoning(constraint, turns.answers.reasoning, turns.prompt_end);
+    Ok(Some(constraint.map_err(|error| ApiError::from(error).or_param(param))?))
+}
+
+/// The tools of which at least one must be called, and whether that may be more than once.
+fn called_tools(tools: &ToolRequest) -> Option<(Vec<Tool>, bool)> {
+    match &tools.choice {
+        ToolChoice::None | ToolChoice::Auto => None,
+        ToolChoice::Required => Some((tools.tools.to_vec(), tools.is_parallel)),
+        // A named tool is called once: that is what was asked for.
+        ToolChoice::Named(name) => {
+            Some((tools.tools.iter().filter(|tool| tool.name == *name).cloned().collect(), false))
+        }
+    }
+}
+
+/// Refuses a text that is too long for certain, before work is put into it.
+pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usize) -> Result<(), ApiError> {
+    if num_bytes <= model.max_text_bytes {
+        return Ok(());
+    }
+    let message = format!(
+        "{param} has {num_bytes} bytes of text, more than a context window of {} tokens can hold",
+        model.llm.engine().config().max_model_len
+    );
+    Err(ApiError::from(crate::Error::new(crate::ErrorKind::ContextLength, message)).or_param(param))
+}
+
+/// The variables in `chat_template_kwargs`, and how much effort is to go into reasoning, with the field that says so.
+pub(super) fn template_variables(
+    fields: &mut Fields,
+    effort: Option<(&'static str, String)>,
+) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = match fields.object("chat_template_kwargs")? {
+        Some(variables) => variables.into_map(),
+        None => Map::new(),
+    };
+    if let Some((param, effort)) = effort {
+        let other = variables.get("reasoning_effort").filter(|other| !other.is_null());
+        if other.is_some_and(|other| *other != effort) {
+            let message =
+                format!("{param} and chat_template_kwargs.reasoning_effort differ; give one of them");
+            return Err(ApiError::invalid(param, message));
+        }
+        variables.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    for (name, value) in &variables {
+        let param = format!("chat_template_kwargs.{name}");
+        if !TEMPLATE_VARIABLES.contains(&name.as_str()) {
+            let message =
+                format!("{param} is not supported; a request may set {}", TEMPLATE_VARIABLES.join(", "));
+            return Err(ApiError::unsupported(param, message));
+        }
+        let is_small = match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => true,
+            Value::String(text) => text.len() <= MAX_VARIABLE_BYTES,
+            Value::Array(_) | Value::Object(_) => false,
+        };
+        if !is_small {
+            return Err(wrong_type(param, value, "true, false, a number or a short string"));
+        }
+    }
+    Ok(variables)
+}

@@ -1,0 +1,171 @@
+//! The items of an input, as messages for a template.
+//!
+//! What an assistant did comes as items of its own: reasoning, text and calls. Those that follow each other are one
+//! message, as the assistant wrote them in one turn.
+
+use serde_json::{Value, json};
+
+use super::super::super::error::ApiError;
+use super::super::super::json::{Fields, describe, wrong_type};
+use super::super::messages::{call, call_arguments, missing, parts_of_text};
+use crate::chat::Message;
+
+/// Types of the parts of messages that are text.
+const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
+
+/// The messages for the template.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    pub(super) messages: Vec<Message>,
+    /// The first place that speaks of tools.
+    pub(super) about_tools: Option<String>,
+}
+
+/// Takes the items of the input out of the body. A text is a message of the user.
+pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    match fields.take("input") {
+        None => Err(missing("input".to_owned())),
+        Some(Value::String(text)) => {
+            let part = json!({"type": "input_text", "text": text});
+            Ok(vec![json!({"type": "message", "role": "user", "content": [part]})])
+        }
+        Some(Value::Array(items)) if items.is_empty() => {
+            Err(ApiError::invalid("input", "input is empty; there must be at least one item"))
+        }
+        Some(Value::Array(items)) => Ok(items),
+        Some(other) => Err(wrong_type("input".to_owned(), &other, "a string or a list of items")),
+    }
+}
+
+/// Makes messages of all items. The first `num_before` are those of earlier responses.
+pub(super) fn messages(
+    instructions: Option<&str>,
+    items: &[Value],
+    num_before: usize,
+) -> Result<Turns, ApiError> {
+    let mut turns = Turns::default();
+    if let Some(text) = instructions.filter(|text| !text.is_empty()) {
+        turns.messages.push(Message::new("system", text));
+    }
+    for (index, item) in items.iter().enumerate() {
+        let path = match index.checked_sub(num_before) {
+            Some(index) => format!("input[{index}]"),
+            None => "previous_response_id".to_owned(),
+        };
+        turns.add(item.clone(), &path)?;
+    }
+    Ok(turns)
+}
+
+impl Turns {
+    fn add(&mut self, item: Value, path: &str) -> Result<(), ApiError> {
+        let mut item = Fields::inside(item, path)?;
+        match item.string("type")?.as_deref() {
+            None | Some("message") => self.add_message(&mut item),
+            Some("reasoning") => self.add_reasoning(&mut item),
+            Some("function_call") => {
+                self.about_tools.get_or_insert_with(|| path.to_owned());
+                let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
+                let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
+                let arguments = item.string("arguments")?.ok_or_else(|| missing(item.path("arguments")))?;
+                let message = self.assistant(|_| true);
+                let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
+                if let Value::Array(calls) = calls {
+                    calls.push(call(Some(id), name, call_arguments(arguments)));
+                }
+                Ok(())
+            }
+            Some("function_call_output") => {
+                self.about_tools.get_or_insert_with(|| path.to_owned());
+                let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
+                let output = text(&mut item, "output")?;
+                let mut message = Message::new("tool", output);
+                message.extra.insert("tool_call_id".to_owned(), id.into());
+                self.messages.push(message);
+                Ok(())
+            }
+            Some(kind) => {
+                let path = item.path("type");
+                let kind = describe(&kind.into());
+                let message = format!(
+                    "{path} is {kind}, which is not supported here; items are messages, reasoning, calls of \
+                     functions and what these put out"
+                );
+                Err(ApiError::unsupported(path, message))
+            }
+        }
+    }
+
+    fn add_message(&mut self, item: &mut Fields) -> Result<(), ApiError> {
+        let role = item.string("role")?.ok_or_else(|| missing(item.path("role")))?;
+        let content = text(item, "content")?;
+        match role.as_str() {
+            "user" => self.messages.push(Message::new("user", content)),
+            "assistant" => {
+                // What was said before a call belongs to it, and what is said after one is a turn of its own.
+                let message = self.assistant(|message| {
+                    message.content.is_empty() && !message.extra.contains_key("tool_calls")
+                });
+                message.content = content;
+            }
+            // Many templates know one system message, and that at the beginning.
+            "system" | "developer" => match &mut self.messages[..] {
+                [message] if message.role == "system" => {
+                    message.content.push_str("\n\n");
+                    message.content.push_str(&content);
+                }
+                _ => self.messages.push(Message::new("system", content)),
+            },
+            other => {
+                let path = item.path("role");
+                let other = describe(&other.into());
+                let message = format!("{path} is {other}, expected user, assistant, system or developer");
+                return Err(ApiError::invalid(path, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What was thought, or else its summary.
+    fn add_reasoning(&mut self, item: &mut Fields) -> Result<(), ApiError> {
+        let mut thoughts = String::new();
+        for (name, kind) in [("content", "reasoning_text"), ("summary", "summary_text")] {
+            let path = item.path(name);
+            let text = match item.take(name) {
+                None => String::new(),
+                Some(Value::Array(parts)) => parts_of_text(parts, &path, &[kind])?,
+                Some(other) => return Err(wrong_type(path, &other, "a list of parts")),
+            };
+            if thoughts.is_empty() {
+                thoughts = text;
+            }
+        }
+        // One that is encrypted has neither, and nobody but its writer can read it.
+        if !thoughts.is_empty() {
+            let message = self.assistant(|message| message.extra.is_empty() && message.content.is_empty());
+            message.extra.insert("reasoning_content".to_owned(), thoughts.into());
+        }
+        Ok(())
+    }
+
+    /// The message of the assistant that comes last, if more can be put into it, or a new one.
+    fn assistant(&mut self, takes_more: impl Fn(&Message) -> bool) -> &mut Message {
+        let last = self.messages.last().filter(|message| message.role == "assistant");
+        if !last.is_some_and(takes_more) {
+            self.messages.push(Message::new("assistant", ""));
+        }
+        let index = self.messages.len() - 1;
+        &mut self.messages[index]
+    }
+}
+
+/// A string or parts of text, which become lines.
+fn text(item: &mut Fields, name: &str) -> Result<String, ApiError> {
+    let path = item.path(name);
+    match item.take(name) {
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => parts_of_text(parts, &path, &TEXT_PARTS),
+        Some(other) => Err(wrong_type(path, &other, "a string or a list of parts")),
+        None => Err(missing(path)),
+    }
+}

@@ -1,0 +1,108 @@
+//! `/v1/responses/{id}` and what is below it: responses that the server keeps.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::super::super::auth::Caller;
+use super::super::super::error::{ApiError, ok};
+use super::super::super::state::App;
+use super::super::from_path;
+
+/// Most items in one answer, and how many there are if nothing is said; as at OpenAI.
+const MAX_ITEMS: usize = 100;
+const DEFAULT_ITEMS: usize = 20;
+
+type Id = Result<Path<String>, PathRejection>;
+
+/// A response, to whoever asked for it.
+pub(in super::super::super) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+    id: Id,
+) -> Result<Response, ApiError> {
+    if parameter(query.as_deref(), "stream") == Some("true") {
+        let message = "stream is not supported here: a response is kept when it is complete";
+        return Err(ApiError::unsupported("stream", message));
+    }
+    Ok(ok(&app.memory.response(caller, &from_path("id", id)?)?))
+}
+
+/// Forgets a response.
+pub(in super::super::super) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Id,
+) -> Result<Response, ApiError> {
+    let id = from_path("id", id)?;
+    app.memory.forget(caller, &id)?;
+    Ok(ok(&json!({"id": id, "object": "response", "deleted": true})))
+}
+
+/// The conversation before a response.
+pub(in super::super::super) async fn input_items(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+    id: Id,
+) -> Result<Response, ApiError> {
+    let query = query.as_deref();
+    let mut items = app.memory.input(caller, &from_path("id", id)?)?;
+    match parameter(query, "order") {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(_) => return Err(ApiError::invalid("order", "order must be asc or desc")),
+    }
+    let limit = match parameter(query, "limit") {
+        None => DEFAULT_ITEMS,
+        Some(limit) => {
+            let limit = limit.parse().ok().filter(|limit| (1..=MAX_ITEMS).contains(limit));
+            limit.ok_or_else(|| ApiError::invalid("limit", format!("limit must be from 1 to {MAX_ITEMS}")))?
+        }
+    };
+    let start = match parameter(query, "after") {
+        None => 0,
+        Some(after) => {
+            let place = items.iter().position(|item| item["id"] == after);
+            place.ok_or_else(|| ApiError::invalid("after", "after is the id of none of the items"))? + 1
+        }
+    };
+    let has_more = items.len() > start + limit;
+    let items: Vec<Value> = items.into_iter().skip(start).take(limit).collect();
+    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(ok(&json!({
+        "object": "list",
+        "first_id": id(items.first()),
+        "last_id": id(items.last()),
+        "has_more": has_more,
+        "data": items,
+    })))
+}
+
+/// A parameter of a query. Ids and numbers need no decoding.
+fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+    let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_queries() {
+        let query = Some("a=1&order=asc&b&limit=5&limit=6&c=");
+        assert_eq!(parameter(query, "order"), Some("asc"));
+        assert_eq!(parameter(query, "limit"), Some("5"));
+        assert_eq!(parameter(query, "c"), Some(""));
+        assert_eq!(
+            (parameter(query, "b"), parameter(query, "rder"), parameter(None, "a")),
+            (None, None, None)
+        );
+    }
+}

@@ -1,0 +1,325 @@
+//! The fields of a request that are not its input, and what of them the response repeats.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::super::super::auth::Caller;
+use super::super::super::error::ApiError;
+use super::super::super::json::{Fields, describe, wrong_type};
+use super::super::super::memory::Memory;
+use super::super::conversation::{Conversation, switch_thinking, template_variables};
+use super::super::messages::missing;
+use super::super::structured::{StructuredOutput, flat_format};
+use super::super::tools::{self, ToolChoice, ToolRequest};
+use super::items;
+use crate::chat::Tool;
+
+/// What belongs to OpenAI's own machines and would change the answer.
+const REFUSED: [&str; 4] = ["context_management", "conversation", "moderation", "prompt"];
+/// What may be asked for in addition. There is nothing of what others stand for.
+const LOGPROBS: &str = "message.output_text.logprobs";
+const INCLUDABLE: [&str; 7] = [
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+];
+/// Most entries of `metadata`, and characters of their names and values, as at OpenAI.
+const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
+/// Most bytes of a name that is repeated.
+const MAX_NAME_BYTES: usize = 1_024;
+
+/// A request that was read.
+pub(super) struct Question {
+    pub(super) conversation: Conversation,
+    pub(super) output: Option<StructuredOutput>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) logprobs: Option<usize>,
+    /// What the response repeats.
+    pub(super) settings: Map<String, Value>,
+    /// All of the conversation, without the instructions.
+    pub(super) items: Vec<Value>,
+    /// Whether the response is to be kept.
+    pub(super) is_stored: bool,
+}
+
+impl Question {
+    pub(super) fn parse(fields: &mut Fields, memory: &Memory, caller: Caller) -> Result<Self, ApiError> {
+        refuse(fields)?;
+        let mut settings = Map::new();
+        let instructions = fields.string("instructions")?;
+        settings.insert("instructions".to_owned(), instructions.clone().into());
+        let max_tokens = fields.unsigned("max_output_tokens")?;
+        settings.insert("max_output_tokens".to_owned(), max_tokens.into());
+        // It is for tools that run at OpenAI.
+        settings.insert("max_tool_calls".to_owned(), fields.unsigned("max_tool_calls")?.into());
+        settings.insert("metadata".to_owned(), metadata(fields)?);
+        let tools = tool_request(fields, &mut settings)?;
+        let variables = variables(fields, &mut settings)?;
+        let output = text(fields, &mut settings)?;
+        let logprobs = logprobs(fields, &mut settings)?;
+        for name in ["prompt_cache_key", "safety_identifier"] {
+            settings.insert(name.to_owned(), name_of(fields, name)?.into());
+        }
+        settings.insert("service_tier".to_owned(), "default".into());
+        settings.insert("truncation".to_owned(), "disabled".into());
+        let is_stored = fields.bool("store")?.unwrap_or(true) && memory.is_on();
+        settings.insert("store".to_owned(), is_stored.into());
+        let previous = name_of(fields, "previous_response_id")?;
+        let mut items = match &previous {
+            Some(id) => memory.conversation(caller, id)?,
+            None => Vec::new(),
+        };
+        settings.insert("previous_response_id".to_owned(), previous.into());
+        let num_before = items.len();
+        items.extend(memory.resolve(caller, items::take(fields)?)?);
+        let turns = items::messages(instructions.as_deref(), &items, num_before)?;
+        let conversation = Conversation {
+            param: "input",
+            messages: turns.messages,
+            about_tools: turns.about_tools,
+            tools,
+            add_generation_prompt: true,
+            variables,
+        };
+        Ok(Self { conversation, output, max_tokens, logprobs, settings, items, is_stored })
+    }
+}
+
+fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    let refuse = |name: &'static str| {
+        let message = format!("{name} is not supported here; leave it out");
+        Err(ApiError::unsupported(name, message))
+    };
+    for name in REFUSED {
+        match fields.take(name) {
+            Some(Value::Array(items)) if items.is_empty() => {}
+            Some(_) => return refuse(name),
+            None => {}
+        }
+    }
+    if fields.bool("background")?.unwrap_or(false) {
+        return refuse("background");
+    }
+    let choices = [
+        ("truncation", fields.string("truncation")?, &["disabled"][..]),
+        ("service_tier", fields.string("service_tier")?, &["auto", "default"]),
+    ];
+    for (name, value, harmless) in choices {
+        if let Some(value) = value.filter(|value| !harmless.contains(&value.as_str())) {
+            let value = describe(&value.into());
+            let message = format!("{name} is {value}, which is not supported here; leave it out");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    Ok(())
+}
+
+/// A short text.
+fn name_of(fields: &mut Fields, name: &'static str) -> Result<Option<String>, ApiError> {
+    let value = fields.string(name)?;
+    match &value {
+        Some(text) if text.len() > MAX_NAME_BYTES => {
+            let message = format!("{name} has {} bytes; it must have at most {MAX_NAME_BYTES}", text.len());
+            Err(ApiError::invalid(name, message))
+        }
+        _ => Ok(value),
+    }
+}
+
+fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
+    let Some(entries) = fields.object("metadata")? else { return Ok(json!({})) };
+    let entries = entries.into_map();
+    let (max_entries, max_name, max_value) = MAX_METADATA;
+    let fits = |(name, value): (&String, &Value)| {
+        name.chars().count() <= max_name
+            && value.as_str().is_some_and(|text| text.chars().count() <= max_value)
+    };
+    if entries.len() > max_entries || !entries.iter().all(fits) {
+        let message = format!(
+            "metadata must have at most {max_entries} entries with names of at most {max_name} and texts of at most \
+             {max_value} characters"
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
+    Ok(entries.into())
+}
+
+/// How much the model is to think. There are no summaries: what it thinks is told as it is.
+fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    let (mut effort, mut summary) = (None, None);
+    if let Some(mut reasoning) = fields.object("reasoning")? {
+        effort = reasoning.string("effort")?;
+        let older = reasoning.string("generate_summary")?;
+        summary = reasoning.string("summary")?.or(older);
+        if let Some(other) = summary.as_deref().filter(|text| !["auto", "concise", "detailed"].contains(text))
+        {
+            let path = reasoning.path("summary");
+            return Err(wrong_type(path, &other.into(), "\"auto\", \"concise\" or \"detailed\""));
+        }
+    }
+    settings.insert("reasoning".to_owned(), json!({"effort": effort, "summary": summary}));
+    let is_off = effort.as_deref() == Some("none");
+    let mut variables = template_variables(fields, effort.map(|effort| ("reasoning.effort", effort)))?;
+    if is_off {
+        switch_thinking(&mut variables, false);
+    }
+    Ok(variables)
+}
+
+/// What form the answer has to have.
+fn text(
+    fields: &mut Fields,
+    settings: &mut Map<String, Value>,
+) -> Result<Option<StructuredOutput>, ApiError> {
+    let mut told = json!({"type": "text"});
+    let mut output = None;
+    if let Some(mut text) = fields.object("text")? {
+        let path = text.path("verbosity");
+        if let Some(verbosity) = text.string("verbosity")?.filter(|verbosity| verbosity != "medium") {
+            let verbosity = describe(&verbosity.into());
+            let message = format!("{path} is {verbosity}, which is not supported here; leave it out");
+            return Err(ApiError::unsupported(path, message));
+        }
+        let path = text.path("format");
+        if let Some(format) = text.take("format") {
+            told.clone_from(&format);
+            output = flat_format(Fields::inside(format, &path)?, "text.format")?;
+        }
+    }
+    settings.insert("text".to_owned(), json!({"format": told, "verbosity": "medium"}));
+    Ok(output)
+}
+
+fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Option<usize>, ApiError> {
+    let mut is_wanted = false;
+    match fields.take("include") {
+        None => {}
+        Some(Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                let known = item.as_str().filter(|name| INCLUDABLE.contains(name));
+                let Some(name) = known else {
+                    let path = format!("include[{index}]");
+                    return Err(wrong_type(path, item, &format!("one of {}", INCLUDABLE.join(", "))));
+                };
+                is_wanted |= name == LOGPROBS;
+            }
+        }
+        Some(other) => return Err(wrong_type("include".to_owned(), &other, "a list of strings")),
+    }
+    let num_top = fields.unsigned("top_logprobs")?;
+    settings.insert("top_logprobs".to_owned(), num_top.unwrap_or(0).into());
+    // Whoever wants likely tokens wants to be told of tokens.
+    Ok((is_wanted || num_top.is_some_and(|num_top| num_top > 0)).then(|| num_top.unwrap_or(0)))
+}
+
+fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
+    let given = fields.take("tools");
+    let mut tools = match &given {
+        Some(given) => tools::list(given, tool)?,
+        None => Vec::new(),
+    };
+    let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
+    settings.insert("tool_choice".to_owned(), choice.clone());
+    settings.insert("tools".to_owned(), given.clone().unwrap_or_else(|| json!([])));
+    let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
+    let mut source = match given {
+        Some(Value::Array(items)) => items,
+        _ => Vec::new(),
+    };
+    let choice = match self::choice(choice)? {
+        Choice::One(choice) => choice,
+        Choice::Among(names, choice) => {
+            if let Some(name) = names.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+                let message = format!(
+                    "tool_choice.tools names {}, which is none of the tools",
+                    describe(&(*name).clone().into())
+                );
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            // What may not be called the model is not told of.
+            let is_allowed = |name: &str| names.iter().any(|allowed| allowed == name);
+            source.retain(|item| item["name"].as_str().is_some_and(is_allowed));
+            tools.retain(|tool| is_allowed(&tool.name));
+            choice
+        }
+    };
+    let source: Vec<Value> =
+        source.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect();
+    let tools: Arc<[Tool]> = tools.into();
+    ToolRequest::new(Some(source.into()), tools, choice, is_parallel)
+}
+
+fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
+    let mut fields = Fields::inside(item, path)?;
+    let path = fields.path("type");
+    match fields.string("type")?.as_deref() {
+        Some("function") => tools::function(fields, "parameters"),
+        Some(kind) => {
+            let kind = describe(&kind.into());
+            let message =
+                format!("{path} is {kind}, which is not supported: tools are functions; leave it out");
+            Err(ApiError::unsupported(path, message))
+        }
+        None => Err(missing(path)),
+    }
+}
+
+/// What may be called.
+enum Choice {
+    One(ToolChoice),
+    /// These only.
+    Among(Vec<String>, ToolChoice),
+}
+
+fn choice(value: Value) -> Result<Choice, ApiError> {
+    const EXPECTED: &str =
+        "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";
+    let word = |value: &Value| match value.as_str() {
+        Some("none") => Some(ToolChoice::None),
+        Some("auto") => Some(ToolChoice::Auto),
+        Some("required") => Some(ToolChoice::Required),
+        _ => None,
+    };
+    if !value.is_object() {
+        let choice = word(&value).map(Choice::One);
+        return choice.ok_or_else(|| wrong_type("tool_choice".to_owned(), &value, EXPECTED));
+    }
+    let mut choice = Fields::inside(value, "tool_choice")?;
+    let path = choice.path("type");
+    match choice.string("type")?.as_deref() {
+        Some("function") => {
+            let name = choice.string("name")?.ok_or_else(|| missing(choice.path("name")))?;
+            Ok(Choice::One(ToolChoice::Named(name)))
+        }
+        Some("allowed_tools") => {
+            let path = choice.path("mode");
+            let mode = choice.take("mode").unwrap_or_default();
+            let mode = word(&mode)
+                .filter(|mode| *mode != ToolChoice::None)
+                .ok_or_else(|| wrong_type(path, &mode, "\"auto\" or \"required\""))?;
+            let path = choice.path("tools");
+            let items = match choice.take("tools") {
+                Some(Value::Array(items)) => items,
+                Some(other) => return Err(wrong_type(path, &other, "a list of tools")),
+                None => return Err(missing(path)),
+            };
+            let names = items.into_iter().enumerate().map(|(index, item)| {
+                let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
+                item.string("name")?.ok_or_else(|| missing(item.path("name")))
+            });
+            Ok(Choice::Among(names.collect::<Result<_, _>>()?, mode))
+        }
+        Some(kind) => {
+            let kind = describe(&kind.into());
+            let message = format!("{path} is {kind}, which is not supported: tools are functions");
+            Err(ApiError::unsupported(path, message))
+        }
+        None => Err(missing(path)),
+    }
+}
