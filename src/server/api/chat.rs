@@ -91,8 +91,15 @@ fn encode_with(model: &Model, fields: &mut Fields, tools: &ToolRequest) -> Resul
     let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
     check_text_len(model, "tools", num_tool_bytes)?;
     check_text_len(model, "messages", messages::num_bytes(&messages))?;
+    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+    let add_generation_prompt = fields.bool("add_generation_prompt")?;
+    if continue_final_message && add_generation_prompt == Some(true) {
+        let message = "continue_final_message and add_generation_prompt exclude each other; send one of them as false";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
     let options = ChatOptions {
-        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
         tools: tools.source.clone(),
         variables: template_variables(fields)?,
     };
@@ -151,7 +158,9 @@ fn constraint(
             let grammar = model
                 .llm
                 .tokenizer()
-                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel))
+                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel).transpose())
+                .transpose()
+                .map_err(|error| ApiError::from(error).or_param("tools"))?
                 .ok_or_else(|| {
                     ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
                 })?;

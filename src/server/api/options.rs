@@ -76,7 +76,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("bad_words", Harmless::Empty),
     ("best_of", Harmless::Number(1.0)),
     ("chat_template", Harmless::Never),
-    ("continue_final_message", Harmless::False),
     ("documents", Harmless::Empty),
     ("function_call", Harmless::Text("none")),
     ("functions", Harmless::Empty),

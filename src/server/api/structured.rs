@@ -94,11 +94,13 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
                 return Err(ApiError::invalid(param, format!("{param} is missing")));
             };
             inner.string("name")?;
-            // Every schema is enforced strictly.
-            inner.bool("strict")?;
+            let is_strict = inner.bool("strict")?.unwrap_or(false);
             let param = "response_format.json_schema.schema";
             match inner.take("schema") {
-                Some(schema) => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })),
+                Some(schema) => {
+                    let schema = if is_strict { GrammarSpec::closed(schema) } else { schema };
+                    Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param }))
+                }
                 None => Err(ApiError::invalid(param, format!("{param} is missing"))),
             }
         }

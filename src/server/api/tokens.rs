@@ -56,7 +56,13 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
 
 /// There is one thing to encode.
 fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["messages", "add_generation_prompt", "reasoning_effort", "chat_template_kwargs"] {
+    for name in [
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "reasoning_effort",
+        "chat_template_kwargs",
+    ] {
         if fields.take(name).is_some() {
             let message =
                 format!("{name} belongs to a conversation, but prompt is given too; leave one of them out");

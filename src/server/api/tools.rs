@@ -9,6 +9,7 @@ use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::messages::value_bytes;
 use crate::chat::Tool;
+use crate::grammar::GrammarSpec;
 
 /// Most tools in a request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
@@ -45,14 +46,23 @@ pub(super) enum ToolChoice {
 impl ToolRequest {
     /// Takes everything about tools out of the body.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let source = fields.take("tools");
-        let tools: Arc<[Tool]> = match &source {
-            None => Arc::default(),
-            Some(source) => tools(source)?.into(),
+        let mut source = fields.take("tools");
+        let mut tools = match &source {
+            None => Vec::new(),
+            Some(source) => tools(source)?,
         };
-        let choice = choice(fields, &tools)?;
+        let (choice, allowed) = choice(fields, &tools)?;
+        if let Some(allowed) = allowed {
+            // The model is told of these only, so that it calls no other one by itself either.
+            let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
+            if let Some(Value::Array(items)) = &mut source {
+                items.retain(|_| is_allowed.next().unwrap_or(false));
+            }
+            tools.retain(|tool| allowed.contains(&tool.name));
+        }
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools, choice, is_parallel })
+        let source = source.filter(|_| !tools.is_empty());
+        Ok(Self { source, tools: tools.into(), choice, is_parallel })
     }
 
     /// Whether calls are looked for in the answer.
@@ -103,13 +113,13 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     if !is_name(&name) {
         let path = function.path("name");
         let message = format!(
-            "{path} is {}; it must have 1 to {MAX_NAME_CHARS} of the characters a-z, A-Z, 0-9, _ and -",
+            "{path} is {}; it must have 1 to {MAX_NAME_CHARS} of the characters a-z, A-Z, 0-9, _, -, ., / and :",
             describe(&name.into())
         );
         return Err(ApiError::invalid(path, message));
     }
     function.string("description")?;
-    function.bool("strict")?;
+    let is_strict = function.bool("strict")?.unwrap_or(false);
     let path = function.path("parameters");
     let parameters = function.take("parameters");
     match &parameters {
@@ -125,16 +135,22 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
         },
         Some(other) => return Err(wrong_type(path, other, "a JSON schema, which is an object")),
     }
+    let parameters = if is_strict { parameters.map(GrammarSpec::closed) } else { parameters };
     Ok(Tool { name, parameters })
 }
 
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_CHARS).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./:".contains(&byte))
 }
 
-fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
-    const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names a function";
+/// The choice, and the names that it is limited to, if it is.
+fn choice(
+    fields: &mut Fields,
+    tools: &[Tool],
+) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names functions";
+    let mut allowed = None;
     let choice = match fields.take("tool_choice") {
         None => ToolChoice::Auto,
         Some(Value::String(word)) => match word.as_str() {
@@ -143,11 +159,21 @@ fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
             "required" => ToolChoice::Required,
             _ => return Err(wrong_type("tool_choice".to_owned(), &word.into(), EXPECTED)),
         },
+        Some(value @ Value::Object(_)) if value.get("type").is_some_and(|kind| kind == "allowed_tools") => {
+            let (choice, names) = allowed_tools(value)?;
+            allowed = Some(names);
+            choice
+        }
         Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
     };
+    let is_known = |name: &String| tools.iter().any(|tool| tool.name == *name);
+    if let Some(name) = allowed.iter().flatten().find(|name| !is_known(name)) {
+        let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+        return Err(ApiError::invalid("tool_choice.allowed_tools.tools", message));
+    }
     match choice {
-        ToolChoice::None | ToolChoice::Auto if tools.is_empty() => Ok(ToolChoice::None),
+        ToolChoice::None | ToolChoice::Auto if tools.is_empty() => Ok((ToolChoice::None, allowed)),
         ToolChoice::Required if tools.is_empty() => {
             Err(ApiError::invalid("tool_choice", "tool_choice is \"required\", but there are no tools"))
         }
@@ -155,8 +181,35 @@ fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
             let message = format!("tool_choice names {:?}, which is none of the tools", shortened(&name));
             Err(ApiError::invalid("tool_choice", message))
         }
-        choice => Ok(choice),
+        choice => Ok((choice, allowed)),
     }
+}
+
+/// `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`
+fn allowed_tools(value: Value) -> Result<(ToolChoice, Vec<String>), ApiError> {
+    let mut fields = Fields::inside(value, "tool_choice")?;
+    fields.string("type")?;
+    let mut inner = fields.object("allowed_tools")?.ok_or_else(|| missing(fields.path("allowed_tools")))?;
+    let choice = match inner.string("mode")?.as_deref() {
+        Some("auto") | None => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(other) => {
+            return Err(wrong_type(inner.path("mode"), &other.into(), "\"auto\" or \"required\""));
+        }
+    };
+    let path = inner.path("tools");
+    let items = match inner.take("tools") {
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        Some(other) => return Err(wrong_type(path, &other, "a list of functions that is not empty")),
+        None => return Err(missing(path)),
+    };
+    let names = items.into_iter().enumerate().map(|(index, item)| {
+        let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
+        item.string("type")?;
+        let mut function = item.object("function")?.ok_or_else(|| missing(item.path("function")))?;
+        function.string("name")?.ok_or_else(|| missing(function.path("name")))
+    });
+    Ok((choice, names.collect::<Result<_, _>>()?))
 }
 
 fn named(value: Value) -> Result<String, ApiError> {
@@ -207,6 +260,32 @@ mod tests {
         check(json!({"tools": [tool("a")], "tool_choice": "required"}), ToolChoice::Required);
         let named = json!({"type": "function", "function": {"name": "a"}});
         check(json!({"tools": [tool("a")], "tool_choice": named}), ToolChoice::Named("a".to_owned()));
+        let allowed = |mode: Value| {
+            let tools = json!([{"type": "function", "function": {"name": "b.c/d:e"}}]);
+            json!({"tools": [tool("a"), tool("b.c/d:e")],
+                   "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}})
+        };
+        for (mode, expected) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Required)] {
+            check(allowed(mode.into()), expected);
+            let found = parse(&allowed(mode.into())).unwrap();
+            let names: Vec<&str> = found.tools.iter().map(|tool| tool.name.as_str()).collect();
+            assert_eq!(names, ["b.c/d:e"]);
+            assert_eq!(found.source.unwrap(), json!([tool("b.c/d:e")]));
+        }
+    }
+
+    #[test]
+    fn strict_tools_are_closed() {
+        let open = json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
+        let with = |strict: bool| {
+            let function = json!({"name": "a", "strict": strict, "parameters": open});
+            let found = parse(&json!({"tools": [{"type": "function", "function": function}]})).unwrap();
+            found.tools[0].parameters.clone().unwrap()
+        };
+        assert_eq!(with(false), open);
+        let closed = json!({"type": "object", "additionalProperties": false,
+                            "properties": {"a": {"type": "object", "additionalProperties": false}}});
+        assert_eq!(with(true), closed);
     }
 
     #[test]
@@ -241,6 +320,15 @@ mod tests {
         check(json!({"tool_choice": 1}), "tool_choice", "required");
         check(json!({"tool_choice": {"type": "custom"}}), "tool_choice.type", "function");
         check(json!({"tool_choice": {"type": "function"}}), "tool_choice.function", "missing");
+        let allowed = |inner: Value| json!({"tools": [tool("a")], "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}});
+        check(allowed(Value::Null), "tool_choice.allowed_tools", "missing");
+        check(allowed(json!({"mode": "all"})), "tool_choice.allowed_tools.mode", "required");
+        check(allowed(json!({"tools": []})), "tool_choice.allowed_tools.tools", "not empty");
+        check(
+            allowed(json!({"tools": [{"type": "function", "function": {"name": "x"}}]})),
+            "tool_choice.allowed_tools.tools",
+            "none of the tools",
+        );
         let unknown = json!({"type": "function", "function": {"name": "b"}});
         check(json!({"tools": [tool("a")], "tool_choice": unknown}), "tool_choice", "none of the tools");
         check(
