@@ -96,6 +96,10 @@ struct ServerArgs {
     /// Without it, browsers let only the server's own page in. vLLM's form, a JSON list, is taken too.
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origins)]
     allowed_origins: Vec<Origins>,
+    /// Refuse requests with fields that mean nothing here, instead of ignoring them and saying so in the header
+    /// x-ignored-fields
+    #[arg(long, hide_short_help = true)]
+    strict_fields: bool,
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
@@ -203,6 +207,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         api_key_file: args.api_key_file.clone(),
         trust_client_ids: args.trust_client_ids,
         allowed_origins: args.allowed_origins.concat(),
+        strict_fields: args.strict_fields,
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
@@ -249,6 +254,15 @@ impl AccessLog for LineLog {
             LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
         };
         // A log that nobody reads must not stop the server.
+        let _ = commands.try_send(LogCommand::Write(line));
+    }
+
+    fn notice(&self, message: &str) {
+        let Some(commands) = &self.commands else { return };
+        let line = match self.format {
+            LogFormat::Text => format!("note: {message}"),
+            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
+        };
         let _ = commands.try_send(LogCommand::Write(line));
     }
 }

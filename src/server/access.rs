@@ -18,6 +18,7 @@ use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
 use super::error::ApiError;
+use super::ignored;
 use super::state::{Active, App};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -60,12 +61,16 @@ pub struct TokenCounts {
 pub trait AccessLog: Send + Sync {
     /// A request is over.
     fn record(&self, record: AccessRecord);
+
+    /// Something that whoever runs the server should know.
+    fn notice(&self, _message: &str) {}
 }
 
 /// What handlers add to their request's line.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note {
     tokens: Arc<Mutex<Option<TokenCounts>>>,
+    ignored: Arc<Mutex<Vec<String>>>,
     request_id: Arc<str>,
 }
 
@@ -73,6 +78,11 @@ impl Note {
     /// The id in the header of the answer.
     pub(super) fn request_id(&self) -> Arc<str> {
         Arc::clone(&self.request_id)
+    }
+
+    /// Fields of the body that nobody read, for the header of the answer.
+    pub(super) fn set_ignored(&self, names: Vec<String>) {
+        *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
     pub(super) fn set(&self, tokens: TokenCounts) {
@@ -128,6 +138,10 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     })
     .await;
     line.record.status = response.status().as_u16();
+    let names = std::mem::take(&mut *line.note.ignored.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(value) = ignored::header(&names) {
+        response.headers_mut().insert(ignored::HEADER, value);
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

@@ -12,6 +12,7 @@ mod cors;
 mod failures;
 mod fair;
 mod fake;
+mod ignored;
 mod life;
 mod load;
 mod logs;
