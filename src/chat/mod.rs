@@ -138,6 +138,12 @@ impl Chat {
         self.answers
     }
 
+    /// The source of the template, as its makers or whoever runs the program wrote it.
+    #[must_use]
+    pub fn template_source(&self) -> &str {
+        self.template.source()
+    }
+
     /// Whether the template tells the model of tools.
     #[must_use]
     pub fn uses_tools(&self) -> bool {

@@ -117,7 +117,7 @@ impl Generation {
         let (sender, events) = mpsc::channel(capacity.max(1));
         let mut accepted = Vec::with_capacity(requests.len());
         for (prompt, request) in requests.into_iter().enumerate() {
-            let decoder = model.llm.text_decoder(request.params.n, text)?;
+            let decoder = model.llm.text_decoder(&request.params, text)?;
             let (num_tokens, latest) = (request.prompt_token_ids.len(), vec![None; request.params.n]);
             let (reply, id) = oneshot::channel();
             let on_accepted = Box::new(move |id| {
@@ -210,9 +210,10 @@ impl Generation {
     }
 
     fn count(&mut self, prompt: usize, event: &TextEvent) -> Result<(), ApiError> {
-        let TextEvent::Finished { index, reason, error, stats, matched_stop } = event else {
+        let TextEvent::Finished { index, reason, error, stats, matched_stop, .. } = event else {
             if matches!(event, TextEvent::Delta { token_id: Some(_), .. }) {
                 self.counts.completion_tokens += 1;
+                self.model.metrics.count_token();
                 if let Some(record) = &self.record {
                     record.count_token();
                 }

@@ -29,6 +29,8 @@ const REASONS: [FinishReason; 4] =
 pub(super) struct Metrics {
     labels: String,
     prompt_tokens: AtomicU64,
+    /// Not those that nobody gets, because a stop string came before them.
+    generated_tokens: AtomicU64,
     finished: [AtomicU64; REASONS.len()],
     pub(super) time_to_first_token: Histogram,
     pub(super) inter_token_latency: Histogram,
@@ -48,6 +50,7 @@ impl Metrics {
         Self {
             labels: format!("model_name=\"{}\",engine=\"0\"", escape(model_name)),
             prompt_tokens: AtomicU64::new(0),
+            generated_tokens: AtomicU64::new(0),
             finished: Default::default(),
             time_to_first_token: Histogram::new(FIRST_TOKEN.to_vec()),
             inter_token_latency: Histogram::new(BETWEEN_TOKENS.to_vec()),
@@ -65,6 +68,11 @@ impl Metrics {
     /// A prompt has been computed.
     pub(super) fn count_prompt(&self, num_tokens: usize) {
         self.prompt_tokens.fetch_add(num_tokens as u64, Ordering::Relaxed);
+    }
+
+    /// A token goes to a client.
+    pub(super) fn count_token(&self) {
+        self.generated_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A sequence ended by itself.
@@ -105,7 +113,7 @@ impl Metrics {
 
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         page.counter("vllm:prompt_tokens_total", "Prompt tokens processed", load(&self.prompt_tokens));
-        page.counter("vllm:generation_tokens_total", "Tokens generated", stats.num_output_tokens);
+        page.counter("vllm:generation_tokens_total", "Tokens delivered", load(&self.generated_tokens));
         page.head("vllm:request_success_total", "Finished sequences", "counter");
         for (counter, reason) in self.finished.iter().zip(REASONS) {
             let label = format!("finished_reason=\"{}\"", reason.name());

@@ -29,6 +29,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/requests/{id}", get(api::requests::show))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route("/tokenizer_info", get(api::tokens::show))
         .route("/openapi.json", get(show_openapi))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))

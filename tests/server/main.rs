@@ -23,6 +23,7 @@ mod requests;
 mod rows;
 mod schema;
 mod scripted;
+mod stops;
 mod structured;
 mod throughput;
 mod tools;

@@ -192,7 +192,8 @@ pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usiz
         return Ok(());
     }
     let message = format!(
-        "{param} has {num_bytes} bytes of text, more than a context window of {} tokens can hold",
+        "This model's maximum context length is {} tokens. However, {param} has {num_bytes} bytes of text, which are \
+         more tokens for certain. Please reduce the length of the input messages",
         model.llm.engine().config().max_model_len
     );
     Err(ApiError::from(crate::Error::new(crate::ErrorKind::ContextLength, message)).or_param(param))
