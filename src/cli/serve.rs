@@ -299,14 +299,15 @@ fn write_lines(commands: &Receiver<LogCommand>) {
 }
 
 fn text_line(record: &AccessRecord) -> String {
-    let AccessRecord { request_id, method, path, status, duration_ms, tokens, .. } = record;
+    let AccessRecord { request_id, method, path, status, duration_ms, tokens, cut, .. } = record;
+    let cut = cut.as_ref().map_or_else(String::new, |reason| format!(" · cut: {reason}"));
     let tokens = tokens.map_or_else(String::new, |tokens| {
         format!(
             " · prompt {} ({} cached) · output {}",
             tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
         )
     });
-    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens} · {request_id}")
+    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens}{cut} · {request_id}")
 }
 
 #[cfg(test)]
@@ -337,11 +338,14 @@ mod tests {
             path: "/health".to_owned(),
             status: 200,
             duration_ms: 0.25,
+            cut: None,
             tokens: None,
         };
         assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
         record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
         assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
+        record.cut = Some("the client left".to_owned());
+        assert!(text_line(&record).contains(" · cut: the client left · abc"));
         let json: serde_json::Value = serde_json::to_value(&record).unwrap();
         assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
     }

@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
+use super::connection::Stalled;
 use super::error::ApiError;
 use super::ignored;
 use super::state::{Active, App};
@@ -25,6 +26,10 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 /// What the log says of a client that left before the answer began; the number is nginx's.
 const CLIENT_LEFT: u16 = 499;
+/// Why an answer is cut if nobody takes it any more.
+pub(super) const CLIENT_LEFT_EARLY: &str = "the client left before the end";
+/// Most characters of a reason in the log.
+const MAX_REASON_CHARS: usize = 300;
 
 /// A request that is over, for the log.
 #[derive(Debug, Clone, Serialize)]
@@ -41,6 +46,9 @@ pub struct AccessRecord {
     pub status: u16,
     /// From the end of the head to the end of the answer.
     pub duration_ms: f64,
+    /// Why the answer is not complete, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<String>,
     /// What was generated, if anything.
     #[serde(flatten)]
     pub tokens: Option<TokenCounts>,
@@ -71,6 +79,7 @@ pub trait AccessLog: Send + Sync {
 pub(super) struct Note {
     tokens: Arc<Mutex<Option<TokenCounts>>>,
     ignored: Arc<Mutex<Vec<String>>>,
+    cut: Arc<Mutex<Option<String>>>,
     request_id: Arc<str>,
 }
 
@@ -85,6 +94,12 @@ impl Note {
         *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
+    /// The answer ends here for this reason. The first one counts.
+    pub(super) fn cut(&self, reason: &str) {
+        let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        cut.get_or_insert_with(|| reason.chars().take(MAX_REASON_CHARS).collect());
+    }
+
     pub(super) fn set(&self, tokens: TokenCounts) {
         *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
     }
@@ -96,6 +111,8 @@ struct Line {
     start: Instant,
     record: AccessRecord,
     note: Note,
+    /// The connection, if it was closed for this.
+    stalled: Option<Stalled>,
     _active: Active,
 }
 
@@ -103,6 +120,14 @@ impl Drop for Line {
     fn drop(&mut self) {
         let mut record = self.record.clone();
         record.duration_ms = self.start.elapsed().as_micros() as f64 / 1e3;
+        record.cut = self.note.cut.lock().unwrap_or_else(PoisonError::into_inner).take().map(|reason| {
+            let is_stalled = self.stalled.as_ref().is_some_and(Stalled::is_set);
+            match reason == CLIENT_LEFT_EARLY && is_stalled {
+                true => "the client took nothing of it for too long (--write-timeout)".to_owned(),
+                false => reason.replace(['\r', '\n'], " "),
+            }
+        });
+        self.app.http.count(&record.path, record.status);
         record.tokens = *self.note.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         self.app.log.record(record);
     }
@@ -122,9 +147,11 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
             path: request.uri().path().to_owned(),
             status: CLIENT_LEFT,
             duration_ms: 0.0,
+            cut: None,
             tokens: None,
         },
         note,
+        stalled: request.extensions().get::<Stalled>().cloned(),
         _active: app.enter(),
         app,
     };

@@ -16,6 +16,7 @@ mod error;
 mod generation;
 mod history;
 mod host;
+mod http_counts;
 mod ignored;
 mod json;
 mod keys;

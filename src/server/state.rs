@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::clients::{Client, Clients};
 use super::error::ApiError;
 use super::history::History;
+use super::http_counts::HttpCounts;
 use super::ignored::Told;
 use super::keys::KeyRing;
 use super::metrics::Metrics;
@@ -34,6 +35,7 @@ pub(super) struct App {
     pub(super) keys: KeyRing,
     pub(super) clients: Clients,
     pub(super) history: History,
+    pub(super) http: HttpCounts,
     told: Told,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
@@ -68,6 +70,7 @@ impl App {
             keys,
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
+            http: HttpCounts::default(),
             told: Told::default(),
             config,
             is_on_loopback,

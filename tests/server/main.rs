@@ -17,6 +17,7 @@ mod life;
 mod load;
 mod logs;
 mod models;
+mod operators;
 mod page;
 mod real_clients;
 mod requests;

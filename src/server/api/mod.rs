@@ -6,6 +6,7 @@
 pub(super) mod chat;
 pub(super) mod completions;
 mod form;
+pub(super) mod info;
 mod messages;
 pub(super) mod models;
 mod options;
