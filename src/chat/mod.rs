@@ -48,6 +48,8 @@ impl Message {
 pub struct ChatOptions {
     /// Whether the prompt ends where the assistant's answer begins.
     pub add_generation_prompt: bool,
+    /// End the prompt where the last message ends, so that the model goes on with it.
+    pub continue_final_message: bool,
     /// Descriptions of the tools that the model may call: a list of objects.
     pub tools: Option<Value>,
     /// Further variables of the template, such as `enable_thinking`.
@@ -56,9 +58,18 @@ pub struct ChatOptions {
 
 impl Default for ChatOptions {
     fn default() -> Self {
-        Self { add_generation_prompt: true, tools: None, variables: Map::new() }
+        Self {
+            add_generation_prompt: true,
+            continue_final_message: false,
+            tools: None,
+            variables: Map::new(),
+        }
     }
 }
+
+/// Stands behind the last message while a prompt is rendered that ends there. The last one in the text counts, so it
+/// does not matter whether messages have it too.
+const MESSAGE_END: char = '\u{10FFFD}';
 
 /// What of a model's chat format is chosen by hand.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -125,6 +136,12 @@ impl Chat {
     #[must_use]
     pub fn answer_format(&self) -> AnswerFormat {
         self.answers
+    }
+
+    /// The source of the template, as its makers or whoever runs the program wrote it.
+    #[must_use]
+    pub fn template_source(&self) -> &str {
+        self.template.source()
     }
 
     /// Whether the template tells the model of tools.
@@ -202,14 +219,29 @@ impl Chat {
     }
 
     fn render_context(&self, context: Map<String, Value>, options: &ChatOptions) -> Result<String> {
-        self.template(options).render(&Value::Object(context))
+        let mut rendered = self.template(options).render(&Value::Object(context))?;
+        if options.continue_final_message {
+            let end = rendered.rfind(MESSAGE_END).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Unsupported,
+                    "the chat template does not write the last message as it is, so it cannot be continued",
+                )
+            })?;
+            rendered.truncate(end);
+        }
+        Ok(rendered)
     }
 
     fn context(&self, messages: &[Message], options: &ChatOptions) -> Map<String, Value> {
-        let messages = messages.iter().map(|message| {
+        let last = messages.len().saturating_sub(1);
+        let messages = messages.iter().enumerate().map(|(index, message)| {
             let mut fields = Map::new();
             fields.insert("role".to_owned(), message.role.clone().into());
-            fields.insert("content".to_owned(), message.content.clone().into());
+            let mut content = message.content.clone();
+            if options.continue_final_message && index == last {
+                content.push(MESSAGE_END);
+            }
+            fields.insert("content".to_owned(), content.into());
             fields.extend(message.extra.clone());
             Value::Object(fields)
         });

@@ -206,3 +206,23 @@ fn conversations_keep_their_system_message() {
     assert_eq!(conversation.pop(), None);
     assert!(Conversation::new(None).messages().is_empty());
 }
+
+#[test]
+fn the_last_message_is_continued() {
+    let check = |template: &str, content: &str, expected: Option<&str>| {
+        let tokenizer = tokenizer(Some(template), &["<s>", "</s>"], false);
+        let chat = Chat::new(&tokenizer).unwrap();
+        let options =
+            ChatOptions { add_generation_prompt: false, continue_final_message: true, ..ChatOptions::default() };
+        let messages = [Message::new("user", "Hi \u{10FFFD}"), Message::new("assistant", content)];
+        assert_eq!(chat.render(&messages, &options).ok().as_deref(), expected);
+        let ids = chat.encode(&tokenizer, &messages, &options).ok();
+        assert_eq!(ids.map(|ids| tokenizer.decode(&ids, false)).as_deref(), expected);
+    };
+    let template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}[end]";
+    let before = "[user] Hi \u{10FFFD}</s>[assistant] ";
+    check(template, "Once upon ", Some(&format!("{before}Once upon ")));
+    check(template, "", Some(before));
+    check(template, "a </s> b", Some(&format!("{before}a </s> b")));
+    check("{{ messages | length }}", "x", None);
+}

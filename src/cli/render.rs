@@ -75,7 +75,7 @@ pub(crate) fn render_request(
                     output.delta(&text, token_id.as_slice())?;
                 }
             }
-            TextEvent::Finished { index, reason, error, stats, matched_stop } => {
+            TextEvent::Finished { index, reason, error, stats, matched_stop, .. } => {
                 if let Some(sequence) = sequences.get_mut(index) {
                     sequence.finished = Some(Finished { reason, error, stats, matched_stop });
                 }
@@ -259,7 +259,7 @@ mod tests {
     fn finished(index: usize) -> TextEvent {
         let stats = SequenceStats::default();
         let reason = FinishReason::Stop;
-        TextEvent::Finished { index, reason, error: None, stats, matched_stop: None }
+        TextEvent::Finished { index, reason, error: None, stats, matched_stop: None, stop_token_id: None }
     }
 
     /// Two sequences whose tokens arrive interleaved; the second ends first.

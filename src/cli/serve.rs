@@ -96,6 +96,10 @@ struct ServerArgs {
     /// Without it, browsers let only the server's own page in. vLLM's form, a JSON list, is taken too.
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origins)]
     allowed_origins: Vec<Origins>,
+    /// Refuse requests with fields that mean nothing here, instead of ignoring them and saying so in the header
+    /// x-ignored-fields
+    #[arg(long, hide_short_help = true)]
+    strict_fields: bool,
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
@@ -209,6 +213,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         api_key_file: args.api_key_file.clone(),
         trust_client_ids: args.trust_client_ids,
         allowed_origins: args.allowed_origins.concat(),
+        strict_fields: args.strict_fields,
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
@@ -258,6 +263,15 @@ impl AccessLog for LineLog {
         // A log that nobody reads must not stop the server.
         let _ = commands.try_send(LogCommand::Write(line));
     }
+
+    fn notice(&self, message: &str) {
+        let Some(commands) = &self.commands else { return };
+        let line = match self.format {
+            LogFormat::Text => format!("note: {message}"),
+            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
+        };
+        let _ = commands.try_send(LogCommand::Write(line));
+    }
 }
 
 impl LineLog {
@@ -292,14 +306,15 @@ fn write_lines(commands: &Receiver<LogCommand>) {
 }
 
 fn text_line(record: &AccessRecord) -> String {
-    let AccessRecord { request_id, method, path, status, duration_ms, tokens, .. } = record;
+    let AccessRecord { request_id, method, path, status, duration_ms, tokens, cut, .. } = record;
+    let cut = cut.as_ref().map_or_else(String::new, |reason| format!(" · cut: {reason}"));
     let tokens = tokens.map_or_else(String::new, |tokens| {
         format!(
             " · prompt {} ({} cached) · output {}",
             tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
         )
     });
-    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens} · {request_id}")
+    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens}{cut} · {request_id}")
 }
 
 #[cfg(test)]
@@ -330,11 +345,14 @@ mod tests {
             path: "/health".to_owned(),
             status: 200,
             duration_ms: 0.25,
+            cut: None,
             tokens: None,
         };
         assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
         record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
         assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
+        record.cut = Some("the client left".to_owned());
+        assert!(text_line(&record).contains(" · cut: the client left · abc"));
         let json: serde_json::Value = serde_json::to_value(&record).unwrap();
         assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
     }

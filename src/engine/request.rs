@@ -71,13 +71,14 @@ impl Request {
         if num_prompt_tokens >= config.max_model_len {
             return Err(Error::new(
                 ErrorKind::ContextLength,
+                // Programs know this case, and the next one, by these sentences, with the numbers in these places.
                 format!(
-                    "the prompt has {num_prompt_tokens} tokens, but the context window is {} tokens, prompt \
-                     and output together",
+                    "This model's maximum context length is {} tokens. However, your request has \
+                     {num_prompt_tokens} input tokens. Please reduce the length of the input messages",
                     config.max_model_len
                 ),
             )
-            .with_hint("shorten the prompt or raise --max-model-len"));
+            .with_hint("or raise --max-model-len"));
         }
         if let Some(max_tokens) = self.params.max_tokens
             && num_prompt_tokens.saturating_add(max_tokens) > config.max_model_len
@@ -85,9 +86,11 @@ impl Request {
             return Err(Error::new(
                 ErrorKind::ContextLength,
                 format!(
-                    "the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, but the \
-                     context window is {} tokens",
-                    config.max_model_len
+                    "This model's maximum context length is {} tokens. However, you requested {} tokens \
+                     ({num_prompt_tokens} in the messages, {max_tokens} in the completion). Please reduce the \
+                     length of the messages or completion",
+                    config.max_model_len,
+                    num_prompt_tokens.saturating_add(max_tokens)
                 ),
             )
             .with_hint("lower max_tokens, or leave it out to use what is left of the window")

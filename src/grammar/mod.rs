@@ -11,6 +11,7 @@ mod cache;
 mod compiler;
 mod gbnf;
 mod matcher;
+pub(crate) mod schema;
 mod spec;
 mod vocabulary;
 mod watchdog;

@@ -4,6 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
 use super::gbnf::{is_gbnf, to_lark};
+use super::schema;
 use crate::{Error, Result};
 
 /// Most bytes of a JSON schema, written without spaces, and of a grammar.
@@ -22,6 +23,8 @@ const MAX_MULTIPLE_OF: u64 = 10_000;
 /// Space between the parts of JSON: none, one, or a line break with an indentation. Without a bound a model could
 /// go on with spaces for ever.
 const JSON_SPACE: &str = r"( |\r?\n[ \t]{0,32})?";
+/// The same in calls of tools, which models write in one line.
+const CALL_SPACE: &str = " ?";
 
 /// What the whole text of an answer must look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,19 +46,46 @@ impl GrammarSpec {
     /// A schema as a part of a [`Self::Lark`] grammar, with the same spaces as in [`Self::JsonSchema`].
     ///
     /// # Errors
-    /// If the schema is neither an object nor `true`.
+    /// If the schema is not one, allows nothing, or cannot be enforced.
     pub fn lark_json(schema: &Value) -> Result<String> {
-        Ok(format!("%json {}", with_options(schema.clone())?))
+        embedded(schema, JSON_SPACE)
+    }
+
+    /// The same with at most one space between the parts, for the arguments of a call.
+    ///
+    /// # Errors
+    /// If the schema is not one, allows nothing, or cannot be enforced.
+    pub fn lark_arguments(schema: &Value) -> Result<String> {
+        embedded(schema, CALL_SPACE)
+    }
+
+    /// A terminal's expression for the strings of a schema, written without quotes and with characters of this class
+    /// of a regular expression only.
+    ///
+    /// # Errors
+    /// If a length or a pattern cannot be enforced.
+    pub fn lark_text(schema: &Value, class: &str) -> Result<String> {
+        schema::bare_text(schema, class)
+    }
+
+    /// Whether a schema of strings allows every string.
+    #[must_use]
+    pub fn is_free_text(schema: &Value) -> bool {
+        schema::is_free_text(schema)
+    }
+
+    /// A schema with every object closed to keys that it does not name, as `strict` demands. A map, which has a
+    /// schema for all of its values and names no keys, stays one.
+    #[must_use]
+    pub fn closed(schema: Value) -> Value {
+        schema::closed(schema)
     }
 
     /// Refuses what is too large before any work is put into it.
     pub(super) fn check_size(&self) -> Result<()> {
         match self {
             Self::JsonObject => Ok(()),
-            Self::JsonSchema(schema) => {
-                at_most("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES)?;
-                check_keywords(schema, schema, &mut Budget(MAX_COMBINED))
-            }
+            Self::JsonSchema(schema) => check_schema(schema),
             Self::Regex(regex) => check_regex("the regular expression", regex),
             Self::Choice(choices) if choices.is_empty() || choices.len() > MAX_CHOICES => {
                 Err(Error::invalid_request(format!(
@@ -80,8 +110,8 @@ impl GrammarSpec {
     /// If it is of another kind than it is said to be.
     pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar> {
         Ok(match self {
-            Self::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))?),
-            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_options(schema.clone())?),
+            Self::JsonObject => TopLevelGrammar::from_lark(json_lark(&json!({"type": "object"}), JSON_SPACE)?),
+            Self::JsonSchema(schema) => TopLevelGrammar::from_lark(json_lark(schema, JSON_SPACE)?),
             Self::Regex(regex) => TopLevelGrammar::from_regex(without_anchors(regex)),
             Self::Choice(choices) => {
                 let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
@@ -93,21 +123,24 @@ impl GrammarSpec {
     }
 }
 
-/// A schema with the options of our JSON.
-fn with_options(schema: Value) -> Result<Value> {
-    let mut fields = match schema {
-        Value::Object(fields) => fields,
-        Value::Bool(true) => serde_json::Map::new(),
-        other => {
-            let message = format!("the JSON schema is {}, expected an object", kind(&other));
-            return Err(Error::invalid_request(message));
+/// A grammar for the values of a schema that comes from a caller.
+fn json_lark(schema: &Value, space: &'static str) -> Result<String> {
+    match schema {
+        Value::Object(fields) if fields.contains_key("x-guidance") => {
+            Err(Error::invalid_request("the JSON schema has the unknown keyword x-guidance"))
         }
-    };
-    if fields.contains_key("x-guidance") {
-        return Err(Error::invalid_request("the JSON schema has the unknown keyword x-guidance"));
+        Value::Object(_) | Value::Bool(true) => schema::to_lark(schema, space),
+        other => {
+            let message = format!("the JSON schema is {}, expected an object", kind(other));
+            Err(Error::invalid_request(message))
+        }
     }
-    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
-    Ok(Value::Object(fields))
+}
+
+/// The same as a part of another grammar.
+fn embedded(schema: &Value, space: &'static str) -> Result<String> {
+    check_schema(schema)?;
+    Ok(format!("%lark {{\n{}}}", json_lark(schema, space)?))
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -147,6 +180,11 @@ fn at_most(what: &str, num_bytes: usize, limit: usize) -> Result<()> {
         true => Err(Error::invalid_request(format!("{what} has more than {limit} bytes, the most allowed"))),
         false => Ok(()),
     }
+}
+
+fn check_schema(schema: &Value) -> Result<()> {
+    at_most("the JSON schema", json_len(schema, MAX_BYTES), MAX_BYTES)?;
+    check_keywords(schema, schema, &mut Budget(MAX_COMBINED))
 }
 
 fn check_regex(what: &str, regex: &str) -> Result<()> {

@@ -14,19 +14,19 @@ use crate::tokenizer::tests::{FIXTURES, tokenizer};
 /// Longer than any limit on a machine that has nothing else to do.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-fn compiler(tokenizer: &Arc<Tokenizer>) -> GrammarCompiler {
+pub(super) fn compiler(tokenizer: &Arc<Tokenizer>) -> GrammarCompiler {
     let ends = tokenizer.stop_token_ids(&[]);
     GrammarCompiler::new(Arc::clone(tokenizer), tokenizer.vocab_size(), &ends)
 }
 
 /// A cheap generator, so that a failure can be repeated.
-fn next(state: &mut u64) -> usize {
+pub(super) fn next(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) as usize
 }
 
 /// A text drawn blindly from the sets, ending as soon as it may; `None` if that takes too many tokens.
-fn draw(grammar: &Grammar, tokenizer: &Tokenizer, seed: u64) -> Option<String> {
+pub(super) fn draw(grammar: &Grammar, tokenizer: &Tokenizer, seed: u64) -> Option<String> {
     let mut rng = seed;
     let mut state = grammar.start();
     let mut allowed = TokenMask::default();

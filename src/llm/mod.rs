@@ -237,7 +237,7 @@ impl Llm {
         visible_special: Arc<[u32]>,
     ) -> Result<TextStream> {
         let options = TextOptions { stop: params.stop.clone(), visible_special, ..TextOptions::default() };
-        let decoder = self.text_decoder(params.n, &options)?;
+        let decoder = self.text_decoder(&params, &options)?;
         let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
         Ok(TextStream::new(events, decoder))
     }
@@ -246,11 +246,11 @@ impl Llm {
     ///
     /// # Errors
     /// If a stop string is empty, or there are stop strings without a tokenizer.
-    pub fn text_decoder(&self, num_sequences: usize, options: &TextOptions) -> Result<TextDecoder> {
+    pub fn text_decoder(&self, params: &SamplingParams, options: &TextOptions) -> Result<TextDecoder> {
         if !options.stop.is_empty() {
             self.require_tokenizer()?;
         }
-        TextDecoder::new(self.tokenizer.as_ref(), num_sequences, options)
+        TextDecoder::new(self.tokenizer.as_ref(), params, options)
     }
 
     fn require_tokenizer(&self) -> Result<&Tokenizer> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::TextEvent;
 use crate::Result;
 use crate::engine::{Event, FinishReason};
+use crate::sampling::SamplingParams;
 use crate::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
 /// How tokens become text.
@@ -32,6 +33,8 @@ impl Default for TextOptions {
 pub struct TextDecoder {
     sequences: Vec<SequenceText>,
     stop: Vec<String>,
+    stop_token_ids: Vec<u32>,
+    min_tokens: usize,
 }
 
 /// The text side of one sequence. Without a tokenizer there is no text, only tokens.
@@ -40,15 +43,17 @@ struct SequenceText {
     decoder: Option<(Detokenizer, StopMatcher)>,
     num_output_tokens: usize,
     matched_stop: Option<usize>,
+    /// The token that ended it, if it is one of those that the request names.
+    stop_token_id: Option<u32>,
 }
 
 impl TextDecoder {
     pub(super) fn new(
         tokenizer: Option<&Arc<Tokenizer>>,
-        num_sequences: usize,
+        params: &SamplingParams,
         options: &TextOptions,
     ) -> Result<Self> {
-        let sequences = (0..num_sequences).map(|_| {
+        let sequences = (0..params.n).map(|_| {
             let decoder = match tokenizer {
                 Some(tokenizer) => Some((
                     Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special)
@@ -57,9 +62,14 @@ impl TextDecoder {
                 )),
                 None => None,
             };
-            Ok(SequenceText { decoder, num_output_tokens: 0, matched_stop: None })
+            Ok(SequenceText { decoder, num_output_tokens: 0, matched_stop: None, stop_token_id: None })
         });
-        Ok(Self { sequences: sequences.collect::<Result<_>>()?, stop: options.stop.clone() })
+        Ok(Self {
+            sequences: sequences.collect::<Result<_>>()?,
+            stop: options.stop.clone(),
+            stop_token_ids: params.stop_token_ids.clone(),
+            min_tokens: params.min_tokens,
+        })
     }
 
     /// Translates an event and appends what it means to `ready`. Returns the sequence that is to be given
@@ -78,11 +88,19 @@ impl TextDecoder {
                     return Some(index);
                 }
                 sequence.num_output_tokens += 1;
+                sequence.stop_token_id =
+                    Some(token_id).filter(|id| is_end && self.stop_token_ids.contains(id));
+                let may_stop = sequence.num_output_tokens > self.min_tokens;
                 let mut text = String::new();
                 if let (Some((detokenizer, matcher)), false) = (&mut sequence.decoder, is_end) {
-                    let outcome = matcher.push(&detokenizer.push(token_id));
-                    text = outcome.text;
-                    sequence.matched_stop = outcome.matched;
+                    let delta = detokenizer.push(token_id);
+                    if may_stop {
+                        let outcome = matcher.push(&delta);
+                        text = outcome.text;
+                        sequence.matched_stop = outcome.matched;
+                    } else {
+                        text = matcher.pass(&delta);
+                    }
                 }
                 let is_matched = sequence.matched_stop.is_some();
                 ready.push_back(TextEvent::Delta { index, text, token_id: Some(token_id), logprobs });
@@ -93,9 +111,15 @@ impl TextDecoder {
                 if sequence.matched_stop.is_none()
                     && let Some((detokenizer, matcher)) = &mut sequence.decoder
                 {
-                    let outcome = matcher.push(&detokenizer.finish());
-                    sequence.matched_stop = outcome.matched;
-                    let text = outcome.text + &matcher.finish();
+                    let rest = detokenizer.finish();
+                    let text = if sequence.num_output_tokens > self.min_tokens {
+                        let outcome = matcher.push(&rest);
+                        sequence.matched_stop = outcome.matched;
+                        outcome.text
+                    } else {
+                        matcher.pass(&rest)
+                    };
+                    let text = text + &matcher.finish();
                     if !text.is_empty() {
                         ready.push_back(TextEvent::Delta { index, text, token_id: None, logprobs: None });
                     }
@@ -105,7 +129,15 @@ impl TextDecoder {
                 if matched_stop.is_some() {
                     reason = FinishReason::Stop;
                 }
-                ready.push_back(TextEvent::Finished { index, reason, error, stats, matched_stop });
+                let stop_token_id = sequence.stop_token_id;
+                ready.push_back(TextEvent::Finished {
+                    index,
+                    reason,
+                    error,
+                    stats,
+                    matched_stop,
+                    stop_token_id,
+                });
                 None
             }
         }

@@ -37,6 +37,8 @@ pub enum TextEvent {
         stats: SequenceStats,
         /// The stop string that was found; the text ends before it.
         matched_stop: Option<String>,
+        /// The token that ended it, if it is one of [`SamplingParams::stop_token_ids`](crate::sampling::SamplingParams).
+        stop_token_id: Option<u32>,
     },
 }
 

@@ -17,13 +17,19 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
+use super::connection::Stalled;
 use super::error::{ApiError, for_anthropic};
+use super::ignored;
 use super::state::{Active, App};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 /// What the log says of a client that left before the answer began; the number is nginx's.
 const CLIENT_LEFT: u16 = 499;
+/// Why an answer is cut if nobody takes it any more.
+pub(super) const CLIENT_LEFT_EARLY: &str = "the client left before the end";
+/// Most characters of a reason in the log.
+const MAX_REASON_CHARS: usize = 300;
 
 /// A request that is over, for the log.
 #[derive(Debug, Clone, Serialize)]
@@ -40,6 +46,9 @@ pub struct AccessRecord {
     pub status: u16,
     /// From the end of the head to the end of the answer.
     pub duration_ms: f64,
+    /// Why the answer is not complete, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<String>,
     /// What was generated, if anything.
     #[serde(flatten)]
     pub tokens: Option<TokenCounts>,
@@ -60,12 +69,17 @@ pub struct TokenCounts {
 pub trait AccessLog: Send + Sync {
     /// A request is over.
     fn record(&self, record: AccessRecord);
+
+    /// Something that whoever runs the server should know.
+    fn notice(&self, _message: &str) {}
 }
 
 /// What handlers add to their request's line.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note {
     tokens: Arc<Mutex<Option<TokenCounts>>>,
+    ignored: Arc<Mutex<Vec<String>>>,
+    cut: Arc<Mutex<Option<String>>>,
     request_id: Arc<str>,
 }
 
@@ -73,6 +87,17 @@ impl Note {
     /// The id in the header of the answer.
     pub(super) fn request_id(&self) -> Arc<str> {
         Arc::clone(&self.request_id)
+    }
+
+    /// Fields of the body that nobody read, for the header of the answer.
+    pub(super) fn set_ignored(&self, names: Vec<String>) {
+        *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    /// The answer ends here for this reason. The first one counts.
+    pub(super) fn cut(&self, reason: &str) {
+        let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        cut.get_or_insert_with(|| reason.chars().take(MAX_REASON_CHARS).collect());
     }
 
     pub(super) fn set(&self, tokens: TokenCounts) {
@@ -86,6 +111,8 @@ struct Line {
     start: Instant,
     record: AccessRecord,
     note: Note,
+    /// The connection, if it was closed for this.
+    stalled: Option<Stalled>,
     _active: Active,
 }
 
@@ -93,6 +120,14 @@ impl Drop for Line {
     fn drop(&mut self) {
         let mut record = self.record.clone();
         record.duration_ms = self.start.elapsed().as_micros() as f64 / 1e3;
+        record.cut = self.note.cut.lock().unwrap_or_else(PoisonError::into_inner).take().map(|reason| {
+            let is_stalled = self.stalled.as_ref().is_some_and(Stalled::is_set);
+            match reason == CLIENT_LEFT_EARLY && is_stalled {
+                true => "the client took nothing of it for too long (--write-timeout)".to_owned(),
+                false => reason.replace(['\r', '\n'], " "),
+            }
+        });
+        self.app.http.count(&record.path, record.status);
         record.tokens = *self.note.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         self.app.log.record(record);
     }
@@ -112,9 +147,11 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
             path: request.uri().path().to_owned(),
             status: CLIENT_LEFT,
             duration_ms: 0.0,
+            cut: None,
             tokens: None,
         },
         note,
+        stalled: request.extensions().get::<Stalled>().cloned(),
         _active: app.enter(),
         app,
     };
@@ -130,6 +167,10 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     line.record.status = response.status().as_u16();
     if is_anthropic(&line.record.path) {
         response = for_anthropic(response, &id);
+    }
+    let names = std::mem::take(&mut *line.note.ignored.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(value) = ignored::header(&names) {
+        response.headers_mut().insert(ignored::HEADER, value);
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);

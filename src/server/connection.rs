@@ -11,6 +11,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -55,6 +56,16 @@ const RESERVED_PATHS: [&str; 2] = ["/health", "/metrics"];
 pub(super) struct Peer {
     pub(super) address: IpAddr,
     is_reserve: bool,
+}
+
+/// Whether a connection was given up because its client took nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Stalled(Arc<AtomicBool>);
+
+impl Stalled {
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Default for Peer {
@@ -144,9 +155,11 @@ pub(super) async fn accept_all(
         let Some(place) = place else { continue };
         // Tokens are small, and each is wanted at once. A socket that refuses works all the same.
         let _ = stream.set_nodelay(true);
-        let router = router.clone().layer(Extension(place.peer));
+        let stalled = Stalled::default();
+        let router = router.clone().layer(Extension(place.peer)).layer(Extension(stalled.clone()));
         let (config, close) = (config.clone(), close.clone());
         tokio::spawn(async move {
+            let stream = TimedStream::new(stream, config.write_timeout, stalled);
             serve(stream, router, &config, place.peer.is_reserve, close).await;
             drop(place);
         });
@@ -154,7 +167,7 @@ pub(super) async fn accept_all(
 }
 
 async fn serve(
-    stream: TcpStream,
+    stream: TimedStream,
     router: Router,
     config: &ServerConfig,
     is_reserve: bool,
@@ -164,7 +177,6 @@ async fn serve(
         true => config.header_timeout.min(RESERVE_TIMEOUT),
         false => config.header_timeout,
     };
-    let stream = TimedStream::new(stream, config.write_timeout);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(MAX_HEAD_BYTES);
     builder.keep_alive(!is_reserve);
@@ -217,6 +229,7 @@ fn raw_response(error: &ApiError) -> Vec<u8> {
 struct TimedStream {
     stream: TcpStream,
     timeout: Duration,
+    stalled: Stalled,
     /// Runs while a write waits.
     stall: Pin<Box<Sleep>>,
     is_stalled: bool,
@@ -225,9 +238,9 @@ struct TimedStream {
 }
 
 impl TimedStream {
-    fn new(stream: TcpStream, timeout: Duration) -> Self {
+    fn new(stream: TcpStream, timeout: Duration, stalled: Stalled) -> Self {
         let stall = Box::pin(tokio::time::sleep(timeout));
-        Self { stream, timeout, stall, is_stalled: false, has_unanswered_bytes: false }
+        Self { stream, timeout, stalled, stall, is_stalled: false, has_unanswered_bytes: false }
     }
 
     /// Passes the result of a write on, or fails it if writes have waited for too long.
@@ -241,6 +254,7 @@ impl TimedStream {
             self.stall.as_mut().reset(Instant::now() + self.timeout);
         }
         ready!(self.stall.as_mut().poll(cx));
+        self.stalled.0.store(true, Ordering::Relaxed);
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::access::{Note, TokenCounts};
+use super::access::{self, Note, TokenCounts};
 use super::error::ApiError;
 use super::history::Record;
 use super::room::Seat;
@@ -54,6 +54,10 @@ struct PromptState {
     decoder: TextDecoder,
     abort: AbortHandle,
     num_tokens: usize,
+    /// What was asked for, and what came of it.
+    max_tokens: Option<usize>,
+    num_unfinished: usize,
+    max_generated: usize,
     /// When each sequence had its latest token.
     latest: Vec<Option<Instant>>,
 }
@@ -117,8 +121,9 @@ impl Generation {
         let (sender, events) = mpsc::channel(capacity.max(1));
         let mut accepted = Vec::with_capacity(requests.len());
         for (prompt, request) in requests.into_iter().enumerate() {
-            let decoder = model.llm.text_decoder(request.params.n, text)?;
+            let decoder = model.llm.text_decoder(&request.params, text)?;
             let (num_tokens, latest) = (request.prompt_token_ids.len(), vec![None; request.params.n]);
+            let max_tokens = request.params.max_tokens;
             let (reply, id) = oneshot::channel();
             let on_accepted = Box::new(move |id| {
                 // Whoever asked may have gone; then the sink is closed too.
@@ -129,13 +134,21 @@ impl Generation {
                 Box::new(ChannelSink { prompt, sender: sender.clone() }),
                 on_accepted,
             )?;
-            accepted.push((id, decoder, num_tokens, latest));
+            accepted.push((id, decoder, num_tokens, max_tokens, latest));
         }
         drop(sender);
         let mut prompts = Vec::with_capacity(accepted.len());
-        for (id, decoder, num_tokens, latest) in accepted {
+        for (id, decoder, num_tokens, max_tokens, latest) in accepted {
             let id = id.await.map_err(|_| ApiError::internal("the engine has stopped"))??;
-            prompts.push(PromptState { decoder, abort: engine.abort_handle(id), num_tokens, latest });
+            prompts.push(PromptState {
+                decoder,
+                abort: engine.abort_handle(id),
+                num_tokens,
+                max_tokens,
+                num_unfinished: latest.len(),
+                max_generated: 0,
+                latest,
+            });
         }
         let prompt_tokens = prompts.iter().map(|prompt| prompt.num_tokens).sum();
         Ok(Self {
@@ -174,9 +187,9 @@ impl Generation {
                 return Poll::Ready(None);
             }
             let Some(arrival) = ready!(self.events.poll_recv(cx)) else {
-                return Poll::Ready(Some(Err(ApiError::internal(
-                    "the answer was given up, because the client reads it too slowly",
-                ))));
+                const MESSAGE: &str = "the answer was given up, because the client reads it too slowly";
+                self.note.cut(MESSAGE);
+                return Poll::Ready(Some(Err(ApiError::internal(MESSAGE))));
             };
             self.translate(arrival);
         }
@@ -210,9 +223,10 @@ impl Generation {
     }
 
     fn count(&mut self, prompt: usize, event: &TextEvent) -> Result<(), ApiError> {
-        let TextEvent::Finished { index, reason, error, stats, matched_stop } = event else {
+        let TextEvent::Finished { index, reason, error, stats, matched_stop, .. } = event else {
             if matches!(event, TextEvent::Delta { token_id: Some(_), .. }) {
                 self.counts.completion_tokens += 1;
+                self.model.metrics.count_token();
                 if let Some(record) = &self.record {
                     record.count_token();
                 }
@@ -224,6 +238,12 @@ impl Generation {
             self.counts.cached_tokens += stats.num_cached_tokens;
         }
         self.model.metrics.count_finished(*reason, stats);
+        let state = &mut self.prompts[prompt];
+        state.num_unfinished = state.num_unfinished.saturating_sub(1);
+        state.max_generated = state.max_generated.max(stats.num_output_tokens);
+        if state.num_unfinished == 0 {
+            self.model.metrics.count_request(state.latest.len(), state.max_tokens, state.max_generated);
+        }
         if let Some(record) = &self.record {
             record.end(prompt, *index, *reason, matched_stop.is_some(), stats);
         }
@@ -231,6 +251,7 @@ impl Generation {
             return Ok(());
         }
         let message = error.clone().unwrap_or_else(|| "the request was given up".to_owned());
+        self.note.cut(&message);
         Err(match self.app.is_draining() {
             true => ApiError::unavailable(message),
             false => ApiError::internal(message),
@@ -240,6 +261,9 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
+        if self.num_unfinished > 0 {
+            self.note.cut(access::CLIENT_LEFT_EARLY);
+        }
         for _ in 0..self.num_unfinished {
             self.model.metrics.count_reason(FinishReason::Abort);
         }

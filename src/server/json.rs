@@ -6,6 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::{Map, Number, Value};
 
 use super::error::ApiError;
+use super::ignored::Ignored;
 
 /// Most values in a body, lists and objects included. A prompt in token ids of the longest context windows
 /// has as many; each takes 32 bytes here, and as few as two in the body.
@@ -18,7 +19,7 @@ pub(super) fn parse_object(body: &[u8]) -> Result<Fields, ApiError> {
     let value = Bounded(&mut num_left).deserialize(&mut deserializer).map_err(ApiError::not_json)?;
     deserializer.end().map_err(ApiError::not_json)?;
     match value {
-        Value::Object(fields) => Ok(Fields { fields, path: String::new() }),
+        Value::Object(fields) => Ok(Fields { fields, path: String::new(), ignored: None }),
         other => Err(ApiError::not_json(format_args!("it is {}, expected an object", describe(&other)))),
     }
 }
@@ -97,15 +98,34 @@ pub(super) struct Fields {
     fields: Map<String, Value>,
     /// Where the object is in the body, with a dot at the end; empty for the body itself.
     path: String,
+    /// Hears of fields that nobody took.
+    ignored: Option<Ignored>,
+}
+
+impl Drop for Fields {
+    fn drop(&mut self) {
+        let Some(ignored) = &self.ignored else { return };
+        for (name, value) in &self.fields {
+            if !value.is_null() {
+                ignored.add(&format!("{}{name}", self.path));
+            }
+        }
+    }
 }
 
 impl Fields {
     /// An object that is inside the body, at `path`.
     pub(super) fn inside(value: Value, path: &str) -> Result<Self, ApiError> {
         match value {
-            Value::Object(fields) => Ok(Self { fields, path: format!("{path}.") }),
+            Value::Object(fields) => Ok(Self { fields, path: format!("{path}."), ignored: None }),
             other => Err(wrong_type(path.to_owned(), &other, "an object")),
         }
+    }
+
+    /// Tells of the fields that are left when this is dropped, also of objects inside that are read from it.
+    pub(super) fn telling(mut self, ignored: &Ignored) -> Self {
+        self.ignored = Some(ignored.clone());
+        self
     }
 
     /// The name of a field in errors.
@@ -145,7 +165,10 @@ impl Fields {
     }
 
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
-        self.take(name).map(|value| Self::inside(value, &self.path(name))).transpose()
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let mut inner = Self::inside(value, &self.path(name))?;
+        inner.ignored.clone_from(&self.ignored);
+        Ok(Some(inner))
     }
 
     pub(super) fn token_ids(&mut self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
@@ -162,9 +185,14 @@ impl Fields {
         convert(&value).map(Some).ok_or_else(|| wrong_type(self.path(name), &value, expected))
     }
 
+    /// The name of a field that nobody took.
+    pub(super) fn first(&self) -> Option<&str> {
+        self.fields.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+
     /// What is left.
-    pub(super) fn into_map(self) -> Map<String, Value> {
-        self.fields
+    pub(super) fn into_map(mut self) -> Map<String, Value> {
+        std::mem::take(&mut self.fields)
     }
 }
 
@@ -234,5 +262,17 @@ mod tests {
         let mut inner = fields.object("e").unwrap().unwrap();
         assert_eq!(message(&inner.number("f").unwrap_err()), "e.f is \"x\", expected a number");
         assert!(fields.into_map().is_empty());
+    }
+
+    #[test]
+    fn what_nobody_takes_is_told() {
+        let ignored = Ignored::default();
+        let body = br#"{"a": 1, "b": 2, "c": null, "d": {"e": 1, "f": 2}, "g": {"h": 1}}"#;
+        let mut fields = parse_object(body).unwrap().telling(&ignored);
+        fields.unsigned("a").unwrap();
+        fields.object("d").unwrap().unwrap().unsigned("e").unwrap();
+        fields.object("g").unwrap().unwrap().into_map();
+        drop(fields);
+        assert_eq!(ignored.take(), ["d.f", "b"]);
     }
 }

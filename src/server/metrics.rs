@@ -21,6 +21,8 @@ const LATENCY: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
+/// Sequences that a request may want.
+const SEQUENCES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [FinishReason; 4] =
     [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
 
@@ -29,6 +31,8 @@ const REASONS: [FinishReason; 4] =
 pub(super) struct Metrics {
     labels: String,
     prompt_tokens: AtomicU64,
+    /// Not those that nobody gets, because a stop string came before them.
+    generated_tokens: AtomicU64,
     finished: [AtomicU64; REASONS.len()],
     pub(super) time_to_first_token: Histogram,
     pub(super) inter_token_latency: Histogram,
@@ -40,6 +44,9 @@ pub(super) struct Metrics {
     inference_time: Histogram,
     request_prompt_tokens: Histogram,
     request_generation_tokens: Histogram,
+    request_max_generation_tokens: Histogram,
+    request_n: Histogram,
+    request_max_tokens: Histogram,
 }
 
 impl Metrics {
@@ -48,6 +55,7 @@ impl Metrics {
         Self {
             labels: format!("model_name=\"{}\",engine=\"0\"", escape(model_name)),
             prompt_tokens: AtomicU64::new(0),
+            generated_tokens: AtomicU64::new(0),
             finished: Default::default(),
             time_to_first_token: Histogram::new(FIRST_TOKEN.to_vec()),
             inter_token_latency: Histogram::new(BETWEEN_TOKENS.to_vec()),
@@ -58,13 +66,21 @@ impl Metrics {
             decode_time: Histogram::new(LATENCY.to_vec()),
             inference_time: Histogram::new(LATENCY.to_vec()),
             request_prompt_tokens: Histogram::new(counts.clone()),
-            request_generation_tokens: Histogram::new(counts),
+            request_generation_tokens: Histogram::new(counts.clone()),
+            request_max_generation_tokens: Histogram::new(counts.clone()),
+            request_n: Histogram::new(SEQUENCES.to_vec()),
+            request_max_tokens: Histogram::new(counts),
         }
     }
 
     /// A prompt has been computed.
     pub(super) fn count_prompt(&self, num_tokens: usize) {
         self.prompt_tokens.fetch_add(num_tokens as u64, Ordering::Relaxed);
+    }
+
+    /// A token goes to a client.
+    pub(super) fn count_token(&self) {
+        self.generated_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A sequence ended by itself.
@@ -83,6 +99,15 @@ impl Metrics {
         }
     }
 
+    /// All sequences of a request ended, the longest one with so many tokens.
+    pub(super) fn count_request(&self, n: usize, max_tokens: Option<usize>, num_generated: usize) {
+        self.request_n.observe(n as f64);
+        self.request_max_generation_tokens.observe(num_generated as f64);
+        if let Some(max_tokens) = max_tokens {
+            self.request_max_tokens.observe(max_tokens as f64);
+        }
+    }
+
     /// A sequence ended for this reason.
     pub(super) fn count_reason(&self, reason: FinishReason) {
         for (counter, known) in self.finished.iter().zip(REASONS) {
@@ -93,19 +118,31 @@ impl Metrics {
     }
 
     /// The text format of Prometheus.
-    pub(super) fn render(&self, stats: &EngineStats, config: &EngineConfig, device: &str) -> String {
+    pub(super) fn render(
+        &self,
+        stats: &EngineStats,
+        config: &EngineConfig,
+        device: &str,
+        http: &[(&'static str, u16, u64)],
+    ) -> String {
         let mut page = Page { text: String::with_capacity(32 << 10), labels: &self.labels };
         let usage = stats.num_used_blocks as f64 / config.num_blocks.max(1) as f64;
         page.gauge("vllm:num_requests_running", "Sequences that hold blocks", stats.num_running as f64);
         page.gauge("vllm:num_requests_waiting", "Sequences in the queue", stats.num_waiting as f64);
-        page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1", usage);
+        // Dashboards and gateways know this one, and some of the counters, by older names too.
+        for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
+            page.gauge(name, "Share of the KV cache in use, 0 to 1", usage);
+        }
+        page.head("vllm:lora_requests_info", "Adapters, of which there are none", "gauge");
+        let adapters = "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
+        page.sample("vllm:lora_requests_info", adapters, super::state::unix_seconds() as f64);
         page.head("vllm:cache_config_info", "The KV cache", "gauge");
         let cache = format!("block_size=\"{}\",num_gpu_blocks=\"{}\"", config.block_size, config.num_blocks);
         page.sample("vllm:cache_config_info", &cache, 1.0);
 
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         page.counter("vllm:prompt_tokens_total", "Prompt tokens processed", load(&self.prompt_tokens));
-        page.counter("vllm:generation_tokens_total", "Tokens generated", stats.num_output_tokens);
+        page.counter("vllm:generation_tokens_total", "Tokens delivered", load(&self.generated_tokens));
         page.head("vllm:request_success_total", "Finished sequences", "counter");
         for (counter, reason) in self.finished.iter().zip(REASONS) {
             let label = format!("finished_reason=\"{}\"", reason.name());
@@ -113,16 +150,17 @@ impl Metrics {
         }
         let scheduler = &stats.scheduler;
         page.counter("vllm:num_preemptions_total", "Sequences computed again", scheduler.num_preemptions);
-        page.counter(
-            "vllm:prefix_cache_queries_total",
-            "Prompt tokens looked up in the prefix cache",
-            scheduler.prefix_cache_queries,
-        );
-        page.counter(
-            "vllm:prefix_cache_hits_total",
-            "Prompt tokens found there",
-            scheduler.prefix_cache_hits,
-        );
+        for name in ["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"] {
+            page.counter(name, "Prompt tokens looked up in the prefix cache", scheduler.prefix_cache_queries);
+        }
+        for name in ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"] {
+            page.counter(name, "Prompt tokens found there", scheduler.prefix_cache_hits);
+        }
+        page.head("tinyvllm_http_requests_total", "Answers by path and status", "counter");
+        for (path, status, count) in http {
+            let labels = format!("path=\"{path}\",status=\"{status}\"");
+            page.sample("tinyvllm_http_requests_total", &labels, *count as f64);
+        }
 
         for (name, help, histogram) in [
             ("vllm:time_to_first_token_seconds", "Until the first token", &self.time_to_first_token),
@@ -150,6 +188,17 @@ impl Metrics {
                 "vllm:request_generation_tokens",
                 "Generated tokens of a request",
                 &self.request_generation_tokens,
+            ),
+            (
+                "vllm:request_max_num_generation_tokens",
+                "Generated tokens of the longest sequence of a request",
+                &self.request_max_generation_tokens,
+            ),
+            ("vllm:request_params_n", "Sequences that a request wants", &self.request_n),
+            (
+                "vllm:request_params_max_tokens",
+                "The most tokens that a request wants",
+                &self.request_max_tokens,
             ),
         ] {
             let (counts, sum) = histogram.read();
@@ -278,7 +327,10 @@ mod tests {
         metrics.inter_token_latency.observe(100.0);
         let mut totals = EngineStats { num_used_blocks: 32, num_computed_tokens: 9, ..Default::default() };
         totals.step_sizes.counts[1] = 2;
-        let page = metrics.render(&totals, &EngineConfig::default(), "cpu");
+        metrics.count_request(2, Some(7), 3);
+        metrics.count_token();
+        let http = [("/health", 429, 3)];
+        let page = metrics.render(&totals, &EngineConfig::default(), "cpu", &http);
         let labels = "model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"";
         for line in [
             format!("vllm:kv_cache_usage_perc{{{labels}}} 0.25"),
@@ -292,6 +344,13 @@ mod tests {
             format!("vllm:inter_token_latency_seconds_count{{{labels}}} 2"),
             format!("vllm:iteration_tokens_total_bucket{{{labels},le=\"8.0\"}} 2"),
             format!("vllm:iteration_tokens_total_sum{{{labels}}} 9"),
+            format!("vllm:gpu_cache_usage_perc{{{labels}}} 0.25"),
+            format!("vllm:gpu_prefix_cache_hits_total{{{labels}}} 0"),
+            format!("vllm:generation_tokens_total{{{labels}}} 1"),
+            format!("vllm:request_params_n_bucket{{{labels},le=\"2.0\"}} 1"),
+            format!("vllm:request_params_max_tokens_sum{{{labels}}} 7"),
+            format!("vllm:request_max_num_generation_tokens_sum{{{labels}}} 3"),
+            format!("tinyvllm_http_requests_total{{{labels},path=\"/health\",status=\"429\"}} 3"),
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is missing in\n{page}");
         }

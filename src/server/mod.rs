@@ -16,6 +16,8 @@ mod error;
 mod generation;
 mod history;
 mod host;
+mod http_counts;
+mod ignored;
 mod json;
 mod keys;
 mod memory;
@@ -69,6 +71,8 @@ pub struct ServerConfig {
     pub trust_client_ids: bool,
     /// Web pages of these origins may use the server, beside its own.
     pub allowed_origins: Vec<Origin>,
+    /// Requests with fields that mean nothing here are refused.
+    pub strict_fields: bool,
     /// Longest body of a request.
     pub max_body_bytes: usize,
     /// Requests that may wait for the engine, beside those that it runs.
@@ -101,6 +105,7 @@ impl Default for ServerConfig {
             api_key_file: None,
             trust_client_ids: false,
             allowed_origins: Vec::new(),
+            strict_fields: false,
             max_body_bytes: 32 << 20,
             max_waiting: 256,
             max_connections: 4_096,

@@ -35,6 +35,11 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/responses/{id}/input_items", get(api::responses::input_items))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route("/server_info", get(api::info::server))
+        .route("/get_server_info", get(api::info::server))
+        .route("/model_info", get(api::info::model))
+        .route("/get_model_info", get(api::info::model))
+        .route("/tokenizer_info", get(api::tokens::show))
         .route("/openapi.json", get(show_openapi))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))
@@ -71,7 +76,8 @@ async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError>
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let engine = model.llm.engine();
     let device = model.llm.context().description();
-    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device);
+    let http = app.http.read();
+    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device, &http);
     Ok(ok_as("text/plain; version=0.0.4; charset=utf-8", Body::from(page)))
 }
 

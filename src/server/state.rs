@@ -10,6 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::clients::{Client, Clients};
 use super::error::ApiError;
 use super::history::History;
+use super::http_counts::HttpCounts;
+use super::ignored::Told;
 use super::keys::KeyRing;
 use super::memory::Memory;
 use super::metrics::Metrics;
@@ -36,6 +38,8 @@ pub(super) struct App {
     pub(super) history: History,
     /// Responses that are kept.
     pub(super) memory: Memory,
+    pub(super) http: HttpCounts,
+    told: Told,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
@@ -70,6 +74,8 @@ impl App {
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
             memory: Memory::new(config.responses_memory),
+            http: HttpCounts::default(),
+            told: Told::default(),
             config,
             is_on_loopback,
             log,
@@ -98,6 +104,21 @@ impl App {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         self.model.get().cloned().ok_or_else(|| ApiError::unavailable("Loading model"))
+    }
+
+    /// Says once in the log that fields of these names are ignored.
+    ///
+    /// # Errors
+    /// 400 if they are not to be ignored.
+    pub(super) fn tell_ignored(&self, names: &[String]) -> Result<(), ApiError> {
+        if let (Some(first), true) = (names.first(), self.config.strict_fields) {
+            let message = format!("{} mean nothing here (--strict-fields); leave them out", names.join(", "));
+            return Err(ApiError::unsupported(first.clone(), message));
+        }
+        if let Some(message) = self.told.notice(names) {
+            self.log.notice(&message);
+        }
+        Ok(())
     }
 
     /// Room for `num_requests` requests of the engine, on this client's account.

@@ -53,6 +53,15 @@ impl StopMatcher {
     /// Takes the next piece of text. Of several stop strings the one that is complete first counts, and
     /// of those the longest. After a match, further text is dropped.
     pub fn push(&mut self, delta: &str) -> StopOutcome {
+        self.advance(delta, true)
+    }
+
+    /// Takes a piece of text in which no stop string ends the sequence. One that begins in it still may, later.
+    pub fn pass(&mut self, delta: &str) -> String {
+        self.advance(delta, false).text
+    }
+
+    fn advance(&mut self, delta: &str, may_stop: bool) -> StopOutcome {
         if self.stopped {
             return StopOutcome::default();
         }
@@ -64,6 +73,9 @@ impl StopMatcher {
             for (index, pattern) in self.patterns.iter().enumerate() {
                 let progress = &mut self.progress[index];
                 *progress = pattern.advance(*progress, byte);
+                if *progress == pattern.text.len() && !may_stop {
+                    *progress = pattern.borders[*progress];
+                }
                 if *progress == pattern.text.len()
                     && found.is_none_or(|other| self.patterns[other].text.len() < pattern.text.len())
                 {
@@ -142,6 +154,15 @@ mod tests {
         check(&["lo", "hello"], &["say hel", "lo"], &["say ", ""], Some(1));
         // Text after the end is dropped.
         check(&["x"], &["ax", "b"], &["a", ""], Some(0));
+    }
+
+    #[test]
+    fn a_stop_string_can_be_passed() {
+        let mut matcher = matcher(&["aba"], false);
+        assert_eq!(matcher.pass("xaba"), "xab");
+        assert_eq!(matcher.push("b"), StopOutcome { text: String::new(), matched: None });
+        // The end of the one that was passed is the beginning of this one.
+        assert_eq!(matcher.push("a!"), StopOutcome { text: String::new(), matched: Some(0) });
     }
 
     #[test]

@@ -46,6 +46,10 @@ fn every_route_is_described_and_every_description_is_a_route() {
         })
         .collect();
     assert_eq!(routes, described);
+    let counted = source("src/server/http_counts.rs");
+    for (path, _) in routes {
+        assert!(counted.contains(&format!("\"{path}\"")), "answers of {path} are not counted by its name");
+    }
 }
 
 /// All names of properties below a value, through references to other schemas.

@@ -365,7 +365,7 @@ fn what_cannot_be_honoured_is_refused() {
         "",
     );
     let long = json!({"type": "function", "function": {"name": "f", "description": "x".repeat(400_000)}});
-    check(&tools(&json!({"tools": [long]})), "tools", "context window");
+    check(&tools(&json!({"tools": [long]})), "tools", "maximum context length");
     // Messages.
     let message = |message: Value| server.post(CHAT, &json!({"messages": [message], "max_tokens": 1}));
     let calling = |call: Value| message(json!({"role": "assistant", "tool_calls": [call]}));

@@ -174,5 +174,5 @@ fn unknown(name: &str, what: &str, names: &[&str]) -> Error {
 
 /// Whether a tool's name may have this character.
 pub(super) fn is_name_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':')
 }

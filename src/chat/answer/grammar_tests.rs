@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::super::tests::tokenizer;
 use super::*;
+use crate::grammar::schema::random::{Schemas, fault};
 use crate::grammar::{Grammar, GrammarCompiler, GrammarSpec};
 use crate::sampling::{Constraint, TokenMask};
 use crate::tokenizer::{SpecialTokens, Tokenizer};
@@ -49,7 +50,7 @@ impl Setup {
     fn new(format: ToolCallFormat, special: &[&str], tools: &[Tool], is_parallel: bool) -> Self {
         let tokenizer = Arc::new(tokenizer(None, special, false));
         let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
-        let text = format.call_grammar(&tokenizer, tools, is_parallel).unwrap();
+        let text = format.call_grammar(&tokenizer, tools, is_parallel).unwrap().unwrap();
         let compiler = GrammarCompiler::new(Arc::clone(&tokenizer), tokenizer.vocab_size(), &[257]);
         let grammar = compiler
             .compile(&GrammarSpec::Lark(text.clone()))
@@ -160,10 +161,13 @@ fn calls_follow_their_schemas() {
         let say = format!("<tool_call>say{}</tool_call>", pair("x", "a <b> && c < d\n\"é\""));
         assert!(setup.accepts(&say));
         assert!(!setup.accepts("<tool_call>say</tool_call>"));
-        // Nothing is known of the arguments.
-        let tools = [Tool { name: "say".into(), parameters: Some(json!({"type": "object"})) }];
-        let setup = Setup::new(ToolCallFormat::Glm, special, &tools, false);
-        assert!(setup.accepts(&say) && setup.accepts("<tool_call>say</tool_call>"));
+        // Nothing is known of the arguments, or there are none.
+        let open = json!({"type": "object", "additionalProperties": true});
+        for (parameters, is_open) in [(open, true), (json!({"type": "object"}), false)] {
+            let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
+            let setup = Setup::new(ToolCallFormat::Glm, special, &tools, false);
+            assert!(setup.accepts(&say) == is_open && setup.accepts("<tool_call>say</tool_call>"));
+        }
         calls_of_qwen3_coder_follow_their_schemas(special);
     }
     let [weather, time] = object("arguments");
@@ -201,7 +205,7 @@ fn calls_of_qwen3_coder_follow_their_schemas(special: &[&str]) {
     }
     let text = "a <b> && c < d\n</param\n\"é\"";
     let free = json!({"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]});
-    for parameters in [free, json!({"type": "object"})] {
+    for parameters in [free, json!({"type": "object", "additionalProperties": true})] {
         let is_known = parameters.get("properties").is_some();
         let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
         let setup = Setup::new(ToolCallFormat::Qwen3Coder, special, &tools, false);
@@ -215,9 +219,9 @@ fn calls_of_qwen3_coder_follow_their_schemas(special: &[&str]) {
 #[test]
 fn grammars_need_a_form_and_tools() {
     let tokenizer = tokenizer(None, &SPECIAL, false);
-    assert_eq!(AnswerFormat::default().call_grammar(&tokenizer, &tools(), true), None);
+    assert_eq!(AnswerFormat::default().call_grammar(&tokenizer, &tools(), true).unwrap(), None);
     let format = AnswerFormat { tool_calls: Some(ToolCallFormat::Glm), reasoning: None };
-    assert_eq!(format.call_grammar(&tokenizer, &[], true), None);
+    assert_eq!(format.call_grammar(&tokenizer, &[], true).unwrap(), None);
 }
 
 #[test]
@@ -245,4 +249,75 @@ fn the_form_is_known_from_the_template_or_the_vocabulary() {
     assert!(matches!("none".parse(), Ok(FormatChoice::<ToolCallFormat>::None)));
     let error = "x".parse::<FormatChoice<ToolCallFormat>>().unwrap_err();
     assert!(error.hint().unwrap().contains("hermes"), "{error:?}");
+}
+
+/// A text drawn blindly from a grammar, in which closing something is as likely as all else together.
+fn draw(setup: &Setup, rng: &mut Schemas) -> Option<String> {
+    let mut state = setup.grammar.start();
+    let mut allowed = TokenMask::default();
+    let mut ids = Vec::new();
+    for _ in 0..600 {
+        let may_end = state.allowed(&mut allowed).unwrap();
+        if allowed.is_empty() || may_end {
+            assert!(may_end, "{:?}", setup.tokenizer.decode(&ids, false));
+            return Some(setup.tokenizer.decode(&ids, false));
+        }
+        let candidates: Vec<u32> = allowed.iter().collect();
+        let is_closing = |id: &u32| {
+            let bytes = setup.tokenizer.token_bytes(*id);
+            bytes.len() > 1 || matches!(bytes, [b'"' | b'}' | b']' | b',' | b'<' | b'/'])
+        };
+        let closing: Vec<u32> = candidates.iter().copied().filter(is_closing).collect();
+        let pool = if closing.is_empty() || rng.below(2) == 0 { &candidates } else { &closing };
+        let id = pool[rng.below(pool.len())];
+        ids.push(id);
+        state.accept(id).unwrap();
+    }
+    None
+}
+
+#[test]
+fn every_call_of_a_tool_with_a_random_schema_is_valid() {
+    let formats = [
+        (ToolCallFormat::Hermes, &SPECIAL as &[&str]),
+        (ToolCallFormat::Llama3, &SPECIAL),
+        (ToolCallFormat::Mistral, &SPECIAL),
+        (ToolCallFormat::Mistral, &["<s>", "</s>", "[TOOL_CALLS]"]),
+        (ToolCallFormat::Glm, &SPECIAL),
+        (ToolCallFormat::Glm, &["<s>", "</s>"]),
+        (ToolCallFormat::Qwen3Coder, &SPECIAL),
+    ];
+    for (number, (format, special)) in formats.into_iter().enumerate() {
+        let mut num_calls = 0;
+        for seed in 0..200 {
+            let mut rng = Schemas::new(seed * 10 + number as u64);
+            let schema = rng.object();
+            let tools: Arc<[Tool]> = Arc::new([
+                Tool { name: "files.read".into(), parameters: Some(schema.clone()) },
+                Tool { name: "time".into(), parameters: None },
+            ]);
+            let setup = Setup::new(format, special, &tools[..1], false);
+            for _ in 0..3 {
+                let Some(text) = draw(&setup, &mut rng) else { continue };
+                let mut parser = AnswerParser::new(setup.format, PromptEnd::Plain, Arc::clone(&tools));
+                let mut events = parser.push(&text);
+                events.extend(parser.finish());
+                let mut arguments = String::new();
+                for event in events {
+                    match event {
+                        AnswerEvent::CallBegin { name, .. } => assert_eq!(name, "files.read"),
+                        AnswerEvent::CallArguments { text, .. } => arguments.push_str(&text),
+                        other => panic!("{format:?} {seed}: {other:?} in {text:?}"),
+                    }
+                }
+                let value = serde_json::from_str(&arguments)
+                    .unwrap_or_else(|error| panic!("{format:?} {seed}: {error}: {text:?} {arguments}"));
+                if let Some(fault) = fault(&value, &schema, &schema) {
+                    panic!("{format:?} {seed}: {fault} in {text:?}: {arguments}: {schema}");
+                }
+                num_calls += 1;
+            }
+        }
+        assert!(num_calls > 300, "{format:?}: {num_calls}");
+    }
 }

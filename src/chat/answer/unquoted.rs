@@ -18,6 +18,24 @@ pub(super) fn resolved<'s>(mut schema: &'s Value, root: &'s Value) -> &'s Value 
     schema
 }
 
+/// The alternatives of a schema, each resolved: those of `anyOf` and `oneOf`, or the schema itself.
+pub(super) fn alternatives<'s>(schema: &'s Value, root: &'s Value) -> Vec<&'s Value> {
+    fn add<'s>(schema: &'s Value, root: &'s Value, depth: usize, found: &mut Vec<&'s Value>) {
+        const MAX_DEPTH: usize = 8;
+        let schema = resolved(schema, root);
+        let lists = ["anyOf", "oneOf"].iter().filter_map(|name| schema.get(*name)?.as_array());
+        let branches: Vec<&Value> = lists.flatten().collect();
+        if branches.is_empty() || depth == MAX_DEPTH {
+            found.push(schema);
+        } else {
+            branches.into_iter().for_each(|branch| add(branch, root, depth + 1, found));
+        }
+    }
+    let mut found = Vec::new();
+    add(schema, root, 0, &mut found);
+    found
+}
+
 /// The types that a schema allows; all of them if it does not say.
 #[derive(Debug, Default)]
 pub(super) struct Types(Vec<String>);
@@ -26,45 +44,38 @@ impl Types {
     /// Those of an argument of a tool.
     pub(super) fn of_argument(tools: &[Tool], name: &str, key: &str) -> Self {
         let tool = tools.iter().find(|tool| tool.name == name);
-        let schema = tool.and_then(|tool| tool.parameters.as_ref());
-        Self::of(schema.and_then(|schema| Some(resolved(schema.get("properties")?.get(key)?, schema))))
-    }
-
-    pub(super) fn of(schema: Option<&Value>) -> Self {
+        let Some(root) = tool.and_then(|tool| tool.parameters.as_ref()) else { return Self::default() };
         let mut types = Self::default();
-        if let Some(schema) = schema {
-            types.add(schema);
+        let objects = [root].into_iter().chain(alternatives(root, root)).chain([resolved(root, root)]);
+        for object in objects {
+            let named = object.get("properties").and_then(|properties| properties.get(key));
+            let schema = named.or_else(|| object.get("additionalProperties").filter(|schema| schema.is_object()));
+            if let Some(schema) = schema {
+                types.add(schema, root);
+            }
         }
         types
     }
 
-    fn add(&mut self, schema: &Value) {
-        match schema.get("type") {
-            Some(Value::String(name)) => self.0.push(name.clone()),
-            Some(Value::Array(names)) => {
-                self.0.extend(names.iter().filter_map(Value::as_str).map(str::to_owned));
+    fn add(&mut self, schema: &Value, root: &Value) {
+        for schema in alternatives(schema, root) {
+            match schema.get("type") {
+                Some(Value::String(name)) => self.0.push(name.clone()),
+                Some(Value::Array(names)) => {
+                    self.0.extend(names.iter().filter_map(Value::as_str).map(str::to_owned));
+                }
+                _ => {}
             }
-            _ => {}
-        }
-        for name in ["anyOf", "oneOf"] {
-            for branch in schema.get(name).and_then(Value::as_array).into_iter().flatten() {
-                self.add(branch);
+            let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+            for value in values.chain(schema.get("const")) {
+                self.0.push(type_name(value).to_owned());
             }
-        }
-        let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
-        for value in values.chain(schema.get("const")) {
-            self.0.push(type_name(value).to_owned());
         }
     }
 
     /// Whether it is text for certain.
     pub(super) fn is_text(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|name| name == "string")
-    }
-
-    /// Whether a text without quotes can be meant.
-    pub(super) fn may_be_text(&self) -> bool {
-        self.0.is_empty() || self.0.iter().any(|name| name == "string")
     }
 
     /// A value as JSON.
@@ -78,15 +89,15 @@ impl Types {
 
     fn allows(&self, value: &Value) -> bool {
         let name = type_name(value);
-        let is_named = |wanted: &str| {
-            self.0.iter().any(|found| found == wanted || (found == "integer" && wanted == "number"))
-        };
+        let is_whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
+        let is_named =
+            |wanted: &str| self.0.iter().any(|found| found == wanted || found == "integer" && wanted == "number" && is_whole);
         // Where text is not allowed, JSON of a wrong type is nearer to what was meant.
         is_named(name) || !is_named("string")
     }
 }
 
-fn type_name(value: &Value) -> &'static str {
+pub(super) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

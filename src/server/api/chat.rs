@@ -56,12 +56,19 @@ pub(super) fn encode(model: &Model, fields: &mut Fields) -> Result<Vec<u32>, Api
 
 fn conversation(fields: &mut Fields, tools: ToolRequest) -> Result<Conversation, ApiError> {
     let messages = messages::parse(fields)?;
+    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+    let add_generation_prompt = fields.bool("add_generation_prompt")?;
+    if continue_final_message && add_generation_prompt == Some(true) {
+        let message = "continue_final_message and add_generation_prompt exclude each other; send one of them as false";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
     Ok(Conversation {
         param: "messages",
         about_tools: messages::speak_of_tools(&messages).map(|index| format!("messages[{index}]")),
         messages,
         tools,
-        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
         variables: template_variables(fields)?,
     })
 }

@@ -42,6 +42,10 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> 
     let echo = fields.bool("echo")?.unwrap_or(false);
     let max_tokens = fields.unsigned("max_tokens")?;
     let options = Options::parse(&mut fields, &params.stop)?;
+    if fields.bool("continue_final_message")?.unwrap_or(false) {
+        let message = "continue_final_message is for chats; a completion always goes on with its prompt";
+        return Err(ApiError::unsupported("continue_final_message", message));
+    }
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
     let output = structured::parse(&mut fields)?;
     let prompts = prompts(&mut fields)?;

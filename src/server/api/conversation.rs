@@ -44,6 +44,8 @@ pub(super) struct Conversation {
     pub(super) about_tools: Option<String>,
     pub(super) tools: ToolRequest,
     pub(super) add_generation_prompt: bool,
+    /// The answer goes on with the last message.
+    pub(super) continue_final_message: bool,
     /// Checked variables of the template.
     pub(super) variables: Map<String, Value>,
 }
@@ -77,6 +79,7 @@ impl Conversation {
         check_text_len(model, param, messages::num_bytes(messages))?;
         let options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
             tools: tools.source.clone(),
             variables: self.variables.clone(),
         };
@@ -162,7 +165,9 @@ fn constraint(
             let grammar = model
                 .llm
                 .tokenizer()
-                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel))
+                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel).transpose())
+                .transpose()
+                .map_err(|error| ApiError::from(error).or_param("tools"))?
                 .ok_or_else(|| {
                     ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
                 })?;
@@ -194,7 +199,8 @@ pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usiz
         return Ok(());
     }
     let message = format!(
-        "{param} has {num_bytes} bytes of text, more than a context window of {} tokens can hold",
+        "This model's maximum context length is {} tokens. However, {param} has {num_bytes} bytes of text, which are \
+         more tokens for certain. Please reduce the length of the input messages",
         model.llm.engine().config().max_model_len
     );
     Err(ApiError::from(crate::Error::new(crate::ErrorKind::ContextLength, message)).or_param(param))

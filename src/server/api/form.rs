@@ -18,7 +18,7 @@ use super::prompt_report::{Listed, PromptReport};
 use super::stream::Writer;
 use super::turn::{Turn, TurnFormat};
 use super::types::{
-    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, TokenLogprob,
+    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, StopReason, TokenLogprob,
 };
 use crate::engine::Request;
 use crate::llm::TextEvent;
@@ -66,7 +66,7 @@ struct Progress {
     message: Message,
     tokens: Vec<(u32, Option<TokenLogprobs>)>,
     finish_reason: Option<&'static str>,
-    stop_reason: Option<String>,
+    stop_reason: Option<StopReason>,
 }
 
 impl Form {
@@ -375,14 +375,14 @@ impl Answer for Form {
                         choice.tokens.push((token_id, logprobs));
                     }
                 }
-                TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
+                TextEvent::Finished { index, reason, stats, matched_stop, stop_token_id, .. } => {
                     totals.add(index, &stats);
                     if !self.is_prompt_only {
                         let choice = &mut choices[self.choice_index(prompt, index)];
                         let pieces = choice.turn.finish();
                         pieces.into_iter().for_each(|piece| choice.message.add(piece.into()));
                         choice.finish_reason = Some(choice.turn.finish_reason(reason.name()));
-                        choice.stop_reason = matched_stop;
+                        choice.stop_reason = StopReason::new(matched_stop, stop_token_id);
                     }
                 }
             }

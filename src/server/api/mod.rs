@@ -2,7 +2,7 @@
 //! (`conversation.rs`) and its answer of the same pieces (`turn.rs`).
 //!
 //! A field that is known and that this server cannot honour is refused by name. Fields that nobody knows
-//! are ignored, because clients send extras.
+//! are ignored, because clients send extras, and told in a header of the answer.
 
 mod answer;
 pub(super) mod anthropic;
@@ -11,6 +11,7 @@ pub(super) mod chat;
 pub(super) mod completions;
 mod conversation;
 mod form;
+pub(super) mod info;
 mod messages;
 pub(super) mod models;
 mod options;
@@ -41,6 +42,7 @@ use super::auth::Caller;
 use super::clients::Client;
 use super::error::ApiError;
 use super::generation::{Buffer, Generation, Ticket};
+use super::ignored::Ignored;
 use super::json::{Fields, parse_object};
 use super::state::{App, Model};
 use crate::engine::Request;
@@ -60,15 +62,22 @@ async fn prepare<T: Send + 'static>(
     request: HttpRequest<Body>,
     parse: impl FnOnce(&Model, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let body = super::body::read(app, request).await?;
+    let ignored = Ignored::default();
+    let left = ignored.clone();
     let model = Arc::clone(model);
     // Templates and tokenizers take their time with long texts.
     let parsed = tokio::task::spawn_blocking(move || {
-        let mut fields = parse_object(&body.bytes)?;
+        let mut fields = parse_object(&body.bytes)?.telling(&left);
         check_model(&model, &mut fields)?;
         parse(&model, fields)
     });
-    parsed.await.map_err(|_| ApiError::internal("the request could not be prepared"))?
+    let parsed = parsed.await.map_err(|_| ApiError::internal("the request could not be prepared"))??;
+    let names = ignored.take();
+    app.tell_ignored(&names)?;
+    note.set_ignored(names);
+    Ok(parsed)
 }
 
 /// Generates and answers, at once or as a stream.

@@ -76,7 +76,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("bad_words", Harmless::Empty),
     ("best_of", Harmless::Number(1.0)),
     ("chat_template", Harmless::Never),
-    ("continue_final_message", Harmless::False),
     ("documents", Harmless::Empty),
     ("function_call", Harmless::Text("none")),
     ("functions", Harmless::Empty),
@@ -97,6 +96,33 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("use_beam_search", Harmless::False),
     ("verbosity", Harmless::Never),
     ("web_search_options", Harmless::Never),
+];
+
+/// Fields of other engines that would bind the answer or its length, and what says the same here.
+const FOREIGN: &[(&str, &str)] = &[
+    ("choice", "structured_outputs.choice"),
+    ("custom_logit_processor", ""),
+    ("ebnf", "structured_outputs.grammar, in Lark or GBNF"),
+    ("format", "response_format"),
+    ("grammar", "structured_outputs.grammar, in Lark or GBNF"),
+    ("grammar_lazy", "tool_choice"),
+    ("grammar_triggers", "tool_choice"),
+    ("guided_decoding_backend", ""),
+    ("guided_json_object", "response_format of type json_object"),
+    ("ignore_eos_token", "ignore_eos"),
+    ("json", "structured_outputs.json"),
+    ("json_object", "response_format of type json_object"),
+    ("json_schema", "response_format"),
+    ("max_new_tokens", "max_tokens"),
+    ("min_new_tokens", "min_tokens"),
+    ("n_predict", "max_tokens"),
+    ("no_stop_trim", "include_stop_str_in_output"),
+    ("parameters", "the fields of OpenAI's interface"),
+    ("regex", "structured_outputs.regex"),
+    ("response_schema", "response_format"),
+    ("sampling_params", "the fields of OpenAI's interface"),
+    ("stop_regex", "stop"),
+    ("structural_tag", ""),
 ];
 
 impl Options {
@@ -176,6 +202,15 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(*name, message));
         }
     }
+    for (name, way_out) in FOREIGN {
+        if fields.take(name).is_some() {
+            let way_out = match *way_out {
+                "" => "leave it out".to_owned(),
+                way_out => format!("use {way_out}"),
+            };
+            return Err(ApiError::unsupported(*name, format!("{name} is not known here; {way_out}")));
+        }
+    }
     Ok(())
 }
 
@@ -212,5 +247,12 @@ mod tests {
             Some("stream_options.include_usage"),
         );
         check(r#"{"cache_salt": ""}"#, Some("cache_salt"));
+        for (name, way_out) in FOREIGN {
+            check(&format!("{{\"{name}\": 1}}"), Some(name));
+            check(&format!("{{\"{name}\": null}}"), None);
+            let mut fields = parse_object(format!("{{\"{name}\": {{}}}}").as_bytes()).unwrap();
+            let error = Options::parse(&mut fields, &[]).err().unwrap().body();
+            assert!(error["error"]["message"].as_str().unwrap().contains(way_out), "{error}");
+        }
     }
 }

@@ -20,7 +20,7 @@ use super::form::{Form, Kind};
 use super::options::StreamOptions;
 use super::prompt_report::Listed;
 use super::turn::Turn;
-use super::types::{Choice, Delta, Envelope, Logprobs, Timings};
+use super::types::{Choice, Delta, Envelope, Logprobs, StopReason, Timings};
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -156,7 +156,7 @@ impl StreamWriter for Writer {
                 self.begin(generation, choice);
                 self.write_delta(generation, choice, text, token);
             }
-            TextEvent::Finished { index, reason, stats, matched_stop, .. } => {
+            TextEvent::Finished { index, reason, stats, matched_stop, stop_token_id, .. } => {
                 let choice = self.form.choice_index(prompt, index);
                 self.totals.add(index, &stats);
                 self.begin(generation, choice);
@@ -165,7 +165,7 @@ impl StreamWriter for Writer {
                 piece.finish_reason = Some("length");
                 if !self.form.is_prompt_only() {
                     piece.finish_reason = Some(finish_reason);
-                    piece.stop_reason = matched_stop;
+                    piece.stop_reason = StopReason::new(matched_stop, stop_token_id);
                 }
                 let timings = is_last.then(|| Timings::from(&self.totals));
                 self.write_chunk(piece, timings);

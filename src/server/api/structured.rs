@@ -74,6 +74,13 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, Api
         let any_object = inner.bool("json_object")?.unwrap_or(false);
         let param = "structured_outputs.json_object";
         add(any_object.then_some(StructuredOutput { spec: GrammarSpec::JsonObject, param }))?;
+        // What is not known here may be a constraint of another engine.
+        let unknown = inner.first().map(|name| inner.path(name));
+        if let Some(path) = unknown {
+            let names = KINDS.map(|(name, ..)| name).join(", ");
+            let message = format!("{path} is not known; structured_outputs has {names} and json_object");
+            return Err(ApiError::unsupported(path, message));
+        }
     }
     for (name, _, param) in KINDS {
         add(kind(name, param, fields.take(param))?)?;
@@ -85,20 +92,27 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
     let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
     match format.string("type")?.as_deref() {
         Some("text") => Ok(None),
-        Some("json_object") => {
-            Ok(Some(StructuredOutput { spec: GrammarSpec::JsonObject, param: "response_format" }))
-        }
+        Some("json_object") => Ok(Some(match format.take("schema") {
+            None => StructuredOutput { spec: GrammarSpec::JsonObject, param: "response_format" },
+            // As some servers have it.
+            Some(schema) => {
+                StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param: "response_format.schema" }
+            }
+        })),
         Some("json_schema") => {
             let Some(mut inner) = format.object("json_schema")? else {
                 let param = "response_format.json_schema";
                 return Err(ApiError::invalid(param, format!("{param} is missing")));
             };
             inner.string("name")?;
-            // Every schema is enforced strictly.
-            inner.bool("strict")?;
+            inner.string("description")?;
+            let is_strict = inner.bool("strict")?.unwrap_or(false);
             let param = "response_format.json_schema.schema";
             match inner.take("schema") {
-                Some(schema) => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })),
+                Some(schema) => {
+                    let schema = if is_strict { GrammarSpec::closed(schema) } else { schema };
+                    Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param }))
+                }
                 None => Err(ApiError::invalid(param, format!("{param} is missing"))),
             }
         }
@@ -207,6 +221,14 @@ mod tests {
             json!({"structured_outputs": {"json_object": true, "disable_any_whitespace": false}}),
             Some((GrammarSpec::JsonObject, "structured_outputs.json_object")),
         );
+        let beside = json!({"type": "json_object", "schema": schema});
+        check(json!({"response_format": beside}), Some((spec(), "response_format.schema")));
+        let open = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true});
+        let mut closed = open.clone();
+        closed["additionalProperties"] = false.into();
+        let strict = json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": open}});
+        let spec = GrammarSpec::JsonSchema(closed);
+        check(json!({"response_format": strict}), Some((spec, "response_format.json_schema.schema")));
         check(json!({"guided_regex": "a"}), Some((GrammarSpec::Regex("a".to_owned()), "guided_regex")));
         let choice = GrammarSpec::Choice(vec!["a".to_owned(), "b".to_owned()]);
         check(
@@ -250,6 +272,10 @@ mod tests {
             "structured_outputs.structural_tag",
             "not supported",
         );
+        for unknown in ["backend", "structural_tags", "Json"] {
+            let path = format!("structured_outputs.{unknown}");
+            check(json!({"structured_outputs": {"regex": "a", unknown: 1}}), &path, "json, regex, choice, grammar");
+        }
         check(
             json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
             "structured_outputs.choice",

@@ -13,6 +13,7 @@ use super::super::error::{ApiError, ok};
 use super::super::json::Fields;
 use super::super::state::{App, Model};
 use super::{chat, completions, conversation, prepare};
+use crate::chat::Chat;
 
 /// The token ids of a prompt or of a conversation.
 pub(in super::super) async fn tokenize(
@@ -56,7 +57,13 @@ fn token_ids(model: &Model, mut fields: Fields) -> Result<Value, ApiError> {
 
 /// There is one thing to encode.
 fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["messages", "add_generation_prompt", "reasoning_effort", "chat_template_kwargs"] {
+    for name in [
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "reasoning_effort",
+        "chat_template_kwargs",
+    ] {
         if fields.take(name).is_some() {
             let message =
                 format!("{name} belongs to a conversation, but prompt is given too; leave one of them out");
@@ -64,6 +71,27 @@ fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+/// What a program needs to make the same prompts: as in a `tokenizer_config.json`.
+pub(in super::super) async fn show(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    let tokenizer = completions::tokenizer(&model)?;
+    let token = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+    let (bos, eos) = (tokenizer.bos_token_id(), tokenizer.template_eos_token_id());
+    // Nothing is padded here; programs take the end token where there is no other.
+    Ok(ok(&json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": token(bos),
+        "bos_token_id": bos,
+        "eos_token": token(eos),
+        "eos_token_id": eos,
+        "pad_token": token(eos),
+        "pad_token_id": eos,
+        "chat_template": model.llm.chat().map(Chat::template_source),
+        "vocab_size": tokenizer.vocab_size(),
+        "model_max_length": model.llm.engine().config().max_model_len,
+    })))
 }
 
 /// The text of token ids.

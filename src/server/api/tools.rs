@@ -9,6 +9,7 @@ use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::messages::value_bytes;
 use crate::chat::Tool;
+use crate::grammar::GrammarSpec;
 
 /// Most tools in a request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
@@ -42,13 +43,27 @@ pub(super) enum ToolChoice {
     Named(String),
 }
 
+/// What a request says of calls.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub(super) mode: ToolChoice,
+    /// The names of those that may be called, if not all may.
+    pub(super) allowed: Option<Vec<String>>,
+}
+
+impl From<ToolChoice> for Choice {
+    fn from(mode: ToolChoice) -> Self {
+        Self { mode, allowed: None }
+    }
+}
+
 impl ToolRequest {
     /// Takes everything about tools out of the body.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         let source = fields.take("tools");
-        let tools: Arc<[Tool]> = match &source {
-            None => Arc::default(),
-            Some(source) => list(source, tool)?.into(),
+        let tools = match &source {
+            None => Vec::new(),
+            Some(source) => list(source, tool)?,
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
@@ -57,13 +72,26 @@ impl ToolRequest {
 
     /// These tools, if the choice is one of them. `source` is a list of them in the form of chats.
     pub(super) fn new(
-        source: Option<Value>,
-        tools: Arc<[Tool]>,
-        choice: ToolChoice,
+        mut source: Option<Value>,
+        mut tools: Vec<Tool>,
+        Choice { mode, allowed }: Choice,
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
-        let choice = possible(choice, &tools)?;
-        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools, choice, is_parallel })
+        if let Some(allowed) = allowed {
+            if let Some(name) = allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+                let message =
+                    format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            // The model is told of these only, so that it calls no other one by itself either.
+            let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
+            if let Some(Value::Array(items)) = &mut source {
+                items.retain(|_| is_allowed.next().unwrap_or(false));
+            }
+            tools.retain(|tool| allowed.contains(&tool.name));
+        }
+        let choice = possible(mode, &tools)?;
+        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools: tools.into(), choice, is_parallel })
     }
 
     /// Whether calls are looked for in the answer.
@@ -123,13 +151,13 @@ pub(super) fn function(mut function: Fields, schema: &str) -> Result<Tool, ApiEr
     if !is_name(&name) {
         let path = function.path("name");
         let message = format!(
-            "{path} is {}; it must have 1 to {MAX_NAME_CHARS} of the characters a-z, A-Z, 0-9, _ and -",
+            "{path} is {}; it must have 1 to {MAX_NAME_CHARS} of the characters a-z, A-Z, 0-9, _, -, ., / and :",
             describe(&name.into())
         );
         return Err(ApiError::invalid(path, message));
     }
     function.string("description")?;
-    function.bool("strict")?;
+    let is_strict = function.bool("strict")?.unwrap_or(false);
     let path = function.path(schema);
     let parameters = function.take(schema);
     match &parameters {
@@ -145,12 +173,13 @@ pub(super) fn function(mut function: Fields, schema: &str) -> Result<Tool, ApiEr
         },
         Some(other) => return Err(wrong_type(path, other, "a JSON schema, which is an object")),
     }
+    let parameters = if is_strict { parameters.map(GrammarSpec::closed) } else { parameters };
     Ok(Tool { name, parameters })
 }
 
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_CHARS).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./:".contains(&byte))
 }
 
 /// A tool in the form of chats, which templates know, from one whose fields are not inside `function`.
@@ -164,9 +193,9 @@ pub(super) fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
     json!({"type": "function", "function": function})
 }
 
-fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
-    const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names a function";
-    Ok(match fields.take("tool_choice") {
+fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
+    const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names functions";
+    let mode = match fields.take("tool_choice") {
         None => ToolChoice::Auto,
         Some(Value::String(word)) => match word.as_str() {
             "none" => ToolChoice::None,
@@ -174,9 +203,13 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
             "required" => ToolChoice::Required,
             _ => return Err(wrong_type("tool_choice".to_owned(), &word.into(), EXPECTED)),
         },
+        Some(value @ Value::Object(_)) if value.get("type").is_some_and(|kind| kind == "allowed_tools") => {
+            return allowed_tools(value);
+        }
         Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
-    })
+    };
+    Ok(mode.into())
 }
 
 fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
@@ -191,6 +224,33 @@ fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> 
         }
         choice => Ok(choice),
     }
+}
+
+/// `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`
+fn allowed_tools(value: Value) -> Result<Choice, ApiError> {
+    let mut fields = Fields::inside(value, "tool_choice")?;
+    fields.string("type")?;
+    let mut inner = fields.object("allowed_tools")?.ok_or_else(|| missing(fields.path("allowed_tools")))?;
+    let mode = match inner.string("mode")?.as_deref() {
+        Some("auto") | None => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(other) => {
+            return Err(wrong_type(inner.path("mode"), &other.into(), "\"auto\" or \"required\""));
+        }
+    };
+    let path = inner.path("tools");
+    let items = match inner.take("tools") {
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        Some(other) => return Err(wrong_type(path, &other, "a list of functions that is not empty")),
+        None => return Err(missing(path)),
+    };
+    let names = items.into_iter().enumerate().map(|(index, item)| {
+        let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
+        item.string("type")?;
+        let mut function = item.object("function")?.ok_or_else(|| missing(item.path("function")))?;
+        function.string("name")?.ok_or_else(|| missing(function.path("name")))
+    });
+    Ok(Choice { mode, allowed: Some(names.collect::<Result<_, _>>()?) })
 }
 
 fn named(value: Value) -> Result<String, ApiError> {
@@ -239,6 +299,32 @@ mod tests {
         check(json!({"tools": [tool("a")], "tool_choice": "required"}), ToolChoice::Required);
         let named = json!({"type": "function", "function": {"name": "a"}});
         check(json!({"tools": [tool("a")], "tool_choice": named}), ToolChoice::Named("a".to_owned()));
+        let allowed = |mode: Value| {
+            let tools = json!([{"type": "function", "function": {"name": "b.c/d:e"}}]);
+            json!({"tools": [tool("a"), tool("b.c/d:e")],
+                   "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}})
+        };
+        for (mode, expected) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Required)] {
+            check(allowed(mode.into()), expected);
+            let found = parse(&allowed(mode.into())).unwrap();
+            let names: Vec<&str> = found.tools.iter().map(|tool| tool.name.as_str()).collect();
+            assert_eq!(names, ["b.c/d:e"]);
+            assert_eq!(found.source.unwrap(), json!([tool("b.c/d:e")]));
+        }
+    }
+
+    #[test]
+    fn strict_tools_are_closed() {
+        let open = json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
+        let with = |strict: bool| {
+            let function = json!({"name": "a", "strict": strict, "parameters": open});
+            let found = parse(&json!({"tools": [{"type": "function", "function": function}]})).unwrap();
+            found.tools[0].parameters.clone().unwrap()
+        };
+        assert_eq!(with(false), open);
+        let closed = json!({"type": "object", "additionalProperties": false,
+                            "properties": {"a": {"type": "object", "additionalProperties": false}}});
+        assert_eq!(with(true), closed);
     }
 
     #[test]
@@ -273,6 +359,15 @@ mod tests {
         check(json!({"tool_choice": 1}), "tool_choice", "required");
         check(json!({"tool_choice": {"type": "custom"}}), "tool_choice.type", "function");
         check(json!({"tool_choice": {"type": "function"}}), "tool_choice.function", "missing");
+        let allowed = |inner: Value| json!({"tools": [tool("a")], "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}});
+        check(allowed(Value::Null), "tool_choice.allowed_tools", "missing");
+        check(allowed(json!({"mode": "all"})), "tool_choice.allowed_tools.mode", "required");
+        check(allowed(json!({"tools": []})), "tool_choice.allowed_tools.tools", "not empty");
+        check(
+            allowed(json!({"tools": [{"type": "function", "function": {"name": "x"}}]})),
+            "tool_choice.allowed_tools.tools",
+            "none of the tools",
+        );
         let unknown = json!({"type": "function", "function": {"name": "b"}});
         check(json!({"tools": [tool("a")], "tool_choice": unknown}), "tool_choice", "none of the tools");
         check(

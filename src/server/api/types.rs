@@ -32,15 +32,30 @@ pub(super) struct Choice {
     pub(super) content: Content,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<&'static str>,
-    /// The stop string that was found.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) stop_reason: Option<String>,
+    pub(super) stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) token_ids: Option<Vec<u32>>,
+}
+
+/// What ended a choice, of what the request names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(super) enum StopReason {
+    /// A stop string.
+    Text(String),
+    /// A stop token.
+    Token(u32),
+}
+
+impl StopReason {
+    pub(super) fn new(text: Option<String>, token_id: Option<u32>) -> Option<Self> {
+        text.map(Self::Text).or(token_id.map(Self::Token))
+    }
 }
 
 /// What a choice says, in the field where its kind of answer has it.

@@ -77,6 +77,7 @@ impl Question {
             about_tools: turns.about_tools,
             tools,
             add_generation_prompt: true,
+            continue_final_message: false,
             variables,
         };
         Ok(Self { conversation, output, shows_thinking })
@@ -197,9 +198,9 @@ fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<b
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
-    let tools: Arc<[Tool]> = match &given {
-        Some(given) => tools::list(given, tool)?.into(),
-        None => Arc::default(),
+    let tools = match &given {
+        Some(given) => tools::list(given, tool)?,
+        None => Vec::new(),
     };
     let source = match given {
         Some(Value::Array(items)) => {
@@ -209,7 +210,7 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
         _ => None,
     };
     let Some(mut choice) = fields.object("tool_choice")? else {
-        return ToolRequest::new(source, tools, ToolChoice::Auto, true);
+        return ToolRequest::new(source, tools, ToolChoice::Auto.into(), true);
     };
     let is_parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     let path = choice.path("type");
@@ -225,7 +226,7 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
         }
         None => return Err(missing(path)),
     };
-    ToolRequest::new(source, tools, wanted, is_parallel)
+    ToolRequest::new(source, tools, wanted.into(), is_parallel)
 }
 
 fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {

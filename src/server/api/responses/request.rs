@@ -11,7 +11,7 @@ use super::super::super::memory::Memory;
 use super::super::conversation::{Conversation, switch_thinking, template_variables};
 use super::super::messages::missing;
 use super::super::structured::{StructuredOutput, flat_format};
-use super::super::tools::{self, ToolChoice, ToolRequest};
+use super::super::tools::{self, Choice, ToolChoice, ToolRequest};
 use super::items;
 use crate::chat::Tool;
 
@@ -84,6 +84,7 @@ impl Question {
             about_tools: turns.about_tools,
             tools,
             add_generation_prompt: true,
+            continue_final_message: false,
             variables,
         };
         Ok(Self { conversation, output, max_tokens, logprobs, settings, items, is_stored })
@@ -219,7 +220,7 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
 
 fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
-    let mut tools = match &given {
+    let tools = match &given {
         Some(given) => tools::list(given, tool)?,
         None => Vec::new(),
     };
@@ -228,31 +229,13 @@ fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Resul
     settings.insert("tools".to_owned(), given.clone().unwrap_or_else(|| json!([])));
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
-    let mut source = match given {
+    let items = match given {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
     };
-    let choice = match self::choice(choice)? {
-        Choice::One(choice) => choice,
-        Choice::Among(names, choice) => {
-            if let Some(name) = names.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
-                let message = format!(
-                    "tool_choice.tools names {}, which is none of the tools",
-                    describe(&(*name).clone().into())
-                );
-                return Err(ApiError::invalid("tool_choice", message));
-            }
-            // What may not be called the model is not told of.
-            let is_allowed = |name: &str| names.iter().any(|allowed| allowed == name);
-            source.retain(|item| item["name"].as_str().is_some_and(is_allowed));
-            tools.retain(|tool| is_allowed(&tool.name));
-            choice
-        }
-    };
     let source: Vec<Value> =
-        source.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect();
-    let tools: Arc<[Tool]> = tools.into();
-    ToolRequest::new(Some(source.into()), tools, choice, is_parallel)
+        items.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect();
+    ToolRequest::new(Some(source.into()), tools, self::choice(choice)?, is_parallel)
 }
 
 fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
@@ -270,13 +253,6 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     }
 }
 
-/// What may be called.
-enum Choice {
-    One(ToolChoice),
-    /// These only.
-    Among(Vec<String>, ToolChoice),
-}
-
 fn choice(value: Value) -> Result<Choice, ApiError> {
     const EXPECTED: &str =
         "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";
@@ -287,7 +263,7 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
         _ => None,
     };
     if !value.is_object() {
-        let choice = word(&value).map(Choice::One);
+        let choice = word(&value).map(Choice::from);
         return choice.ok_or_else(|| wrong_type("tool_choice".to_owned(), &value, EXPECTED));
     }
     let mut choice = Fields::inside(value, "tool_choice")?;
@@ -295,7 +271,7 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
     match choice.string("type")?.as_deref() {
         Some("function") => {
             let name = choice.string("name")?.ok_or_else(|| missing(choice.path("name")))?;
-            Ok(Choice::One(ToolChoice::Named(name)))
+            Ok(ToolChoice::Named(name).into())
         }
         Some("allowed_tools") => {
             let path = choice.path("mode");
@@ -313,7 +289,7 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
                 let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
                 item.string("name")?.ok_or_else(|| missing(item.path("name")))
             });
-            Ok(Choice::Among(names.collect::<Result<_, _>>()?, mode))
+            Ok(Choice { mode, allowed: Some(names.collect::<Result<_, _>>()?) })
         }
         Some(kind) => {
             let kind = describe(&kind.into());

@@ -1,0 +1,102 @@
+//! JSON schemas as grammars in the Lark language.
+//!
+//! The grammar library compiles JSON schemas itself, but with numbers as doubles, with objects that are open unless
+//! they say otherwise, and with references that it cannot combine. So objects, lists, numbers and what combines them
+//! are written as rules here (`rules.rs`), and strings with patterns and rarer keywords are left to the library, in
+//! `%json`. Invariants: what a grammar allows is valid under the schema; a keyword that cannot be enforced is an
+//! error that names it, and an annotation is none.
+//!
+//! An object is closed where its schema names `properties` and says nothing of others, because that is what its
+//! author means and what keeps a small model from going on with keys for ever. An object that names none is free.
+
+mod merge;
+mod numbers;
+mod pattern;
+mod rules;
+mod text;
+
+use serde_json::{Map, Value};
+
+pub(super) use self::rules::to_lark;
+use crate::{Error, Result};
+
+/// Keywords whose value is a schema.
+const ONE: [&str; 9] = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+];
+/// Keywords whose value is a list of schemas.
+const LISTS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
+/// Keywords whose value has a schema for each name.
+const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+
+/// Calls `change` with this schema and every one inside it.
+fn for_each(schema: &mut Value, change: &mut dyn FnMut(&mut Map<String, Value>)) {
+    let Value::Object(fields) = schema else { return };
+    change(fields);
+    for (keyword, value) in fields.iter_mut() {
+        match value {
+            value @ Value::Object(_) if ONE.contains(&keyword.as_str()) => for_each(value, change),
+            Value::Array(items) if LISTS.contains(&keyword.as_str()) || keyword == "items" => {
+                items.iter_mut().for_each(|item| for_each(item, change));
+            }
+            Value::Object(schemas) if NAMED.contains(&keyword.as_str()) => {
+                schemas.values_mut().for_each(|schema| for_each(schema, change));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The same schema with every object closed, as `strict` wants it: no keys but those of its `properties`. A map,
+/// which has a schema for all of its values and names no keys, stays one.
+pub(super) fn closed(mut schema: Value) -> Value {
+    for_each(&mut schema, &mut |fields| {
+        let is_object = fields.get("type").is_some_and(|kind| match kind {
+            Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+            kind => kind == "object",
+        });
+        if !is_object && !fields.contains_key("properties") {
+            return;
+        }
+        let is_map = fields.get("additionalProperties").is_some_and(|values| {
+            values.as_object().is_some_and(|values| !values.is_empty()) && !fields.contains_key("properties")
+        });
+        if !is_map {
+            fields.insert("additionalProperties".to_owned(), false.into());
+        }
+    });
+    schema
+}
+
+/// A terminal's expression for the strings of a schema as they are, without quotes, of characters of this class.
+pub(super) fn bare_text(schema: &Value, class: &str) -> Result<String> {
+    let none = Map::new();
+    match text::Text::of(schema.as_object().unwrap_or(&none))? {
+        Some(text) => text.expression(class, ""),
+        None => Err(Error::invalid_request("minLength is greater than maxLength in the JSON schema")),
+    }
+}
+
+/// Whether a schema of strings allows any string.
+pub(super) fn is_free_text(schema: &Value) -> bool {
+    let fields = schema.as_object();
+    fields.is_some_and(|fields| {
+        !fields.contains_key("enum")
+            && !fields.contains_key("const")
+            && !fields.contains_key("allOf")
+            && text::Text::of(fields).is_ok_and(|text| text.is_some_and(|text| text.is_free()))
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod random;
+#[cfg(test)]
+mod tests;

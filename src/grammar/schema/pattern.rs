@@ -1,0 +1,234 @@
+//! Patterns with look-ahead, which regular expressions of the grammar library do not have.
+//!
+//! A look-ahead says of the rest of the text that it also matches something, or that it does not. So such a
+//! pattern is an intersection, and a terminal in the Lark language can be one.
+
+use llguidance::regex_to_lark;
+
+use crate::{Error, Result};
+
+/// Most parts of an expression, since each alternative repeats what follows it.
+const MAX_PARTS: usize = 500;
+/// Any text.
+const REST: &str = "/(?s:.*)/";
+
+/// Whether the library cannot take the pattern as it is.
+pub(super) fn looks_ahead(pattern: &str) -> bool {
+    let looks = |(at, _): (usize, &str)| !pattern[..at].ends_with('\\');
+    pattern.match_indices("(?=").any(looks) || pattern.match_indices("(?!").any(looks)
+}
+
+/// A terminal's expression for the texts in which the pattern is found.
+///
+/// # Errors
+/// If a look-ahead stands where it cannot be enforced, for example in something that is repeated.
+pub(super) fn expression(pattern: &str) -> Result<String> {
+    let mut parser = Parser { rest: pattern, pattern };
+    let alternatives = parser.alternatives()?;
+    if !parser.rest.is_empty() {
+        return Err(unsupported(pattern));
+    }
+    let mut writer = Writer { pattern, num_left: MAX_PARTS };
+    let branches = alternatives.iter().map(|branch| {
+        let is_anchored = matches!(branch.first(), Some(Item::Start));
+        let before = if is_anchored { "" } else { REST };
+        Ok(format!("{before} {}", writer.sequence(&[branch], is_anchored)?))
+    });
+    Ok(format!("({})", branches.collect::<Result<Vec<_>>>()?.join(" | ")))
+}
+
+fn unsupported(pattern: &str) -> Error {
+    let short: String = pattern.chars().take(80).collect();
+    Error::invalid_request(format!("the pattern {short:?} looks ahead in a place where that cannot be enforced"))
+        .with_hint("look ahead at the beginning only")
+}
+
+/// One alternative.
+type Branch = Vec<Item>;
+
+/// A part of a pattern.
+enum Item {
+    /// `^`
+    Start,
+    /// `$`
+    End,
+    /// An expression without look-ahead.
+    Text(String),
+    /// A group that is not repeated and has look-ahead in it.
+    Group(Vec<Branch>),
+    Ahead {
+        is_wanted: bool,
+        branches: Vec<Branch>,
+    },
+}
+
+struct Parser<'p> {
+    rest: &'p str,
+    pattern: &'p str,
+}
+
+impl<'p> Parser<'p> {
+    /// Up to the end or the bracket that closes the group.
+    fn alternatives(&mut self) -> Result<Vec<Branch>> {
+        let mut branches = vec![Vec::new()];
+        while let Some(c) = self.rest.chars().next() {
+            let item = match c {
+                ')' => break,
+                '|' => {
+                    self.rest = &self.rest[1..];
+                    branches.push(Vec::new());
+                    continue;
+                }
+                '^' => self.single(Item::Start),
+                '$' => self.single(Item::End),
+                '(' => self.group()?,
+                _ => {
+                    let length = piece(self.rest).ok_or_else(|| unsupported(self.pattern))?;
+                    Item::Text(self.take(length + repetition(&self.rest[length..])))
+                }
+            };
+            match (branches.last_mut(), item) {
+                (Some(branch), Item::Text(more)) if matches!(branch.last(), Some(Item::Text(_))) => {
+                    if let Some(Item::Text(text)) = branch.last_mut() {
+                        text.push_str(&more);
+                    }
+                }
+                (Some(branch), item) => branch.push(item),
+                (None, _) => {}
+            }
+        }
+        Ok(branches)
+    }
+
+    fn single(&mut self, item: Item) -> Item {
+        self.rest = &self.rest[1..];
+        item
+    }
+
+    fn take(&mut self, length: usize) -> String {
+        let (taken, rest) = self.rest.split_at(length);
+        self.rest = rest;
+        taken.to_owned()
+    }
+
+    fn group(&mut self) -> Result<Item> {
+        let before = self.rest;
+        let is_wanted = match before.get(..3) {
+            Some("(?=") => Some(true),
+            Some("(?!") => Some(false),
+            _ => None,
+        };
+        let head = match before.get(..3) {
+            Some("(?=" | "(?!" | "(?:") => 3,
+            // A name, or look-behind, which the library refuses.
+            Some("(?P" | "(?<") => 0,
+            // Flags, which would have to hold for what follows too.
+            Some(text) if text.starts_with("(?") => return Err(unsupported(self.pattern)),
+            _ => 1,
+        };
+        self.rest = &before[head.max(1)..];
+        let branches = self.alternatives()?;
+        self.rest = self.rest.strip_prefix(')').ok_or_else(|| unsupported(self.pattern))?;
+        let repeated = repetition(self.rest);
+        match is_wanted {
+            Some(is_wanted) if repeated == 0 => return Ok(Item::Ahead { is_wanted, branches }),
+            Some(_) => return Err(unsupported(self.pattern)),
+            None => {}
+        }
+        if !branches.iter().flatten().any(Item::looks_ahead) {
+            let length = before.len() - self.rest.len() + repeated;
+            self.rest = before;
+            return Ok(Item::Text(self.take(length)));
+        }
+        match repeated == 0 && head > 0 {
+            true => Ok(Item::Group(branches)),
+            false => Err(unsupported(self.pattern)),
+        }
+    }
+}
+
+impl Item {
+    fn looks_ahead(&self) -> bool {
+        match self {
+            Self::Ahead { .. } => true,
+            Self::Group(branches) => branches.iter().flatten().any(Self::looks_ahead),
+            Self::Start | Self::End | Self::Text(_) => false,
+        }
+    }
+}
+
+/// The bytes of a character, an escape or a class.
+fn piece(text: &str) -> Option<usize> {
+    let mut chars = text.char_indices();
+    match chars.next()?.1 {
+        '\\' => chars.next().map(|(at, c)| at + c.len_utf8()),
+        '[' => {
+            let mut is_escaped = false;
+            let mut is_first = true;
+            for (at, c) in chars {
+                match c {
+                    _ if is_escaped => is_escaped = false,
+                    '\\' => is_escaped = true,
+                    '^' if is_first => continue,
+                    ']' if !is_first => return Some(at + 1),
+                    _ => {}
+                }
+                is_first = false;
+            }
+            None
+        }
+        c => Some(c.len_utf8()),
+    }
+}
+
+/// The bytes of what says how often the part before it is repeated.
+fn repetition(text: &str) -> usize {
+    let length = match text.chars().next() {
+        Some('*' | '+' | '?') => 1,
+        Some('{') => text.find('}').map_or(0, |end| end + 1),
+        _ => return 0,
+    };
+    length + usize::from(text[length..].starts_with('?'))
+}
+
+struct Writer<'p> {
+    pattern: &'p str,
+    num_left: usize,
+}
+
+impl Writer<'_> {
+    /// What the parts mean, one after another, and then the end of the text or anything. `is_start` says that the
+    /// text begins here.
+    fn sequence(&mut self, parts: &[&[Item]], is_start: bool) -> Result<String> {
+        self.num_left = self.num_left.checked_sub(1).ok_or_else(|| unsupported(self.pattern))?;
+        let Some((part, behind)) = parts.split_first() else { return Ok(REST.to_owned()) };
+        let Some((item, rest)) = part.split_first() else { return self.sequence(behind, is_start) };
+        let mut following = vec![rest];
+        following.extend_from_slice(behind);
+        match item {
+            Item::Start if is_start => self.sequence(&following, true),
+            Item::Start => Err(unsupported(self.pattern)),
+            Item::End if following.iter().all(|part| part.is_empty()) => Ok("\"\"".to_owned()),
+            Item::End => Err(unsupported(self.pattern)),
+            Item::Text(text) => {
+                let rest = self.sequence(&following, false)?;
+                Ok(format!("/{}/ {rest}", regex_to_lark(text, "dw")))
+            }
+            Item::Group(branches) => {
+                let branches = branches.iter().map(|branch| {
+                    let parts: Vec<&[Item]> =
+                        std::iter::once(branch.as_slice()).chain(following.iter().copied()).collect();
+                    self.sequence(&parts, is_start)
+                });
+                Ok(format!("({})", branches.collect::<Result<Vec<_>>>()?.join(" | ")))
+            }
+            Item::Ahead { is_wanted, branches } => {
+                let ahead = branches.iter().map(|branch| self.sequence(&[branch], is_start));
+                let ahead = ahead.collect::<Result<Vec<_>>>()?.join(" | ");
+                let rest = self.sequence(&following, is_start)?;
+                let sign = if *is_wanted { "" } else { "~" };
+                Ok(format!("({sign}({ahead}) & {rest})"))
+            }
+        }
+    }
+}

@@ -1,0 +1,799 @@
+//! Writes the rules and terminals of a schema.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::merge::{ANNOTATIONS, PATTERNS, merged, names};
+use super::numbers::{Bound, integers, numbers};
+use super::text::Text;
+use super::{for_each, pattern};
+use crate::{Error, Result};
+
+/// Most rules and terminals.
+const MAX_RULES: usize = 20_000;
+/// Most schemas inside one another, references followed.
+const MAX_DEPTH: usize = 200;
+/// Most schemas that are combined with another one.
+const MAX_MERGES: usize = 5_000;
+/// A character of a string in JSON. Each has one form only, so that no key has two.
+const CHARACTER: &str =
+    r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
+/// The most of an integer that has to be a multiple of something: a double is exact up to here.
+const MAX_MULTIPLE: i64 = (1 << 53) - 1;
+/// The most of another number that has to be one.
+const MAX_FRACTION: i64 = 1_000_000_000;
+
+/// Keywords that are understood, beside annotations.
+const ENFORCED: [&str; 27] = [
+    "$ref",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "required",
+    "type",
+];
+/// Keywords of JSON schemas that cannot be enforced. What is in no list means nothing in a JSON schema.
+const REFUSED: [&str; 16] = [
+    "$dynamicRef",
+    "$recursiveRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+];
+/// Types, and the keywords that only they have.
+const TYPES: [(&str, &[&str]); 6] = [
+    ("object", &["additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "required"]),
+    ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems"]),
+    ("string", &["format", "maxLength", "minLength", "pattern", PATTERNS]),
+    ("number", &["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]),
+    ("boolean", &[]),
+    ("null", &[]),
+];
+/// A grammar for the values of a schema, as JSON with what the regular expression `space` matches between its parts.
+///
+/// # Errors
+/// If the schema is not one, no value is valid, or something in it cannot be enforced.
+pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<String> {
+    let mut root = schema.clone();
+    // This one has a meaning here.
+    for_each(&mut root, &mut |fields| drop(fields.remove(PATTERNS)));
+    let schema = &root;
+    let mut rules = Rules {
+        root: schema,
+        space,
+        text: String::new(),
+        known: HashMap::new(),
+        bodies: HashMap::new(),
+        references: HashMap::new(),
+        depth: 0,
+        num_merges: 0,
+    };
+    let start = rules.value(schema)?;
+    let start = start.ok_or_else(|| Error::invalid_request("no value is valid under the JSON schema"))?;
+    let Rules { text, .. } = rules;
+    Ok(format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{space}/\nstart: {start}\n{text}"))
+}
+
+struct Rules<'s> {
+    root: &'s Value,
+    space: &'static str,
+    text: String,
+    /// What stands for a schema, by its text; nothing if no value is valid.
+    known: HashMap<String, Option<String>>,
+    /// Rules and terminals by their bodies.
+    bodies: HashMap<String, String>,
+    references: HashMap<String, String>,
+    depth: usize,
+    num_merges: usize,
+}
+
+type Fields = Map<String, Value>;
+
+impl Rules<'_> {
+    /// What stands for the values of a schema in a rule; none if no value is valid.
+    fn value(&mut self, schema: &Value) -> Result<Option<String>> {
+        let fields = match schema {
+            Value::Bool(true) => return self.any().map(Some),
+            Value::Bool(false) => return Ok(None),
+            Value::Object(fields) => fields,
+            other => {
+                let message = format!("a schema in the JSON schema is {other}, expected an object");
+                return Err(Error::invalid_request(message.chars().take(200).collect::<String>()));
+            }
+        };
+        let key = schema.to_string();
+        if let Some(found) = self.known.get(&key) {
+            return Ok(found.clone());
+        }
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(too_complex());
+        }
+        let found = self.fields(constraints(fields)?)?;
+        self.depth -= 1;
+        self.known.insert(key, found.clone());
+        Ok(found)
+    }
+
+    fn fields(&mut self, mut fields: Fields) -> Result<Option<String>> {
+        if fields.is_empty() {
+            return self.any().map(Some);
+        }
+        if let Some(path) = fields.remove("$ref") {
+            let path = path.as_str().ok_or_else(|| wrong("$ref", "a string"))?.to_owned();
+            if fields.is_empty() {
+                return self.reference(&path);
+            }
+            let target = self.resolve(&path)?.clone();
+            return self.combined(&[target, fields.into()]);
+        }
+        for name in ["anyOf", "oneOf"] {
+            if let Some(branches) = fields.remove(name) {
+                return self.choice(name, &branches, &fields);
+            }
+        }
+        if let Some(members) = fields.remove("allOf") {
+            let Value::Array(mut members) = members else { return Err(wrong("allOf", "a list of schemas")) };
+            if !fields.is_empty() {
+                members.push(fields.into());
+            }
+            return match members.as_slice() {
+                [one] => self.value(one),
+                members => self.combined(members),
+            };
+        }
+        if fields.contains_key("enum") || fields.contains_key("const") {
+            return self.words(fields);
+        }
+        let kinds = kinds(&fields)?;
+        let mut options = Vec::new();
+        for kind in kinds {
+            options.extend(match kind {
+                "object" => self.object(&fields)?,
+                "array" => self.array(&fields)?,
+                "string" => self.string(&fields)?,
+                "integer" | "number" => self.number(kind, &fields)?,
+                "boolean" => Some(self.rule("BOOL", "\"true\" | \"false\"")?),
+                _ => Some("\"null\"".to_owned()),
+            });
+        }
+        Ok(either(&options))
+    }
+
+    /// All of these schemas together.
+    fn combined(&mut self, members: &[Value]) -> Result<Option<String>> {
+        let mut all = Fields::new();
+        for member in members {
+            let member = match self.flat(member)? {
+                Some(Value::Bool(true)) => continue,
+                Some(Value::Bool(false)) => return Ok(None),
+                Some(Value::Object(member)) => member,
+                _ => return self.library(&json!({"allOf": members})),
+            };
+            self.count_merge()?;
+            all = match merged(all, &member) {
+                Some(Value::Object(all)) => all,
+                Some(_) => return Ok(None),
+                None => return self.library(&json!({"allOf": members})),
+            };
+        }
+        self.value(&all.into())
+    }
+
+    /// A schema without a reference of its own; none if that cannot be written.
+    fn flat(&mut self, schema: &Value) -> Result<Option<Value>> {
+        let mut schema = schema.clone();
+        loop {
+            let Value::Object(fields) = &mut schema else { return Ok(Some(schema)) };
+            *fields = constraints(fields)?;
+            let Some(path) = fields.remove("$ref") else { return Ok(Some(schema)) };
+            let target = self.resolve(path.as_str().unwrap_or_default())?.clone();
+            self.count_merge()?;
+            schema = match target {
+                Value::Bool(true) => continue,
+                Value::Object(mut target) => {
+                    target = constraints(&target)?;
+                    match merged(std::mem::take(fields), &target) {
+                        Some(both) => both,
+                        None => return Ok(None),
+                    }
+                }
+                other => other,
+            };
+        }
+    }
+
+    fn count_merge(&mut self) -> Result<()> {
+        self.num_merges += 1;
+        if self.num_merges > MAX_MERGES { Err(too_complex()) } else { Ok(()) }
+    }
+
+    /// One of several schemas, together with the other fields.
+    fn choice(&mut self, name: &str, branches: &Value, fields: &Fields) -> Result<Option<String>> {
+        let Value::Array(branches) = branches else { return Err(wrong(name, "a list of schemas")) };
+        if name == "oneOf" {
+            self.check_disjoint(branches)?;
+        }
+        let mut options = Vec::new();
+        for branch in branches {
+            let option = match fields.is_empty() {
+                true => self.value(branch)?,
+                false => self.combined(&[fields.clone().into(), branch.clone()])?,
+            };
+            options.extend(option.filter(|option| !options.contains(option)));
+        }
+        Ok(either(&options))
+    }
+
+    /// Refuses alternatives that one value could be valid under at once.
+    fn check_disjoint(&mut self, branches: &[Value]) -> Result<()> {
+        let branches = branches.iter().map(|branch| self.flat(branch)).collect::<Result<Vec<_>>>()?;
+        for (index, one) in branches.iter().enumerate() {
+            for other in &branches[index + 1..] {
+                self.count_merge()?;
+                let is_disjoint = one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
+                if !is_disjoint {
+                    return Err(Error::invalid_request(
+                        "oneOf cannot be enforced where a value may be valid under two of its schemas",
+                    )
+                    .with_hint("use anyOf, or give each a required property with a const of its own"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
+        const MAX_DEPTH: usize = 8;
+        let resolved = |schema: &Value| -> Option<Fields> {
+            let mut schema = schema.as_object()?.clone();
+            for _ in 0..MAX_DEPTH {
+                let Some(path) = schema.get("$ref").and_then(Value::as_str) else { break };
+                schema = self.resolve(path).ok()?.as_object()?.clone();
+            }
+            Some(schema)
+        };
+        let (Some(one), Some(other)) = (resolved(one), resolved(other)) else {
+            return one == &Value::Bool(false) || other == &Value::Bool(false);
+        };
+        if let (Some(a), Some(b)) = (listed(&one), listed(&other)) {
+            return !a.iter().any(|value| b.contains(value));
+        }
+        let types = |fields: &Fields| -> Vec<String> {
+            match (fields.get("type"), listed(fields)) {
+                (Some(kinds), _) => names(kinds).into_iter().map(str::to_owned).collect(),
+                (None, Some(values)) => values.iter().map(|value| type_of(value).to_owned()).collect(),
+                (None, None) => TYPES.iter().map(|(kind, _)| (*kind).to_owned()).collect(),
+            }
+        };
+        let (a, b) = (types(&one), types(&other));
+        let numeric = |kind: &str| matches!(kind, "integer" | "number");
+        let meets = |kind: &String| b.iter().any(|found| found == kind || numeric(found) && numeric(kind));
+        let shared: Vec<&String> = a.iter().filter(|kind| meets(kind)).collect();
+        if shared.is_empty() {
+            return true;
+        }
+        let (Some(a), Some(b)) = (one.get("properties"), other.get("properties")) else { return false };
+        let is_required = |fields: &Fields, name: &str| {
+            let required = fields.get("required").and_then(Value::as_array);
+            required.is_some_and(|names| names.iter().any(|found| found == name))
+        };
+        shared.iter().all(|kind| *kind == "object")
+            && depth < MAX_DEPTH
+            && a.as_object().into_iter().flatten().any(|(name, schema)| {
+                let both = is_required(&one, name) && is_required(&other, name);
+                both && b.get(name).is_some_and(|found| self.are_disjoint(schema, found, depth + 1))
+            })
+    }
+
+    /// Values that are listed.
+    fn words(&mut self, fields: Fields) -> Result<Option<String>> {
+        if let Some(name) = fields.get("enum").filter(|values| !values.is_array()).map(|_| "enum") {
+            return Err(wrong(name, "a list"));
+        }
+        let is_simple = |name: &String| matches!(name.as_str(), "const" | "enum" | "type");
+        let is_of_type = |value: &Value| {
+            fields.get("type").is_none_or(|kinds| {
+                let kind = type_of(value);
+                names(kinds).iter().any(|found| *found == kind || *found == "number" && kind == "integer")
+            })
+        };
+        if !fields.keys().all(is_simple) {
+            return self.library(&fields.into());
+        }
+        let values = listed(&fields).unwrap_or_default();
+        let values: Vec<String> =
+            values.iter().filter(|value| is_of_type(value)).map(|value| literal(&value.to_string())).collect();
+        match values.as_slice() {
+            [] => Ok(None),
+            values => self.rule("WORDS", &values.join(" | ")).map(Some),
+        }
+    }
+
+    fn object(&mut self, fields: &Fields) -> Result<Option<String>> {
+        let none = Fields::new();
+        let properties = match fields.get("properties") {
+            None => &none,
+            Some(Value::Object(properties)) => properties,
+            Some(_) => return Err(wrong("properties", "an object")),
+        };
+        let required = match fields.get("required") {
+            None => Vec::new(),
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+            Some(_) => return Err(wrong("required", "a list of names")),
+        };
+        let others = match fields.get("additionalProperties") {
+            Some(schema) => schema.clone(),
+            None => Value::Bool(!fields.contains_key("properties") && !fields.contains_key("patternProperties")),
+        };
+        let count = |name: &str| fields.get(name).and_then(Value::as_u64);
+        let is_bounded = count("minProperties").is_some_and(|min| min > required.len() as u64)
+            || count("maxProperties").is_some_and(|max| max < properties.len() as u64 || others != false);
+        if fields.contains_key("patternProperties") || is_bounded {
+            let mut fields = fields.clone();
+            fields.insert("type".to_owned(), "object".into());
+            fields.insert("additionalProperties".to_owned(), others);
+            return self.library(&fields.into());
+        }
+        let unnamed = match &others {
+            Value::Bool(false) if !fields.contains_key("additionalProperties") => Value::Bool(true),
+            others => others.clone(),
+        };
+        let mut members: Vec<(String, bool)> = Vec::new();
+        let undeclared = required.iter().filter(|name| !properties.contains_key(**name));
+        let all = properties.iter().map(|(name, schema)| (name.as_str(), schema));
+        for (name, schema) in all.chain(undeclared.map(|name| (*name, &unnamed))) {
+            let is_required = required.contains(&name);
+            match self.value(schema)? {
+                Some(value) => {
+                    let key = literal(&Value::from(name).to_string());
+                    members.push((format!("{key} \":\" {value}"), is_required));
+                }
+                None if is_required => return Ok(None),
+                None => {}
+            }
+        }
+        let more = match self.value(&others)? {
+            Some(value) => {
+                let mut taken = properties.keys().map(String::as_str).chain(required.iter().copied()).peekable();
+                let key = match taken.peek() {
+                    None => self.any_string()?,
+                    Some(_) => {
+                        let names: Vec<String> =
+                            taken.map(|name| literal(&Value::from(name).to_string())).collect();
+                        self.rule("KEY", &format!("/\"{CHARACTER}*\"/ & ~({})", names.join(" | ")))?
+                    }
+                };
+                Some(self.rule("member", &format!("{key} \":\" {value}"))?)
+            }
+            None => None,
+        };
+        let members = self.members(&members, more.as_deref())?;
+        self.rule("object", &format!("\"{{\" {members} \"}}\"")).map(Some)
+    }
+
+    /// The members of an object in their order, and others behind them.
+    fn members(&mut self, members: &[(String, bool)], more: Option<&str>) -> Result<String> {
+        // What may follow when something stands before it, and when nothing does; from the end.
+        let mut behind = more.map_or_else(String::new, |more| format!("(\",\" {more})*"));
+        let mut alone = more.map_or_else(String::new, |more| format!("({more} (\",\" {more})*)?"));
+        let num_first = members.iter().position(|(_, is_required)| *is_required).map_or(members.len(), |at| at + 1);
+        for (index, (member, is_required)) in members.iter().enumerate().rev() {
+            if index < num_first {
+                let first = format!("{member} {behind}");
+                alone = match (is_required, alone.as_str()) {
+                    (true, _) => first,
+                    (false, "") => format!("({first})?"),
+                    (false, _) => format!("({first} | {alone})"),
+                };
+                alone = self.part(alone)?;
+            }
+            let next = match is_required {
+                true => format!("\",\" {member} {behind}"),
+                false => format!("(\",\" {member})? {behind}"),
+            };
+            behind = self.part(next)?;
+        }
+        Ok(alone)
+    }
+
+    /// A rule of its own for what would be repeated.
+    fn part(&mut self, body: String) -> Result<String> {
+        const MAX_BYTES: usize = 60;
+        if body.len() <= MAX_BYTES { Ok(body) } else { self.rule("part", &body) }
+    }
+
+    fn array(&mut self, fields: &Fields) -> Result<Option<String>> {
+        let count = |name: &str| match fields.get(name) {
+            None => Ok(None),
+            Some(value) => {
+                let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+                count.map(Some).ok_or_else(|| wrong(name, "an integer of at least 0"))
+            }
+        };
+        let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
+        let (first, item) = match (fields.get("prefixItems"), fields.get("items")) {
+            (Some(first), item) => (Some(first), item),
+            (None, Some(first @ Value::Array(_))) => (Some(first), fields.get("additionalItems")),
+            (None, item) => (None, item),
+        };
+        let first = match first {
+            None => &[] as &[Value],
+            Some(Value::Array(first)) => first,
+            Some(_) => return Err(wrong("prefixItems", "a list of schemas")),
+        };
+        let mut max = max.unwrap_or(usize::MAX);
+        let mut items = Vec::new();
+        for schema in first.iter().take(max) {
+            match self.value(schema)? {
+                Some(item) => items.push(item),
+                None => {
+                    max = items.len();
+                    break;
+                }
+            }
+        }
+        let tail = if max > items.len() { self.value(item.unwrap_or(&Value::Bool(true)))? } else { None };
+        if tail.is_none() {
+            max = max.min(items.len());
+        }
+        if min > max {
+            return Ok(None);
+        }
+        let num_first = items.len();
+        // From the end: what may follow an item at this place.
+        let mut behind = match &tail {
+            Some(tail) => {
+                let num_min = min.saturating_sub(num_first.max(1));
+                let comma = format!("\",\" {tail}");
+                let num_max = (max < usize::MAX).then(|| max - num_first.max(1));
+                times(&comma, num_min, num_max)
+            }
+            None => String::new(),
+        };
+        let body = match (num_first, &tail) {
+            (0, None) => String::new(),
+            (0, Some(tail)) if min > 0 => format!("{tail} {behind}"),
+            (0, Some(tail)) => format!("({tail} {behind})?"),
+            _ => {
+                for (index, item) in items.iter().enumerate().skip(1).rev() {
+                    behind = match index < min {
+                        true => format!("\",\" {item} {behind}"),
+                        false => format!("(\",\" {item} {behind})?"),
+                    };
+                    behind = self.part(behind)?;
+                }
+                match min {
+                    0 => format!("({} {behind})?", items[0]),
+                    _ => format!("{} {behind}", items[0]),
+                }
+            }
+        };
+        self.rule("array", &format!("\"[\" {body} \"]\"")).map(Some)
+    }
+
+    fn string(&mut self, fields: &Fields) -> Result<Option<String>> {
+        let Some(text) = Text::of(fields)? else { return Ok(None) };
+        if text.is_free() {
+            return self.any_string().map(Some);
+        }
+        if text.patterns.is_empty() {
+            return self.rule("TEXT", &format!("/\"{CHARACTER}{}\"/", text.repetition())).map(Some);
+        }
+        if text.patterns.iter().any(|pattern| pattern::looks_ahead(pattern)) {
+            // Texts that need escapes are left out: then the text is what stands between the quotes.
+            return self.rule("TEXT", &text.expression(r#"[^"\\\x00-\x1f\x7f]"#, "\"")?).map(Some);
+        }
+        let mut leaf = json!({"type": "string"});
+        for name in ["minLength", "maxLength"] {
+            if let Some(value) = fields.get(name) {
+                leaf[name] = value.clone();
+            }
+        }
+        leaf["allOf"] = text.patterns.iter().map(|pattern| json!({"pattern": pattern})).collect();
+        self.library(&leaf)
+    }
+
+    fn number(&mut self, kind: &str, fields: &Fields) -> Result<Option<String>> {
+        let min = bound(fields, "minimum", "exclusiveMinimum", |a, b| a >= b)?;
+        let max = bound(fields, "maximum", "exclusiveMaximum", |a, b| a <= b)?;
+        let divisor = fields.get("multipleOf");
+        let is_whole = kind == "integer" || divisor.and_then(Value::as_f64) == Some(1.0);
+        if let Some(divisor) = divisor.filter(|divisor| divisor.as_f64() != Some(1.0)) {
+            let limit = if is_whole { MAX_MULTIPLE } else { MAX_FRACTION };
+            let mut leaf = json!({"type": kind, "multipleOf": divisor, "minimum": -limit, "maximum": limit});
+            let ends = [("minimum", "exclusiveMinimum", min, 1.0), ("maximum", "exclusiveMaximum", max, -1.0)];
+            for (name, exclusive, end, sign) in ends {
+                let Some(end) = end else { continue };
+                if end.value.as_f64().is_some_and(|value| value * sign > -(limit as f64)) {
+                    leaf[if end.is_exclusive { exclusive } else { name }] = end.value.into();
+                }
+            }
+            return self.library(&leaf);
+        }
+        let regex = match is_whole {
+            true => integers(min.as_ref(), max.as_ref())?,
+            false => numbers(min.as_ref(), max.as_ref())?,
+        };
+        regex.map(|regex| self.rule("NUMBER", &format!("/{regex}/"))).transpose()
+    }
+
+    /// A value that the library compiles.
+    fn library(&mut self, schema: &Value) -> Result<Option<String>> {
+        let mut schema = schema.clone();
+        let text = schema.to_string();
+        if let Value::Object(fields) = &mut schema {
+            if let Some(patterns) = fields.remove(PATTERNS) {
+                let patterns = patterns.as_array().into_iter().flatten().map(|pattern| json!({"pattern": pattern}));
+                let all = fields.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
+                all.as_array_mut().into_iter().for_each(|all| all.extend(patterns.clone()));
+            }
+            for (at, _) in text.match_indices("\"$ref\":\"") {
+                let path = &text[at + "\"$ref\":\"".len()..];
+                if !["#/$defs/", "#/definitions/"].iter().any(|prefix| path.starts_with(prefix)) {
+                    return Err(Error::invalid_request(
+                        "the JSON schema combines keywords with a reference that leads to no definition",
+                    )
+                    .with_hint("put what is referred to into $defs"));
+                }
+            }
+            if text.contains("\"$ref\"") {
+                for name in ["$defs", "definitions"] {
+                    if let Some(definitions) = self.root.get(name) {
+                        fields.insert(name.to_owned(), definitions.clone());
+                    }
+                }
+            }
+            let options = json!({"whitespace_pattern": self.space, "json_allowed_escapes": "nrbtf\\\""});
+            fields.insert("x-guidance".to_owned(), options);
+        }
+        self.rule("json", &format!("%json {schema}")).map(Some)
+    }
+
+    fn reference(&mut self, path: &str) -> Result<Option<String>> {
+        if let Some(name) = self.references.get(path) {
+            return Ok(Some(name.clone()));
+        }
+        let target = self.resolve(path)?.clone();
+        let name = format!("ref_{}", self.references.len());
+        self.references.insert(path.to_owned(), name.clone());
+        let body = self.value(&target)?;
+        match body {
+            Some(body) if body == name => {
+                Err(Error::invalid_request(format!("the reference {path:?} leads to itself")))
+            }
+            Some(body) => {
+                self.add(&name, &body)?;
+                Ok(Some(name))
+            }
+            None => {
+                // Others may have referred to it already.
+                self.add(&name, "/[a&&b]/")?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn resolve(&self, path: &str) -> Result<&Value> {
+        let pointer = path.strip_prefix('#').map(|pointer| if pointer == "/" { "" } else { pointer });
+        let found = pointer.and_then(|pointer| {
+            self.root.pointer(pointer).or_else(|| self.root.pointer(&percent_decoded(pointer)?))
+        });
+        found.ok_or_else(|| {
+            let short: String = path.chars().take(120).collect();
+            Error::invalid_request(format!("the reference {short:?} leads to nothing in the JSON schema"))
+                .with_hint("refer to parts of the same schema, such as #/$defs/name")
+        })
+    }
+
+    /// Any value.
+    fn any(&mut self) -> Result<String> {
+        const NAME: &str = "any";
+        if self.known.insert(NAME.to_owned(), Some(NAME.to_owned())).is_none() {
+            let string = self.any_string()?;
+            let number = numbers(None, None)?.unwrap_or_default();
+            let number = self.rule("NUMBER", &format!("/{number}/"))?;
+            let bool = self.rule("BOOL", "\"true\" | \"false\"")?;
+            self.add("any_member", &format!("{string} \":\" {NAME}"))?;
+            self.add("any_object", "\"{\" (any_member (\",\" any_member)*)? \"}\"")?;
+            self.add("any_array", &format!("\"[\" ({NAME} (\",\" {NAME})*)? \"]\""))?;
+            self.add(NAME, &format!("{string} | {number} | {bool} | \"null\" | any_object | any_array"))?;
+        }
+        Ok(NAME.to_owned())
+    }
+
+    fn any_string(&mut self) -> Result<String> {
+        self.rule("STRING", &format!("/\"{CHARACTER}*\"/"))
+    }
+
+    fn rule(&mut self, prefix: &str, body: &str) -> Result<String> {
+        if let Some(name) = self.bodies.get(body) {
+            return Ok(name.clone());
+        }
+        let name = format!("{prefix}_{}", self.bodies.len());
+        self.bodies.insert(body.to_owned(), name.clone());
+        self.add(&name, body)?;
+        Ok(name)
+    }
+
+    fn add(&mut self, name: &str, body: &str) -> Result<()> {
+        if self.bodies.len() > MAX_RULES {
+            return Err(too_complex());
+        }
+        let body = if body.trim().is_empty() { "\"\"" } else { body };
+        self.text.push_str(&format!("{name}: {body}\n"));
+        Ok(())
+    }
+}
+
+fn too_complex() -> Error {
+    Error::invalid_request("the JSON schema is too complex: too many schemas inside one another or combined")
+}
+
+pub(super) fn wrong(keyword: &str, expected: &str) -> Error {
+    Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}"))
+}
+
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn either(options: &[String]) -> Option<String> {
+    match options {
+        [] => None,
+        [one] => Some(one.clone()),
+        several => Some(format!("({})", several.join(" | "))),
+    }
+}
+
+fn times(part: &str, min: usize, max: Option<usize>) -> String {
+    match (min, max) {
+        (_, Some(0)) => String::new(),
+        (0, None) => format!("({part})*"),
+        (min, None) => format!("({part}){{{min}}} ({part})*"),
+        (min, Some(max)) => format!("({part}){{{min},{max}}}"),
+    }
+}
+
+/// The keywords that say something of values.
+fn constraints(fields: &Fields) -> Result<Fields> {
+    let mut kept = Fields::new();
+    for (name, value) in fields {
+        let name = name.as_str();
+        let is_harmless = match name {
+            "uniqueItems" => *value == false,
+            "unevaluatedProperties" => *value == true || fields.contains_key("properties"),
+            "unevaluatedItems" => *value == true,
+            "propertyNames" => *value == true || *value == json!({"type": "string"}),
+            _ => false,
+        };
+        if REFUSED.contains(&name) && !is_harmless {
+            return Err(Error::invalid_request(format!(
+                "the JSON schema has the keyword {name}, which cannot be enforced"
+            ))
+            .with_hint("leave it out"));
+        }
+        if name == PATTERNS || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
+            kept.insert(name.to_owned(), value.clone());
+        }
+    }
+    Ok(kept)
+}
+
+/// The types that a value may have. A keyword of one type stands for the type if nothing else does.
+fn kinds(fields: &Fields) -> Result<Vec<&str>> {
+    let mut kinds = match fields.get("type") {
+        Some(kinds @ (Value::String(_) | Value::Array(_))) => names(kinds),
+        Some(_) => return Err(wrong("type", "a string or a list of strings")),
+        None => {
+            let has_keyword =
+                |(_, keywords): &&(&str, &[&str])| keywords.iter().any(|keyword| fields.contains_key(*keyword));
+            let told: Vec<&str> = TYPES.iter().filter(has_keyword).map(|(kind, _)| *kind).collect();
+            match told.is_empty() {
+                true => TYPES.iter().map(|(kind, _)| *kind).collect(),
+                false => told,
+            }
+        }
+    };
+    let is_known = |kind: &&str| *kind == "integer" || TYPES.iter().any(|(known, _)| known == kind);
+    if let Some(kind) = kinds.iter().find(|kind| !is_known(kind)) {
+        return Err(Error::invalid_request(format!("the JSON schema has the unknown type {kind:?}")));
+    }
+    if kinds.contains(&"number") {
+        kinds.retain(|kind| *kind != "integer");
+    }
+    Ok(kinds)
+}
+
+/// The values that `enum` and `const` allow.
+fn listed(fields: &Fields) -> Option<Vec<&Value>> {
+    let values = fields.get("enum").and_then(Value::as_array);
+    match (values, fields.get("const")) {
+        (None, None) => None,
+        (Some(values), None) => Some(values.iter().collect()),
+        (None, Some(value)) => Some(vec![value]),
+        (Some(values), Some(value)) => Some(values.iter().filter(|found| *found == value).collect()),
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.as_f64().is_some_and(|number| number.fract() == 0.0) => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// One end of the range of numbers: of the two keywords the one that demands more.
+fn bound(fields: &Fields, name: &str, exclusive: &str, demands_more: fn(f64, f64) -> bool) -> Result<Option<Bound>> {
+    let number = |name: &str| match fields.get(name) {
+        None | Some(Value::Bool(_)) => Ok(None),
+        Some(Value::Number(number)) => Ok(Some(number.clone())),
+        Some(_) => Err(wrong(name, "a number")),
+    };
+    // Draft 4 has a truth value.
+    let is_exclusive = fields.get(exclusive) == Some(&Value::Bool(true));
+    let as_f64 = |number: &serde_json::Number| number.as_f64().unwrap_or(0.0);
+    Ok(match (number(name)?, number(exclusive)?) {
+        (Some(value), Some(other)) if demands_more(as_f64(&other), as_f64(&value)) => {
+            Some(Bound { value: other, is_exclusive: true })
+        }
+        (Some(value), _) => Some(Bound { value, is_exclusive }),
+        (None, Some(value)) => Some(Bound { value, is_exclusive: true }),
+        (None, None) => None,
+    })
+}
+
+/// A pointer in a fragment may be written with percent signs.
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        rest = behind;
+        if *first == b'%' {
+            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}

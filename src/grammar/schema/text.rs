@@ -1,0 +1,124 @@
+//! What a schema says of strings: lengths, patterns and formats, which are patterns too.
+
+use serde_json::{Map, Value};
+
+use super::merge::PATTERNS;
+use super::pattern;
+use super::rules::wrong;
+use crate::Result;
+
+macro_rules! date {
+    () => {
+        concat!(
+            "((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-",
+            "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))",
+            "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
+        )
+    };
+}
+
+macro_rules! time {
+    () => {
+        concat!(
+            r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?",
+            "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+        )
+    };
+}
+
+macro_rules! label {
+    () => {
+        "[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+    };
+}
+
+macro_rules! byte {
+    () => {
+        "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+    };
+}
+
+macro_rules! uri_part {
+    ($more:literal) => {
+        concat!("([A-Za-z0-9._~!$&'()*+,;=:@", $more, "-]|%[0-9A-Fa-f]{2})*")
+    };
+}
+
+/// Formats that are enforced: a part of what they stand for that every program takes, such as dates that exist and
+/// times without leap seconds. Any other format is an annotation.
+const FORMATS: [(&str, &str); 10] = [
+    ("date", concat!("^", date!(), "$")),
+    ("date-time", concat!("^", date!(), "T", time!(), "$")),
+    ("duration", "^P([0-9]{1,4}W|([0-9]{1,4}Y)?([0-9]{1,4}M)?[0-9]{1,4}D(T[0-9]{1,4}[HMS])?|[0-9]{1,4}[YM]|T([0-9]{1,4}H)?([0-9]{1,4}M)?[0-9]{1,4}S|T([0-9]{1,4}H)?[0-9]{1,4}M|T[0-9]{1,4}H)$"),
+    ("email", concat!(r"^[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,10}){0,2}@(", label!(), r"\.){1,3}[A-Za-z]{2,10}$")),
+    ("hostname", concat!("^", label!(), r"(\.", label!(), "){0,4}$")),
+    ("ipv4", concat!("^(", byte!(), r"\.){3}", byte!(), "$")),
+    ("ipv6", "^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,7}:|([0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,4}(:[0-9a-fA-F]{1,4}){1,3}|[0-9a-fA-F]{1,4}:(:[0-9a-fA-F]{1,4}){1,6}|:(:[0-9a-fA-F]{1,4}){1,7}|::)$"),
+    ("time", concat!("^", time!(), "$")),
+    ("uri", concat!(
+        "^[A-Za-z][A-Za-z0-9+.-]{0,15}:(//", label!(), r"(\.", label!(), "){0,4}(:[0-9]{1,4})?(/", uri_part!("/"), ")?",
+        "|[A-Za-z0-9]", uri_part!("/"), r")(\?", uri_part!("/?"), ")?(#", uri_part!("/?"), ")?$"
+    )),
+    ("uuid", "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
+];
+
+/// What holds for a string.
+#[derive(Debug)]
+pub(super) struct Text<'s> {
+    pub(super) min: u64,
+    pub(super) max: Option<u64>,
+    /// All of them are found in it.
+    pub(super) patterns: Vec<&'s str>,
+}
+
+impl<'s> Text<'s> {
+    /// None if no string is valid.
+    pub(super) fn of(fields: &'s Map<String, Value>) -> Result<Option<Self>> {
+        let length = |name: &str| match fields.get(name) {
+            None => Ok(None),
+            Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(name, "an integer of at least 0")),
+        };
+        let (min, max) = (length("minLength")?.unwrap_or(0), length("maxLength")?);
+        if max.is_some_and(|max| max < min) {
+            return Ok(None);
+        }
+        let mut patterns: Vec<&str> = Vec::new();
+        match fields.get("pattern") {
+            None => {}
+            Some(Value::String(pattern)) => patterns.push(pattern),
+            Some(_) => return Err(wrong("pattern", "a string")),
+        }
+        let more = fields.get(PATTERNS).and_then(Value::as_array);
+        patterns.extend(more.into_iter().flatten().filter_map(Value::as_str));
+        let format = fields.get("format").and_then(Value::as_str);
+        patterns.extend(FORMATS.iter().filter(|(name, _)| Some(*name) == format).map(|(_, pattern)| *pattern));
+        Ok(Some(Self { min, max, patterns }))
+    }
+
+    /// Whether any string will do.
+    pub(super) fn is_free(&self) -> bool {
+        self.min == 0 && self.max.is_none() && self.patterns.is_empty()
+    }
+
+    /// The lengths that it may have, as a repetition.
+    pub(super) fn repetition(&self) -> String {
+        match self.max {
+            Some(max) => format!("{{{},{max}}}", self.min),
+            None => format!("{{{},}}", self.min),
+        }
+    }
+
+    /// A terminal's expression for it, of characters of this class and between two quotes or the like. It must have
+    /// none that is written in another way.
+    pub(super) fn expression(&self, class: &str, quote: &str) -> Result<String> {
+        let mut parts = vec![format!("/{quote}{class}{}{quote}/", self.repetition())];
+        for pattern in &self.patterns {
+            let expression = pattern::expression(pattern)?;
+            parts.push(match quote {
+                "" => expression,
+                quote => format!("/{quote}/ {expression} /{quote}/"),
+            });
+        }
+        Ok(parts.join(" & "))
+    }
+}

@@ -1,0 +1,59 @@
+//! `/server_info` and `/model_info`, also under their older names: what SGLang tells of itself, for routers and
+//! gateways that ask before they send requests.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::json;
+
+use super::super::error::{ApiError, ok};
+use super::super::state::App;
+
+/// The model.
+pub(in super::super) async fn model(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    Ok(ok(&json!({
+        "model_path": model.llm.name(),
+        "tokenizer_path": model.llm.name(),
+        "served_model_name": model.names[0],
+        "is_generation": true,
+        "preferred_sampling_params": null,
+        "weight_version": "default",
+        "architectures": [model.llm.model_config().architecture.hf_name],
+        "has_image_understanding": false,
+        "has_audio_understanding": false,
+    })))
+}
+
+/// The server: limits, and how full it is.
+pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let model = app.ready()?;
+    let engine = model.llm.engine();
+    let (config, stats) = (engine.config(), engine.latest_stats());
+    let num_tokens = config.num_blocks * config.block_size;
+    Ok(ok(&json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model_id": model.names[0],
+        "model_path": model.llm.name(),
+        "tokenizer_path": model.llm.name(),
+        "served_model_name": model.names[0],
+        "is_generation": true,
+        "status": "ready",
+        "tp_size": 1,
+        "dp_size": 1,
+        "disaggregation_mode": "null",
+        "context_length": config.max_model_len,
+        "max_req_input_len": config.max_model_len.saturating_sub(1),
+        "max_total_tokens": num_tokens,
+        "max_total_num_tokens": num_tokens,
+        "max_prefill_tokens": config.max_num_batched_tokens,
+        "max_running_requests": config.max_num_seqs,
+        "page_size": config.block_size,
+        "internal_states": [{
+            "num_running_reqs": stats.num_running,
+            "num_waiting_reqs": stats.num_waiting,
+            "num_used_tokens": stats.num_used_blocks * config.block_size,
+        }],
+    })))
+}

@@ -1,0 +1,81 @@
+//! Answers by path and status. What clients send does not become a label: unknown paths are one.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// The paths that are counted by themselves; what stands in braces is anything.
+pub(super) const PATHS: [&str; 21] = [
+    "/",
+    "/detokenize",
+    "/get_model_info",
+    "/get_server_info",
+    "/health",
+    "/metrics",
+    "/model_info",
+    "/openapi.json",
+    "/server_info",
+    "/tokenize",
+    "/tokenizer_info",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/v1/requests/{id}",
+    "/v1/responses",
+    "/v1/responses/{id}",
+    "/version",
+];
+const OTHER: &str = "other";
+
+/// How many answers there were.
+#[derive(Debug, Default)]
+pub(super) struct HttpCounts(Mutex<BTreeMap<(&'static str, u16), u64>>);
+
+impl HttpCounts {
+    /// An answer is complete or given up.
+    pub(super) fn count(&self, path: &str, status: u16) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry((label(path), status)).or_default() += 1;
+    }
+
+    /// The counts, in a fixed order.
+    pub(super) fn read(&self) -> Vec<(&'static str, u16, u64)> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.iter().map(|((path, status), count)| (*path, *status, *count)).collect()
+    }
+}
+
+fn label(path: &str) -> &'static str {
+    let is_same = |known: &&&str| match known.split_once('{') {
+        Some((before, _)) => path.len() > before.len() && path.starts_with(before),
+        None => path == **known,
+    };
+    // Names in full come before those with something in braces.
+    let full = PATHS.iter().filter(|known| !known.contains('{')).find(is_same);
+    full.or_else(|| PATHS.iter().find(is_same)).copied().unwrap_or(OTHER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_few() {
+        let check = |path: &str, expected: &str| assert_eq!(label(path), expected, "{path}");
+        check("/", "/");
+        check("/v1/models", "/v1/models");
+        check("/v1/models/", OTHER);
+        check("/v1/models/a/b", "/v1/models/{name}");
+        check("/v1/messages/count_tokens", "/v1/messages/count_tokens");
+        check("/v1/requests/1", "/v1/requests/{id}");
+        check("/.env", OTHER);
+        let counts = HttpCounts::default();
+        for index in 0..100 {
+            counts.count(&format!("/{index}"), 404);
+        }
+        counts.count("/health", 200);
+        assert_eq!(counts.read(), [("/health", 200, 1), (OTHER, 404, 100)]);
+    }
+}

@@ -1,0 +1,104 @@
+//! Fields of a body that nobody read: told to whoever sent them, and once to whoever runs the server.
+//!
+//! What a client sends goes into a header and a log, so it is bounded and only plain characters stay.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::{HeaderName, HeaderValue};
+
+/// Names the fields of a request that mean nothing here.
+pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
+/// Most names that are told of one request.
+const MAX_NAMES: usize = 16;
+/// Most characters of a name.
+const MAX_CHARS: usize = 64;
+/// Names that are told in the log in the life of the server.
+const MAX_LOGGED: usize = 256;
+
+/// The fields that were left when a body was read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ignored(Arc<Mutex<Found>>);
+
+#[derive(Debug, Default)]
+struct Found {
+    names: Vec<String>,
+    num_more: usize,
+}
+
+impl Ignored {
+    /// A field that nobody read.
+    pub(super) fn add(&self, name: &str) {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let name: String = name.chars().take(MAX_CHARS).map(|c| if is_plain(c) { c } else { '?' }).collect();
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.names.len() == MAX_NAMES {
+            found.num_more += 1;
+        } else if !found.names.contains(&name) {
+            found.names.push(name);
+        }
+    }
+
+    /// The names, and after many of them how many there are more.
+    pub(super) fn take(&self) -> Vec<String> {
+        let found = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let more = (found.num_more > 0).then(|| format!("and {} more", found.num_more));
+        found.names.into_iter().chain(more).collect()
+    }
+}
+
+/// The value of the header.
+pub(super) fn header(names: &[String]) -> Option<HeaderValue> {
+    (!names.is_empty()).then(|| HeaderValue::from_str(&names.join(", ")).ok())?
+}
+
+/// Which names are in the log already.
+#[derive(Debug, Default)]
+pub(super) struct Told(Mutex<HashSet<String>>);
+
+impl Told {
+    /// What is to be logged of these names, if anything.
+    pub(super) fn notice(&self, names: &[String]) -> Option<String> {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = Vec::new();
+        for name in names {
+            if told.len() < MAX_LOGGED && told.insert(name.clone()) {
+                new.push(name.as_str());
+            }
+        }
+        (!new.is_empty()).then(|| {
+            format!(
+                "requests have fields that mean nothing here and are ignored: {} (--strict-fields refuses them)",
+                new.join(", ")
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_and_few() {
+        let ignored = Ignored::default();
+        for name in ["b", "a\r\nx: 1", &"é".repeat(100), "b", "c.d"] {
+            ignored.add(name);
+        }
+        let names = ignored.take();
+        assert_eq!(names, ["b", "a??x??1", &"?".repeat(64), "c.d"]);
+        assert_eq!(header(&names[..2]).unwrap(), "b, a??x??1");
+        assert_eq!(header(&ignored.take()), None);
+        (0..100).for_each(|index| ignored.add(&format!("n{index}")));
+        let names = ignored.take();
+        assert_eq!((names.len(), names[16].as_str()), (17, "and 84 more"));
+        assert!(header(&names).is_some());
+        let told = Told::default();
+        assert!(told.notice(&names[..2]).unwrap().contains("n0, n1 ("));
+        assert!(told.notice(&names[..3]).unwrap().contains(": n2 ("));
+        assert_eq!(told.notice(&names[..3]), None);
+        let many: Vec<String> = (0..1_000).map(|index| index.to_string()).collect();
+        assert!(told.notice(&many).is_some());
+        assert_eq!(told.notice(&["another".to_owned()]), None);
+    }
+}

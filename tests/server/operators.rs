@@ -1,0 +1,72 @@
+//! What whoever runs the server, and the programs in front of it, get to see.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+
+use super::client::{Server, send};
+
+#[test]
+fn routers_are_told_of_the_model_and_the_server() {
+    let server = Server::start("--max-model-len 64 --served-model-name small --max-num-seqs 3");
+    let model = server.get("/model_info").success();
+    assert_eq!(server.get("/get_model_info").success(), model);
+    assert_eq!((&model["is_generation"], &model["served_model_name"]), (&json!(true), &json!("small")));
+    assert!(model["model_path"].is_string() && model["tokenizer_path"].is_string(), "{model}");
+    for path in ["/server_info", "/get_server_info"] {
+        let info = server.get(path).success();
+        assert_eq!((&info["served_model_name"], &info["max_running_requests"]), (&json!("small"), &json!(3)));
+        assert_eq!(info["context_length"], 64);
+        assert!(info["max_total_tokens"].as_u64().unwrap() >= 64, "{info}");
+    }
+}
+
+#[test]
+fn answers_and_requests_are_counted() {
+    let server = Server::start("--max-model-len 64");
+    let body = json!({"prompt": "Hi", "max_tokens": 3, "n": 2, "ignore_eos": true});
+    server.post("/v1/completions", &body).success();
+    assert_eq!(server.post("/v1/completions", &json!({})).status, 400);
+    for path in ["/a", "/b", "/c?d"] {
+        assert_eq!(server.get(path).status, 404);
+    }
+    let page = server.get("/metrics").text();
+    let value = |name: &str, labels: &str| {
+        let line = page.lines().find(|line| line.starts_with(name) && line.contains(labels));
+        line.unwrap_or_else(|| panic!("{name} {labels}: {page}")).rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let count = |labels: &str| value("tinyvllm_http_requests_total{", labels);
+    assert_eq!(count("path=\"/v1/completions\",status=\"200\""), 1.0);
+    assert_eq!(count("path=\"/v1/completions\",status=\"400\""), 1.0);
+    assert_eq!(count("path=\"other\",status=\"404\""), 3.0);
+    assert_eq!(value("vllm:request_params_n_sum", ""), 2.0);
+    assert_eq!(value("vllm:request_params_max_tokens_sum", ""), 3.0);
+    assert_eq!(value("vllm:request_max_num_generation_tokens_sum", ""), 3.0);
+    for name in
+        ["vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"]
+    {
+        value(name, "");
+    }
+    assert!(value("vllm:lora_requests_info", "max_lora=\"0\"") > 1.7e9);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_log_says_why_an_answer_was_cut() {
+    let server = Server::start("--max-model-len 2048");
+    let body = json!({"prompt": "Hi", "max_tokens": 2000, "ignore_eos": true, "stream": true}).to_string();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.write_all(super::client::post_bytes("/v1/completions", "", &body).as_bytes()).unwrap();
+    let mut first = [0; 64];
+    stream.read_exact(&mut first).unwrap();
+    drop(stream);
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    let whole = send(server.address(), "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    assert_eq!(whole.status, 200);
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    let (_, log) = server.wait();
+    let line = log.iter().find(|line| line.contains("/v1/completions")).unwrap();
+    assert!(line.contains("cut: the client left before the end"), "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("/version") && line.contains("cut")), "{log:?}");
+}

@@ -1,0 +1,115 @@
+//! How answers end, and what is said where they cannot begin.
+
+use serde_json::{Value, json};
+
+use super::bad_inputs::check_error;
+use super::client::Server;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn body(path: &str, change: &Value) -> Value {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story."}]}),
+        _ => json!({"prompt": "Once upon a time"}),
+    };
+    body["temperature"] = 0.into();
+    body["max_tokens"] = 12.into();
+    for (name, value) in change.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The token ids, the text, and the last choice of an answer or of a stream.
+fn answer(server: &Server, path: &str, change: &Value) -> (Vec<u64>, String, Value) {
+    let mut request = body(path, change);
+    request["return_token_ids"] = true.into();
+    let whole = server.post(path, &request).success();
+    let choice = whole["choices"][0].clone();
+    let ids = choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let text = choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap().to_owned();
+    request["stream"] = true.into();
+    let events = server.post(path, &request).events();
+    let last = &events.last().unwrap()["choices"][0];
+    assert_eq!((&last["stop_reason"], &last["finish_reason"]), (&choice["stop_reason"], &choice["finish_reason"]));
+    (ids, text, choice)
+}
+
+#[test]
+fn stop_reasons_and_the_least_number_of_tokens() {
+    let server = Server::start("--max-model-len 64");
+    for path in [CHAT, COMPLETIONS] {
+        let (ids, text, choice) = answer(&server, path, &json!({"ignore_eos": true}));
+        assert_eq!((choice.get("stop_reason"), ids.len()), (None, 12), "{choice}");
+        let third = ids[2];
+        let first = ids.iter().position(|id| *id == third).unwrap();
+        let (short, _, choice) = answer(&server, path, &json!({"stop_token_ids": [third], "ignore_eos": true}));
+        assert_eq!((&choice["stop_reason"], &choice["finish_reason"]), (&json!(third), &json!("stop")));
+        assert_eq!(short, ids[..=first]);
+        // A text that is there early: it stops, unless so many tokens are demanded that it lies before them.
+        let word: String = text.trim_start().chars().take(3).collect();
+        let (_, stopped, choice) = answer(&server, path, &json!({"stop": [word], "ignore_eos": true}));
+        assert_eq!((&choice["stop_reason"], stopped.contains(&word)), (&json!(word), false));
+        let (all, whole, choice) =
+            answer(&server, path, &json!({"stop": [word], "min_tokens": 12, "ignore_eos": true}));
+        assert_eq!((all.len(), whole.contains(&word)), (12, true), "{whole:?}");
+        assert_eq!(choice["finish_reason"], "length");
+    }
+}
+
+#[test]
+fn delivered_tokens_are_counted() {
+    let server = Server::start("--max-model-len 64 --num-scheduler-steps 8");
+    let text = answer(&server, COMPLETIONS, &json!({"ignore_eos": true})).1;
+    let before = server.metric("vllm:generation_tokens_total");
+    assert_eq!(before, 24.0);
+    let word: String = text.trim_start().chars().take(2).collect();
+    let stopped = json!({"stop": [word], "ignore_eos": true, "return_token_ids": true});
+    let whole = server.post(COMPLETIONS, &body(COMPLETIONS, &stopped)).success();
+    let delivered = whole["choices"][0]["token_ids"].as_array().unwrap().len();
+    assert!(delivered < 8, "{whole}");
+    assert_eq!(whole["usage"]["completion_tokens"], delivered);
+    assert_eq!(server.metric("vllm:generation_tokens_total"), before + delivered as f64);
+}
+
+#[test]
+fn what_does_not_fit_is_said_in_words_that_programs_know() {
+    let server = Server::start("--max-model-len 64");
+    let code = Some("context_length_exceeded");
+    let long = "word ".repeat(100);
+    let huge = "word ".repeat(100_000);
+    let begin = "This model's maximum context length is 64 tokens. However, ";
+    for (path, field) in [(CHAT, "messages"), (COMPLETIONS, "prompt")] {
+        let prompt = |text: &str| match path {
+            CHAT => json!([{"role": "user", "content": text}]),
+            _ => json!(text),
+        };
+        let answer = server.post(path, &body(path, &json!({field: prompt(&long)})));
+        check_error("the prompt", &answer, 400, Some(field), code, &format!("{begin}your request has "));
+        check_error("the prompt", &answer, 400, Some(field), code, " input tokens. Please reduce the length of");
+        let answer = server.post(path, &body(path, &json!({field: prompt(&huge)})));
+        check_error("the text", &answer, 400, Some(field), code, begin);
+        let answer = server.post(path, &body(path, &json!({"max_tokens": 100})));
+        let words = format!("{begin}you requested ");
+        check_error("both", &answer, 400, Some("max_tokens"), code, &words);
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(" in the messages, 100 in the completion). Please reduce the length"), "{message}");
+    }
+}
+
+#[test]
+fn the_tokenizer_is_described() {
+    let server = Server::start("--max-model-len 64");
+    let info = server.get("/tokenizer_info").success();
+    assert!(info["tokenizer_class"].is_string() && info["chat_template"].is_string(), "{info}");
+    for name in ["bos_token", "eos_token"] {
+        let Some(token) = info[name].as_str() else { continue };
+        let ids = server
+            .post("/tokenize", &json!({"prompt": token, "add_special_tokens": false}))
+            .success()["tokens"]
+            .clone();
+        assert_eq!(ids, json!([info[format!("{name}_id")]]), "{name}");
+    }
+    assert!(info["eos_token"].is_string());
+}
