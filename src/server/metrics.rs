@@ -93,7 +93,13 @@ impl Metrics {
     }
 
     /// The text format of Prometheus.
-    pub(super) fn render(&self, stats: &EngineStats, config: &EngineConfig, device: &str) -> String {
+    pub(super) fn render(
+        &self,
+        stats: &EngineStats,
+        config: &EngineConfig,
+        device: &str,
+        kv_event_totals: Option<[u64; 2]>,
+    ) -> String {
         let mut page = Page { text: String::with_capacity(32 << 10), labels: &self.labels };
         let usage = stats.num_used_blocks as f64 / config.num_blocks.max(1) as f64;
         page.gauge("vllm:num_requests_running", "Sequences that hold blocks", stats.num_running as f64);
@@ -123,6 +129,13 @@ impl Metrics {
             "Prompt tokens found there",
             scheduler.prefix_cache_hits,
         );
+
+        if let Some([batches, lost]) = kv_event_totals {
+            let name = "tinyvllm:kv_event_batches_total";
+            page.counter(name, "Batches of events of the prefix cache", batches);
+            let name = "tinyvllm:kv_event_batches_lost_total";
+            page.counter(name, "Those of them that were not sent, because too many waited", lost);
+        }
 
         for (name, help, histogram) in [
             ("vllm:time_to_first_token_seconds", "Until the first token", &self.time_to_first_token),
@@ -278,7 +291,7 @@ mod tests {
         metrics.inter_token_latency.observe(100.0);
         let mut totals = EngineStats { num_used_blocks: 32, num_computed_tokens: 9, ..Default::default() };
         totals.step_sizes.counts[1] = 2;
-        let page = metrics.render(&totals, &EngineConfig::default(), "cpu");
+        let page = metrics.render(&totals, &EngineConfig::default(), "cpu", Some([7, 2]));
         let labels = "model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"";
         for line in [
             format!("vllm:kv_cache_usage_perc{{{labels}}} 0.25"),

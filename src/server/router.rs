@@ -16,6 +16,7 @@ use axum::routing::{get, post};
 use serde_json::json;
 
 use super::error::{ApiError, health, ok, ok_as};
+use super::kv_events::KvEvents;
 use super::state::App;
 use super::{access, api, auth, connection, cors, page};
 
@@ -30,6 +31,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
         .route("/openapi.json", get(show_openapi))
+        .route("/kv_event_sources", get(show_kv_event_sources))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))
         .fallback(no_such_path)
@@ -60,12 +62,22 @@ async fn show_version() -> Response {
     ok(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
+/// Where routers listen, in vLLM's form. Nothing is in the list if there are no events.
+async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
+    let sources = app.kv_events.iter().map(KvEvents::source).map(|source| {
+        json!({"data_parallel_rank": 0, "endpoint": source.endpoint, "replay_endpoint": source.replay_endpoint,
+               "topic": source.topic})
+    });
+    ok(&sources.collect::<Vec<_>>())
+}
+
 async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     // While the server drains, its operator wants to see how far it is.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let engine = model.llm.engine();
     let device = model.llm.context().description();
-    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device);
+    let kv_event_totals = app.kv_events.as_ref().map(KvEvents::totals);
+    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device, kv_event_totals);
     Ok(ok_as("text/plain; version=0.0.4; charset=utf-8", Body::from(page)))
 }
 

@@ -12,6 +12,7 @@ mod cors;
 mod failures;
 mod fair;
 mod fake;
+mod kv_events;
 mod life;
 mod load;
 mod logs;
