@@ -70,11 +70,13 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("minijinja", &["chat"]),
     ("objc2", &["ops/gpu/apple"]),
     ("objc2_metal", &["ops/gpu/apple"]),
+    ("rmp_serde", &["server/kv_events"]),
     ("rustyline", &["cli"]),
     ("subtle", &["server"]),
     ("terminal_size", &["cli"]),
     ("tokenizers", &["tokenizer"]),
     ("tokio", &["cli", "server"]),
+    ("zeromq", &["server/kv_events"]),
 ];
 
 /// What a pure module must not name: it decides by numbers alone.

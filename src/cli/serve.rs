@@ -10,7 +10,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
 use tinyvllm::llm::{Llm, LlmOptions};
-use tinyvllm::server::{AccessLog, AccessRecord, Exit, Milestone, Origin, Server, ServerConfig};
+use tinyvllm::server::{
+    AccessLog, AccessRecord, Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig,
+};
 
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
@@ -112,6 +114,14 @@ struct ServerArgs {
     /// Connections at once from one address
     #[arg(long, default_value_t = 1_024, value_name = "N", hide_short_help = true)]
     max_connections_per_address: usize,
+    /// Tells routers which prefixes are cached here, over ZeroMQ: vLLM's JSON, such as {"enable_kv_cache_events": true,
+    /// "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
+    ///
+    /// Further fields: buffer_steps (batches that can be asked for again), max_queue_size (batches that may wait to be
+    /// sent), topic. Events carry the tokens of prompts, and whoever can reach the address may listen; requests with a
+    /// cache_salt are never told of.
+    #[arg(long, value_name = "JSON", hide_short_help = true)]
+    kv_events_config: Option<KvEventsChoice>,
     /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
     #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
     request_history: usize,
@@ -218,6 +228,7 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
         max_connections_per_address: args.max_connections_per_address,
+        kv_events: args.kv_events_config.clone().and_then(|KvEventsChoice(config)| config),
         request_history: args.request_history,
         responses_memory: args.responses_memory,
         header_timeout: args.header_timeout,

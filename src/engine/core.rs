@@ -8,6 +8,7 @@ use super::constrained::{Constrained, Next};
 use super::output::{Event, FinishReason, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
+use crate::kv_cache::CacheEvent;
 use crate::runner::{RowOutput, Runner, Step, StepRow};
 use crate::sampling::{SampledToken, SamplerInput, SamplingParams};
 use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
@@ -251,6 +252,17 @@ impl EngineCore {
             }
         }
         events
+    }
+
+    /// Keeps a record from now on of what can be found in the prefix cache and what no longer, for whoever calls
+    /// [`take_cache_events`](Self::take_cache_events) after each step.
+    pub fn record_cache_events(&mut self) {
+        self.scheduler.record_cache_events();
+    }
+
+    /// Takes what was recorded since the last time, in the order in which it happened.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.scheduler.take_cache_events()
     }
 
     /// What the device failed with, if it is lost: no step can succeed any more.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 
-use super::sink::{EventSink, OnAccepted};
+use super::sink::{EventSink, OnAccepted, OnCacheEvents};
 use super::thread::{Board, Command, EngineThread};
 use super::{EngineCore, EngineStats, Event, ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
@@ -121,6 +121,15 @@ impl Engine {
     /// at once if it has failed already.
     pub fn on_failure(&self, listener: impl FnOnce(&Error) + Send + 'static) {
         self.board.on_failure(Box::new(listener));
+    }
+
+    /// Calls `listener` on the engine's thread after each step that put blocks into the prefix cache or out of it.
+    /// What is in the cache already is not told. Waits for room in the queue of commands.
+    ///
+    /// # Errors
+    /// If the engine has failed.
+    pub fn watch_cache(&self, listener: OnCacheEvents) -> Result<()> {
+        self.send(Command::WatchCache { listener })
     }
 
     /// Running totals.

@@ -15,7 +15,7 @@ pub use self::core::{EngineCore, EngineStats};
 pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
-pub use sink::{EventSink, OnAccepted};
+pub use sink::{EventSink, OnAccepted, OnCacheEvents};
 
-pub use crate::kv_cache::BlockMiss;
+pub use crate::kv_cache::{BlockMiss, CacheEvent};
 pub use crate::scheduler::{ClientId, PrefixMiss, Weight};

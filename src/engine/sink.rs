@@ -4,6 +4,7 @@ use std::sync::mpsc::Sender;
 
 use super::{Event, RequestId};
 use crate::Result;
+use crate::kv_cache::CacheEvent;
 
 /// Takes the events of one request. It is called on the engine's thread, so it must never wait.
 pub trait EventSink: Send {
@@ -18,6 +19,10 @@ pub trait EventSink: Send {
 /// What becomes of the answer to a submission. Called once, on the engine's thread; dropped if the engine
 /// stops before.
 pub type OnAccepted = Box<dyn FnOnce(Result<RequestId>) + Send>;
+
+/// Takes what happened to the prefix cache in a step: never nothing. It is called on the engine's thread, so it must
+/// never wait.
+pub type OnCacheEvents = Box<dyn FnMut(Vec<CacheEvent>) + Send>;
 
 /// The other end belongs to a [`super::RequestStream`], which says when it goes away.
 impl EventSink for Sender<Event> {

@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::sink::{EventSink, OnAccepted};
+use super::sink::{EventSink, OnAccepted, OnCacheEvents};
 use super::{EngineCore, EngineStats, Event, Request, RequestId};
 use crate::{Error, Result};
 
@@ -18,6 +18,7 @@ pub(super) enum Command {
     Abort { id: RequestId, index: Option<usize> },
     FailAll { error: Error },
     Stats { reply: SyncSender<EngineStats> },
+    WatchCache { listener: OnCacheEvents },
     Shutdown,
 }
 
@@ -28,6 +29,7 @@ impl std::fmt::Debug for Command {
             Self::Abort { .. } => "Abort",
             Self::FailAll { .. } => "FailAll",
             Self::Stats { .. } => "Stats",
+            Self::WatchCache { .. } => "WatchCache",
             Self::Shutdown => "Shutdown",
         })
     }
@@ -94,12 +96,13 @@ pub(super) struct EngineThread {
     core: EngineCore,
     sinks: HashMap<RequestId, Box<dyn EventSink>>,
     board: Arc<Board>,
+    cache_listener: Option<OnCacheEvents>,
 }
 
 impl EngineThread {
     pub(super) fn new(core: EngineCore, board: Arc<Board>) -> Self {
         board.publish(core.stats());
-        Self { core, sinks: HashMap::new(), board }
+        Self { core, sinks: HashMap::new(), board, cache_listener: None }
     }
 
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
@@ -150,6 +153,7 @@ impl EngineThread {
             // Before the events, so that whoever has one finds it in the totals.
             self.board.publish(self.core.stats());
             self.deliver(events);
+            self.tell_of_cache();
             if let Some(error) = self.core.lost_device() {
                 return Err(format!("the device is lost: {error}"));
             }
@@ -178,9 +182,22 @@ impl EngineThread {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.core.stats());
             }
+            Command::WatchCache { listener } => {
+                self.core.record_cache_events();
+                self.cache_listener = Some(listener);
+            }
             Command::Shutdown => return false,
         }
         true
+    }
+
+    fn tell_of_cache(&mut self) {
+        if let Some(listener) = &mut self.cache_listener {
+            let events = self.core.take_cache_events();
+            if !events.is_empty() {
+                listener(events);
+            }
+        }
     }
 
     fn give_up_unread(&mut self) {

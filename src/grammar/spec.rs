@@ -110,7 +110,9 @@ impl GrammarSpec {
     /// If it is of another kind than it is said to be.
     pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar> {
         Ok(match self {
-            Self::JsonObject => TopLevelGrammar::from_lark(json_lark(&json!({"type": "object"}), JSON_SPACE)?),
+            Self::JsonObject => {
+                TopLevelGrammar::from_lark(json_lark(&json!({"type": "object"}), JSON_SPACE)?)
+            }
             Self::JsonSchema(schema) => TopLevelGrammar::from_lark(json_lark(schema, JSON_SPACE)?),
             Self::Regex(regex) => TopLevelGrammar::from_regex(without_anchors(regex)),
             Self::Choice(choices) => {

@@ -1,6 +1,6 @@
 //! Reference counts and the free list. All operations are O(1).
 
-use super::{BlockHash, BlockMiss, PrefixCache};
+use super::{BlockHash, BlockMiss, CacheEvent, PrefixCache};
 
 /// The number of a block: its place in every layer's K and V storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -140,6 +140,19 @@ impl BlockPool {
     #[must_use]
     pub fn explain(&self, hash: BlockHash, parent: BlockHash, token_ids: &[u32]) -> Option<BlockMiss> {
         Some(self.cache.as_ref()?.explain(hash, parent, token_ids))
+    }
+
+    /// Keeps a record of what happens to named blocks ([`PrefixCache::record_events`]). Without a prefix cache there is
+    /// nothing to record.
+    pub fn record_events(&mut self, root: BlockHash) {
+        if let Some(cache) = &mut self.cache {
+            cache.record_events(root);
+        }
+    }
+
+    /// Takes what was recorded since the last time.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.as_mut().map(PrefixCache::take_events).unwrap_or_default()
     }
 
     /// Checks every invariant against the references that the caller knows of, in O(blocks).

@@ -9,7 +9,9 @@
 //! keeps its published content until it is allocated again.
 
 mod block_pool;
+mod log;
 mod prefix_cache;
 
 pub use block_pool::{BlockId, BlockPool};
+pub use log::CacheEvent;
 pub use prefix_cache::{BlockHash, BlockHasher, BlockMiss, PrefixCache};

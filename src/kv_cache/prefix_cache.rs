@@ -13,10 +13,31 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::BlockId;
+use super::log::{CacheEvent, CacheLog};
 
 /// The name of a full block together with everything before it.
+///
+/// The highest bit says whether a salt is behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash(u128);
+
+impl BlockHash {
+    const PRIVATE: u128 = 1 << 127;
+
+    fn new(hash: u128, is_private: bool) -> Self {
+        Self(if is_private { hash | Self::PRIVATE } else { hash & !Self::PRIVATE })
+    }
+
+    /// Whether a salt is behind the prefix.
+    pub(super) fn is_private(self) -> bool {
+        self.0 & Self::PRIVATE != 0
+    }
+
+    /// The lower half.
+    pub(super) fn low_bits(self) -> u64 {
+        self.0 as u64
+    }
+}
 
 /// Computes block names under a key.
 #[derive(Debug, Clone, Copy)]
@@ -35,8 +56,10 @@ impl BlockHasher {
     #[must_use]
     pub fn root(&self, cache_salt: Option<&str>) -> BlockHash {
         match cache_salt {
-            None => BlockHash(xxh3_128_with_seed(b"no salt", self.key)),
-            Some(salt) => BlockHash(xxh3_128_with_seed(salt.as_bytes(), self.key.rotate_left(32) ^ 1)),
+            None => BlockHash::new(xxh3_128_with_seed(b"no salt", self.key), false),
+            Some(salt) => {
+                BlockHash::new(xxh3_128_with_seed(salt.as_bytes(), self.key.rotate_left(32) ^ 1), true)
+            }
         }
     }
 
@@ -47,7 +70,7 @@ impl BlockHasher {
         let mut link = [0; 32];
         link[..16].copy_from_slice(&parent.0.to_le_bytes());
         link[16..].copy_from_slice(&tokens.to_le_bytes());
-        BlockHash(xxh3_128_with_seed(&link, self.key))
+        BlockHash::new(xxh3_128_with_seed(&link, self.key), parent.is_private())
     }
 }
 
@@ -86,6 +109,8 @@ pub struct PrefixCache {
     /// For each published block the next younger and the next older one with the same parent.
     siblings: Vec<(Option<BlockId>, Option<BlockId>)>,
     evicted: Evicted,
+    /// Present if somebody wants to know.
+    log: Option<CacheLog>,
 }
 
 /// The names of the blocks evicted last.
@@ -122,7 +147,19 @@ impl PrefixCache {
             latest_child: HashMap::new(),
             siblings: vec![(None, None); num_blocks],
             evicted: Evicted { capacity: num_blocks, order: VecDeque::new(), names: HashSet::new() },
+            log: None,
         }
+    }
+
+    /// Keeps a record from now on of the blocks that get and lose names. `root` is the name of the empty prefix
+    /// without a salt.
+    pub fn record_events(&mut self, root: BlockHash) {
+        self.log = Some(CacheLog::new(root));
+    }
+
+    /// Takes what was recorded since the last time, in the order in which it happened.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.log.as_mut().map(CacheLog::take).unwrap_or_default()
     }
 
     /// The block that holds `token_ids` after `parent`, if there is one.
@@ -149,6 +186,9 @@ impl PrefixCache {
         }
         let start = block.index() * self.block_size;
         self.token_ids[start..start + self.block_size].copy_from_slice(token_ids);
+        if let Some(log) = &mut self.log {
+            log.stored(hash, parent, token_ids);
+        }
         true
     }
 
@@ -157,6 +197,9 @@ impl PrefixCache {
         let Some((hash, parent)) = self.names[block.index()].take() else { return };
         self.blocks.remove(&hash);
         self.evicted.add(hash);
+        if let Some(log) = &mut self.log {
+            log.removed(hash);
+        }
         let (younger, older) = std::mem::take(&mut self.siblings[block.index()]);
         if let Some(older) = older {
             self.siblings[older.index()].0 = younger;

@@ -23,7 +23,7 @@ pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
 use crate::config::EngineConfig;
-use crate::kv_cache::{BlockHasher, BlockPool};
+use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
 
 /// Running totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +69,16 @@ impl Scheduler {
             stats: SchedulerStats::default(),
             config,
         }
+    }
+
+    /// Keeps a record from now on of what can be found in the prefix cache and what no longer.
+    pub fn record_cache_events(&mut self) {
+        self.pool.record_events(self.hasher.root(None));
+    }
+
+    /// Takes what was recorded since the last time.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.pool.take_events()
     }
 
     /// Queues a sequence and its forks; returns their ids, the leader's first.

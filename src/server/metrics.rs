@@ -124,6 +124,7 @@ impl Metrics {
         config: &EngineConfig,
         device: &str,
         http: &[(&'static str, u16, u64)],
+        kv_event_totals: Option<[u64; 2]>,
     ) -> String {
         let mut page = Page { text: String::with_capacity(32 << 10), labels: &self.labels };
         let usage = stats.num_used_blocks as f64 / config.num_blocks.max(1) as f64;
@@ -160,6 +161,13 @@ impl Metrics {
         for (path, status, count) in http {
             let labels = format!("path=\"{path}\",status=\"{status}\"");
             page.sample("tinyvllm_http_requests_total", &labels, *count as f64);
+        }
+
+        if let Some([batches, lost]) = kv_event_totals {
+            let name = "tinyvllm_kv_event_batches_total";
+            page.counter(name, "Batches of events of the prefix cache", batches);
+            let name = "tinyvllm_kv_event_batches_lost_total";
+            page.counter(name, "Those of them that were not sent, because too many waited", lost);
         }
 
         for (name, help, histogram) in [
@@ -330,7 +338,7 @@ mod tests {
         metrics.count_request(2, Some(7), 3);
         metrics.count_token();
         let http = [("/health", 429, 3)];
-        let page = metrics.render(&totals, &EngineConfig::default(), "cpu", &http);
+        let page = metrics.render(&totals, &EngineConfig::default(), "cpu", &http, Some([7, 2]));
         let labels = "model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"";
         for line in [
             format!("vllm:kv_cache_usage_perc{{{labels}}} 0.25"),

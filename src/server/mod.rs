@@ -20,6 +20,7 @@ mod http_counts;
 mod ignored;
 mod json;
 mod keys;
+mod kv_events;
 mod memory;
 mod metrics;
 mod page;
@@ -37,8 +38,10 @@ use tokio::sync::{mpsc, watch};
 
 pub use access::{AccessLog, AccessRecord, TokenCounts};
 pub use cors::Origin;
+pub use kv_events::{KvEventsChoice, KvEventsConfig};
 
 use self::keys::KeyRing;
+use self::kv_events::KvEvents;
 use self::signals::{Signals, Wish};
 use self::state::App;
 use crate::llm::{Llm, LoadProgress};
@@ -81,6 +84,8 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// Connections at once from one address.
     pub max_connections_per_address: usize,
+    /// How routers are told of the prefix cache, if they are.
+    pub kv_events: Option<KvEventsConfig>,
     /// Requests of which it is remembered what became of them.
     pub request_history: usize,
     /// Responses that are kept for each key, for requests that go on from there; 0 for none.
@@ -110,6 +115,7 @@ impl Default for ServerConfig {
             max_waiting: 256,
             max_connections: 4_096,
             max_connections_per_address: 1_024,
+            kv_events: None,
             request_history: 1_000,
             responses_memory: 0,
             header_timeout: Duration::from_secs(30),
@@ -247,7 +253,11 @@ impl Server {
         let mut signals = Signals::new().map_err(listen)?;
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
         let is_on_loopback = self.address.ip().is_loopback();
-        let app = Arc::new(App::new(self.config.clone(), self.keys, is_on_loopback, log));
+        let kv_events = match &self.config.kv_events {
+            Some(config) => Some(KvEvents::bind(config).await?),
+            None => None,
+        };
+        let app = Arc::new(App::new(self.config.clone(), self.keys, is_on_loopback, kv_events, log));
         let (close, closing) = watch::channel(false);
         let service = router::router(&app);
         tokio::spawn(connection::accept_all(listener, service, self.config.clone(), closing.clone()));
@@ -343,15 +353,19 @@ fn start_loading(
 ) -> Result<tokio::sync::oneshot::Receiver<Result<String>>> {
     let (done, loaded) = tokio::sync::oneshot::channel();
     let work = move || {
-        let result = load(app.loading()).map(|llm| {
+        let result = load(app.loading()).and_then(|llm| {
             let lines = [Some(llm.summary()), llm.expert_summary()];
             let summary = lines.into_iter().flatten().collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {
                 // A server that is gone needs no news.
                 let _ = fail.send(error.to_string());
             });
+            if let Some(events) = &app.kv_events {
+                // Nobody has sent a request yet.
+                llm.engine().watch_cache(events.listener())?;
+            }
             app.set_model(llm);
-            summary
+            Ok(summary)
         });
         let _ = done.send(result);
     };

@@ -16,6 +16,7 @@ use axum::routing::{delete, get, post};
 use serde_json::json;
 
 use super::error::{ApiError, health, ok, ok_as};
+use super::kv_events::KvEvents;
 use super::state::App;
 use super::{access, api, auth, connection, cors, page};
 
@@ -41,6 +42,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/get_model_info", get(api::info::model))
         .route("/tokenizer_info", get(api::tokens::show))
         .route("/openapi.json", get(show_openapi))
+        .route("/kv_event_sources", get(show_kv_event_sources))
         .route("/version", get(show_version))
         .route("/metrics", get(show_metrics))
         .fallback(no_such_path)
@@ -71,13 +73,22 @@ async fn show_version() -> Response {
     ok(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
+/// Where routers listen, in vLLM's form. Nothing is in the list if there are no events.
+async fn show_kv_event_sources(State(app): State<Arc<App>>) -> Response {
+    let sources = app.kv_events.iter().map(KvEvents::source).map(|source| {
+        json!({"data_parallel_rank": 0, "endpoint": source.endpoint, "replay_endpoint": source.replay_endpoint,
+               "topic": source.topic})
+    });
+    ok(&sources.collect::<Vec<_>>())
+}
+
 async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     // While the server drains, its operator wants to see how far it is.
     let model = app.model().ok_or_else(|| ApiError::unavailable("Loading model"))?;
     let engine = model.llm.engine();
     let device = model.llm.context().description();
-    let http = app.http.read();
-    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device, &http);
+    let (http, kv_events) = (app.http.read(), app.kv_events.as_ref().map(KvEvents::totals));
+    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device, &http, kv_events);
     Ok(ok_as("text/plain; version=0.0.4; charset=utf-8", Body::from(page)))
 }
 

@@ -13,6 +13,7 @@ use super::history::History;
 use super::http_counts::HttpCounts;
 use super::ignored::Told;
 use super::keys::KeyRing;
+use super::kv_events::KvEvents;
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::{Room, Seat};
@@ -34,6 +35,8 @@ pub(super) struct App {
     pub(super) body_memory: Arc<Semaphore>,
     room: Room,
     pub(super) keys: KeyRing,
+    /// What tells routers of the prefix cache, if anything.
+    pub(super) kv_events: Option<KvEvents>,
     pub(super) clients: Clients,
     pub(super) history: History,
     /// Responses that are kept.
@@ -65,12 +68,14 @@ impl App {
         config: ServerConfig,
         keys: KeyRing,
         is_on_loopback: bool,
+        kv_events: Option<KvEvents>,
         log: Arc<dyn AccessLog>,
     ) -> Self {
         Self {
             body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
             room: Room::new(config.max_waiting),
             keys,
+            kv_events,
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
             memory: Memory::new(config.responses_memory),

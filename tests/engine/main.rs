@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod cache_events;
 mod fair;
 mod fake_runner;
 mod prompts;

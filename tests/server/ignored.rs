@@ -38,7 +38,8 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
         let answer = server.post(path, &body(path, &options));
         assert_eq!(answer.header("x-ignored-fields"), Some("stream_options.other"));
     }
-    let many: Value = (0..100).map(|index| (format!("x{index:02}"), json!(1))).collect::<serde_json::Map<_, _>>().into();
+    let many: Value =
+        (0..100).map(|index| (format!("x{index:02}"), json!(1))).collect::<serde_json::Map<_, _>>().into();
     let answer = server.post("/tokenize", &{
         let mut body = json!({"prompt": "Hi"});
         many.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());

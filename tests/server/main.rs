@@ -14,6 +14,7 @@ mod failures;
 mod fair;
 mod fake;
 mod ignored;
+mod kv_events;
 mod life;
 mod load;
 mod logs;

@@ -34,7 +34,12 @@ fn answers_and_requests_are_counted() {
     let page = server.get("/metrics").text();
     let value = |name: &str, labels: &str| {
         let line = page.lines().find(|line| line.starts_with(name) && line.contains(labels));
-        line.unwrap_or_else(|| panic!("{name} {labels}: {page}")).rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+        line.unwrap_or_else(|| panic!("{name} {labels}: {page}"))
+            .rsplit_once(' ')
+            .unwrap()
+            .1
+            .parse::<f64>()
+            .unwrap()
     };
     let count = |labels: &str| value("tinyvllm_http_requests_total{", labels);
     assert_eq!(count("path=\"/v1/completions\",status=\"200\""), 1.0);
@@ -43,9 +48,11 @@ fn answers_and_requests_are_counted() {
     assert_eq!(value("vllm:request_params_n_sum", ""), 2.0);
     assert_eq!(value("vllm:request_params_max_tokens_sum", ""), 3.0);
     assert_eq!(value("vllm:request_max_num_generation_tokens_sum", ""), 3.0);
-    for name in
-        ["vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"]
-    {
+    for name in [
+        "vllm:gpu_cache_usage_perc",
+        "vllm:gpu_prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_queries_total",
+    ] {
         value(name, "");
     }
     assert!(value("vllm:lora_requests_info", "max_lora=\"0\"") > 1.7e9);
@@ -62,7 +69,8 @@ fn the_log_says_why_an_answer_was_cut() {
     stream.read_exact(&mut first).unwrap();
     drop(stream);
     server.wait_for_metric("vllm:num_requests_running", 0.0);
-    let whole = send(server.address(), "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let whole =
+        send(server.address(), "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     assert_eq!(whole.status, 200);
     server.signal(nix::sys::signal::Signal::SIGTERM);
     let (_, log) = server.wait();

@@ -374,7 +374,11 @@ mod tests {
                         let expected = is_inside && !(exclusive && (number == low || number == high));
                         let is_zero = text.trim_start_matches('-').parse() == Ok(0.0);
                         if !(is_zero && text.starts_with('-')) {
-                            assert_eq!(regex.is_match(text).unwrap(), expected, "{text} {low} {high} {regex}");
+                            assert_eq!(
+                                regex.is_match(text).unwrap(),
+                                expected,
+                                "{text} {low} {high} {regex}"
+                            );
                         }
                     }
                 }

@@ -17,8 +17,7 @@ const MAX_DEPTH: usize = 200;
 /// Most schemas that are combined with another one.
 const MAX_MERGES: usize = 5_000;
 /// A character of a string in JSON. Each has one form only, so that no key has two.
-const CHARACTER: &str =
-    r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
+const CHARACTER: &str = r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
 /// The most of an integer that has to be a multiple of something: a double is exact up to here.
 const MAX_MULTIPLE: i64 = (1 << 53) - 1;
 /// The most of another number that has to be one.
@@ -75,7 +74,17 @@ const REFUSED: [&str; 16] = [
 ];
 /// Types, and the keywords that only they have.
 const TYPES: [(&str, &[&str]); 6] = [
-    ("object", &["additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "required"]),
+    (
+        "object",
+        &[
+            "additionalProperties",
+            "maxProperties",
+            "minProperties",
+            "patternProperties",
+            "properties",
+            "required",
+        ],
+    ),
     ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems"]),
     ("string", &["format", "maxLength", "minLength", "pattern", PATTERNS]),
     ("number", &["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]),
@@ -264,7 +273,8 @@ impl Rules<'_> {
         for (index, one) in branches.iter().enumerate() {
             for other in &branches[index + 1..] {
                 self.count_merge()?;
-                let is_disjoint = one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
+                let is_disjoint =
+                    one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
                 if !is_disjoint {
                     return Err(Error::invalid_request(
                         "oneOf cannot be enforced where a value may be valid under two of its schemas",
@@ -335,8 +345,11 @@ impl Rules<'_> {
             return self.library(&fields.into());
         }
         let values = listed(&fields).unwrap_or_default();
-        let values: Vec<String> =
-            values.iter().filter(|value| is_of_type(value)).map(|value| literal(&value.to_string())).collect();
+        let values: Vec<String> = values
+            .iter()
+            .filter(|value| is_of_type(value))
+            .map(|value| literal(&value.to_string()))
+            .collect();
         match values.as_slice() {
             [] => Ok(None),
             values => self.rule("WORDS", &values.join(" | ")).map(Some),
@@ -357,7 +370,9 @@ impl Rules<'_> {
         };
         let others = match fields.get("additionalProperties") {
             Some(schema) => schema.clone(),
-            None => Value::Bool(!fields.contains_key("properties") && !fields.contains_key("patternProperties")),
+            None => {
+                Value::Bool(!fields.contains_key("properties") && !fields.contains_key("patternProperties"))
+            }
         };
         let count = |name: &str| fields.get(name).and_then(Value::as_u64);
         let is_bounded = count("minProperties").is_some_and(|min| min > required.len() as u64)
@@ -388,7 +403,8 @@ impl Rules<'_> {
         }
         let more = match self.value(&others)? {
             Some(value) => {
-                let mut taken = properties.keys().map(String::as_str).chain(required.iter().copied()).peekable();
+                let mut taken =
+                    properties.keys().map(String::as_str).chain(required.iter().copied()).peekable();
                 let key = match taken.peek() {
                     None => self.any_string()?,
                     Some(_) => {
@@ -410,7 +426,8 @@ impl Rules<'_> {
         // What may follow when something stands before it, and when nothing does; from the end.
         let mut behind = more.map_or_else(String::new, |more| format!("(\",\" {more})*"));
         let mut alone = more.map_or_else(String::new, |more| format!("({more} (\",\" {more})*)?"));
-        let num_first = members.iter().position(|(_, is_required)| *is_required).map_or(members.len(), |at| at + 1);
+        let num_first =
+            members.iter().position(|(_, is_required)| *is_required).map_or(members.len(), |at| at + 1);
         for (index, (member, is_required)) in members.iter().enumerate().rev() {
             if index < num_first {
                 let first = format!("{member} {behind}");
@@ -535,7 +552,8 @@ impl Rules<'_> {
         if let Some(divisor) = divisor.filter(|divisor| divisor.as_f64() != Some(1.0)) {
             let limit = if is_whole { MAX_MULTIPLE } else { MAX_FRACTION };
             let mut leaf = json!({"type": kind, "multipleOf": divisor, "minimum": -limit, "maximum": limit});
-            let ends = [("minimum", "exclusiveMinimum", min, 1.0), ("maximum", "exclusiveMaximum", max, -1.0)];
+            let ends =
+                [("minimum", "exclusiveMinimum", min, 1.0), ("maximum", "exclusiveMaximum", max, -1.0)];
             for (name, exclusive, end, sign) in ends {
                 let Some(end) = end else { continue };
                 if end.value.as_f64().is_some_and(|value| value * sign > -(limit as f64)) {
@@ -557,7 +575,8 @@ impl Rules<'_> {
         let text = schema.to_string();
         if let Value::Object(fields) = &mut schema {
             if let Some(patterns) = fields.remove(PATTERNS) {
-                let patterns = patterns.as_array().into_iter().flatten().map(|pattern| json!({"pattern": pattern}));
+                let patterns =
+                    patterns.as_array().into_iter().flatten().map(|pattern| json!({"pattern": pattern}));
                 let all = fields.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
                 all.as_array_mut().into_iter().for_each(|all| all.extend(patterns.clone()));
             }
@@ -719,8 +738,9 @@ fn kinds(fields: &Fields) -> Result<Vec<&str>> {
         Some(kinds @ (Value::String(_) | Value::Array(_))) => names(kinds),
         Some(_) => return Err(wrong("type", "a string or a list of strings")),
         None => {
-            let has_keyword =
-                |(_, keywords): &&(&str, &[&str])| keywords.iter().any(|keyword| fields.contains_key(*keyword));
+            let has_keyword = |(_, keywords): &&(&str, &[&str])| {
+                keywords.iter().any(|keyword| fields.contains_key(*keyword))
+            };
             let told: Vec<&str> = TYPES.iter().filter(has_keyword).map(|(kind, _)| *kind).collect();
             match told.is_empty() {
                 true => TYPES.iter().map(|(kind, _)| *kind).collect(),
@@ -762,7 +782,12 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// One end of the range of numbers: of the two keywords the one that demands more.
-fn bound(fields: &Fields, name: &str, exclusive: &str, demands_more: fn(f64, f64) -> bool) -> Result<Option<Bound>> {
+fn bound(
+    fields: &Fields,
+    name: &str,
+    exclusive: &str,
+    demands_more: fn(f64, f64) -> bool,
+) -> Result<Option<Bound>> {
     let number = |name: &str| match fields.get(name) {
         None | Some(Value::Bool(_)) => Ok(None),
         Some(Value::Number(number)) => Ok(Some(number.clone())),

@@ -294,7 +294,14 @@ mod tests {
             );
         }
         let stats = SequenceStats::default();
-        let end = TextEvent::Finished { index: 0, reason, error: None, stats, matched_stop: None, stop_token_id: None };
+        let end = TextEvent::Finished {
+            index: 0,
+            reason,
+            error: None,
+            stats,
+            matched_stop: None,
+            stop_token_id: None,
+        };
         steps.extend(blocks.push(end, None));
         steps
     }

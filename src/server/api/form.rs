@@ -18,7 +18,8 @@ use super::prompt_report::{Listed, PromptReport};
 use super::stream::Writer;
 use super::turn::{Turn, TurnFormat};
 use super::types::{
-    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, StopReason, TokenLogprob,
+    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, StopReason,
+    TokenLogprob,
 };
 use crate::engine::Request;
 use crate::llm::TextEvent;

@@ -79,8 +79,7 @@ impl ToolRequest {
     ) -> Result<Self, ApiError> {
         if let Some(allowed) = allowed {
             if let Some(name) = allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
-                let message =
-                    format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+                let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
                 return Err(ApiError::invalid("tool_choice", message));
             }
             // The model is told of these only, so that it calls no other one by itself either.
@@ -315,7 +314,8 @@ mod tests {
 
     #[test]
     fn strict_tools_are_closed() {
-        let open = json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
+        let open =
+            json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
         let with = |strict: bool| {
             let function = json!({"name": "a", "strict": strict, "parameters": open});
             let found = parse(&json!({"tools": [{"type": "function", "function": function}]})).unwrap();

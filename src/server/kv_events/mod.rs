@@ -1,0 +1,123 @@
+//! Tells routers which prefixes are cached here, as vLLM does: over ZeroMQ, in MessagePack.
+//!
+//! A batch is what a step changed. Batches are numbered on the engine's thread, before the bounded queue to the task
+//! that sends them, so that one that is lost is seen by its number; the engine never waits. The first batch says that
+//! the cache is empty, so that whoever followed a server that was at this address before forgets what it had.
+//!
+//! Events carry prompts, and the sockets ask nobody for a key: it is off unless configured, and without an address
+//! only this machine can listen.
+
+mod config;
+mod payload;
+mod publisher;
+mod replay;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::mpsc;
+
+pub use self::config::{KvEventsChoice, KvEventsConfig};
+use self::publisher::Publisher;
+use crate::engine::{CacheEvent, OnCacheEvents};
+use crate::{Error, Result};
+
+/// What a batch tells.
+#[derive(Debug, PartialEq)]
+enum Change {
+    /// Nothing is cached.
+    Cleared,
+    /// Blocks came and went, in this order.
+    Blocks(Vec<CacheEvent>),
+}
+
+#[derive(Debug)]
+struct Batch {
+    number: u64,
+    change: Change,
+}
+
+/// Where a router finds the events.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub(super) endpoint: String,
+    pub(super) replay_endpoint: Option<String>,
+    pub(super) topic: String,
+}
+
+/// The sockets of the events.
+pub(super) struct KvEvents {
+    source: Source,
+    queue: mpsc::Sender<Batch>,
+    totals: Arc<Totals>,
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    batches: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl KvEvents {
+    /// Takes the ports. Nothing is sent before [`listener`](Self::listener) is called.
+    ///
+    /// # Errors
+    /// If a port cannot be had.
+    pub(super) async fn bind(config: &KvEventsConfig) -> Result<Self> {
+        let (queue, batches) = mpsc::channel(config.max_queue_size);
+        let source = Publisher::start(config, batches).await?;
+        Ok(Self { source, queue, totals: Arc::default() })
+    }
+
+    /// Where they are found.
+    pub(super) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Batches so far, and how many of them were lost because sending was too slow.
+    pub(super) fn totals(&self) -> [u64; 2] {
+        [&self.totals.batches, &self.totals.lost].map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// What the engine calls with the events of a step. To be called once, before the first request.
+    pub(super) fn listener(&self) -> OnCacheEvents {
+        let (queue, totals) = (self.queue.clone(), Arc::clone(&self.totals));
+        let send = move |change: Change| {
+            let number = totals.batches.fetch_add(1, Ordering::Relaxed);
+            if queue.try_send(Batch { number, change }).is_err() {
+                totals.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        send(Change::Cleared);
+        Box::new(move |events| send(Change::Blocks(events)))
+    }
+}
+
+/// The error of a socket that cannot have its address.
+fn cannot_bind(name: &str, endpoint: &str, error: impl std::fmt::Display) -> Error {
+    Error::invalid_request(format!("{name} of --kv-events-config cannot be {endpoint}: {error}"))
+        .with_hint("give an address of this machine and a port that is free, such as tcp://127.0.0.1:5557")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener whose queue nobody reads: what does not fit is lost, and the numbers say so.
+    #[test]
+    fn a_full_queue_loses_batches_and_never_waits() {
+        let (queue, mut batches) = mpsc::channel(2);
+        let source = Source { endpoint: String::new(), replay_endpoint: None, topic: String::new() };
+        let events = KvEvents { source, queue, totals: Arc::default() };
+        let mut listener = events.listener();
+        for hash in 0..3 {
+            listener(vec![CacheEvent::Removed { hash }]);
+        }
+        assert_eq!(events.totals(), [4, 2]);
+        let first = batches.try_recv().unwrap();
+        assert_eq!((first.number, first.change), (0, Change::Cleared));
+        assert_eq!(batches.try_recv().unwrap().number, 1);
+        listener(vec![CacheEvent::Removed { hash: 9 }]);
+        assert_eq!(batches.try_recv().unwrap().number, 4, "2 and 3 are missing");
+    }
+}

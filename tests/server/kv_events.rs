@@ -1,0 +1,175 @@
+//! Events of the prefix cache, read as a router reads them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+
+use super::client::{PATIENCE, Server, get};
+
+/// With ports of the system's choice, so that tests do not meet.
+const FLAGS: &str = "--max-model-len 256 --block-size 32 --kv-events-config \
+    {\"enable_kv_cache_events\":true,\"endpoint\":\"tcp://127.0.0.1:0\",\"replay_endpoint\":\"tcp://127.0.0.1:0\",\"topic\":\"kv@demo\"}";
+const BLOCK_SIZE: usize = 32;
+const END: u64 = u64::MAX;
+
+/// Waits in a test that is not asynchronous.
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { timeout(PATIENCE, future).await.unwrap() })
+}
+
+fn source(server: &Server) -> Value {
+    server.get("/kv_event_sources").success()[0].clone()
+}
+
+/// Topic, number and payload.
+fn read(message: ZmqMessage) -> (Vec<u8>, u64, Option<Value>) {
+    let mut parts = message.into_vec();
+    let payload = parts.pop().unwrap();
+    let number = u64::from_be_bytes(parts.pop().unwrap()[..].try_into().unwrap());
+    let topic = parts.pop().unwrap().to_vec();
+    (topic, number, (!payload.is_empty()).then(|| rmp_serde::from_slice(&payload).unwrap()))
+}
+
+/// Everything from this number on.
+fn replay(server: &Server, start: u64) -> Vec<(u64, Value)> {
+    let endpoint = source(server)["replay_endpoint"].as_str().unwrap().to_owned();
+    wait(async {
+        let mut socket = DealerSocket::new();
+        socket.connect(&endpoint).await.unwrap();
+        let mut request = ZmqMessage::from(Vec::new());
+        request.push_back(start.to_be_bytes().to_vec().into());
+        socket.send(request).await.unwrap();
+        let mut batches = Vec::new();
+        loop {
+            let message = socket.recv().await.unwrap();
+            assert_eq!(message.len(), 4, "an empty part, topic, number and payload");
+            match read(message) {
+                (topic, END, payload) => {
+                    assert_eq!((topic.len(), payload), (0, None));
+                    return batches;
+                }
+                (topic, number, payload) => {
+                    assert_eq!(topic, b"kv@demo");
+                    batches.push((number, payload.unwrap()));
+                }
+            }
+        }
+    })
+}
+
+/// What a router knows after these batches: parent and tokens of each block.
+fn blocks(batches: &[(u64, Value)]) -> HashMap<u64, (Option<u64>, Vec<u64>)> {
+    let mut blocks = HashMap::new();
+    for event in batches.iter().flat_map(|(_, batch)| batch[1].as_array().unwrap()) {
+        let hashes =
+            event["block_hashes"].as_array().into_iter().flatten().map(|hash| hash.as_u64().unwrap());
+        match event["type"].as_str().unwrap() {
+            "AllBlocksCleared" => blocks.clear(),
+            "BlockRemoved" => hashes.for_each(|hash| assert!(blocks.remove(&hash).is_some())),
+            "BlockStored" => {
+                assert_eq!((&event["block_size"], &event["medium"]), (&json!(BLOCK_SIZE), &json!("GPU")));
+                let tokens: Vec<u64> =
+                    event["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+                let mut parent = event["parent_block_hash"].as_u64();
+                for (hash, tokens) in hashes.zip(tokens.chunks_exact(BLOCK_SIZE)) {
+                    blocks.insert(hash, (parent, tokens.to_vec()));
+                    parent = Some(hash);
+                }
+            }
+            other => panic!("{other}"),
+        }
+    }
+    blocks
+}
+
+fn prompt(number: u64, len: u64) -> Vec<u64> {
+    (0..len).map(|i| (i * 7 + number * 13) % 200 + 20).collect()
+}
+
+fn complete(server: &Server, prompt: &[u64], salt: Option<&str>) -> u64 {
+    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true, "cache_salt": salt});
+    let answer = server.post("/v1/completions", &body).success();
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_router_knows_each_prefix_from_the_events() {
+    let server = Server::start(FLAGS);
+    let prompts: Vec<Vec<u64>> = (0..9).map(|number| prompt(number, 64 + 5 * number)).collect();
+    prompts.iter().for_each(|prompt| assert_eq!(complete(&server, prompt, None), 0));
+    complete(&server, &prompt(50, 100), Some("secret"));
+    let batches = replay(&server, 0);
+    assert!((0..).zip(&batches).all(|(wanted, (number, _))| wanted == *number), "{batches:?}");
+    assert_eq!(batches[0].1[1], json!([{"type": "AllBlocksCleared"}]));
+    let time = batches[1].1[0].as_f64().unwrap();
+    assert!(time > 1.7e9 && batches[1].1[2] == 0, "{time}");
+    let known = blocks(&batches);
+    for prompt in &prompts {
+        // Along the chain of parents, nothing but what the events said.
+        let (mut parent, mut num_found) = (None, 0);
+        for tokens in prompt[..prompt.len() - 1].chunks_exact(BLOCK_SIZE) {
+            let wanted = (parent, tokens.to_vec());
+            let Some((hash, _)) = known.iter().find(|(_, block)| **block == wanted) else { break };
+            (parent, num_found) = (Some(*hash), num_found + BLOCK_SIZE as u64);
+        }
+        assert_eq!(complete(&server, prompt, None), num_found);
+        assert!(num_found >= 32);
+    }
+    let secret = prompt(50, 100)[..BLOCK_SIZE].to_vec();
+    assert!(known.values().all(|(_, tokens)| *tokens != secret), "a salted block was told of");
+    // Whoever missed some asks for those only.
+    let missed = batches.len() as u64 - 2;
+    assert_eq!(replay(&server, missed), batches[missed as usize..]);
+    assert_eq!(replay(&server, missed + 1_000), []);
+    assert_eq!(server.metric("tinyvllm_kv_event_batches_total"), batches.len() as f64);
+    assert_eq!(server.metric("tinyvllm_kv_event_batches_lost_total"), 0.0);
+}
+
+#[test]
+fn subscribers_hear_of_each_batch() {
+    let server = Server::start(FLAGS);
+    let endpoint = source(&server)["endpoint"].as_str().unwrap().to_owned();
+    let address = server.address();
+    wait(async {
+        let mut socket = SubSocket::new();
+        socket.connect(&endpoint).await.unwrap();
+        socket.subscribe("kv@").await.unwrap();
+        let mut other = SubSocket::new();
+        other.connect(&endpoint).await.unwrap();
+        other.subscribe("elsewhere").await.unwrap();
+        // A subscription takes effect when it arrives; until then nothing is heard.
+        let mut number = 0;
+        let first = loop {
+            number += 1;
+            complete(&server, &prompt(number, 64), None);
+            if let Ok(message) = timeout(Duration::from_millis(100), socket.recv()).await {
+                break read(message.unwrap());
+            }
+        };
+        complete(&server, &prompt(number + 1, 64), None);
+        let second = read(socket.recv().await.unwrap());
+        assert_eq!((&*first.0, second.1), (&b"kv@demo"[..], first.1 + 1));
+        assert_eq!(second.2.unwrap()[1][0]["token_ids"].as_array().unwrap().len(), 64);
+        assert!(timeout(Duration::from_millis(50), other.recv()).await.is_err(), "another topic");
+        // Whoever breaks the protocol or asks for nothing does no harm.
+        let mut asking = DealerSocket::new();
+        asking.connect(source(&server)["replay_endpoint"].as_str().unwrap()).await.unwrap();
+        for part in [&b""[..], b"x", &[0; 100]] {
+            asking.send(ZmqMessage::from(part.to_vec())).await.unwrap();
+        }
+    });
+    drop(std::net::TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap());
+    assert!(!replay(&server, 0).is_empty());
+    assert_eq!(get(address, "/health").status, 200);
+}
+
+#[test]
+fn without_a_configuration_there_are_no_events() {
+    let server = Server::start("--max-model-len 256");
+    assert_eq!(server.get("/kv_event_sources").success(), json!([]));
+    assert_eq!(server.metric("tinyvllm_kv_event"), 0.0);
+}
