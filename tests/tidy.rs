@@ -70,6 +70,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("minijinja", &["chat"]),
     ("objc2", &["ops/gpu/apple"]),
     ("objc2_metal", &["ops/gpu/apple"]),
+    ("rustls", &["hub"]),
     ("rustyline", &["cli"]),
     ("subtle", &["server"]),
     ("terminal_size", &["cli"]),
