@@ -71,6 +71,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("objc2", &["ops/gpu/apple"]),
     ("objc2_metal", &["ops/gpu/apple"]),
     ("rmp_serde", &["server/kv_events"]),
+    ("rustls", &["hub"]),
     ("rustyline", &["cli"]),
     ("subtle", &["server"]),
     ("terminal_size", &["cli"]),

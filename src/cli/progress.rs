@@ -110,6 +110,11 @@ impl hub::Progress for Progress {
         self.replace(ProgressBar::hidden());
     }
 
+    fn pause(&self, file: &str, duration: Duration) {
+        let seconds = duration.as_secs_f32().ceil();
+        self.console.note(format_args!("the server asks for a pause of {seconds} s before more of {file}"));
+    }
+
     fn wait_for_other_process(&self, file: &str) {
         self.console.note(format_args!("waiting for another process that is downloading {file}"));
     }

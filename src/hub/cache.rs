@@ -4,12 +4,13 @@
 //! ```text
 //! models--org--name/refs/main               the commit that the branch points to
 //! models--org--name/blobs/<etag>            the data of a file, under a name made from its content
-//! models--org--name/blobs/<etag>.incomplete what has arrived of it so far
+//! models--org--name/blobs/<etag>….incomplete what has arrived of it so far, one for each process
 //! models--org--name/snapshots/<commit>/…    the files of a commit, links to blobs
 //! .locks/models--org--name/<etag>.lock      held by the process that is downloading the blob
 //! ```
 //!
-//! Invariant: a name under `blobs` (without `.incomplete`), `snapshots` or `refs` appears only when
+//! The lock only spares work, where the file system has locks: newer versions of the Python client take
+//! none. Invariant: a name under `blobs` (without `.incomplete`), `snapshots` or `refs` appears only when
 //! its content is complete. This file knows nothing of the network.
 
 use std::fs::{self, File, TryLockError};
@@ -25,12 +26,18 @@ use crate::{Error, ErrorKind, Result};
 pub(super) struct RepoCache {
     folder: PathBuf,
     locks: PathBuf,
+    /// How a file is locked.
+    pub(super) locking: Locking,
 }
+
+/// Tries to lock a file for this process alone.
+pub(super) type Locking = fn(&File) -> Result<(), TryLockError>;
 
 impl RepoCache {
     pub(super) fn new(cache_dir: &Path, repo: &RepoId) -> Self {
         let name = format!("models--{}", repo.as_str().replace('/', "--"));
-        Self { folder: cache_dir.join(&name), locks: cache_dir.join(".locks").join(name) }
+        let locks = cache_dir.join(".locks").join(&name);
+        Self { folder: cache_dir.join(name), locks, locking: File::try_lock }
     }
 
     /// The commit that `revision` meant when it was last looked up; a commit means itself.
@@ -77,8 +84,8 @@ impl RepoCache {
         self.folder.join("blobs").join(etag)
     }
 
-    /// Where the data of a file is gathered while it arrives.
-    pub(super) fn incomplete(&self, etag: &str) -> PathBuf {
+    /// Where earlier versions, and those of the Python client that take the lock, gather the data of a file.
+    pub(super) fn shared_incomplete(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(format!("{etag}.incomplete"))
     }
 
@@ -106,34 +113,40 @@ impl RepoCache {
         }
     }
 
-    /// Waits until this process alone may write the blob. `waiting` is called once if it has to wait.
+    /// Waits until no other process is downloading the blob. `waiting` is called once if it has to wait,
+    /// `size` tells how many bytes of it there are. `None` where files cannot be locked.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] if another process holds the lock and its file has not grown for
+    /// [`ErrorKind::Unavailable`] if another process holds the lock and has written nothing for
     /// `patience`.
-    pub(super) fn lock(&self, etag: &str, patience: Duration, waiting: impl FnOnce()) -> Result<BlobLock> {
+    pub(super) fn lock(
+        &self,
+        etag: &str,
+        patience: Duration,
+        size: impl Fn() -> u64,
+        waiting: impl FnOnce(),
+    ) -> Result<Option<BlobLock>> {
         const POLL: Duration = Duration::from_millis(100);
         let path = self.locks.join(format!("{etag}.lock"));
         let locking = |source| Error::io(format_args!("cannot lock `{}`", path.display()), source);
         create_parent(&path)?;
         let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(locking)?;
         let mut waiting = Some(waiting);
-        let mut seen = (self.incomplete_size(etag), Instant::now());
+        let mut seen = (size(), Instant::now());
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(BlobLock { _file: file }),
+            match (self.locking)(&file) {
+                Ok(()) => return Ok(Some(BlobLock { _file: file })),
                 Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(source)) => {
-                    return Err(locking(source)
-                        .with_hint("the cache must be on a disk with file locks: set HF_HUB_CACHE"));
-                }
+                // Network file systems often have no locks. Each process writes to a file of its own, so
+                // all that is lost is that two of them may fetch the same.
+                Err(TryLockError::Error(_)) => return Ok(None),
             }
             if let Some(waiting) = waiting.take() {
                 waiting();
             }
-            let size = self.incomplete_size(etag);
-            if size != seen.0 {
-                seen = (size, Instant::now());
+            let now = size();
+            if now != seen.0 {
+                seen = (now, Instant::now());
             }
             if seen.1.elapsed() > patience {
                 return Err(Error::new(
@@ -148,10 +161,6 @@ impl RepoCache {
             }
             std::thread::sleep(POLL);
         }
-    }
-
-    fn incomplete_size(&self, etag: &str) -> u64 {
-        fs::metadata(self.incomplete(etag)).map_or(0, |metadata| metadata.len())
     }
 }
 
@@ -286,15 +295,23 @@ mod tests {
     fn a_lock_excludes_and_a_stuck_holder_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let cache = cache(folder.path());
-        let held = cache.lock("e1", Duration::from_secs(5), || panic!("nobody else is there")).unwrap();
+        let lock = |cache: &RepoCache, etag: &str, patience: u64, waiting: &mut dyn FnMut()| {
+            cache.lock(etag, Duration::from_millis(patience), || 0, waiting)
+        };
+        let held = lock(&cache, "e1", 5000, &mut || panic!("nobody else is there")).unwrap();
         let mut waited = false;
-        let error = cache.lock("e1", Duration::from_millis(150), || waited = true).unwrap_err();
-        assert!(waited);
+        let error = lock(&cache, "e1", 150, &mut || waited = true).unwrap_err();
+        assert!(waited && held.is_some());
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.message().contains("e1.lock"), "{error:?}");
-        cache.lock("e2", Duration::ZERO, || panic!("another file")).unwrap();
+        lock(&cache, "e2", 0, &mut || panic!("another file")).unwrap();
+        let without = RepoCache {
+            locking: |_| Err(TryLockError::Error(io::ErrorKind::Unsupported.into())),
+            ..cache.clone()
+        };
+        assert!(lock(&without, "e1", 0, &mut || panic!("nobody can tell")).unwrap().is_none());
         drop(held);
-        cache.lock("e1", Duration::ZERO, || panic!("it was given back")).unwrap();
+        lock(&cache, "e1", 0, &mut || panic!("it was given back")).unwrap();
     }
 
     #[test]

@@ -6,16 +6,18 @@
 //! ([`ErrorKind::Unavailable`]) from what cannot. Addresses never appear in messages as a whole,
 //! because the ones of storage hosts carry signatures. This file knows nothing of the disk.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::Deserialize;
 use ureq::http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, LOCATION, RANGE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, LOCATION, RANGE, RETRY_AFTER,
 };
 use ureq::http::{HeaderMap, HeaderName, Method, Response, StatusCode};
-use ureq::{Agent, Body, BodyReader};
+use ureq::{Body, BodyReader};
 
 use super::address::{Address, encode};
+use super::agent::{Agents, is_untrusted};
 use super::cache::is_path_word;
 use super::config::HubConfig;
 use super::refusal::{Asked, refusal};
@@ -42,19 +44,51 @@ pub(super) struct FileMetadata {
     pub(super) size: Option<u64>,
 }
 
-/// The data of a file from some byte on.
-pub(super) struct Data {
-    /// Offset in bytes of the first byte; 0 if the server cannot begin in the middle.
-    pub(super) start: u64,
+/// The answer to a request for some bytes of a file.
+pub(super) enum Answer {
+    Part(Part),
+    /// The server sends the file from its first byte on, whatever it is asked for.
+    Whole,
+    /// There is no such byte: the file has only so many, if the server says how many.
+    Beyond(Option<u64>),
+}
+
+/// Bytes from the first one that was asked for on.
+pub(super) struct Part {
+    /// How many there are; never more than were asked for.
+    pub(super) num_bytes: u64,
     /// Size of the whole file in bytes.
     pub(super) total: Option<u64>,
+    /// What the host that sends them calls the content, with the name of the host.
+    pub(super) etag: Option<(String, String)>,
     pub(super) reader: BodyReader<'static>,
+}
+
+/// A file from its first byte on.
+pub(super) struct Whole {
+    /// Size in bytes.
+    pub(super) total: Option<u64>,
+    pub(super) reader: BodyReader<'static>,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// How long the server wants to be left alone, if it says so.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, retry_after: None }
+    }
 }
 
 /// A connection to the Hub on behalf of one model.
 #[derive(Debug)]
 pub(super) struct Client<'a> {
-    agent: Agent,
+    agents: Agents,
     config: &'a HubConfig,
     model: &'a HubModel,
     endpoint: Address,
@@ -77,20 +111,7 @@ impl<'a> Client<'a> {
             ))
             .with_hint("copy it again from https://huggingface.co/settings/tokens"));
         }
-        let mut agent = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("tinyvllm/", env!("CARGO_PKG_VERSION")))
-            .timeout_resolve(Some(config.connect_timeout))
-            .timeout_connect(Some(config.connect_timeout))
-            .timeout_send_request(Some(config.read_timeout))
-            .timeout_recv_response(Some(config.read_timeout))
-            .timeout_per_read(Some(config.read_timeout));
-        if !config.proxy_from_env {
-            agent = agent.proxy(None);
-        }
-        Ok(Self { agent: agent.build().new_agent(), config, model, endpoint })
+        Ok(Self { agents: Agents::new(config), config, model, endpoint })
     }
 
     /// The commit and the files of the model's revision.
@@ -162,24 +183,64 @@ impl<'a> Client<'a> {
         Err(too_many_redirects(&address))
     }
 
-    /// The data of a file from byte `from` on.
-    pub(super) fn data(&self, commit: &str, file: &str, from: u64) -> Result<Data> {
-        let (response, address) =
-            self.follow(&Method::GET, self.resolve_address(commit, file), (from > 0).then_some(from))?;
-        let (start, total) = match response.status() {
-            StatusCode::RANGE_NOT_SATISFIABLE if from > 0 => return self.data(commit, file, 0),
-            StatusCode::PARTIAL_CONTENT => {
-                let (start, total) = content_range(response.headers())
-                    .ok_or_else(|| self.broken(&address, &"a part of the file without saying which part"))?;
-                if start != from {
-                    return Err(self.broken(&address, &"another part of the file than asked for"));
-                }
-                (start, total)
+    /// The bytes `range` of a file. `storage` is where the file was found last; a host that does not give
+    /// it out any more, because signed addresses expire, is left for the one that the Hub names now.
+    pub(super) fn range(
+        &self,
+        commit: &str,
+        file: &str,
+        range: &Range<u64>,
+        storage: Option<&Address>,
+    ) -> Result<(Answer, Address), Failure> {
+        if let Some(address) = storage {
+            let response = self.call(&Method::GET, address, Some(range))?;
+            let status = response.status();
+            if !status.is_redirection() && !matches!(status.as_u16(), 400 | 401 | 403 | 404 | 410) {
+                return Ok((self.part(response, address, file, range)?, address.clone()));
             }
-            StatusCode::OK => (0, number(response.headers(), CONTENT_LENGTH)),
-            _ => return Err(self.refused(&response, &address, Some(file))),
-        };
-        Ok(Data { start, total, reader: response.into_body().into_reader() })
+        }
+        let (response, address) =
+            self.follow(&Method::GET, self.resolve_address(commit, file), Some(range))?;
+        Ok((self.part(response, &address, file, range)?, address))
+    }
+
+    /// Reads the head of an answer to a request for `range`.
+    fn part(
+        &self,
+        response: Response<Body>,
+        address: &Address,
+        file: &str,
+        range: &Range<u64>,
+    ) -> Result<Answer, Failure> {
+        let headers = response.headers();
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {}
+            StatusCode::OK => return Ok(Answer::Whole),
+            StatusCode::RANGE_NOT_SATISFIABLE => return Ok(Answer::Beyond(unsatisfied_range(headers))),
+            _ => {
+                let retry_after = number(headers, RETRY_AFTER).map(Duration::from_secs);
+                return Err(Failure { error: self.refused(&response, address, Some(file)), retry_after });
+            }
+        }
+        let (sent, total) = content_range(headers)
+            .ok_or_else(|| self.broken(address, &"a part of the file without saying which part"))?;
+        let num_bytes = sent.end.saturating_sub(sent.start);
+        let is_as_long_as_it_says = number(headers, CONTENT_LENGTH).is_none_or(|length| length == num_bytes);
+        if sent.start != range.start || num_bytes == 0 || sent.end > range.end || !is_as_long_as_it_says {
+            return Err(self.broken(address, &"another part of the file than asked for").into());
+        }
+        let etag = text(headers, ETAG).map(|etag| (address.host().to_owned(), etag));
+        Ok(Answer::Part(Part { num_bytes, total, etag, reader: response.into_body().into_reader() }))
+    }
+
+    /// A file from its first byte on, from a server that knows no ranges.
+    pub(super) fn whole(&self, commit: &str, file: &str) -> Result<Whole> {
+        let (response, address) = self.follow(&Method::GET, self.resolve_address(commit, file), None)?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refused(&response, &address, Some(file)));
+        }
+        let total = number(response.headers(), CONTENT_LENGTH);
+        Ok(Whole { total, reader: response.into_body().into_reader() })
     }
 
     /// Runs `attempt` until it succeeds, is refused, or has failed on the way once more than allowed.
@@ -198,10 +259,15 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Waits before attempt number `num_failures + 1`, at most half a minute.
+    /// Waits before attempt number `num_failures + 1`.
     pub(super) fn wait(&self, num_failures: u32) {
+        std::thread::sleep(self.delay(num_failures));
+    }
+
+    /// How long to wait before attempt number `num_failures + 1`, at most half a minute.
+    pub(super) fn delay(&self, num_failures: u32) -> Duration {
         let factor = 2_u32.saturating_pow(num_failures.saturating_sub(1));
-        std::thread::sleep(self.config.retry_delay.saturating_mul(factor).min(Duration::from_secs(30)));
+        self.config.retry_delay.saturating_mul(factor).min(Duration::from_secs(30))
     }
 
     fn resolve_address(&self, commit: &str, file: &str) -> Address {
@@ -213,10 +279,10 @@ impl<'a> Client<'a> {
         &self,
         method: &Method,
         mut address: Address,
-        from: Option<u64>,
+        range: Option<&Range<u64>>,
     ) -> Result<(Response<Body>, Address)> {
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.call(method, &address, from)?;
+            let response = self.call(method, &address, range)?;
             match self.redirection(&response, &address)? {
                 Some(next) => address = next,
                 None => return Ok((response, address)),
@@ -226,22 +292,25 @@ impl<'a> Client<'a> {
     }
 
     /// One request and its answer. The only place that sends the token.
-    fn call(&self, method: &Method, address: &Address, from: Option<u64>) -> Result<Response<Body>> {
-        let mut request = match *method {
-            Method::HEAD => self.agent.head(address.as_str()),
-            _ => self.agent.get(address.as_str()),
+    fn call(&self, method: &Method, address: &Address, range: Option<&Range<u64>>) -> Result<Response<Body>> {
+        let send = |agent: &ureq::Agent| {
+            let mut request = match *method {
+                Method::HEAD => agent.head(address.as_str()),
+                _ => agent.get(address.as_str()),
+            };
+            // Sizes and offsets are those of the file, so nothing may be compressed on the way.
+            request = request.header(ACCEPT_ENCODING, "identity");
+            if let Some(range) = range {
+                request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+            }
+            if let Some(token) = &self.config.token
+                && address.is_same_origin(&self.endpoint)
+            {
+                request = request.header(AUTHORIZATION, format!("Bearer {}", token.secret()));
+            }
+            request.call()
         };
-        // Sizes and offsets are those of the file, so nothing may be compressed on the way.
-        request = request.header(ACCEPT_ENCODING, "identity");
-        if let Some(from) = from {
-            request = request.header(RANGE, format!("bytes={from}-"));
-        }
-        if let Some(token) = &self.config.token
-            && address.is_same_origin(&self.endpoint)
-        {
-            request = request.header(AUTHORIZATION, format!("Bearer {}", token.secret()));
-        }
-        request.call().map_err(|error| self.unreachable(address, error))
+        self.agents.send(send).map_err(|error| self.unreachable(address, error))
     }
 
     fn redirection(&self, response: &Response<Body>, address: &Address) -> Result<Option<Address>> {
@@ -284,13 +353,18 @@ impl<'a> Client<'a> {
             ureq::Error::BadUri(_) => format!("the address at `{host}` is malformed"),
             error => format!("cannot reach `{host}`: {error}"),
         };
+        let hint = if is_untrusted(&error) {
+            "neither the certificate authorities in this program nor those of the system vouch for it; if a proxy \
+             of your company opens the traffic, install its certificate in the system, or name its file in \
+             SSL_CERT_FILE (Linux)"
+        } else {
+            "check the network, the proxy and HF_ENDPOINT; a model that has been downloaded runs without them"
+        };
         let error = match error {
             ureq::Error::BadUri(_) => Error::new(ErrorKind::Unavailable, message),
             source => Error::new(ErrorKind::Unavailable, message).with_source(source),
         };
-        error.with_hint(
-            "check the network, the proxy and HF_ENDPOINT; a model that has been downloaded runs without them",
-        )
+        error.with_hint(hint)
     }
 
     /// An answer that began well and then was not what HTTP promises.
@@ -311,12 +385,18 @@ fn number(headers: &HeaderMap, name: HeaderName) -> Option<u64> {
     text(headers, name)?.trim().parse().ok()
 }
 
-/// Start and total of `bytes 5-9/10`; the total may be `*`.
-fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+/// The bytes and the total of `bytes 5-9/10`; the total may be `*`.
+fn content_range(headers: &HeaderMap) -> Option<(Range<u64>, Option<u64>)> {
     let value = text(headers, CONTENT_RANGE)?;
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
-    let (start, _) = range.split_once('-')?;
-    Some((start.trim().parse().ok()?, total.trim().parse().ok()))
+    let (start, last) = range.split_once('-')?;
+    let end = last.trim().parse::<u64>().ok()?.checked_add(1)?;
+    Some((start.trim().parse().ok()?..end, total.trim().parse().ok()))
+}
+
+/// The total of `bytes */10`.
+fn unsatisfied_range(headers: &HeaderMap) -> Option<u64> {
+    text(headers, CONTENT_RANGE)?.strip_prefix("bytes */")?.trim().parse().ok()
 }
 
 fn too_many_redirects(address: &Address) -> Error {

@@ -28,12 +28,19 @@ pub struct HubConfig {
     pub connect_timeout: Duration,
     /// Longest silence of a server, before its answer and within it.
     pub read_timeout: Duration,
+    /// Most connections over which parts of one file are fetched at once.
+    pub max_connections: usize,
+    /// Most bytes of a file that are asked for in one request. Up to twice as many for each connection are
+    /// held in memory.
+    pub max_range_bytes: u64,
     /// How often a request that failed on the way (not one that was refused) is tried again. Within
     /// a file the count begins anew whenever bytes have arrived.
     pub num_retries: u32,
     /// Wait before the first retry; it doubles with each further one.
     pub retry_delay: Duration,
-    /// How long to wait for another process that holds a file's lock but gets nothing done.
+    /// How long to wait for another process that holds a file's lock but gets nothing done. Where files
+    /// cannot be locked, what was not written to for so long is taken for the rest of a dead process, so
+    /// it must be longer than `read_timeout` with all retries.
     pub lock_timeout: Duration,
 }
 
@@ -49,6 +56,8 @@ impl HubConfig {
             proxy_from_env: false,
             connect_timeout: Duration::from_secs(10),
             read_timeout: Duration::from_secs(30),
+            max_connections: 8,
+            max_range_bytes: 8 << 20,
             num_retries: 4,
             retry_delay: Duration::from_millis(500),
             lock_timeout: Duration::from_secs(300),

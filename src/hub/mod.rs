@@ -4,23 +4,27 @@
 //! into the cache that the Hugging Face libraries share, so a model fetched by one program is there for
 //! all, and a model that is there needs no network.
 //!
-//! The HTTP requests are made here with `ureq` and not by the `hf-hub` crate: the blocking half of its
-//! version 0.5 waits without limit for a silent server, has no offline mode, forgets an interrupted
-//! download of the Python libraries, and reports each refusal as a bare status.
+//! The HTTP requests are made here with `ureq` and not by the `hf-hub` crate: its version 1.0 writes
+//! whatever a server answers without a look at the status, does not continue an interrupted download, and
+//! brings 130 crates.
 //!
 //! This module knows nothing of what is inside the files.
 
 pub mod alias;
 
 mod address;
+mod agent;
 mod cache;
+mod checksum;
 mod client;
 mod config;
 mod download;
+mod partial;
 mod progress;
 mod refusal;
 mod select;
 mod source;
+mod transfer;
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,7 @@
 //! What a download reports while it runs. The library draws nothing; the command line does.
 
+use std::time::Duration;
+
 /// Receives the steps of a download. Files come one after the other, never interleaved.
 pub trait Progress {
     /// `file` begins. `resumed_from` of its `total_bytes` are on disk from an earlier attempt and are
@@ -12,6 +14,11 @@ pub trait Progress {
 
     /// The file is complete. Not called for a file whose download fails.
     fn finish(&self);
+
+    /// The server wants to be left alone for `duration` before it gives more of `file`.
+    fn pause(&self, file: &str, duration: Duration) {
+        let _ = (file, duration);
+    }
 
     /// Another process is downloading `file`, and this one waits for it.
     fn wait_for_other_process(&self, file: &str) {

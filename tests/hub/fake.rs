@@ -2,11 +2,12 @@
 //!
 //! It answers as the real one does: repository information as JSON, small files through a redirect on
 //! the same host, large ones through a redirect to the storage host, ETag and commit headers on the
-//! answers of the Hub only, ranges on data.
+//! answers of the Hub only, ranges on data. The line to the storage host may be slow.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -34,8 +35,10 @@ impl Request {
         self.headers.get(name).map(String::as_str)
     }
 
-    fn range_start(&self) -> Option<usize> {
-        self.header("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+    /// The bytes that are asked for.
+    pub(crate) fn range(&self) -> Option<Range<usize>> {
+        let (start, last) = self.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
+        Some(start.parse().ok()?..last.parse::<usize>().ok()? + 1)
     }
 }
 
@@ -87,6 +90,26 @@ struct State {
     files: BTreeMap<String, Vec<u8>>,
     requests: Vec<Request>,
     fault: Option<Fault>,
+    line: Line,
+    traffic: Traffic,
+}
+
+/// What lies between the storage host and the client.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Line {
+    /// Before each answer.
+    pub(crate) latency: Duration,
+    /// On each connection; 0 is no limit.
+    pub(crate) bytes_per_second: usize,
+}
+
+/// What the storage host has sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Traffic {
+    pub(crate) num_bytes: usize,
+    num_open: usize,
+    /// Most answers that were on their way at once.
+    pub(crate) most_open: usize,
 }
 
 pub(crate) struct FakeHub {
@@ -139,6 +162,16 @@ impl FakeHub {
         self.state.lock().unwrap().fault = None;
     }
 
+    pub(crate) fn set_line(&self, line: Line) {
+        self.state.lock().unwrap().line = line;
+    }
+
+    /// What was sent since the last call.
+    pub(crate) fn take_traffic(&self) -> Traffic {
+        let traffic = &mut self.state.lock().unwrap().traffic;
+        std::mem::replace(traffic, Traffic { num_bytes: 0, most_open: 0, num_open: traffic.num_open })
+    }
+
     /// The requests since the last call.
     pub(crate) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
@@ -170,12 +203,27 @@ impl Drop for FakeHub {
     }
 }
 
-/// What the Hub calls the content of a file.
+/// What the Hub calls the content of a large file.
 pub(crate) fn etag(data: &[u8]) -> String {
-    let hash = data.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}{:024x}", data.len())
+    hex(ring::digest::digest(&ring::digest::SHA256, data).as_ref())
+}
+
+/// What the Hub calls the content of the file `name`: small ones have the name that Git has for them.
+pub(crate) fn etag_of(name: &str, data: &[u8]) -> String {
+    if !is_small(name) {
+        return etag(data);
+    }
+    let mut blob = format!("blob {}\0", data.len()).into_bytes();
+    blob.extend_from_slice(data);
+    hex(ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, &blob).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_small(name: &str) -> bool {
+    name.ends_with(".json") || name.ends_with(".jinja")
 }
 
 fn serve(
@@ -199,15 +247,16 @@ fn serve(
         let Some((name, value)) = line.split_once(':') else { break };
         request.headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
-    let response = {
+    let (response, line) = {
         let mut state = state.lock().unwrap();
         let mut response = answer(&request, storage, &state);
         if let Some(fault) = &mut state.fault {
             fault(&request, &mut response);
         }
         state.requests.push(request.clone());
-        response
+        (response, if host == Host::Storage { state.line } else { Line::default() })
     };
+    thread::sleep(line.latency);
     if response.status == 0 {
         return wait_for_end(stopped);
     }
@@ -219,9 +268,34 @@ fn serve(
     stream.write_all(head.as_bytes())?;
     if request.method != "HEAD" {
         let end = response.stop_after.map_or(response.body.len(), |end| end.min(response.body.len()));
-        stream.write_all(&response.body[..end])?;
+        let count = |change: &dyn Fn(&mut Traffic)| {
+            if host == Host::Storage {
+                change(&mut state.lock().unwrap().traffic);
+            }
+        };
+        count(&|traffic| {
+            traffic.num_open += 1;
+            traffic.most_open = traffic.most_open.max(traffic.num_open);
+        });
+        let sent = send(&mut stream, &response.body[..end], line, &|num_bytes| {
+            count(&|traffic| traffic.num_bytes += num_bytes);
+        });
+        count(&|traffic| traffic.num_open -= 1);
+        sent?;
         if response.stall {
             return wait_for_end(stopped);
+        }
+    }
+    Ok(())
+}
+
+fn send(stream: &mut TcpStream, body: &[u8], line: Line, count: &dyn Fn(usize)) -> std::io::Result<()> {
+    const PIECE: usize = 16 << 10;
+    for piece in body.chunks(PIECE) {
+        stream.write_all(piece)?;
+        count(piece.len());
+        if line.bytes_per_second > 0 {
+            thread::sleep(Duration::from_secs_f64(piece.len() as f64 / line.bytes_per_second as f64));
         }
     }
     Ok(())
@@ -257,7 +331,7 @@ fn answer(request: &Request, storage: SocketAddr, state: &State) -> Response {
         return match request.path.strip_prefix("/api/resolve-cache/") {
             Some(file) => {
                 let contents = &state.files[file];
-                data(request, contents).with("etag", format!("\"{}\"", etag(contents)))
+                data(request, contents).with("etag", format!("\"{}\"", etag_of(file, contents)))
             }
             None => Response::refusal(404, "RepoNotFound", "Repository not found"),
         };
@@ -266,7 +340,7 @@ fn answer(request: &Request, storage: SocketAddr, state: &State) -> Response {
     let Some(contents) = state.files.get(file) else {
         return Response::refusal(404, "EntryNotFound", "Entry not found");
     };
-    if file.ends_with(".json") || file.ends_with(".jinja") {
+    if is_small(file) {
         Response::status(307)
             .with("location", format!("/api/resolve-cache/{file}"))
             .with("x-repo-commit", commit)
@@ -281,11 +355,14 @@ fn answer(request: &Request, storage: SocketAddr, state: &State) -> Response {
 }
 
 fn data(request: &Request, contents: &[u8]) -> Response {
-    match request.range_start() {
+    match request.range() {
         None => Response::status(200).body(contents),
-        Some(start) if start < contents.len() => Response::status(206)
-            .with("content-range", format!("bytes {start}-{}/{}", contents.len() - 1, contents.len()))
-            .body(&contents[start..]),
+        Some(Range { start, end }) if start < contents.len() => {
+            let end = end.min(contents.len());
+            Response::status(206)
+                .with("content-range", format!("bytes {start}-{}/{}", end - 1, contents.len()))
+                .body(&contents[start..end])
+        }
         Some(_) => Response::status(416).with("content-range", format!("bytes */{}", contents.len())),
     }
 }
