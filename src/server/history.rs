@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
+use super::api::sampling;
 use super::auth::Caller;
 use crate::engine::{BlockMiss, FinishReason, PrefixMiss, Request, SequenceStats};
 use crate::sampling::SamplingParams;
@@ -219,26 +220,10 @@ impl Record {
 
     /// What was in effect. Stop strings are the client's text, so only their number is here.
     fn params(&self) -> Value {
-        let params = &self.params;
-        json!({
-            "temperature": short(params.temperature),
-            "top_k": params.top_k,
-            "top_p": short(params.top_p),
-            "min_p": short(params.min_p),
-            "repetition_penalty": short(params.repetition_penalty),
-            "presence_penalty": short(params.presence_penalty),
-            "frequency_penalty": short(params.frequency_penalty),
-            // As a client writes it: with a sign.
-            "seed": params.seed.map(u64::cast_signed),
-            "num_stop_strings": self.num_stop_strings,
-            "stop_token_ids": params.stop_token_ids,
-            "max_tokens": params.max_tokens,
-            "min_tokens": params.min_tokens,
-            "ignore_eos": params.ignore_eos,
-            "num_logit_biases": self.num_logit_biases,
-            "logprobs": params.logprobs,
-            "n": params.n,
-        })
+        let mut fields = sampling::in_effect(&self.params);
+        fields.insert("num_stop_strings".to_owned(), self.num_stop_strings.into());
+        fields.insert("num_logit_biases".to_owned(), self.num_logit_biases.into());
+        fields.into()
     }
 }
 
@@ -281,11 +266,6 @@ fn sequence(index: usize, end: Option<&End>) -> Value {
         "decode_ms": milliseconds(stats.decode_time),
         "time_to_first_token_ms": milliseconds(stats.queue_time + stats.prefill_time),
     })
-}
-
-/// A number with the digits that it has as an f32.
-fn short(value: f32) -> Value {
-    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// Puts a miss into words.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// The paths that are counted by themselves; what stands in braces is anything.
-pub(super) const PATHS: [&str; 21] = [
+pub(super) const PATHS: [&str; 25] = [
     "/",
     "/detokenize",
     "/get_model_info",
     "/get_server_info",
     "/health",
+    "/kv_event_sources",
     "/metrics",
     "/model_info",
     "/openapi.json",
@@ -17,7 +18,9 @@ pub(super) const PATHS: [&str; 21] = [
     "/tokenize",
     "/tokenizer_info",
     "/v1/chat/completions",
+    "/v1/chat/completions/render",
     "/v1/completions",
+    "/v1/completions/render",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
@@ -25,6 +28,7 @@ pub(super) const PATHS: [&str; 21] = [
     "/v1/requests/{id}",
     "/v1/responses",
     "/v1/responses/{id}",
+    "/v1/responses/{id}/input_items",
     "/version",
 ];
 const OTHER: &str = "other";
@@ -48,13 +52,16 @@ impl HttpCounts {
 }
 
 fn label(path: &str) -> &'static str {
-    let is_same = |known: &&&str| match known.split_once('{') {
-        Some((before, _)) => path.len() > before.len() && path.starts_with(before),
-        None => path == **known,
+    let is_same = |known: &str| match known.split_once('{') {
+        Some((before, rest)) => {
+            let after = rest.split_once('}').map_or("", |(_, after)| after);
+            path.len() > before.len() + after.len() && path.starts_with(before) && path.ends_with(after)
+        }
+        None => path == known,
     };
-    // Names in full come before those with something in braces.
-    let full = PATHS.iter().filter(|known| !known.contains('{')).find(is_same);
-    full.or_else(|| PATHS.iter().find(is_same)).copied().unwrap_or(OTHER)
+    // Names in full come before those with something in braces, and of these the ones that say more.
+    let known = PATHS.into_iter().filter(|known| is_same(known));
+    known.max_by_key(|known| (!known.contains('{'), known.len())).unwrap_or(OTHER)
 }
 
 #[cfg(test)]
@@ -70,6 +77,8 @@ mod tests {
         check("/v1/models/a/b", "/v1/models/{name}");
         check("/v1/messages/count_tokens", "/v1/messages/count_tokens");
         check("/v1/requests/1", "/v1/requests/{id}");
+        check("/v1/responses/1", "/v1/responses/{id}");
+        check("/v1/responses/1/input_items", "/v1/responses/{id}/input_items");
         check("/.env", OTHER);
         let counts = HttpCounts::default();
         for index in 0..100 {

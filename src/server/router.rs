@@ -24,7 +24,9 @@ use super::{access, api, auth, connection, cors, page};
 pub(super) fn router(app: &Arc<App>) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", post(api::chat::handle))
+        .route("/v1/chat/completions/render", post(api::render::chat))
         .route("/v1/completions", post(api::completions::handle))
+        .route("/v1/completions/render", post(api::render::completions))
         .route("/v1/messages", post(api::anthropic::create))
         .route("/v1/messages/count_tokens", post(api::anthropic::count_tokens))
         .route("/v1/models", get(api::models::list))

@@ -173,3 +173,35 @@ fn without_a_configuration_there_are_no_events() {
     assert_eq!(server.get("/kv_event_sources").success(), json!([]));
     assert_eq!(server.metric("tinyvllm_kv_event"), 0.0);
 }
+
+#[test]
+fn what_a_request_is_for_the_engine_can_be_asked() {
+    let server = Server::start("--max-model-len 256");
+    let mut body = json!({"messages": [{"role": "user", "content": "Hello"}]});
+    let tokens = server.post("/tokenize", &body).success()["tokens"].clone();
+    let rendered = server.post("/v1/chat/completions/render", &body).success();
+    assert_eq!((&rendered["token_ids"], &rendered["model"]), (&tokens, &json!("demo")));
+    let left = 256 - tokens.as_array().unwrap().len();
+    assert_eq!(rendered["sampling_params"]["max_tokens"], left);
+    body["temperature"] = json!(0.7);
+    body["stop"] = json!(["x"]);
+    body["max_tokens"] = json!(5);
+    body["stream"] = json!(true);
+    let rendered = server.post("/v1/chat/completions/render", &body).success();
+    let params = &rendered["sampling_params"];
+    assert_eq!((&params["temperature"], &params["max_tokens"]), (&json!(0.7), &json!(5)));
+    assert_eq!((&params["stop"], &rendered["stream"]), (&json!(["x"]), &json!(true)));
+
+    let body = json!({"prompt": ["Once", "Once upon"], "logit_bias": {"3": 1.5}, "cache_salt": "s"});
+    let rendered = server.post("/v1/completions/render", &body).success();
+    let rendered = rendered.as_array().unwrap();
+    assert_eq!(rendered.len(), 2);
+    for (one, prompt) in rendered.iter().zip(["Once", "Once upon"]) {
+        let tokens = server.post("/tokenize", &json!({"prompt": prompt})).success()["tokens"].clone();
+        assert_eq!((&one["token_ids"], &one["cache_salt"]), (&tokens, &json!("s")));
+        assert_eq!(one["sampling_params"]["logit_bias"], json!({"3": 1.5}));
+    }
+    let wrong = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 7});
+    assert_eq!(server.post("/v1/chat/completions/render", &wrong).status, 400);
+    assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "nothing is generated");
+}

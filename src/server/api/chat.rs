@@ -26,7 +26,7 @@ pub(in super::super) async fn handle(
     generate(app, request, parse).await
 }
 
-fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
+pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
     let mut params = sampling::parse(&mut fields)?;
     params.max_tokens = max_tokens(&mut fields)?;
     params.logprobs = logprobs(&mut fields)?;

@@ -36,7 +36,7 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
-fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
+pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
     let mut params = sampling::parse(&mut fields)?;
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);

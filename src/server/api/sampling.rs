@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, wrong_type};
@@ -31,6 +31,33 @@ pub(super) fn parse(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
 }
 
 /// vLLM's −1 is the same as 0: all tokens.
+/// The parameters as a client would write them, without its texts.
+pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value> {
+    let fields: [(&str, Value); 14] = [
+        ("temperature", short(params.temperature)),
+        ("top_k", params.top_k.into()),
+        ("top_p", short(params.top_p)),
+        ("min_p", short(params.min_p)),
+        ("repetition_penalty", short(params.repetition_penalty)),
+        ("presence_penalty", short(params.presence_penalty)),
+        ("frequency_penalty", short(params.frequency_penalty)),
+        // As a client writes it: with a sign.
+        ("seed", params.seed.map(u64::cast_signed).into()),
+        ("stop_token_ids", params.stop_token_ids.clone().into()),
+        ("max_tokens", params.max_tokens.into()),
+        ("min_tokens", params.min_tokens.into()),
+        ("ignore_eos", params.ignore_eos.into()),
+        ("logprobs", params.logprobs.into()),
+        ("n", params.n.into()),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// With the digits that it has as an f32.
+pub(super) fn short(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 fn top_k(fields: &mut Fields) -> Result<usize, ApiError> {
     match fields.integer("top_k")?.unwrap_or(0) {
         -1 => Ok(0),

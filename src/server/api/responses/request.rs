@@ -1,6 +1,5 @@
 //! The fields of a request that are not its input, and what of them the response repeats.
 
-
 use serde_json::{Map, Value, json};
 
 use super::super::super::auth::Caller;

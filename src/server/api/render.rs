@@ -1,0 +1,80 @@
+//! `/v1/chat/completions/render` and `/v1/completions/render`: what a request would be for the engine, without
+//! generating, as vLLM has them. A router that knows which blocks are cached where needs the token ids.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::super::access::Note;
+use super::super::clients::Client;
+use super::super::error::{ApiError, ok};
+use super::super::json::Fields;
+use super::super::state::{App, Model};
+use super::form::Form;
+use super::{Prepared, chat, completions, prepare, sampling};
+use crate::config::EngineConfig;
+use crate::engine::Request;
+
+/// One request.
+pub(in super::super) async fn chat(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    let mut rendered = render(&app, request, chat::parse).await?;
+    rendered
+        .pop()
+        .map(|request| ok(&request))
+        .ok_or_else(|| ApiError::internal("a conversation is no request"))
+}
+
+/// A request for each prompt.
+pub(in super::super) async fn completions(
+    State(app): State<Arc<App>>,
+    request: HttpRequest<Body>,
+) -> Result<Response, ApiError> {
+    Ok(ok(&render(&app, request, completions::parse).await?))
+}
+
+async fn render(
+    app: &App,
+    request: HttpRequest<Body>,
+    parse: fn(&Model, Fields) -> Result<Prepared<Form>, ApiError>,
+) -> Result<Vec<Value>, ApiError> {
+    let model = app.ready()?;
+    // Templates and tokenizers are work too.
+    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
+    let request_id = note.request_id();
+    let Prepared { requests, options, .. } = prepare(app, &model, request, parse).await?;
+    let config = model.llm.engine().config();
+    let rendered = requests.iter().map(|request| {
+        json!({
+            "request_id": &*request_id,
+            "model": model.names[0],
+            "token_ids": request.prompt_token_ids,
+            "features": null,
+            "sampling_params": sampling_params(request, config),
+            "stream": options.stream.is_some(),
+            "cache_salt": request.cache_salt,
+            "priority": options.priority,
+        })
+    });
+    Ok(rendered.collect())
+}
+
+/// What is in effect, with as many tokens as can follow where no number was asked for.
+fn sampling_params(request: &Request, config: &EngineConfig) -> Map<String, Value> {
+    let params = &request.params;
+    let mut fields = sampling::in_effect(params);
+    let max_tokens = request.max_len(config).saturating_sub(request.prompt_token_ids.len());
+    fields.insert("max_tokens".to_owned(), max_tokens.into());
+    fields.insert("stop".to_owned(), params.stop.clone().into());
+    let bias: Map<String, Value> =
+        params.logit_bias.iter().map(|(id, bias)| (id.to_string(), sampling::short(*bias))).collect();
+    fields.insert("logit_bias".to_owned(), bias.into());
+    fields
+}
