@@ -46,24 +46,35 @@ impl ToolRequest {
     /// Takes everything about tools out of the body.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         let source = fields.take("tools");
-        let tools: Arc<[Tool]> = match &source {
-            None => Arc::default(),
-            Some(source) => list(source, tool)?.into(),
+        let tools = match &source {
+            None => Vec::new(),
+            Some(source) => list(source, tool)?,
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self::new(source, tools, choice, is_parallel)
+        Self::new(source, tools, choice, None, is_parallel)
     }
 
-    /// These tools, if the choice is one of them. `source` is a list of them in the form of chats.
+    /// These tools, or those of them that are `allowed`, if the choice is one of them. `source` is a list of them in
+    /// the form of chats.
     pub(super) fn new(
-        source: Option<Value>,
-        tools: Arc<[Tool]>,
+        mut source: Option<Value>,
+        mut tools: Vec<Tool>,
         choice: ToolChoice,
+        allowed: Option<Vec<String>>,
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
+        if let Some(allowed) = allowed {
+            check_allowed(&allowed, &tools)?;
+            // The model is told of these only, so that it calls no other one by itself either.
+            let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
+            if let Some(Value::Array(items)) = &mut source {
+                items.retain(|_| is_allowed.next().unwrap_or(false));
+            }
+            tools.retain(|tool| allowed.contains(&tool.name));
+        }
         let choice = possible(choice, &tools)?;
-        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools, choice, is_parallel })
+        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools: tools.into(), choice, is_parallel })
     }
 
     /// Whether calls are looked for in the answer.
@@ -177,6 +188,20 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
         Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
     })
+}
+
+fn check_allowed(allowed: &[String], tools: &[Tool]) -> Result<(), ApiError> {
+    if allowed.len() > MAX_TOOLS {
+        let message = format!("tool_choice allows {} tools; it must be at most {MAX_TOOLS}", allowed.len());
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    match allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+        Some(name) => {
+            let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+            Err(ApiError::invalid("tool_choice", message))
+        }
+        None => Ok(()),
+    }
 }
 
 fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> {

@@ -29,7 +29,7 @@ use super::{Prepared, generate, prepare, sampling};
 use crate::chat::Tool;
 
 /// What belongs to Anthropic's own machines and would change the answer.
-const REFUSED: [&str; 3] = ["container", "context_management", "mcp_servers"];
+const REFUSED: [&str; 2] = ["container", "mcp_servers"];
 /// The highest temperature of this interface.
 const MAX_TEMPERATURE: f32 = 1.0;
 
@@ -131,6 +131,21 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, message));
         }
     }
+    if let Some(mut management) = fields.object("context_management")? {
+        // Agents send one that changes nothing: earlier thinking is to be cleared, but all of it is to be kept.
+        let keeps_all = |edit: &Value| {
+            edit["type"].as_str().is_some_and(|kind| kind.starts_with("clear_thinking"))
+                && edit["keep"] == "all"
+        };
+        let is_harmless = match management.take("edits") {
+            None => true,
+            Some(edits) => edits.as_array().is_some_and(|edits| edits.iter().all(keeps_all)),
+        };
+        if !is_harmless {
+            let message = "context_management is not supported here: the conversation is taken as it comes; leave it out";
+            return Err(ApiError::unsupported("context_management", message));
+        }
+    }
     if let Some(speed) = fields.string("speed")?.filter(|speed| speed != "standard") {
         let message = format!("speed is {}, expected \"standard\"", describe(&speed.into()));
         return Err(ApiError::unsupported("speed", message));
@@ -197,9 +212,9 @@ fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<b
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
-    let tools: Arc<[Tool]> = match &given {
-        Some(given) => tools::list(given, tool)?.into(),
-        None => Arc::default(),
+    let tools = match &given {
+        Some(given) => tools::list(given, tool)?,
+        None => Vec::new(),
     };
     let source = match given {
         Some(Value::Array(items)) => {
@@ -209,7 +224,7 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
         _ => None,
     };
     let Some(mut choice) = fields.object("tool_choice")? else {
-        return ToolRequest::new(source, tools, ToolChoice::Auto, true);
+        return ToolRequest::new(source, tools, ToolChoice::Auto, None, true);
     };
     let is_parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     let path = choice.path("type");
@@ -225,7 +240,7 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
         }
         None => return Err(missing(path)),
     };
-    ToolRequest::new(source, tools, wanted, is_parallel)
+    ToolRequest::new(source, tools, wanted, None, is_parallel)
 }
 
 fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {

@@ -1,7 +1,5 @@
 //! The fields of a request that are not its input, and what of them the response repeats.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value, json};
 
 use super::super::super::auth::Caller;
@@ -219,40 +217,24 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
 
 fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
-    let mut tools = match &given {
+    let tools = match &given {
         Some(given) => tools::list(given, tool)?,
         None => Vec::new(),
     };
+    let given = given.unwrap_or_else(|| json!([]));
+    settings.insert("tools".to_owned(), given.clone());
+    let source = match given {
+        Value::Array(items) => {
+            items.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect()
+        }
+        other => other,
+    };
     let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     settings.insert("tool_choice".to_owned(), choice.clone());
-    settings.insert("tools".to_owned(), given.clone().unwrap_or_else(|| json!([])));
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
-    let mut source = match given {
-        Some(Value::Array(items)) => items,
-        _ => Vec::new(),
-    };
-    let choice = match self::choice(choice)? {
-        Choice::One(choice) => choice,
-        Choice::Among(names, choice) => {
-            if let Some(name) = names.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
-                let message = format!(
-                    "tool_choice.tools names {}, which is none of the tools",
-                    describe(&(*name).clone().into())
-                );
-                return Err(ApiError::invalid("tool_choice", message));
-            }
-            // What may not be called the model is not told of.
-            let is_allowed = |name: &str| names.iter().any(|allowed| allowed == name);
-            source.retain(|item| item["name"].as_str().is_some_and(is_allowed));
-            tools.retain(|tool| is_allowed(&tool.name));
-            choice
-        }
-    };
-    let source: Vec<Value> =
-        source.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect();
-    let tools: Arc<[Tool]> = tools.into();
-    ToolRequest::new(Some(source.into()), tools, choice, is_parallel)
+    let (choice, allowed) = self::choice(choice)?;
+    ToolRequest::new(Some(source), tools, choice, allowed, is_parallel)
 }
 
 fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
@@ -270,14 +252,8 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     }
 }
 
-/// What may be called.
-enum Choice {
-    One(ToolChoice),
-    /// These only.
-    Among(Vec<String>, ToolChoice),
-}
-
-fn choice(value: Value) -> Result<Choice, ApiError> {
+/// The choice, and the names that it is limited to, if it is.
+fn choice(value: Value) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
     const EXPECTED: &str =
         "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";
     let word = |value: &Value| match value.as_str() {
@@ -287,15 +263,15 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
         _ => None,
     };
     if !value.is_object() {
-        let choice = word(&value).map(Choice::One);
-        return choice.ok_or_else(|| wrong_type("tool_choice".to_owned(), &value, EXPECTED));
+        let choice = word(&value).ok_or_else(|| wrong_type("tool_choice".to_owned(), &value, EXPECTED))?;
+        return Ok((choice, None));
     }
     let mut choice = Fields::inside(value, "tool_choice")?;
     let path = choice.path("type");
     match choice.string("type")?.as_deref() {
         Some("function") => {
             let name = choice.string("name")?.ok_or_else(|| missing(choice.path("name")))?;
-            Ok(Choice::One(ToolChoice::Named(name)))
+            Ok((ToolChoice::Named(name), None))
         }
         Some("allowed_tools") => {
             let path = choice.path("mode");
@@ -313,7 +289,7 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
                 let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
                 item.string("name")?.ok_or_else(|| missing(item.path("name")))
             });
-            Ok(Choice::Among(names.collect::<Result<_, _>>()?, mode))
+            Ok((mode, Some(names.collect::<Result<_, _>>()?)))
         }
         Some(kind) => {
             let kind = describe(&kind.into());
