@@ -215,6 +215,8 @@ fn a_model_that_must_call_calls_and_goes_on() {
     for choice in [json!({"type": "function", "name": "get_weather"}), allowed] {
         let change = json!({
             "tools": [time, weather()], "tool_choice": choice, "max_output_tokens": 200, "parallel_tool_calls": false,
+            // What has a form is text, of which there is none.
+            "text": {"format": {"type": "json_object"}},
         });
         let body = request(&change);
         let response = both(&server, &body);

@@ -147,7 +147,10 @@ fn constraint(
     tools: &ToolRequest,
     turns: &TurnFormat,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
-    let (constraint, param) = match (output, called_tools(tools)) {
+    let called = called_tools(tools);
+    // An answer that is a call has no text, which alone has a form.
+    let is_empty = |output: &StructuredOutput| called.is_some() && output.is_for_text();
+    let (constraint, param) = match (output.filter(|output| !is_empty(output)), called) {
         (None, None) => return Ok(None),
         (Some(output), _) if tools.may_call() => {
             let param = output.param();

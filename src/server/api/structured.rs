@@ -35,6 +35,11 @@ impl StructuredOutput {
         self.param
     }
 
+    /// Whether only text has to be of the form, and not a call. vLLM's own fields are about the whole answer.
+    pub(super) fn is_for_text(&self) -> bool {
+        !["structured_outputs", "guided_"].iter().any(|field| self.param.starts_with(field))
+    }
+
     /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
         match model.llm.compile_grammar(&self.spec) {

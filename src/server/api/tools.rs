@@ -67,10 +67,11 @@ impl ToolRequest {
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self::new(source, tools, choice, is_parallel)
+        Self::new(source, tools, choice, None, is_parallel)
     }
 
-    /// These tools, if the choice is one of them. `source` is a list of them in the form of chats.
+    /// These tools, or those of them that are `allowed`, if the choice is one of them. `source` is a list of them in
+    /// the form of chats.
     pub(super) fn new(
         mut source: Option<Value>,
         mut tools: Vec<Tool>,
@@ -78,10 +79,7 @@ impl ToolRequest {
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
         if let Some(allowed) = allowed {
-            if let Some(name) = allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
-                let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
-                return Err(ApiError::invalid("tool_choice", message));
-            }
+            check_allowed(&allowed, &tools)?;
             // The model is told of these only, so that it calls no other one by itself either.
             let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
             if let Some(Value::Array(items)) = &mut source {
@@ -209,6 +207,20 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
     };
     Ok(mode.into())
+}
+
+fn check_allowed(allowed: &[String], tools: &[Tool]) -> Result<(), ApiError> {
+    if allowed.len() > MAX_TOOLS {
+        let message = format!("tool_choice allows {} tools; it must be at most {MAX_TOOLS}", allowed.len());
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    match allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+        Some(name) => {
+            let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+            Err(ApiError::invalid("tool_choice", message))
+        }
+        None => Ok(()),
+    }
 }
 
 fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> {

@@ -29,7 +29,7 @@ use super::{Prepared, generate, prepare, sampling};
 use crate::chat::Tool;
 
 /// What belongs to Anthropic's own machines and would change the answer.
-const REFUSED: [&str; 3] = ["container", "context_management", "mcp_servers"];
+const REFUSED: [&str; 2] = ["container", "mcp_servers"];
 /// The highest temperature of this interface.
 const MAX_TEMPERATURE: f32 = 1.0;
 
@@ -130,6 +130,21 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         if fields.take(name).is_some_and(|value| !is_empty(&value)) {
             let message = format!("{name} is not supported here; leave it out");
             return Err(ApiError::unsupported(name, message));
+        }
+    }
+    if let Some(mut management) = fields.object("context_management")? {
+        // Agents send one that changes nothing: earlier thinking is to be cleared, but all of it is to be kept.
+        let keeps_all = |edit: &Value| {
+            edit["type"].as_str().is_some_and(|kind| kind.starts_with("clear_thinking"))
+                && edit["keep"] == "all"
+        };
+        let is_harmless = match management.take("edits") {
+            None => true,
+            Some(edits) => edits.as_array().is_some_and(|edits| edits.iter().all(keeps_all)),
+        };
+        if !is_harmless {
+            let message = "context_management is not supported here: the conversation is taken as it comes; leave it out";
+            return Err(ApiError::unsupported("context_management", message));
         }
     }
     if let Some(speed) = fields.string("speed")?.filter(|speed| speed != "standard") {

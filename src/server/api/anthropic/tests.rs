@@ -148,6 +148,11 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"thinking": {"type": "between_tools"}}), "thinking.type", "adaptive");
     check(json!({"thinking": {"type": "adaptive", "display": "x"}}), "thinking.display", "omitted");
     check(json!({"mcp_servers": [{}]}), "mcp_servers", "not supported");
+    let clears = json!({"edits": [{"type": "clear_tool_uses_20250919"}]});
+    check(json!({"context_management": clears}), "context_management", "as it comes");
+    check(json!({"context_management": {"edits": "all"}}), "context_management", "as it comes");
+    let keeps = json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    question(&json!({"context_management": keeps})).unwrap();
     check(json!({"speed": "fast"}), "speed", "standard");
     check(json!({"output_format": {"type": "json_schema"}}), "output_format.schema", "missing");
     check(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type", "xml");

@@ -222,18 +222,19 @@ fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Resul
         Some(given) => tools::list(given, tool)?,
         None => Vec::new(),
     };
+    let given = given.unwrap_or_else(|| json!([]));
+    settings.insert("tools".to_owned(), given.clone());
+    let source = match given {
+        Value::Array(items) => {
+            items.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect()
+        }
+        other => other,
+    };
     let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     settings.insert("tool_choice".to_owned(), choice.clone());
-    settings.insert("tools".to_owned(), given.clone().unwrap_or_else(|| json!([])));
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
-    let items = match given {
-        Some(Value::Array(items)) => items,
-        _ => Vec::new(),
-    };
-    let source: Vec<Value> =
-        items.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect();
-    ToolRequest::new(Some(source.into()), tools, self::choice(choice)?, is_parallel)
+    ToolRequest::new(Some(source), tools, self::choice(choice)?, is_parallel)
 }
 
 fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
@@ -251,6 +252,7 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     }
 }
 
+/// The choice, and the names that it is limited to, if it is.
 fn choice(value: Value) -> Result<Choice, ApiError> {
     const EXPECTED: &str =
         "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";

@@ -184,4 +184,5 @@ fn what_is_not_valid_is_refused_by_name() {
     check(allowed("auto", json!("f")), "tool_choice.tools", "a list");
     check(allowed("auto", json!([{"name": "g"}])), "tool_choice", "none of the tools");
     check(allowed("required", json!([])), "tool_choice", "no tools");
+    check(allowed("auto", json!(vec![json!({"name": "f"}); 129])), "tool_choice", "129 tools");
 }
