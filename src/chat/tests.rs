@@ -212,8 +212,11 @@ fn the_last_message_is_continued() {
     let check = |template: &str, content: &str, expected: Option<&str>| {
         let tokenizer = tokenizer(Some(template), &["<s>", "</s>"], false);
         let chat = Chat::new(&tokenizer).unwrap();
-        let options =
-            ChatOptions { add_generation_prompt: false, continue_final_message: true, ..ChatOptions::default() };
+        let options = ChatOptions {
+            add_generation_prompt: false,
+            continue_final_message: true,
+            ..ChatOptions::default()
+        };
         let messages = [Message::new("user", "Hi \u{10FFFD}"), Message::new("assistant", content)];
         assert_eq!(chat.render(&messages, &options).ok().as_deref(), expected);
         let ids = chat.encode(&tokenizer, &messages, &options).ok();

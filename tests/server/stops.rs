@@ -32,7 +32,10 @@ fn answer(server: &Server, path: &str, change: &Value) -> (Vec<u64>, String, Val
     request["stream"] = true.into();
     let events = server.post(path, &request).events();
     let last = &events.last().unwrap()["choices"][0];
-    assert_eq!((&last["stop_reason"], &last["finish_reason"]), (&choice["stop_reason"], &choice["finish_reason"]));
+    assert_eq!(
+        (&last["stop_reason"], &last["finish_reason"]),
+        (&choice["stop_reason"], &choice["finish_reason"])
+    );
     (ids, text, choice)
 }
 
@@ -44,7 +47,8 @@ fn stop_reasons_and_the_least_number_of_tokens() {
         assert_eq!((choice.get("stop_reason"), ids.len()), (None, 12), "{choice}");
         let third = ids[2];
         let first = ids.iter().position(|id| *id == third).unwrap();
-        let (short, _, choice) = answer(&server, path, &json!({"stop_token_ids": [third], "ignore_eos": true}));
+        let (short, _, choice) =
+            answer(&server, path, &json!({"stop_token_ids": [third], "ignore_eos": true}));
         assert_eq!((&choice["stop_reason"], &choice["finish_reason"]), (&json!(third), &json!("stop")));
         assert_eq!(short, ids[..=first]);
         // A text that is there early: it stops, unless so many tokens are demanded that it lies before them.
@@ -87,14 +91,24 @@ fn what_does_not_fit_is_said_in_words_that_programs_know() {
         };
         let answer = server.post(path, &body(path, &json!({field: prompt(&long)})));
         check_error("the prompt", &answer, 400, Some(field), code, &format!("{begin}your request has "));
-        check_error("the prompt", &answer, 400, Some(field), code, " input tokens. Please reduce the length of");
+        check_error(
+            "the prompt",
+            &answer,
+            400,
+            Some(field),
+            code,
+            " input tokens. Please reduce the length of",
+        );
         let answer = server.post(path, &body(path, &json!({field: prompt(&huge)})));
         check_error("the text", &answer, 400, Some(field), code, begin);
         let answer = server.post(path, &body(path, &json!({"max_tokens": 100})));
         let words = format!("{begin}you requested ");
         check_error("both", &answer, 400, Some("max_tokens"), code, &words);
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-        assert!(message.contains(" in the messages, 100 in the completion). Please reduce the length"), "{message}");
+        assert!(
+            message.contains(" in the messages, 100 in the completion). Please reduce the length"),
+            "{message}"
+        );
     }
 }
 
@@ -105,9 +119,8 @@ fn the_tokenizer_is_described() {
     assert!(info["tokenizer_class"].is_string() && info["chat_template"].is_string(), "{info}");
     for name in ["bos_token", "eos_token"] {
         let Some(token) = info[name].as_str() else { continue };
-        let ids = server
-            .post("/tokenize", &json!({"prompt": token, "add_special_tokens": false}))
-            .success()["tokens"]
+        let ids = server.post("/tokenize", &json!({"prompt": token, "add_special_tokens": false})).success()
+            ["tokens"]
             .clone();
         assert_eq!(ids, json!([info[format!("{name}_id")]]), "{name}");
     }

@@ -219,7 +219,9 @@ impl Rules<'_> {
 
     /// The pairs of an object, in the order of its schema.
     fn object_pairs(&mut self, prefix: &str, object: &Value, root: &Value, form: &Pairs) -> Result<String> {
-        if let Some(keyword) = ["allOf", "patternProperties"].into_iter().find(|name| object.get(name).is_some()) {
+        if let Some(keyword) =
+            ["allOf", "patternProperties"].into_iter().find(|name| object.get(name).is_some())
+        {
             return Err(Error::invalid_request(format!(
                 "the parameters of a tool have {keyword}, which cannot be enforced in this model's form of calls"
             )));
@@ -253,7 +255,10 @@ impl Rules<'_> {
             };
             let name = prefix.to_uppercase();
             self.add(&format!("{name}_KEY"), &key);
-            self.add(&format!("{prefix}_more"), &form.pair(&format!("{name}_KEY"), &format!("{prefix}_value")));
+            self.add(
+                &format!("{prefix}_more"),
+                &form.pair(&format!("{name}_KEY"), &format!("{prefix}_value")),
+            );
             self.value(&format!("{prefix}_value"), others, root, form)?;
             body.push_str(&format!(" {prefix}_more*"));
         }
@@ -269,7 +274,8 @@ impl Rules<'_> {
         let others: Vec<&Value> = branches.iter().filter(|branch| !is_text(branch)).collect();
         let is_free = |branch: &&Value| GrammarSpec::is_free_text(branch);
         let is_plain = |branch: &&&Value| {
-            let is_scalar = ["null", "boolean", "integer", "number"].iter().any(|kind| branch["type"] == *kind);
+            let is_scalar =
+                ["null", "boolean", "integer", "number"].iter().any(|kind| branch["type"] == *kind);
             is_scalar && branch.as_object().is_some_and(|fields| fields.len() == 1)
         };
         // What is no JSON of the other types is a text then, and every text is right.
@@ -285,7 +291,8 @@ impl Rules<'_> {
                 Some(words) => {
                     for word in words {
                         // What reads as JSON is written as JSON, unless it can be a text only.
-                        let is_json = !others.is_empty() && serde_json::from_str::<Value>(word.trim()).is_ok();
+                        let is_json =
+                            !others.is_empty() && serde_json::from_str::<Value>(word.trim()).is_ok();
                         match is_json || word.contains("</") || word.contains('\n') {
                             true if others.is_empty() => {
                                 return Err(Error::invalid_request(format!(
@@ -333,7 +340,8 @@ fn by_type(schema: &Value) -> Vec<Value> {
     }
     match (schema.get("type"), schema.get("enum")) {
         (_, Some(Value::Array(values))) => {
-            let (texts, others): (Vec<Value>, Vec<Value>) = values.iter().cloned().partition(Value::is_string);
+            let (texts, others): (Vec<Value>, Vec<Value>) =
+                values.iter().cloned().partition(Value::is_string);
             let kinds = schema.get("type").cloned();
             let lists = [texts, others].into_iter().filter(|list| !list.is_empty()).map(|list| {
                 let mut listed = json!({"enum": list});

@@ -49,7 +49,8 @@ impl Types {
         let objects = [root].into_iter().chain(alternatives(root, root)).chain([resolved(root, root)]);
         for object in objects {
             let named = object.get("properties").and_then(|properties| properties.get(key));
-            let schema = named.or_else(|| object.get("additionalProperties").filter(|schema| schema.is_object()));
+            let schema =
+                named.or_else(|| object.get("additionalProperties").filter(|schema| schema.is_object()));
             if let Some(schema) = schema {
                 types.add(schema, root);
             }
@@ -90,8 +91,9 @@ impl Types {
     fn allows(&self, value: &Value) -> bool {
         let name = type_name(value);
         let is_whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
-        let is_named =
-            |wanted: &str| self.0.iter().any(|found| found == wanted || found == "integer" && wanted == "number" && is_whole);
+        let is_named = |wanted: &str| {
+            self.0.iter().any(|found| found == wanted || found == "integer" && wanted == "number" && is_whole)
+        };
         // Where text is not allowed, JSON of a wrong type is nearer to what was meant.
         is_named(name) || !is_named("string")
     }

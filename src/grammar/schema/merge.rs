@@ -60,12 +60,15 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
                 a.iter().filter(|value| b.contains(value)).cloned().collect()
             }
             ("const", ..) => return Some(false.into()),
-            ("additionalProperties", Value::Bool(false), _) | ("additionalProperties", _, Value::Bool(true)) => {
+            ("additionalProperties", Value::Bool(false), _)
+            | ("additionalProperties", _, Value::Bool(true)) => {
                 continue;
             }
             ("additionalProperties", _, Value::Bool(false)) => value,
             ("additionalProperties", Value::Bool(true), _) => value,
-            ("additionalProperties" | "items", Value::Object(_), Value::Object(_)) => both_of(present, &value),
+            ("additionalProperties" | "items", Value::Object(_), Value::Object(_)) => {
+                both_of(present, &value)
+            }
             ("minLength" | "minItems" | "minProperties" | "minimum" | "exclusiveMinimum", a, b) => {
                 extreme(a, b, std::cmp::Ordering::Less)?
             }
@@ -89,7 +92,9 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
 
 /// A closed object has no keys that the other one alone names.
 fn close_to_each_other(open: &mut Map<String, Value>, closed: &Map<String, Value>) {
-    if closed.get("additionalProperties") != Some(&Value::Bool(false)) || closed.contains_key("patternProperties") {
+    if closed.get("additionalProperties") != Some(&Value::Bool(false))
+        || closed.contains_key("patternProperties")
+    {
         return;
     }
     let known = closed.get("properties").and_then(Value::as_object);
@@ -134,7 +139,8 @@ pub(super) fn names(kinds: &Value) -> Vec<&str> {
 
 fn types(one: &Value, other: &Value) -> Vec<String> {
     let (one, other) = (names(one), names(other));
-    let has = |kinds: &[&str], kind: &str| kinds.contains(&kind) || kind == "integer" && kinds.contains(&"number");
+    let has =
+        |kinds: &[&str], kind: &str| kinds.contains(&kind) || kind == "integer" && kinds.contains(&"number");
     let mut both: Vec<String> = Vec::new();
     for kind in one.iter().chain(&other) {
         if has(&one, kind) && has(&other, kind) && !both.iter().any(|found| found == kind) {

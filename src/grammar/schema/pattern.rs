@@ -39,8 +39,10 @@ pub(super) fn expression(pattern: &str) -> Result<String> {
 
 fn unsupported(pattern: &str) -> Error {
     let short: String = pattern.chars().take(80).collect();
-    Error::invalid_request(format!("the pattern {short:?} looks ahead in a place where that cannot be enforced"))
-        .with_hint("look ahead at the beginning only")
+    Error::invalid_request(format!(
+        "the pattern {short:?} looks ahead in a place where that cannot be enforced"
+    ))
+    .with_hint("look ahead at the beginning only")
 }
 
 /// One alternative.

@@ -30,7 +30,8 @@ impl Schemas {
     }
 
     pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.state >> 33) as usize % limit
     }
 
@@ -119,7 +120,9 @@ impl Schemas {
             3 => json!({"type": "integer", "minimum": low, "maximum": high}),
             4 => json!({"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": high}),
             5 => json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
-            _ => json!({"type": "integer", "multipleOf": *self.pick(&[1, 3, 25]), "minimum": -1000, "maximum": 1000}),
+            _ => {
+                json!({"type": "integer", "multipleOf": *self.pick(&[1, 3, 25]), "minimum": -1000, "maximum": 1000})
+            }
         }
     }
 
@@ -179,7 +182,9 @@ pub(crate) fn fault(value: &Value, schema: &Value, root: &Value) -> Option<Strin
             "required" => value.as_object().is_none_or(|members| {
                 given.as_array().unwrap().iter().all(|name| members.contains_key(name.as_str().unwrap()))
             }),
-            "anyOf" | "oneOf" => given.as_array().unwrap().iter().any(|branch| fault(value, branch, root).is_none()),
+            "anyOf" | "oneOf" => {
+                given.as_array().unwrap().iter().any(|branch| fault(value, branch, root).is_none())
+            }
             "allOf" => given.as_array().unwrap().iter().all(|branch| fault(value, branch, root).is_none()),
             _ => true,
         };
@@ -195,7 +200,8 @@ pub(crate) fn fault(value: &Value, schema: &Value, root: &Value) -> Option<Strin
     }
     if let (Value::Object(members), Some(Value::Object(properties))) = (value, fields.get("properties")) {
         let others = fields.get("additionalProperties").unwrap_or(&Value::Bool(false));
-        let of = |(name, member): (&String, &Value)| fault(member, properties.get(name).unwrap_or(others), root);
+        let of =
+            |(name, member): (&String, &Value)| fault(member, properties.get(name).unwrap_or(others), root);
         return members.iter().find_map(of);
     }
     let Value::Array(items) = value else { return None };
@@ -236,7 +242,10 @@ fn is_of_format(format: &str, text: &str) -> bool {
         let [year, month, day] = parts[..] else { return false };
         let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
         let days = [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-        text.len() == 10 && year > 0 && (1..=12).contains(&month) && (1..=days[month as usize - 1]).contains(&day)
+        text.len() == 10
+            && year > 0
+            && (1..=12).contains(&month)
+            && (1..=days[month as usize - 1]).contains(&day)
     };
     let time = |text: &str| {
         is_match(r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$", text)

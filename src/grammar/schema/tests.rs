@@ -25,8 +25,8 @@ fn every_answer_to_random_schemas_is_valid() {
             .unwrap_or_else(|error| panic!("{seed}: {error}: {schema}"));
         for draw_seed in 0..6 {
             let Some(text) = draw(&grammar, tokenizer, seed * 100 + draw_seed) else { continue };
-            let value: Value =
-                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{seed}: {error}: {text}: {schema}"));
+            let value: Value = serde_json::from_str(&text)
+                .unwrap_or_else(|error| panic!("{seed}: {error}: {text}: {schema}"));
             if let Some(fault) = fault(&value, &schema, &schema) {
                 panic!("{seed}: {fault} in {text}: {schema}");
             }
@@ -107,12 +107,14 @@ fn schemas_are_combined() {
     let more = json!({"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]});
     let both = r#"{"a": 1, "b": "x"}"#;
     check(json!({"allOf": [base, more]}), &[both], &[r#"{"a": 1}"#, r#"{"b": "x"}"#]);
-    let defined = json!({"$defs": {"base": base}, "$ref": "#/$defs/base", "properties": {"b": {"type": "string"}}});
+    let defined =
+        json!({"$defs": {"base": base}, "$ref": "#/$defs/base", "properties": {"b": {"type": "string"}}});
     check(defined, &[both, r#"{"a": 1}"#], &[r#"{"b": "x"}"#]);
     let either = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
                         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
     check(either, &[both, r#"{"a": 1}"#, r#"{"b": "x"}"#], &["{}"]);
-    let tagged = |tag: &str| json!({"type": "object", "properties": {"tag": {"const": tag}}, "required": ["tag"]});
+    let tagged =
+        |tag: &str| json!({"type": "object", "properties": {"tag": {"const": tag}}, "required": ["tag"]});
     let union = json!({"$defs": {"x": tagged("x"), "y": tagged("y")},
                        "oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]});
     check(union, &[r#"{"tag": "x"}"#, r#"{"tag": "y"}"#], &[r#"{"tag": "z"}"#]);
@@ -121,19 +123,43 @@ fn schemas_are_combined() {
         "required": ["next"]}}});
     check(node, &[r#"{"next": {"next": null}}"#], &["{}", r#"{"next": {}}"#]);
     check(json!({"type": ["string", "null"], "enum": ["a", 1, null]}), &["\"a\"", "null"], &["1"]);
-    check(json!({"allOf": [{"type": "number", "minimum": 3}, {"type": "integer", "maximum": 4}]}), &["3", "4"], &["2", "5", "3.5"]);
-    check(json!({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}), &["\"axb\"", "\"ab\""], &["\"ax\"", "\"b\""]);
-    check(json!({"properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "null"}}}), &[r#"{"a": null}"#], &[r#"{"a": 1}"#]);
+    check(
+        json!({"allOf": [{"type": "number", "minimum": 3}, {"type": "integer", "maximum": 4}]}),
+        &["3", "4"],
+        &["2", "5", "3.5"],
+    );
+    check(
+        json!({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}),
+        &["\"axb\"", "\"ab\""],
+        &["\"ax\"", "\"b\""],
+    );
+    check(
+        json!({"properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "null"}}}),
+        &[r#"{"a": null}"#],
+        &[r#"{"a": 1}"#],
+    );
     check(json!({"$defs": {"a/b c": {"type": "null"}}, "$ref": "#/$defs/a~1b%20c"}), &["null"], &["1"]);
 }
 
 #[test]
 fn annotations_are_none_of_the_grammar() {
     check(json!({"type": "string", "format": "phone"}), &["\"x\""], &["1"]);
-    check(json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": false}), &["[1, 1]"], &["[\"a\"]"]);
+    check(
+        json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": false}),
+        &["[1, 1]"],
+        &["[\"a\"]"],
+    );
     check(json!({"type": "integer", "x-order": 1, "nullable": true, "default": "x"}), &["1"], &["null"]);
-    check(json!({"type": "object", "properties": {"a": true}, "unevaluatedProperties": false}), &["{\"a\": {}}"], &["{\"b\": 1}"]);
-    check(json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}}), &["{\"b\": null}"], &["{\"b\": 1}"]);
+    check(
+        json!({"type": "object", "properties": {"a": true}, "unevaluatedProperties": false}),
+        &["{\"a\": {}}"],
+        &["{\"b\": 1}"],
+    );
+    check(
+        json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}}),
+        &["{\"b\": null}"],
+        &["{\"b\": 1}"],
+    );
     let tokenizer = tokenizer("qwen2");
     for (keyword, given) in [
         ("uniqueItems", json!(true)),
@@ -189,7 +215,14 @@ fn lists_and_listed_values_hold() {
     exact["maxItems"] = 3.into();
     check(exact, &["[\"a\", null, 1]"], &["[\"a\", null]", "[\"a\", null, 1, 2]"]);
     check(json!({"type": "array", "prefixItems": [true], "items": false}), &["[]", "[{}]"], &["[1, 2]"]);
-    check(json!({"enum": [9_007_199_254_740_993_u64, -1.50, "é\"", {"a": [1]}]}),
-          &["9007199254740993", "-1.5", "\"é\\\"\"", "{\"a\":[1]}"], &["9007199254740992", "1"]);
-    check(json!({"const": 18_446_744_073_709_551_615_u64}), &["18446744073709551615"], &["18446744073709551616"]);
+    check(
+        json!({"enum": [9_007_199_254_740_993_u64, -1.50, "é\"", {"a": [1]}]}),
+        &["9007199254740993", "-1.5", "\"é\\\"\"", "{\"a\":[1]}"],
+        &["9007199254740992", "1"],
+    );
+    check(
+        json!({"const": 18_446_744_073_709_551_615_u64}),
+        &["18446744073709551615"],
+        &["18446744073709551616"],
+    );
 }

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use super::keywords::wrong;
 use super::merge::PATTERNS;
 use super::pattern;
-use super::rules::wrong;
 use crate::Result;
 
 macro_rules! date {
@@ -49,16 +49,44 @@ macro_rules! uri_part {
 const FORMATS: [(&str, &str); 10] = [
     ("date", concat!("^", date!(), "$")),
     ("date-time", concat!("^", date!(), "T", time!(), "$")),
-    ("duration", "^P([0-9]{1,4}W|([0-9]{1,4}Y)?([0-9]{1,4}M)?[0-9]{1,4}D(T[0-9]{1,4}[HMS])?|[0-9]{1,4}[YM]|T([0-9]{1,4}H)?([0-9]{1,4}M)?[0-9]{1,4}S|T([0-9]{1,4}H)?[0-9]{1,4}M|T[0-9]{1,4}H)$"),
-    ("email", concat!(r"^[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,10}){0,2}@(", label!(), r"\.){1,3}[A-Za-z]{2,10}$")),
+    (
+        "duration",
+        "^P([0-9]{1,4}W|([0-9]{1,4}Y)?([0-9]{1,4}M)?[0-9]{1,4}D(T[0-9]{1,4}[HMS])?|[0-9]{1,4}[YM]|T([0-9]{1,4}H)?([0-9]{1,4}M)?[0-9]{1,4}S|T([0-9]{1,4}H)?[0-9]{1,4}M|T[0-9]{1,4}H)$",
+    ),
+    (
+        "email",
+        concat!(
+            r"^[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,10}){0,2}@(",
+            label!(),
+            r"\.){1,3}[A-Za-z]{2,10}$"
+        ),
+    ),
     ("hostname", concat!("^", label!(), r"(\.", label!(), "){0,4}$")),
     ("ipv4", concat!("^(", byte!(), r"\.){3}", byte!(), "$")),
-    ("ipv6", "^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,7}:|([0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,4}(:[0-9a-fA-F]{1,4}){1,3}|[0-9a-fA-F]{1,4}:(:[0-9a-fA-F]{1,4}){1,6}|:(:[0-9a-fA-F]{1,4}){1,7}|::)$"),
+    (
+        "ipv6",
+        "^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,7}:|([0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}|([0-9a-fA-F]{1,4}:){1,4}(:[0-9a-fA-F]{1,4}){1,3}|[0-9a-fA-F]{1,4}:(:[0-9a-fA-F]{1,4}){1,6}|:(:[0-9a-fA-F]{1,4}){1,7}|::)$",
+    ),
     ("time", concat!("^", time!(), "$")),
-    ("uri", concat!(
-        "^[A-Za-z][A-Za-z0-9+.-]{0,15}:(//", label!(), r"(\.", label!(), "){0,4}(:[0-9]{1,4})?(/", uri_part!("/"), ")?",
-        "|[A-Za-z0-9]", uri_part!("/"), r")(\?", uri_part!("/?"), ")?(#", uri_part!("/?"), ")?$"
-    )),
+    (
+        "uri",
+        concat!(
+            "^[A-Za-z][A-Za-z0-9+.-]{0,15}:(//",
+            label!(),
+            r"(\.",
+            label!(),
+            "){0,4}(:[0-9]{1,4})?(/",
+            uri_part!("/"),
+            ")?",
+            "|[A-Za-z0-9]",
+            uri_part!("/"),
+            r")(\?",
+            uri_part!("/?"),
+            ")?(#",
+            uri_part!("/?"),
+            ")?$"
+        ),
+    ),
     ("uuid", "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
 ];
 
@@ -91,7 +119,8 @@ impl<'s> Text<'s> {
         let more = fields.get(PATTERNS).and_then(Value::as_array);
         patterns.extend(more.into_iter().flatten().filter_map(Value::as_str));
         let format = fields.get("format").and_then(Value::as_str);
-        patterns.extend(FORMATS.iter().filter(|(name, _)| Some(*name) == format).map(|(_, pattern)| *pattern));
+        patterns
+            .extend(FORMATS.iter().filter(|(name, _)| Some(*name) == format).map(|(_, pattern)| *pattern));
         Ok(Some(Self { min, max, patterns }))
     }
 

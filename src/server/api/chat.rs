@@ -94,7 +94,8 @@ fn encode_with(model: &Model, fields: &mut Fields, tools: &ToolRequest) -> Resul
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
     let add_generation_prompt = fields.bool("add_generation_prompt")?;
     if continue_final_message && add_generation_prompt == Some(true) {
-        let message = "continue_final_message and add_generation_prompt exclude each other; send one of them as false";
+        let message =
+            "continue_final_message and add_generation_prompt exclude each other; send one of them as false";
         return Err(ApiError::invalid("continue_final_message", message));
     }
     let options = ChatOptions {

@@ -16,7 +16,8 @@ use super::options::Options;
 use super::prompt_report::{Listed, PromptReport};
 use super::turn::{Turn, TurnFormat};
 use super::types::{
-    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, StopReason, TokenLogprob,
+    ChatToken, Choice, CompletionTokens, Content, Delta, Envelope, Logprobs, Message, StopReason,
+    TokenLogprob,
 };
 use crate::engine::Request;
 use crate::llm::TextEvent;

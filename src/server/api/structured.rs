@@ -198,7 +198,8 @@ mod tests {
         let open = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true});
         let mut closed = open.clone();
         closed["additionalProperties"] = false.into();
-        let strict = json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": open}});
+        let strict =
+            json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": open}});
         let spec = GrammarSpec::JsonSchema(closed);
         check(json!({"response_format": strict}), Some((spec, "response_format.json_schema.schema")));
         check(json!({"guided_regex": "a"}), Some((GrammarSpec::Regex("a".to_owned()), "guided_regex")));
@@ -246,7 +247,11 @@ mod tests {
         );
         for unknown in ["backend", "structural_tags", "Json"] {
             let path = format!("structured_outputs.{unknown}");
-            check(json!({"structured_outputs": {"regex": "a", unknown: 1}}), &path, "json, regex, choice, grammar");
+            check(
+                json!({"structured_outputs": {"regex": "a", unknown: 1}}),
+                &path,
+                "json, regex, choice, grammar",
+            );
         }
         check(
             json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),

@@ -145,10 +145,7 @@ fn is_name(name: &str) -> bool {
 }
 
 /// The choice, and the names that it is limited to, if it is.
-fn choice(
-    fields: &mut Fields,
-    tools: &[Tool],
-) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+fn choice(fields: &mut Fields, tools: &[Tool]) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
     const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names functions";
     let mut allowed = None;
     let choice = match fields.take("tool_choice") {
@@ -276,7 +273,8 @@ mod tests {
 
     #[test]
     fn strict_tools_are_closed() {
-        let open = json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
+        let open =
+            json!({"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": true});
         let with = |strict: bool| {
             let function = json!({"name": "a", "strict": strict, "parameters": open});
             let found = parse(&json!({"tools": [{"type": "function", "function": function}]})).unwrap();
