@@ -12,7 +12,7 @@ const MAX_LINES: usize = 700;
 
 /// What each module may use of the crate, besides `config` and `error`. `cli` may use everything.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("chat", &["tokenizer", "weights"]),
+    ("chat", &["grammar", "tokenizer", "weights"]),
     ("config", &["weights"]),
     ("demo", &[]),
     ("engine", &["kv_cache", "runner", "sampling", "scheduler"]),
@@ -58,6 +58,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap", &["cli", "main"]),
     ("ctrlc", &["cli"]),
     ("cudarc", &["ops/gpu/cuda"]),
+    ("flate2", &["server"]),
     ("hf_hub", &["hub"]),
     ("http_body_util", &["cli"]),
     ("hyper", &["cli", "server"]),

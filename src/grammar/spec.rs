@@ -7,8 +7,10 @@ use super::gbnf::{is_gbnf, to_lark};
 use super::schema;
 use crate::{Error, Result};
 
-/// Most bytes of a JSON schema, written without spaces, and of a grammar.
+/// Most bytes of a JSON schema, written without spaces, and of a list of choices.
 const MAX_BYTES: usize = 128 << 10;
+/// Most bytes of a grammar in Lark, which schemas of many tools become too.
+const MAX_GRAMMAR_BYTES: usize = 1 << 20;
 /// Most bytes of a regular expression.
 const MAX_REGEX_BYTES: usize = 4 << 10;
 /// Most choices.
@@ -97,7 +99,7 @@ impl GrammarSpec {
                 at_most("the list of choices", choices.iter().map(String::len).sum(), MAX_BYTES)
             }
             Self::Lark(grammar) => {
-                at_most("the grammar", grammar.len(), MAX_BYTES)?;
+                at_most("the grammar", grammar.len(), MAX_GRAMMAR_BYTES)?;
                 check_depth("the grammar", grammar)?;
                 check_embedded(grammar)
             }

@@ -1,10 +1,13 @@
-//! Reads the body of a request: the right type, not too much, not too slowly.
+//! Reads the body of a request: the right type, not too much, not too slowly, and unpacked.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, Request, header};
+use flate2::read::MultiGzDecoder;
+use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 use super::state::{App, BodyMemory};
@@ -12,7 +15,30 @@ use super::state::{App, BodyMemory};
 /// A body that was read, with its share of the memory for bodies.
 pub(super) struct JsonBody {
     pub(super) bytes: Vec<u8>,
-    _memory: Option<BodyMemory>,
+    memory: Option<BodyMemory>,
+}
+
+impl JsonBody {
+    /// Takes more bytes, if there is room for them.
+    fn append(&mut self, data: &[u8], limit: usize, all_memory: &Arc<Semaphore>) -> Result<(), ApiError> {
+        let num_bytes = self.bytes.len() + data.len();
+        if num_bytes > limit {
+            return Err(ApiError::body_too_large(limit));
+        }
+        let held = self.memory.as_ref().map_or(0, BodyMemory::num_permits);
+        let missing = num_bytes.div_ceil(1 << 10).saturating_sub(held);
+        if missing > 0 {
+            let more = Arc::clone(all_memory)
+                .try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX))
+                .map_err(|_| ApiError::busy("too many large requests are being read at once"))?;
+            match &mut self.memory {
+                Some(memory) => memory.merge(more),
+                None => self.memory = Some(more),
+            }
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
 }
 
 /// Reads a JSON body.
@@ -22,10 +48,46 @@ pub(super) struct JsonBody {
 pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, ApiError> {
     let (head, body) = request.into_parts();
     require_json(&head.headers)?;
+    let is_packed = is_packed(&head.headers)?;
     let timeout = app.config.body_timeout;
-    match tokio::time::timeout(timeout, read_bytes(app, body)).await {
-        Ok(result) => result,
-        Err(_) => Err(ApiError::too_slow("the body", whole_seconds(timeout))),
+    let body = match tokio::time::timeout(timeout, read_bytes(app, body)).await {
+        Ok(result) => result?,
+        Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
+    };
+    if !is_packed {
+        return Ok(body);
+    }
+    let (limit, memory) = (app.config.max_body_bytes, Arc::clone(&app.body_memory));
+    // Megabytes take their time.
+    let unpacked = tokio::task::spawn_blocking(move || unpack(&body, limit, memory));
+    unpacked.await.map_err(|_| ApiError::internal("the body could not be unpacked"))?
+}
+
+/// Whether the body is packed with gzip.
+fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
+    let mut found = headers.get_all(header::CONTENT_ENCODING).iter();
+    let (first, others) = (found.next(), found.next());
+    let name = first.map(|value| value.to_str().unwrap_or("not text").trim().to_ascii_lowercase());
+    match (name.as_deref(), others) {
+        (None | Some("" | "identity"), None) => Ok(false),
+        (Some("gzip" | "x-gzip"), None) => Ok(true),
+        (name, None) => Err(ApiError::unknown_encoding(name.unwrap_or_default())),
+        (_, Some(_)) => Err(ApiError::unknown_encoding("several")),
+    }
+}
+
+/// Unpacks a body piece by piece, so that nothing is kept beyond the limits, whatever it would grow to.
+fn unpack(packed: &JsonBody, limit: usize, all_memory: Arc<Semaphore>) -> Result<JsonBody, ApiError> {
+    const PIECE_BYTES: usize = 64 << 10;
+    let mut decoder = MultiGzDecoder::new(packed.bytes.as_slice());
+    let mut body = JsonBody { bytes: Vec::new(), memory: None };
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match decoder.read(&mut piece) {
+            Ok(0) => return Ok(body),
+            Ok(num_bytes) => body.append(&piece[..num_bytes], limit, &all_memory)?,
+            Err(error) => return Err(ApiError::broken_body(format_args!("it is not valid gzip: {error}"))),
+        }
     }
 }
 
@@ -48,27 +110,11 @@ async fn read_bytes(app: &App, mut body: Body) -> Result<JsonBody, ApiError> {
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::body_too_large(limit));
     }
-    let mut bytes = Vec::new();
-    let mut memory: Option<BodyMemory> = None;
+    let mut read = JsonBody { bytes: Vec::new(), memory: None };
     while let Some(data) = next_data(&mut body).await? {
-        let num_bytes = bytes.len() + data.len();
-        if num_bytes > limit {
-            return Err(ApiError::body_too_large(limit));
-        }
-        let held = memory.as_ref().map_or(0, BodyMemory::num_permits);
-        let missing = num_bytes.div_ceil(1 << 10).saturating_sub(held);
-        if missing > 0 {
-            let more = Arc::clone(&app.body_memory)
-                .try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX))
-                .map_err(|_| ApiError::busy("too many large requests are being read at once"))?;
-            match &mut memory {
-                Some(memory) => memory.merge(more),
-                None => memory = Some(more),
-            }
-        }
-        bytes.extend_from_slice(&data);
+        read.append(&data, limit, &app.body_memory)?;
     }
-    Ok(JsonBody { bytes, _memory: memory })
+    Ok(read)
 }
 
 async fn next_data(body: &mut Body) -> Result<Option<Bytes>, ApiError> {

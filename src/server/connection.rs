@@ -3,7 +3,8 @@
 //! There are so many in all and so many from one address. A few more are a reserve, on which only `/health` and
 //! `/metrics` are answered, and quickly: whoever watches the server sees it also when all others are taken.
 //!
-//! A client that does not send its head in time gets 408. One that does not take what is sent to it within
+//! What cannot be read as HTTP is answered by hyper, with a status alone; `TimedStream` holds that back, and a body that
+//! says what is wrong goes out instead. A client that does not send its head in time gets 408. One that does not take what is sent to it within
 //! the write timeout is cut off, which gives up its requests.
 
 use std::collections::HashMap;
@@ -39,6 +40,8 @@ use super::error::ApiError;
 const MAX_HEAD_BYTES: usize = 128 << 10;
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// What every answer of ours has in its head.
+const ID_HEADER: &[u8] = b"x-request-id:";
 /// Time for a client to notice that it has its answer, while what it still sends is thrown away.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -193,6 +196,9 @@ async fn serve(
         }
     };
     let mut stream = connection.into_parts().io.into_inner();
+    if let Some(status) = stream.held_status.take() {
+        let _ = stream.write_all(&raw_response(&ApiError::broken_head(status))).await;
+    }
     if result.is_err_and(|error| error.is_timeout()) && stream.has_unanswered_bytes {
         let timeout = whole_seconds(header_timeout);
         // Whoever was too slow to ask may not listen either.
@@ -233,6 +239,8 @@ struct TimedStream {
     /// Runs while a write waits.
     stall: Pin<Box<Sleep>>,
     is_stalled: bool,
+    /// The status of an answer that hyper made itself.
+    held_status: Option<u16>,
     /// Whether something came in since something last went out.
     has_unanswered_bytes: bool,
 }
@@ -240,7 +248,28 @@ struct TimedStream {
 impl TimedStream {
     fn new(stream: TcpStream, timeout: Duration, stalled: Stalled) -> Self {
         let stall = Box::pin(tokio::time::sleep(timeout));
-        Self { stream, timeout, stalled, stall, is_stalled: false, has_unanswered_bytes: false }
+        Self {
+            stream,
+            timeout,
+            stalled,
+            stall,
+            is_stalled: false,
+            held_status: None,
+            has_unanswered_bytes: false,
+        }
+    }
+
+    /// Holds bytes back if they are an answer that hyper made itself: all of ours have an id.
+    fn hold_back(&mut self, bytes: &[u8]) -> bool {
+        const BEGIN: &[u8] = b"HTTP/1.1 4";
+        let has_id = || bytes.windows(ID_HEADER.len()).any(|window| window.eq_ignore_ascii_case(ID_HEADER));
+        if !bytes.starts_with(BEGIN) || !bytes.ends_with(b"\r\n\r\n") || has_id() {
+            return false;
+        }
+        let digits = bytes.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
+        self.held_status = digits.and_then(|digits| digits.parse().ok());
+        self.has_unanswered_bytes = false;
+        self.held_status.is_some()
     }
 
     /// Passes the result of a write on, or fails it if writes have waited for too long.
@@ -274,6 +303,9 @@ impl AsyncRead for TimedStream {
 
 impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.hold_back(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watch(polled, cx)
     }
@@ -283,6 +315,11 @@ impl AsyncWrite for TimedStream {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = parts
+            && self.hold_back(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
         self.watch(polled, cx)
     }

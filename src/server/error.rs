@@ -148,6 +148,24 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
+    /// 415: the body is packed in a way that is not known here.
+    pub(super) fn unknown_encoding(found: &str) -> Self {
+        let found: String = found.chars().take(64).collect();
+        let message = format!("the content encoding is {found:?}; send the body as it is, or with gzip");
+        Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
+    }
+
+    /// The head of a request cannot be read: 431 if it is too large, otherwise the status that HTTP's library has
+    /// for it, mostly 400.
+    pub(super) fn broken_head(status: u16) -> Self {
+        let (status, message) = match status {
+            431 => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large"),
+            414 => (StatusCode::URI_TOO_LONG, "the path of the request is too long"),
+            _ => (StatusCode::BAD_REQUEST, "this is no HTTP/1.1 request that can be read"),
+        };
+        Self { closes: true, ..Self::new(status, None, message) }
+    }
+
     /// 429: there is no room, now.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message);

@@ -273,6 +273,6 @@ mod tests {
         fields.object("d").unwrap().unwrap().unsigned("e").unwrap();
         fields.object("g").unwrap().unwrap().into_map();
         drop(fields);
-        assert_eq!(ignored.take(), ["d.f", "b"]);
+        assert_eq!(ignored.take(), ["b", "d.f"]);
     }
 }

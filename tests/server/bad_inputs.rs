@@ -225,7 +225,7 @@ fn a_context_window_is_never_exceeded_or_cut() {
     // 12: a prompt that is too long, in tokens and in so many bytes that nobody counts tokens.
     let ids: Vec<u32> = vec![5; 65];
     let answer = server.post(COMPLETIONS, &completion(&json!({"prompt": ids})));
-    check_error("65 tokens", &answer, 400, Some("prompt"), context, "65 tokens");
+    check_error("65 tokens", &answer, 400, Some("prompt"), context, "65 input tokens");
     check_error("65 tokens", &answer, 400, Some("prompt"), context, "64 tokens");
     let words = "word ".repeat(100);
     let message = |text: &str| json!({"messages": [{"role": "user", "content": text}]});

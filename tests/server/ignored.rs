@@ -30,7 +30,7 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
             change["stream"] = stream.into();
             let answer = server.post(path, &body(path, &change));
             assert_eq!(answer.status, 200, "{}", answer.text());
-            assert_eq!(answer.header("x-ignored-fields"), Some("metadata, store, a??b"));
+            assert_eq!(answer.header("x-ignored-fields"), Some("a??b, metadata, store"));
         }
         let answer = server.post(path, &body(path, &json!({"temperature": 0})));
         assert_eq!(answer.header("x-ignored-fields"), None);
@@ -45,14 +45,14 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
         many.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
         body
     });
-    assert!(answer.header("x-ignored-fields").unwrap().ends_with("x15, and 84 more"), "{}", answer.head);
+    assert!(answer.header("x-ignored-fields").unwrap().ends_with(", and 84 more"), "{}", answer.head);
     #[cfg(unix)]
     {
         server.signal(nix::sys::signal::Signal::SIGTERM);
         let (_, log) = server.wait();
         let notes: Vec<&String> = log.iter().filter(|line| line.starts_with("note: ")).collect();
         assert_eq!(notes.iter().filter(|line| line.contains("metadata")).count(), 1, "{notes:?}");
-        assert!(notes[0].contains("metadata, store, a??b") && notes.len() == 3, "{notes:?}");
+        assert!(notes[0].contains("a??b, metadata, store") && notes.len() == 3, "{notes:?}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::json;
 
+use super::bad_inputs::check_error;
 use super::client::{Server, send};
 
 #[test]
@@ -61,8 +62,8 @@ fn answers_and_requests_are_counted() {
 #[cfg(unix)]
 #[test]
 fn the_log_says_why_an_answer_was_cut() {
-    let server = Server::start("--max-model-len 2048");
-    let body = json!({"prompt": "Hi", "max_tokens": 2000, "ignore_eos": true, "stream": true}).to_string();
+    let server = Server::start("--max-model-len 1024");
+    let body = json!({"prompt": "Hi", "max_tokens": 1000, "ignore_eos": true, "stream": true}).to_string();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.write_all(super::client::post_bytes("/v1/completions", "", &body).as_bytes()).unwrap();
     let mut first = [0; 64];
@@ -77,4 +78,66 @@ fn the_log_says_why_an_answer_was_cut() {
     let line = log.iter().find(|line| line.contains("/v1/completions")).unwrap();
     assert!(line.contains("cut: the client left before the end"), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("/version") && line.contains("cut")), "{log:?}");
+}
+
+/// A request whose body is packed in this way.
+fn packed(encoding: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-encoding: {encoding}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn packed_bodies_are_understood_within_the_limits() {
+    let server = Server::start("--max-model-len 64 --max-body-bytes 100K");
+    let body = json!({"prompt": "Hi", "max_tokens": 2, "seed": 1}).to_string();
+    let plain = send(server.address(), packed("identity", body.as_bytes())).success();
+    for encoding in ["gzip", "GZIP", "x-gzip"] {
+        let answer = send(server.address(), packed(encoding, &gzip(body.as_bytes()))).success();
+        assert_eq!(answer["choices"], plain["choices"], "{encoding}");
+    }
+    // In two members.
+    let (one, other) = body.split_at(10);
+    let members = [gzip(one.as_bytes()), gzip(other.as_bytes())].concat();
+    assert_eq!(send(server.address(), packed("gzip", &members)).success()["choices"], plain["choices"]);
+    let unpacked = |what: &str, bytes: &[u8], status: u16, words: &str| {
+        check_error(what, &send(server.address(), packed("gzip", bytes)), status, None, None, words);
+    };
+    // Twenty megabytes in less than the limit.
+    let bomb = gzip(&vec![b' '; 20 << 20]);
+    assert!(bomb.len() < 100 << 10);
+    unpacked("a bomb", &bomb, 413, "102400 bytes");
+    unpacked("no gzip", body.as_bytes(), 400, "not valid gzip");
+    unpacked("half of it", &gzip(body.as_bytes())[..20], 400, "not valid gzip");
+    for encoding in ["br", "deflate", "zstd", "gzip, gzip", "\"x"] {
+        let answer = send(server.address(), packed(encoding, body.as_bytes()));
+        check_error(encoding, &answer, 415, None, None, "gzip");
+    }
+}
+
+#[test]
+fn what_is_no_http_gets_json_too() {
+    let server = Server::start("--max-model-len 64");
+    let long = "x".repeat(200 << 10);
+    for (what, bytes, status) in [
+        ("a word", "hello\r\n\r\n".to_owned(), 400),
+        ("a bad version", "GET / HTTP/7\r\n\r\n".to_owned(), 400),
+        ("a bad header", "GET / HTTP/1.1\r\nhost: localhost\r\na b: c\r\n\r\n".to_owned(), 400),
+        ("a large head", format!("GET / HTTP/1.1\r\nhost: localhost\r\na: {long}\r\n\r\n"), 431),
+        ("a long path", format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", &long[..100 << 10]), 414),
+    ] {
+        let answer = send(server.address(), bytes);
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{what}: {}", answer.head);
+        check_error(what, &answer, status, None, None, "");
+    }
+    server.get("/health").success();
 }

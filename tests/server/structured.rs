@@ -8,6 +8,9 @@ use super::answers::{joined, whole};
 use super::bad_inputs::check_error;
 use super::client::Server;
 
+#[path = "../../src/grammar/schema/random.rs"]
+mod random;
+
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -213,4 +216,52 @@ fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
     assert_eq!(whole(&server.post(COMPLETIONS, &plain).success()), alone);
     server.wait_for_metric("vllm:kv_cache_usage_perc", 0.0);
     assert_eq!(server.get("/health").status, 200);
+}
+
+/// What ends by itself is valid, whatever the schema and however wild the model.
+#[test]
+fn answers_to_random_schemas_are_valid_at_a_high_temperature() {
+    const NUM_THREADS: u64 = 4;
+    let template =
+        concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+    let server = Server::start(&format!("--max-model-len 512 --max-num-seqs 8 {template}"));
+    let ask = |seed: u64, as_call: bool| -> bool {
+        let schema = random::Schemas::new(seed).object();
+        let function = json!({"type": "function", "function": {"name": "a.b", "parameters": schema}});
+        let change = match as_call {
+            true => json!({"tools": [function], "tool_choice": "required"}),
+            false => {
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
+            }
+        };
+        let mut request = body(CHAT, &change);
+        (request["temperature"], request["seed"], request["max_tokens"]) =
+            (json!(1.5), json!(seed), json!(300));
+        let choice = server.post(CHAT, &request).success()["choices"][0].clone();
+        if choice["finish_reason"] == "length" {
+            return false;
+        }
+        let message = &choice["message"];
+        let text = match as_call {
+            true => &message["tool_calls"][0]["function"]["arguments"],
+            false => &message["content"],
+        };
+        let text = text.as_str().unwrap_or_else(|| panic!("{seed}: {choice}"));
+        let value =
+            serde_json::from_str(text).unwrap_or_else(|error| panic!("{seed}: {error}: {text}: {schema}"));
+        let fault = random::fault(&value, &schema, &schema);
+        assert_eq!(fault, None, "{seed}: {text}: {schema}");
+        true
+    };
+    for (as_call, num_schemas) in [(false, 200), (true, 100)] {
+        let num_ended: usize = std::thread::scope(|scope| {
+            let ask = &ask;
+            let part =
+                move |first: u64| (first..num_schemas).step_by(4).filter(|seed| ask(*seed, as_call)).count();
+            let threads: Vec<_> = (0..NUM_THREADS).map(|first| scope.spawn(move || part(first))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        // An empty or hopeless text would be valid too: most come to their end.
+        assert!(num_ended as u64 > num_schemas / 2, "{num_ended} of {num_schemas} came to an end");
+    }
 }

@@ -127,13 +127,16 @@ fn whole_range(low: u128, high: u128) -> Option<String> {
     if low > high {
         return None;
     }
-    let (mut low_text, high_text) = (low.to_string(), high.to_string());
-    let mut parts = Vec::new();
-    while low_text.len() < high_text.len() {
-        parts.push(same_length(low_text.as_bytes(), "9".repeat(low_text.len()).as_bytes()));
-        low_text = format!("1{}", "0".repeat(low_text.len()));
+    let (low, high) = (low.to_string(), high.to_string());
+    if low.len() == high.len() {
+        return Some(same_length(low.as_bytes(), high.as_bytes()));
     }
-    parts.push(same_length(low_text.as_bytes(), high_text.as_bytes()));
+    // Those as long as the lower one, those of any length between, and those as long as the higher one.
+    let mut parts = vec![same_length(low.as_bytes(), "9".repeat(low.len()).as_bytes())];
+    if high.len() - low.len() > 1 {
+        parts.push(format!("[1-9]{}", digits(low.len(), high.len() - 2)));
+    }
+    parts.push(same_length(format!("1{}", "0".repeat(high.len() - 1)).as_bytes(), high.as_bytes()));
     either(parts)
 }
 

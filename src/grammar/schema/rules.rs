@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::merge::{ANNOTATIONS, PATTERNS, merged, names};
-use super::numbers::{Bound, integers, numbers};
+use super::keywords::{TYPES, bound, constraints, kinds, listed, percent_decoded, type_of, wrong};
+use super::merge::{PATTERNS, merged, names};
+use super::numbers::{integers, numbers};
 use super::text::Text;
 use super::{for_each, pattern};
 use crate::{Error, Result};
@@ -23,74 +24,6 @@ const MAX_MULTIPLE: i64 = (1 << 53) - 1;
 /// The most of another number that has to be one.
 const MAX_FRACTION: i64 = 1_000_000_000;
 
-/// Keywords that are understood, beside annotations.
-const ENFORCED: [&str; 27] = [
-    "$ref",
-    "additionalItems",
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "const",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "items",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minimum",
-    "multipleOf",
-    "oneOf",
-    "pattern",
-    "patternProperties",
-    "prefixItems",
-    "properties",
-    "required",
-    "type",
-];
-/// Keywords of JSON schemas that cannot be enforced. What is in no list means nothing in a JSON schema.
-const REFUSED: [&str; 16] = [
-    "$dynamicRef",
-    "$recursiveRef",
-    "contains",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "else",
-    "if",
-    "maxContains",
-    "minContains",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "uniqueItems",
-];
-/// Types, and the keywords that only they have.
-const TYPES: [(&str, &[&str]); 6] = [
-    (
-        "object",
-        &[
-            "additionalProperties",
-            "maxProperties",
-            "minProperties",
-            "patternProperties",
-            "properties",
-            "required",
-        ],
-    ),
-    ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems"]),
-    ("string", &["format", "maxLength", "minLength", "pattern", PATTERNS]),
-    ("number", &["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]),
-    ("boolean", &[]),
-    ("null", &[]),
-];
 /// A grammar for the values of a schema, as JSON with what the regular expression `space` matches between its parts.
 ///
 /// # Errors
@@ -682,10 +615,6 @@ fn too_complex() -> Error {
     Error::invalid_request("the JSON schema is too complex: too many schemas inside one another or combined")
 }
 
-pub(super) fn wrong(keyword: &str, expected: &str) -> Error {
-    Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}"))
-}
-
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -705,120 +634,4 @@ fn times(part: &str, min: usize, max: Option<usize>) -> String {
         (min, None) => format!("({part}){{{min}}} ({part})*"),
         (min, Some(max)) => format!("({part}){{{min},{max}}}"),
     }
-}
-
-/// The keywords that say something of values.
-fn constraints(fields: &Fields) -> Result<Fields> {
-    let mut kept = Fields::new();
-    for (name, value) in fields {
-        let name = name.as_str();
-        let is_harmless = match name {
-            "uniqueItems" => *value == false,
-            "unevaluatedProperties" => *value == true || fields.contains_key("properties"),
-            "unevaluatedItems" => *value == true,
-            "propertyNames" => *value == true || *value == json!({"type": "string"}),
-            _ => false,
-        };
-        if REFUSED.contains(&name) && !is_harmless {
-            return Err(Error::invalid_request(format!(
-                "the JSON schema has the keyword {name}, which cannot be enforced"
-            ))
-            .with_hint("leave it out"));
-        }
-        if name == PATTERNS || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
-            kept.insert(name.to_owned(), value.clone());
-        }
-    }
-    Ok(kept)
-}
-
-/// The types that a value may have. A keyword of one type stands for the type if nothing else does.
-fn kinds(fields: &Fields) -> Result<Vec<&str>> {
-    let mut kinds = match fields.get("type") {
-        Some(kinds @ (Value::String(_) | Value::Array(_))) => names(kinds),
-        Some(_) => return Err(wrong("type", "a string or a list of strings")),
-        None => {
-            let has_keyword = |(_, keywords): &&(&str, &[&str])| {
-                keywords.iter().any(|keyword| fields.contains_key(*keyword))
-            };
-            let told: Vec<&str> = TYPES.iter().filter(has_keyword).map(|(kind, _)| *kind).collect();
-            match told.is_empty() {
-                true => TYPES.iter().map(|(kind, _)| *kind).collect(),
-                false => told,
-            }
-        }
-    };
-    let is_known = |kind: &&str| *kind == "integer" || TYPES.iter().any(|(known, _)| known == kind);
-    if let Some(kind) = kinds.iter().find(|kind| !is_known(kind)) {
-        return Err(Error::invalid_request(format!("the JSON schema has the unknown type {kind:?}")));
-    }
-    if kinds.contains(&"number") {
-        kinds.retain(|kind| *kind != "integer");
-    }
-    Ok(kinds)
-}
-
-/// The values that `enum` and `const` allow.
-fn listed(fields: &Fields) -> Option<Vec<&Value>> {
-    let values = fields.get("enum").and_then(Value::as_array);
-    match (values, fields.get("const")) {
-        (None, None) => None,
-        (Some(values), None) => Some(values.iter().collect()),
-        (None, Some(value)) => Some(vec![value]),
-        (Some(values), Some(value)) => Some(values.iter().filter(|found| *found == value).collect()),
-    }
-}
-
-fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.as_f64().is_some_and(|number| number.fract() == 0.0) => "integer",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// One end of the range of numbers: of the two keywords the one that demands more.
-fn bound(
-    fields: &Fields,
-    name: &str,
-    exclusive: &str,
-    demands_more: fn(f64, f64) -> bool,
-) -> Result<Option<Bound>> {
-    let number = |name: &str| match fields.get(name) {
-        None | Some(Value::Bool(_)) => Ok(None),
-        Some(Value::Number(number)) => Ok(Some(number.clone())),
-        Some(_) => Err(wrong(name, "a number")),
-    };
-    // Draft 4 has a truth value.
-    let is_exclusive = fields.get(exclusive) == Some(&Value::Bool(true));
-    let as_f64 = |number: &serde_json::Number| number.as_f64().unwrap_or(0.0);
-    Ok(match (number(name)?, number(exclusive)?) {
-        (Some(value), Some(other)) if demands_more(as_f64(&other), as_f64(&value)) => {
-            Some(Bound { value: other, is_exclusive: true })
-        }
-        (Some(value), _) => Some(Bound { value, is_exclusive }),
-        (None, Some(value)) => Some(Bound { value, is_exclusive: true }),
-        (None, None) => None,
-    })
-}
-
-/// A pointer in a fragment may be written with percent signs.
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        rest = behind;
-        if *first == b'%' {
-            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &rest[2..];
-        } else {
-            bytes.push(*first);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use super::keywords::wrong;
 use super::merge::PATTERNS;
 use super::pattern;
-use super::rules::wrong;
 use crate::Result;
 
 macro_rules! date {
