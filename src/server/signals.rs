@@ -5,12 +5,8 @@ use std::io;
 
 /// The signals of this process.
 pub(super) struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    hangup: tokio::signal::unix::Signal,
+    stop: system::Stop,
+    hangup: system::Hangup,
 }
 
 /// What is wanted.
@@ -23,38 +19,91 @@ pub(super) enum Wish {
 impl Signals {
     /// Takes the signals over from the system, which would end the process.
     pub(super) fn new() -> io::Result<Self> {
-        #[cfg(unix)]
-        {
-            use tokio::signal::unix::{SignalKind, signal};
-            Ok(Self {
-                terminate: signal(SignalKind::terminate())?,
-                interrupt: signal(SignalKind::interrupt())?,
-                hangup: signal(SignalKind::hangup())?,
-            })
-        }
-        #[cfg(not(unix))]
-        Ok(Self {})
+        Ok(Self { stop: system::Stop::new()?, hangup: system::Hangup::new()? })
     }
 
     /// Returns at the next signal.
     pub(super) async fn next(&mut self) -> Wish {
-        #[cfg(unix)]
         tokio::select! {
-            _ = self.terminate.recv() => Wish::Stop,
-            _ = self.interrupt.recv() => Wish::Stop,
-            _ = self.hangup.recv() => Wish::ReadKeys,
-        }
-        #[cfg(not(unix))]
-        {
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            Wish::Stop
+            () = self.stop.recv() => Wish::Stop,
+            () = self.hangup.recv() => Wish::ReadKeys,
         }
     }
 
     /// Returns at the next signal to stop.
     pub(super) async fn stop(&mut self) {
         while self.next().await != Wish::Stop {}
+    }
+}
+
+#[cfg(unix)]
+mod system {
+    use std::io;
+
+    use tokio::signal::unix::{Signal, SignalKind, signal};
+
+    pub(super) struct Stop {
+        terminate: Signal,
+        interrupt: Signal,
+    }
+
+    impl Stop {
+        pub(super) fn new() -> io::Result<Self> {
+            Ok(Self {
+                terminate: signal(SignalKind::terminate())?,
+                interrupt: signal(SignalKind::interrupt())?,
+            })
+        }
+
+        pub(super) async fn recv(&mut self) {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        }
+    }
+
+    pub(super) struct Hangup(Signal);
+
+    impl Hangup {
+        pub(super) fn new() -> io::Result<Self> {
+            signal(SignalKind::hangup()).map(Self)
+        }
+
+        pub(super) async fn recv(&mut self) {
+            self.0.recv().await;
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    use std::io;
+
+    pub(super) struct Stop;
+
+    impl Stop {
+        pub(super) fn new() -> io::Result<Self> {
+            Ok(Self)
+        }
+
+        pub(super) async fn recv(&mut self) {
+            if tokio::signal::ctrl_c().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// No such signal: keys are read at the start only.
+    pub(super) struct Hangup;
+
+    impl Hangup {
+        pub(super) fn new() -> io::Result<Self> {
+            Ok(Self)
+        }
+
+        pub(super) async fn recv(&mut self) {
+            std::future::pending::<()>().await;
+        }
     }
 }

@@ -68,3 +68,49 @@ fn there_is_time_to_end_answers() {
     let ends = seconds(&manifest, "sleep: {seconds: ") + seconds(&manifest, "--shutdown-timeout=");
     assert!(seconds(&manifest, "terminationGracePeriodSeconds: ") > ends);
 }
+
+/// The release makes the archives under the names by which `cargo binstall` and the formula look for them.
+#[cfg(unix)]
+#[test]
+fn a_release_has_the_names_that_installers_ask_for() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let workflow = text(".github/workflows/release.yml");
+    for part in ["name=\"tinyvllm-$version-$TARGET\"", "\"dist/$name\"", "\"$name.tar.gz\""] {
+        assert!(workflow.contains(part), "{part}");
+    }
+    let archive = "tinyvllm-{ version }-{ target }";
+    let manifest = text("Cargo.toml");
+    for line in [
+        format!("pkg-url = \"{{ repo }}/releases/download/v{{ version }}/{archive}.tar.gz\""),
+        format!("bin-dir = \"{archive}/{{ bin }}{{ binary-ext }}\""),
+    ] {
+        assert!(manifest.contains(&line), "{line}");
+    }
+    let targets: Vec<_> = workflow
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- { target: ")?.split(',').next())
+        .collect();
+    assert_eq!(targets.len(), 3);
+
+    let sums = tempfile::NamedTempFile::new().unwrap();
+    let formula = |targets: &[&str]| {
+        let lines = targets
+            .iter()
+            .zip(1..)
+            .map(|(target, number)| format!("{number:064}  tinyvllm-1.2.3-{target}.tar.gz\n"));
+        std::fs::write(sums.path(), lines.collect::<String>()).unwrap();
+        let script = root.join("scripts/deploy/formula.sh");
+        std::process::Command::new(script).arg("1.2.3").arg(sums.path()).output().unwrap()
+    };
+    let output = formula(&targets);
+    assert!(output.status.success(), "{output:?}");
+    let made = String::from_utf8(output.stdout).unwrap();
+    for (target, number) in targets.iter().zip(1..) {
+        let asked = format!("/tinyvllm/releases/download/v1.2.3/tinyvllm-1.2.3-{target}.tar.gz\"\n",);
+        let (_, rest) = made.split_once(&asked).unwrap_or_else(|| panic!("{target} is not in {made}"));
+        assert!(rest.trim_start().starts_with(&format!("sha256 \"{number:064}\"")), "{target}");
+    }
+    assert!(!made.contains('@'), "{made}");
+    assert!(!formula(&targets[1..]).status.success(), "an archive without a sum");
+}

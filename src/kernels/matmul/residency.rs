@@ -11,6 +11,7 @@ const WINDOW_PAGES: usize = 1_024;
 
 /// Bytes that are asked for in one call. Of longer ranges Linux reads no more than the readahead of the disk, which is
 /// this much unless somebody has changed it.
+#[cfg(unix)]
 const REQUEST_BYTES: usize = 128 << 10;
 
 /// Bytes of the map that are in memory; none if the system does not tell.
