@@ -53,7 +53,7 @@ impl Request {
     }
 
     /// The length at which each sequence ends for certain.
-    pub(super) fn max_len(&self, config: &EngineConfig) -> usize {
+    pub(crate) fn max_len(&self, config: &EngineConfig) -> usize {
         let wanted = self.params.max_tokens.unwrap_or(config.max_model_len);
         self.prompt_token_ids.len().saturating_add(wanted).min(config.max_model_len)
     }

@@ -67,7 +67,7 @@ impl ToolRequest {
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self::new(source, tools, choice, None, is_parallel)
+        Self::new(source, tools, choice, is_parallel)
     }
 
     /// These tools, or those of them that are `allowed`, if the choice is one of them. `source` is a list of them in
