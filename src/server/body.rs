@@ -59,7 +59,7 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
     }
     let (limit, memory) = (app.config.max_body_bytes, Arc::clone(&app.body_memory));
     // Megabytes take their time.
-    let unpacked = tokio::task::spawn_blocking(move || unpack(&body, limit, memory));
+    let unpacked = tokio::task::spawn_blocking(move || unpack(&body, limit, &memory));
     unpacked.await.map_err(|_| ApiError::internal("the body could not be unpacked"))?
 }
 
@@ -77,7 +77,7 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
 }
 
 /// Unpacks a body piece by piece, so that nothing is kept beyond the limits, whatever it would grow to.
-fn unpack(packed: &JsonBody, limit: usize, all_memory: Arc<Semaphore>) -> Result<JsonBody, ApiError> {
+fn unpack(packed: &JsonBody, limit: usize, all_memory: &Arc<Semaphore>) -> Result<JsonBody, ApiError> {
     const PIECE_BYTES: usize = 64 << 10;
     let mut decoder = MultiGzDecoder::new(packed.bytes.as_slice());
     let mut body = JsonBody { bytes: Vec::new(), memory: None };
@@ -85,7 +85,7 @@ fn unpack(packed: &JsonBody, limit: usize, all_memory: Arc<Semaphore>) -> Result
     loop {
         match decoder.read(&mut piece) {
             Ok(0) => return Ok(body),
-            Ok(num_bytes) => body.append(&piece[..num_bytes], limit, &all_memory)?,
+            Ok(num_bytes) => body.append(&piece[..num_bytes], limit, all_memory)?,
             Err(error) => return Err(ApiError::broken_body(format_args!("it is not valid gzip: {error}"))),
         }
     }

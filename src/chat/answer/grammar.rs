@@ -268,8 +268,7 @@ impl Rules<'_> {
     /// A value and its end: a text as it is, anything else as JSON.
     fn value(&mut self, name: &str, schema: &Value, root: &Value, form: &Pairs) -> Result<()> {
         let end = &form.end;
-        let branches: Vec<Value> =
-            alternatives(schema, root).into_iter().flat_map(|branch| by_type(branch)).collect();
+        let branches: Vec<Value> = alternatives(schema, root).into_iter().flat_map(by_type).collect();
         let texts: Vec<&Value> = branches.iter().filter(|branch| is_text(branch)).collect();
         let others: Vec<&Value> = branches.iter().filter(|branch| !is_text(branch)).collect();
         let is_free = |branch: &&Value| GrammarSpec::is_free_text(branch);

@@ -64,8 +64,8 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
             | ("additionalProperties", _, Value::Bool(true)) => {
                 continue;
             }
-            ("additionalProperties", _, Value::Bool(false)) => value,
-            ("additionalProperties", Value::Bool(true), _) => value,
+            ("additionalProperties", _, Value::Bool(false))
+            | ("additionalProperties", Value::Bool(true), _) => value,
             ("additionalProperties" | "items", Value::Object(_), Value::Object(_)) => {
                 both_of(present, &value)
             }
@@ -75,13 +75,12 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
             ("maxLength" | "maxItems" | "maxProperties" | "maximum" | "exclusiveMaximum", a, b) => {
                 extreme(a, b, std::cmp::Ordering::Greater)?
             }
-            ("allOf", Value::Array(a), Value::Array(b)) => a.iter().chain(b).cloned().collect(),
             ("pattern", ..) => {
                 let patterns = first.entry(PATTERNS).or_insert_with(|| Value::Array(Vec::new()));
                 patterns.as_array_mut()?.push(value);
                 continue;
             }
-            (PATTERNS, Value::Array(a), Value::Array(b)) => a.iter().chain(b).cloned().collect(),
+            ("allOf" | PATTERNS, Value::Array(a), Value::Array(b)) => a.iter().chain(b).cloned().collect(),
             (name, ..) if ANNOTATIONS.contains(&name) => continue,
             _ => return None,
         };

@@ -59,7 +59,7 @@ pub(super) fn integers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Optio
     if high >= 0 {
         parts.extend(whole_range(low.max(0).unsigned_abs(), high.unsigned_abs()));
     }
-    Ok(either(parts))
+    Ok(either(&parts))
 }
 
 /// Matches the numbers of a range; none if there are none.
@@ -90,15 +90,15 @@ pub(super) fn numbers(min: Option<&Bound>, max: Option<&Bound>) -> Result<Option
         let nearest = if low.is_negative { Decimal::zero(false) } else { low };
         parts.extend(magnitudes(&nearest, &high, num_digits));
     }
-    Ok(either(parts))
+    Ok(either(&parts))
 }
 
 fn too_large(number: &Number) -> Error {
     Error::invalid_request(format!("the bound {number} has too many digits")).with_hint("leave it out")
 }
 
-fn either(parts: Vec<String>) -> Option<String> {
-    match parts.as_slice() {
+fn either(parts: &[String]) -> Option<String> {
+    match parts {
         [] => None,
         [one] => Some(one.clone()),
         _ => Some(format!("({})", parts.join("|"))),
@@ -137,7 +137,7 @@ fn whole_range(low: u128, high: u128) -> Option<String> {
         parts.push(format!("[1-9]{}", digits(low.len(), high.len() - 2)));
     }
     parts.push(same_length(format!("1{}", "0".repeat(high.len() - 1)).as_bytes(), high.as_bytes()));
-    either(parts)
+    either(&parts)
 }
 
 /// Matches the digits from `low` to `high`, which have the same length.
@@ -166,7 +166,7 @@ fn same_length(low: &[u8], high: &[u8]) -> String {
     if !is_highest {
         parts.push(format!("{}{}", char::from(*last), same_length(&vec![b'0'; rest], high)));
     }
-    either(parts).unwrap_or_default()
+    either(&parts).unwrap_or_default()
 }
 
 /// A bound in decimal digits.
@@ -231,7 +231,7 @@ fn magnitudes(low: &Decimal, high: &Decimal, num_digits: usize) -> Option<String
         let fraction = between(None, Some((high, &high.fraction)), num_digits);
         parts.extend(with_fraction(high.whole.to_string(), &fraction));
     }
-    either(parts)
+    either(&parts)
 }
 
 /// Digits behind a point.
@@ -294,7 +294,7 @@ fn between(low: Option<(&Decimal, &[u8])>, high: Option<(&Decimal, &[u8])>, num_
             parts.push(format!("{}{rest}", class(inner_from, inner_to)));
         }
     }
-    Digits { text: either(parts), has_none }
+    Digits { text: either(&parts), has_none }
 }
 
 #[cfg(test)]

@@ -209,9 +209,8 @@ impl Writer<'_> {
         following.extend_from_slice(behind);
         match item {
             Item::Start if is_start => self.sequence(&following, true),
-            Item::Start => Err(unsupported(self.pattern)),
             Item::End if following.iter().all(|part| part.is_empty()) => Ok("\"\"".to_owned()),
-            Item::End => Err(unsupported(self.pattern)),
+            Item::Start | Item::End => Err(unsupported(self.pattern)),
             Item::Text(text) => {
                 let rest = self.sequence(&following, false)?;
                 Ok(format!("/{}/ {rest}", regex_to_lark(text, "dw")))
