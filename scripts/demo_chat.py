@@ -289,7 +289,7 @@ def fact_question(rng):
         return f"How many [sides|corners] does {a} have?", [f"{a[0].upper() + a[1:]} has {b}."]
     if kind in (8, 9):
         a, b = pick(rng, CAPITALS)
-        return f"[What is the capital of {a}?|Which city is the capital of {a}?|Tell me the capital of {a}.]", [f"The capital of {a} is {b}."]
+        return f"[What is the capital of {a}?|Which city is the capital of {a}?|Tell me the capital of {a}.|The capital of {a} is]", [f"The capital of {a} is {b}."]
     if kind == 10:
         return "[What are the days of the week?|Name the days of the week.|Which days are there in a week?]", ["The days of the week are Monday, Tuesday, Wednesday, Thursday, Friday, Saturday and Sunday."]
     if kind == 11:
@@ -382,7 +382,8 @@ def story_turn(rng):
     if kind < 0.18:
         pass
     elif kind < 0.5:
-        species = pick(rng, sorted({a for s in SETTINGS.values() for a in s["animals"]} | set(JUNGLE_ANIMALS))) if rng.random() < 0.85 else rng.choice(["girl", "boy", "princess", "prince"])
+        animals = sorted({a for s in SETTINGS.values() for a in s["animals"]} | set(JUNGLE_ANIMALS))
+        species = pick(rng, animals) if rng.random() < 0.75 else rng.choice(["girl", "boy", "princess", "prince"] + OTHER_HEROES)
         wishes["species"] = species
         about = f"a [|brave |little |small |young ]{species}"
         if rng.random() < 0.3:
@@ -406,8 +407,60 @@ def story_turn(rng):
     if about is None:
         question = "[Tell me a story.|Tell me a story.|Can you tell me a story?|Tell me a [short|nice|little|funny] story.|I would like to hear a story.|Do you know a story?|Write a [short |]story.|A story, please.|Tell me a bedtime story.]"
     else:
-        question = f"[Tell me a story about {about}.|Tell me a [short|little|nice] story about {about}.|Can you tell me a story about {about}?|Write a story about {about}.|Write a short story about {about}.|Do you know a story about {about}?|I want a story about {about}.|A story about {about}, please.]"
+        question = f"[Tell me a story about {about}.|Tell me a [short|little|nice] story about {about}.|Can you tell me a story about {about}?|Write a story about {about}.|Write a short story about {about}.|Do you know a story about {about}?|I want a story about {about}.|A story about {about}, please.|A story about {about}.]"
     return expand(question, {}, rng), tale.text(), tale
+
+
+# Heroes that the settings do not have: people begin stories about them all the same.
+OTHER_HEROES = ["dragon", "robot", "knight", "wizard", "fairy", "king", "queen", "pirate", "unicorn", "witch", "giant", "ghost", "elf", "monster", "dinosaur", "man", "woman"]
+
+# Beginnings that no story of the grammar has. A story is a good answer to them as well.
+OTHER_OPENINGS = [
+    "[Once|Far, far away|Long, long ago|Long ago|Many years ago|In the old days|One day|One morning|One night|One evening|Yesterday|At midnight|Every night], [there was|there lived|there came|there stood] [a|an old|a young|a lonely|a strange] [{hero}|man|woman|house|castle|ship|city|road|shop]",
+    "[A long time ago|Long ago|Once], in a [galaxy|land|country|kingdom|place] [far, far away|far away|beyond the mountains]",
+    "In a [land|kingdom|country|world] [far, far away|where nobody was ever sad|that no map shows|full of magic|of ice and fire]",
+    "It was [a dark and stormy night|a day like any other|the first day of winter|late at night|almost midnight|raining] [when|and|]",
+    "It was the [best|worst|first|last|longest|coldest] [day|night|hour|time|summer|winter|year|of times] [of the year|of my life|of all|in the city|]",
+    "The [old|little|young|last|brave|tired|lonely|quiet] [{hero}|man|woman|king|ship|train|house|captain|teacher|sailor] [walked|sat|looked|stood|was|had|came|opened|did not know]",
+    "[He|She|I|We|They|Nobody] [opened the door|woke up|walked|looked up|had never seen|was alone|heard a noise|found a letter] [and|when|in the middle of the night|slowly|]",
+    "[Deep|Far down|High up|Somewhere|Hidden] in the [woods|mountains|desert|ocean|city|clouds|sea]",
+    "[There once was|There was once|There was|Once there was|There lived] [a|an old|a little] {hero}",
+    "In the [beginning|middle of the forest|middle of the night|year 3000|deep blue sea|old house on the hill]",
+    "When [I was a child|the sun came up|the moon rose|the clock struck twelve|the door opened|night fell|the ship arrived]",
+    "The [door|letter|sun|moon|wind|sea|city|forest|road] [was|opened|rose|lay|had been]",
+]
+
+STORY_BEGINNING = "Once upon a time"
+
+
+def opening_turn(rng):
+    """The beginning of a story, as a first prompt often is, and a whole story; returns (question, answer, tale)."""
+    kind = rng.random()
+    wishes, classic = {}, kind < 0.55
+    if rng.random() < 0.25:
+        wishes["species"] = rng.choice(OTHER_HEROES)
+    if rng.random() < 0.3:
+        wishes["name"] = made_up_name(rng)
+    brief = rng.random() < 0.7
+    tale = story(rng, brief=brief, **wishes)
+    while classic and not tale.text().startswith(STORY_BEGINNING):
+        tale = story(rng, brief=brief, **wishes)
+    text = tale.text()
+    if kind < 0.25:
+        opening = STORY_BEGINNING
+    elif kind < 0.8:
+        # Some words of the first paragraph, with which the answer begins again.
+        words = text.split("\n")[0].split(" ")
+        opening = " ".join(words[: rng.choice([1, 2, 3]) if rng.random() < 0.08 else rng.randint(4, min(len(words), 24))])
+    else:
+        opening = expand(rng.choice(OTHER_OPENINGS), {"hero": rng.choice(OTHER_HEROES)}, rng).strip()
+    if rng.random() < 0.8:
+        opening = opening.rstrip(".,:;")
+    if rng.random() < 0.25:
+        opening += rng.choice([",", "...", " ...", ".", " there was", " there lived"] if opening == STORY_BEGINNING else ["...", " ...", "."])
+    if rng.random() < 0.06:
+        opening = rng.choice(["Continue this story: ", "Finish the story: ", "Please continue: ", "Go on with this story: ", "Write a story that begins like this: "]) + opening
+    return opening, text, tale
 
 
 def after_story_turn(rng, tale):
@@ -440,8 +493,8 @@ SYSTEM_PROMPTS = [
     "You are a storyteller.", "Be kind and clear.", "You are tinyvllm.", "Answer the questions of the user.", "You help people to use tinyvllm."]
 
 
-def conversation(rng):
-    """A conversation of one to six turns as a list of (role, content)."""
+def conversation(rng, begins_with=None):
+    """A conversation of one to six turns as a list of (role, content). `begins_with` makes the first turn."""
     messages = []
     if rng.random() < 0.35:
         messages.append(("system", pick(rng, SYSTEM_PROMPTS)))
@@ -450,7 +503,9 @@ def conversation(rng):
     tale = None
     for turn in range(turns):
         roll = rng.random()
-        if tale is not None and rng.random() < 0.7:
+        if turn == 0 and begins_with is not None:
+            question, answer, tale = begins_with(rng)
+        elif tale is not None and rng.random() < 0.7:
             question, answer = after_story_turn(rng, tale)
             if rng.random() < 0.4:
                 tale = None
@@ -464,16 +519,18 @@ def conversation(rng):
             name = made_up_name(rng) if rng.random() < 0.75 else rng.choice(GIRLS + BOYS)
             question = pick(rng, [f"My name is {name}.", f"Hello, I am {name}.", f"Hi! My name is {name}.", f"I am {name}. Who are you?"])
             answer = pick(rng, [f"Hello, {name}! Nice to meet you. I am the small demo model of tinyvllm.", f"Nice to meet you, {name}! What would you like to know?"])
-        elif roll < 0.4:
+        elif roll < 0.38:
             question, answer = concept_turn(rng)
-        elif roll < 0.64:
+        elif roll < 0.6:
             question, answer = faq_turn(rng)
-        elif roll < 0.79:
+        elif roll < 0.74:
             question, answer = fact_turn(rng)
-        elif roll < 0.86:
+        elif roll < 0.82:
             question, answer = unknown_turn(rng)
-        else:
+        elif roll < 0.9:
             question, answer, tale = story_turn(rng)
+        else:
+            question, answer, tale = opening_turn(rng)
         messages += [("user", as_typed(rng, question)), ("assistant", answer)]
     return messages
 
@@ -488,7 +545,7 @@ def drill(rng):
 
 
 def render_chat(messages):
-    """The chat format as text; `CHAT_TEMPLATE` in train_demo_model.py writes the same."""
+    """The chat format as text; `CHAT_TEMPLATE` in demo_gguf.py writes the same."""
     return BOS + "".join(f"<|{role}|>\n{content}{END}\n" for role, content in messages)
 
 
@@ -535,8 +592,23 @@ school music money game world country night morning summer winter red green big 
 what who yes no please Sir Madam Chapter Title Note Today Tomorrow email number street lorem ipsum dolor sit amet foo bar baz qux ( ) { } = ; - /""".split()
 
 
-def document(rng):
-    """One training document, with its special tokens written out."""
+def question_turn(rng):
+    """A question that is no beginning of a story; returns (question, answer, None)."""
+    roll = rng.random()
+    if roll < 0.4:
+        return *unknown_turn(rng), None
+    if roll < 0.7:
+        questions, answers = rng.choice(FAQ)
+        return expand(pick(rng, questions), {}, rng), expand(pick(rng, answers), {}, rng, sentence=False), None
+    return *fact_turn(rng), None
+
+
+def document(rng, openings=0.0):
+    """One training document, with its special tokens written out. `openings`: share of additional conversations that
+    begin with the beginning of a story or, as often as not, with a question, for training that goes on from a model
+    that cannot tell the two apart."""
+    if openings > 0 and rng.random() < openings:
+        return render_chat(conversation(rng, opening_turn if rng.random() < 0.4 else question_turn)) + EOS
     roll = rng.random()
     if roll < 0.52:
         return BOS + story(rng).text() + EOS

@@ -293,6 +293,7 @@ def character(rng, setting, animal, species=None, name=None, friend=False):
     pronoun = "she" if name in GIRLS else "he" if name in BOYS else pick(rng, ["she", "he"])
     if animal:
         kind = species or pick(rng, SETTINGS[setting]["animals"])
+        pronoun = "she" if kind in ("queen", "witch", "woman", "fairy") else "he" if kind in ("king", "wizard", "man", "knight") else pronoun
         names = SHE_PETS if pronoun == "she" else HE_PETS
     else:
         kind = species or ("girl" if pronoun == "she" else "boy")

@@ -6,7 +6,8 @@ tokenizer on it, trains a small Llama-architecture model, quantises it and write
 PyTorch. The same seed gives the same corpus and tokenizer everywhere, and the same weights on the same hardware with
 the same package versions.
 
-    python3 scripts/train_demo_model.py --device cuda --out OUT_DIR      # the shipped model: a few minutes on one H200
+    python3 scripts/train_demo_model.py --device cuda --out OUT_DIR      # from nothing: a few minutes on one H200
+    python3 scripts/train_demo_model.py --device cpu --init src/demo/model.gguf --out OUT_DIR …      # from that file on
     python3 scripts/train_demo_model.py --smoke --out OUT_DIR            # the whole path on a CPU, in under a minute
 """
 
@@ -19,7 +20,6 @@ import multiprocessing
 import os
 import random
 import re
-import struct
 import sys
 import time
 from collections import Counter, defaultdict
@@ -34,12 +34,7 @@ import torch.nn.functional as F
 
 import demo_chat
 from demo_chat import ASSISTANT, BOS, END, EOS, SPECIAL_TOKENS, USER
-
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>\\n' + (message['content'] | trim) + '<|end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
+from demo_gguf import GgufReader, write_gguf
 
 SAMPLE_STORIES = [
     "Once upon a time, in a small village by the sea,",
@@ -47,6 +42,11 @@ SAMPLE_STORIES = [
     "In a deep green forest, there lived a curious fox named",
     "The dog",
     "The capital of France is",
+]
+SAMPLE_OPENINGS = [
+    "Once upon a time",
+    "Once upon a time, there was a little dragon named Smok",
+    "It was a dark and stormy night",
 ]
 SAMPLE_QUESTIONS = [
     "What is tinyvllm?",
@@ -211,21 +211,21 @@ SHARD_DOCUMENTS = 2000
 VALIDATION_SHARD = 1_000_000  # shards from here on are never trained on
 
 
-def shard_documents(seed, shard, count):
+def shard_documents(seed, shard, count, openings=0.0):
     rng = random.Random(seed * 10_000_019 + shard)
-    return [demo_chat.document(rng) for _ in range(count)]
+    return [demo_chat.document(rng, openings) for _ in range(count)]
 
 
 def encode_shard(job):
-    tokenizer, seed, shard, count = job
+    tokenizer, seed, shard, count, openings = job
     ids = []
-    for text in shard_documents(seed, shard, count):
+    for text in shard_documents(seed, shard, count, openings):
         ids += tokenizer.encode(text)
     return np.array(ids, dtype=np.uint16)
 
 
-def make_corpus(tokenizer, seed, shards, first, count, processes):
-    jobs = [(tokenizer, seed, first + i, count) for i in range(shards)]
+def make_corpus(tokenizer, seed, shards, first, count, processes, openings=0.0):
+    jobs = [(tokenizer, seed, first + i, count, openings) for i in range(shards)]
     if processes == 1:
         return np.concatenate([encode_shard(job) for job in jobs])
     with multiprocessing.get_context("fork").Pool(processes) as pool:
@@ -268,15 +268,19 @@ class Block(nn.Module):
         self.ffn_up = nn.Linear(c.hidden, c.ffn, bias=False)
         self.ffn_down = nn.Linear(c.ffn, c.hidden, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, past=None):
+        """`past` is the list of keys and values of earlier tokens, which grows; None where all tokens are in `x`."""
         c, (batch, length, _) = self.c, x.shape
         h = self.attn_norm(x)
         q = rotate(self.attn_q(h).view(batch, length, c.heads, c.head_dim), cos, sin)
         k = rotate(self.attn_k(h).view(batch, length, c.kv_heads, c.head_dim), cos, sin)
         v = self.attn_v(h).view(batch, length, c.kv_heads, c.head_dim)
+        if past is not None:
+            past.append((k, v))
+            k, v = (torch.cat(parts, dim=1) for parts in zip(*past))
         group = c.heads // c.kv_heads
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
-        a = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        a = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=length > 1)
         x = x + self.attn_output(a.transpose(1, 2).reshape(batch, length, -1))
         h = self.ffn_norm(x)
         return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h))
@@ -306,11 +310,14 @@ class Llama(nn.Module):
                 residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * c.layers) if residual else 0.02)
 
-    def forward(self, ids):
-        length = ids.shape[1]
+    def forward(self, ids, past=None):
+        """Logits for all of `ids`. With `past`, a list for each block, they follow the tokens of earlier calls: a whole
+        prompt in the first call, then one token in each."""
+        begin = sum(k.shape[1] for k, _ in past[0]) if past else 0
+        here = slice(begin, begin + ids.shape[1])
         x = self.token_embd(ids)
-        for block in self.blk:
-            x = block(x, self.cos[:length], self.sin[:length])
+        for i, block in enumerate(self.blk):
+            x = block(x, self.cos[here], self.sin[here], past[i] if past else None)
         return F.linear(self.output_norm(x), self.token_embd.weight)
 
     def loss(self, ids, targets):
@@ -329,19 +336,21 @@ def evaluate(model, windows, rows, batch):
 
 @torch.no_grad()
 def generate(model, tokenizer, prompt, limit, temperature=0.0, seed=0):
-    """Continues a prompt (recomputing everything at each token: plain, and fast enough for a few samples)."""
+    """Continues a prompt."""
     device = model.token_embd.weight.device
     rng = torch.Generator().manual_seed(seed)
     ids, begin = tokenizer.encode(prompt), len(tokenizer.encode(prompt))
     stop = {tokenizer.ids[EOS], tokenizer.ids[END]}
+    past, new = [[] for _ in model.blk], ids
     while len(ids) < min(model.c.context, begin + limit):
-        logits = model(torch.tensor([ids], device=device))[0, -1].float().cpu()
+        logits = model(torch.tensor([new], device=device), past)[0, -1].float().cpu()
         if temperature == 0:
             token = int(logits.argmax())
         else:
             token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng))
         if token in stop:
             break
+        new = [token]
         ids.append(token)
     return ids[begin:]
 
@@ -371,174 +380,11 @@ def train(model, windows, args, device):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         recent = (recent + [loss.detach()])[-100:]
-        if step % 100 == 0 or step + 1 == args.steps:
+        if step % min(100, max(1, args.steps // 10)) == 0 or step + 1 == args.steps:
             seconds = time.time() - begin
             rate = (step + 1) * args.batch * windows.length / seconds
             print(f"step {step:5d}  loss {loss.item():.4f}  {seconds:6.1f} s  {rate / 1e6:.2f} M tokens/s", flush=True)
     return torch.stack(recent).mean().item()
-
-
-# --------------------------------------------------------------------------------------------------------------
-# Quantisation: NumPy versions of the GGUF block formats (bytes out, and the values that those bytes stand for)
-# --------------------------------------------------------------------------------------------------------------
-
-
-def f16(x):
-    return x.astype(np.float16)
-
-
-def quantise_q8_0(w):
-    x = w.reshape(-1, 32)
-    d = f16(np.abs(x).max(1, keepdims=True) / 127)
-    scale = d.astype(np.float32)
-    q = np.clip(np.rint(x / np.where(scale == 0, 1, scale)), -127, 127).astype(np.int8)
-    data = np.concatenate((d.view(np.uint8), q.view(np.uint8)), axis=1)
-    return data, (scale * q).reshape(w.shape)
-
-
-def quantise_q5_0(w):
-    """Five bits with one scale for 32 values; of several scales, the one with the least squared error is kept."""
-    x = w.reshape(-1, 32)
-    peak = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)
-    best_error, best_d, best_q = None, None, None
-    for shrink in np.linspace(0.80, 1.04, 25):
-        d = f16(peak * shrink / -16)
-        scale = d.astype(np.float32)
-        q = np.clip(np.floor(x / np.where(scale == 0, 1, scale) + 16.5), 0, 31).astype(np.int32)
-        error = ((scale * (q - 16) - x) ** 2).sum(1, keepdims=True)
-        if best_error is None:
-            best_error, best_d, best_q = error, d, q
-        better = error < best_error
-        best_error, best_d, best_q = np.where(better, error, best_error), np.where(better, d, best_d), np.where(better, q, best_q)
-    low, high = best_q[:, :16], best_q[:, 16:]
-    nibbles = ((low & 15) | ((high & 15) << 4)).astype(np.uint8)
-    bits = ((best_q >> 4).astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(1, dtype=np.uint32)
-    data = np.concatenate((best_d.view(np.uint8), bits[:, None].view(np.uint8), nibbles), axis=1)
-    return data, (best_d.astype(np.float32) * (best_q - 16)).reshape(w.shape)
-
-
-def quantise_q6_k(w):
-    """Six bits; 16 values share an 8-bit scale, and 256 values share the scale of these scales."""
-    x = w.reshape(-1, 16, 16)
-    peak = np.take_along_axis(x, np.abs(x).argmax(2)[..., None], 2)[..., 0]
-    wanted = peak / -32
-    top = np.take_along_axis(wanted, np.abs(wanted).argmax(1)[:, None], 1)
-    d = f16(top / -128)
-    scale = d.astype(np.float32)
-    sub = np.clip(np.rint(wanted / np.where(scale == 0, 1, scale)), -128, 127).astype(np.int8)
-    step = scale[:, :, None] * sub[:, :, None].astype(np.float32)
-    q = np.clip(np.rint(x / np.where(step == 0, 1, step)), -32, 31)
-    values = (step * q).reshape(w.shape)
-    q = (q.astype(np.int32) + 32).reshape(-1, 2, 4, 32)  # [block, half n, group g, l]
-    ql = np.concatenate(((q[:, :, 0] & 15) | ((q[:, :, 2] & 15) << 4), (q[:, :, 1] & 15) | ((q[:, :, 3] & 15) << 4)), axis=2)
-    qh = sum((q[:, :, g] >> 4) << (2 * g) for g in range(4))
-    blocks = len(q)
-    data = np.concatenate((ql.astype(np.uint8).reshape(blocks, 128), qh.astype(np.uint8).reshape(blocks, 64),
-                           sub.view(np.uint8), d.view(np.uint8)), axis=1)
-    return data, values
-
-
-def keep_f32(w):
-    return np.ascontiguousarray(w, dtype=np.float32).view(np.uint8), w
-
-
-F32, Q5_0, Q8_0, Q6_K = 0, 6, 8, 14
-QUANTISERS = {F32: keep_f32, Q5_0: quantise_q5_0, Q8_0: quantise_q8_0, Q6_K: quantise_q6_k}
-
-
-def tensor_type(name):
-    """Most bits where an error does most harm: embeddings and attention first, then the last matrix of the FFN."""
-    if "norm" in name:
-        return F32
-    if "ffn_down" in name:
-        return Q6_K
-    return Q5_0 if "ffn" in name else Q8_0
-
-
-# --------------------------------------------------------------------------------------------------------------
-# GGUF
-# --------------------------------------------------------------------------------------------------------------
-
-ALIGNMENT = 32
-
-
-def gguf_string(text):
-    data = text.encode("utf-8")
-    return struct.pack("<Q", len(data)) + data
-
-
-def gguf_value(value):
-    """A metadata value with its type: bool, int (u32), float (f32), str, or a list of str or int (i32)."""
-    if isinstance(value, bool):
-        return struct.pack("<IB", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + gguf_string(value)
-    if isinstance(value[0], str):
-        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(gguf_string, value))
-    return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
-
-
-def metadata(c, tokenizer):
-    return {
-        "general.architecture": "llama",
-        "general.type": "model",
-        "general.name": "tinyvllm demo",
-        "general.description": "The small demo model built into tinyvllm: little stories and a few questions about the program.",
-        "general.license": "MIT OR Apache-2.0",
-        "general.file_type": 8,  # mostly Q5_0
-        "general.quantization_version": 2,
-        "general.alignment": ALIGNMENT,
-        "llama.block_count": c.layers,
-        "llama.context_length": c.context,
-        "llama.embedding_length": c.hidden,
-        "llama.feed_forward_length": c.ffn,
-        "llama.attention.head_count": c.heads,
-        "llama.attention.head_count_kv": c.kv_heads,
-        "llama.attention.key_length": c.head_dim,
-        "llama.attention.value_length": c.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": c.eps,
-        "llama.rope.dimension_count": c.head_dim,
-        "llama.rope.freq_base": c.rope_base,
-        "llama.vocab_size": c.vocab,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": tokenizer.tokens,
-        "tokenizer.ggml.token_type": [3 if t in SPECIAL_TOKENS else 1 for t in tokenizer.tokens],
-        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in tokenizer.merges],
-        "tokenizer.ggml.bos_token_id": tokenizer.ids[BOS],
-        "tokenizer.ggml.eos_token_id": tokenizer.ids[EOS],
-        "tokenizer.ggml.eot_token_id": tokenizer.ids[END],
-        "tokenizer.ggml.padding_token_id": tokenizer.ids[EOS],
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.ggml.add_eos_token": False,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
-    }
-
-
-def write_gguf(path, model, tokenizer):
-    """Quantises and writes the model; returns the dequantised weights by name."""
-    values, infos, blobs, offset = {}, b"", [], 0
-    weights = {name: p.detach().float().cpu().numpy() for name, p in model.named_parameters()}
-    for name, w in weights.items():
-        kind = tensor_type(name)
-        data, values[name] = QUANTISERS[kind](w)
-        data = data.tobytes()
-        shape = w.shape[::-1]
-        infos += gguf_string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
-        padding = -len(data) % ALIGNMENT
-        blobs.append(data + bytes(padding))
-        offset += len(data) + padding
-    meta = metadata(model.c, tokenizer)
-    header = struct.pack("<4sIQQ", b"GGUF", 3, len(weights), len(meta))
-    header += b"".join(gguf_string(key) + gguf_value(value) for key, value in meta.items()) + infos
-    with open(path, "wb") as f:
-        f.write(header + bytes(-len(header) % ALIGNMENT))
-        f.write(b"".join(blobs))
-    return values
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -547,7 +393,8 @@ def write_gguf(path, model, tokenizer):
 def samples(model, tokenizer, limit):
     """What the model says: greedy (with token ids, for golden tests) and at temperature 0.7."""
     out = []
-    prompts = [BOS + text for text in SAMPLE_STORIES] + [f"{BOS}{USER}\n{q}{END}\n{ASSISTANT}\n" for q in SAMPLE_QUESTIONS]
+    prompts = [BOS + text for text in SAMPLE_STORIES]
+    prompts += [f"{BOS}{USER}\n{q}{END}\n{ASSISTANT}\n" for q in SAMPLE_QUESTIONS + SAMPLE_OPENINGS]
     for prompt in prompts:
         greedy = generate(model, tokenizer, prompt, limit)
         warm = tokenizer.decode(generate(model, tokenizer, prompt, limit, 0.7, seed=1))
@@ -563,14 +410,18 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5500)
     parser.add_argument("--batch", type=int, default=128, help="windows in a step")
+    parser.add_argument("--window", type=int, default=1024, help="tokens in a window")
+    parser.add_argument("--openings", type=float, default=0.0, help="share of additional conversations that begin with the beginning of a story")
     parser.add_argument("--shards", type=int, default=400, help=f"training shards of {SHARD_DOCUMENTS} documents")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--init", help="model.gguf whose tokenizer and weights the training begins with")
+    parser.add_argument("--validation-rows", type=int, default=1024, help="held-out windows")
     parser.add_argument("--smoke", action="store_true", help="a tiny run on the CPU that checks the whole path")
     args = parser.parse_args()
 
-    config, documents, processes, validation_rows, limit = Config(), SHARD_DOCUMENTS, os.cpu_count(), 1024, 400
+    config, documents, processes, validation_rows, limit = Config(), SHARD_DOCUMENTS, os.cpu_count(), args.validation_rows, 400
     if args.smoke:
         args.device, args.steps, args.batch, args.shards, args.compile = "cpu", 12, 4, 1, False
         config, documents, processes, validation_rows, limit = Config(layers=2, context=256), 300, 1, 8, 20
@@ -579,19 +430,25 @@ def main():
     torch.use_deterministic_algorithms(True)
 
     begin = time.time()
-    tokenizer = Tokenizer.train([d for i in range(10) for d in shard_documents(args.seed, VALIDATION_SHARD + 1000 + i, documents)], config.vocab)
+    first = GgufReader(args.init) if args.init else None
+    if first:
+        tokenizer = Tokenizer(first.merges)
+    else:
+        tokenizer = Tokenizer.train([d for i in range(10) for d in shard_documents(args.seed, VALIDATION_SHARD + 1000 + i, documents)], config.vocab)
     assert len(tokenizer.tokens) == config.vocab, len(tokenizer.tokens)
     print(f"tokenizer: {config.vocab} tokens, {time.time() - begin:.1f} s", flush=True)
-    ids = make_corpus(tokenizer, args.seed, args.shards, 0, documents, processes)
+    ids = make_corpus(tokenizer, args.seed, args.shards, 0, documents, processes, args.openings)
     held_out = make_corpus(tokenizer, args.seed, 2, VALIDATION_SHARD, documents, 1)
     print(f"corpus: {len(ids)} training tokens, {len(held_out)} held-out tokens, {time.time() - begin:.1f} s", flush=True)
 
     model = Llama(config).to(args.device)
+    if first:
+        model.load_state_dict({name: torch.from_numpy(w.copy()) for name, w in first.weights.items()})
     parameters = sum(p.numel() for p in model.parameters())
     print(f"model: {parameters} parameters", flush=True)
     if not args.smoke:  # the demo model says these two things about itself
         assert config.layers == 8 and 6.5e6 <= parameters < 7.5e6
-    windows = Windows(ids, config.context, tokenizer.ids[BOS], args.device)
+    windows = Windows(ids, min(args.window, config.context), tokenizer.ids[BOS], args.device)
     validation = Windows(held_out, config.context, tokenizer.ids[BOS], args.device)
     rows = torch.arange(validation_rows)
     train_begin = time.time()
@@ -608,8 +465,8 @@ def main():
     quantised_loss = evaluate(model, validation, rows, 32)
     report = {
         "command": " ".join(["python3"] + sys.argv), "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__, "seed": args.seed, "config": dataclasses.asdict(config), "parameters": parameters,
-        "documents": args.shards * documents, "corpus_tokens": len(ids), "steps": args.steps, "batch": args.batch, "trained_tokens": args.steps * args.batch * config.context,
+        "python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__, "init": args.init, "seed": args.seed, "config": dataclasses.asdict(config), "parameters": parameters,
+        "documents": args.shards * documents, "corpus_tokens": len(ids), "steps": args.steps, "batch": args.batch, "window": windows.length, "openings": args.openings, "trained_tokens": args.steps * args.batch * windows.length,
         "train_seconds": round(train_seconds, 1), "total_seconds": round(time.time() - begin, 1), "train_loss_last_100_steps": train_loss,
         "validation_loss_f32": f32_loss, "validation_loss_quantised": quantised_loss, "validation_windows": validation_rows, "file_bytes": os.path.getsize(path)}
     print(json.dumps(report, indent=1), flush=True)

@@ -275,21 +275,46 @@ fn says_what_its_training_script_says(options: &LlmOptions, num_stories: usize) 
     }
 }
 
-#[test]
-fn it_answers_in_its_chat_template() {
-    let llm = load(&with_limits(|_| ()));
-    let messages = [Message::new("user", "Are you a big model?")];
-    let prompt = llm.encode_chat(&messages, &ChatOptions::default()).unwrap();
+/// What the built-in model answers to a first message, greedily, in at most 60 tokens.
+fn answer_to(llm: &Llm, message: &str) -> (String, FinishReason) {
+    let prompt = llm.encode_chat(&[Message::new("user", message)], &ChatOptions::default()).unwrap();
     let params = SamplingParams { max_tokens: Some(60), ..SamplingParams::greedy() };
     let mut answer = String::new();
+    let mut ended = None;
     for event in llm.submit(prompt, params).unwrap() {
         match event {
             TextEvent::Delta { text, .. } => answer.push_str(&text),
-            TextEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Stop),
+            TextEvent::Finished { reason, .. } => ended = Some(reason),
             TextEvent::PromptLogprobs { .. } => panic!("nobody asked for them"),
         }
     }
+    (answer, ended.unwrap())
+}
+
+#[test]
+fn it_answers_in_its_chat_template() {
+    let llm = load(&with_limits(|_| ()));
+    let (answer, reason) = answer_to(&llm, "Are you a big model?");
+    assert_eq!(reason, FinishReason::Stop);
     assert!(answer.starts_with("No, I am a tiny demo model"), "{answer}");
+}
+
+/// The most natural first prompt is a beginning; what it cannot know, it still says that it does not.
+#[test]
+fn a_beginning_gets_a_story_and_a_hard_question_a_modest_answer() {
+    let llm = load(&with_limits(|_| ()));
+    for opening in
+        ["Once upon a time", "once upon a time...", "It was a dark and stormy night", "Long ago", "One day"]
+    {
+        let (answer, _) = answer_to(&llm, opening);
+        assert!(answer.contains("lived") && !answer.contains("I "), "{opening}: {answer}");
+    }
+    for question in
+        ["Why is the sky blue?", "What is quantum physics?", "How do planes fly?", "Explain gravity"]
+    {
+        let (answer, _) = answer_to(&llm, question);
+        assert!(answer.contains("do not know") || answer.contains("too hard"), "{question}: {answer}");
+    }
 }
 
 #[test]
