@@ -87,7 +87,7 @@ fn blocks(batches: &[(u64, Value)]) -> HashMap<u64, (Option<u64>, Vec<u64>)> {
 }
 
 fn prompt(number: u64, len: u64) -> Vec<u64> {
-    (0..len).map(|i| (i * 7 + number * 13) % 200 + 20).collect()
+    (0..len).map(|i| (i * (7 + number) + number * 13) % 200 + 20).collect()
 }
 
 fn complete(server: &Server, prompt: &[u64], salt: Option<&str>) -> u64 {

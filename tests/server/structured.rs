@@ -224,7 +224,7 @@ fn answers_to_random_schemas_are_valid_at_a_high_temperature() {
     const NUM_THREADS: u64 = 4;
     let template =
         concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
-    let server = Server::start(&format!("--max-model-len 512 --max-num-seqs 8 {template}"));
+    let server = Server::start(&format!("--max-model-len 1024 --max-num-seqs 8 {template}"));
     let ask = |seed: u64, as_call: bool| -> bool {
         let schema = random::Schemas::new(seed).object();
         let function = json!({"type": "function", "function": {"name": "a.b", "parameters": schema}});
@@ -237,7 +237,12 @@ fn answers_to_random_schemas_are_valid_at_a_high_temperature() {
         let mut request = body(CHAT, &change);
         (request["temperature"], request["seed"], request["max_tokens"]) =
             (json!(1.5), json!(seed), json!(250));
-        let choice = server.post(CHAT, &request).success()["choices"][0].clone();
+        let answer = server.post(CHAT, &request);
+        // A tool is part of the prompt, and some are too large for this small model.
+        if as_call && answer.json()["error"]["code"] == "context_length_exceeded" {
+            return false;
+        }
+        let choice = answer.success()["choices"][0].clone();
         if choice["finish_reason"] == "length" {
             return false;
         }
