@@ -402,7 +402,7 @@ fn bad_requests_are_refused_with_value_and_limit() {
     check(
         Request::new(vec![1; 64], params.clone()),
         ErrorKind::ContextLength,
-        &["64 tokens", "window is 64"],
+        &["64 input tokens", "context length is 64 tokens"],
     );
     check(Request::new(vec![24], params.clone()), ErrorKind::InvalidRequest, &["24", "24 tokens"]);
     let long = SamplingParams { max_tokens: Some(60), ..params.clone() };
@@ -525,7 +525,8 @@ fn a_lost_device_ends_all_requests_and_the_engine_says_so() {
         matches!(event, Some(Event::Finished { reason: FinishReason::Error, error: Some(text), .. })
             if text.contains("fell off the bus"))
     };
-    let request = Request::new(vec![1], SamplingParams { max_tokens: Some(40), ..SamplingParams::default() });
+    let params = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::default() };
+    let request = Request::new(vec![1], params);
 
     // One of the two waits for a seat and is in no step: the core knows that it need not be tried.
     let mut core = start(EngineConfig { max_num_seqs: 1, ..small_config() });

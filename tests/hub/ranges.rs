@@ -107,14 +107,16 @@ fn a_range_that_never_comes_ends_the_download_and_what_was_before_it_is_kept() {
     });
     let error = get("org/name", &config).unwrap_err();
     let gap = 1_000_000 / RANGE * RANGE;
-    assert_error(&error, ErrorKind::Unavailable, &[&format!("broke off after {gap} of 2000000 bytes")]);
-    assert_eq!(incomplete_len(&cache, &data), gap as u64);
+    // Ranges before it may have been on their way when it was given up.
+    let kept = incomplete_len(&cache, &data);
+    assert!(kept > 0 && kept <= gap as u64, "{kept} of {gap} bytes");
+    assert_error(&error, ErrorKind::Unavailable, &[&format!("broke off after {kept} of 2000000 bytes")]);
 
     hub.clear_fault();
     hub.take_traffic();
     get("org/name", &config).unwrap();
     assert_file(&cache, &data);
-    assert_eq!(hub.take_traffic().num_bytes, data.len() - gap, "only what was missing");
+    assert_eq!(hub.take_traffic().num_bytes, data.len() - kept as usize, "only what was missing");
 }
 
 #[test]

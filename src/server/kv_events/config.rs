@@ -155,7 +155,7 @@ mod tests {
         check("", "EOF");
         check(r#"{"enable": true}"#, "unknown field `enable`");
         check(r#"{"publisher": "kafka"}"#, "\"kafka\"; it must be \"zmq\" or \"null\"");
-        check(r#"{"endpoint": "ipc:///tmp/kv"}"#, "tcp://HOST:PORT");
+        check(r#"{"endpoint": "ipc://kv"}"#, "tcp://HOST:PORT");
         check(r#"{"endpoint": "tcp://127.0.0.1"}"#, "tcp://HOST:PORT");
         check(r#"{"endpoint": "tcp://:5557"}"#, "tcp://HOST:PORT");
         check(r#"{"replay_endpoint": "tcp://*:99999"}"#, "replay_endpoint");
