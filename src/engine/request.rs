@@ -78,7 +78,7 @@ impl Request {
                     config.max_model_len
                 ),
             )
-            .with_hint("or raise --max-model-len"));
+            .with_hint("a larger --max-model-len would hold it"));
         }
         if let Some(max_tokens) = self.params.max_tokens
             && num_prompt_tokens.saturating_add(max_tokens) > config.max_model_len

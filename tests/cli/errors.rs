@@ -117,7 +117,7 @@ fn prompts_that_do_not_fit() {
         tinyvllm(words).model(tiny_llama()).run().error(1, expected);
     };
     let long = vec!["5"; 600].join(",");
-    check(&format!("--prompt-ids {long}"), &["600 tokens", "512 tokens", "hint: "]);
+    check(&format!("--prompt-ids {long}"), &["600 input tokens", "512 tokens", "hint: "]);
     check("--prompt-ids 1,2,3,4 --max-model-len 4", &["4 tokens", "--max-model-len"]);
     check("--prompt-ids 5 --max-tokens 1000", &["1000", "512"]);
     check("--prompt-ids 5,288", &["288"]);
@@ -133,7 +133,7 @@ fn standard_input_that_is_no_prompt() {
     tinyvllm("generate").run().error(1, &["standard input", "--prompt"]);
     tinyvllm("--max-tokens 1").stdin(b"ab\xff\xfe".to_vec()).run().error(1, &["standard input", "UTF-8"]);
     // One character a million times: not an endless computation but too long.
-    tinyvllm("").stdin("a".repeat(1 << 20)).run().error(1, &["1024 tokens", "shorten the prompt"]);
+    tinyvllm("").stdin("a".repeat(1 << 20)).run().error(1, &["1024 tokens", "reduce the length"]);
     let long = "\u{1f980}".repeat(100_000);
     tinyvllm("").stdin(long).run().error(1, &["1024 tokens"]);
 }

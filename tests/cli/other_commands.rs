@@ -187,7 +187,7 @@ fn chat_tells_reasoning_from_the_answer_and_no_thinking_switches_it_off() {
     let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
     let chat = |words: &str| {
         let words = format!("{words} --temperature 0 --max-tokens 12 --chat-template {template}");
-        tinyvllm(&words).stdin("Hello\n").run().success()
+        tinyvllm(&words).stdin("Hi\n").run().success()
     };
     let reasoned = chat("chat demo");
     assert!(reasoned.starts_with("<think>\n") && !reasoned.contains("</think>"), "{reasoned}");

@@ -377,7 +377,7 @@ mod tests {
         check(allowed(json!({"tools": []})), "tool_choice.allowed_tools.tools", "not empty");
         check(
             allowed(json!({"tools": [{"type": "function", "function": {"name": "x"}}]})),
-            "tool_choice.allowed_tools.tools",
+            "tool_choice",
             "none of the tools",
         );
         let unknown = json!({"type": "function", "function": {"name": "b"}});
