@@ -117,7 +117,7 @@ fn tcp(name: &str, endpoint: &str) -> Result<String> {
     }
 }
 
-fn invalid(message: String) -> Error {
+fn invalid(message: impl std::fmt::Display) -> Error {
     Error::invalid_request(format!("--kv-events-config: {message}"))
 }
 
