@@ -203,7 +203,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     for (name, way_out) in FOREIGN {
-        if fields.take(name).is_some() {
+        if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
             let way_out = match *way_out {
                 "" => "leave it out".to_owned(),
                 way_out => format!("use {way_out}"),
@@ -212,6 +212,16 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+/// Whether the value stands for not having the field: routers send all the fields that they know.
+fn says_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(_) | Value::Object(_) => Harmless::Empty.covers(value),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -249,8 +259,10 @@ mod tests {
         check(r#"{"cache_salt": ""}"#, Some("cache_salt"));
         for (name, way_out) in FOREIGN {
             check(&format!("{{\"{name}\": 1}}"), Some(name));
-            check(&format!("{{\"{name}\": null}}"), None);
-            let mut fields = parse_object(format!("{{\"{name}\": {{}}}}").as_bytes()).unwrap();
+            for nothing in ["null", "false", "[]", "{}", "\"\""] {
+                check(&format!("{{\"{name}\": {nothing}}}"), None);
+            }
+            let mut fields = parse_object(format!("{{\"{name}\": {{\"a\": 1}}}}").as_bytes()).unwrap();
             let error = Options::parse(&mut fields, &[]).err().unwrap().body();
             assert!(error["error"]["message"].as_str().unwrap().contains(way_out), "{error}");
         }
