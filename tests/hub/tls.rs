@@ -45,8 +45,6 @@ fn told_with(test: &str, authorities: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Elsewhere the system's authorities are in no file that a test could name.
-#[cfg(target_os = "linux")]
 #[test]
 fn an_authority_of_the_system_is_trusted_besides_the_built_in_ones() {
     const TEST: &str = "tls::an_authority_of_the_system_is_trusted_besides_the_built_in_ones";
