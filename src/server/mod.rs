@@ -361,6 +361,10 @@ fn start_loading(
                 let _ = fail.send(error.to_string());
             });
             if let Some(events) = &app.kv_events {
+                if !llm.engine().config().enable_prefix_caching {
+                    let message = "--kv-events-config tells of the prefix cache, which --no-enable-prefix-caching turns off";
+                    return Err(Error::invalid_request(message).with_hint("leave out one of the two"));
+                }
                 // Nobody has sent a request yet.
                 llm.engine().watch_cache(events.listener())?;
             }

@@ -205,3 +205,19 @@ fn what_a_request_is_for_the_engine_can_be_asked() {
     assert_eq!(server.post("/v1/chat/completions/render", &wrong).status, 400);
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "nothing is generated");
 }
+
+#[test]
+fn events_of_a_cache_that_is_off_are_refused() {
+    let flags = FLAGS.split_whitespace();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tinyvllm"))
+        .args(["serve", "--port", "0", "--no-enable-prefix-caching"])
+        .args(flags)
+        .output();
+    let output = output.unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(
+        message.contains("--kv-events-config") && message.contains("--no-enable-prefix-caching"),
+        "{message}"
+    );
+}

@@ -109,17 +109,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
                 let param = "response_format.json_schema";
                 return Err(ApiError::invalid(param, format!("{param} is missing")));
             };
-            inner.string("name")?;
-            inner.string("description")?;
-            let is_strict = inner.bool("strict")?.unwrap_or(false);
-            let param = "response_format.json_schema.schema";
-            match inner.take("schema") {
-                Some(schema) => {
-                    let schema = if is_strict { GrammarSpec::closed(schema) } else { schema };
-                    Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param }))
-                }
-                None => Err(ApiError::invalid(param, format!("{param} is missing"))),
-            }
+            json_schema(&mut inner, "response_format.json_schema.schema").map(Some)
         }
         Some("structural_tag") => {
             let message = "response_format of type structural_tag is not supported here";
@@ -134,6 +124,22 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
     }
 }
 
+/// The schema in an object that names it and says whether it is strict. Every schema is enforced; a strict one has
+/// closed objects only.
+fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOutput, ApiError> {
+    fields.string("name")?;
+    fields.string("description")?;
+    let is_strict = fields.bool("strict")?.unwrap_or(false);
+    let path = fields.path("schema");
+    match fields.take("schema") {
+        Some(schema) => {
+            let schema = if is_strict { GrammarSpec::closed(schema) } else { schema };
+            Ok(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })
+        }
+        None => Err(ApiError::invalid(path.clone(), format!("{path} is missing"))),
+    }
+}
+
 /// The same in interfaces that have the schema beside the type, in the object `format`.
 pub(super) fn flat_format(
     mut format: Fields,
@@ -142,17 +148,7 @@ pub(super) fn flat_format(
     match format.string("type")?.as_deref() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonObject, param })),
-        Some("json_schema") => {
-            format.string("name")?;
-            format.string("description")?;
-            // Every schema is enforced strictly.
-            format.bool("strict")?;
-            let path = format.path("schema");
-            match format.take("schema") {
-                Some(schema) => Ok(Some(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })),
-                None => Err(ApiError::invalid(path.clone(), format!("{path} is missing"))),
-            }
-        }
+        Some("json_schema") => json_schema(&mut format, param).map(Some),
         other => {
             let path = format.path("type");
             let found = other.map_or_else(|| "missing".to_owned(), |text| describe(&text.into()));
@@ -234,7 +230,10 @@ mod tests {
         let strict =
             json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": open}});
         let spec = GrammarSpec::JsonSchema(closed);
-        check(json!({"response_format": strict}), Some((spec, "response_format.json_schema.schema")));
+        check(json!({"response_format": strict}), Some((spec.clone(), "response_format.json_schema.schema")));
+        let flat = json!({"type": "json_schema", "name": "x", "strict": true, "schema": open});
+        let flat = flat_format(Fields::inside(flat, "text.format").unwrap(), "text.format").unwrap();
+        assert_eq!(flat, Some(StructuredOutput { spec, param: "text.format" }));
         check(json!({"guided_regex": "a"}), Some((GrammarSpec::Regex("a".to_owned()), "guided_regex")));
         let choice = GrammarSpec::Choice(vec!["a".to_owned(), "b".to_owned()]);
         check(

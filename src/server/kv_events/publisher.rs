@@ -65,8 +65,8 @@ impl Publisher {
 /// Answers `[id, "", first number]` with the batches that are kept from there on, and with an end.
 async fn repeat(mut router: RouterSocket, topic: Bytes, buffer: Arc<Buffer>) {
     loop {
-        // Of some thousand requests under load one was not answered, for a reason that was not found. Should the library
-        // have missed its turn, it looks again now and then.
+        // Once a request was not answered, for a reason that was not found. Should the library have missed its turn, it
+        // looks again now and then.
         let request = match tokio::time::timeout(LOOK_AGAIN, router.recv()).await {
             Ok(Ok(request)) => request,
             // Nobody is there. The library waits then, but does not promise to.

@@ -22,7 +22,7 @@ use super::super::state::{App, Model};
 use super::blocks::{BlockForm, Blocks};
 use super::conversation::{Answers, Conversation, switch_thinking, template_variables};
 use super::messages::missing;
-use super::options::Options;
+use super::options::{Options, says_nothing};
 use super::structured::{StructuredOutput, flat_format};
 use super::tools::{self, ToolChoice, ToolRequest};
 use super::{Prepared, generate, prepare, sampling};
@@ -122,12 +122,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<Message
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     for name in REFUSED {
-        let is_empty = |value: &Value| match value {
-            Value::Array(items) => items.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            _ => false,
-        };
-        if fields.take(name).is_some_and(|value| !is_empty(&value)) {
+        if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
             let message = format!("{name} is not supported here; leave it out");
             return Err(ApiError::unsupported(name, message));
         }
