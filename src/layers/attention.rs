@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
     HeadNorms, KvCache, Linear, RmsNorm, gather_rows, linear_residual, norm_linear, paged_attention,
-    rope_kv_write,
+    paged_attention_for, rope_kv_write,
 };
 
 /// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches.
@@ -74,20 +74,25 @@ impl SelfAttention for Attention {
         norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
         rope_kv_write(context, &mut act.qkv, step, head_norms, rope, cache, layer)?;
-        paged_attention(
-            context,
-            &mut act.attention_scratch,
-            &act.qkv,
-            cache,
-            layer,
-            step,
-            &mut act.attention,
-        )?;
+        let attention_scratch = &mut act.attention_scratch;
         if only_outputs {
+            paged_attention(context, attention_scratch, &act.qkv, cache, layer, step, &mut act.attention)?;
             gather_rows(context, step, &mut act.attention)?;
             gather_rows(context, step, &mut act.hidden)?;
+            let num_outputs = input.num_outputs();
+            return linear_residual(
+                context,
+                scratch,
+                num_outputs,
+                &act.attention,
+                &self.output,
+                &mut act.hidden,
+            );
         }
-        let num_outputs = input.num_outputs();
-        linear_residual(context, scratch, num_outputs, &act.attention, &self.output, &mut act.hidden)
+        let next = Some(&self.output);
+        let attention = &mut act.attention;
+        let attention =
+            paged_attention_for(context, attention_scratch, &act.qkv, cache, layer, step, next, attention)?;
+        linear_residual(context, scratch, num_tokens, attention, &self.output, &mut act.hidden)
     }
 }

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, LayerInput, Loader};
-use crate::ops::{Linear, Matrix, RmsNorm, linear_residual, norm_swiglu};
+use crate::ops::{Linear, Matrix, RmsNorm, linear_residual, norm_swiglu_for};
 
 /// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Mlp {
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations) -> Result<()> {
         let (context, num_rows) = (input.context, input.num_outputs());
         let scratch = &mut act.linear_scratch;
-        norm_swiglu(
+        let inside = norm_swiglu_for(
             context,
             scratch,
             num_rows,
@@ -44,8 +44,9 @@ impl Mlp {
             &self.norm,
             &self.gate,
             &self.up,
+            Some(&self.down),
             &mut act.intermediate,
         )?;
-        linear_residual(context, scratch, num_rows, &act.intermediate, &self.down, &mut act.hidden)
+        linear_residual(context, scratch, num_rows, inside, &self.down, &mut act.hidden)
     }
 }

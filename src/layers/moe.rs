@@ -139,7 +139,7 @@ impl Moe {
         // Before anything is added to what they read.
         norm_swiglu(context, scratch, num_rows, hidden, norm, &weights.gate, &weights.up, inside)?;
         experts_residual(context, scratch, routing, intermediate, down, products, hidden)?;
-        linear_residual(context, scratch, num_rows, inside, &weights.down, hidden)
+        linear_residual(context, scratch, num_rows, &*inside, &weights.down, hidden)
     }
 }
 

@@ -170,6 +170,7 @@ fn route_on_gpu(
         is_half: false,
         stacked: Stacked::No,
         rounded: scratch.rounded(),
+        is_rounded: false,
     };
     gpu::matmul(gpu, &[gpu::Part::new(router.weight.gpu()?)], &logits)?;
     let form = RouterForm {
@@ -248,10 +249,11 @@ pub fn experts_swiglu(
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(true)),
                 rounded: scratch.rounded(),
+                is_rounded: false,
             };
             let parts = [gpu::Part::of_stack(gate.gpu()?), gpu::Part::of_stack(up.gpu()?)];
             if has_one_format {
-                return gpu::swiglu(gpu, parts, &operands);
+                return gpu::swiglu(gpu, parts, &operands, None).map(drop);
             }
             let num_places = num_rows * routing.per_token();
             let up_out = scratch.up()?;
@@ -332,6 +334,7 @@ pub fn experts_residual(
                 is_half: false,
                 stacked: Stacked::Groups(routing.groups(false)),
                 rounded: scratch.rounded(),
+                is_rounded: false,
             };
             gpu::matmul(gpu, &[gpu::Part::of_stack(down.gpu()?)], &operands)?;
             return routing.combine(gpu, num_rows, hidden, products.gpu()?, x.gpu()?);

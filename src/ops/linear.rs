@@ -8,6 +8,7 @@ use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, 
 use crate::ops::gpu::{self, Access, Binding, Operands, Rounded, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
+use crate::weights::DType;
 use crate::{Error, Result};
 
 /// Memory for the inputs of products in the form that kernels read, allocated once.
@@ -137,6 +138,32 @@ impl LinearScratch {
     }
 }
 
+/// Activations that a product reads.
+#[derive(Debug, Clone, Copy)]
+pub struct ProductInput<'a> {
+    values: &'a Buffer,
+    /// Whether the op that computed them has left them as a GPU's product reads them, and nothing else can.
+    is_rounded: bool,
+}
+
+impl<'a> ProductInput<'a> {
+    pub(super) fn new(values: &'a Buffer, is_rounded: bool) -> Self {
+        Self { values, is_rounded }
+    }
+
+    /// Whether they are in a form that only the product can read for which they were computed.
+    #[must_use]
+    pub fn is_rounded(self) -> bool {
+        self.is_rounded
+    }
+}
+
+impl<'a> From<&'a Buffer> for ProductInput<'a> {
+    fn from(values: &'a Buffer) -> Self {
+        Self::new(values, false)
+    }
+}
+
 /// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, side by side in each row.
 ///
 /// `x` is `[num_rows, hidden or more]`, of which the first values of each row take part; `out` is
@@ -197,20 +224,22 @@ pub fn norm_linear<const N: usize>(
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if shapes do not fit together.
-pub fn linear_residual(
+pub fn linear_residual<'a>(
     context: &Context,
     scratch: &mut LinearScratch,
     num_rows: usize,
-    h: &Buffer,
+    h: impl Into<ProductInput<'a>>,
     linear: &Linear,
     x: &mut Buffer,
 ) -> Result<()> {
+    let ProductInput { values: h, is_rounded } = h.into();
     check_linear("linear_residual", linear, h.width(), Some(x.width()))?;
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Gpu(gpu) => {
             let mut operands = gpu_operands(scratch, num_rows, h, None, x)?;
             operands.out.access = Access::ReadWrite;
+            operands.is_rounded = is_rounded;
             return gpu::matmul(gpu, &[gpu_part(linear, 0)?], &operands);
         }
         Backend::Reference(backend) => {
@@ -244,6 +273,25 @@ pub fn norm_swiglu(
     up: &Matrix,
     out: &mut Buffer,
 ) -> Result<()> {
+    norm_swiglu_for(context, scratch, num_rows, x, norm, gate, up, None, out).map(drop)
+}
+
+/// The same for a product with `next`, if there is one: nothing else can read the results.
+///
+/// # Errors
+/// As [`norm_swiglu`].
+#[expect(clippy::too_many_arguments, reason = "an op's operands")]
+pub fn norm_swiglu_for<'a>(
+    context: &Context,
+    scratch: &mut LinearScratch,
+    num_rows: usize,
+    x: &Buffer,
+    norm: &RmsNorm,
+    gate: &Matrix,
+    up: &Matrix,
+    next: Option<&Linear>,
+    out: &'a mut Buffer,
+) -> Result<ProductInput<'a>> {
     for matrix in [gate, up] {
         check_width("norm_swiglu", "its input", matrix.cols(), x.width())?;
         check_width("norm_swiglu", "its output", matrix.rows(), out.width())?;
@@ -258,19 +306,21 @@ pub fn norm_swiglu(
             let operands = gpu_operands(scratch, num_rows, x, Some(norm), out)?;
             if gate.dtype() == up.dtype() {
                 let parts = [gpu::Part::new(gate.gpu()?), gpu::Part::new(up.gpu()?)];
-                return gpu::swiglu(gpu, parts, &operands);
+                let is_rounded = gpu::swiglu(gpu, parts, &operands, next_format(next)?)?;
+                return Ok(ProductInput::new(out, is_rounded));
             }
             let up_out = scratch.up()?;
             gpu::matmul(gpu, &[gpu::Part::new(gate.gpu()?)], &operands)?;
             let up_operands = Operands { out: Binding::write(up_out.gpu()?), ..operands };
             gpu::matmul(gpu, &[gpu::Part::new(up.gpu()?)], &up_operands)?;
             let (up, gate) = (Binding::read(up_out.gpu()?), Binding::read_write(out.gpu()?));
-            return gpu::silu_mul(gpu, num_rows * out.width(), up, gate);
+            gpu::silu_mul(gpu, num_rows * out.width(), up, gate)?;
+            return Ok((&*out).into());
         }
         Backend::Reference(backend) => {
-            let (x, out) = (x.reference()?, out.reference_mut()?);
-            return backend
-                .run(num_rows, || reference::norm_swiglu(backend, num_rows, x, norm, gate, up, out));
+            let (x, values) = (x.reference()?, out.reference_mut()?);
+            backend.run(num_rows, || reference::norm_swiglu(backend, num_rows, x, norm, gate, up, values))?;
+            return Ok((&*out).into());
         }
     };
     let (gate_packed, up_packed) = (gate.cpu()?, up.cpu()?);
@@ -279,7 +329,8 @@ pub fn norm_swiglu(
     let width = out.width();
     out.write(num_rows, |out| {
         matmul_swiglu(x, gate_packed, up_packed, out, width, &cpu.pool, cpu.level);
-    })
+    })?;
+    Ok((&*out).into())
 }
 
 /// `logits = W·norm(x)`.
@@ -331,6 +382,11 @@ fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
     }
 }
 
+/// The format of the weights that read an op's results on a GPU.
+pub(super) fn next_format(next: Option<&Linear>) -> Result<Option<DType>> {
+    next.map(|next| Ok(next.weight.gpu()?.dtype())).transpose()
+}
+
 fn gpu_part(linear: &Linear, out_offset: usize) -> Result<gpu::Part<'_>> {
     let bias = linear.bias.as_ref().map(Vector::gpu).transpose()?;
     Ok(gpu::Part::new(linear.weight.gpu()?).at(out_offset).with_bias(bias))
@@ -361,6 +417,7 @@ pub(crate) fn gpu_operands<'a>(
         is_half: false,
         stacked: Stacked::No,
         rounded: scratch.rounded(),
+        is_rounded: false,
     })
 }
 

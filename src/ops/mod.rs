@@ -38,8 +38,10 @@ pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
 pub use kv_cache::{KvCache, KvCacheDType};
 pub use latent_kv_write::latent_kv_write;
-pub use linear::{LinearScratch, linear_residual, norm_linear, norm_logits, norm_swiglu};
-pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
+pub use linear::{
+    LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_for,
+};
+pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention, paged_attention_for};
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};

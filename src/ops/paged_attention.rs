@@ -6,8 +6,10 @@ use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
 use crate::ops::gpu::{AttentionSizes, GpuAttention, GpuLatentAttention, LatentSizes};
 use crate::ops::kv_cache::KvCache;
+use crate::ops::linear::{ProductInput, next_format};
 use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
+use crate::ops::weights::Linear;
 use crate::{Error, Result};
 
 /// The shape of attention and the memory that it needs, allocated once.
@@ -128,6 +130,24 @@ pub fn paged_attention(
     step: &StepInputs<'_>,
     out: &mut Buffer,
 ) -> Result<()> {
+    paged_attention_for(context, scratch, qkv, cache, layer, step, None, out).map(drop)
+}
+
+/// The same for a product with `next`, if there is one: nothing else can read the results.
+///
+/// # Errors
+/// As [`paged_attention`].
+#[expect(clippy::too_many_arguments, reason = "an op's operands")]
+pub fn paged_attention_for<'a>(
+    context: &Context,
+    scratch: &mut AttentionScratch,
+    qkv: &Buffer,
+    cache: &KvCache,
+    layer: usize,
+    step: &StepInputs<'_>,
+    next: Option<&Linear>,
+    out: &'a mut Buffer,
+) -> Result<ProductInput<'a>> {
     let metadata = step.attention;
     check(scratch, qkv, cache, layer, metadata, out)
         .map_err(|reason| Error::internal(format!("paged_attention: {reason}")))?;
@@ -137,17 +157,22 @@ pub fn paged_attention(
         (Backend::Cpu(cpu), DeviceScratch::Cpu(scratch)) => (cpu, scratch),
         (Backend::Gpu(gpu), DeviceScratch::Gpu(attention)) => {
             let pools = cache.gpu(layer)?;
-            return attention.run(gpu, step.gpu()?, qkv.gpu()?, width, pools, out.gpu()?);
+            let next = next_format(next)?;
+            let is_rounded = attention.run(gpu, step.gpu()?, qkv.gpu()?, width, pools, out.gpu()?, next)?;
+            return Ok(ProductInput::new(out, is_rounded));
         }
         (Backend::Gpu(gpu), DeviceScratch::GpuLatent(attention)) => {
             let rows = cache.gpu_rows(layer)?;
-            return attention.run(gpu, step.gpu()?, qkv.gpu()?, width, rows, out.gpu()?);
+            attention.run(gpu, step.gpu()?, qkv.gpu()?, width, rows, out.gpu()?)?;
+            return Ok((&*out).into());
         }
         (Backend::Reference(backend), DeviceScratch::Reference) => {
-            let (qkv, pools, out) = (qkv.reference()?, cache.reference(layer)?, out.reference_mut()?);
+            let (qkv, pools, values) = (qkv.reference()?, cache.reference(layer)?, out.reference_mut()?);
             let shape = scratch.shape;
-            return backend
-                .run(num_tokens, || reference::paged_attention(backend, shape, qkv, pools, metadata, out));
+            backend.run(num_tokens, || {
+                reference::paged_attention(backend, shape, qkv, pools, metadata, values)
+            })?;
+            return Ok((&*out).into());
         }
         _ => return Err(Error::internal("paged_attention: its memory is on another device")),
     };
@@ -159,7 +184,7 @@ pub fn paged_attention(
     if regions > 1 {
         context.launch();
     }
-    Ok(())
+    Ok((&*out).into())
 }
 
 /// Everything that the kernels rely on.

@@ -5,6 +5,7 @@ use super::{Check, Effort, check};
 use crate::Result;
 use crate::ops::{
     Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
+    norm_swiglu_for,
 };
 use crate::weights::DType;
 
@@ -29,13 +30,15 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         }
         if context.has_tensor_cores() && dtype != DType::F32 {
             // More activations than a threadgroup has room for; and more than are few, in tiles of each size.
-            for shape in [Shape { num_rows: 37, cols: 1536 }, Shape { num_rows: 70, cols }] {
+            for shape in [Shape { num_rows: 9, cols: 10240 }, Shape { num_rows: 70, cols }] {
                 run_one(context, shape, dtype, report);
             }
             for num_rows in [200, 400] {
                 let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(96) };
                 run_fused(context, Shape { num_rows, cols }, dtype, report);
             }
+            let shape = Shape { num_rows: 70, cols };
+            run_op(context, shape, dtype, "a network", &|context| network(context, shape, dtype), report);
         }
         if effort == Effort::Full {
             for num_rows in [1, 2, 4, 8, 16, 100] {
@@ -51,6 +54,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         (DType::F16, 1072),
         (DType::F32, 1072),
         (DType::Q4K, 1280),
+        (DType::Q4K, 8192),
         (DType::Q5K, 256),
         (DType::Q6K, 1280),
         (DType::Q6K, 256),
@@ -107,7 +111,7 @@ fn run_op(
 ) {
     let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
     let limit = match op {
-        "norm_swiglu" => gated_limit(context, dtype, num_rows),
+        "norm_swiglu" | "a network" => gated_limit(context, dtype, num_rows),
         _ => limit(context, dtype, num_rows),
     };
     report(check(name, limit, compare(context, case)));
@@ -140,10 +144,11 @@ fn gated_limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
 }
 
 fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> Result<Rows> {
-    const OUTPUTS: [usize; 3] = [70, 8, 17];
     let Shape { num_rows, cols } = shape;
+    // Rows of results that begin at even places, in the largest tiles, and others.
+    let outputs = [70, 8, if num_rows == 400 { 18 } else { 17 }];
     let linear = |index: usize| {
-        let (outputs, seed) = (OUTPUTS[index], index as u64);
+        let (outputs, seed) = (outputs[index], index as u64);
         let bias = || Vector::new(context, noise(30 + seed, outputs));
         let weight = matrix(context, formats[index], outputs, cols, 10 + 2 * seed)?;
         Ok::<_, crate::Error>(Linear { weight, bias: has_bias.then(bias).transpose()? })
@@ -151,20 +156,38 @@ fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> 
     let linears = [linear(0)?, linear(1)?, linear(2)?];
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
-    let mut out = unwritten(context, OUTPUTS.iter().sum(), num_rows)?;
+    let mut out = unwritten(context, outputs.iter().sum(), num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_linear(context, &mut scratch, num_rows, &x, &norm, linears.each_ref(), &mut out)?;
     Rows::of(&out, num_rows)
 }
 
 fn residual(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
-    const OUTPUTS: usize = 75;
     let Shape { num_rows, cols } = shape;
-    let linear = Linear { weight: matrix(context, dtype, OUTPUTS, cols, 3)?, bias: None };
+    // As above.
+    let outputs = if dtype.block_len() == 1 { 76 } else { 75 };
+    let linear = Linear { weight: matrix(context, dtype, outputs, cols, 3)?, bias: None };
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
-    let mut x = buffer(context, &noise(1, num_rows * OUTPUTS), OUTPUTS, num_rows)?;
+    let mut x = buffer(context, &noise(1, num_rows * outputs), outputs, num_rows)?;
     let h = buffer(context, &noise(4, num_rows * cols), cols, num_rows)?;
     linear_residual(context, &mut scratch, num_rows, &h, &linear, &mut x)?;
+    Rows::of(&x, num_rows)
+}
+
+/// A feed-forward network, whose inside may be rounded where it is computed.
+fn network(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
+    let Shape { num_rows, cols } = shape;
+    // Of no whole steps where the format allows it.
+    let inside = if dtype.block_len() == 1 { 80 } else { cols };
+    let [gate, up] = [matrix(context, dtype, inside, cols, 5)?, matrix(context, dtype, inside, cols, 7)?];
+    let down = Linear { weight: matrix(context, dtype, cols, inside, 9)?, bias: None };
+    let mut scratch = LinearScratch::new(context, num_rows, cols.max(inside))?;
+    let mut x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
+    let mut out = unwritten(context, inside, num_rows)?;
+    let norm = rms_norm(context, 2, cols, EPS)?;
+    let next = Some(&down);
+    let inside = norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, next, &mut out)?;
+    linear_residual(context, &mut scratch, num_rows, inside, &down, &mut x)?;
     Rows::of(&x, num_rows)
 }
 

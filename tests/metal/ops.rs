@@ -7,6 +7,7 @@ use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
 use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
+use crate::rounded::is_of_a_size_for_more_cores;
 
 fn check(gpu: Option<Emulator>) {
     check_libraries(gpu, &Family::ALL, &LIBRARIES);
@@ -34,6 +35,8 @@ fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Lib
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let run = gpu.num_dispatches();
     let all = libraries.iter().flat_map(|library| gpu.kernels(library).unwrap());
+    // Tiles that a device of so few cores never takes have a test of their own.
+    let all = all.filter(|kernel| !is_of_a_size_for_more_cores(kernel));
     let missing: Vec<String> = all.filter(|kernel| !run.contains_key(kernel)).collect();
     assert!(missing.is_empty(), "kernels that no check reaches: {missing:?}");
 }

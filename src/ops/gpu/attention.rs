@@ -11,8 +11,10 @@ use super::decode_attention::{self, DecodeOperands, decode_attention};
 use super::inputs::GpuInputs;
 use super::kernel::Kernel;
 use super::prefill_attention::{self, prefill_attention};
+use super::rounded::{self, Pairs};
 use super::{Binding, GpuBuffer, Placement, Tuning};
 use crate::ops::KvCacheDType;
+use crate::weights::DType;
 use crate::{Error, Result};
 
 /// Query heads that may share a key head: a tile of flash attention has at least so many rows.
@@ -241,7 +243,9 @@ impl GpuAttention {
         (rows / heads_per_kv_head).max(1)
     }
 
-    /// Attention of all tokens of a step: those of sequences with one token and those of the others.
+    /// Attention of all tokens of a step: those of sequences with one token and those of the others. If all that reads the
+    /// results is a product with weights of the format `next`, they may be rounded for it, and are if this says so.
+    #[expect(clippy::too_many_arguments, reason = "an op's operands")]
     pub(crate) fn run(
         &self,
         gpu: &GpuBackend,
@@ -250,9 +254,18 @@ impl GpuAttention {
         q_stride: usize,
         pools: Pools<'_>,
         out: &GpuBuffer,
-    ) -> Result<()> {
+        next: Option<DType>,
+    ) -> Result<bool> {
+        let width = self.num_heads * pools.head_dim;
+        // Only the kernel for several tokens does so, and its lanes have all of four words of a whole head.
+        let rounds = prefill_attention::is_for(gpu.tuning(), pools.dtype)
+            && inputs.decode().is_empty()
+            && pools.head_dim.is_multiple_of(64)
+            && width == rounded::stride(width);
+        let next = rounded::for_next(gpu, next.filter(|_| rounds), inputs.num_prefill_tokens(), width, out);
         self.decode(gpu, inputs, q, q_stride, pools, out)?;
-        self.prefill(gpu, inputs, q, q_stride, pools, out)
+        self.prefill(gpu, inputs, q, q_stride, pools, out, next)?;
+        Ok(next.is_some())
     }
 
     fn decode(
@@ -336,6 +349,7 @@ impl GpuAttention {
         Ok(())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "an op's operands")]
     fn prefill(
         &self,
         gpu: &GpuBackend,
@@ -344,6 +358,7 @@ impl GpuAttention {
         q_stride: usize,
         pools: Pools<'_>,
         out: &GpuBuffer,
+        next: Option<Pairs>,
     ) -> Result<()> {
         let args = FlashAttentionArgs {
             pages: pools.pages(),
@@ -361,6 +376,7 @@ impl GpuAttention {
             v: Binding::read(pools.v),
             out: Binding::write(out),
             between_spans: None,
+            next,
         };
         flash_attention(gpu, inputs, 0..inputs.num_tiles(), args, operands)
     }
@@ -378,6 +394,8 @@ pub(super) struct FlashOperands<'a> {
     pub(super) out: Binding<'a>,
     /// If keys and values are those of a span, rotated ends of queries, and maxima and sums.
     pub(super) between_spans: Option<[Binding<'a>; 2]>,
+    /// For what product results are rounded, if they are; not between spans.
+    pub(super) next: Option<Pairs>,
 }
 
 /// Attention of some tiles of a step's tokens.
@@ -391,7 +409,7 @@ pub(super) fn flash_attention(
     if prefill_attention::is_for(gpu.tuning(), operands.dtype) {
         return prefill_attention(gpu, inputs, tiles, args, operands);
     }
-    let FlashOperands { dtype, value_dim, q, k, v, out, between_spans } = operands;
+    let FlashOperands { dtype, value_dim, q, k, v, out, between_spans, .. } = operands;
     let FlashAttentionArgs { pages, window, span, .. } = args;
     let (head_dim, num_kv_heads) = (pages.head_dim as usize, pages.num_kv_heads as usize);
     let flash = Flash::of(dtype, head_dim.max(value_dim));

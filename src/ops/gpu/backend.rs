@@ -34,7 +34,7 @@ const SIMD_WIDTH: usize = 32;
 
 /// The function constants of a kernel that are flags, from constant 0 on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Flags([bool; 7]);
+pub(super) struct Flags([bool; 6]);
 
 impl Flags {
     /// The first ones. Those behind them are false.
@@ -44,9 +44,9 @@ impl Flags {
         all
     }
 
-    /// The same with these for the last ones.
-    pub(super) fn with_last(mut self, flags: [bool; 2]) -> Self {
-        self.0[5..].copy_from_slice(&flags);
+    /// The same with this for the last one.
+    pub(super) fn with_last(mut self, flag: bool) -> Self {
+        self.0[5] = flag;
         self
     }
 

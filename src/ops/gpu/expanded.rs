@@ -199,6 +199,7 @@ impl GpuExpandedAttention {
                 // All heads are made of the same rows.
                 stacked: Stacked::Heads { num_heads, x_stride: 0, out_stride: capacity * width },
                 rounded: self.rounded.as_ref(),
+                is_rounded: false,
             };
             matmul(gpu, &[Part::of_stack(stack)], &product)?;
         }
@@ -251,6 +252,7 @@ impl GpuExpandedAttention {
             v: Binding::read(&self.values),
             out,
             between_spans: Some([Binding::read(operands.absorbed), totals]),
+            next: None,
         };
         flash_attention(gpu, inputs, row.tiles.start + num_before..row.tiles.end, args, flash)
     }

@@ -65,6 +65,10 @@ impl DecodeRows<'_> {
         self.rows.iter().map(|row| row.seq_len as usize)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     pub(super) fn max_len(&self) -> usize {
         self.lens().max().unwrap_or(0)
     }
@@ -285,6 +289,11 @@ impl GpuInputs {
     /// The sequences of one token.
     pub(super) fn decode(&self) -> DecodeRows<'_> {
         DecodeRows { begin: 0, rows: &self.decode }
+    }
+
+    /// Tokens of the tiles.
+    pub(super) fn num_prefill_tokens(&self) -> usize {
+        self.prefill.iter().map(|tile| tile.num_tokens as usize).sum()
     }
 
     /// The tokens of the others, if they go by themselves.

@@ -29,6 +29,7 @@ static SAMPLING: Library =
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
+static EMBED: Library = Library { name: "embed", source: include_str!("cuda/kernels/embed.cu") };
 static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
 static DECODE_ATTENTION: Library =
@@ -42,8 +43,8 @@ static PREFILL_ATTENTION: Library =
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 5] =
-    [&FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &DECODE_LATENT_ATTENTION, &PREFILL_ATTENTION];
+pub static CUDA_LIBRARIES: [&Library; 6] =
+    [&EMBED, &FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &DECODE_LATENT_ATTENTION, &PREFILL_ATTENTION];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -87,13 +88,17 @@ pub(super) enum Kernel {
         last: Option<DType>,
         form: Form,
     },
+    /// `next` is for what product results are rounded, if they are.
     TensorSwiglu {
         format: DType,
         form: Form,
+        next: Option<Pairs>,
     },
     RoundRows(Pairs),
     RopeKvWrite(KvCacheDType),
     Embed(DType),
+    /// Of a table in tiles.
+    EmbedTiled(DType),
     GatherRows,
     SiluMul,
     CopyBlock,
@@ -122,6 +127,7 @@ pub(super) enum Kernel {
         variant: Variant,
         head_dim: usize,
         value_dim: usize,
+        next: Option<Pairs>,
     },
     LatentKvWrite(KvCacheDType),
     LatentRead(KvCacheDType),
@@ -149,6 +155,7 @@ impl Kernel {
             },
             Self::RoundRows(_) => &MANY_ROWS,
             Self::RopeKvWrite(_) => &ROPE,
+            Self::EmbedTiled(_) => &EMBED,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => &DECODE_ATTENTION,
@@ -178,13 +185,14 @@ impl Kernel {
                 let (front, behind) = form.names();
                 format!("{front}_{}{behind}", mixed(format, last))
             }
-            Self::TensorSwiglu { format, form } => {
+            Self::TensorSwiglu { format, form, .. } => {
                 let (front, behind) = form.names();
                 format!("{front}_swiglu_{format}{behind}")
             }
             Self::RoundRows(pairs) => format!("round_rows_{}", pairs.name()),
             Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
             Self::Embed(format) => format!("embed_{format}"),
+            Self::EmbedTiled(format) => format!("embed_tiled_{format}"),
             Self::GatherRows => "gather_rows".to_owned(),
             Self::SiluMul => "silu_mul".to_owned(),
             Self::CopyBlock => "copy_block".to_owned(),
@@ -230,6 +238,7 @@ impl Kernel {
     pub(super) fn threads_needed(self) -> usize {
         match self {
             Self::PrefillAttention { .. } => prefill_attention::NUM_THREADS,
+            Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => form.num_threads(),
             _ if self.takes_any_threads() => 32,
             _ => Self::MAX_THREADS,
         }
@@ -239,7 +248,7 @@ impl Kernel {
     pub(super) fn constants(self, flags: Flags) -> Vec<Constant> {
         let num_flags = match self {
             Self::TensorProduct { form: Form::Few { .. }, .. }
-            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 7,
+            | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
             Self::TensorProduct { form: Form::Many { .. }, .. }
             | Self::TensorSwiglu { form: Form::Many { .. }, .. }
             | Self::Matmul { .. }
@@ -254,9 +263,14 @@ impl Kernel {
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));
         let numbers = match self {
-            Self::FlashAttention { head_dim, value_dim, .. }
-            | Self::PrefillAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::FlashAttention { head_dim, value_dim, .. } => vec![head_dim, value_dim],
+            Self::PrefillAttention { head_dim, value_dim, next, .. } => {
+                vec![head_dim, value_dim, next.map_or(0, Pairs::apart)]
+            }
+            Self::TensorSwiglu { form: Form::Many { .. }, next, .. } => vec![next.map_or(0, Pairs::apart)],
             Self::DecodeLatentAttention { row_dim, value_dim, .. } => vec![row_dim, value_dim],
+            Self::TensorProduct { form: Form::Few { num_stages, .. }, .. }
+            | Self::TensorSwiglu { form: Form::Few { num_stages, .. }, .. } => vec![num_stages],
             Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
                 vec![head_dim]
             }

@@ -1,4 +1,5 @@
-//! How weights lie in a GPU's memory: the writer of what `metal_kernels/formats.h` reads.
+//! How weights lie in a GPU's memory: the writer of what `metal_kernels/formats.h` reads, and the place of what
+//! `tiles.rs` writes for GPUs with tensor cores.
 //!
 //! A matrix is a few planes, one after the other, each in the order of rows and of columns within a row, so that
 //! neighbouring lanes read neighbouring bytes, in words as wide as a unit of sixteen weights. Together they have
@@ -19,6 +20,7 @@ use std::sync::Mutex;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::tiles::{self, TILE_ROWS};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::weights::DType;
 
@@ -43,6 +45,11 @@ pub(super) struct Planes {
 
 impl Planes {
     pub(super) const NONE: Self = Self { high: 0, scales: 0, super_scales: 0 };
+
+    #[cfg(test)]
+    pub(super) fn scales(self) -> usize {
+        self.scales as usize
+    }
 }
 
 /// Bytes of 256 weights in each plane.
@@ -74,35 +81,73 @@ impl PlaneBytes {
     }
 }
 
-/// The planes of a matrix: where each begins and how long it is, in bytes, and the bytes of all.
+/// What lies together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Rows, one after the other.
+    Rows,
+    /// Tiles of a few rows and columns, as tensor cores take them; see `tiles.rs`.
+    Tiles,
+}
+
+/// The planes of a matrix, or of a stack of them: where each begins and how long it is, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
+    order: Order,
     dtype: DType,
     rows: usize,
     cols: usize,
     begins: [usize; 4],
+    num_bytes: usize,
 }
 
 impl Layout {
     /// For a matrix whose rows are whole blocks of `dtype` and whole units.
-    pub(super) fn new(dtype: DType, rows: usize, cols: usize) -> Self {
-        let mut begins = [0; 4];
-        let mut begin = 0_usize;
-        for (plane, bytes) in begins.iter_mut().zip(PlaneBytes::of(dtype).all()) {
-            *plane = begin;
-            begin += (rows * cols * bytes / 256).next_multiple_of(UNIT);
-        }
-        Self { dtype, rows, cols, begins }
+    pub(super) fn new(order: Order, dtype: DType, rows: usize, cols: usize) -> Self {
+        Self::of_stack(order, dtype, rows, cols, 1)
     }
 
-    /// Bytes of a row in plane `plane`.
-    fn row_bytes(&self, plane: usize) -> usize {
-        self.cols * PlaneBytes::of(self.dtype).all()[plane] / 256
+    /// The same for `num_matrices`, one behind the other in each plane.
+    pub(super) fn of_stack(
+        order: Order,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        num_matrices: usize,
+    ) -> Self {
+        // Products in single precision are those of all GPUs.
+        let order = if dtype == DType::F32 { Order::Rows } else { order };
+        let mut layout = Self { order, dtype, rows, cols, begins: [0; 4], num_bytes: 0 };
+        for plane in 0..4 {
+            layout.begins[plane] = layout.num_bytes;
+            layout.num_bytes += (num_matrices * layout.plane_bytes(plane)).next_multiple_of(UNIT);
+        }
+        layout
+    }
+
+    /// Bytes of a matrix in plane `plane`.
+    fn plane_bytes(&self, plane: usize) -> usize {
+        match self.order {
+            Order::Rows => self.rows * self.cols * PlaneBytes::of(self.dtype).all()[plane] / 256,
+            Order::Tiles => {
+                self.rows.div_ceil(TILE_ROWS) * tiles::row_of_tiles_bytes(self.dtype, self.cols)[plane]
+            }
+        }
+    }
+
+    /// Whether the file's bytes of a dense type are what lies in memory.
+    pub(super) fn is_as_in_file(&self) -> bool {
+        self.order == Order::Rows && self.dtype.block_len() == 1
+    }
+
+    /// Whether it is in tiles.
+    pub(super) fn is_tiled(&self) -> bool {
+        self.order == Order::Tiles
     }
 
     /// Bytes of all planes.
     pub(super) fn num_bytes(&self) -> usize {
-        self.begins[3] + (self.rows * self.row_bytes(3)).next_multiple_of(UNIT)
+        self.num_bytes
     }
 
     /// The offsets that kernels get.
@@ -125,10 +170,10 @@ impl Layout {
         let tasks: Vec<_> = source
             .chunks(ROWS_PER_TASK * source_row)
             .map(|source| {
-                let num_rows = source.len() / source_row;
+                let part = Self { rows: source.len() / source_row, ..*self };
                 let targets = [0, 1, 2, 3].map(|plane| {
                     let rest = planes[plane].take().unwrap_or_default();
-                    let (own, rest) = rest.split_at_mut(num_rows * self.row_bytes(plane));
+                    let (own, rest) = rest.split_at_mut(part.plane_bytes(plane));
                     planes[plane] = Some(rest);
                     own
                 });
@@ -138,14 +183,17 @@ impl Layout {
         pool.run(tasks.len(), |task| {
             let mut task = tasks[task].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let (source, targets) = &mut *task;
-            self.pack_rows(source, targets);
+            match self.order {
+                Order::Rows => self.pack_rows(source, targets),
+                Order::Tiles => tiles::pack(self.dtype, self.cols, source, targets),
+            }
         });
     }
 
     /// Copies a packed matrix to where matrix `index` of a stack is, which this is the layout of.
     pub(super) fn place(&self, index: usize, one: &Self, source: &[u8], target: &mut [u8]) {
         for (plane, (from, to)) in one.begins.into_iter().zip(self.begins).enumerate() {
-            let len = one.rows * one.row_bytes(plane);
+            let len = one.plane_bytes(plane);
             target[to + index * len..][..len].copy_from_slice(&source[from..][..len]);
         }
     }
@@ -189,7 +237,13 @@ impl Layout {
 }
 
 /// The codes of a block in the order of its columns, and its scales as they will lie.
-fn unpack_block(dtype: DType, block: &[u8], codes: &mut [u8], scales: &mut [u8], super_scales: &mut [u8]) {
+pub(super) fn unpack_block(
+    dtype: DType,
+    block: &[u8],
+    codes: &mut [u8],
+    scales: &mut [u8],
+    super_scales: &mut [u8],
+) {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => {}
         DType::Q4_0 => {
@@ -283,7 +337,7 @@ mod tests {
     #[test]
     fn planes_have_the_size_of_the_files_blocks() {
         for dtype in DType::ALL {
-            let layout = Layout::new(dtype, 8, 256);
+            let layout = Layout::new(Order::Rows, dtype, 8, 256);
             assert_eq!(layout.num_bytes(), 8 * 256 / dtype.block_len() * dtype.block_bytes(), "{dtype}");
         }
     }
@@ -296,7 +350,7 @@ mod tests {
         for (index, byte) in block[6..].iter_mut().enumerate() {
             *byte = index as u8 | (index as u8) << 4;
         }
-        let layout = Layout::new(DType::Q5_0, 1, 32);
+        let layout = Layout::new(Order::Rows, DType::Q5_0, 1, 32);
         let mut target = vec![0; layout.num_bytes()];
         layout.pack(&block, &mut target, &ThreadPool::new(1));
         for unit in 0..2 {

@@ -11,15 +11,16 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
-    ("cursors.h", include_str!("cuda/kernels/cursors.h")),
+    ("pieces.h", include_str!("cuda/kernels/pieces.h")),
     ("prefill.h", include_str!("../../../metal_kernels/prefill.h")),
     ("products.h", include_str!("cuda/kernels/products.h")),
+    ("rounded.h", include_str!("cuda/kernels/rounded.h")),
 ];
 
 impl Library {
@@ -36,7 +37,17 @@ impl Library {
     /// NVIDIA's GPUs.
     #[must_use]
     pub fn max_threads(&self) -> Option<usize> {
-        self.source.lines().find_map(|line| line.strip_prefix("#define MAX_THREADS ")?.parse().ok())
+        self.defined("#define MAX_THREADS ")
+    }
+
+    /// How many threadgroups a core should have registers for, if the file says so; else NVIDIA's compiler decides.
+    #[must_use]
+    pub fn min_threadgroups(&self) -> Option<usize> {
+        self.defined("#define MIN_THREADGROUPS ")
+    }
+
+    fn defined(&self, start: &str) -> Option<usize> {
+        self.source.lines().find_map(|line| line.strip_prefix(start)?.parse().ok())
     }
 
     /// The name of the file.

@@ -8,8 +8,9 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
-use super::rounded::{Rounded, Unrounded};
-use super::tensor_cores::{Form, MAX_FEW, Shape, Size};
+use super::rounded::{self, Rounded, Unrounded};
+use super::tensor_cores::{Form, MAX_FEW, Size};
+use super::tiles::Lanes;
 use crate::weights::DType;
 use crate::{Error, Result};
 
@@ -115,6 +116,8 @@ pub(crate) struct Operands<'a> {
     pub(crate) stacked: Stacked<'a>,
     /// Memory for rounded activations, if kernels of the device want them.
     pub(crate) rounded: Option<&'a Rounded>,
+    /// Whether the kernel that computed the activations has rounded them.
+    pub(crate) is_rounded: bool,
 }
 
 /// `MatrixArgs` of the kernels.
@@ -221,20 +224,22 @@ fn launch<'a>(
         [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
     };
     let num_results = parts.iter().map(|part| part.num_rows).sum();
-    if let Some(form) = Form::of(gpu, format, operands.size(num_results)) {
+    if let Some(form) = Form::of(gpu, format, operands.size(num_results, num_units, Lanes::of(format, last)))
+    {
         let operands = &operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(parts[0].bias.is_some());
         let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
         let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
-        let shape = operands.shape(num_units, num_tiles);
+        let size = operands.size(num_results, num_units, Lanes::of(format, last));
+        let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorProduct { format, last, form };
         // Tiles of two formats have a threadgroup each.
         let num_cores = gpu.device().num_cores();
-        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(shape, num_cores) };
+        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(size, num_tiles, num_cores) };
         let cost = operands.cost(parts, form.tokens());
         let buffers = buffers(operands);
-        let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
-        return gpu.launch(kernel, flags.with_last(form.flags(shape)), work);
+        let work = form.work(bytes_of(&args), &buffers, size, num_groups, threadgroup_memory, cost);
+        return gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work);
     }
     let is_alone = matches!(operands.stacked, Stacked::No);
     let is_narrow = gpu.tuning().has_tensor_cores() && num_results <= MAX_ROUTER_ROWS;
@@ -273,8 +278,14 @@ fn launch<'a>(
     )
 }
 
-/// `silu(gate · norm(x)) · (up · norm(x))` for two matrices of one format.
-pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Operands<'a>) -> Result<()> {
+/// `silu(gate · norm(x)) · (up · norm(x))` for two matrices of one format. If all that reads the results is a product with
+/// weights of the format `next`, they may be rounded for it, and are if this says so.
+pub(crate) fn swiglu<'a>(
+    gpu: &GpuBackend,
+    parts: [Part<'a>; 2],
+    operands: &Operands<'a>,
+    next: Option<DType>,
+) -> Result<bool> {
     let [gate, up] = parts.map(|part| part.matrix);
     let (format, num_units, num_rows) = (gate.dtype(), gate.num_units(), parts[0].num_rows);
     let flags = operands.flags(false);
@@ -282,32 +293,44 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
         let [groups, rows] = operands.groups();
         [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out, groups, rows]
     };
-    if let Some(form) = Form::of(gpu, format, operands.size(2 * num_rows)) {
-        let operands = &operands.for_form(gpu, form, format, num_units)?;
+    if let Some(form) = Form::of(gpu, format, operands.size(2 * num_rows, num_units, Lanes::of(format, None)))
+    {
+        let mut operands = operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(false);
         let (mut matrices, _) = MatrixArgs::list(&parts, form.rows());
         matrices[1].first_group = u32::MAX;
-        let num_tiles = num_rows.div_ceil(form.rows() / 2);
+        let next = next.filter(|_| form.is_rounded() && matches!(operands.stacked, Stacked::No));
+        let next = rounded::for_next(gpu, next, operands.num_tokens, num_rows, operands.out.buffer);
+        let mut num_results = num_rows;
+        if next.is_some() {
+            // A tile's results are a step of the next product, and there are as many as that one has.
+            num_results = rounded::stride(num_rows);
+            operands.out_stride = num_results;
+        }
+        let num_tiles = num_results.div_ceil(form.rows() / 2);
         let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
-        let shape = operands.shape(num_units, num_tiles);
-        let kernel = Kernel::TensorSwiglu { format, form };
+        let size = operands.size(2 * num_rows, num_units, Lanes::of(format, None));
+        let threadgroup_memory = gpu.device().threadgroup_memory();
+        let kernel = Kernel::TensorSwiglu { format, form, next };
         let cost = operands.cost(&parts, form.tokens());
-        let buffers = buffers(operands);
-        let num_groups = form.num_groups(shape, gpu.device().num_cores());
-        let work = form.work(bytes_of(&args), &buffers, shape, num_groups, cost);
-        return gpu.launch(kernel, flags.with_last(form.flags(shape)), work);
+        let buffers = buffers(&operands);
+        let num_groups = form.num_groups(size, num_tiles, gpu.device().num_cores());
+        let work = form.work(bytes_of(&args), &buffers, size, num_groups, threadgroup_memory, cost);
+        gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work)?;
+        return Ok(next.is_some());
     }
     if operands.num_tokens >= MIN_MATMUL_TOKENS {
         let (mut matrices, _) = MatrixArgs::list(&parts, Tile::ROWS);
         matrices[1].first_group = u32::MAX;
         let num_groups = num_rows.div_ceil(Tile::ROWS / 2);
-        return operands.pieces(gpu, &parts).try_for_each(|piece| {
+        operands.pieces(gpu, &parts).try_for_each(|piece| {
             let tile = Tile::of(format, None, &piece);
             let kernel = Kernel::MatmulSwiglu { format, tokens: tile.tokens };
             let args = piece.args(num_units, matrices);
             let cost = piece.cost(&parts, tile.tokens);
             gpu.launch(kernel, flags, tile.work(bytes_of(&args), &buffers(&piece), &piece, num_groups, cost))
-        });
+        })?;
+        return Ok(false);
     }
     let columns = operands.rows_each().next_power_of_two();
     let rows = (rows_per_simdgroup(format, columns) / 2).max(1);
@@ -325,7 +348,8 @@ pub(crate) fn swiglu<'a>(gpu: &GpuBackend, parts: [Part<'a>; 2], operands: &Oper
             num_threads: num_slices * ROW_GROUPS * 32,
             cost: operands.cost(&parts, columns),
         },
-    )
+    )?;
+    Ok(false)
 }
 
 /// `gate = silu(gate) · up`, for `num_values` values.
@@ -431,15 +455,22 @@ impl<'a> Operands<'a> {
     }
 
     /// What the form of a product on tensor cores depends on.
-    fn size(&self, num_results: usize) -> Size {
-        Size { num_rows: self.rows_each(), num_results, num_matrices: self.num_matrices() }
+    fn size(&self, num_results: usize, num_units: usize, lanes: Lanes) -> Size {
+        let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
+        Size { num_rows, num_results, num_matrices, num_columns: num_units * UNIT, lanes }
     }
 
     /// What a form of a product on tensor cores reads: for many rows, rounded activations with their factors in the place
     /// of the norm, and one row behind the other for all matrices.
     fn for_form(&self, gpu: &GpuBackend, form: Form, format: DType, num_units: usize) -> Result<Self> {
         if !form.is_rounded() {
-            return Ok(*self);
+            return match self.is_rounded {
+                true => Err(Error::internal("a product of few rows has rounded activations")),
+                false => Ok(*self),
+            };
+        }
+        if self.is_rounded {
+            return Ok(Self { x_stride: rounded::stride(num_units * UNIT), ..*self });
         }
         let rounded = self.rounded.ok_or_else(|| Error::internal("a product has no memory to round to"))?;
         let (num_rows, num_matrices, x_next) = match self.stacked {
@@ -451,7 +482,9 @@ impl<'a> Operands<'a> {
             Stacked::No | Stacked::Heads { .. } | Stacked::Groups(_) => (self.num_tokens, 1, 0),
         };
         let &Self { x, x_stride, norm, .. } = self;
-        let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm };
+        // As kernels round their results, so that no bit depends on who does it.
+        let is_fixed = norm.is_none() && matches!(self.stacked, Stacked::No);
+        let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed };
         let rows = rounded.round(gpu, unrounded, format)?;
         let stacked = match self.stacked {
             Stacked::Heads { num_heads, x_stride, out_stride } => {
@@ -459,14 +492,8 @@ impl<'a> Operands<'a> {
             }
             other => other,
         };
-        let (x, x_stride, norm) = (rows.halves, rows.stride, Some((rows.factors, 0.0)));
+        let (x, x_stride, norm) = (rows.halves, rows.stride, rows.factors.map(|factors| (factors, 0.0)));
         Ok(Self { x, x_stride, norm, stacked, ..*self })
-    }
-
-    /// What the launch of a product on tensor cores depends on.
-    fn shape(&self, num_units: usize, num_tiles: usize) -> Shape {
-        let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
-        Shape { num_tiles, num_rows, num_matrices, num_columns: num_units * UNIT }
     }
 
     /// What these products cost a kernel that computes multiples of `unit` rows.

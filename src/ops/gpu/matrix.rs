@@ -13,6 +13,7 @@ pub(crate) struct GpuMatrix {
     rows: usize,
     cols: usize,
     planes: Planes,
+    is_tiled: bool,
     num_bytes: usize,
     buffer: GpuBuffer,
     /// Where the matrix begins in the buffer.
@@ -22,12 +23,22 @@ pub(crate) struct GpuMatrix {
 impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
-        if tensor.dtype.block_len() == 1 && (tensor.data.as_ptr() as usize).is_multiple_of(UNIT) {
+        let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
+        if layout.is_as_in_file() && (tensor.data.as_ptr() as usize).is_multiple_of(UNIT) {
             check(tensor.dtype, tensor.data, rows, cols)?;
             if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share())? {
-                let planes = Layout::new(tensor.dtype, rows, cols).planes();
                 let num_bytes = tensor.data.len();
-                return Ok(Self { dtype: tensor.dtype, rows, cols, planes, num_bytes, buffer, offset });
+                let (planes, is_tiled) = (layout.planes(), layout.is_tiled());
+                return Ok(Self {
+                    dtype: tensor.dtype,
+                    rows,
+                    cols,
+                    planes,
+                    is_tiled,
+                    num_bytes,
+                    buffer,
+                    offset,
+                });
             }
         }
         Self::from_bytes(gpu, tensor.dtype, tensor.data, rows, cols)
@@ -42,19 +53,27 @@ impl GpuMatrix {
         cols: usize,
     ) -> Result<Self> {
         check(dtype, bytes, rows, cols)?;
-        let layout = Layout::new(dtype, rows, cols);
+        let layout = Layout::new(gpu.tuning().order(), dtype, rows, cols);
         let num_bytes = layout.num_bytes();
         let buffer = gpu.filled(num_bytes, |target| layout.pack(bytes, target, gpu.pool()))?;
-        Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
+        Ok(Self::of_buffer(layout, dtype, rows, cols, buffer))
     }
 
     /// A matrix of this shape in which there is nothing, for a dry run.
     pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), dtype, rows, cols)
+    }
+
+    fn of_buffer(layout: Layout, dtype: DType, rows: usize, cols: usize, buffer: GpuBuffer) -> Self {
+        let (planes, is_tiled, num_bytes) = (layout.planes(), layout.is_tiled(), layout.num_bytes());
+        Self { dtype, rows, cols, planes, is_tiled, num_bytes, buffer, offset: 0 }
+    }
+
+    fn unfilled(gpu: &GpuBackend, layout: Layout, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         check_shape(rows, cols)?;
-        let layout = Layout::new(dtype, rows, cols);
         let num_bytes = layout.num_bytes();
         let buffer = gpu.device().allocate(num_bytes.max(16), Placement::Private)?;
-        Ok(Self { dtype, rows, cols, planes: layout.planes(), num_bytes, buffer, offset: 0 })
+        Ok(Self::of_buffer(layout, dtype, rows, cols, buffer))
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -75,6 +94,11 @@ impl GpuMatrix {
 
     pub(super) fn planes(&self) -> Planes {
         self.planes
+    }
+
+    /// Whether it lies in tiles for tensor cores.
+    pub(super) fn is_tiled(&self) -> bool {
+        self.is_tiled
     }
 
     pub(super) fn num_units(&self) -> usize {
@@ -109,11 +133,13 @@ impl GpuStack {
             .with_hint("use --device cpu"));
         }
         let all_rows = rows * num_matrices;
+        let order = gpu.tuning().order();
+        let layout = Layout::of_stack(order, dtype, rows, cols, num_matrices);
         if gpu.is_dry_run() {
-            return Ok(Self { all: GpuMatrix::without_weights(gpu, dtype, all_rows, cols)?, num_matrices });
+            return Ok(Self { all: GpuMatrix::unfilled(gpu, layout, dtype, all_rows, cols)?, num_matrices });
         }
         check_shape(all_rows, cols)?;
-        let (layout, of_one) = (Layout::new(dtype, all_rows, cols), Layout::new(dtype, rows, cols));
+        let of_one = Layout::new(order, dtype, rows, cols);
         let num_bytes = layout.num_bytes();
         let mut bytes = vec![0; of_one.num_bytes()];
         let mut outcome: Result<()> = Ok(());
@@ -125,8 +151,7 @@ impl GpuStack {
             });
         })?;
         outcome?;
-        let planes = layout.planes();
-        let all = GpuMatrix { dtype, rows: all_rows, cols, planes, num_bytes, buffer, offset: 0 };
+        let all = GpuMatrix::of_buffer(layout, dtype, all_rows, cols, buffer);
         Ok(Self { all, num_matrices })
     }
 

@@ -28,6 +28,7 @@ mod rounded;
 mod rows;
 mod sampling;
 mod tensor_cores;
+mod tiles;
 mod tuning;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]

@@ -68,7 +68,7 @@ pub(super) fn prefill_attention(
     args: FlashAttentionArgs,
     operands: FlashOperands<'_>,
 ) -> Result<()> {
-    let FlashOperands { dtype, value_dim, q, k, v, out, between_spans } = operands;
+    let FlashOperands { dtype, value_dim, q, k, v, out, between_spans, next } = operands;
     // The kernel tells by one comparison of a difference without sign what is in a window and not behind the token.
     let args = FlashAttentionArgs { window: args.window.min(1 << 31), ..args };
     let FlashAttentionArgs { pages, window, span, .. } = args;
@@ -89,7 +89,7 @@ pub(super) fn prefill_attention(
     for (piece, cost) in gpu.patience().pieces(costs) {
         let prefill_tiles = inputs.prefill_tiles(tiles.start + piece.start);
         gpu.launch(
-            Kernel::PrefillAttention { dtype, variant, head_dim, value_dim },
+            Kernel::PrefillAttention { dtype, variant, head_dim, value_dim, next },
             Flags::of([between_spans.is_some()]),
             Work {
                 args: bytes_of(&args),

@@ -27,6 +27,7 @@ struct RoundArgs {
     x_next: u32,
     num_rows: u32,
     eps: f32,
+    is_fixed: u32,
 }
 
 /// The order of a format's columns, as its weights are decoded: which two are a word. `Pairs` of the kernels.
@@ -43,6 +44,15 @@ impl Pairs {
             DType::F32 | DType::F16 | DType::BF16 => Self::Neighbours,
             DType::Q8_0 => Self::TwoApart,
             _ => Self::FourApart,
+        }
+    }
+
+    /// How far apart the columns of a word are.
+    pub(super) fn apart(self) -> usize {
+        match self {
+            Self::Neighbours => 1,
+            Self::FourApart => 4,
+            Self::TwoApart => 2,
         }
     }
 
@@ -78,6 +88,8 @@ pub(super) struct Unrounded<'a> {
     pub(super) num_units: usize,
     /// The weights of a norm, and its epsilon.
     pub(super) norm: Option<(Binding<'a>, f32)>,
+    /// Whether all rows have the factor that kernels know.
+    pub(super) is_fixed: bool,
 }
 
 /// Where rounded activations are.
@@ -85,7 +97,29 @@ pub(super) struct Unrounded<'a> {
 pub(super) struct RoundedRows<'a> {
     pub(super) halves: Binding<'a>,
     pub(super) stride: usize,
-    pub(super) factors: Binding<'a>,
+    /// None if all rows have the one that kernels know.
+    pub(super) factors: Option<Binding<'a>>,
+}
+
+/// Values from one rounded row to the next.
+pub(super) fn stride(num_cols: usize) -> usize {
+    num_cols.next_multiple_of(COLUMNS)
+}
+
+/// The order of columns in which a kernel is to round its results, `[row, num_cols]`, for a product with weights of the
+/// format `next`; none if they stay floats, because the product wants them so or rounded rows do not fit into `out`.
+///
+/// It rounds them as [`Rounded::round`] would, so that no bit depends on who does it.
+pub(super) fn for_next(
+    gpu: &GpuBackend,
+    next: Option<DType>,
+    num_rows: usize,
+    num_cols: usize,
+    out: &GpuBuffer,
+) -> Option<Pairs> {
+    let is_read_so = gpu.tuning().has_tensor_cores() && num_rows > MAX_FEW;
+    let fits = 2 * num_rows * stride(num_cols) <= out.len();
+    next.filter(|format| is_read_so && fits && *format != DType::F32).map(Pairs::of)
 }
 
 impl Rounded {
@@ -95,7 +129,7 @@ impl Rounded {
             return Ok(None);
         }
         let allocate = |len: usize| gpu.device().allocate(len, Placement::Private);
-        let halves = allocate(2 * max_rows * max_cols.next_multiple_of(COLUMNS))?;
+        let halves = allocate(2 * max_rows * stride(max_cols))?;
         Ok(Some(Self { halves, factors: allocate(4 * max_rows)? }))
     }
 
@@ -130,9 +164,9 @@ impl Rounded {
         rows: Unrounded<'_>,
         format: DType,
     ) -> Result<RoundedRows<'_>> {
-        let Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm } = rows;
+        let Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed } = rows;
         let num_cols = num_units * UNIT;
-        let stride = num_cols.next_multiple_of(COLUMNS);
+        let stride = stride(num_cols);
         let num_all = num_rows * num_matrices;
         if 2 * num_all * stride > self.halves.len() || 4 * num_all > self.factors.len() {
             return Err(Error::internal(format!(
@@ -147,6 +181,7 @@ impl Rounded {
             x_next: x_next as u32,
             num_rows: num_rows as u32,
             eps: norm.map_or(0.0, |(_, eps)| eps),
+            is_fixed: is_fixed.into(),
         };
         let buffers = [
             x,
@@ -166,6 +201,7 @@ impl Rounded {
                 cost: Cost::bytes(num_matrices * num_rows * (8 * num_cols + 2 * stride)),
             },
         )?;
-        Ok(RoundedRows { halves: Binding::read(&self.halves), stride, factors: Binding::read(&self.factors) })
+        let factors = (!is_fixed).then(|| Binding::read(&self.factors));
+        Ok(RoundedRows { halves: Binding::read(&self.halves), stride, factors })
     }
 }

@@ -7,6 +7,7 @@ use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::Planes;
 use super::matrix::GpuMatrix;
+use super::tiles::tile_columns;
 use super::{Binding, GpuBuffer};
 use crate::Result;
 
@@ -33,10 +34,17 @@ pub(crate) fn embed(
         num_rows: table.rows() as u32,
     };
     let buffers = [table.binding(), token_ids, Binding::write(out)];
-    let grid = [table.num_units().div_ceil(32), num_tokens, 1];
+    // A threadgroup has 32 units in the order of rows, and in tiles of 64 or 128 columns eight pieces.
+    let (kernel, num_groups) = if table.is_tiled() {
+        let num_tiles = table.cols().div_ceil(tile_columns(table.dtype()));
+        (Kernel::EmbedTiled(table.dtype()), num_tiles.div_ceil(8))
+    } else {
+        (Kernel::Embed(table.dtype()), table.num_units().div_ceil(32))
+    };
+    let grid = [num_groups, num_tokens, 1];
     // A row of the table and one of the result, which is larger.
     let cost = Cost::bytes(2 * 4 * num_tokens * table.cols());
-    launch(gpu, Kernel::Embed(table.dtype()), bytes_of(&args), &buffers, grid, cost)
+    launch(gpu, kernel, bytes_of(&args), &buffers, grid, cost)
 }
 
 /// `x[i] = x[rows[i]]` for `num_rows` ascending rows of `width` values.

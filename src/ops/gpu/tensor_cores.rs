@@ -3,6 +3,7 @@
 use super::Binding;
 use super::backend::{GpuBackend, Work};
 use super::cost::Cost;
+use super::tiles::Lanes;
 use crate::weights::DType;
 
 /// The form of a product, by the number of rows of activations.
@@ -13,12 +14,12 @@ use crate::weights::DType;
 pub(super) enum Form {
     /// Weights go from memory to registers; each is decoded once for all rows of a threadgroup.
     Few {
-        /// Tiles of 16 rows of weights that a threadgroup has.
-        row_tiles: usize,
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
+        /// Chunks of columns that are in threadgroup memory or on their way there.
+        num_stages: usize,
     },
-    /// Tiles of 128 rows of weights by 64, 128 or 256 of activations, which are rounded before.
+    /// Tiles of 128 rows of weights by 64 to 256 of activations, which are rounded before.
     Many {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
@@ -28,18 +29,9 @@ pub(super) enum Form {
 /// The most rows of activations of [`Form::Few`].
 pub(super) const MAX_FEW: usize = 64;
 
-/// Warps of a threadgroup, in either form of the kernel.
+/// Warps of a threadgroup of [`Form::Few`], which are slices of a row, and of [`Form::Many`].
+const SLICES: usize = 16;
 const NUM_WARPS: usize = 8;
-
-/// Columns of a chunk of [`Form::Few`], and bytes between two rows of activations in threadgroup memory.
-const CHUNK: usize = 512;
-const ROW_PADDING: usize = 16;
-
-/// Most bytes of threadgroup memory of [`Form::Few`]: two threadgroups are on a core together.
-const MAX_BYTES: usize = 96 << 10;
-
-/// Threadgroups of [`Form::Few`] on a core. More or fewer take more time and compute the same.
-const GROUPS_OF_A_CORE: usize = 2;
 
 /// Rows of weights of a tile of [`Form::Many`].
 const TILE: usize = 128;
@@ -47,8 +39,12 @@ const TILE: usize = 128;
 /// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, six times.
 const STAGED_BYTES: usize = 6 * 2 * 64;
 
-/// What a tile of [`Form::Many`] takes beside the products, in rows of activations.
-const ROWS_OF_A_START: usize = 32;
+/// Rows of activations of its tiles, in eights. With 96 or 224, tiles took longer on an H200 than larger ones.
+const TOKEN_TILES: [usize; 4] = [32, 20, 16, 8];
+
+/// What a tile of [`Form::Many`] takes whatever it has of activations, in rows of these: as measured on an H200 with 2,048
+/// rows of 2,048 and of 5,632 columns.
+const ROWS_OF_A_TILE: usize = 320;
 
 impl Form {
     /// Rows of activations of the largest tile.
@@ -57,13 +53,24 @@ impl Form {
     /// The form of products of so many rows of activations; none if other kernels compute these.
     pub(super) fn of(gpu: &GpuBackend, format: DType, size: Size) -> Option<Self> {
         let is_here = gpu.tuning().has_tensor_cores() && format != DType::F32;
-        // As the kernel is instantiated.
         is_here.then(|| match size.num_rows {
-            0..=8 => Self::Few { row_tiles: 1, token_tiles: 1 },
-            9..=16 => Self::Few { row_tiles: 2, token_tiles: 2 },
-            17..=MAX_FEW => Self::Few { row_tiles: 2, token_tiles: 4 },
+            0..=MAX_FEW => Self::few(size, gpu.device().threadgroup_memory()),
             _ => Self::many(size, gpu.device().num_cores(), gpu.device().threadgroup_memory()),
         })
+    }
+
+    /// As many rows of activations together as there are and as there is room for, and as many stages.
+    fn few(size: Size, threadgroup_memory: usize) -> Self {
+        // As the kernel is instantiated.
+        let all: &[usize] = if size.num_rows <= 8 { &[1] } else { &[2, 1] };
+        let mut forms = all
+            .iter()
+            .flat_map(|&token_tiles| [3, 2].map(|num_stages| Self::Few { token_tiles, num_stages }));
+        let smallest = Self::Few { token_tiles: 1, num_stages: 2 };
+        let fits = |form: &Self| form.bytes_beside_activations(size) <= threadgroup_memory;
+        // Room for all activations is worth more than a third stage.
+        let is_whole = |form: &Self| form.is_whole(size, threadgroup_memory);
+        forms.clone().find(is_whole).or_else(|| forms.find(fits)).unwrap_or(smallest)
     }
 
     /// The tiles with which a GPU is done first, if each core computes one at a time.
@@ -76,11 +83,11 @@ impl Form {
         let cost = |form: &Self| {
             let num_groups =
                 num_rows.div_ceil(form.tokens()) * size.num_results.div_ceil(TILE) * size.num_matrices;
-            num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_START)
+            num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_TILE)
         };
-        let forms = [32, 16, 8].map(|token_tiles| Self::Many { token_tiles });
+        let forms = TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles });
         // Of equal ones the first.
-        forms.into_iter().filter(fits).min_by_key(cost).unwrap_or(forms[2])
+        forms.into_iter().filter(fits).min_by_key(cost).unwrap_or(forms[TOKEN_TILES.len() - 1])
     }
 
     /// What the kernels of this form are called, in front of the format and behind it.
@@ -94,7 +101,7 @@ impl Form {
     /// Rows of weights of a threadgroup.
     pub(super) fn rows(self) -> usize {
         match self {
-            Self::Few { row_tiles, .. } => 16 * row_tiles,
+            Self::Few { .. } => 16,
             Self::Many { .. } => TILE,
         }
     }
@@ -103,6 +110,14 @@ impl Form {
     pub(super) fn tokens(self) -> usize {
         match self {
             Self::Few { token_tiles, .. } | Self::Many { token_tiles } => 8 * token_tiles,
+        }
+    }
+
+    /// Threads of a threadgroup.
+    pub(super) fn num_threads(self) -> usize {
+        match self {
+            Self::Few { .. } => 32 * SLICES,
+            Self::Many { .. } => 32 * NUM_WARPS,
         }
     }
 
@@ -116,40 +131,55 @@ impl Form {
         self.tokens() * (STAGED_BYTES + 4)
     }
 
-    /// Bytes of threadgroup memory for sums of slices (twice), squares and factors.
-    fn bytes_beside_activations(self) -> usize {
-        let Self::Few { token_tiles, .. } = self else { return 0 };
-        4 * (2 * NUM_WARPS * 4 * 32 * token_tiles + (NUM_WARPS + 1) * self.tokens())
+    /// Rows of activations that a threadgroup of [`Form::Few`] has room for: a power of two, so that all variants of a
+    /// kernel that a model takes can be known before its first step.
+    fn rows_with_room(self, size: Size) -> usize {
+        size.num_rows.next_power_of_two().min(self.tokens())
+    }
+
+    /// Bytes of threadgroup memory of [`Form::Few`] for weights on their way, sums of slices (of few rows twice), squares and
+    /// factors.
+    fn bytes_beside_activations(self, size: Size) -> usize {
+        let Self::Few { num_stages, .. } = self else { return 0 };
+        let ring = num_stages * 2 * SLICES * 32 * size.lanes.bytes;
+        // Twice those of one tile of activations, once those of two.
+        ring + 4 * (2 * SLICES * 4 * 32 + (SLICES + 1) * self.tokens())
     }
 
     /// Bytes of a threadgroup's activations.
-    fn activation_bytes(self, shape: Shape) -> usize {
-        shape.num_rows.min(self.tokens()) * (2 * shape.num_columns.next_multiple_of(CHUNK) + ROW_PADDING)
+    fn activation_bytes(self, size: Size) -> usize {
+        // As far apart as banks want it.
+        let padding = if size.lanes.columns == 64 { 16 } else { 64 };
+        let num_chunks = size.num_columns.div_ceil(size.chunk());
+        self.rows_with_room(size) * (2 * num_chunks * size.chunk() + padding)
     }
 
-    /// Whether a threadgroup has room for all columns of its activations.
-    pub(super) fn is_whole(self, shape: Shape) -> bool {
-        let bytes = self.bytes_beside_activations() + self.activation_bytes(shape);
-        !self.is_rounded() && bytes <= MAX_BYTES
+    /// Whether a threadgroup has room for all columns of its activations, which the kernels of [`Form::Few`] know
+    /// beforehand.
+    pub(super) fn is_whole(self, size: Size, threadgroup_memory: usize) -> bool {
+        let bytes = self.bytes_beside_activations(size) + self.activation_bytes(size);
+        !self.is_rounded() && bytes <= threadgroup_memory
     }
 
-    /// What the kernels of [`Form::Few`] know beforehand: whether there is such room, and whether the last chunk of columns
-    /// is not a whole one.
-    pub(super) fn flags(self, shape: Shape) -> [bool; 2] {
+    /// Bytes of a threadgroup's memory.
+    fn bytes(self, size: Size, threadgroup_memory: usize) -> usize {
         match self {
-            Self::Few { .. } => [self.is_whole(shape), !shape.num_columns.is_multiple_of(CHUNK)],
-            Self::Many { .. } => [false; 2],
+            Self::Few { .. } if self.is_whole(size, threadgroup_memory) => {
+                self.bytes_beside_activations(size) + self.activation_bytes(size)
+            }
+            Self::Few { .. } => self.bytes_beside_activations(size),
+            Self::Many { .. } => self.staged_bytes(),
         }
     }
 
-    /// Threadgroups for the tiles of a matrix, which go from tile to tile.
-    pub(super) fn num_groups(self, shape: Shape, num_cores: usize) -> usize {
+    /// Threadgroups for the `num_tiles` tiles of a matrix, which go from tile to tile: of [`Form::Few`] one on each core.
+    pub(super) fn num_groups(self, size: Size, num_tiles: usize, num_cores: usize) -> usize {
         if self.is_rounded() {
-            return shape.num_tiles;
+            return num_tiles;
         }
         // A step in which nobody wants logits has no rows, and its grid no threadgroups.
-        let others = (shape.num_rows.div_ceil(self.tokens()) * shape.num_matrices).max(1);
-        shape.num_tiles.min((GROUPS_OF_A_CORE * num_cores).div_ceil(others))
+        let others = (size.num_rows.div_ceil(self.tokens()) * size.num_matrices).max(1);
+        num_tiles.min(num_cores.div_ceil(others))
     }
 
     /// The launch with so many threadgroups for the tiles of a matrix.
@@ -157,21 +187,20 @@ impl Form {
         self,
         args: &'a [u8],
         buffers: &'a [Binding<'a>],
-        shape: Shape,
+        size: Size,
         num_groups: usize,
+        threadgroup_memory: usize,
         cost: Cost,
     ) -> Work<'a> {
-        let token_groups = shape.num_rows.div_ceil(self.tokens());
-        let (threadgroup_memory, grid) = match self {
-            Self::Few { .. } if self.is_whole(shape) => {
-                (self.bytes_beside_activations() + self.activation_bytes(shape), [num_groups, token_groups])
-            }
-            Self::Few { .. } => (self.bytes_beside_activations(), [num_groups, token_groups]),
+        let token_groups = size.num_rows.div_ceil(self.tokens());
+        let grid = match self {
+            Self::Few { .. } => [num_groups, token_groups],
             // Those that are on the GPU together have few weights and many activations, which stay in its cache.
-            Self::Many { .. } => (self.staged_bytes(), [token_groups, num_groups]),
+            Self::Many { .. } => [token_groups, num_groups],
         };
-        let grid = [grid[0], grid[1], shape.num_matrices];
-        Work { args, buffers, threadgroup_memory, grid, num_threads: 32 * NUM_WARPS, cost }
+        let grid = [grid[0], grid[1], size.num_matrices];
+        let threadgroup_memory = self.bytes(size, threadgroup_memory);
+        Work { args, buffers, threadgroup_memory, grid, num_threads: self.num_threads(), cost }
     }
 }
 
@@ -184,58 +213,60 @@ pub(super) struct Size {
     pub(super) num_results: usize,
     /// Matrices of a stack.
     pub(super) num_matrices: usize,
-}
-
-/// What a launch depends on.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    /// Tiles of rows of weights, of a matrix.
-    pub(super) num_tiles: usize,
-    /// Rows of activations of a matrix.
-    pub(super) num_rows: usize,
-    /// Matrices of a stack.
-    pub(super) num_matrices: usize,
     /// Columns of matrices.
     pub(super) num_columns: usize,
+    /// What a lane has of them.
+    pub(super) lanes: Lanes,
+}
+
+impl Size {
+    /// Columns of a chunk of [`Form::Few`]: a piece for each warp.
+    fn chunk(self) -> usize {
+        SLICES * self.lanes.columns
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const FORMS: [Form; 6] = [
-        Form::Few { row_tiles: 1, token_tiles: 1 },
-        Form::Few { row_tiles: 2, token_tiles: 2 },
-        Form::Few { row_tiles: 2, token_tiles: 4 },
-        Form::Many { token_tiles: 8 },
-        Form::Many { token_tiles: 16 },
-        Form::Many { token_tiles: 32 },
-    ];
-
-    /// Of an H200.
+    /// Of an H200, and of a smaller GPU.
     const NUM_CORES: usize = 132;
     const MEMORY: usize = 227 << 10;
+    const SMALL_MEMORY: usize = 99 << 10;
 
-    fn work(form: Form, shape: Shape) -> ([usize; 3], usize) {
-        let work = form.work(&[], &[], shape, form.num_groups(shape, NUM_CORES), Cost::bytes(0));
+    fn size(format: DType, num_rows: usize, num_columns: usize) -> Size {
+        Size { num_rows, num_results: 4096, num_matrices: 1, num_columns, lanes: Lanes::of(format, None) }
+    }
+
+    fn work(form: Form, size: Size, num_tiles: usize, memory: usize) -> ([usize; 3], usize) {
+        let num_groups = form.num_groups(size, num_tiles, NUM_CORES);
+        let work = form.work(&[], &[], size, num_groups, memory, Cost::bytes(0));
         (work.grid, work.threadgroup_memory)
     }
 
     #[test]
     fn every_shape_fits_and_every_tile_has_a_threadgroup() {
-        for form in FORMS {
-            for num_rows in [0, 1, 8, 13, 64, 1000] {
-                for num_columns in [32, 2048, 14336, 1 << 17] {
+        for format in DType::ALL.into_iter().filter(|format| *format != DType::F32) {
+            for (memory, most_columns) in [(MEMORY, 1 << 16), (SMALL_MEMORY, 14336)] {
+                for (num_rows, num_columns) in [0, 1, 8, 13, 64, 1000]
+                    .into_iter()
+                    .flat_map(|num_rows| [32, 2048, most_columns].map(|num_columns| (num_rows, num_columns)))
+                {
                     for (num_tiles, num_matrices) in [(1, 1), (8000, 1), (20, 64), (20, 0)] {
-                        let shape = Shape { num_tiles, num_rows, num_matrices, num_columns };
-                        let (mut grid, bytes) = work(form, shape);
+                        let size = Size { num_matrices, ..size(format, num_rows, num_columns) };
+                        let form = match num_rows {
+                            0..=MAX_FEW => Form::few(size, memory),
+                            _ => Form::many(size, NUM_CORES, memory),
+                        };
+                        let (mut grid, bytes) = work(form, size, num_tiles, memory);
                         if form.is_rounded() {
                             grid.swap(0, 1);
                         }
-                        assert!(bytes <= MEMORY && bytes.is_multiple_of(16), "{form:?} {shape:?}: {bytes}");
-                        assert!((1..=num_tiles).contains(&grid[0]), "{form:?} {shape:?}: {grid:?}");
-                        assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {shape:?}: {grid:?}");
-                        assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {shape:?}: {grid:?}");
+                        assert!(bytes <= memory && bytes.is_multiple_of(16), "{form:?} {size:?}: {bytes}");
+                        assert!((1..=num_tiles).contains(&grid[0]), "{form:?} {size:?}: {grid:?}");
+                        assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {size:?}: {grid:?}");
+                        assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {size:?}: {grid:?}");
                         assert_eq!(grid[2], num_matrices);
                     }
                 }
@@ -245,20 +276,32 @@ mod tests {
 
     #[test]
     fn activations_are_kept_where_there_is_room() {
-        let shape = |num_rows, num_columns| Shape { num_tiles: 896, num_rows, num_matrices: 1, num_columns };
-        let few = FORMS[0];
-        assert!(few.is_whole(shape(1, 14336)) && few.is_whole(shape(8, 4096)));
-        assert!(!few.is_whole(shape(8, 14336)) && !FORMS[2].is_whole(shape(32, 4096)));
-        let (grid, bytes) = work(few, shape(8, 4096));
-        assert_eq!((grid, bytes), ([264, 1, 1], 8 * (2 * 4096 + 16) + 4 * (2048 + 72)));
-        // As a file's matrices may be: of no whole chunk.
-        assert_eq!(work(few, shape(1, 576)).1, 2 * 1024 + 16 + 4 * (2048 + 72));
+        let form = |num_rows, num_columns, memory| {
+            let size = size(DType::BF16, num_rows, num_columns);
+            let form = Form::few(size, memory);
+            (form, form.is_whole(size, memory))
+        };
+        let few = |token_tiles, num_stages| Form::Few { token_tiles, num_stages };
+        assert_eq!(form(1, 14336, MEMORY), (few(1, 3), true));
+        assert_eq!(form(8, 4096, MEMORY), (few(1, 3), true));
+        assert_eq!(form(8, 14336, MEMORY), (few(1, 3), false));
+        assert_eq!(form(1, 4096, SMALL_MEMORY), (few(1, 2), true));
+        // Of many rows all columns have no room, and those of a few have more than one turn of weights.
+        assert_eq!(form(32, 14336, MEMORY), (few(2, 3), false));
+        assert_eq!(form(32, 5632, MEMORY), (few(1, 3), true));
+        let q4_k = size(DType::Q4K, 64, 4096);
+        assert_eq!(Form::few(q4_k, MEMORY), few(2, 2));
+        assert!(few(2, 2).is_whole(q4_k, MEMORY));
+        // Sums of slices, and weights of three stages.
+        let size = size(DType::BF16, 8, 4096);
+        let expected = 4 * (4096 + 17 * 8) + 3 * 2 * 512 * 32 + 8 * (2 * 4096 + 16);
+        assert_eq!(work(few(1, 3), size, 896, MEMORY), ([132, 1, 1], expected));
     }
 
     #[test]
     fn tiles_fill_the_gpu_and_fit_into_it() {
         let tokens = |num_rows, num_results, memory| {
-            let size = Size { num_rows, num_results, num_matrices: 1 };
+            let size = Size { num_results, ..size(DType::Q4_0, num_rows, 4096) };
             let form = Form::many(size, NUM_CORES, memory);
             assert_eq!(
                 form,
@@ -269,6 +312,7 @@ mod tests {
         assert_eq!(tokens(4096, 4096, MEMORY), 256);
         assert_eq!(tokens(3000, 4096, MEMORY), 256);
         assert_eq!(tokens(256, 2560, MEMORY), 64);
+        assert_eq!(tokens(2048, 2560, MEMORY), 160);
         assert_eq!(tokens(4096, 4096, 99 << 10), 128);
         assert_eq!(tokens(4096, 4096, 48 << 10), 64);
     }

@@ -1,6 +1,7 @@
 //! What is chosen by the size of the chip, and what nobody has chosen yet.
 
 use super::ChipClass;
+use super::layout::Order;
 
 /// Parameters of launches. None of them depends on a batch, so that results do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,11 @@ pub(crate) struct Tuning {
 impl Tuning {
     pub(crate) fn has_tensor_cores(self) -> bool {
         self.has_tensor_cores
+    }
+
+    /// How weights lie in memory.
+    pub(super) fn order(self) -> Order {
+        if self.has_tensor_cores { Order::Tiles } else { Order::Rows }
     }
 
     pub(crate) fn of(class: ChipClass) -> Self {

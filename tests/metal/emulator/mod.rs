@@ -57,11 +57,15 @@ pub(crate) struct Emulator {
     largest_buffer: usize,
     limits: PipelineLimits,
     patience: Duration,
+    num_cores: usize,
     replaced: HashMap<&'static str, String>,
     left_out: Option<(&'static str, usize)>,
     defect: Option<usize>,
     queue: Mutex<Queue>,
 }
+
+/// So few that a check of 400 rows takes the kernels for many cores' worth of them.
+const NUM_CORES: usize = 2;
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -113,6 +117,7 @@ impl Emulator {
             largest_buffer: usize::MAX,
             limits: PipelineLimits::APPLE,
             patience: Duration::MAX,
+            num_cores: NUM_CORES,
             replaced: HashMap::new(),
             left_out: None,
             defect: None,
@@ -156,6 +161,10 @@ impl Emulator {
     }
 
     /// How many threads run as one. It is what pipelines say; they run as ever.
+    pub(crate) fn with_num_cores(self, num_cores: usize) -> Self {
+        Self { num_cores, ..self }
+    }
+
     pub(crate) fn with_simd_width(mut self, simd_width: usize) -> Self {
         self.limits.simd_width = simd_width;
         self
@@ -320,9 +329,8 @@ impl Gpu for Emulator {
         self.working_set_bytes
     }
 
-    /// So few that a check of 400 rows takes the kernels for many cores' worth of them.
     fn num_cores(&self) -> usize {
-        2
+        self.num_cores
     }
 
     fn threadgroup_memory(&self) -> usize {

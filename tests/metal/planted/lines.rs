@@ -403,8 +403,12 @@ pub(super) const LINES: [Lines; 21] = [
                 "shifted",
                 Offset(2, |n| n + 4),
             ),
-            ("let grid = [table.num_units().div_ceil(32), num_tokens, 1];", "whole ones", Grid(0, |n| n - 1)),
-            ("launch(gpu, Kernel::Embed(table.dtype())", "a token too few", Grid(1, |n| n - 1)),
+            (
+                "(Kernel::Embed(table.dtype()), table.num_units().div_ceil(32))",
+                "whole ones",
+                Grid(0, |n| n - 1),
+            ),
+            ("let grid = [num_groups, num_tokens, 1];", "a token too few", Grid(1, |n| n - 1)),
         ],
     },
     Lines {

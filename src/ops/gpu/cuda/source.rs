@@ -67,7 +67,11 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
         |what: &str, line: &str| Err(Error::internal(format!("{}: {what}: {}", library.file(), line.trim())));
     let kernels = kernels(&source).map_err(|what| Error::internal(format!("{}: {what}", library.file())))?;
     let max_threads = library.max_threads().unwrap_or(MAX_THREADS);
-    let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_THREADS {max_threads}\n");
+    let bounds = library.min_threadgroups().map_or_else(
+        || max_threads.to_string(),
+        |min_threadgroups| format!("{max_threads}, {min_threadgroups}"),
+    );
+    let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_BOUNDS {bounds}\n");
     let waits_itself = library.is_for_nvidia();
     _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
     if source.contains("simdgroup_matrix") {

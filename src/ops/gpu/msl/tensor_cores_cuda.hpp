@@ -50,6 +50,13 @@ METAL_FUNC float msl_exp2(float x) {
   return power;
 }
 
+// 1 / x, the last bit of which may be wrong.
+METAL_FUNC float msl_reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
 // Four 8×8 matrices of halves: lane i names row i % 8 of matrix i / 8 and gets two neighbours of row i / 4 of each.
 METAL_FUNC void msl_load_matrices(threadgroup const ushort* row, uint (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -69,10 +76,34 @@ METAL_FUNC void msl_fetch(device const T* value) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(value));
 }
 
-// Copies sixteen bytes to threadgroup memory while the thread goes on. Its copies up to `msl_end_group` are a group; once
-// all but its last NUM_LATER groups are waited for, they are there for the thread, and behind a barrier for the others.
+// Adds to a number in memory, or to two of which the first lies at a multiple of eight bytes, without bringing them here.
+METAL_FUNC void msl_add(device float* place, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(place), "f"(value) : "memory");
+}
+METAL_FUNC void msl_add_pair(device float* place, float first, float second) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(first), "f"(second) : "memory");
+#else
+  msl_add(place, first);
+  msl_add(place + 1, second);
+#endif
+}
+
+// Copies sixteen, eight or four bytes to threadgroup memory while the thread goes on. Its copies up to `msl_end_group` are a
+// group; once all but its last NUM_LATER groups are waited for, they are there for the thread, and behind a barrier for the
+// others.
 METAL_FUNC void msl_copy(threadgroup uint4* target, device const uint4* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(target))), "l"(source)
+               : "memory");
+}
+METAL_FUNC void msl_copy(threadgroup uint2* target, device const uint2* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(uint(__cvta_generic_to_shared(target))), "l"(source)
+               : "memory");
+}
+template <class T>
+METAL_FUNC void msl_copy(threadgroup T* target, device const T* source) {
+  static_assert(sizeof(T) == 4, "four, eight or sixteen bytes");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(uint(__cvta_generic_to_shared(target))), "l"(source)
                : "memory");
 }
 METAL_FUNC void msl_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -92,18 +123,21 @@ METAL_FUNC uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (
 #define MSL_SUMS_0_TO_31 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MSL_SUMS_0_TO_47 \
+  MSL_SUMS_0_TO_31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define MSL_SUMS_0_TO_63 \
-  MSL_SUMS_0_TO_31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
-  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+  MSL_SUMS_0_TO_47 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MSL_SUMS_0_TO_79 \
+  MSL_SUMS_0_TO_63 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define MSL_SUMS_0_TO_95 \
+  MSL_SUMS_0_TO_79 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MSL_SUMS_0_TO_111 \
+  MSL_SUMS_0_TO_95 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define MSL_SUMS_0_TO_127 \
-  MSL_SUMS_0_TO_63 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
-  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
-  "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
-  "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+  MSL_SUMS_0_TO_111 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define MSL_TILE(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
-#define MSL_8_TILES(n)                                                                                         \
-  MSL_TILE(n), MSL_TILE(n + 1), MSL_TILE(n + 2), MSL_TILE(n + 3), MSL_TILE(n + 4), MSL_TILE(n + 5), MSL_TILE(n + 6), \
-      MSL_TILE(n + 7)
+#define MSL_4_TILES(n) MSL_TILE(n), MSL_TILE(n + 1), MSL_TILE(n + 2), MSL_TILE(n + 3)
+#define MSL_8_TILES(n) MSL_4_TILES(n), MSL_4_TILES(n + 4)
 #define MSL_MULTIPLY(TOKENS, SUMS, OPERANDS, ...)                                                          \
   asm volatile("{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n" #TOKENS       \
                "k16.f32.f16.f16 {" SUMS "}, " OPERANDS ", adds, 1, 1, 0;}"                                 \
@@ -115,9 +149,11 @@ METAL_FUNC void msl_multiply_64_rows(float (&sums)[8][4], const uint (&a)[4], un
 METAL_FUNC void msl_multiply_64_rows(float (&sums)[16][4], const uint (&a)[4], unsigned long long tile) {
   MSL_MULTIPLY(128, MSL_SUMS_0_TO_63, "{%64, %65, %66, %67}, %68", MSL_8_TILES(0), MSL_8_TILES(8));
 }
+METAL_FUNC void msl_multiply_64_rows(float (&sums)[20][4], const uint (&a)[4], unsigned long long tile) {
+  MSL_MULTIPLY(160, MSL_SUMS_0_TO_79, "{%80, %81, %82, %83}, %84", MSL_8_TILES(0), MSL_8_TILES(8), MSL_4_TILES(16));
+}
 METAL_FUNC void msl_multiply_64_rows(float (&sums)[32][4], const uint (&a)[4], unsigned long long tile) {
-  MSL_MULTIPLY(256, MSL_SUMS_0_TO_127, "{%128, %129, %130, %131}, %132", MSL_8_TILES(0), MSL_8_TILES(8),
-               MSL_8_TILES(16), MSL_8_TILES(24));
+  MSL_MULTIPLY(256, MSL_SUMS_0_TO_127, "{%128, %129, %130, %131}, %132", MSL_8_TILES(0), MSL_8_TILES(8), MSL_8_TILES(16), MSL_8_TILES(24));
 }
 template <int TILES>
 METAL_FUNC void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k) {

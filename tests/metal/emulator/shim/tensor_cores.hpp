@@ -29,6 +29,11 @@ inline uint msl_add_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, 0x3
 // The zero has the sign that changes nothing.
 inline uint msl_multiply_pairs(uint a, uint b) { return msl_multiply_add_pairs(a, b, 0x80008000u); }
 
+inline void msl_add(device float* place, float value) { *place += value; }
+inline void msl_add_pair(device float* place, float first, float second) {
+  *(device float2*)place = *(device const float2*)place + float2(first, second);
+}
+inline float msl_reciprocal(float x) { return 1.0f / x; }
 inline float msl_exp2(float x) { return x < -126.0f ? 0.0f : exp2(x); }
 
 struct msl_tiles {
@@ -69,7 +74,10 @@ inline void msl_load_transposed(threadgroup const ushort* row, uint (&words)[4],
 }
 
 // A copy is there at once.
-inline void msl_copy(threadgroup uint4* target, device const uint4* source) { *target = *source; }
+template <class T>
+inline void msl_copy(threadgroup T* target, device const T* source) {
+  *target = *source;
+}
 inline void msl_end_group() {}
 template <int NUM_LATER>
 void msl_wait_for_groups() {}

@@ -1,27 +1,30 @@
 // Products of weights with up to 64 rows of activations on tensor cores, with the norm in front and the residual behind.
 //
-// The instruction multiplies 16 rows of weights with 8 rows of activations over 16 columns. Which columns those are is
-// free if both operands agree, so a lane brings whole units: of 64 columns, lane t of four has unit t of its rows, as they
-// lie in memory, and no weight goes through threadgroup memory.
+// The instruction multiplies 16 rows of weights with 8 rows of activations over 16 columns. Weights lie in memory as its lanes
+// want them (`pieces.h`), and come through a ring in threadgroup memory in which each thread has places of its own. A thread
+// takes few registers so, and what it waits for is under way long before: also weights of the next kernel while this one
+// ends.
 //
 // The slices of a row and the order in which they are added depend on the matrix only, so a row of activations has the
 // same bits in every batch.
 
 #define FOR_NVIDIA
-#include "cursors.h"
 #include "products.h"
+#include "rounded.h"
+
+// The compiler is told that one threadgroup of a core is enough: it would save registers for more, and pay with time.
+#define MAX_THREADS 512
+#define MIN_THREADGROUPS 1
 
 constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in threadgroup memory at once
-constant bool HAS_TAIL [[function_constant(6)]];  // the last chunk is not a whole one
+constant ushort STAGES [[function_constant(6)]];  // chunks that are in the ring or on their way to it: two or three
 
-// Slices of a row, each a warp's: 64 columns of every 64 · SLICES, which are a chunk.
-constant constexpr int SLICES = 8;
-constant constexpr uint CHUNK = 64 * SLICES;
-constant constexpr uint NUM_THREADS = SLICES * LANES;
+// Slices of a row, each a warp's: a piece of every sixteen, which are a chunk.
+constant constexpr int SLICES = 16;
+constant constexpr uint NUM_THREADS = MAX_THREADS;
 
-// Activations are divided by 16, so that what is below a million does not become infinite; larger ones are cut off. Those
-// that are below a thousandth without the norm's factor have fewer bits than a half has otherwise.
-constant constexpr float X_SCALE = 1.0f / 16.0f;
+// Activations are rounded as they are for products of more rows where these have no norm.
+constant constexpr float X_SCALE = 1.0f / FIXED_FACTOR;
 
 // One of up to three matrices, as a launch has them.
 struct Operand {
@@ -30,12 +33,38 @@ struct Operand {
     device const float* bias;
 };
 
-// A threadgroup has ROW_TILES · 16 rows of weights (half as many results if GATED) at a time, those of tiles `first_tile`,
-// `first_tile` + `step` and so on before `end_tile`, and up to TOKEN_TILES · 8 rows of activations.
+// sums += the products of pieces, of the first and the second eight rows of a tile, with the activations that
+// `activations_of(n, eight)` gives, of token tile n and eight columns.
+template <typename F, int TOKEN_TILES, typename ACTIVATIONS>
+inline void multiply_pieces(
+    thread const Piece<F> (&pieces)[2],
+    uint place,
+    uint t,
+    ACTIVATIONS activations_of,
+    thread float (&sums)[TOKEN_TILES][4]
+) {
+    const ScalesOf<F> scales[2] = { ScalesOf<F>(pieces[0], place), ScalesOf<F>(pieces[1], place) };
+#pragma clang loop unroll(full)
+    for (int eight = 0; eight < num_eights<F>(); ++eight) {
+        uint low[4];
+        uint high[4];
+        decode_eight<F>(pieces[0], scales[0], eight, t, low);
+        decode_eight<F>(pieces[1], scales[1], eight, t, high);
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+            const uint4 x = activations_of(n, eight);
+            msl_multiply_tile(sums[n], low[0], high[0], low[1], high[1], x.x, x.y);
+            msl_multiply_tile(sums[n], low[2], high[2], low[3], high[3], x.z, x.w);
+        }
+    }
+}
+
+// A threadgroup has 16 rows of weights (half as many results if GATED) at a time, those of tiles `first_tile`, `first_tile` +
+// `step` and so on before `end_tile`, and up to TOKEN_TILES · 8 rows of activations.
 //
-// Weights of the next tile are under way while the last one's are multiplied. Where there is room (IS_WHOLE), activations
-// are in threadgroup memory from the begin to the end; else each warp reads what it multiplies.
-template <typename F, int ROW_TILES, int TOKEN_TILES, bool GATED>
+// Where there is room (IS_WHOLE), activations are in threadgroup memory from the begin to the end; else each warp reads what
+// it multiplies.
+template <typename F, int TOKEN_TILES, bool GATED>
 inline void few(
     constant ProductArgs& a,
     Operand operand0,
@@ -56,78 +85,78 @@ inline void few(
 ) {
     constexpr uint RESULTS = GATED ? 8 : 16;
     constexpr uint TOKENS = TOKEN_TILES * 8;
+    constexpr uint COLUMNS = Piece<F>::COLUMNS;
+    constexpr uint CHUNK = COLUMNS * SLICES;
     constexpr Pairs PAIRS = Decoder<F>::PAIRS;
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint thread_index = slice * LANES + lane;
-    const uint last_unit = a.num_units - 1;
     const uint num_columns = 16 * a.num_units;
-    const uint num_chunks = (num_columns + CHUNK - 1) / CHUNK;
+    const uint num_pieces = (num_columns + COLUMNS - 1) / COLUMNS;
+    const uint num_chunks = (num_pieces + SLICES - 1) / SLICES;
     const uint num_tokens = min(part.num_rows - first_token, TOKENS);
     const auto matrix_of_tile = [&](uint tile) {
         return tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     };
 
-    // Weights on their way: chunks of the slice from `next_chunk` on, of the tile that the cursors are in.
-    constexpr int DEPTH = TOKEN_TILES == 1 ? 4 : 1;
-    const uint first_unit = 4 * slice + t;
-    Raw<F> raw[DEPTH][ROW_TILES][2];
-    Cursor<F> cursors[ROW_TILES][2];
+    // Where the next weights of the slice come from and go to.
+    const Ring<F, NUM_THREADS> ring(memory, 2 * STAGES, thread_index);
     device const uchar* own_weights[2];
     Planes planes;
-    uint own_rows[ROW_TILES][2];
+    uint first_places[2];
+    uint next_tile = first_tile;
     uint next_chunk = 0;
+    uint next_stage = 0;
     const auto turn_to_tile = [&](uint tile) {
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
         own_weights[0] = operand.weights;
         own_weights[1] = GATED ? operand.up_weights : operand.weights;
         planes = in_registers(a.matrices[m].planes);
-        const uint num_rows = a.matrices[m].num_rows;
-        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
+        // Rows that do not exist have the weights of some that do; nobody reads their sums.
+        const uint num_eights = (a.matrices[m].num_rows + 7) / 8;
+        const uint first_eight = (tile - a.matrices[m].first_group) * (RESULTS / 8);
 #pragma clang loop unroll(full)
-        for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-            for (int h = 0; h < 2; ++h) {
-                const uint row = min(row_of_tile<GATED>(first_row + r * RESULTS, g + 8 * h), num_rows - 1);
-                own_rows[r][h] = (part.matrix * num_rows + row) * a.num_units;
-                cursors[r][h].begin(own_weights[h], planes, own_rows[r][h] + first_unit);
-            }
-        }
-        next_chunk = 0;
-    };
-    const auto fetch_weights = [&](int d) {
-        const uint chunk = next_chunk + d;
-        if (chunk >= num_chunks) {
-            return;
-        }
-        // Where many sums are in registers, there are none for addresses.
-        const bool is_by_number = DEPTH == 1 || (HAS_TAIL && chunk + 1 == num_chunks);
-#pragma clang loop unroll(full)
-        for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-            for (int h = 0; h < 2; ++h) {
-                // Columns that do not exist have the weights of some that do; their activations are zeros.
-                raw[d][r][h] = is_by_number
-                    ? load_unit<F>(own_weights[h], planes, own_rows[r][h], min(first_unit + chunk * UNITS, last_unit))
-                    : cursors[r][h].load(d);
-            }
+        for (int h = 0; h < 2; ++h) {
+            const uint eight = min(GATED ? first_eight : first_eight + h, num_eights - 1);
+            first_places[h] = (part.matrix * num_eights + eight) * num_pieces;
         }
     };
-    turn_to_tile(first_tile);
+    const auto bring_weights = [&]() {
+        if (next_tile < end_tile) {
+            if (next_chunk == 0) {
+                turn_to_tile(next_tile);
+            }
+            // Columns that do not exist have the weights of some that do; their activations are zeros.
+            const uint piece = min(next_chunk * SLICES + slice, num_pieces - 1);
 #pragma clang loop unroll(full)
-    for (int d = 0; d < DEPTH; ++d) {
-        fetch_weights(d);
+            for (int h = 0; h < 2; ++h) {
+                ring.bring(2 * next_stage + h, own_weights[h], planes, first_places[h] + piece, lane);
+            }
+            next_chunk += 1;
+            if (next_chunk == num_chunks) {
+                next_chunk = 0;
+                next_tile += step;
+            }
+            next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+        }
+        msl_end_group();
+    };
+#pragma clang loop unroll(full)
+    for (uint stage = 0; stage + 1 < STAGES; ++stage) {
+        bring_weights();
     }
 
-    // Threadgroup memory: sums of slices twice, squares, factors, activations.
+    // Behind the ring: sums of slices, squares, factors, activations. Sums of few rows take turns between two places, so that
+    // there is one barrier for a tile; more rows need the room.
     constexpr uint PARTS = SLICES * TOKEN_TILES * 4 * LANES;
-    threadgroup float* parts = (threadgroup float*)memory;
-    threadgroup float* squares = parts + 2 * PARTS;
+    constexpr uint TURNS = TOKEN_TILES == 1 ? 2 : 1;
+    threadgroup float* parts = (threadgroup float*)(memory + ring.num_bytes());
+    threadgroup float* squares = parts + TURNS * PARTS;
     threadgroup float* factors = squares + SLICES * TOKENS;
     threadgroup uint* staged = (threadgroup uint*)(factors + TOKENS);
-    // Words from one row to the next: eight rows of four words lie in different banks.
-    const uint x_stride = num_chunks * (CHUNK / 2) + 4;
+    // Words from one row to the next: rows that are read together lie in different banks.
+    const uint x_stride = num_chunks * (CHUNK / 2) + (COLUMNS == 64 ? 4 : 16);
     const auto row_of_x = [&](uint token) {
         const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + first_token + token) : first_token + token;
         return x + part.x_offset + ulong(row) * a.x_stride;
@@ -141,7 +170,7 @@ inline void few(
             values[4 + v] = high[v];
         }
     };
-    const auto in_halves = [&](uint column, thread float (&values)[8]) {
+    const auto weigh = [&](uint column, thread float (&values)[8]) {
         if (HAS_NORM) {
             float weights[8];
             read_eight(norm + column, weights);
@@ -150,9 +179,7 @@ inline void few(
                 values[v] *= weights[v];
             }
         }
-        return paired<PAIRS>(values, X_SCALE);
     };
-
     // Each thread has the same columns of every row of activations: the order in which squares are added is that of all
     // batches. Four times eight columns are on their way at a time, of as many rows as there are.
     const auto bring = [&](auto rows_together) {
@@ -187,8 +214,9 @@ inline void few(
                                 own_squares[i] = fma(values[p][i][v], values[p][i][v], own_squares[i]);
                             }
                             if (IS_WHOLE && 8 * place < num_chunks * CHUNK) {
+                                weigh(min(8 * place, num_columns - 8), values[p][i]);
                                 *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
-                                    in_halves(min(8 * place, num_columns - 8), values[p][i]);
+                                    paired<PAIRS>(values[p][i], X_SCALE);
                             }
                         }
                     }
@@ -227,121 +255,78 @@ inline void few(
             factors[thread_index] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
         }
     }
+    // Rows that do not exist have the numbers of one that does; nobody reads their sums.
+    const auto activations_of = [&](int n, uint chunk, int eight) {
+        const uint token = min(8 * n + g, num_tokens - 1);
+        const uint column = (chunk * SLICES + slice) * COLUMNS + column_of_eight<F>(eight, t);
+        if (IS_WHOLE) {
+            return *(threadgroup const uint4*)(staged + token * x_stride + column / 2);
+        }
+        const uint existing = min(column, num_columns - 8);
+        float values[8];
+        read_eight(row_of_x(token) + existing, values);
+        weigh(existing, values);
+#pragma clang loop unroll(full)
+        for (int v = 0; v < 8; ++v) {
+            values[v] = column < num_columns ? values[v] : 0.0f;
+        }
+        return paired<PAIRS>(values, X_SCALE);
+    };
 
     // Of a tile's results a thread adds up those of one token and of rows g and g + 8; the last threads have none.
     const uint own_odd = thread_index / LANES % 2;
     const uint own_n = thread_index / (2 * LANES);
     const uint own_token = 8 * own_n + 2 * t + own_odd;
     const ulong own_out = part.out_offset + ulong(first_token + own_token) * a.out_stride;
-    uint parity = 0;
+    uint turn = 0;
+    uint stage = 0;
     for (uint tile = first_tile; tile < end_tile; tile += step) {
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
         const uint num_rows = a.matrices[m].num_rows;
-        const uint first_row = (tile - a.matrices[m].first_group) * ROW_TILES * RESULTS;
+        const uint first_row = (tile - a.matrices[m].first_group) * RESULTS;
         const ulong own_results = own_out + a.matrices[m].out_offset;
         // What results are added to is on its way while they are computed.
-        float before[ROW_TILES][2] = {};
-        float bias[ROW_TILES][2] = {};
+        float before[2] = {};
+        float bias[2] = {};
         if (!GATED && (ADDS || HAS_BIAS) && own_token < num_tokens) {
 #pragma clang loop unroll(full)
-            for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    const uint row = first_row + r * RESULTS + g + 8 * h;
-                    if (row < num_rows) {
-                        before[r][h] = ADDS ? out[own_results + row] : 0.0f;
-                        bias[r][h] = HAS_BIAS ? operand.bias[row] : 0.0f;
-                    }
+            for (int h = 0; h < 2; ++h) {
+                const uint row = first_row + g + 8 * h;
+                if (row < num_rows) {
+                    before[h] = ADDS ? out[own_results + row] : 0.0f;
+                    bias[h] = HAS_BIAS ? operand.bias[row] : 0.0f;
                 }
             }
         }
-        float sums[ROW_TILES][TOKEN_TILES][4] = {};
-        const auto multiply_chunk = [&](uint chunk, int d) {
-            uint words[ROW_TILES][2][8];
-#pragma clang loop unroll(full)
-            for (int r = 0; r < ROW_TILES; ++r) {
-                Decoder<F>::words(raw[d][r][0], words[r][0]);
-                Decoder<F>::words(raw[d][r][1], words[r][1]);
-            }
-            fetch_weights(d);
-#pragma clang loop unroll(full)
-            for (int n = 0; n < TOKEN_TILES; ++n) {
-                // Rows that do not exist have the numbers of one that does; nobody reads their sums.
-                const uint token = min(8 * n + g, num_tokens - 1);
-                uint4 activations[2];
-                if (IS_WHOLE) {
-                    threadgroup const uint4* own = (threadgroup const uint4*)(
-                        staged + token * x_stride + chunk * (CHUNK / 2) + 32 * slice + 8 * t
-                    );
-                    activations[0] = own[0];
-                    activations[1] = own[1];
-                } else {
-                    const uint unit = 4 * (slice + chunk * SLICES) + t;
-                    const uint column = 16 * min(unit, last_unit);
-                    device const float* own = row_of_x(token) + column;
-#pragma clang loop unroll(full)
-                    for (int eight = 0; eight < 2; ++eight) {
-                        float values[8];
-                        read_eight(own + 8 * eight, values);
-#pragma clang loop unroll(full)
-                        for (int v = 0; v < 8; ++v) {
-                            values[v] = unit <= last_unit ? values[v] : 0.0f;
-                        }
-                        activations[eight] = in_halves(column + 8 * eight, values);
-                    }
-                }
-#pragma clang loop unroll(full)
-                for (int r = 0; r < ROW_TILES; ++r) {
-#pragma clang loop unroll(full)
-                    for (int w = 0; w < 8; w += 2) {
-                        msl_multiply_tile(
-                            sums[r][n], words[r][0][w], words[r][1][w], words[r][0][w + 1], words[r][1][w + 1],
-                            activations[w / 4][w % 4], activations[w / 4][w % 4 + 1]
-                        );
-                    }
-                }
-            }
-        };
-        for (uint chunk = 0; chunk < num_chunks; chunk += DEPTH) {
-            // Where a chunk is multiplied, the one that takes its registers is fetched: of this tile, or of the next.
-            if (chunk + DEPTH < num_chunks) {
-                next_chunk = chunk + DEPTH;
-#pragma clang loop unroll(full)
-                for (int r = 0; r < ROW_TILES; ++r) {
-                    cursors[r][0].advance(DEPTH);
-                    cursors[r][1].advance(DEPTH);
-                }
-            } else if (tile + step < end_tile) {
-                turn_to_tile(tile + step);
+        float sums[TOKEN_TILES][4] = {};
+        for (uint chunk = 0; chunk < num_chunks; ++chunk) {
+            if (STAGES == 3) {
+                msl_wait_for_groups<1>();
             } else {
-                next_chunk = num_chunks;
+                msl_wait_for_groups<0>();
             }
-#pragma clang loop unroll(full)
-            for (int d = 0; d < DEPTH; ++d) {
-                if (chunk + d < num_chunks) {
-                    multiply_chunk(chunk + d, d);
-                } else {
-                    fetch_weights(d);
-                }
-            }
+            const Piece<F> pieces[2] = { ring.take(2 * stage), ring.take(2 * stage + 1) };
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            bring_weights();
+            multiply_pieces<F, TOKEN_TILES>(
+                pieces, min(chunk * SLICES + slice, num_pieces - 1), t,
+                [&](int n, int eight) { return activations_of(n, chunk, eight); },
+                sums
+            );
         }
 
+        threadgroup float* own_parts = parts + turn * PARTS;
+        turn = (turn + 1) % TURNS;
 #pragma clang loop unroll(full)
-        for (int r = 0; r < ROW_TILES; ++r) {
-            threadgroup float* own_parts = parts + parity * PARTS;
-            parity = 1 - parity;
+        for (int n = 0; n < TOKEN_TILES; ++n) {
 #pragma clang loop unroll(full)
-            for (int n = 0; n < TOKEN_TILES; ++n) {
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; ++i) {
-                    own_parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[r][n][i];
-                }
+            for (int i = 0; i < 4; ++i) {
+                own_parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[n][i];
             }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            if (own_token >= num_tokens) {
-                continue;
-            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (own_token < num_tokens) {
             float results[2] = {};
 #pragma clang loop unroll(full)
             for (int s = 0; s < SLICES; ++s) {
@@ -351,7 +336,7 @@ inline void few(
                 }
             }
             const float factor = HAS_NORM ? factors[own_token] : 1.0f / X_SCALE;
-            const uint row = first_row + r * RESULTS + g;
+            const uint row = first_row + g;
             if (GATED) {
                 if (row < num_rows) {
                     store(out, own_results + row, gated(results[0] * factor, results[1] * factor));
@@ -360,15 +345,18 @@ inline void few(
 #pragma clang loop unroll(full)
                 for (int h = 0; h < 2; ++h) {
                     if (row + 8 * h < num_rows) {
-                        store(out, own_results + row + 8 * h, before[r][h] + fma(results[h], factor, bias[r][h]));
+                        store(out, own_results + row + 8 * h, before[h] + fma(results[h], factor, bias[h]));
                     }
                 }
             }
         }
+        if (TURNS == 1) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
     }
 }
 
-template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
+template <typename F, typename LAST, int TOKEN_TILES>
 [[kernel]] void few_rows(
     constant ProductArgs& a [[buffer(0)]],
     device const uchar* weights0 [[buffer(1)]],
@@ -399,17 +387,17 @@ template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
     const Operand operand1 = { weights1, weights1, bias1 };
     const Operand operand2 = { weights2, weights2, bias2 };
     if (is_same_v<F, LAST>) {
-        few<F, ROW_TILES, TOKEN_TILES, false>(
+        few<F, TOKEN_TILES, false>(
             a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part,
             lane, slice
         );
     } else if (index.x < a.matrices[2].first_group) {
-        few<F, ROW_TILES, TOKEN_TILES, false>(
+        few<F, TOKEN_TILES, false>(
             a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, a.matrices[2].first_group, num_tiles,
             first_token, part, lane, slice
         );
     } else {
-        few<LAST, ROW_TILES, TOKEN_TILES, false>(
+        few<LAST, TOKEN_TILES, false>(
             a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, num_tiles, first_token, part,
             lane, slice
         );
@@ -417,7 +405,7 @@ template <typename F, typename LAST, int ROW_TILES, int TOKEN_TILES>
 }
 
 // out = silu(gate · x) · (up · x), with the norm of x before it.
-template <typename F, int ROW_TILES, int TOKEN_TILES>
+template <typename F, int TOKEN_TILES>
 [[kernel]] void few_rows_swiglu(
     constant ProductArgs& a [[buffer(0)]],
     device const uchar* gate_weights [[buffer(1)]],
@@ -441,15 +429,15 @@ template <typename F, int ROW_TILES, int TOKEN_TILES>
     }
     const uint num_tiles = a.num_tiles;
     const Operand operand = { gate_weights, up_weights, x };
-    few<F, ROW_TILES, TOKEN_TILES, true>(
+    few<F, TOKEN_TILES, true>(
         a, operand, operand, operand, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part, lane, slice
     );
 }
 
-#define FEW(F, ROW_TILES, TOKEN_TILES)                                                 \
-    INSTANCE(few_rows_##F##_##TOKEN_TILES, few_rows, F, F, ROW_TILES, TOKEN_TILES)     \
-    INSTANCE(few_rows_swiglu_##F##_##TOKEN_TILES, few_rows_swiglu, F, ROW_TILES, TOKEN_TILES)
-#define FORMAT(F) FEW(F, 1, 1) FEW(F, 2, 2) FEW(F, 2, 4)
+#define FEW(F, TOKEN_TILES)                                             \
+    INSTANCE(few_rows_##F##_##TOKEN_TILES, few_rows, F, F, TOKEN_TILES) \
+    INSTANCE(few_rows_swiglu_##F##_##TOKEN_TILES, few_rows_swiglu, F, TOKEN_TILES)
+#define FORMAT(F) FEW(F, 1) FEW(F, 2)
 FORMAT(Q4_0)
 FORMAT(Q4_1)
 FORMAT(Q5_0)
@@ -461,11 +449,8 @@ FORMAT(Q6_K)
 FORMAT(F16)
 FORMAT(BF16)
 
-#define MIXED(F, LAST, ROW_TILES, TOKEN_TILES) \
-    INSTANCE(few_rows_##F##_##LAST##_##TOKEN_TILES, few_rows, F, LAST, ROW_TILES, TOKEN_TILES)
-MIXED(Q4_K, Q6_K, 1, 1)
-MIXED(Q4_K, Q6_K, 2, 2)
-MIXED(Q4_K, Q6_K, 2, 4)
-MIXED(Q5_K, Q6_K, 1, 1)
-MIXED(Q5_K, Q6_K, 2, 2)
-MIXED(Q5_K, Q6_K, 2, 4)
+#define MIXED(F, LAST)                                        \
+    INSTANCE(few_rows_##F##_##LAST##_1, few_rows, F, LAST, 1) \
+    INSTANCE(few_rows_##F##_##LAST##_2, few_rows, F, LAST, 2)
+MIXED(Q4_K, Q6_K)
+MIXED(Q5_K, Q6_K)

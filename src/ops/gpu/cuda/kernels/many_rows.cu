@@ -1,12 +1,13 @@
 // Products of weights with many rows of activations, those of prompts, on tensor cores, with the norm in front and the
 // residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of so many.
 //
-// Activations are rounded to halves once, by a kernel of its own. They come by in threadgroup memory, and are what the
-// instruction reads from there for all rows of weights; these go from memory to registers as in `few_rows.cu`, where unit t
-// of 64 columns is what lane t of four brings.
+// Activations are rounded to halves once: by a kernel of its own, or by the one that computes them. They come by in
+// threadgroup memory, and are what the instruction reads from there for all rows of weights; these go from memory to
+// registers as they lie in tiles (`pieces.h`).
 
 #define FOR_NVIDIA
 #include "products.h"
+#include "rounded.h"
 
 // Sums take most of the registers that a thread can have.
 #define MAX_THREADS 256
@@ -18,7 +19,12 @@ struct RoundArgs {
     uint x_next;     // from the activations of one matrix of a stack to those of the next one
     uint num_rows;   // of one
     float eps;
+    uint is_fixed;  // whether all rows have the same factor
 };
+
+// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
+// if they are not. Such a product has no other factor.
+constant ushort NEXT_APART [[function_constant(5)]];
 
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
 // activations.
@@ -28,6 +34,38 @@ constant constexpr uint EIGHTHS = 8;
 // Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
 // still read, and those that are on their way.
 constant constexpr uint STAGES = 6;
+// How much earlier than they are fetched weights come to the cache.
+constant constexpr uint STEPS_TO_CACHE = 4;
+
+// Which row of its matrix is row g, or with `h` row g + 8, of the 16 that a warp multiplies: neighbours, so that a lane has
+// two results side by side; of a gated product, the same of both matrices.
+template <bool GATED>
+inline uint own_row(uint first_row, uint g, uint h) {
+    return GATED ? first_row + g : first_row + 2 * g + h;
+}
+
+inline float quickly_gated(float gate, float up) {
+    return gate * msl_reciprocal(1.0f + msl_exp2(gate * -1.44269504f)) * up;
+}
+
+// Puts a result, or two side by side of which the first has an even index, in their place or adds them to what is there.
+// Nothing is read for that, so nothing waits.
+inline void put(device float* out, ulong index, float value) {
+    if (ADDS) {
+        msl_add(out + index, value);
+    } else {
+        store(out, index, value);
+    }
+}
+inline void put_pair(device float* out, ulong index, float first, float second) {
+    if (ADDS) {
+        msl_add_pair(out + index, first, second);
+    } else if (IS_HALF) {
+        ((device uint*)out)[index / 2] = msl_halves(first, second);
+    } else {
+        *(device float2*)(out + index) = float2(first, second);
+    }
+}
 
 template <typename F, int TOKENS, bool GATED>
 inline void many(
@@ -49,34 +87,55 @@ inline void many(
     constexpr int TILES = TOKENS / 8;
     constexpr uint RESULTS = GATED ? 8 : 16;
     const uint lane = thread_index % LANES;
+    const uint warp = thread_index / LANES;
     const uint g = lane / 4;
     const uint t = lane % 4;
-    const uint first_row = (tile - matrix.first_group) * (ROWS / 16 * RESULTS) + thread_index / LANES * RESULTS;
+    const uint first_row = (tile - matrix.first_group) * (ROWS / 16 * RESULTS) + warp * RESULTS;
     const uint num_steps = a.x_stride / 64;
     threadgroup uint4* staged = (threadgroup uint4*)memory;
     threadgroup float* factors = (threadgroup float*)(staged + STAGES * TOKENS * EIGHTHS);
 
+    // Rows that do not exist have the weights of some that do; nobody reads their sums.
     const Planes planes = in_registers(matrix.planes);
     device const uchar* own_weights[2] = { weights, GATED ? up_weights : weights };
-    uint own_rows[2];
+    constexpr uint STEPS = Piece<F>::COLUMNS / 64;
+    const uint num_pieces = (16 * a.num_units + Piece<F>::COLUMNS - 1) / Piece<F>::COLUMNS;
+    uint own_places[2];
+    uint own_lanes[2];
 #pragma clang loop unroll(full)
     for (int h = 0; h < 2; ++h) {
-        const uint row = min(row_of_tile<GATED>(first_row, g + 8 * h), matrix.num_rows - 1);
-        own_rows[h] = (part.matrix * matrix.num_rows + row) * a.num_units;
+        const uint num_eights = (matrix.num_rows + 7) / 8;
+        const uint row = own_row<GATED>(first_row, g, h);
+        own_places[h] = (part.matrix * num_eights + min(row / 8, num_eights - 1)) * num_pieces;
+        own_lanes[h] = row % 8 * 4 + t;
     }
     // The weights and the words of two steps take turns: those of the last step are still multiplied while the next are
-    // decoded and the ones after that are on their way.
-    Raw<F> raw[2][2];
+    // decoded and the ones after that are on their way. Of two steps in a piece the second has the weights of the first.
+    Piece<F> pieces[2][2];
     uint words[2][4][4];
     const auto fetch_weights = [&](uint step, int turn) {
-        const uint unit = min(4 * step + t, a.num_units - 1);
+        // Columns that do not exist have the weights of some that do; their activations are zeros.
+        const uint piece = min(step / STEPS, num_pieces - 1);
+        // Those that are read later come to the cache, where all threadgroups with these rows find them: what comes from
+        // memory comes too late otherwise.
+        if (t < 2 * Piece<F>::WORDS) {
+            const bool is_second = t >= Piece<F>::WORDS;
+            const uint later = min(piece + STEPS_TO_CACHE / STEPS, num_pieces - 1);
+            msl_fetch(
+                words_at<F>(
+                    is_second ? own_weights[1] : own_weights[0], (is_second ? own_places[1] : own_places[0]) + later,
+                    is_second ? own_lanes[1] : own_lanes[0]
+                )
+                + t % Piece<F>::WORDS * LANES
+            );
+        }
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
-            raw[turn][h] = load_unit<F>(own_weights[h], planes, own_rows[h], unit);
+            pieces[turn][h] = read_piece<F>(own_weights[h], planes, own_places[h] + piece, own_lanes[h]);
         }
     };
     fetch_weights(0, 0);
-    fetch_weights(1, 1);
+    fetch_weights(STEPS == 1 ? 1 : 2, 1);
 
     // A thread brings one eighth of every 32nd row of activations. Rows that do not exist have the numbers of one that
     // does; nobody reads their sums.
@@ -109,33 +168,48 @@ inline void many(
         bring(step);
     }
     if (thread_index < uint(TOKENS)) {
-        factors[thread_index] = x_factors[row_of_x(thread_index)];
+        factors[thread_index] = HAS_NORM ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
     }
 
     float sums[TILES][4] = {};
     const auto multiply_step = [&](uint step, int turn) {
         thread uint (&own)[4][4] = words[turn];
-        uint low[8];
-        uint high[8];
-        Decoder<F>::words(raw[turn][0], low);
-        Decoder<F>::words(raw[turn][1], high);
-        if (is_same_v<F, F16>) {
-            // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
-            // under way while what they might read is loaded.
+        // Which piece of the two it is in, and where.
+        const int which = STEPS == 1 ? turn : 0;
+        const uint place = own_places[0] + step / STEPS;
 #pragma clang loop unroll(full)
-            for (int word = 0; word < 8; ++word) {
-                low[word] = msl_add_pairs(low[word], 0x80008000u);
-                high[word] = msl_add_pairs(high[word], 0x80008000u);
+        for (int eight = 0; eight < 2; ++eight) {
+            const int of_piece = STEPS == 1 ? eight : 2 * turn + eight;
+            uint low[4];
+            uint high[4];
+            decode_eight<F>(pieces[which][0], ScalesOf<F>(pieces[which][0], place), of_piece, t, low);
+            decode_eight<F>(pieces[which][1], ScalesOf<F>(pieces[which][1], place), of_piece, t, high);
+            if (is_same_v<F, F16>) {
+                // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
+                // under way while what they might read is loaded.
+#pragma clang loop unroll(full)
+                for (int word = 0; word < 4; ++word) {
+                    low[word] = msl_add_pairs(low[word], 0x80008000u);
+                    high[word] = msl_add_pairs(high[word], 0x80008000u);
+                }
+            }
+#pragma clang loop unroll(full)
+            for (int k = 0; k < 2; ++k) {
+                own[2 * eight + k][0] = low[2 * k];
+                own[2 * eight + k][1] = high[2 * k];
+                own[2 * eight + k][2] = low[2 * k + 1];
+                own[2 * eight + k][3] = high[2 * k + 1];
             }
         }
+        if (STEPS == 1) {
+            fetch_weights(step + 2, turn);
+        } else if (turn == 1) {
 #pragma clang loop unroll(full)
-        for (int k = 0; k < 4; ++k) {
-            own[k][0] = low[2 * k];
-            own[k][1] = high[2 * k];
-            own[k][2] = low[2 * k + 1];
-            own[k][3] = high[2 * k + 1];
+            for (int h = 0; h < 2; ++h) {
+                pieces[0][h] = pieces[1][h];
+            }
+            fetch_weights(step + 3, 1);
         }
-        fetch_weights(step + 2, turn);
         msl_wait_for_groups<STAGES - 3>();
         msl_show_copies();
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -155,44 +229,87 @@ inline void many(
     }
     msl_wait_for_products<0>();
 
-    // All that is added to is read before anything is written: reads wait for writes to what might be the same place.
-    if (ADDS) {
+    const uint num_tokens = part.num_rows - first_token;
+    if (GATED && NEXT_APART > 0) {
+        // A lane has column g of eight, of two tokens. It gives that of one to the lane that has the other column of the word,
+        // and gets what it lacks of the other one. Where activations were are now the 64 columns of each token.
+        const uint apart = NEXT_APART;
+        const bool is_second = (g & apart) != 0;
+        const uint word = half_of_eight(warp, apart) * 4 + word_of_column(g, apart);
+        const bool exists = first_row + g < matrix.num_rows;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TILES; ++n) {
+            float values[2];
+#pragma clang loop unroll(full)
+            for (int odd = 0; odd < 2; ++odd) {
+                const float factor = factors[8 * n + 2 * t + odd];
+                const float result = quickly_gated(sums[n][odd] * factor, sums[n][2 + odd] * factor);
+                values[odd] = exists ? result * (1.0f / FIXED_FACTOR) : 0.0f;
+            }
+            const float got = simd_shuffle_xor(is_second ? values[0] : values[1], ushort(4 * apart));
+            const uint token = 8 * n + 2 * t + (is_second ? 1 : 0);
+            threadgroup uint* eighth = (threadgroup uint*)(staged + msl_swizzled(token, word));
+            eighth[lane_of_eight(warp, apart)] = is_second ? msl_halves(got, values[1]) : msl_halves(values[0], got);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        device uint4* own_out = (device uint4*)out + tile * EIGHTHS + own_eighth;
+#pragma clang loop unroll(full)
+        for (int turn = 0; turn < TURNS; ++turn) {
+            const uint token = own_token + turn * (NUM_THREADS / EIGHTHS);
+            if (token < num_tokens) {
+                own_out[ulong(first_token + token) * (a.out_stride / 8)] = staged[msl_swizzled(token, own_eighth)];
+            }
+        }
+    } else if (GATED) {
 #pragma clang loop unroll(full)
         for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
-            for (int i = 0; i < 4; ++i) {
-                const uint token = 8 * n + 2 * t + i % 2;
-                const uint row = first_row + g + 8 * (i / 2);
-                const bool exists = first_token + token < part.num_rows && row < matrix.num_rows;
-                const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset + row;
-                sums[n][i] = fma(sums[n][i], factors[token], exists ? out[place] : 0.0f);
+            for (int odd = 0; odd < 2; ++odd) {
+                const uint token = 8 * n + 2 * t + odd;
+                const float factor = factors[token];
+                if (token < num_tokens && first_row + g < matrix.num_rows) {
+                    const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + first_row + g;
+                    store(out, place, quickly_gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
+                }
             }
         }
-    }
+    } else {
+        const uint row = first_row + 2 * g;
+        const bool is_paired = (a.out_stride | part.out_offset | matrix.out_offset | matrix.num_rows) % 2 == 0;
+        float biases[2] = {};
 #pragma clang loop unroll(full)
-    for (int n = 0; n < TILES; ++n) {
+        for (int h = 0; h < 2 && HAS_BIAS; ++h) {
+            biases[h] = bias[min(row + h, matrix.num_rows - 1)];
+        }
+        const ulong first_place = part.out_offset + ulong(first_token) * a.out_stride + matrix.out_offset + row;
+        const auto write = [&](auto is_pair) {
 #pragma clang loop unroll(full)
-        for (int odd = 0; odd < 2; ++odd) {
-            const uint token = 8 * n + 2 * t + odd;
-            if (first_token + token >= part.num_rows) {
-                continue;
-            }
-            const float factor = ADDS ? 1.0f : factors[token];
-            const ulong place = part.out_offset + ulong(first_token + token) * a.out_stride + matrix.out_offset;
-            const uint row = first_row + g;
-            if (GATED) {
-                if (row < matrix.num_rows) {
-                    store(out, place + row, gated(sums[n][odd] * factor, sums[n][2 + odd] * factor));
-                }
-            } else {
+            for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    if (row + 8 * h < matrix.num_rows) {
-                        const float other = HAS_BIAS ? bias[row + 8 * h] : 0.0f;
-                        store(out, place + row + 8 * h, fma(sums[n][2 * h + odd], factor, other));
+                for (int odd = 0; odd < 2; ++odd) {
+                    const uint token = 8 * n + 2 * t + odd;
+                    if (token < num_tokens && row < matrix.num_rows) {
+                        const float factor = factors[token];
+                        const float first = fma(sums[n][odd], factor, biases[0]);
+                        const float second = fma(sums[n][2 + odd], factor, biases[1]);
+                        const ulong place = first_place + ulong(token) * a.out_stride;
+                        if (is_pair.value) {
+                            put_pair(out, place, first, second);
+                        } else {
+                            put(out, place, first);
+                            if (row + 1 < matrix.num_rows) {
+                                put(out, place + 1, second);
+                            }
+                        }
                     }
                 }
             }
+        };
+        if (is_paired) {
+            write(true_type());
+        } else {
+            write(false_type());
         }
     }
 }
@@ -266,7 +383,8 @@ template <typename F, int TOKENS>
 
 // Rounds a row of activations, multiplied with the weights of the norm, to halves, in the order of columns that the weights
 // of the format have. A power of two brings its largest value below the largest half; the factor takes it back, with the
-// norm's own.
+// norm's own. Where there are no factors, it is the one that the kernels have that round what they compute themselves, so
+// that a row has the same bits whether they have done so or not.
 template <Pairs PAIRS>
 [[kernel]] void round_rows(
     constant RoundArgs& a [[buffer(0)]],
@@ -283,37 +401,35 @@ template <Pairs PAIRS>
     msl_wait_for_inputs();
     const ulong row = ulong(index.y) * a.num_rows + index.x;
     device const float* own = x + ulong(index.y) * a.x_next + ulong(index.x) * a.x_stride;
-    const auto read_eight = [&](uint column, thread float (&values)[8]) {
+    const auto read_eight = [&](uint column, thread float (&values)[8], thread float (&weighed)[8]) {
 #pragma clang loop unroll(full)
         for (int four = 0; four < 2; ++four) {
             const float4 read = *(device const float4*)(own + column + 4 * four);
+            const float4 weights = HAS_NORM ? *(device const float4*)(norm + column + 4 * four) : float4(1.0f);
 #pragma clang loop unroll(full)
             for (int v = 0; v < 4; ++v) {
                 values[4 * four + v] = read[v];
+                weighed[4 * four + v] = read[v] * weights[v];
             }
         }
     };
-    const auto weigh = [&](uint column, thread float (&values)[8]) {
-        if (HAS_NORM) {
-#pragma clang loop unroll(full)
-            for (int v = 0; v < 8; ++v) {
-                values[v] *= norm[column + v];
-            }
-        }
-    };
+    // A thread keeps what it has read first; of longer rows the rest is read twice.
+    float kept[2][8] = {};
     float maximum = 0.0f;
     float sum = 0.0f;
-    for (uint eight = thread_index; eight < 2 * a.num_units; eight += num_threads) {
-        float values[8];
-        read_eight(8 * eight, values);
+    const uint first_read_later = a.is_fixed != 0 ? 0 : num_threads;
+    for (uint unit = thread_index; unit < a.num_units && a.is_fixed == 0; unit += num_threads) {
 #pragma clang loop unroll(full)
-        for (int v = 0; v < 8; ++v) {
-            sum = fma(values[v], values[v], sum);
-        }
-        weigh(8 * eight, values);
+        for (int half_unit = 0; half_unit < 2; ++half_unit) {
+            float values[8];
+            float weighed[8];
+            read_eight(16 * unit + 8 * half_unit, values, weighed);
 #pragma clang loop unroll(full)
-        for (int v = 0; v < 8; ++v) {
-            maximum = max(maximum, abs(values[v]));
+            for (int v = 0; v < 8; ++v) {
+                sum = fma(values[v], values[v], sum);
+                maximum = max(maximum, abs(weighed[v]));
+                kept[half_unit][v] = unit == thread_index ? weighed[v] : kept[half_unit][v];
+            }
         }
     }
     maximum = simd_max(maximum);
@@ -331,30 +447,53 @@ template <Pairs PAIRS>
     }
     // To between 2^14 and 2^15.
     const uint exponent = clamp(268 - int(as_type<uint>(maximum) >> 23), 1, 253);
-    const float scale = as_type<float>(exponent << 23);
-    if (thread_index == 0) {
+    const float scale = a.is_fixed != 0 ? 1.0f / FIXED_FACTOR : as_type<float>(exponent << 23);
+    if (thread_index == 0 && a.is_fixed == 0) {
         const float inverse = as_type<float>((254 - exponent) << 23);
         factors[row] = HAS_NORM ? inverse * rsqrt(sum / float(16 * a.num_units) + a.eps) : inverse;
     }
-    // A unit has a word in each eighth of its step, so the four lanes of a step exchange words: each gets two eighths, four
-    // words of four units.
+    // What a lane multiplies of a step are eight words, one in each eighth of the step. Of dense formats, they are those of a
+    // unit, and four lanes exchange words: each gets two eighths. Of others, they are eight columns of each of two blocks, and
+    // two lanes exchange words: each gets two eighths of a block.
     device uint4* target = (device uint4*)(rounded + row * (a.stride / 2));
     const uint own_place = thread_index % 4;
     for (uint first = 0; first < a.stride / 16; first += num_threads) {
         const uint unit = first + thread_index;
         uint words[8] = {};
-        if (unit < a.num_units) {
 #pragma clang loop unroll(full)
-            for (int eight = 0; eight < 2; ++eight) {
-                float values[8];
-                read_eight(16 * unit + 8 * eight, values);
-                weigh(16 * unit + 8 * eight, values);
-                const uint4 four = paired<PAIRS>(values, scale);
+        for (int half_unit = 0; half_unit < 2; ++half_unit) {
+            float values[8];
+            float weighed[8];
 #pragma clang loop unroll(full)
-                for (int word = 0; word < 4; ++word) {
-                    words[4 * eight + word] = four[word];
-                }
+            for (int v = 0; v < 8; ++v) {
+                weighed[v] = first < first_read_later ? kept[half_unit][v] : 0.0f;
             }
+            if (first >= first_read_later && unit < a.num_units) {
+                read_eight(16 * unit + 8 * half_unit, values, weighed);
+            }
+            const uint4 four = paired<PAIRS>(weighed, scale);
+#pragma clang loop unroll(full)
+            for (int word = 0; word < 4; ++word) {
+                words[4 * half_unit + word] = four[word];
+            }
+        }
+        if (PAIRS != Pairs::NEIGHBOURS) {
+            const bool is_odd = own_place % 2 == 1;
+            uint4 gathered[2];
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 2; ++i) {
+                // An even lane gets words `i`, an odd one words `i` + 2, of the even lane's eights first.
+                const uint2 own_words = is_odd ? uint2(words[2 + i], words[6 + i]) : uint2(words[i], words[4 + i]);
+                const uint2 given = is_odd ? uint2(words[i], words[4 + i]) : uint2(words[2 + i], words[6 + i]);
+                const uint2 got = uint2(simd_shuffle_xor(given.x, ushort(1)), simd_shuffle_xor(given.y, ushort(1)));
+                gathered[i] = is_odd ? uint4(got.x, got.y, own_words.x, own_words.y)
+                                     : uint4(own_words.x, own_words.y, got.x, got.y);
+            }
+            if (unit < a.stride / 16) {
+                target[2 * unit] = gathered[0];
+                target[2 * unit + 1] = gathered[1];
+            }
+            continue;
         }
 #pragma clang loop unroll(full)
         for (int eight = 0; eight < 8; eight += 4) {
@@ -385,7 +524,7 @@ INSTANCE(round_rows_two_apart, round_rows, Pairs::TWO_APART)
 #define MANY(F, TOKENS)                                         \
     INSTANCE(many_rows_##F##_##TOKENS, many_rows, F, F, TOKENS) \
     INSTANCE(many_rows_swiglu_##F##_##TOKENS, many_rows_swiglu, F, TOKENS)
-#define FORMAT(F) MANY(F, 64) MANY(F, 128) MANY(F, 256)
+#define FORMAT(F) MANY(F, 64) MANY(F, 128) MANY(F, 160) MANY(F, 256)
 FORMAT(Q4_0)
 FORMAT(Q4_1)
 FORMAT(Q5_0)
@@ -397,9 +536,10 @@ FORMAT(Q6_K)
 FORMAT(F16)
 FORMAT(BF16)
 
-#define MIXED(F, LAST)                                            \
+#define MIXED(F, LAST)                                              \
     INSTANCE(many_rows_##F##_##LAST##_64, many_rows, F, LAST, 64)   \
     INSTANCE(many_rows_##F##_##LAST##_128, many_rows, F, LAST, 128) \
+    INSTANCE(many_rows_##F##_##LAST##_160, many_rows, F, LAST, 160) \
     INSTANCE(many_rows_##F##_##LAST##_256, many_rows, F, LAST, 256)
 MIXED(Q4_K, Q6_K)
 MIXED(Q5_K, Q6_K)

@@ -12,6 +12,11 @@
 #define FOR_NVIDIA
 #define MAX_THREADS 128
 #include "prefill.h"
+#include "rounded.h"
+
+// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
+// if they are not.
+constant ushort NEXT_APART [[function_constant(3)]];
 
 constant constexpr int NUM_WARPS = MAX_THREADS / LANES;
 
@@ -393,12 +398,44 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
             const float sum = sum_of_lanes(sums[r][h], 4);
-            if (!own_rows[16 * r + 8 * h].exists) {
-                continue;
-            }
+            const bool exists = own_rows[16 * r + 8 * h].exists;
             const uint token = own_rows[16 * r + 8 * h].token;
             const uint head = own_rows[16 * r + 8 * h].head;
             const float inverse = goes_on ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f;
+            if (NEXT_APART > 0) {
+                // The lane has columns 2t and 2t + 1 of all eight. Where these are no word, it gives one to the lane that has
+                // the other column of its word. Then it has the same word of every eight, and those of four are side by side.
+                const uint distance = NEXT_APART / 2;
+                const bool is_second = (t & distance) != 0;
+                device uint4* eighths = (device uint4*)out + row_of_result(a, token, head) * (VALUE_DIM / 8) +
+                                        word_of_column(2 * t + (is_second ? 1 : 0), NEXT_APART);
+#pragma clang loop unroll(full)
+                for (int eighth = 0; eighth < PIECES / 4; ++eighth) {
+                    uint4 words;
+#pragma clang loop unroll(full)
+                    for (int unit = 0; unit < 4; ++unit) {
+                        // The eight columns that have half `eighth` % 2 of their step, and lane `unit`.
+                        const int of_step = NEXT_APART == 1 ? unit * 2 + eighth % 2 : eighth % 2 * 4 + unit;
+                        const int piece = eighth / 2 * 8 + of_step;
+                        const float scale = inverse * (1.0f / FIXED_FACTOR);
+                        float first = results[r][piece][2 * h] * scale;
+                        float second = results[r][piece][2 * h + 1] * scale;
+                        if (NEXT_APART > 1) {
+                            const float got = simd_shuffle_xor(is_second ? first : second, ushort(distance));
+                            first = is_second ? got : first;
+                            second = is_second ? second : got;
+                        }
+                        words[unit] = msl_halves(first, second);
+                    }
+                    if (exists && eighth * 32 < VALUE_DIM) {
+                        eighths[4 * eighth] = words;
+                    }
+                }
+                continue;
+            }
+            if (!exists) {
+                continue;
+            }
             if (goes_on && t == 0) {
                 device float* total = totals + 2 * row_of_result(a, token, head);
                 total[0] = maxima[r][h];

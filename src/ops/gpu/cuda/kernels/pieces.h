@@ -1,0 +1,374 @@
+// Weights in tiles, as `src/ops/gpu/tiles.rs` lays them out: what a lane has of a row, and what its weights are.
+//
+// A tile is eight rows by a piece of columns, 64 of dense formats and 128 of others. Lane 4 · g + t has of row g: of dense
+// formats sixteen neighbours from column 16 · t on, of others eight of each of four blocks of 32, from column 8 · t on. That
+// is what the instruction wants of a lane, so no weight is moved, and what a warp reads at a time are 512 bytes that lie
+// together.
+
+#include "formats.h"
+
+// A part of a piece that a format has not.
+struct NoPart {};
+
+template <typename T>
+constexpr uint bytes_of_part() {
+    return is_same_v<T, NoPart> ? 0 : sizeof(T);
+}
+
+// The parts of a piece: codes, in words of sixteen bytes; high bits; scales, those of a row for SHARING pieces of it
+// together; and the scales of these.
+template <typename F>
+struct Piece {
+    static constexpr constant uint COLUMNS = 128;
+    static constexpr constant int WORDS = is_same_v<typename F::Codes, uint4> ? 2 : 1;
+    static constexpr constant int HIGH_BITS =
+        is_same_v<F, Q6_K> ? 2 : is_same_v<typename F::Codes, FifthBits::Codes> ? 1 : 0;
+    static constexpr constant bool HAS_MINIMUM = F::HAS_MINIMUM;
+    typedef conditional_t<HIGH_BITS == 2, uint2, conditional_t<HIGH_BITS == 1, uint, NoPart>> High;
+    typedef conditional_t<HAS_MINIMUM, uint4, uint2> Scale;
+    typedef conditional_t<HIGH_BITS == 2, float, NoPart> SuperScale;
+    static constexpr constant uint SHARING = is_same_v<typename F::Scale, SuperBlock> ? 2 : 1;
+    uint4 words[WORDS];
+    High high;
+    Scale scale;
+    SuperScale super_scale;
+};
+
+struct DensePiece {
+    static constexpr constant uint COLUMNS = 64;
+    static constexpr constant int WORDS = 2;
+    static constexpr constant bool HAS_MINIMUM = false;
+    typedef NoPart High;
+    typedef NoPart Scale;
+    typedef NoPart SuperScale;
+    static constexpr constant uint SHARING = 1;
+    uint4 words[WORDS];
+    High high;
+    Scale scale;
+    SuperScale super_scale;
+};
+template <>
+struct Piece<F16> : DensePiece {};
+template <>
+struct Piece<BF16> : DensePiece {};
+
+// Groups of eight columns of a lane, and where group `i` of lane t begins.
+template <typename F>
+constexpr int num_eights() {
+    return Piece<F>::COLUMNS / 32;
+}
+template <typename F>
+inline uint column_of_eight(uint i, uint t) {
+    return Piece<F>::COLUMNS == 64 ? 16 * t + 8 * i : 32 * i + 8 * t;
+}
+
+// Where the parts of a lane are of the piece at `place`, the number of its tile in the matrix.
+template <typename F>
+inline device const uint4* words_at(device const uchar* base, uint place, uint lane) {
+    return (device const uint4*)base + ulong(place) * (Piece<F>::WORDS * LANES) + lane;
+}
+template <typename F>
+inline device const typename Piece<F>::High* high_bits_at(device const uchar* base, Planes planes, uint place, uint lane) {
+    return (device const typename Piece<F>::High*)(base + 16ul * planes.high) + ulong(place) * LANES + lane;
+}
+template <typename F>
+inline device const typename Piece<F>::Scale* scale_at(device const uchar* base, Planes planes, uint place, uint lane) {
+    return (device const typename Piece<F>::Scale*)(base + 16ul * planes.scales)
+        + ulong(place / Piece<F>::SHARING) * 8 + lane / 4;
+}
+template <typename F>
+inline device const typename Piece<F>::SuperScale* super_scale_at(
+    device const uchar* base, Planes planes, uint place, uint lane
+) {
+    return (device const typename Piece<F>::SuperScale*)(base + 16ul * planes.super_scales) + ulong(place / 2) * 8 + lane / 4;
+}
+
+inline void read_part(device const NoPart*, thread NoPart&) {}
+template <typename T>
+inline void read_part(device const T* from, thread T& part) {
+    part = *from;
+}
+inline void copy_part(threadgroup NoPart*, device const NoPart*) {}
+template <typename T>
+inline void copy_part(threadgroup T* to, device const T* from) {
+    msl_copy(to, from);
+}
+
+template <typename F>
+inline Piece<F> read_piece(device const uchar* base, Planes planes, uint place, uint lane) {
+    Piece<F> piece;
+    device const uint4* words = words_at<F>(base, place, lane);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < Piece<F>::WORDS; ++i) {
+        piece.words[i] = words[i * LANES];
+    }
+    read_part(high_bits_at<F>(base, planes, place, lane), piece.high);
+    read_part(scale_at<F>(base, planes, place, lane), piece.scale);
+    read_part(super_scale_at<F>(base, planes, place, lane), piece.super_scale);
+    return piece;
+}
+
+// Pieces on their way to threadgroup memory, where each thread has places of its own: what a thread has brought it can read
+// without a barrier.
+template <typename F, uint NUM_THREADS>
+struct Ring {
+    typedef Piece<F> P;
+    threadgroup char* memory;
+    uint num_places;
+    uint thread_index;
+    Ring(threadgroup char* memory, uint num_places, uint thread_index)
+        : memory(memory), num_places(num_places), thread_index(thread_index) {}
+
+    // Parts of one kind lie together.
+    uint high_at() const { return num_places * NUM_THREADS * P::WORDS * 16; }
+    uint scales_at() const { return high_at() + num_places * NUM_THREADS * bytes_of_part<typename P::High>(); }
+    uint super_scales_at() const { return scales_at() + num_places * NUM_THREADS * bytes_of_part<typename P::Scale>(); }
+    uint num_bytes() const {
+        return super_scales_at() + num_places * NUM_THREADS * bytes_of_part<typename P::SuperScale>();
+    }
+    template <typename T>
+    threadgroup T* part(uint begin, uint index) const {
+        return (threadgroup T*)(memory + begin) + index * NUM_THREADS + thread_index;
+    }
+    // To place `own`.
+    void bring(uint own, device const uchar* base, Planes planes, uint place, uint lane) const {
+        device const uint4* words = words_at<F>(base, place, lane);
+#pragma clang loop unroll(full)
+        for (int word = 0; word < P::WORDS; ++word) {
+            copy_part(part<uint4>(0, own * P::WORDS + word), words + word * LANES);
+        }
+        copy_part(part<typename P::High>(high_at(), own), high_bits_at<F>(base, planes, place, lane));
+        copy_part(part<typename P::Scale>(scales_at(), own), scale_at<F>(base, planes, place, lane));
+        copy_part(part<typename P::SuperScale>(super_scales_at(), own), super_scale_at<F>(base, planes, place, lane));
+    }
+    P take(uint own) const {
+        P piece;
+#pragma clang loop unroll(full)
+        for (int word = 0; word < P::WORDS; ++word) {
+            piece.words[word] = *part<uint4>(0, own * P::WORDS + word);
+        }
+        take_part(part<typename P::High>(high_at(), own), piece.high);
+        take_part(part<typename P::Scale>(scales_at(), own), piece.scale);
+        take_part(part<typename P::SuperScale>(super_scales_at(), own), piece.super_scale);
+        return piece;
+    }
+    static void take_part(threadgroup const NoPart*, thread NoPart&) {}
+    template <typename T>
+    static void take_part(threadgroup const T* from, thread T& part) {
+        part = *from;
+    }
+};
+
+// Eight weights become four words of two halves, their codes less the zero point, exactly. Which columns are a pair is what
+// is quickest for the format; the activations follow. Codes are masked into halves from 1024 on, where a step is 1, so that
+// the subtraction of 1024 and of the zero point is exact.
+enum class Pairs { NEIGHBOURS, FOUR_APART, TWO_APART };
+
+template <Pairs PAIRS>
+constexpr int apart() {
+    return PAIRS == Pairs::NEIGHBOURS ? 1 : PAIRS == Pairs::FOUR_APART ? 4 : 2;
+}
+// Which of eight columns is the first one of a word.
+template <Pairs PAIRS>
+constexpr int first_of_pair(int word) {
+    return PAIRS == Pairs::NEIGHBOURS ? 2 * word : PAIRS == Pairs::FOUR_APART ? word : word / 2 * 4 + word % 2;
+}
+
+constant constexpr uint FROM_1024 = 0x64006400u;
+
+// Byte `i` of a word.
+inline uint byte_of(uint word, int i) {
+    return word >> (8 * i) & 0xFFu;
+}
+
+inline uint high_bits_of(NoPart, int) {
+    return 0;
+}
+inline uint high_bits_of(uint high, int) {
+    return high;
+}
+inline uint high_bits_of(uint2 high, int eight) {
+    return high[eight / 2];
+}
+
+template <typename F>
+struct Decoder {
+    static constexpr constant Pairs PAIRS = Pairs::FOUR_APART;
+    static void codes(Piece<F> piece, int eight, thread uint (&words)[4]) {
+        constexpr int HIGH_BITS = Piece<F>::HIGH_BITS;
+        constexpr uint ZERO = uint(F::ZERO) * 0x00010001u;
+#pragma clang loop unroll(full)
+        for (int pair = 0; pair < 4; ++pair) {
+            const Masked nibbles = nibble_pair(piece.words[0][eight], pair);
+            uint both = FROM_1024;
+            if (HIGH_BITS > 0) {
+                // Of two bits, those of two eights are in a word.
+                const int index = HIGH_BITS == 1 ? 4 * eight + pair : 4 * (eight % 2) + pair;
+                const Masked upper = high_pair(high_bits_of(piece.high, eight), index, HIGH_BITS);
+                both = msl_with_bits(upper.moved, upper.mask, both);
+            }
+            both = msl_with_bits(nibbles.moved, nibbles.mask, both);
+            // Odd ones are 16 times as large: a sixteenth of them begins at 64.
+            words[pair] = pair % 2 == 0
+                ? msl_add_pairs(both, (FROM_1024 | 0x80008000u) + ZERO)
+                : msl_multiply_add_pairs(both, 0x2C002C00u, 0xD400D400u + 16 * ZERO);
+        }
+    }
+};
+
+template <>
+struct Decoder<Q8_0> {
+    static constexpr constant Pairs PAIRS = Pairs::TWO_APART;
+    static void codes(Piece<Q8_0> piece, int eight, thread uint (&words)[4]) {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 4; ++word) {
+            const uint four = piece.words[eight / 2][eight % 2 * 2 + word / 2];
+            const uint both = msl_with_bits(four >> (8 * (word % 2)), 0x00FF00FFu, FROM_1024);
+            words[word] = msl_add_pairs(both, (FROM_1024 | 0x80008000u) + 0x00800080u);
+        }
+    }
+};
+
+template <>
+struct Decoder<F16> {
+    static constexpr constant Pairs PAIRS = Pairs::NEIGHBOURS;
+    static void codes(Piece<F16> piece, int eight, thread uint (&words)[4]) {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 4; ++word) {
+            words[word] = piece.words[eight][word];
+        }
+    }
+};
+
+template <>
+struct Decoder<BF16> {
+    static constexpr constant Pairs PAIRS = Pairs::NEIGHBOURS;
+    static void codes(Piece<BF16> piece, int eight, thread uint (&words)[4]) {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 4; ++word) {
+            const uint pair = piece.words[eight][word];
+            words[word] = msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
+        }
+    }
+};
+
+// The same as floats, in the order of columns. Weights of dense formats are what they are in the file.
+template <typename F>
+inline void single_eight(Piece<F> piece, int eight, thread float (&values)[8]) {
+    constexpr Pairs PAIRS = Decoder<F>::PAIRS;
+    uint words[4];
+    if (is_same_v<F, BF16>) {
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 8; ++i) {
+            const uint pair = piece.words[eight][i / 2];
+            values[i] = as_type<float>(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+        }
+        return;
+    }
+    Decoder<F>::codes(piece, eight, words);
+#pragma clang loop unroll(full)
+    for (int word = 0; word < 4; ++word) {
+        const half2 pair = as_type<half2>(words[word]);
+        values[first_of_pair<PAIRS>(word)] = float(pair.x);
+        values[first_of_pair<PAIRS>(word) + apart<PAIRS>()] = float(pair.y);
+    }
+}
+
+// What a lane's codes of a row are multiplied with: `pair(i, t)` is the scale of eight `i` of lane t and the minimum, each
+// twice in halves, and `exact_pair` both as floats.
+struct NoScales {
+    template <typename F>
+    NoScales(Piece<F>, uint) {}
+    uint2 pair(int, uint) const { return uint2(0, 0); }
+    float2 exact_pair(int, uint) const { return float2(1.0f, 0.0f); }
+};
+
+// A scale for each block.
+struct FourScales : NoScales {
+    uint2 halves;
+    template <typename F>
+    FourScales(Piece<F> piece, uint place) : NoScales(piece, place), halves(piece.scale) {}
+    uint2 pair(int i, uint) const {
+        return uint2(i % 2 == 0 ? msl_low_twice(halves[i / 2]) : msl_high_twice(halves[i / 2]), 0);
+    }
+    float2 exact_pair(int i, uint) const {
+        return float2(float(as_type<half2>(i % 2 == 0 ? halves[i / 2] : halves[i / 2] >> 16).x), 0.0f);
+    }
+};
+
+// A scale and a minimum for each block.
+struct FourPairs : NoScales {
+    uint4 pairs;
+    template <typename F>
+    FourPairs(Piece<F> piece, uint place) : NoScales(piece, place), pairs(piece.scale) {}
+    uint2 pair(int i, uint) const { return uint2(msl_low_twice(pairs[i]), msl_high_twice(pairs[i])); }
+    float2 exact_pair(int i, uint) const {
+        const half2 pair = as_type<half2>(pairs[i]);
+        return float2(float(pair.x), float(pair.y));
+    }
+};
+
+// Those of the first four sub-blocks of a super-block, or of the last: six bits each, to be multiplied with the super-block's
+// own.
+struct SixBits : NoScales {
+    uint factors;
+    uint scales;
+    uint of_minima;
+    template <typename F>
+    SixBits(Piece<F> piece, uint place) : NoScales(piece, place), factors(piece.scale.x) {
+        const uint own = place % 2 == 0 ? piece.scale.y : piece.scale.z;
+        const uint high = place % 2 == 0 ? piece.scale.w : piece.scale.w >> 4;
+        scales = own & 0x3F3F3F3Fu;
+        of_minima = (own >> 6 & 0x03030303u) | (high & 0x0F0F0F0Fu) << 2;
+    }
+    uint2 pair(int i, uint) const {
+        const uint six = byte_of(scales, i) | byte_of(of_minima, i) << 16;
+        const uint both = msl_add_pairs(six | FROM_1024, FROM_1024 | 0x80008000u);
+        const uint product = msl_multiply_pairs(both, factors ^ 0x80000000u);
+        return uint2(msl_low_twice(product), msl_high_twice(product));
+    }
+    float2 exact_pair(int i, uint) const {
+        const half2 both = as_type<half2>(factors);
+        return float2(float(byte_of(scales, i)) * float(both.x), -float(byte_of(of_minima, i)) * float(both.y));
+    }
+};
+
+// A scale for sixteen columns, so that two lanes of four have one and the others another.
+struct EightScales : NoScales {
+    uint2 scales;
+    float super_scale;
+    template <typename F>
+    EightScales(Piece<F> piece, uint place)
+        : NoScales(piece, place), scales(piece.scale), super_scale(piece.super_scale) {}
+    float2 exact_pair(int i, uint t) const {
+        const uint own = scales[i / 2] >> (16 * (i % 2) + 8 * (t / 2));
+        return float2(float(int(own << 24) >> 24) * super_scale, 0.0f);
+    }
+    uint2 pair(int i, uint t) const {
+        const float scale = exact_pair(i, t).x;
+        return uint2(msl_halves(scale, scale), 0);
+    }
+};
+
+template <typename F>
+using ScalesOf = conditional_t<
+    Piece<F>::COLUMNS == 64,
+    NoScales,
+    conditional_t<
+        is_same_v<F, Q6_K>,
+        EightScales,
+        conditional_t<is_same_v<typename F::Scale, SuperBlock>, SixBits, conditional_t<F::HAS_MINIMUM, FourPairs, FourScales>>>>;
+
+// Eight weights of a piece, rounded to halves.
+template <typename F>
+inline void decode_eight(Piece<F> piece, ScalesOf<F> scales, int eight, uint t, thread uint (&words)[4]) {
+    Decoder<F>::codes(piece, eight, words);
+    if (!is_same_v<ScalesOf<F>, NoScales>) {
+        const uint2 pair = scales.pair(eight, t);
+#pragma clang loop unroll(full)
+        for (int word = 0; word < 4; ++word) {
+            words[word] = Piece<F>::HAS_MINIMUM ? msl_multiply_add_pairs(words[word], pair.x, pair.y)
+                                                : msl_multiply_pairs(words[word], pair.x);
+        }
+    }
+}

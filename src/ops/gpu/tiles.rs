@@ -1,0 +1,268 @@
+//! How weights lie in the memory of a GPU with tensor cores: the writer of what `cuda/kernels/pieces.h` reads.
+//!
+//! A tile is eight rows by a piece of columns, 64 of dense types and 128 of others; what does not exist of it is zeros.
+//! Lane 4 · g + t of 32 has of row g: of dense types sixteen neighbours from column 16 · t on, of others eight of each of
+//! four blocks of 32, from column 8 · t on. The tiles of eight rows lie one after the other in each plane:
+//!
+//! | plane | bytes | of each |
+//! |---|---|---|
+//! | codes | 16, twice for dense types and 8-bit codes | lane, after all lanes' first 16 bytes their second ones: nibbles in order, a word for each block, or bytes with 128 added, or weights as in the file |
+//! | high bits | 4 for 5-bit codes, 8 for 6-bit codes | lane: those of a block's first four codes in the lower half of a word, of the other four in the upper half |
+//! | scales | 8 or 16 | row of a tile: f16 scales of four blocks, or f16 scale and f16 minimum of each |
+//! | scales of `Q4_K`, `Q5_K` | 16 | row of two tiles: f16 scale, f16 minimum; per 32 weights a byte with the scale and, above it, the low two bits of the minimum; per 32 weights of either tile a byte with the high four bits of both minima |
+//! | scales of `Q6_K` | 8 | row of a tile: i8 for 16 columns each |
+//! | super-scales of `Q6_K` | 4 | row of two tiles: f32 |
+
+use super::layout::unpack_block;
+use crate::weights::DType;
+
+/// Rows of a tile.
+pub(super) const TILE_ROWS: usize = 8;
+
+const LANES: usize = 32;
+
+/// What lanes have of a type.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    /// Columns of a tile.
+    columns: usize,
+    /// Times sixteen bytes of codes that a lane has.
+    words: usize,
+    /// Bytes of a lane's high bits.
+    high: usize,
+    /// Bytes of a row's scales, and how many tiles these are for.
+    scales: (usize, usize),
+    /// Bytes of a row's super-scale, for two tiles.
+    super_scales: usize,
+}
+
+impl Piece {
+    fn of(dtype: DType) -> Self {
+        let piece = |words, high, scales| Self { columns: 128, words, high, scales, super_scales: 0 };
+        match dtype {
+            // In single precision there are no tiles.
+            DType::F32 | DType::F16 | DType::BF16 => Self { columns: 64, ..piece(2, 0, (0, 1)) },
+            DType::Q4_0 => piece(1, 0, (8, 1)),
+            DType::Q4_1 => piece(1, 0, (16, 1)),
+            DType::Q5_0 => piece(1, 4, (8, 1)),
+            DType::Q5_1 => piece(1, 4, (16, 1)),
+            DType::Q8_0 => piece(2, 0, (8, 1)),
+            DType::Q4K => piece(1, 0, (16, 2)),
+            DType::Q5K => piece(1, 4, (16, 2)),
+            DType::Q6K => Self { super_scales: 4, ..piece(1, 8, (8, 1)) },
+        }
+    }
+}
+
+/// Columns of a tile.
+pub(super) fn tile_columns(dtype: DType) -> usize {
+    Piece::of(dtype).columns
+}
+
+/// What the lanes of a kernel bring.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lanes {
+    /// Columns of a tile.
+    pub(super) columns: usize,
+    /// Bytes that a lane brings of a row of a tile: of codes, high bits, scales and super-scales.
+    pub(super) bytes: usize,
+}
+
+impl Lanes {
+    /// For matrices of `format`, and of `last` if a kernel has another one too: the larger of both.
+    pub(super) fn of(format: DType, last: Option<DType>) -> Self {
+        let one = |dtype: DType| {
+            let Piece { columns, words, high, scales: (scales, _), super_scales } = Piece::of(dtype);
+            Self { columns, bytes: 16 * words + high + scales + super_scales }
+        };
+        let (first, last) = (one(format), one(last.unwrap_or(format)));
+        Self { bytes: first.bytes.max(last.bytes), ..first }
+    }
+}
+
+/// Bytes of eight rows in each plane.
+pub(super) fn row_of_tiles_bytes(dtype: DType, cols: usize) -> [usize; 4] {
+    let Piece { columns, words, high, scales: (scales, sharing), super_scales } = Piece::of(dtype);
+    let num_tiles = cols.div_ceil(columns);
+    [
+        num_tiles * LANES * 16 * words,
+        num_tiles * LANES * high,
+        num_tiles.div_ceil(sharing) * TILE_ROWS * scales,
+        num_tiles.div_ceil(2) * TILE_ROWS * super_scales,
+    ]
+}
+
+/// Packs whole rows of a file, from the first one of a tile on, to their parts of the planes.
+pub(super) fn pack(dtype: DType, cols: usize, source: &[u8], planes: &mut [&mut [u8]; 4]) {
+    let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
+    let are_whole =
+        cols.is_multiple_of(tile_columns(dtype)) && source.len().is_multiple_of(TILE_ROWS * row_bytes);
+    for (index, plane) in planes.iter_mut().enumerate() {
+        // High bits come one by one.
+        if !are_whole || index == 1 {
+            plane.fill(0);
+        }
+    }
+    let of_tiles = row_of_tiles_bytes(dtype, cols);
+    for (index, row) in source.chunks_exact(row_bytes).enumerate() {
+        let [codes, high, scales, super_scales] = planes;
+        let of_row = [codes, high, scales, super_scales]
+            .into_iter()
+            .zip(of_tiles)
+            .map(|(plane, bytes)| &mut plane[index / TILE_ROWS * bytes..][..bytes]);
+        let mut of_row = of_row.collect::<Vec<_>>();
+        let g = index % TILE_ROWS;
+        if dtype.block_len() == 1 {
+            pack_dense(row, g, of_row[0]);
+        } else {
+            pack_row(dtype, row, g, &mut of_row);
+        }
+    }
+}
+
+/// Row `g` of tiles of a type of two bytes.
+fn pack_dense(row: &[u8], g: usize, codes: &mut [u8]) {
+    for (index, part) in row.chunks(16).enumerate() {
+        // Eight weights: of a tile, a lane has two such parts that lie side by side in the file.
+        let (tile, t, word) = (index / 8, index / 2 % 4, index % 2);
+        let begin = ((2 * tile + word) * LANES + 4 * g + t) * 16;
+        codes[begin..][..part.len()].copy_from_slice(part);
+    }
+}
+
+/// Row `g` of tiles, block by block of the file.
+fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
+    let piece = Piece::of(dtype);
+    let block_len = dtype.block_len();
+    let mut values = [0_u8; 256];
+    // Of 32 weights some, and all of 256.
+    let mut scales = [0_u8; 16];
+    let mut super_scale = [0_u8; 2];
+    let file_scales = match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => 2,
+        DType::Q4_1 | DType::Q5_1 => 4,
+        _ => 16,
+    };
+    let file_super_scales = if dtype == DType::Q6K { 2 } else { 0 };
+    for (index, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
+        scales.fill(0);
+        unpack_block(
+            dtype,
+            block,
+            &mut values[..block_len],
+            &mut scales[..file_scales],
+            &mut super_scale[..file_super_scales],
+        );
+        let (bytes, sharing) = piece.scales;
+        if block_len == 32 {
+            let begin = (index / 4 * TILE_ROWS + g) * bytes + index % 4 * file_scales;
+            planes[2][begin..][..file_scales].copy_from_slice(&scales[..file_scales]);
+        } else {
+            if sharing == 2 {
+                scales = six_bits(&scales);
+            }
+            for (part, scales) in scales.chunks_exact(bytes).enumerate() {
+                let begin = ((2 / sharing * index + part) * TILE_ROWS + g) * bytes;
+                planes[2][begin..][..bytes].copy_from_slice(scales);
+            }
+        }
+        if dtype == DType::Q6K {
+            let exact = half::f16::from_le_bytes(super_scale).to_f32();
+            planes[3][(index * TILE_ROWS + g) * 4..][..4].copy_from_slice(&exact.to_le_bytes());
+        }
+        for (eight, codes) in values[..block_len].chunks_exact(8).enumerate() {
+            let column = index * block_len + 8 * eight;
+            let (tile, of_tile) = (column / 128, column / 32 % 4);
+            let lane = tile * LANES + 4 * g + eight % 4;
+            if dtype == DType::Q8_0 {
+                let begin = ((2 * tile + of_tile / 2) * LANES + 4 * g + eight % 4) * 16 + of_tile % 2 * 8;
+                planes[0][begin..][..8].copy_from_slice(codes);
+                continue;
+            }
+            let nibbles = codes.iter().rev().fold(0_u32, |word, code| word << 4 | u32::from(code & 15));
+            planes[0][lane * 16 + of_tile * 4..][..4].copy_from_slice(&nibbles.to_le_bytes());
+            if piece.high > 0 {
+                pack_high(codes, of_tile, &mut planes[1][lane * piece.high..][..piece.high]);
+            }
+        }
+    }
+}
+
+/// The scales of a super-block in the order that takes the fewest instructions, from that of [`super::layout`].
+fn six_bits(scales: &[u8; 16]) -> [u8; 16] {
+    let mut packed = [0; 16];
+    packed[..4].copy_from_slice(&scales[..4]);
+    for index in 0..8 {
+        let (low, high) = (scales[4 + index], scales[12 + index / 2] >> (4 * (index % 2)));
+        let (scale, minimum) = (low & 15 | (high & 3) << 4, low >> 4 | (high >> 2 & 3) << 4);
+        packed[4 + index] = scale | (minimum & 3) << 6;
+        packed[12 + index % 4] |= (minimum >> 2) << (4 * (index / 4));
+    }
+    packed
+}
+
+/// The high bits of eight codes of block `of_tile`, to those of their lane: one bit each in four bytes, two in eight.
+fn pack_high(codes: &[u8], of_tile: usize, lane: &mut [u8]) {
+    let bits = lane.len() / 4;
+    let blocks_of_a_word = 4 / bits;
+    let word = &mut lane[of_tile / blocks_of_a_word * 4..][..4];
+    let mut high = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    for (index, code) in codes.iter().enumerate() {
+        let place = of_tile % blocks_of_a_word * 4 + index % 4;
+        high |= u32::from(code >> 4) << (place * bits + index / 4 * 16);
+    }
+    word.copy_from_slice(&high.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::{Layout, Order};
+    use super::*;
+    use crate::ops::cpu::pool::ThreadPool;
+
+    #[test]
+    fn whole_tiles_have_little_more_than_the_files_bytes() {
+        for dtype in DType::ALL {
+            let layout = Layout::new(Order::Tiles, dtype, 8, 256);
+            let in_file = 8 * 256 / dtype.block_len() * dtype.block_bytes();
+            let extra = if dtype == DType::Q6K { 8 * 2 } else { 0 };
+            assert_eq!(layout.num_bytes(), in_file + extra, "{dtype}");
+            let stack = Layout::of_stack(Order::Tiles, dtype, 3, 32, 5);
+            let one = Layout::new(Order::Tiles, dtype, 3, 32);
+            assert_eq!(stack.num_bytes(), 5 * one.num_bytes(), "{dtype}");
+        }
+    }
+
+    /// A block of `Q8_0` in a row and tile with others: where its first code, its last and its scale are.
+    #[test]
+    fn each_lane_has_eight_columns_of_each_block() {
+        let (rows, cols) = (10, 160);
+        let layout = Layout::new(Order::Tiles, DType::Q8_0, rows, cols);
+        let mut source = vec![0x80_u8; rows * cols / 32 * 34];
+        // Row 9, columns 128 to 159, which are the first block of the second tile.
+        let block = &mut source[(9 * 5 + 4) * 34..][..34];
+        block[..2].copy_from_slice(&[1, 2]);
+        (block[2], block[33]) = (7 ^ 0x80, 9 ^ 0x80);
+        let mut target = vec![0xEE; layout.num_bytes()];
+        layout.pack(&source, &mut target, &ThreadPool::new(2));
+        let nonzero: Vec<(usize, u8)> =
+            target.iter().copied().enumerate().filter(|(_, byte)| ![0, 0x80].contains(byte)).collect();
+        // The second row of tiles has two; in the second of them lanes 4 to 7 are row 9's.
+        let tile = 3 * 2 * LANES * 16;
+        let scales = 16 * layout.planes().scales() + (3 * TILE_ROWS + 1) * 8;
+        assert_eq!(nonzero, [(tile + 4 * 16, 7), (tile + 7 * 16 + 7, 9), (scales, 1), (scales + 1, 2)]);
+    }
+
+    #[test]
+    fn high_bits_are_where_pairs_of_codes_are_looked_for() {
+        let mut lane = [0; 4];
+        // Codes 0 and 4 of block 2 are a pair: bit 8 of each half.
+        pack_high(&[16, 0, 0, 0, 16, 0, 0, 0], 2, &mut lane);
+        assert_eq!(u32::from_le_bytes(lane), 1 << 8 | 1 << 24);
+        let mut lane = [0; 8];
+        // Codes 3 and 7 of block 3, two bits each: the last of the second word.
+        pack_high(&[0, 0, 0, 48, 0, 0, 0, 16], 3, &mut lane);
+        assert_eq!(lane[..4], [0; 4]);
+        assert_eq!(u32::from_le_bytes(*lane.last_chunk().unwrap()), 3 << 14 | 1 << 30);
+    }
+}

@@ -1,0 +1,223 @@
+//! Products of many rows: that no bit depends on the size of tiles, nor on which kernel rounds the activations.
+
+use std::sync::Arc;
+
+use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
+use tinyvllm::ops::{
+    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
+    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, StepInputs, Vector, linear_residual, norm_linear,
+    norm_swiglu_for, paged_attention_for,
+};
+use tinyvllm::self_test::one_layer;
+use tinyvllm::weights::DType;
+
+use crate::emulator::{Emulator, Variant};
+
+/// More than are few.
+const NUM_ROWS: usize = 70;
+
+/// So many rows, which on so many cores are tiles of 160 rows: seven tiles, one for each core.
+const MORE_ROWS: usize = 520;
+const MORE_CORES: usize = 7;
+
+pub(crate) fn is_of_a_size_for_more_cores(kernel: &str) -> bool {
+    kernel.starts_with("many_rows_") && kernel.ends_with("_160")
+}
+
+fn gpu(num_cores: Option<usize>) -> Option<Arc<Emulator>> {
+    let gpu = Emulator::new(Variant::Fast)?.with_class(ChipClass::Nvidia);
+    Some(Arc::new(match num_cores {
+        Some(num_cores) => gpu.with_num_cores(num_cores),
+        None => gpu,
+    }))
+}
+
+fn noise(seed: u32, len: usize) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// Bits of which neither weights nor scales are anything but small numbers.
+fn matrix(context: &Context, dtype: DType, rows: usize, cols: usize, seed: u32) -> Matrix {
+    let len = rows * cols / dtype.block_len() * dtype.block_bytes();
+    let bytes: Vec<u8> =
+        noise(seed, len).into_iter().map(|value| ((value + 1.0) * 127.0) as u8 & 0x2f).collect();
+    Matrix::from_bytes(context, dtype, &bytes, rows, cols).unwrap()
+}
+
+fn linear(context: &Context, dtype: DType, rows: usize, cols: usize, seed: u32) -> Linear {
+    Linear { weight: matrix(context, dtype, rows, cols, seed), bias: None }
+}
+
+fn buffer(context: &Context, seed: u32, num_rows: usize, width: usize) -> Buffer {
+    let mut buffer = Buffer::new(context, num_rows, width).unwrap();
+    buffer.write(num_rows, |values| values.copy_from_slice(&noise(seed, num_rows * width))).unwrap();
+    buffer
+}
+
+fn norm(context: &Context, width: usize) -> RmsNorm {
+    RmsNorm { weight: Vector::new(context, noise(7, width)).unwrap(), eps: 1e-5 }
+}
+
+fn bits(buffer: &Buffer, num_rows: usize) -> Vec<u32> {
+    buffer.read(num_rows, |values| values.iter().map(|value| value.to_bits()).collect()).unwrap()
+}
+
+/// A feed-forward network whose inside may be rounded by the kernel that computes it, and whether it was.
+fn network(context: &Context, dtype: DType, num_rows: usize, may_round: bool) -> (Vec<u32>, bool) {
+    // Of no whole steps where the format allows it.
+    let (hidden, inside) = match dtype.block_len() {
+        1 => (48, 80),
+        32 => (96, 160),
+        len => (len, len),
+    };
+    let mut scratch = LinearScratch::new(context, num_rows, hidden.max(inside)).unwrap();
+    let [gate, up] = [1, 2].map(|seed| matrix(context, dtype, inside, hidden, seed));
+    let down = linear(context, dtype, hidden, inside, 3);
+    let mut x = buffer(context, 4, num_rows, hidden);
+    let mut out = Buffer::new(context, num_rows, inside).unwrap();
+    let norm = norm(context, hidden);
+    let next = may_round.then_some(&down);
+    let inside =
+        norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, next, &mut out).unwrap();
+    let is_rounded = inside.is_rounded();
+    linear_residual(context, &mut scratch, num_rows, inside, &down, &mut x).unwrap();
+    (bits(&x, num_rows), is_rounded)
+}
+
+#[test]
+fn a_networks_inside_has_the_same_bits_whoever_rounds_it() {
+    let Some(gpu) = gpu(None) else { return };
+    let context = Context::gpu(gpu);
+    for dtype in DType::ALL {
+        let (plain, is_rounded) = network(&context, dtype, NUM_ROWS, false);
+        assert!(!is_rounded);
+        assert!(plain.iter().any(|bits| *bits != plain[0]));
+        let (rounded, is_rounded) = network(&context, dtype, NUM_ROWS, true);
+        assert_eq!(is_rounded, dtype != DType::F32, "{dtype}");
+        assert!(plain == rounded, "{dtype}");
+        let (_, is_rounded) = network(&context, dtype, 64, true);
+        assert!(!is_rounded, "{dtype}: few rows");
+    }
+}
+
+/// Attention of prompts and the product behind it, and whether the results of the former were rounded by its kernel.
+fn attention(
+    context: &Context,
+    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    lens: &[usize],
+    dtype: DType,
+    may_round: bool,
+) -> (Vec<u32>, bool) {
+    const BLOCK_SIZE: usize = 16;
+    let num_tokens: usize = lens.iter().sum();
+    let width = num_heads * head_dim;
+    let limits = AttentionLimits {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        value_dim: head_dim,
+        scale: 0.1,
+        sliding_window: None,
+        max_model_len: num_tokens,
+        max_num_tokens: num_tokens,
+        max_num_rows: lens.len(),
+    };
+    let config = one_layer(num_heads, num_kv_heads, head_dim);
+    let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
+    metadata.clear();
+    let mut num_blocks = 0;
+    for &len in lens {
+        metadata.slot_mapping.extend((0..len).map(|at| num_blocks * BLOCK_SIZE + at));
+        metadata.query_start_loc.push(metadata.slot_mapping.len());
+        metadata.seq_lens.push(len);
+        metadata.block_tables.extend((0..len.div_ceil(BLOCK_SIZE)).map(|block| (num_blocks + block) as u32));
+        num_blocks += len.div_ceil(BLOCK_SIZE);
+        metadata.block_table_starts.push(metadata.block_tables.len());
+    }
+    let cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let mut scratch = AttentionScratch::new(context, limits).unwrap();
+    let qkv = buffer(context, 5, num_tokens, width + 2 * num_kv_heads * head_dim);
+    let mut out = Buffer::new(context, num_tokens, width).unwrap();
+    let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();
+    let ids = vec![0; num_tokens];
+    let step = inputs.upload(context, StepInputs::new(&ids, &ids, &[], &metadata), &cache).unwrap();
+    let output = linear(context, dtype, 32, width, 3);
+    let next = may_round.then_some(&output);
+    let heads = paged_attention_for(context, &mut scratch, &qkv, &cache, 0, &step, next, &mut out).unwrap();
+    let is_rounded = heads.is_rounded();
+    let mut x = buffer(context, 6, num_tokens, 32);
+    let mut scratch = LinearScratch::new(context, num_tokens, width).unwrap();
+    linear_residual(context, &mut scratch, num_tokens, heads, &output, &mut x).unwrap();
+    (bits(&x, num_tokens), is_rounded)
+}
+
+#[test]
+fn results_of_attention_have_the_same_bits_whoever_rounds_them() {
+    let Some(gpu) = gpu(None) else { return };
+    let context = Context::gpu(gpu);
+    for (shape, dtype) in [
+        ((4, 2, 64), DType::BF16),
+        ((4, 1, 64), DType::Q4_0),
+        ((2, 1, 64), DType::Q8_0),
+        ((3, 1, 128), DType::F16),
+        ((2, 1, 128), DType::Q6K),
+        ((2, 2, 128), DType::Q8_0),
+        ((1, 1, 256), DType::Q4K),
+    ] {
+        for (lens, rounds) in
+            [(&[NUM_ROWS][..], true), (&[20, 51], true), (&[NUM_ROWS, 1], false), (&[64], false)]
+        {
+            let (plain, is_rounded) = attention(&context, shape, lens, dtype, false);
+            assert!(!is_rounded);
+            let (rounded, is_rounded) = attention(&context, shape, lens, dtype, true);
+            assert_eq!(is_rounded, rounds, "{shape:?} {lens:?}");
+            assert!(plain == rounded, "{shape:?} {lens:?} {dtype}");
+        }
+    }
+    // Heads of which lanes have no whole words.
+    assert!(!attention(&context, (4, 2, 32), &[NUM_ROWS], DType::BF16, true).1);
+}
+
+/// All products of many rows with weights of a format.
+fn products(context: &Context, formats: [DType; 2], num_rows: usize) -> Vec<u32> {
+    let cols = if formats[0].block_len() == 1 { 48 } else { formats[0].block_len() };
+    let mut scratch = LinearScratch::new(context, num_rows, cols).unwrap();
+    let norm = norm(context, cols);
+    let x = buffer(context, 4, num_rows, cols);
+    let [first, last] = formats;
+    let linears = [linear(context, first, 30, cols, 1), linear(context, first, 8, cols, 2)];
+    let third = linear(context, last, 17, cols, 3);
+    let mut out = Buffer::new(context, num_rows, 55).unwrap();
+    let linears = [&linears[0], &linears[1], &third];
+    norm_linear(context, &mut scratch, num_rows, &x, &norm, linears, &mut out).unwrap();
+    let mut all = bits(&out, num_rows);
+    if first == last {
+        let [gate, up] = [5, 6].map(|seed| matrix(context, first, 58, cols, seed));
+        let mut out = Buffer::new(context, num_rows, 58).unwrap();
+        norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out).unwrap();
+        all.extend(bits(&out, num_rows));
+    }
+    all
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_tiles_of_every_size() {
+    let (Some(gpu), Some(larger)) = (gpu(None), gpu(Some(MORE_CORES))) else { return };
+    let same = DType::ALL.into_iter().filter(|dtype| *dtype != DType::F32).map(|dtype| [dtype; 2]);
+    let mixed = [[DType::Q4K, DType::Q6K], [DType::Q5K, DType::Q6K]];
+    for formats in same.chain(mixed) {
+        let [few_cores, more_cores] =
+            [&gpu, &larger].map(|gpu| products(&Context::gpu(gpu.clone()), formats, MORE_ROWS));
+        assert!(few_cores == more_cores, "{formats:?}");
+    }
+    let run = larger.num_dispatches();
+    let kernels = CUDA_LIBRARIES.iter().flat_map(|library| larger.kernels(library).unwrap());
+    let missing: Vec<_> =
+        kernels.filter(|kernel| is_of_a_size_for_more_cores(kernel) && !run.contains_key(kernel)).collect();
+    assert!(missing.is_empty(), "kernels that are not reached: {missing:?}");
+}
