@@ -72,6 +72,13 @@ def check_anthropic(anthropic, url, key, model):
     stopped = client.messages.create(stop_sequences=[text.text[2:5]], **asked)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text.text[2:5]), stopped
 
+    # The answer goes on with a last turn of the assistant.
+    begun = [*messages, {"role": "assistant", "content": text.text[:2]}]
+    rest = client.messages.create(**{**asked, "messages": begun})
+    with client.messages.stream(**{**asked, "messages": begun}) as stream:
+        parts = list(stream.text_stream)
+    assert rest.content[0].text == "".join(parts) and rest.content[0].text != text.text, (parts, rest)
+
     # A tool is called, whole and streamed, and its result goes back with what came.
     tool = {"name": "weather", "description": "Tells it", "input_schema": Weather.model_json_schema()}
     asked = dict(model=model, max_tokens=120, tools=[tool], **greedy)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import openai
 import pydantic
+from check_clients import expect
 
 
 class Paint(pydantic.BaseModel):
@@ -118,15 +119,6 @@ def check_responses(client, model):
     assert bad.param == "tools[0].type", bad
 
 
-def expect(error, call):
-    """The call must raise exactly this."""
-    try:
-        call()
-    except error as found:
-        return found
-    raise AssertionError(f"no {error.__name__}")
-
-
 def main(url, key="none"):
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
     model = client.models.list().data[0].id
@@ -200,12 +192,20 @@ def check_retries(url):
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     asked = dict(model=model, prompt="Once", extra_body={"ignore_eos": True})
-    stream = client.completions.create(max_tokens=400, stream=True, **asked)
-    next(iter(stream))
+
+    def occupy():
+        """Takes the only place for a while."""
+        stream = client.completions.create(max_tokens=800, stream=True, **asked)
+        next(iter(stream))
+        reader = threading.Thread(target=lambda: collections.deque(stream, maxlen=0))
+        reader.start()
+        return reader
+
+    reader = occupy()
     busy = expect(openai.RateLimitError, lambda: client.completions.create(max_tokens=1, **asked))
     assert busy.code == "rate_limit_exceeded" and int(busy.response.headers["retry-after"]) >= 1, busy
-    reader = threading.Thread(target=lambda: collections.deque(stream, maxlen=0))
-    reader.start()
+    reader.join()
+    reader = occupy()
     served = client.with_options(max_retries=30).completions.with_raw_response.create(max_tokens=1, **asked)
     assert served.retries_taken >= 1 and served.parse().choices[0].finish_reason == "length", served
     reader.join()

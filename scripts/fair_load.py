@@ -5,12 +5,19 @@
     python scripts/fair_load.py http://127.0.0.1:8000
 
 The load comes from 127.0.0.1, the other client from 127.0.0.2, so the server must run on this Linux machine and
-without API keys. Needs Python 3.10 and nothing else.
+without API keys. Needs Python 3.10 and nothing else. The load is a process of its own, so that its work is not in the
+other client's times; it takes a processor from the server unless each has its own:
+
+    taskset -c 0 tinyvllm serve --threads 1 &
+    taskset -c 1 python scripts/fair_load.py --nice http://127.0.0.1:8000
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
+import socket
 import statistics
 import time
 import urllib.parse
@@ -19,16 +26,14 @@ LOAD, OTHER = "127.0.0.1", "127.0.0.2"
 TEXT = "Once upon a time there was a small cache that kept what it was given. "
 
 
-async def ask(url, address, path, body=None):
-    """Status and body of one request on a connection of its own."""
-    reader, writer = await asyncio.open_connection(url.hostname, url.port, local_addr=(address, 0))
+def request_bytes(path, body=None):
     data = b"" if body is None else json.dumps(body).encode()
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-    try:
-        answer = await reader.read(-1)
-    finally:
-        writer.close()
+    return f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def parsed(answer):
+    """Status and body."""
     head, _, answer = answer.partition(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), answer
 
@@ -44,7 +49,12 @@ class Load:
         self.url, self.num_tokens, self.num_refused = url, 0, 0
 
     async def send(self, request):
-        status, answer = await ask(self.url, LOAD, "/v1/completions", request)
+        reader, writer = await asyncio.open_connection(self.url.hostname, self.url.port, local_addr=(LOAD, 0))
+        writer.write(request_bytes("/v1/completions", request))
+        try:
+            status, answer = parsed(await reader.read(-1))
+        finally:
+            writer.close()
         if status == 200:
             self.num_tokens += json.loads(answer)["usage"]["total_tokens"]
         else:
@@ -73,53 +83,80 @@ def loads(seconds):
     }
 
 
-async def timed(url, number):
-    """Milliseconds of a short request of the other client, and of a look at its health; none where refused."""
+def run_load(args, name, sender):
+    """Sends a load, in a process of its own, and tells what came of it."""
+    if args.nice:
+        os.nice(19)
+    load = Load(args.url)
     start = time.monotonic()
-    status, _ = await ask(url, OTHER, "/v1/completions", body(f"Other {number}", 16))
-    took = (time.monotonic() - start) * 1e3
-    start = time.monotonic()
-    await ask(url, OTHER, "/health")
-    return (took if status == 200 else None), (time.monotonic() - start) * 1e3
+    asyncio.run(loads(args.seconds)[name](load))
+    sender.send((time.monotonic() - start, load.num_tokens, load.num_refused))
 
 
-async def main():
+def ask(url, path, request=None):
+    """The other client: milliseconds until the answer was there, its status and body."""
+    start = time.monotonic()
+    with socket.create_connection((url.hostname, url.port), source_address=(OTHER, 0)) as stream:
+        stream.sendall(request_bytes(path, request))
+        answer = b"".join(iter(lambda: stream.recv(1 << 16), b""))
+    return (time.monotonic() - start) * 1e3, *parsed(answer)
+
+
+def timed(url, number):
+    """Milliseconds of a short request, those of it in the engine, and of a look at health; none where refused."""
+    took, status, answer = ask(url, "/v1/completions", body(f"Other {number}", 16))
+    if status != 200:
+        return None, None, ask(url, "/health")[0]
+    timings = json.loads(answer)["timings"]
+    inside = sum(timings[part] for part in ("queue_ms", "prefill_ms", "decode_ms"))
+    return took, inside, ask(url, "/health")[0]
+
+
+def full_step(url, number):
+    """Milliseconds of a step of 512 tokens, the most of one unless the server was told otherwise."""
+    ids = [20 + (number + index) % 200 for index in range(512)]
+    return json.loads(ask(url, "/v1/completions", body(ids, 1))[2])["timings"]["prefill_ms"]
+
+
+def shown(times):
+    return " ".join("refused" if time is None else f"{time:.1f}" for time in times) or "-"
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", type=urllib.parse.urlsplit)
     parser.add_argument("--probes", type=int, default=5, help="requests of the other client beside each load")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds before each of them")
     parser.add_argument("--seconds", type=float, default=10, help="how long the 320 connections go on")
     parser.add_argument("--only", help="the load whose name begins so")
+    parser.add_argument("--nice", action="store_true", help="the load gives way to the other client's clock")
     args = parser.parse_args()
-    number = 0
-    alone = []
-    for _ in range(7):
-        number += 1
-        alone.append((await timed(args.url, number))[0])
-    print(f"alone: {statistics.median(alone):.0f} ms")
-    for name, send in loads(args.seconds).items():
+    numbers = iter(range(1_000_000))
+    alone = [timed(args.url, next(numbers)) for _ in range(15)]
+    alone, inside = (statistics.median(times) for times in list(zip(*alone))[:2])
+    step = statistics.median(full_step(args.url, next(numbers)) for _ in range(3))
+    print(f"alone: {alone:.1f} ms, {inside:.1f} in the engine; a step of 512 tokens: {step:.1f} ms")
+    for name in loads(args.seconds):
         if args.only and not name.startswith(args.only):
             continue
-        load = Load(args.url)
-        start = time.monotonic()
-        running = asyncio.create_task(send(load))
-        waits, health = [], []
-        while len(waits) < args.probes:
-            await asyncio.sleep(args.pause)
-            if running.done():
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        load = multiprocessing.Process(target=run_load, args=(args, name, sender))
+        load.start()
+        found = []
+        while len(found) < args.probes:
+            if receiver.poll(args.pause):
                 break
-            number += 1
-            wait, look = await timed(args.url, number)
-            waits.append(wait)
-            health.append(look)
-        await running
-        took = time.monotonic() - start
-        shown = " ".join("refused" if wait is None else f"{wait:.0f}" for wait in waits)
+            found.append(timed(args.url, next(numbers)))
+        took, num_tokens, num_refused = receiver.recv()
+        load.join()
+        waits, inside, health = zip(*found) if found else ((), (), ())
         print(
-            f"{name}: the other waited {shown or '-'} ms; /health at most {max(health, default=0):.0f} ms; "
-            f"load {took:.1f} s, {load.num_tokens / took:.0f} tokens/s, {load.num_refused} refused",
+            f"{name}: the other waited {shown(waits)} ms, in the engine {shown(inside)}; /health at most "
+            f"{max(health, default=0):.0f} ms; load {took:.1f} s, {num_tokens / took:.0f} tokens/s, "
+            f"{num_refused} refused",
             flush=True,
         )
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    main()

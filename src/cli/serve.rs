@@ -105,7 +105,8 @@ struct ServerArgs {
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
-    /// Requests that may wait, beside those that run; further ones get 429, but those of clients with few
+    /// Answers that may wait, beside those that run, each of `n` and of a list of prompts for itself; further
+    /// requests get 429, but those of clients with few
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
     /// Connections at once; on further ones only /health and /metrics are answered

@@ -150,10 +150,10 @@ impl EngineThread {
             }
             self.give_up_unread();
             let events = self.core.step();
-            // Before the events, so that whoever has one finds it in the totals.
+            // Before the events, so that whoever has one finds it in the totals and among the batches.
             self.board.publish(self.core.stats());
-            self.deliver(events);
             self.tell_of_cache();
+            self.deliver(events);
             if let Some(error) = self.core.lost_device() {
                 return Err(format!("the device is lost: {error}"));
             }

@@ -69,6 +69,8 @@ struct Client {
     /// Sequences that run, and the forks that will start beside them.
     num_seats: usize,
     counter: u64,
+    /// What the counter was lifted by since the client was last given seats.
+    lifted: u64,
     round: u64,
 }
 
@@ -158,7 +160,9 @@ impl FairQueue {
     }
 
     pub(super) fn take_seats(&mut self, id: ClientId, num_seats: usize) {
-        self.clients.entry(id).or_default().num_seats += num_seats;
+        let client = self.clients.entry(id).or_default();
+        client.num_seats += num_seats;
+        client.lifted = 0;
     }
 
     pub(super) fn leave_seats(&mut self, id: ClientId, num_seats: usize) {
@@ -172,6 +176,14 @@ impl FairQueue {
         if let Some(client) = self.clients.get_mut(&id) {
             client.counter += cost / u64::from(client.weight.0);
             client.round += cost / u64::from(client.weight.0);
+        }
+    }
+
+    /// The client waits again for what it had: it has the claim that it had before, up to `most`. Without it, a client
+    /// whose sequence is preempted again and again would wait as long as if it had just come each time.
+    pub(super) fn restore_claim(&mut self, id: ClientId, most: u64) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.counter -= std::mem::take(&mut client.lifted).min(most);
         }
     }
 
@@ -203,6 +215,7 @@ impl FairQueue {
         self.start = start.unwrap_or(self.start).max(self.start);
         for (id, client) in &mut self.clients {
             if client.waiting.is_empty() && !is_short(*id) && client.is_active() {
+                client.lifted += self.start.saturating_sub(client.counter);
                 client.counter = client.counter.max(self.start);
             }
         }
@@ -285,6 +298,30 @@ mod tests {
         queue.charge(A, OUTPUT_TOKEN);
         queue.settle(|id| id == B);
         assert_eq!(queue.counter(B) + OUTPUT_TOKEN, queue.counter(A));
+    }
+
+    #[test]
+    fn who_loses_its_seat_has_its_claim_back() {
+        let mut queue = queue(1);
+        queue.charge(A, 10 * OUTPUT_TOKEN);
+        queue.remove(B, 0, SeqId(2));
+        queue.take_seats(B, 1);
+        queue.settle(|_| false);
+        queue.charge(B, OUTPUT_TOKEN);
+        queue.charge(A, 10 * OUTPUT_TOKEN);
+        queue.settle(|_| false);
+        assert_eq!(queue.counter(B), queue.counter(A));
+        queue.push(B, 0, SeqId(2));
+        queue.restore_claim(B, u64::MAX);
+        assert_eq!(queue.counter(B), OUTPUT_TOKEN, "what B was served stays counted");
+        queue.restore_claim(B, u64::MAX);
+        assert_eq!(queue.counter(B), OUTPUT_TOKEN, "once");
+        // No more than it takes, however long B had its seat.
+        queue.remove(B, 0, SeqId(2));
+        queue.take_seats(B, 1);
+        queue.settle(|_| false);
+        queue.restore_claim(B, 3 * OUTPUT_TOKEN);
+        assert_eq!(queue.counter(B) + 3 * OUTPUT_TOKEN, queue.counter(A));
     }
 
     #[test]

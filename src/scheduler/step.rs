@@ -136,8 +136,10 @@ impl Scheduler {
             prompts.entry(self.sequences[&id].client).or_default().push_back(id);
         }
         let mut open = self.queue.in_order();
+        // Of many that wait, those for whom there is no seat anyway are not asked one by one.
+        let may_admit = self.has_seat();
         open.retain(|client| {
-            let has_work = prompts.contains_key(client) || self.queue.first(*client).is_some();
+            let has_work = prompts.contains_key(client) || may_admit && self.queue.first(*client).is_some();
             has_work && !left_out.contains(client)
         });
         let smallest = self.config.max_num_batched_tokens / SMALLEST_PIECE;
@@ -148,19 +150,22 @@ impl Scheduler {
             let weights: u64 = open.iter().map(|client| self.queue.weight(*client)).sum();
             let part = plan.budget as u64 * self.queue.weight(client) / weights.max(1);
             let allowance = usize::try_from(part).unwrap_or(usize::MAX).max(smallest).max(1);
-            let prompts = prompts.entry(client).or_default();
-            while let Some(&id) = prompts.front()
+            let own = prompts.entry(client).or_default();
+            while let Some(&id) = own.front()
                 && !self.schedule_row(id, plan.num_planned(id), allowance, plan)
             {
-                prompts.pop_front();
+                own.pop_front();
             }
-            if prompts.is_empty() {
+            if own.is_empty() {
                 match self.admit_next(client, allowance, plan) {
                     Some(id) => {
-                        prompts.push_back(id);
+                        own.push_back(id);
                         open.append(&mut plan.stood_back);
                     }
                     None => open.retain(|other| *other != client),
+                }
+                if !self.has_seat() {
+                    open.retain(|other| prompts.get(other).is_some_and(|own| !own.is_empty()));
                 }
             }
         }
@@ -182,13 +187,19 @@ impl Scheduler {
             // Whoever came first always gets on, so all come to their end.
             let Some(&victim) = self.running.last() else { return false };
             plan.is_short_of_blocks = true;
+            let (client, window) = (self.sequences[&victim].client, self.window());
             self.preempt(victim, plan);
+            self.queue.restore_claim(client, window);
             if victim == id {
                 return false;
             }
         }
         self.add_to_row(id, num_planned, num_tokens, plan);
         true
+    }
+
+    fn has_seat(&self) -> bool {
+        self.running.len() + self.num_reserved_seats < self.config.max_num_seqs
     }
 
     /// Takes the first of the client's queue if there is room for it. Within a client nobody overtakes: a long

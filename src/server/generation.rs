@@ -38,7 +38,7 @@ pub(super) struct Generation {
     app: Arc<App>,
     pub(super) model: Arc<Model>,
     /// Before the events: who hears that a request is gone finds its seat free.
-    _seats: Vec<Seat>,
+    seats: Vec<Seat>,
     events: mpsc::Receiver<Arrival>,
     prompts: Vec<PromptState>,
     ready: VecDeque<(usize, TextEvent)>,
@@ -161,7 +161,7 @@ impl Generation {
             arrival,
             note,
             record,
-            _seats: seats,
+            seats,
             model,
         })
     }
@@ -234,6 +234,8 @@ impl Generation {
             return Ok(());
         };
         self.num_unfinished -= 1;
+        // One for each sequence.
+        drop(self.seats.pop());
         if *index == 0 {
             self.counts.cached_tokens += stats.num_cached_tokens;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// The paths that are counted by themselves; what stands in braces is anything.
-pub(super) const PATHS: [&str; 25] = [
+pub(super) const PATHS: [&str; 26] = [
     "/",
     "/detokenize",
     "/get_model_info",
@@ -28,6 +28,7 @@ pub(super) const PATHS: [&str; 25] = [
     "/v1/requests/{id}",
     "/v1/responses",
     "/v1/responses/{id}",
+    "/v1/responses/{id}/cancel",
     "/v1/responses/{id}/input_items",
     "/version",
 ];

@@ -23,18 +23,24 @@ pub(super) struct Ignored(Arc<Mutex<Found>>);
 #[derive(Debug, Default)]
 struct Found {
     names: Vec<String>,
+    /// The same without the places in lists.
+    known: HashSet<String>,
     num_more: usize,
 }
 
 impl Ignored {
-    /// A field that nobody read.
+    /// A field that nobody read. Of the items of a list, the first one that has it is told.
     pub(super) fn add(&self, name: &str) {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '[' | ']');
         let name: String = name.chars().take(MAX_CHARS).map(|c| if is_plain(c) { c } else { '?' }).collect();
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.known.contains(&anywhere(&name)) {
+            return;
+        }
         if found.names.len() == MAX_NAMES {
             found.num_more += 1;
-        } else if !found.names.contains(&name) {
+        } else {
+            found.known.insert(anywhere(&name));
             found.names.push(name);
         }
     }
@@ -46,6 +52,16 @@ impl Ignored {
         let more = (found.num_more > 0).then(|| format!("and {} more", found.num_more));
         found.names.into_iter().chain(more).collect()
     }
+}
+
+/// The name without the places in lists.
+fn anywhere(name: &str) -> String {
+    let mut is_place = false;
+    let mut keep = |c: char| {
+        is_place = c == '[' || is_place && c.is_ascii_digit();
+        c == '[' || !is_place
+    };
+    name.chars().filter(|c| keep(*c)).collect()
 }
 
 /// The value of the header.
@@ -62,9 +78,9 @@ impl Told {
     pub(super) fn notice(&self, names: &[String]) -> Option<String> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = Vec::new();
-        for name in names {
+        for name in names.iter().map(|name| anywhere(name)) {
             if told.len() < MAX_LOGGED && told.insert(name.clone()) {
-                new.push(name.as_str());
+                new.push(name);
             }
         }
         (!new.is_empty()).then(|| {
@@ -83,12 +99,14 @@ mod tests {
     #[test]
     fn names_are_plain_and_few() {
         let ignored = Ignored::default();
-        for name in ["b", "a\r\nx: 1", &"é".repeat(100), "b", "c.d"] {
+        for name in ["b", "a\r\nx: 1", &"é".repeat(100), "b", "c.d", "e[10].f[0].g", "e[2].f[17].g", "e[3].g"]
+        {
             ignored.add(name);
         }
         let names = ignored.take();
-        assert_eq!(names, [&"?".repeat(64), "a??x??1", "b", "c.d"]);
+        assert_eq!(names, [&"?".repeat(64), "a??x??1", "b", "c.d", "e[10].f[0].g", "e[3].g"]);
         assert_eq!(header(&names[1..3]).unwrap(), "a??x??1, b");
+        assert!(Told::default().notice(&names[4..]).unwrap().contains(": e[].f[].g, e[].g ("));
         assert_eq!(header(&ignored.take()), None);
         (0..100).for_each(|index| ignored.add(&format!("n{index}")));
         let names = ignored.take();

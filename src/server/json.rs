@@ -114,7 +114,7 @@ impl Drop for Fields {
 }
 
 impl Fields {
-    /// An object that is inside the body, at `path`.
+    /// An object that is inside the body, at `path`, and of which nothing is told.
     pub(super) fn inside(value: Value, path: &str) -> Result<Self, ApiError> {
         match value {
             Value::Object(fields) => Ok(Self { fields, path: format!("{path}."), ignored: None }),
@@ -122,10 +122,41 @@ impl Fields {
         }
     }
 
+    /// The object that was taken out of the field `name`.
+    pub(super) fn within(&self, name: &str, value: Value) -> Result<Self, ApiError> {
+        let mut inner = Self::inside(value, &self.path(name))?;
+        inner.ignored.clone_from(&self.ignored);
+        Ok(inner)
+    }
+
+    /// The objects of the list that was taken out of the field `name`.
+    pub(super) fn objects(
+        &self,
+        name: &str,
+        items: Vec<Value>,
+    ) -> impl Iterator<Item = Result<Self, ApiError>> + use<> {
+        let (path, ignored) = (self.path(name), self.ignored.clone());
+        items.into_iter().enumerate().map(move |(index, item)| {
+            let mut inner = Self::inside(item, &format!("{path}[{index}]"))?;
+            inner.ignored.clone_from(&ignored);
+            Ok(inner)
+        })
+    }
+
     /// Tells of the fields that are left when this is dropped, also of objects inside that are read from it.
     pub(super) fn telling(mut self, ignored: &Ignored) -> Self {
         self.ignored = Some(ignored.clone());
         self
+    }
+
+    /// Where the object is in the body.
+    pub(super) fn place(&self) -> &str {
+        self.path.strip_suffix('.').unwrap_or(&self.path)
+    }
+
+    /// Takes fields that are known and change nothing, because the same is so without them.
+    pub(super) fn pass(&mut self, names: &[&str]) {
+        names.iter().for_each(|name| drop(self.fields.remove(*name)));
     }
 
     /// The name of a field in errors.
@@ -165,10 +196,7 @@ impl Fields {
     }
 
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let mut inner = Self::inside(value, &self.path(name))?;
-        inner.ignored.clone_from(&self.ignored);
-        Ok(Some(inner))
+        self.take(name).map(|value| self.within(name, value)).transpose()
     }
 
     pub(super) fn token_ids(&mut self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {

@@ -78,7 +78,7 @@ pub struct ServerConfig {
     pub strict_fields: bool,
     /// Longest body of a request.
     pub max_body_bytes: usize,
-    /// Requests that may wait for the engine, beside those that it runs.
+    /// Sequences that may wait for the engine, beside those that it runs.
     pub max_waiting: usize,
     /// Connections at once.
     pub max_connections: usize,

@@ -1,7 +1,8 @@
-//! The waiting room: how many requests may be unfinished, and whose they may be.
+//! The waiting room: how many sequences may be unfinished, and whose they may be. Each of `n` and of a list of prompts
+//! is one.
 //!
 //! One client may have as many as there are places. If others come then, there are half as many again for those
-//! that have less than their share, so nobody has to wait for somebody else's requests to be accepted, and what was
+//! that have less than their share, so nobody has to wait for somebody else's sequences to be accepted, and what was
 //! accepted is never turned away.
 
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use super::clients::Client;
 use super::error::ApiError;
 use crate::engine::{ClientId, Weight};
 
-/// Bounds the unfinished requests: what runs, and `waiting` more.
+/// Bounds the unfinished sequences: what runs, and `waiting` more.
 pub(super) struct Room {
     waiting: usize,
     taken: Arc<Mutex<Taken>>,
@@ -24,12 +25,11 @@ struct Taken {
     clients: HashMap<ClientId, (usize, Weight)>,
 }
 
-/// Places that were taken. They are free again when this is dropped.
+/// The place of a sequence. It is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
     taken: Arc<Mutex<Taken>>,
     client: ClientId,
-    count: usize,
 }
 
 impl Room {
@@ -37,12 +37,20 @@ impl Room {
         Self { waiting, taken: Arc::default() }
     }
 
-    /// Takes places for `count` requests beside an engine that runs so many.
+    /// Takes places for `count` sequences beside an engine that runs so many.
     ///
     /// # Errors
-    /// 429 if there is no room.
-    pub(super) fn take(&self, running: usize, client: &Client, count: usize) -> Result<Seat, ApiError> {
+    /// 429 if there is no room, 400 if there never is.
+    pub(super) fn take(&self, running: usize, client: &Client, count: usize) -> Result<Vec<Seat>, ApiError> {
         let limit = running.saturating_add(self.waiting);
+        if count > limit {
+            let message = format!(
+                "the prompts have {count} answers together; at most {limit} are accepted at once: {running} running \
+                 (--max-num-seqs) and {} waiting (--max-waiting); send several requests",
+                self.waiting
+            );
+            return Err(ApiError::invalid("prompt", message));
+        }
         let mut taken = lock(&self.taken);
         let total = taken.total.saturating_add(count);
         let own = taken.clients.get(&client.id).map_or(0, |(own, _)| *own);
@@ -51,15 +59,15 @@ impl Room {
         let is_modest = own.saturating_add(count) as u64 <= share.max(1);
         if total > limit && !(is_modest && total <= limit.saturating_add(limit.div_ceil(2))) {
             return Err(ApiError::busy(format!(
-                "{} requests are unfinished, {own} of them this client's, and {count} more were sent; at most \
-                 {limit} are accepted: {running} running (--max-num-seqs) and {} waiting (--max-waiting)",
+                "{} answers are unfinished, {own} of them this client's, and {count} more are wanted; at most {limit} \
+                 are accepted: {running} running (--max-num-seqs) and {} waiting (--max-waiting)",
                 taken.total, self.waiting
             )));
         }
         taken.total = total;
         let (own, latest) = taken.clients.entry(client.id).or_default();
         (*own, *latest) = (*own + count, client.weight);
-        Ok(Seat { taken: Arc::clone(&self.taken), client: client.id, count })
+        Ok((0..count).map(|_| Seat { taken: Arc::clone(&self.taken), client: client.id }).collect())
     }
 }
 
@@ -73,9 +81,9 @@ impl Taken {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut taken = lock(&self.taken);
-        taken.total -= self.count;
+        taken.total -= 1;
         if let Some((own, _)) = taken.clients.get_mut(&self.client) {
-            *own -= self.count;
+            *own -= 1;
             if *own == 0 {
                 taken.clients.remove(&self.client);
             }
@@ -107,7 +115,9 @@ mod tests {
         let (a, b, c) = (client(1, 1), client(2, 1), client(3, 2));
         let mut first: Vec<_> = (0..8).map(|_| take(&a, 1).unwrap()).collect();
         let error = take(&a, 1).unwrap_err().body().to_string();
-        assert!(error.contains("8 requests are unfinished, 8 of them this client's"), "{error}");
+        assert!(error.contains("8 answers are unfinished, 8 of them this client's"), "{error}");
+        // What never fits is not to be sent again.
+        assert_eq!(take(&a, 9).unwrap_err().status(), 400);
         // Half of eight is the share of B, and four places there are beyond the eight.
         assert!(take(&b, 5).is_err());
         let second = take(&b, 3).unwrap();

@@ -35,6 +35,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .route("/v1/responses", post(api::responses::create))
         .route("/v1/responses/{id}", get(api::responses::show))
         .route("/v1/responses/{id}", delete(api::responses::delete))
+        .route("/v1/responses/{id}/cancel", post(api::responses::cancel))
         .route("/v1/responses/{id}/input_items", get(api::responses::input_items))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -22,6 +22,8 @@ use crate::llm::{Llm, LoadProgress};
 
 /// Bytes of all bodies that are being read or waited for at once.
 const MAX_BODY_BYTES_TOGETHER: usize = 256 << 20;
+/// Time for which a refusal is held back, of the second after which a client is asked to come again.
+const REFUSAL_TIME: Duration = Duration::from_millis(250);
 /// Steps that must fail in a row before the server calls itself unhealthy.
 const MAX_FAILED_STEPS: u32 = 3;
 
@@ -126,17 +128,30 @@ impl App {
         Ok(())
     }
 
-    /// Room for `num_requests` requests of the engine, on this client's account.
+    /// Room for a request whose body nobody has read. A refusal is held back for a moment: clients that come again at
+    /// once would take the thread that serves the others.
     ///
     /// # Errors
     /// 429 if there is none.
+    pub(super) async fn take_seat(&self, model: &Model, client: &Client) -> Result<Vec<Seat>, ApiError> {
+        let taken = self.take_seats(model, client, 1);
+        if taken.is_err() {
+            tokio::time::sleep(REFUSAL_TIME).await;
+        }
+        taken
+    }
+
+    /// Room for `num_sequences` sequences of the engine, on this client's account.
+    ///
+    /// # Errors
+    /// 429 if there is none, 400 if there never is.
     pub(super) fn take_seats(
         &self,
         model: &Model,
         client: &Client,
-        num_requests: usize,
-    ) -> Result<Seat, ApiError> {
-        self.room.take(model.llm.engine().config().max_num_seqs, client, num_requests)
+        num_sequences: usize,
+    ) -> Result<Vec<Seat>, ApiError> {
+        self.room.take(model.llm.engine().config().max_num_seqs, client, num_sequences)
     }
 
     pub(super) fn loading(&self) -> &Loading {

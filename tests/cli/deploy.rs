@@ -24,9 +24,12 @@ fn arguments() -> BTreeMap<&'static str, Vec<String>> {
     let line =
         unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/tinyvllm serve ")).unwrap();
     found.insert("tinyvllm.service", line.split(' ').map(str::to_owned).collect());
-    let manifest = read("kubernetes.yaml");
-    let flags = manifest.lines().filter_map(|line| line.trim().strip_prefix("- --"));
-    found.insert("kubernetes.yaml", flags.map(|flag| format!("--{flag}")).collect());
+    for name in ["compose.yaml", "kubernetes.yaml", "kubernetes-fleet.yaml"] {
+        let text = read(name);
+        // The router has a list of its own.
+        let items = text.lines().map(str::trim).skip_while(|line| !line.starts_with("- --model="));
+        found.insert(name, items.map_while(|line| line.strip_prefix("- ")).map(str::to_owned).collect());
+    }
     found
 }
 
@@ -64,9 +67,12 @@ fn there_is_time_to_end_answers() {
     };
     let unit = read("tinyvllm.service");
     assert!(seconds(&unit, "TimeoutStopSec=") > seconds(&unit, "--shutdown-timeout "));
-    let manifest = read("kubernetes.yaml");
-    let ends = seconds(&manifest, "sleep: {seconds: ") + seconds(&manifest, "--shutdown-timeout=");
-    assert!(seconds(&manifest, "terminationGracePeriodSeconds: ") > ends);
+    let compose = read("compose.yaml");
+    assert!(seconds(&compose, "stop_grace_period: ") > seconds(&compose, "--shutdown-timeout="));
+    for manifest in ["kubernetes.yaml", "kubernetes-fleet.yaml"].map(read) {
+        let ends = seconds(&manifest, "sleep: {seconds: ") + seconds(&manifest, "--shutdown-timeout=");
+        assert!(seconds(&manifest, "terminationGracePeriodSeconds: ") > ends);
+    }
 }
 
 /// The release makes the archives under the names by which `cargo binstall` and the formula look for them.

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use proptest::prelude::*;
 use tinyvllm::config::EngineConfig;
-use tinyvllm::engine::{CacheEvent, Engine, Request};
+use tinyvllm::engine::{CacheEvent, Engine, Event, EventSink, Request};
 use tinyvllm::sampling::SamplingParams;
 
 use super::{core, run_to_end, small_config};
@@ -113,4 +113,31 @@ fn an_engine_on_its_thread_tells_after_each_step() {
     });
     let prompt: Vec<u32> = (1..=13).collect();
     assert_eq!((mirror.blocks.len(), mirror.num_found(&prompt)), (3, 12));
+}
+
+/// Says that an answer came.
+struct Answers(mpsc::Sender<&'static str>);
+
+impl EventSink for Answers {
+    fn send(&mut self, _: Event) -> bool {
+        self.0.send("answer").is_ok()
+    }
+
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
+
+/// So whoever has an answer and asks what is cached finds it.
+#[test]
+fn what_a_step_cached_is_told_before_what_it_answered() {
+    let engine = Engine::start(core(&small_config())).unwrap();
+    let (sender, heard) = mpsc::channel();
+    let batches = sender.clone();
+    engine.watch_cache(Box::new(move |_| batches.send("batch").unwrap())).unwrap();
+    let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::default() };
+    let request = Request::new((1..=5).collect(), params);
+    let on_accepted = Box::new(|id: tinyvllm::Result<_>| assert!(id.is_ok()));
+    engine.submit_to(request, Box::new(Answers(sender)), on_accepted).unwrap();
+    assert_eq!(heard.iter().take(3).collect::<Vec<_>>(), ["batch", "answer", "answer"]);
 }

@@ -252,6 +252,34 @@ fn a_seat_is_taken_from_who_has_too_many() {
     }
 }
 
+/// Found by `nobody_starves`: a sequence that is preempted again and again had to wait for its turn each time as if it had
+/// just come, and others were served 2,284 meanwhile.
+#[test]
+fn who_is_preempted_keeps_its_claim() {
+    let config = EngineConfig {
+        max_num_seqs: 3,
+        max_num_batched_tokens: 15,
+        num_blocks: 16,
+        enable_prefix_caching: false,
+        num_scheduler_steps: 1,
+        step_cost: 5,
+        ..small_config()
+    };
+    let flood = |weight, num_unfinished, num_prompt_tokens, num_output_tokens, n| Flood {
+        weight,
+        num_unfinished,
+        num_prompt_tokens,
+        num_output_tokens,
+        n,
+    };
+    let mut load = Load::new(&config, vec![flood(2, 2, 1, 10, 2), flood(3, 1, 23, 18, 1)]);
+    (0..22).for_each(|_| drop(load.step()));
+    let prompt = load.prompt(33);
+    let served = load.wait_for(request(99, 1, prompt, 9, 1));
+    assert!(served <= 900, "{served}");
+    assert!(load.core.stats().scheduler.num_preemptions > 0, "nothing was preempted");
+}
+
 #[test]
 fn blocks_are_taken_from_who_has_too_many() {
     // 32 blocks: three sequences of the first client fill them, and seats are free.

@@ -165,6 +165,34 @@ fn a_message_is_the_same_whole_and_streamed() {
 }
 
 #[test]
+fn a_last_turn_of_the_assistant_is_gone_on_with() {
+    let server = Server::start("--max-model-len 256");
+    let messages = json!([
+        {"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time"},
+    ]);
+    let message = both(&server, &request(&json!({"messages": messages})));
+    let [block] = &message["content"].as_array().unwrap()[..] else { panic!("{message}") };
+    // It is what a chat answers that is told to go on.
+    let mut chat = json!({"messages": messages, "max_tokens": 40, "temperature": 0});
+    (chat["continue_final_message"], chat["add_generation_prompt"]) = (true.into(), false.into());
+    let chat = server.post("/v1/chat/completions", &chat).success();
+    assert_eq!(block["text"], chat["choices"][0]["message"]["content"]);
+    assert!(!block["text"].as_str().unwrap().contains("Once upon"), "{message}");
+    let count = server.post("/v1/messages/count_tokens", &request(&json!({"messages": messages})));
+    assert_eq!(count.success()["input_tokens"], chat["usage"]["prompt_tokens"]);
+    // Several turns and blocks are one text.
+    let divided = json!([
+        {"role": "user", "content": "Tell me a story."},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is short."}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Once upon a time"}]},
+    ]);
+    let lines = json!([messages[0], {"role": "assistant", "content": "It is short.\nOnce upon a time"}]);
+    let [divided, lines] =
+        [divided, lines].map(|messages| both(&server, &request(&json!({"messages": messages}))));
+    assert_eq!(divided["content"], lines["content"]);
+}
+
+#[test]
 fn a_model_that_must_call_calls() {
     let server = Server::start(&format!("--max-model-len 1024 --chat-template {TEMPLATE_PATH}"));
     for choice in [

@@ -40,7 +40,11 @@ impl Server {
                 command.env_remove(name);
             }
         }
-        command.args(["serve", "--port", "0", "--threads", "1"]).args(flags.split_whitespace());
+        command.args(["serve", "--port", "0"]).args(flags.split_whitespace());
+        match flags.contains("--kernels reference") {
+            true => command.env("RAYON_NUM_THREADS", "1"),
+            false => command.args(["--threads", "1"]),
+        };
         change(&mut command);
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -76,6 +77,34 @@ fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
     stream.write_all(post_bytes(COMPLETIONS, "", &list).as_bytes()).unwrap();
     let generated = generated_beside(&server, &[stream], 4);
     assert!(generated < 500.0, "{generated} tokens came first");
+}
+
+#[test]
+fn each_of_n_and_of_a_list_has_a_place_in_the_waiting_room() {
+    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 4");
+    let long = |n: usize| body(&json!("A crowd"), 480, &json!({"n": n}));
+    let crowd = [begin(&server, "crowd", &long(4)), begin(&server, "crowd", &long(4))];
+    server.wait_for_metric("vllm:num_requests_waiting", 1.0);
+    let start = Instant::now();
+    let refused = ask(&server, "crowd", &long(1));
+    // Clients that come again at once are slowed down.
+    assert!(start.elapsed() >= Duration::from_millis(250), "{:?}", start.elapsed());
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(refused.status == 429 && message.contains("8 of them this client's, and 1 more"), "{message}");
+    // Half of eight is another client's share.
+    assert_eq!(ask(&server, "other", &body(&json!(["a", "b", "c"]), 1, &json!({"n": 2}))).status, 429);
+    ask(&server, "other", &body(&json!(["a", "b"]), 1, &json!({"n": 2}))).success();
+    let never = ask(&server, "other", &body(&json!(["a", "b", "c"]), 1, &json!({"n": 3})));
+    assert_eq!((never.status, &never.json()["error"]["param"]), (400, &json!("prompt")));
+    assert!(never.json()["error"]["message"].as_str().unwrap().contains("9 answers together; at most 8"));
+    drop(crowd);
+    drop(server);
+
+    // Who is done makes room for others, though its list is not.
+    let server = Server::start("--max-num-seqs 1 --max-waiting 1");
+    let mut list = begin(&server, "a", &body(&json!(["a", "b"]), 480, &json!({"stream": true})));
+    super::client::read_until(&mut list, "\"index\":1");
+    ask(&server, "a", &body(&json!("x"), 1, &json!({}))).success();
 }
 
 #[test]

@@ -56,6 +56,102 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
     }
 }
 
+const TEMPLATE: &str =
+    concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
+
+/// For each interface a conversation in which every object has a field `extra`, what is ignored of it, and what
+/// clients send back of answers.
+fn conversations() -> [(&'static str, Value, &'static str); 3] {
+    let schema = json!({"type": "object", "properties": {}, "extra": 1});
+    [
+        (
+            CHAT,
+            json!({
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", "extra": 1}]},
+                    {"role": "assistant", "refusal": "", "annotations": [], "extra": 1, "tool_calls": [
+                        {"index": 0, "id": "1", "type": "function", "extra": 1, "function": {"name": "f", "arguments": "{}", "extra": 1}}]},
+                    {"role": "tool", "tool_call_id": "1", "content": "x", "extra": 1},
+                ],
+                "tools": [{"type": "function", "extra": 1, "function": {"name": "f", "parameters": schema, "extra": 1}}],
+                "tool_choice": {"type": "allowed_tools", "extra": 1, "allowed_tools": {
+                    "mode": "auto", "extra": 1, "tools": [{"type": "function", "extra": 1, "function": {"name": "f", "extra": 1}}]}},
+            }),
+            "messages[0].content[1].extra, messages[1].extra, messages[1].tool_calls[0].extra, \
+             messages[1].tool_calls[0].function.extra, tool_choice.allowed_tools.extra, \
+             tool_choice.allowed_tools.tools[0].extra, tool_choice.allowed_tools.tools[0].function.extra, \
+             tool_choice.extra, tools[0].extra, tools[0].function.extra",
+        ),
+        (
+            "/v1/messages",
+            json!({
+                "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}, "extra": 1}],
+                "messages": [
+                    {"role": "user", "content": "Hi", "extra": 1},
+                    {"role": "assistant", "content": [
+                        {"type": "thinking", "thinking": "So", "signature": "x", "extra": 1},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"extra": 1}, "extra": 1}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "extra": 1,
+                        "content": [{"type": "text", "text": "x", "cache_control": null, "extra": 1}]}]},
+                ],
+                "tools": [{"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}, "extra": 1}],
+                "tool_choice": {"type": "auto", "extra": 1},
+                "cache_control": {"type": "ephemeral"},
+            }),
+            "messages[0].extra, messages[1].content[0].extra, messages[2].content[0].content[0].extra, \
+             system[0].extra, tool_choice.extra, tools[0].extra",
+        ),
+        (
+            "/v1/responses",
+            json!({
+                "input": [
+                    {"role": "user", "content": [{"type": "input_text", "text": "Hi", "extra": 1}], "extra": 1},
+                    {"type": "reasoning", "id": "r", "encrypted_content": "x", "summary": [], "extra": 1},
+                    {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [
+                        {"type": "output_text", "text": "So", "annotations": [], "logprobs": []}]},
+                    {"type": "function_call", "id": "c", "call_id": "1", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "1", "output": "x"},
+                ],
+                "tools": [{"type": "function", "name": "f", "parameters": schema, "extra": 1}],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f", "extra": 1}]},
+                "text": {"format": {"type": "text", "extra": 1}},
+            }),
+            "input[0].content[0].extra, input[0].extra, text.format.extra, tool_choice.tools[0].extra, \
+             tools[0].extra",
+        ),
+    ]
+}
+
+#[test]
+fn fields_inside_lists_are_told_with_the_first_place_that_has_them() {
+    let server = Server::start(&format!("--max-model-len 1024 {TEMPLATE}"));
+    for (path, mut body, ignored) in conversations() {
+        (body["max_tokens"], body["max_output_tokens"]) = (2.into(), 2.into());
+        let other = if path == "/v1/responses" { "max_tokens" } else { "max_output_tokens" };
+        body[other] = Value::Null;
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert_eq!(answer.header("x-ignored-fields"), Some(ignored), "{path}");
+    }
+    let messages: Vec<Value> =
+        (0..50).map(|index| json!({"role": "user", "content": "Hi", format!("x{index:02}"): 1})).collect();
+    let answer = server.post(CHAT, &json!({"messages": messages, "max_tokens": 1}));
+    let told = answer.header("x-ignored-fields").unwrap();
+    assert!(
+        told.starts_with("messages[0].x00, messages[10].x10, ") && told.ends_with(", and 34 more"),
+        "{told}"
+    );
+    drop(server);
+
+    let server = Server::start(&format!("--max-model-len 1024 --strict-fields {TEMPLATE}"));
+    for (path, mut body, ignored) in conversations() {
+        body[if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" }] = 2.into();
+        let error = server.post(path, &body).json()["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with(ignored) && message.contains("--strict-fields"), "{path}: {error}");
+    }
+}
+
 #[test]
 fn strict_fields_are_refused() {
     let server = Server::start("--max-model-len 64 --strict-fields");

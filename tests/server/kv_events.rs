@@ -1,6 +1,8 @@
 //! Events of the prefix cache, read as a router reads them.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -165,6 +167,39 @@ fn subscribers_hear_of_each_batch() {
     drop(std::net::TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap());
     assert!(!replay(&server, 0).is_empty());
     assert_eq!(get(address, "/health").status, 200);
+}
+
+/// A connection that has said hello as ZeroMQ's sockets do, and does nothing by itself.
+fn raw_dealer(endpoint: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap();
+    let mut hello = vec![0; 64];
+    hello[..12].copy_from_slice(&[0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0]);
+    hello[12..16].copy_from_slice(b"NULL");
+    hello.extend(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER");
+    stream.write_all(&hello).unwrap();
+    stream
+}
+
+/// Where the library had two threads, four such clients stopped it within 20,000 connections.
+#[test]
+fn many_come_and_ask_and_leave() {
+    let server = Server::start(FLAGS);
+    let endpoint = source(&server)["replay_endpoint"].as_str().unwrap().to_owned();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let mut stream = raw_dealer(&endpoint);
+                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    // Everything from number 0 on.
+                    stream.write_all(b"\x01\0\0\x08\0\0\0\0\0\0\0\0").unwrap();
+                    // The hello of the other side, and the beginning of an answer.
+                    stream.read_exact(&mut [0; 100]).unwrap();
+                }
+            });
+        }
+    });
+    assert!(!replay(&server, 0).is_empty());
 }
 
 #[test]

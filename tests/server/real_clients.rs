@@ -183,23 +183,27 @@ fn openais_python_client_tries_again() {
     check_openais_client("--max-num-seqs 1 --max-waiting 0", |url| vec!["--busy".to_owned(), url]);
 }
 
-/// Needs the packages of the clients, each with a Python of its own in the folder that TINYVLLM_PYTHON_CLIENTS names,
-/// because they want each other's in different versions, or in TINYVLLM_PYTHON. Says which are not there;
-/// TINYVLLM_REQUIRE_CLIENTS lists those that have to be.
+/// The Python of a package: one of its own in the folder that TINYVLLM_PYTHON_CLIENTS names, because they want each
+/// other's packages in different versions, or TINYVLLM_PYTHON. Says if there is none, which is a failure for those that
+/// TINYVLLM_REQUIRE_CLIENTS lists.
+fn python_of(name: &str) -> Option<String> {
+    let folder = std::env::var("TINYVLLM_PYTHON_CLIENTS").unwrap_or_default();
+    let own = format!("{folder}/{name}/bin/python");
+    let own = std::path::Path::new(&own).exists().then_some(own);
+    let python = own.or_else(|| python_with(name));
+    let required = std::env::var("TINYVLLM_REQUIRE_CLIENTS").unwrap_or_default();
+    let is_required = required.split_whitespace().any(|required| required == name);
+    assert!(python.is_some() || !is_required, "{name} is not installed");
+    python
+}
+
 #[test]
 fn clients_that_others_wrote_work() {
-    let folder = std::env::var("TINYVLLM_PYTHON_CLIENTS").unwrap_or_default();
-    let required = std::env::var("TINYVLLM_REQUIRE_CLIENTS").unwrap_or_default();
     let mut server = None;
     let names =
         ["anthropic", "langchain_openai", "langchain_anthropic", "litellm", "instructor", "pydantic_ai"];
     for name in names {
-        let own = format!("{folder}/{name}/bin/python");
-        let own = std::path::Path::new(&own).exists().then_some(own);
-        let Some(python) = own.or_else(|| python_with(name)) else {
-            assert!(!required.split_whitespace().any(|required| required == name), "{name} is not installed");
-            continue;
-        };
+        let Some(python) = python_of(name) else { continue };
         let server = server.get_or_insert_with(|| {
             Server::start(&format!(
                 "--max-model-len 1024 --api-key secret --responses-memory 100 {TOOL_FLAGS}"
@@ -209,6 +213,22 @@ fn clients_that_others_wrote_work() {
         let printed = run_script(&python, "check_clients.py", &[&url, "secret", name]);
         assert!(printed.contains(&format!("ok: {name}")), "{printed}");
     }
+}
+
+/// Three servers behind routers that others wrote. The Python of `vllm_router` has those of the others too.
+#[test]
+fn routers_that_others_wrote_find_what_is_cached() {
+    let Some(python) = python_of("vllm_router") else { return };
+    let printed = run_script(&python, "check_fleet.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
+    assert!(printed.contains("ok: the fleet"), "{printed}");
+}
+
+/// Three servers as workers of NVIDIA's Dynamo.
+#[test]
+fn dynamo_works() {
+    let Some(python) = python_of("dynamo") else { return };
+    let printed = run_script(&python, "check_dynamo.py", &[env!("CARGO_BIN_EXE_tinyvllm")]);
+    assert!(printed.contains("ok: dynamo"), "{printed}");
 }
 
 /// Needs Node.js, and the packages in the folder that TINYVLLM_NODE_CLIENTS names; says so if it names none.

@@ -301,8 +301,8 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
         let first = create("a", json!({"stream": stream, "max_output_tokens": 4}));
         assert_eq!(get("a", &path(&first)).success(), first);
         // Somebody else's are not there.
-        for (method, path) in
-            [("GET", path(&first)), ("DELETE", path(&first)), ("GET", path(&first) + "/input_items")]
+        for (method, path) in [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")]
+            .map(|(method, more)| (method, path(&first) + more))
         {
             let answer = with_key(&server, "b", method, &path, None);
             check_error(&path, &answer, 404, Some("id"), None, "for the key that they were made for");
@@ -361,6 +361,24 @@ fn responses_are_kept_for_their_key_only_and_the_oldest_are_forgotten() {
             param,
         );
     }
+    let answer = with_key(&server, "b", "POST", &(path(&other) + "/cancel"), None);
+    check_error("cancel", &answer, 400, Some("id"), None, "in the background");
+    // Long conversations come in pages.
+    let items: Vec<Value> =
+        (0..25).map(|index| json!({"role": "user", "content": index.to_string()})).collect();
+    let long = create("b", json!({"input": items, "max_output_tokens": 1}));
+    let page = |query: &str| get("b", &(path(&long) + "/input_items" + query)).success();
+    let texts = |page: &Value| -> Vec<usize> {
+        let texts = page["data"].as_array().unwrap().iter().map(|item| item["content"].as_str().unwrap());
+        texts.map(|text| text.parse().unwrap()).collect()
+    };
+    let first = page("");
+    assert_eq!((texts(&first), &first["has_more"]), ((5..25).rev().collect(), &json!(true)));
+    let rest = page(&format!("?after={}", first["last_id"].as_str().unwrap()));
+    assert_eq!((texts(&rest), &rest["has_more"]), ((0..5).rev().collect(), &json!(false)));
+    let end = page(&format!("?after={}", rest["last_id"].as_str().unwrap()));
+    assert_eq!((texts(&end).len(), &end["has_more"], &end["first_id"]), (0, &json!(false), &Value::Null));
+    assert_eq!(texts(&page("?order=asc&limit=100")), (0..25).collect::<Vec<_>>());
     check_error(
         "stream",
         &get("b", &(path(&other) + "?stream=true")),

@@ -4,21 +4,13 @@ use serde_json::{Value, json};
 
 use super::bad_inputs::check_error;
 use super::client::Server;
+use super::structured::{self, CHAT, COMPLETIONS};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-
+/// A short one, without chance.
 fn body(path: &str, change: &Value) -> Value {
-    let mut body = match path {
-        CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story."}]}),
-        _ => json!({"prompt": "Once upon a time"}),
-    };
-    body["temperature"] = 0.into();
-    body["max_tokens"] = 12.into();
-    for (name, value) in change.as_object().unwrap() {
-        body[name] = value.clone();
-    }
-    body
+    let mut all = json!({"temperature": 0, "max_tokens": 12});
+    all.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    structured::body(path, &all)
 }
 
 /// The token ids, the text, and the last choice of an answer or of a stream.

@@ -11,10 +11,11 @@ use super::client::Server;
 #[path = "../../src/grammar/schema/random.rs"]
 mod random;
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
-fn body(path: &str, change: &Value) -> Value {
+/// A request for a story, with these fields beside.
+pub(crate) fn body(path: &str, change: &Value) -> Value {
     let mut body = match path {
         CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story."}]}),
         _ => json!({"prompt": "Once upon a time"}),

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 type Fields = Map<String, Value>;
 
 /// Keywords that are understood, beside annotations.
-const ENFORCED: [&str; 27] = [
+const ENFORCED: [&str; 28] = [
     "$ref",
     "additionalItems",
     "additionalProperties",
@@ -37,9 +37,10 @@ const ENFORCED: [&str; 27] = [
     "properties",
     "required",
     "type",
+    "uniqueItems",
 ];
 /// Keywords of JSON schemas that cannot be enforced. What is in no list means nothing in a JSON schema.
-const REFUSED: [&str; 16] = [
+const REFUSED: [&str; 15] = [
     "$dynamicRef",
     "$recursiveRef",
     "contains",
@@ -55,7 +56,6 @@ const REFUSED: [&str; 16] = [
     "then",
     "unevaluatedItems",
     "unevaluatedProperties",
-    "uniqueItems",
 ];
 /// Types, and the keywords that only they have.
 pub(super) const TYPES: [(&str, &[&str]); 6] = [
@@ -70,7 +70,7 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
             "required",
         ],
     ),
-    ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems"]),
+    ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems", "uniqueItems"]),
     ("string", &["format", "maxLength", "minLength", "pattern", PATTERNS]),
     ("number", &["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]),
     ("boolean", &[]),
@@ -92,7 +92,10 @@ pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
             "propertyNames" => *value == true || *value == json!({"type": "string"}),
             _ => false,
         };
-        if REFUSED.contains(&name) && !is_harmless {
+        if is_harmless {
+            continue;
+        }
+        if REFUSED.contains(&name) {
             return Err(Error::invalid_request(format!(
                 "the JSON schema has the keyword {name}, which cannot be enforced"
             ))

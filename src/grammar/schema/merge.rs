@@ -31,11 +31,12 @@ pub(super) const PATTERNS: &str = "x-patterns";
 
 /// Both at once; none if that cannot be written as one schema. References are resolved before.
 pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) -> Option<Value> {
-    if is_map_beside_names(&one, other) || is_map_beside_names(other, &one) {
+    if reads_others_names(&one, other) || reads_others_names(other, &one) {
         return None;
     }
     close_to_each_other(&mut one, other);
     let mut other = other.clone();
+    merge_places(&mut one, &mut other)?;
     let mut first = std::mem::take(&mut one);
     close_to_each_other(&mut other, &first);
     for (keyword, value) in other {
@@ -66,15 +67,15 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
             }
             ("additionalProperties", _, Value::Bool(false))
             | ("additionalProperties", Value::Bool(true), _) => value,
-            ("additionalProperties" | "items", Value::Object(_), Value::Object(_)) => {
-                both_of(present, &value)
-            }
+            ("additionalProperties", Value::Object(_), Value::Object(_)) => both_of(present, &value),
+            ("items", a, b) if !a.is_array() && !b.is_array() => both_of(a, b),
             ("minLength" | "minItems" | "minProperties" | "minimum" | "exclusiveMinimum", a, b) => {
                 extreme(a, b, std::cmp::Ordering::Less)?
             }
             ("maxLength" | "maxItems" | "maxProperties" | "maximum" | "exclusiveMaximum", a, b) => {
                 extreme(a, b, std::cmp::Ordering::Greater)?
             }
+            ("uniqueItems", ..) => true.into(),
             ("pattern", ..) => {
                 let patterns = first.entry(PATTERNS).or_insert_with(|| Value::Array(Vec::new()));
                 patterns.as_array_mut()?.push(value);
@@ -106,13 +107,47 @@ fn close_to_each_other(open: &mut Map<String, Value>, closed: &Map<String, Value
     }
 }
 
-/// Whether one has a schema for all values that it does not name, and the other one names some.
-fn is_map_beside_names(map: &Map<String, Value>, names: &Map<String, Value>) -> bool {
-    map.get("additionalProperties").is_some_and(Value::is_object) && names.contains_key("properties")
+/// Whether what one says of the keys that it does not name would no longer hold for some that the other one names.
+fn reads_others_names(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
+    let patterns = other.get("patternProperties");
+    let has_patterns = patterns.is_some() && patterns != one.get("patternProperties");
+    let has_names = other.contains_key("properties");
+    match one.get("additionalProperties") {
+        Some(Value::Object(_)) => has_names || has_patterns,
+        Some(Value::Bool(false)) => has_patterns || has_names && one.contains_key("patternProperties"),
+        _ => false,
+    }
+}
+
+/// Puts what both say of the items of a list, place by place, into the first one. None if one says it in the words of
+/// older drafts.
+fn merge_places(one: &mut Map<String, Value>, other: &mut Map<String, Value>) -> Option<()> {
+    const PLACES: &str = "prefixItems";
+    if !one.contains_key(PLACES) && !other.contains_key(PLACES) {
+        return Some(());
+    }
+    let take = |fields: &mut Map<String, Value>| {
+        let rest = fields.remove("items").unwrap_or(Value::Bool(true));
+        let is_older = rest.is_array() || fields.contains_key("additionalItems");
+        match fields.remove(PLACES).unwrap_or_else(|| Value::Array(Vec::new())) {
+            Value::Array(first) if !is_older => Some((first, rest)),
+            _ => None,
+        }
+    };
+    let ((a, rest_of_a), (b, rest_of_b)) = (take(one)?, take(other)?);
+    let first = (0..a.len().max(b.len()))
+        .map(|index| both_of(a.get(index).unwrap_or(&rest_of_a), b.get(index).unwrap_or(&rest_of_b)));
+    one.insert(PLACES.to_owned(), first.collect());
+    one.insert("items".to_owned(), both_of(&rest_of_a, &rest_of_b));
+    Some(())
 }
 
 fn both_of(one: &Value, other: &Value) -> Value {
-    serde_json::json!({"allOf": [one, other]})
+    match (one, other) {
+        (Value::Bool(true), schema) | (schema, Value::Bool(true)) => schema.clone(),
+        (one, other) if one == other => one.clone(),
+        (one, other) => serde_json::json!({"allOf": [one, other]}),
+    }
 }
 
 fn properties(one: &Map<String, Value>, other: &Map<String, Value>) -> Value {

@@ -10,6 +10,7 @@
 //! author means and what keeps a small model from going on with keys for ever. An object that names none is free.
 
 mod keywords;
+mod lists;
 mod merge;
 mod numbers;
 mod pattern;

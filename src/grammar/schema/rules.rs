@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::keywords::{TYPES, bound, constraints, kinds, listed, percent_decoded, type_of, wrong};
+use super::lists::literals;
 use super::merge::{PATTERNS, merged, names};
 use super::numbers::{integers, numbers};
 use super::text::Text;
@@ -49,7 +50,7 @@ pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<S
     Ok(format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{space}/\nstart: {start}\n{text}"))
 }
 
-struct Rules<'s> {
+pub(super) struct Rules<'s> {
     root: &'s Value,
     space: &'static str,
     text: String,
@@ -66,7 +67,7 @@ type Fields = Map<String, Value>;
 
 impl Rules<'_> {
     /// What stands for the values of a schema in a rule; none if no value is valid.
-    fn value(&mut self, schema: &Value) -> Result<Option<String>> {
+    pub(super) fn value(&mut self, schema: &Value) -> Result<Option<String>> {
         let fields = match schema {
             Value::Bool(true) => return self.any().map(Some),
             Value::Bool(false) => return Ok(None),
@@ -156,7 +157,7 @@ impl Rules<'_> {
     }
 
     /// A schema without a reference of its own; none if that cannot be written.
-    fn flat(&mut self, schema: &Value) -> Result<Option<Value>> {
+    pub(super) fn flat(&mut self, schema: &Value) -> Result<Option<Value>> {
         let mut schema = schema.clone();
         loop {
             let Value::Object(fields) = &mut schema else { return Ok(Some(schema)) };
@@ -267,25 +268,10 @@ impl Rules<'_> {
         if let Some(name) = fields.get("enum").filter(|values| !values.is_array()).map(|_| "enum") {
             return Err(wrong(name, "a list"));
         }
-        let is_simple = |name: &String| matches!(name.as_str(), "const" | "enum" | "type");
-        let is_of_type = |value: &Value| {
-            fields.get("type").is_none_or(|kinds| {
-                let kind = type_of(value);
-                names(kinds).iter().any(|found| *found == kind || *found == "number" && kind == "integer")
-            })
-        };
-        if !fields.keys().all(is_simple) {
-            return self.library(&fields.into());
-        }
-        let values = listed(&fields).unwrap_or_default();
-        let values: Vec<String> = values
-            .iter()
-            .filter(|value| is_of_type(value))
-            .map(|value| literal(&value.to_string()))
-            .collect();
-        match values.as_slice() {
-            [] => Ok(None),
-            values => self.rule("WORDS", &values.join(" | ")).map(Some),
+        match literals(&fields).as_deref() {
+            None => self.library(&fields.into()),
+            Some([]) => Ok(None),
+            Some(values) => self.rule("WORDS", &values.join(" | ")).map(Some),
         }
     }
 
@@ -307,27 +293,43 @@ impl Rules<'_> {
                 Value::Bool(!fields.contains_key("properties") && !fields.contains_key("patternProperties"))
             }
         };
-        let count = |name: &str| fields.get(name).and_then(Value::as_u64);
-        let is_bounded = count("minProperties").is_some_and(|min| min > required.len() as u64)
-            || count("maxProperties").is_some_and(|max| max < properties.len() as u64 || others != false);
-        if fields.contains_key("patternProperties") || is_bounded {
-            let mut fields = fields.clone();
-            fields.insert("type".to_owned(), "object".into());
-            fields.insert("additionalProperties".to_owned(), others);
-            return self.library(&fields.into());
-        }
         let unnamed = match &others {
             Value::Bool(false) if !fields.contains_key("additionalProperties") => Value::Bool(true),
             others => others.clone(),
         };
+        let mut named = properties.clone();
+        for name in &required {
+            named.entry(*name).or_insert_with(|| unnamed.clone());
+        }
+        let count = |name: &str| fields.get(name).and_then(Value::as_u64);
+        let has_patterns = fields.contains_key("patternProperties");
+        let num_required = named.keys().filter(|name| required.contains(&name.as_str())).count() as u64;
+        let min = count("minProperties").unwrap_or(0);
+        if min > num_required + 1 && (has_patterns || others != false) {
+            return Err(Error::invalid_request(format!(
+                "minProperties is {min} in the JSON schema; it can be at most one more than the keys that are \
+                 required, because others may be repeated"
+            ))
+            .with_hint("name more keys in required"));
+        }
+        let max = count("maxProperties");
+        let is_bounded =
+            min > num_required || max.is_some_and(|max| max < named.len() as u64 || others != false);
+        if has_patterns || is_bounded {
+            let mut fields = fields.clone();
+            fields.insert("type".to_owned(), "object".into());
+            fields.insert("additionalProperties".to_owned(), others);
+            if !has_patterns {
+                fields.insert("properties".to_owned(), named.into());
+            }
+            return self.library(&fields.into());
+        }
         let mut members: Vec<(String, bool)> = Vec::new();
-        let undeclared = required.iter().filter(|name| !properties.contains_key(**name));
-        let all = properties.iter().map(|(name, schema)| (name.as_str(), schema));
-        for (name, schema) in all.chain(undeclared.map(|name| (*name, &unnamed))) {
-            let is_required = required.contains(&name);
+        for (name, schema) in &named {
+            let is_required = required.contains(&name.as_str());
             match self.value(schema)? {
                 Some(value) => {
-                    let key = literal(&Value::from(name).to_string());
+                    let key = literal(&Value::from(name.as_str()).to_string());
                     members.push((format!("{key} \":\" {value}"), is_required));
                 }
                 None if is_required => return Ok(None),
@@ -336,15 +338,11 @@ impl Rules<'_> {
         }
         let more = match self.value(&others)? {
             Some(value) => {
-                let mut taken =
-                    properties.keys().map(String::as_str).chain(required.iter().copied()).peekable();
-                let key = match taken.peek() {
-                    None => self.any_string()?,
-                    Some(_) => {
-                        let names: Vec<String> =
-                            taken.map(|name| literal(&Value::from(name).to_string())).collect();
-                        self.rule("KEY", &format!("/\"{CHARACTER}*\"/ & ~({})", names.join(" | ")))?
-                    }
+                let names: Vec<String> =
+                    named.keys().map(|name| literal(&Value::from(name.as_str()).to_string())).collect();
+                let key = match names.as_slice() {
+                    [] => self.any_string()?,
+                    names => self.rule("KEY", &format!("/\"{CHARACTER}*\"/ & ~({})", names.join(" | ")))?,
                 };
                 Some(self.rule("member", &format!("{key} \":\" {value}"))?)
             }
@@ -381,78 +379,9 @@ impl Rules<'_> {
     }
 
     /// A rule of its own for what would be repeated.
-    fn part(&mut self, body: String) -> Result<String> {
+    pub(super) fn part(&mut self, body: String) -> Result<String> {
         const MAX_BYTES: usize = 60;
         if body.len() <= MAX_BYTES { Ok(body) } else { self.rule("part", &body) }
-    }
-
-    fn array(&mut self, fields: &Fields) -> Result<Option<String>> {
-        let count = |name: &str| match fields.get(name) {
-            None => Ok(None),
-            Some(value) => {
-                let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
-                count.map(Some).ok_or_else(|| wrong(name, "an integer of at least 0"))
-            }
-        };
-        let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
-        let (first, item) = match (fields.get("prefixItems"), fields.get("items")) {
-            (Some(first), item) => (Some(first), item),
-            (None, Some(first @ Value::Array(_))) => (Some(first), fields.get("additionalItems")),
-            (None, item) => (None, item),
-        };
-        let first = match first {
-            None => &[] as &[Value],
-            Some(Value::Array(first)) => first,
-            Some(_) => return Err(wrong("prefixItems", "a list of schemas")),
-        };
-        let mut max = max.unwrap_or(usize::MAX);
-        let mut items = Vec::new();
-        for schema in first.iter().take(max) {
-            match self.value(schema)? {
-                Some(item) => items.push(item),
-                None => {
-                    max = items.len();
-                    break;
-                }
-            }
-        }
-        let tail = if max > items.len() { self.value(item.unwrap_or(&Value::Bool(true)))? } else { None };
-        if tail.is_none() {
-            max = max.min(items.len());
-        }
-        if min > max {
-            return Ok(None);
-        }
-        let num_first = items.len();
-        // From the end: what may follow an item at this place.
-        let mut behind = match &tail {
-            Some(tail) => {
-                let num_min = min.saturating_sub(num_first.max(1));
-                let comma = format!("\",\" {tail}");
-                let num_max = (max < usize::MAX).then(|| max - num_first.max(1));
-                times(&comma, num_min, num_max)
-            }
-            None => String::new(),
-        };
-        let body = match (num_first, &tail) {
-            (0, None) => String::new(),
-            (0, Some(tail)) if min > 0 => format!("{tail} {behind}"),
-            (0, Some(tail)) => format!("({tail} {behind})?"),
-            _ => {
-                for (index, item) in items.iter().enumerate().skip(1).rev() {
-                    behind = match index < min {
-                        true => format!("\",\" {item} {behind}"),
-                        false => format!("(\",\" {item} {behind})?"),
-                    };
-                    behind = self.part(behind)?;
-                }
-                match min {
-                    0 => format!("({} {behind})?", items[0]),
-                    _ => format!("{} {behind}", items[0]),
-                }
-            }
-        };
-        self.rule("array", &format!("\"[\" {body} \"]\"")).map(Some)
     }
 
     fn string(&mut self, fields: &Fields) -> Result<Option<String>> {
@@ -591,7 +520,7 @@ impl Rules<'_> {
         self.rule("STRING", &format!("/\"{CHARACTER}*\"/"))
     }
 
-    fn rule(&mut self, prefix: &str, body: &str) -> Result<String> {
+    pub(super) fn rule(&mut self, prefix: &str, body: &str) -> Result<String> {
         if let Some(name) = self.bodies.get(body) {
             return Ok(name.clone());
         }
@@ -615,7 +544,7 @@ fn too_complex() -> Error {
     Error::invalid_request("the JSON schema is too complex: too many schemas inside one another or combined")
 }
 
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -624,14 +553,5 @@ fn either(options: &[String]) -> Option<String> {
         [] => None,
         [one] => Some(one.clone()),
         several => Some(format!("({})", several.join(" | "))),
-    }
-}
-
-fn times(part: &str, min: usize, max: Option<usize>) -> String {
-    match (min, max) {
-        (_, Some(0)) => String::new(),
-        (0, None) => format!("({part})*"),
-        (min, None) => format!("({part}){{{min}}} ({part})*"),
-        (min, Some(max)) => format!("({part}){{{min},{max}}}"),
     }
 }

@@ -141,6 +141,42 @@ fn schemas_are_combined() {
     check(&json!({"$defs": {"a/b c": {"type": "null"}}, "$ref": "#/$defs/a~1b%20c"}), &["null"], &["1"]);
 }
 
+/// What keywords say of keys and places depends on those beside them.
+#[test]
+fn keys_and_places_of_combined_schemas() {
+    let all = |schemas: Value| json!({"allOf": schemas});
+    let text = json!({"type": "string"});
+    let word = json!({"const": "a"});
+    let places = json!({"prefixItems": [text, {"type": "null"}]});
+    let (right, wrong) = (["[]", "[\"a\"]"], ["[\"b\"]", "[\"a\", null]", "[\"a\", \"a\"]", "[1]"]);
+    check(&all(json!([places, {"items": word}])), &right, &wrong);
+    check(&all(json!([{"items": word}, places])), &right, &wrong);
+    let more = json!({"prefixItems": [word], "items": {"type": "integer"}});
+    check(
+        &all(json!([{"prefixItems": [text], "minItems": 1}, more])),
+        &["[\"a\"]", "[\"a\", 1]"],
+        &["[]", "[\"b\"]"],
+    );
+    check(&all(json!([{"items": false}, {"items": word}])), &["[]"], &["[\"a\"]"]);
+    let closed = json!({"type": "object", "properties": {"x": true}, "additionalProperties": false});
+    let patterns = json!({"patternProperties": {"^x": {"type": "integer"}}});
+    check(&all(json!([patterns, closed])), &["{}", "{\"x\": 1}"], &["{\"x\": \"a\"}", "{\"xx\": 1}"]);
+    let map = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    let words = json!({"patternProperties": {"^x": {"type": ["string", "integer"]}}});
+    check(&all(json!([map, words])), &["{\"y\": 1}", "{\"x\": 1}"], &["{\"x\": \"a\"}"]);
+    // The bounds count what is required, also where nothing describes it.
+    let bounded =
+        |named: Value, max: usize| json!({"properties": named, "required": ["b", "b"], "maxProperties": max});
+    check(&bounded(json!({}), 1), &["{\"b\": 1}"], &["{}", "{\"b\": 1, \"b\": 1}"]);
+    check(&bounded(json!({"a": true}), 2), &["{\"b\": 1}", "{\"a\": 1, \"b\": 1}"], &["{}"]);
+    check(&json!({"type": "object", "minProperties": 1}), &["{\"a\": 1}"], &["{}"]);
+    let compiled = |schema: Value| compiler(&tokenizer("qwen2")).compile(&GrammarSpec::JsonSchema(schema));
+    assert!(compiled(bounded(json!({}), 0)).is_err());
+    // A key may come twice, and then counts once.
+    let error = compiled(json!({"type": "object", "minProperties": 2})).unwrap_err();
+    assert!(error.message().contains("minProperties is 2"), "{error}");
+}
+
 #[test]
 fn annotations_are_none_of_the_grammar() {
     check(&json!({"type": "string", "format": "phone"}), &["\"x\""], &["1"]);
@@ -162,7 +198,6 @@ fn annotations_are_none_of_the_grammar() {
     );
     let tokenizer = tokenizer("qwen2");
     for (keyword, given) in [
-        ("uniqueItems", json!(true)),
         ("not", json!({})),
         ("contains", json!({})),
         ("dependentRequired", json!({})),
@@ -215,6 +250,38 @@ fn lists_and_listed_values_hold() {
     exact["maxItems"] = 3.into();
     check(&exact, &["[\"a\", null, 1]"], &["[\"a\", null]", "[\"a\", null, 1, 2]"]);
     check(&json!({"type": "array", "prefixItems": [true], "items": false}), &["[]", "[{}]"], &["[1, 2]"]);
+    let set = |item: Value, more: Value| {
+        let mut set = list(more);
+        (set["uniqueItems"], set["items"]) = (true.into(), item);
+        set
+    };
+    let words = json!({"enum": ["a", "b", "c", "a", 1], "type": "string"});
+    let right = ["[]", "[\"b\"]", "[\"c\", \"a\"]", "[\"b\", \"a\", \"c\"]"];
+    let wrong = ["[\"a\", \"a\"]", "[\"a\", \"b\", \"a\"]", "[1]", "[\"a\",]", "[\"a\" \"b\"]"];
+    check(&set(words.clone(), json!({})), &right, &wrong);
+    check(
+        &set(words.clone(), json!({"minItems": 2, "maxItems": 2})),
+        &right[2..3],
+        &["[]", "[\"a\"]", right[3]],
+    );
+    check(&set(words, json!({"minItems": 3})), &right[3..], &right[..3]);
+    let named = json!({"$ref": "#/$defs/truth", "title": "x"});
+    let mut truths = set(named, json!({}));
+    truths["$defs"] = json!({"truth": {"type": "boolean"}});
+    check(&truths, &["[]", "[true]", "[false, true]"], &["[true, true]"]);
+    let integer = json!({"type": "integer"});
+    check(&set(integer.clone(), json!({"maxItems": 1})), &["[]", "[5]"], &["[5, 6]"]);
+    let tokenizer = tokenizer("qwen2");
+    let many: Vec<usize> = (0..9).collect();
+    for (schema, words) in [
+        (set(integer, json!({})), "at most 8 values"),
+        (set(json!({"enum": many}), json!({})), "at most 8 values"),
+        (set(json!({"enum": [1]}), json!({"prefixItems": [true]})), "at most 8 values"),
+        (set(json!({"enum": [1]}), json!({"minItems": 2})), "no value"),
+    ] {
+        let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(schema)).unwrap_err();
+        assert!(error.message().contains(words), "{error}");
+    }
     check(
         &json!({"enum": [9_007_199_254_740_993_u64, -1.50, "é\"", {"a": [1]}]}),
         &["9007199254740993", "-1.5", "\"é\\\"\"", "{\"a\":[1]}"],

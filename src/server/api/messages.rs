@@ -6,14 +6,19 @@ use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use crate::chat::Message;
 
+/// What parts of text have beside it: marks of where a cache is worth having, which there is everywhere, and what an
+/// answer tells of itself.
+const PART_EXTRAS: &[&str] = &["annotations", "cache_control", "citations", "logprobs"];
+
 /// Takes the conversation out of the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let items = items(fields)?.into_iter().enumerate();
-    items.map(|(index, item)| message(item, index)).collect()
+    items(fields)?.map(|fields| message(fields?)).collect()
 }
 
 /// Takes the list of messages, which has at least one.
-pub(super) fn items(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+pub(super) fn items(
+    fields: &mut Fields,
+) -> Result<impl Iterator<Item = Result<Fields, ApiError>> + use<>, ApiError> {
     let items = match fields.take("messages") {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(wrong_type("messages".to_owned(), &other, "a list of messages")),
@@ -22,7 +27,7 @@ pub(super) fn items(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     if items.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty; there must be at least one message"));
     }
-    Ok(items)
+    Ok(fields.objects("messages", items))
 }
 
 /// Whether messages tell of tools that were called.
@@ -46,8 +51,7 @@ pub(super) fn value_bytes(value: &Value) -> usize {
     }
 }
 
-fn message(item: Value, index: usize) -> Result<Message, ApiError> {
-    let mut fields = Fields::inside(item, &format!("messages[{index}]"))?;
+fn message(mut fields: Fields) -> Result<Message, ApiError> {
     let role = match fields.string("role")?.as_deref() {
         // What OpenAI calls the system message of newer models; templates know it under its old name.
         Some("system" | "developer") => "system",
@@ -77,6 +81,8 @@ fn message(item: Value, index: usize) -> Result<Message, ApiError> {
             return Err(ApiError::unsupported(path, message));
         }
     }
+    // What clients send back of an answer, beside what it says.
+    fields.pass(&["annotations", "refusal"]);
     let mut extra = Map::new();
     let calls = tool_calls(&mut fields, role)?;
     let content = match calls.is_empty() {
@@ -115,7 +121,7 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
         let message = format!("{path} is given, but the role is {role}; only an assistant calls tools");
         return Err(ApiError::invalid(path, message));
     }
-    items.into_iter().enumerate().map(|(index, item)| tool_call(item, &format!("{path}[{index}]"))).collect()
+    fields.objects("tool_calls", items).map(|call| tool_call(call?)).collect()
 }
 
 /// The arguments of a call as templates expect them: an object. What is none stays as the model wrote it.
@@ -139,8 +145,9 @@ pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Value 
     call.into()
 }
 
-fn tool_call(item: Value, path: &str) -> Result<Value, ApiError> {
-    let mut call = Fields::inside(item, path)?;
+fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
+    // Of a call that came in a stream.
+    call.pass(&["index"]);
     if let Some(kind) = call.string("type")?.filter(|kind| kind != "function") {
         let path = call.path("type");
         let message = format!("{path} is {}, expected \"function\"", describe(&kind.into()));
@@ -176,19 +183,22 @@ fn optional_content(fields: &mut Fields) -> Result<Option<String>, ApiError> {
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
     };
-    parts_of_text(parts, &path, &["text"]).map(Some)
+    parts_of_text(fields.objects("content", parts), &["text"]).map(Some)
 }
 
 /// The text of parts of these types, as lines.
-pub(super) fn parts_of_text(parts: Vec<Value>, path: &str, types: &[&str]) -> Result<String, ApiError> {
-    let texts = parts.into_iter().enumerate().map(|(index, part)| {
-        let path = format!("{path}[{index}]");
-        let mut part = Fields::inside(part, &path)?;
+pub(super) fn parts_of_text(
+    parts: impl Iterator<Item = Result<Fields, ApiError>>,
+    types: &[&str],
+) -> Result<String, ApiError> {
+    let texts = parts.map(|part| {
+        let mut part = part?;
+        part.pass(PART_EXTRAS);
         match part.string("type")? {
             Some(kind) if types.contains(&kind.as_str()) => {
                 part.string("text")?.ok_or_else(|| missing(part.path("text")))
             }
-            Some(kind) => Err(not_text(path, &kind)),
+            Some(kind) => Err(not_text(part.place().to_owned(), &kind)),
             None => Err(missing(part.path("type"))),
         }
     });

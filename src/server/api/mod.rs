@@ -93,16 +93,15 @@ async fn generate<A: Answer>(
     let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
     let mut client = Client::of(&request)?;
     // Before the body is read and encoded, which is work too.
-    let mut seats = vec![app.take_seats(&model, &client, 1)?];
+    let mut seats = app.take_seat(&model, &client).await?;
     let Prepared { mut requests, options, form } = prepare(&app, &model, request, parse).await?;
     let sender = client.id;
     client = app.clients.rename(client, options.user.as_deref());
-    if client.id != sender {
-        // From here on it is somebody else's.
-        seats = vec![app.take_seats(&model, &client, 1)?];
-    }
-    if let Some(num_more) = requests.len().checked_sub(1).filter(|more| *more > 0) {
-        seats.push(app.take_seats(&model, &client, num_more)?);
+    let num_sequences = requests.iter().map(|request| request.params.n).sum::<usize>().max(1);
+    if client.id != sender || num_sequences > 1 {
+        // From here on it is known whose they are and how many.
+        drop(seats);
+        seats = app.take_seats(&model, &client, num_sequences)?;
     }
     for request in &mut requests {
         (request.client, request.weight, request.priority) = (client.id, client.weight, options.priority);

@@ -46,7 +46,7 @@ async fn render(
 ) -> Result<Vec<Value>, ApiError> {
     let model = app.ready()?;
     // Templates and tokenizers are work too.
-    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
     let request_id = note.request_id();
     let Prepared { requests, options, .. } = prepare(app, &model, request, parse).await?;

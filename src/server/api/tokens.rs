@@ -21,7 +21,7 @@ pub(in super::super) async fn tokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
     Ok(ok(&prepare(&app, &model, request, token_ids).await?))
 }
 
@@ -100,7 +100,7 @@ pub(in super::super) async fn detokenize(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
     Ok(ok(&prepare(&app, &model, request, text).await?))
 }
 

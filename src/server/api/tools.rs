@@ -13,8 +13,8 @@ use crate::grammar::GrammarSpec;
 
 /// Most tools in a request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
-/// Most characters of a tool's name, as at OpenAI.
-const MAX_NAME_CHARS: usize = 64;
+/// Most characters of a tool's name, as at Anthropic and in OpenAI's responses; its chats have half as many.
+const MAX_NAME_CHARS: usize = 128;
 /// Most bytes of all tools together.
 const MAX_BYTES: usize = 512 << 10;
 
@@ -63,7 +63,7 @@ impl ToolRequest {
         let source = fields.take("tools");
         let tools = match &source {
             None => Vec::new(),
-            Some(source) => list(source, tool)?,
+            Some(source) => list(fields, source, tool)?,
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
@@ -97,10 +97,11 @@ impl ToolRequest {
     }
 }
 
-/// The tools of a list, each of which is read by `tool`, which gets its place too.
+/// The tools of the list in the field `tools`, each of which is read by `tool`.
 pub(super) fn list(
+    fields: &Fields,
     source: &Value,
-    tool: fn(Value, &str) -> Result<Tool, ApiError>,
+    tool: fn(Fields) -> Result<Tool, ApiError>,
 ) -> Result<Vec<Tool>, ApiError> {
     let Value::Array(items) = source else {
         return Err(wrong_type("tools".to_owned(), source, "a list of tools"));
@@ -114,7 +115,7 @@ pub(super) fn list(
         let message = format!("tools has {num_bytes} bytes of text; it must have at most {MAX_BYTES}");
         return Err(ApiError::invalid("tools", message));
     }
-    let tools = items.iter().enumerate().map(|(index, item)| tool(item.clone(), &format!("tools[{index}]")));
+    let tools = fields.objects("tools", items.clone()).map(|item| tool(item?));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
     let mut names = HashSet::new();
     match tools.iter().find(|tool| !names.insert(tool.name.as_str())) {
@@ -126,8 +127,7 @@ pub(super) fn list(
     }
 }
 
-fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
-    let mut fields = Fields::inside(item, path)?;
+fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
     match fields.string("type")?.as_deref() {
         Some("function") => {}
         Some(kind) => {
@@ -201,9 +201,9 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
             _ => return Err(wrong_type("tool_choice".to_owned(), &word.into(), EXPECTED)),
         },
         Some(value @ Value::Object(_)) if value.get("type").is_some_and(|kind| kind == "allowed_tools") => {
-            return allowed_tools(value);
+            return allowed_tools(fields.within("tool_choice", value)?);
         }
-        Some(value @ Value::Object(_)) => ToolChoice::Named(named(value)?),
+        Some(value @ Value::Object(_)) => ToolChoice::Named(named(fields.within("tool_choice", value)?)?),
         Some(other) => return Err(wrong_type("tool_choice".to_owned(), &other, EXPECTED)),
     };
     Ok(mode.into())
@@ -238,8 +238,7 @@ fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> 
 }
 
 /// `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`
-fn allowed_tools(value: Value) -> Result<Choice, ApiError> {
-    let mut fields = Fields::inside(value, "tool_choice")?;
+fn allowed_tools(mut fields: Fields) -> Result<Choice, ApiError> {
     fields.string("type")?;
     let mut inner = fields.object("allowed_tools")?.ok_or_else(|| missing(fields.path("allowed_tools")))?;
     let mode = match inner.string("mode")?.as_deref() {
@@ -255,8 +254,8 @@ fn allowed_tools(value: Value) -> Result<Choice, ApiError> {
         Some(other) => return Err(wrong_type(path, &other, "a list of functions that is not empty")),
         None => return Err(missing(path)),
     };
-    let names = items.into_iter().enumerate().map(|(index, item)| {
-        let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
+    let names = inner.objects("tools", items).map(|item| {
+        let mut item = item?;
         item.string("type")?;
         let mut function = item.object("function")?.ok_or_else(|| missing(item.path("function")))?;
         function.string("name")?.ok_or_else(|| missing(function.path("name")))
@@ -264,8 +263,7 @@ fn allowed_tools(value: Value) -> Result<Choice, ApiError> {
     Ok(Choice { mode, allowed: Some(names.collect::<Result<_, _>>()?) })
 }
 
-fn named(value: Value) -> Result<String, ApiError> {
-    let mut fields = Fields::inside(value, "tool_choice")?;
+fn named(mut fields: Fields) -> Result<String, ApiError> {
     match fields.string("type")?.as_deref() {
         Some("function") | None => {}
         Some(kind) => {
@@ -355,8 +353,8 @@ mod tests {
         check(json!({"tools": [{"type": "function"}]}), "tools[0].function", "missing");
         check(with(json!({})), "tools[0].function.name", "missing");
         check(with(json!({"name": "a b"})), "tools[0].function.name", "a-z");
-        check(with(json!({"name": "x".repeat(65)})), "tools[0].function.name", "65 bytes");
-        check(with(json!({"name": ""})), "tools[0].function.name", "1 to 64");
+        check(with(json!({"name": "x".repeat(129)})), "tools[0].function.name", "129 bytes");
+        check(with(json!({"name": ""})), "tools[0].function.name", "1 to 128");
         check(with(json!({"name": "a", "description": 1})), "tools[0].function.description", "a string");
         check(with(json!({"name": "a", "strict": 1})), "tools[0].function.strict", "true or false");
         check(with(json!({"name": "a", "parameters": []})), "tools[0].function.parameters", "schema");

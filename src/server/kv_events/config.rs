@@ -6,9 +6,10 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// Most batches that wait for a subscriber, as the library of the sockets has it.
+/// Most batches that wait for one subscriber, or for one that asked for those that it missed. The library of the sockets
+/// has this number and no setting for it.
 const HIGH_WATER_MARK: usize = 100_000;
-/// Most batches that are kept for those that missed some, or that wait to be sent.
+/// Most batches that wait to be sent.
 const MAX_BATCHES: usize = 1_000_000;
 /// Longest topic.
 const MAX_TOPIC_BYTES: usize = 256;
@@ -76,15 +77,18 @@ impl FromStr for KvEventsChoice {
             )));
         }
         if fields.hwm != HIGH_WATER_MARK {
-            let message =
-                format!("hwm is {}; here it is always {HIGH_WATER_MARK}, so leave it out", fields.hwm);
-            return Err(invalid(message));
+            return Err(invalid(format!(
+                "hwm is {}; at most {HIGH_WATER_MARK} batches wait for a subscriber, which cannot be changed here; \
+                 leave it out, and set max_queue_size for what may wait to be sent to all",
+                fields.hwm
+            )));
         }
-        for (name, value) in
-            [("buffer_steps", fields.buffer_steps), ("max_queue_size", fields.max_queue_size)]
-        {
-            if !(1..=MAX_BATCHES).contains(&value) {
-                return Err(invalid(format!("{name} is {value}; it must be from 1 to {MAX_BATCHES}")));
+        for (name, value, max) in [
+            ("buffer_steps", fields.buffer_steps, HIGH_WATER_MARK),
+            ("max_queue_size", fields.max_queue_size, MAX_BATCHES),
+        ] {
+            if !(1..=max).contains(&value) {
+                return Err(invalid(format!("{name} is {value}; it must be from 1 to {max}")));
             }
         }
         if fields.topic.len() > MAX_TOPIC_BYTES {
@@ -160,8 +164,12 @@ mod tests {
         check(r#"{"endpoint": "tcp://:5557"}"#, "tcp://HOST:PORT");
         check(r#"{"replay_endpoint": "tcp://*:99999"}"#, "replay_endpoint");
         check(r#"{"buffer_steps": 0}"#, "buffer_steps is 0; it must be from 1");
+        check(r#"{"buffer_steps": 100001}"#, "it must be from 1 to 100000");
         check(r#"{"max_queue_size": 100000000}"#, "max_queue_size is 100000000");
-        check(r#"{"hwm": 5}"#, "hwm is 5");
+        check(
+            r#"{"hwm": 5}"#,
+            "hwm is 5; at most 100000 batches wait for a subscriber, which cannot be changed",
+        );
         check(&format!(r#"{{"topic": "{}"}}"#, "x".repeat(300)), "300 bytes");
     }
 }

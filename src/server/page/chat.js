@@ -1,51 +1,20 @@
-// The conversation, the server, and what the controls do.
+// The conversation that is shown, and the answers that are being given.
 (() => {
   const { element } = Markdown;
+  const { isText } = Kept;
+  const { values } = Settings;
   const byId = (id) => document.getElementById(id);
   const log = byId("log");
   const scroller = byId("scroller");
-  const input = byId("input");
   const model = byId("model");
 
-  const SAMPLING = [
-    { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05 },
-    { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.01 },
-    { name: "top_k", label: "Top-k", min: -1, step: 1 },
-    { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01 },
-    { name: "max_tokens", label: "Longest answer", min: 1, step: 1 },
-    { name: "seed", label: "Seed", step: 1 },
-    { name: "repetition_penalty", label: "Repetition penalty", min: 0, max: 2, step: 0.05 },
-    { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
-    { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
-  ];
-
-  // ---- What is kept
-
-  const { isText, storedJson } = Kept;
-
-  /** Only what has the form that we write, wherever it comes from. */
-  function readMessages(value) {
-    const good = (each) => ["user", "assistant"].includes(each?.role) && isText(each.content);
-    return (Array.isArray(value) ? value : []).filter(good).map((each) => {
-      const message = { role: each.role, content: each.content };
-      for (const name of ["reasoning", "tools", "numbers"]) if (isText(each[name])) message[name] = each[name];
-      return message;
-    });
-  }
-
-  const settings = storedJson("settings");
-  /** role, content; of answers also reasoning, tools, numbers, failure: texts. `parts` are its nodes. */
-  let messages = readMessages(storedJson("conversation").messages);
-  let running = null;
-  let contextLength = 0;
-  let usedTokens = 0;
-
-  function save() {
-    Kept.put("localStorage", "settings", JSON.stringify(settings));
-    const kept = messages.map(({ role, content, reasoning, tools, numbers }) => ({ role, content, reasoning, tools, numbers }));
-    const isKept = settings.keep !== false && kept.length > 0;
-    Kept.put("localStorage", "conversation", isKept ? JSON.stringify({ messages: kept }) : null);
-  }
+  let conversation = new Conversation();
+  /** How the messages of the branch that is shown look. */
+  let views = new Map();
+  /** Answers that are being given: conversation's id → its controller and its message. */
+  const running = new Map();
+  /** Tokens of the conversation, as the server counted them last. */
+  const usedTokens = new Map();
 
   // ---- The server
 
@@ -83,7 +52,7 @@
       option.dataset.length = Number(card.max_model_len) || 0;
       return option;
     }));
-    for (const name of [settings.model, wanted]) {
+    for (const name of [values.model, wanted]) {
       if (cards.some((card) => card.id === name)) model.value = name;
     }
     model.disabled = cards.length < 2;
@@ -91,32 +60,20 @@
   }
 
   function showContext() {
-    contextLength = Number(model.selectedOptions[0]?.dataset.length) || 0;
-    const [used, all] = [usedTokens, contextLength].map((count) => count.toLocaleString("en"));
-    const text = usedTokens ? `${used} of ${all} tokens` : `${all} tokens of context`;
-    byId("context").textContent = contextLength ? text : "";
+    const length = Number(model.selectedOptions[0]?.dataset.length) || 0;
+    const used = usedTokens.get(conversation.id) ?? 0;
+    const [part, all] = [used, length].map((count) => count.toLocaleString("en"));
+    const text = used ? `${part} of ${all} tokens` : `${all} tokens of context`;
+    byId("context").textContent = length ? text : "";
   }
 
   // ---- Answers
 
-  function requestBody() {
-    const turns = [];
-    for (const { role, content } of messages) {
-      // Templates want turns to alternate. After an answer that failed there are two questions in a row.
-      if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${content}`;
-      else if (content !== "") turns.push({ role, content });
-    }
-    const system = settings.system?.trim();
-    const body = {
-      messages: turns,
-      stream: true,
-      stream_options: { include_usage: true },
-    };
-    if (system) body.messages.unshift({ role: "system", content: system });
+  function requestBody(turns) {
+    const system = values.system?.trim();
+    if (system) turns.unshift({ role: "system", content: system });
+    const body = { messages: turns, stream: true, stream_options: { include_usage: true }, ...Settings.sampling() };
     if (model.value && model.value !== "…") body.model = model.value;
-    for (const { name } of SAMPLING) {
-      if (typeof settings[name] === "number") body[name] = settings[name];
-    }
     return JSON.stringify(body);
   }
 
@@ -137,19 +94,19 @@
     return JSON.stringify(list, null, 2);
   }
 
-  /** Asks for an answer to the conversation and shows it as it comes. */
+  /** Asks for an answer behind the leaf of the conversation that is shown, and shows it as it comes. */
   async function answer() {
-    const message = { role: "assistant", content: "" };
-    const body = requestBody();
-    messages.push(message);
-    showMessage(message);
+    const own = conversation;
+    const body = requestBody(own.turns());
+    const message = own.add({ role: "assistant", content: "" });
     const controller = new AbortController();
-    running = controller;
-    showBusy(true);
+    running.set(own.id, { controller, message });
+    showPath();
     toEnd();
+    tell("Answering.");
     const figures = { start: performance.now(), first: 0, chunks: 0 };
     try {
-      await receive(message, body, controller.signal, figures);
+      await receive(own, message, body, controller.signal, figures);
     } catch (error) {
       if (controller.signal.aborted) {
         message.numbers = ["stopped", ...speed(figures)].join(" · ");
@@ -159,14 +116,16 @@
         if (error.status === 0 || !(error instanceof Server.Failure)) connect();
       }
     }
-    running = null;
-    message.parts.painter.finish();
-    showBusy(false);
+    running.delete(own.id);
+    views.get(message)?.painter.finish();
+    showBusy();
     tell(message.failure ?? (message.numbers?.startsWith("stopped") ? "Stopped." : "The answer is complete."));
-    save();
+    // It may have been deleted meanwhile.
+    if (Library.all.has(own.id)) await Library.save(own);
+    Sidebar.render();
   }
 
-  async function receive(message, body, signal, figures) {
+  async function receive(own, message, body, signal, figures) {
     const headers = { "content-type": "application/json" };
     const response = await Server.request("v1/chat/completions", { method: "POST", headers, body, signal });
     showState("good", "Ready");
@@ -175,7 +134,7 @@
     for await (const data of Server.events(response)) {
       if (data === "[DONE]") {
         message.numbers = summary(figures, reason, usage, timings);
-        usedTokens = usage?.total_tokens ?? usedTokens;
+        if (Number.isFinite(usage?.total_tokens)) usedTokens.set(own.id, usage.total_tokens);
         showContext();
         return;
       }
@@ -195,7 +154,7 @@
         figures.first ||= performance.now();
         figures.chunks += 1;
         message.numbers = speed(figures).join(" · ");
-        message.parts.painter.request();
+        views.get(message)?.painter.request();
       }
     }
     throw new Server.Failure("The answer broke off before its end.", -1);
@@ -227,225 +186,204 @@
 
   // ---- The conversation on the page
 
-  function button(text, onClick, label = "") {
-    const node = element("button", "quiet", text);
-    node.type = "button";
-    if (label) node.setAttribute("aria-label", label);
-    node.addEventListener("click", onClick);
-    return node;
-  }
-
-  /** Nodes of a message. An answer's are filled by its painter. */
-  function showMessage(message) {
-    const isUser = message.role === "user";
-    const text = element("div", isUser ? "text" : "text markdown");
-    text.dir = "auto";
-    const tools = element("div", "tools");
-    const numbers = element("span", "numbers");
-    const foot = element("div", "foot", numbers, tools);
-    const root = element("article", `message ${message.role}`, text, foot);
-    root.setAttribute("aria-label", isUser ? "You" : "Model");
-    message.parts = { root, text, foot, tools, numbers };
-    if (isUser) text.textContent = message.content;
-    else message.parts.painter = new Painter(message);
-    log.append(root);
-    byId("welcome").hidden = true;
-  }
-
-  /** Shows an answer as it grows, and takes at most a sixth of the time for it, however long the answer is. */
-  class Painter {
-    constructor(message) {
-      this.message = message;
-      this.view = new Markdown.View(message.parts.text);
-      this.isRequested = false;
-      this.notBefore = 0;
-      this.reasoning = null;
-      this.tools = null;
-      message.parts.text.classList.add("waiting");
+  /** Shows the branch with the leaf. Messages that are there already stay as they are. */
+  function showPath() {
+    const before = views;
+    views = new Map();
+    for (const message of conversation.path()) {
+      const view = before.get(message) ?? new MessageView(message);
+      before.delete(message);
+      views.set(message, view);
+      // Its place is behind what has been placed.
+      if (view.root.parentNode !== log) log.append(view.root);
+      if (!view.painter || view.painter.isFinished) continue;
+      if (running.get(conversation.id)?.message === message) view.painter.request();
+      else view.painter.finish();
     }
-
-    request() {
-      if (this.isRequested) return;
-      this.isRequested = true;
-      const paint = () => {
-        this.isRequested = false;
-        if (running && messages.at(-1) === this.message) this.paint(true);
-      };
-      setTimeout(() => requestAnimationFrame(paint), Math.max(this.notBefore - performance.now(), 0));
-    }
-
-    paint(isOpen) {
-      const start = performance.now();
-      const { message, view } = this;
-      const { parts } = message;
-      const follows = isAtEnd();
-      const hasText = message.content !== "";
-      parts.text.classList.toggle("waiting", isOpen && !hasText);
-      if (hasText || !isOpen) view.render(message.content, isOpen);
-      if (message.reasoning) this.paintReasoning(hasText);
-      if (message.tools) this.paintTools();
-      parts.numbers.textContent = message.numbers ?? "";
-      if (follows) toEnd();
-      // Asking makes the browser lay the page out now, so that it is counted.
-      byId("to-end").hidden = isAtEnd();
-      const end = performance.now();
-      this.notBefore = end + 5 * (end - start);
-    }
-
-    paintReasoning(hasText) {
-      if (!this.reasoning) {
-        const text = element("div");
-        text.dir = "auto";
-        const details = element("details", "reasoning", element("summary", "", "Reasoning"), text);
-        details.open = !hasText;
-        this.reasoning = { details, text: text.appendChild(document.createTextNode("")), isOver: hasText };
-        this.message.parts.text.before(details);
-      }
-      const { details, text, isOver } = this.reasoning;
-      text.appendData(this.message.reasoning.slice(text.length));
-      if (hasText && !isOver) {
-        details.open = false;
-        this.reasoning.isOver = true;
-      }
-    }
-
-    paintTools() {
-      if (!this.tools) {
-        const pre = element("pre", "", element("code"));
-        pre.tabIndex = 0;
-        pre.setAttribute("role", "region");
-        pre.setAttribute("aria-label", "Tool calls");
-        this.tools = pre.firstChild;
-        const head = element("div", "code-head", element("span", "", "Tool calls"));
-        this.message.parts.text.after(element("div", "code", head, pre));
-      }
-      this.tools.textContent = this.message.tools;
-    }
-
-    finish() {
-      this.paint(false);
-      const { message } = this;
-      if (!message.failure) return;
-      const failure = element("p", "failure", message.failure);
-      failure.setAttribute("role", "alert");
-      message.parts.foot.before(failure);
-    }
-  }
-
-  function showAll() {
-    log.replaceChildren();
-    byId("welcome").hidden = messages.length > 0;
-    for (const message of messages) {
-      showMessage(message);
-      message.parts.painter?.finish();
-    }
-    showTools();
-    toEnd();
-  }
-
-  /** The last exchange can be changed; everything can be copied. */
-  function showTools() {
-    const lastUser = messages.findLastIndex((each) => each.role === "user");
-    messages.forEach((message, index) => {
-      const { tools } = message.parts;
-      tools.replaceChildren();
-      if (running) return;
-      const isUser = message.role === "user";
-      const whose = isUser ? "message" : "answer";
-      if (message.content) {
-        const copy = button("Copy", () => copyText(message.content, copy), `Copy ${whose}`);
-        tools.append(copy);
-      }
-      if (index === messages.length - 1) {
-        const name = isUser || message.failure ? "Try again" : "Regenerate";
-        tools.append(button(name, regenerate, `${name}: answer`));
-      }
-      if (index === lastUser) {
-        tools.append(button("Edit", () => edit(message), "Edit message"));
-        tools.append(button("Delete", () => removeFrom(index), "Delete message and its answer"));
-      }
-    });
-  }
-
-  function removeFrom(index) {
-    for (const message of messages.splice(index)) message.parts.root.remove();
-    byId("welcome").hidden = messages.length > 0;
-    usedTokens = 0;
+    for (const view of before.values()) view.root.remove();
+    byId("welcome").hidden = views.size > 0;
+    showBusy();
     showContext();
+  }
+
+  const isBusy = () => running.has(conversation.id);
+
+  function showBusy() {
+    byId("send").hidden = isBusy();
+    byId("stop").hidden = !isBusy();
+    log.setAttribute("aria-busy", String(isBusy()));
     showTools();
-    save();
-    input.focus();
   }
 
-  function regenerate() {
-    if (running) return;
-    if (messages.at(-1)?.role === "assistant") messages.pop().parts.root.remove();
-    input.focus();
-    answer();
-  }
-
-  function edit(message) {
-    const { root, text, foot } = message.parts;
-    const area = element("textarea");
-    area.value = message.content;
-    area.rows = Math.min(message.content.split("\n").length + 1, 12);
-    area.dir = "auto";
-    area.setAttribute("aria-label", "Edit message");
-    const close = () => {
-      editor.remove();
-      root.classList.remove("editing");
-      text.hidden = foot.hidden = false;
-      input.focus();
-    };
-    const submit = () => {
-      const content = area.value.trim();
-      if (!content || running) return;
-      close();
-      for (const each of messages.splice(messages.indexOf(message))) each.parts.root.remove();
-      ask(content);
-    };
-    area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") close();
-      else if (isSendKey(event)) {
-        event.preventDefault();
-        submit();
+  function showTools() {
+    const leaf = conversation.leaf;
+    for (const [message, view] of views) {
+      if (isBusy()) {
+        view.showTools([]);
+        continue;
       }
-    });
-    const sendButton = element("button", "primary", "Send");
-    sendButton.type = "button";
-    sendButton.addEventListener("click", submit);
-    const editor = element("div", "editor", area, element("div", "buttons", button("Cancel", close), sendButton));
-    text.hidden = foot.hidden = true;
-    root.classList.add("editing");
-    root.prepend(editor);
-    area.focus();
+      const isUser = message.role === "user";
+      const tools = [];
+      if (message.content) {
+        const copy = (event) => copyText(message.content, event.currentTarget);
+        tools.push(["Copy", `Copy ${isUser ? "message" : "answer"}`, copy]);
+      }
+      if (!isUser || message === leaf) {
+        const name = isUser || message.failure ? "Try again" : "Regenerate";
+        tools.push([name, `${name}: answer`, () => regenerate(message)]);
+      }
+      if (isUser) {
+        tools.push(["Edit", "Edit message", () => edit(message)]);
+        tools.push(["Delete", "Delete message and what follows", () => removeFrom(message)]);
+      }
+      view.showTools(tools);
+      const versions = conversation.versions(message);
+      const number = versions.indexOf(message) + 1;
+      view.showVersions(number, versions.length, (step) => {
+        conversation.show(versions[number - 1 + step]);
+        Library.replace(conversation);
+        showPath();
+      });
+    }
   }
 
-  function ask(content) {
-    const message = { role: "user", content };
-    messages.push(message);
-    showMessage(message);
-    save();
+  function removeFrom(message) {
+    const before = conversation.toRecord();
+    conversation.remove(message);
+    usedTokens.delete(conversation.id);
+    if (conversation.messages.length === 0) Library.remove(conversation.id);
+    else Library.replace(conversation);
+    showPath();
+    Sidebar.render();
+    offer("Deleted.", "Undo", () => putBack(before));
+    Composer.focus();
+  }
+
+  function putBack(record) {
+    const restored = Conversation.read(record);
+    Library.replace(restored);
+    open(restored);
+  }
+
+  /** Another answer in the place of this one, or an answer to this message. */
+  function regenerate(message) {
+    if (isBusy()) return;
+    conversation.leaf = message.role === "assistant" ? message.parent : message;
+    Composer.focus();
     answer();
   }
 
-  const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 60;
+  /** Another message in the place of this one; what followed it stays, in its own branch. */
+  function edit(message) {
+    views.get(message).edit((content) => {
+      if (isBusy()) return;
+      conversation.add({ role: "user", content, ...(message.files && { files: message.files }) }, message.parent);
+      answer();
+    }, Composer.focus);
+  }
+
+  function ask(content, files = []) {
+    hide();
+    conversation.add({ role: "user", content, ...(files.length > 0 && { files }) });
+    Library.save(conversation);
+    // It is found again under its address, also after the page was loaded anew.
+    if (idInAddress() !== conversation.id) history.pushState(null, "", `#${conversation.id}`);
+    answer();
+    showName();
+  }
+
+  /** What the conversation is called, where that can be seen. */
+  function showName() {
+    document.title = conversation.messages.length > 0 ? `${conversation.name} · tinyvllm` : "tinyvllm";
+    Sidebar.render();
+  }
+
+  function open(wanted) {
+    conversation = wanted;
+    log.replaceChildren();
+    views = new Map();
+    showPath();
+    toEnd();
+    const isNew = conversation.messages.length === 0;
+    if (idInAddress() !== (isNew ? "" : conversation.id)) {
+      history.pushState(null, "", isNew ? location.pathname : `#${conversation.id}`);
+    }
+    showName();
+  }
+
+  const idInAddress = () => location.hash.slice(1);
+  const openAddress = () => open(Library.all.get(idInAddress()) ?? new Conversation());
+
+  function removeConversation(wanted) {
+    running.get(wanted.id)?.controller.abort();
+    const before = wanted.toRecord();
+    Library.remove(wanted.id);
+    if (wanted.id === conversation.id) open(new Conversation());
+    else Sidebar.render();
+    offer("Deleted.", "Undo", () => putBack(before));
+    Composer.focus();
+  }
+
+  // ---- Scrolling: whoever is at the end stays there, whatever grows
+
+  let isFollowing = true;
+  let lastTop = 0;
+  const gap = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
+  const isAtEnd = () => gap() < 40;
+
+  function follow(isWanted) {
+    isFollowing = isWanted;
+    // What the browser does to keep other texts in their place would look like scrolling.
+    scroller.style.overflowAnchor = isWanted ? "none" : "auto";
+  }
 
   function toEnd() {
+    follow(true);
     scroller.scrollTop = scroller.scrollHeight;
+    lastTop = scroller.scrollTop;
   }
 
-  function showBusy(isBusy) {
-    byId("send").hidden = isBusy;
-    byId("stop").hidden = !isBusy;
-    log.setAttribute("aria-busy", String(isBusy));
-    for (const id of ["new-chat", "change-key"]) byId(id).disabled = isBusy;
-    showTools();
-    if (isBusy) tell("Answering.");
-  }
+  scroller.addEventListener("scroll", () => {
+    // The event comes later than the scrolling, and what has grown meanwhile is no wish to leave the end.
+    const isUp = scroller.scrollTop < lastTop;
+    lastTop = scroller.scrollTop;
+    if (isUp) follow(gap() < 2);
+    else if (isAtEnd()) follow(true);
+    byId("to-end").hidden = isAtEnd();
+  }, { passive: true });
+  const growth = new ResizeObserver(() => {
+    if (isFollowing) toEnd();
+    byId("to-end").hidden = isAtEnd();
+  });
+  growth.observe(log);
+  growth.observe(scroller);
+  byId("to-end").addEventListener("click", () => {
+    toEnd();
+    Composer.focus();
+  });
 
+  // ---- News
+
+  /** For those who hear the page. */
   function tell(text) {
     byId("news").textContent = text;
+  }
+
+  let offerEnd = 0;
+  const hide = () => (byId("toast").hidden = true);
+
+  /** A line with one thing to do about it, for a while. */
+  function offer(text, name = "", onClick = () => {}) {
+    const action = element("button", "quiet", name);
+    action.type = "button";
+    action.addEventListener("click", () => {
+      hide();
+      onClick();
+    });
+    byId("toast").replaceChildren(element("span", "", text), ...(name ? [action] : []));
+    byId("toast").hidden = false;
+    clearTimeout(offerEnd);
+    offerEnd = setTimeout(hide, 10_000);
   }
 
   async function copyText(text, source) {
@@ -469,46 +407,18 @@
 
   // ---- Controls
 
-  /** Enter that ends a composition of an input method is no wish to send. */
-  const isSendKey = (event) =>
-    event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
-
-  function fitInput() {
-    input.style.height = "auto";
-    input.style.height = `${input.scrollHeight}px`;
-  }
-
-  function submit() {
-    const content = input.value.trim();
-    if (!content || running) return;
-    input.value = "";
-    fitInput();
-    ask(content);
-  }
-
-  byId("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    submit();
-    input.focus();
-  });
-  input.addEventListener("input", fitInput);
-  input.addEventListener("keydown", (event) => {
-    if (!isSendKey(event)) return;
-    event.preventDefault();
-    submit();
-  });
   const stop = () => {
-    running?.abort();
-    input.focus();
+    running.get(conversation.id)?.controller.abort();
+    Composer.focus();
   };
   byId("stop").addEventListener("click", stop);
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) stop();
+    if (event.key === "Escape" && isBusy() && !document.querySelector("dialog[open]")) stop();
   });
   byId("examples").addEventListener("click", (event) => {
     const example = event.target.closest("button");
-    if (!example || running) return;
-    input.focus();
+    if (!example || isBusy()) return;
+    Composer.focus();
     ask(example.textContent);
   });
   log.addEventListener("click", (event) => {
@@ -516,125 +426,56 @@
     if (source) copyText(source.closest(".code").querySelector("pre").textContent, source);
   });
   byId("new-chat").addEventListener("click", () => {
-    messages = [];
-    usedTokens = 0;
-    showContext();
-    showAll();
-    save();
-    input.focus();
-  });
-  scroller.addEventListener("scroll", () => (byId("to-end").hidden = isAtEnd()), { passive: true });
-  byId("to-end").addEventListener("click", () => {
-    toEnd();
-    input.focus();
+    open(new Conversation());
+    Composer.focus();
   });
   model.addEventListener("change", () => {
-    settings.model = model.value;
+    values.model = model.value;
+    Settings.save();
     showContext();
-    save();
   });
-
-  // ---- Light and dark
-
-  const isDarkSystem = window.matchMedia("(prefers-color-scheme: dark)");
-  function showTheme(theme) {
-    const isKnown = theme === "dark" || theme === "light";
-    if (isKnown) document.documentElement.dataset.theme = theme;
-    return isKnown ? theme : isDarkSystem.matches ? "dark" : "light";
-  }
-  showTheme(Kept.get("localStorage", "theme"));
-  byId("theme").addEventListener("click", () => {
-    const theme = showTheme(document.documentElement.dataset.theme) === "dark" ? "light" : "dark";
-    showTheme(theme);
-    Kept.put("localStorage", "theme", theme);
-  });
-
-  // ---- Dialogs
-
-  for (const close of document.querySelectorAll("[data-close]")) {
-    close.addEventListener("click", () => close.closest("dialog").close());
-  }
-
-  for (const field of SAMPLING) {
-    if (!Number.isFinite(settings[field.name])) delete settings[field.name];
-    const box = element("input");
-    box.type = "number";
-    box.id = `sampling-${field.name}`;
-    box.placeholder = "default";
-    for (const name of ["min", "max"]) if (name in field) box[name] = field[name];
-    box.step = field.step === 1 ? 1 : "any";
-    box.value = settings[field.name] ?? "";
-    box.addEventListener("input", () => {
-      if (box.value === "" || !box.validity.valid) delete settings[field.name];
-      else settings[field.name] = box.valueAsNumber;
-      save();
-    });
-    byId("sampling").append(element("label", "", field.label, box));
-  }
-  byId("reset").addEventListener("click", () => {
-    for (const { name } of SAMPLING) {
-      delete settings[name];
-      byId(`sampling-${name}`).value = "";
-    }
-    save();
-  });
-  const system = byId("system");
-  system.value = settings.system = isText(settings.system) ? settings.system : "";
-  system.addEventListener("input", () => {
-    settings.system = system.value;
-    save();
-  });
-  byId("keep").checked = settings.keep !== false;
-  byId("keep").addEventListener("change", () => {
-    settings.keep = byId("keep").checked;
-    save();
-  });
-  byId("open-settings").addEventListener("click", () => byId("settings").showModal());
-  byId("settings").addEventListener("submit", (event) => event.preventDefault());
   byId("change-key").addEventListener("click", async () => {
     byId("settings").close();
-    if (await askKey("The key of this server, if it needs one.")) connect();
+    if (await Settings.askKey("The key of this server, if it needs one.")) connect();
+  });
+  byId("delete-all").addEventListener("click", () => {
+    const before = Library.list().map((each) => each.toRecord());
+    for (const { controller } of running.values()) controller.abort();
+    Library.removeAll();
+    byId("settings").close();
+    open(new Conversation());
+    offer("All conversations are deleted.", "Undo", () => {
+      for (const record of before) Library.replace(Conversation.read(record));
+      Sidebar.render();
+    });
+  });
+  window.addEventListener("popstate", openAddress);
+  // What has come of an answer is kept if the tab is closed before its end.
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return;
+    for (const id of running.keys()) if (Library.all.has(id)) Library.save(Library.all.get(id));
   });
 
-  let asking = null;
-  /** Asks for the API key. False if the user gives none. */
-  function askKey(reason) {
-    asking ??= new Promise((resolve) => {
-      const dialog = byId("key-dialog");
-      const field = byId("key");
-      let isGiven = false;
-      byId("key-reason").textContent = reason;
-      field.value = "";
-      const onSubmit = (event) => {
-        event.preventDefault();
-        const key = field.value.trim();
-        // A header is made of visible ASCII; nothing else can be a key.
-        field.setCustomValidity(/^[!-~]+$/.test(key) ? "" : "A key is made of visible ASCII characters.");
-        if (!field.reportValidity()) return;
-        Server.useKey(key);
-        isGiven = true;
-        dialog.close();
-      };
-      const clear = () => field.setCustomValidity("");
-      field.addEventListener("input", clear);
-      dialog.addEventListener("submit", onSubmit);
-      dialog.addEventListener("close", () => {
-        dialog.removeEventListener("submit", onSubmit);
-        field.removeEventListener("input", clear);
-        field.value = "";
-        asking = null;
-        input.focus();
-        resolve(isGiven);
-      }, { once: true });
-      dialog.showModal();
-      field.focus();
-    });
-    return asking;
-  }
-
-  Server.onKeyNeeded = askKey;
+  Composer.isBusy = isBusy;
+  Composer.onSend = ask;
+  Composer.onTrouble = offer;
+  Library.onTrouble = offer;
+  Library.onChange = (id) => {
+    if (running.has(id ?? conversation.id)) return;
+    const changed = id === null || id === conversation.id;
+    if (changed && conversation.messages.length > 0) open(Library.all.get(conversation.id) ?? new Conversation());
+    else Sidebar.render();
+  };
+  Sidebar.current = () => conversation;
+  Sidebar.onDelete = removeConversation;
+  Sidebar.onImport = offer;
+  Sidebar.onOpen = open;
+  Sidebar.onRename = showName;
   Server.onLoading = (share, stage) => showState("wait", `Loading${share}`, stage);
-  showAll();
-  fitInput();
   connect();
+  Library.open().then(() => {
+    // Who was faster than the store has begun already.
+    if (conversation.messages.length === 0) openAddress();
+    else Sidebar.render();
+  });
 })();

@@ -18,9 +18,22 @@ const DOCUMENT: &str = include_str!("index.html");
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = concat!(
     "\"use strict\";\n",
+    include_str!("symbols.js"),
+    include_str!("commands.js"),
+    include_str!("formula.js"),
+    include_str!("inline.js"),
+    include_str!("colour.js"),
     include_str!("markdown.js"),
     include_str!("kept.js"),
     include_str!("server.js"),
+    include_str!("conversation.js"),
+    include_str!("library.js"),
+    include_str!("files.js"),
+    include_str!("message.js"),
+    include_str!("composer.js"),
+    include_str!("sidebar.js"),
+    include_str!("settings.js"),
+    include_str!("panel.js"),
     include_str!("chat.js"),
 );
 

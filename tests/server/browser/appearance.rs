@@ -32,31 +32,42 @@ fn rich() -> Option<(Page, Scripted)> {
     Some((page, server))
 }
 
+/// What can be opened beside or above the conversation; first nothing.
+const PARTS: [&str; 5] = ["", "#settings", "#key-dialog", "#panel", "#sidebar"];
+
+impl Page {
+    fn show_part(&self, part: &str, is_shown: bool) {
+        let action = match (part, is_shown) {
+            ("", _) => return,
+            ("#sidebar", _) => format!("document.querySelector('{part}').hidden = {}", !is_shown),
+            (_, true) => format!("document.querySelector('{part}').showModal()"),
+            (_, false) => format!("document.querySelector('{part}').close()"),
+        };
+        self.eval(&action);
+    }
+}
+
 #[test]
 fn narrow_screens_scroll_in_one_direction() {
     let Some((page, _server)) = rich() else { return };
     for width in [360, 320, 500, 1_600] {
         page.resize(width, 640);
-        for dialog in ["", "#settings", "#key-dialog"] {
-            if !dialog.is_empty() {
-                page.eval(&format!("document.querySelector('{dialog}').showModal()"));
-            }
+        for part in PARTS {
+            page.show_part(part, true);
             let wide = page.eval(
                 "[document.documentElement, document.body, document.querySelector('main'), ...document.querySelectorAll('dialog[open]')] \
                  .filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.nodeName)",
             );
-            assert_eq!(wide, json!([]), "{width} {dialog}");
+            assert_eq!(wide, json!([]), "{width} {part}");
             // And nothing sticks out that can not be scrolled to.
             let out = page.eval(
-                "[...document.querySelectorAll('header *, footer *, .message, dialog[open] *')].filter((node) => { \
+                "[...document.querySelectorAll('header *, footer *, .message, dialog[open] *, #sidebar:not([hidden]) *')].filter((node) => { \
                      const box = node.getBoundingClientRect(); \
                      return box.width > 1 && getComputedStyle(node).visibility === 'visible' && (box.left < -1 || box.right > innerWidth + 1); \
                  }).map((node) => node.outerHTML)",
             );
-            assert_eq!(out, json!([]), "{width} {dialog}");
-            if !dialog.is_empty() {
-                page.eval(&format!("document.querySelector('{dialog}').close()"));
-            }
+            assert_eq!(out, json!([]), "{width} {part}");
+            page.show_part(part, false);
         }
         // The field and the button are in sight.
         page.click("#input");
@@ -111,12 +122,12 @@ fn texts_can_be_read_in_light_and_dark() {
     for scheme in ["light", "dark"] {
         page.prefer(scheme);
         backgrounds.push(page.text(background));
-        for dialog in ["#settings", "#key-dialog"] {
-            page.eval(&format!("document.querySelector('{dialog}').showModal()"));
+        for part in PARTS {
+            page.show_part(part, true);
             let found = page.eval(FAINT);
             assert_eq!(found["found"], json!([]), "{scheme}");
             assert!(found["count"].as_u64().unwrap() > 50, "{found}");
-            page.eval(&format!("document.querySelector('{dialog}').close()"));
+            page.show_part(part, false);
         }
     }
     assert_ne!(backgrounds[0], backgrounds[1]);
@@ -136,9 +147,10 @@ fn code_is_copied_as_it_is_and_nothing_moves_for_those_who_want_no_motion() {
         json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": server.url()});
     page.call("Browser.grantPermissions", &rights);
     page.click(".markdown .code-head button");
-    page.until("document.querySelector('.markdown .code-head button').textContent === 'Copied'");
+    page.until("document.querySelector('#news').textContent === 'Copied.'");
     let code = page.text("navigator.clipboard.readText()");
     assert!(RICH.contains(&format!("```rust\n{code}\n```")), "{code}");
+    page.eval("document.querySelector('#news').textContent = ''");
     page.click(".assistant .tools button");
     page.until("document.querySelector('#news').textContent === 'Copied.'");
     assert_eq!(page.text("navigator.clipboard.readText()"), RICH);
@@ -168,14 +180,13 @@ fn everything_has_a_name_for_those_who_do_not_see_it() {
         "heading",
         "DisclosureTriangle",
         "searchbox",
+        "complementary",
         "MenuListPopup",
         "option",
     ];
     let mut seen = std::collections::BTreeSet::new();
-    for dialog in ["", "#settings", "#key-dialog"] {
-        if !dialog.is_empty() {
-            page.eval(&format!("document.querySelector('{dialog}').showModal()"));
-        }
+    for part in PARTS {
+        page.show_part(part, true);
         let tree = page.call("Accessibility.getFullAXTree", &json!({}));
         for node in tree["nodes"].as_array().unwrap() {
             let role = node["role"]["value"].as_str().unwrap_or_default();
@@ -186,9 +197,7 @@ fn everything_has_a_name_for_those_who_do_not_see_it() {
             let name = node["name"]["value"].as_str().unwrap_or_default();
             assert!(!name.trim().is_empty(), "a {role} has no name: {node}");
         }
-        if !dialog.is_empty() {
-            page.eval(&format!("document.querySelector('{dialog}').close()"));
-        }
+        page.show_part(part, false);
     }
     for role in [
         "button",
@@ -201,6 +210,8 @@ fn everything_has_a_name_for_those_who_do_not_see_it() {
         "region",
         "log",
         "heading",
+        "searchbox",
+        "complementary",
     ] {
         assert!(seen.contains(role), "{role} is not among {seen:?}");
     }

@@ -3,14 +3,14 @@
 use serde_json::json;
 
 use super::super::client::Server;
-use super::Page;
+use super::{FRAME, Page};
 
 const RUNNING: &str = "vllm:num_requests_running";
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",engine=\"0\",finished_reason=\"abort\"";
 const LAST_TEXT: &str = "[...document.querySelectorAll('.assistant .text')].at(-1).textContent";
 const LAST_NUMBERS: &str = "[...document.querySelectorAll('.assistant .numbers')].at(-1).textContent";
 
-/// `TINYVLLM_SCREENSHOT=path` has the picture of the README made.
+/// `TINYVLLM_SCREENSHOTS=folder` has pictures made, wide and narrow, light and dark. One is in the README.
 #[test]
 fn a_conversation_of_two_turns() {
     let Some(page) = Page::start() else { return };
@@ -51,20 +51,31 @@ fn a_conversation_of_two_turns() {
     assert!(cached >= 32 && cached < prompt, "{numbers}");
     assert!(page.text("document.querySelector('#context').textContent").ends_with("of 1,024 tokens"));
 
-    if let Some(path) = std::env::var_os("TINYVLLM_SCREENSHOT") {
-        page.resize(1_000, 900);
+    if let Some(folder) = std::env::var_os("TINYVLLM_SCREENSHOTS") {
         page.eval("document.activeElement.blur()");
-        std::fs::write(path, page.screenshot()).unwrap();
+        for (width, height, size) in [(1_100, 820, "wide"), (390, 760, "narrow")] {
+            page.resize(width, height);
+            for scheme in ["light", "dark"] {
+                page.prefer(scheme);
+                // What follows a change of size follows it in the next frame.
+                page.eval(FRAME);
+                let path = std::path::Path::new(&folder).join(format!("{size}-{scheme}.png"));
+                std::fs::write(path, page.screenshot()).unwrap();
+            }
+        }
+        page.prefer("light");
         page.resize(1_100, 760);
     }
 
-    // It is still there when the page is opened again.
+    // It is still there when the page is loaded again, under its address.
     let before = page.text("document.querySelector('#log').innerText");
-    page.open_ready(&server);
+    page.reload();
+    page.until_ready();
+    page.until_messages(4);
     assert_eq!(page.text("document.querySelector('#log').innerText"), before);
 
-    // The last exchange can be asked for again, written anew and taken back.
-    page.click(".message:last-child .tools button:nth-child(2)");
+    // Anything can be asked for again, written anew and taken back.
+    page.click(".message:last-child .tools button[aria-label='Regenerate: answer']");
     page.until_messages(4);
     page.click(".user:nth-child(3) .tools button[aria-label='Edit message']");
     assert_eq!(page.text("document.activeElement.ariaLabel"), "Edit message");
@@ -73,11 +84,18 @@ fn a_conversation_of_two_turns() {
     page.press("Enter");
     page.until_messages(4);
     assert_eq!(page.text("document.querySelectorAll('.user .text')[1].textContent"), "What is GGUF?");
-    page.click("button[aria-label='Delete message and its answer']");
+    page.click(".user:nth-child(3) button[aria-label='Delete message and what follows']");
+    // The version before it is shown again.
+    page.until_messages(4);
+    assert_eq!(
+        page.text("document.querySelectorAll('.user .text')[1].textContent"),
+        "Tell me a story\nabout a lighthouse."
+    );
+    page.click(".user:nth-child(3) button[aria-label='Delete message and what follows']");
     page.until_messages(2);
     assert_eq!(page.text(LAST_TEXT), first);
     page.click("#new-chat");
-    page.until("!document.querySelector('.message') && !localStorage.getItem('tinyvllm.conversation')");
+    page.until("!document.querySelector('.message') && location.hash === ''");
 
     assert_eq!(page.complaints(), Vec::<String>::new());
     let own = format!("http://{}/", server.address());
@@ -88,7 +106,8 @@ fn a_conversation_of_two_turns() {
 #[test]
 fn an_answer_is_stopped_in_the_server_too() {
     let Some(page) = Page::start() else { return };
-    let server = Server::start("");
+    // Slow enough that no answer ends by itself before it is stopped.
+    let server = Server::start("--kernels reference");
     page.open_ready(&server);
     for (number, stop) in ["Escape", "#stop"].into_iter().enumerate() {
         page.write("Tell me a long story about a dragon.");
@@ -137,9 +156,7 @@ fn settings_reach_the_server() {
         numbers.starts_with("3 tokens") && numbers.ends_with("cut off at the longest length"),
         "{numbers}"
     );
-    let events = page.events.borrow();
-    let sent = events.iter().find_map(|event| event["params"]["request"]["postData"].as_str()).unwrap();
-    let sent: serde_json::Value = serde_json::from_str(sent).unwrap();
+    let sent = page.sent().remove(0);
     assert_eq!(sent["model"], "second");
     assert_eq!(sent["messages"][0], json!({"role": "system", "content": "You are brief."}));
     let sampling = [&sent["temperature"], &sent["max_tokens"], &sent["seed"]];
@@ -205,8 +222,17 @@ fn everything_is_reached_by_keyboard() {
         reached.push(name);
     }
     for name in [
+        "toggle-list",
         "new-chat",
         "open-settings",
+        "open-panel",
+        "search",
+        "Hello",
+        "Rename Hello",
+        "Delete Hello",
+        "import",
+        "export",
+        "attach",
         "theme",
         "Copy message",
         "Edit message",

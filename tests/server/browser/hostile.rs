@@ -32,6 +32,14 @@ const PAYLOADS: &[&str] = &[
     "# <script>window.hit=1</script>\n> <img src=x onerror=window.hit=1>\n- <svg/onload=window.hit=1>\n1. [x](javascript:window.hit=1)",
     "{{constructor.constructor('window.hit=1')()}} ${window.hit=1} <%= x %> __proto__ constructor",
     "\u{202e}gnp.exe\u{202c} \u{2066}a\u{2069} \u{200f}مرحبا\u{200e} \u{0}\u{1}\u{7f}\u{feff}\u{fffd}",
+    "$<img src=x onerror=window.hit=1>$ \\(<script>window.hit=1</script>\\) $$<math><maction actiontype=statusline xlink:href=javascript:window.hit=1>x</maction></math>$$",
+    "<math href=javascript:window.hit=1><mi xlink:href=javascript:window.hit=1 onclick=window.hit=1>x</mi><annotation-xml encoding=text/html><img src=x onerror=window.hit=1></annotation-xml></math>",
+    "$\\href{javascript:window.hit=1}{x} \\url{javascript:window.hit=1} \\includegraphics{http://outside.example/x.png}$",
+    "$\\htmlData{onclick=window.hit=1}{x} \\htmlId{log}{x} \\class{message}{x} \\style{background:url(http://outside.example)}{x} \\cssId{a}{b}$",
+    "$\\text{</mtext><script>window.hit=1</script>} \\color{url(http://outside.example)} \\textcolor{red;x:url(javascript:x)}{x} \\hspace{1em;x} \\mspace{x}$",
+    "$$\\begin{array}{c|\\\"onclick=window.hit=1} x \\end{array} \\begin{<script>} \\operatorname{<b onclick=x>} \\tag{<script>window.hit=1</script>}$$",
+    "$$\\def\\a{\\a\\a}\\a \\newcommand{\\b}{\\b\\b}\\b \\constructor \\__proto__ \\toString{x} \\begin{constructor}x\\end{constructor}$$",
+    "```math\n</annotation></semantics></math><img src=x onerror=window.hit=1>\n```\n\\[\n<annotation-xml encoding=\"text/html\"><script>window.hit=1</script>\n\\]",
     "\u{2028}\u{2029}<!--<script>window.hit=1//--> <![CDATA[<script>window.hit=1</script>]]> <?xml?>",
 ];
 
@@ -40,9 +48,17 @@ const PAYLOADS: &[&str] = &[
 const FORBIDDEN: &str = "(() => {
     const names = 'DIV H1 H2 H3 H4 H5 H6 P SPAN A BR CODE PRE EM STRONG DEL UL OL LI BLOCKQUOTE HR TABLE THEAD TBODY TR TH TD \
         BUTTON ARTICLE DETAILS SUMMARY TEXTAREA'.split(' ');
+    const formulas = 'math semantics annotation mrow mi mo mn mtext mspace mfrac msqrt mroot msub msup msubsup munder mover \
+        munderover mtable mtr mtd mstyle mphantom mpadded'.split(' ');
+    const ofFormulas = 'accent accentunder class depth display displaystyle encoding form height linethickness lspace mathvariant \
+        maxsize minsize movablelimits rspace scriptlevel stretchy symmetric width'.split(' ');
     const found = [];
-    for (const node of document.querySelectorAll('#log *')) {
-        if (!names.includes(node.nodeName)) found.push(node.outerHTML);
+    for (const node of document.querySelectorAll('#log *, #conversations *, #files *, #toast *, #facts *')) {
+        const isFormula = node.namespaceURI.endsWith('/MathML');
+        if (!(isFormula ? formulas : names).includes(node.nodeName)) found.push(node.outerHTML);
+        for (const { name, value } of isFormula ? node.attributes : []) {
+            if (!ofFormulas.includes(name) || !/^[a-z0-9.]+( lined| right)?$|^application.x-tex$/.test(value)) found.push(node.outerHTML);
+        }
         for (const { name } of node.attributes) {
             if (name.startsWith('on') || ['src', 'srcdoc', 'action'].includes(name)) found.push(node.outerHTML);
         }
@@ -92,12 +108,12 @@ fn no_text_becomes_markup_or_script() {
     }
     check(&page, &server, "while it came");
     // Nothing was lost: the answer can be copied as it was.
-    let stored = page.text("localStorage.getItem('tinyvllm.conversation')");
-    let stored: Value = serde_json::from_str(&stored).unwrap();
+    page.until_kept(count);
+    let stored = page.records().remove(0);
     for (number, payload) in PAYLOADS.iter().enumerate() {
         assert_eq!(stored["messages"][2 * number + 1]["content"], **payload);
     }
-    page.open(&server.url());
+    page.reload();
     page.until_messages(count);
     check(&page, &server, "from the store");
     // Links that are left lead where they say.
@@ -125,33 +141,53 @@ fn a_store_that_others_wrote_is_read_with_care() {
     let Some(page) = Page::start() else { return };
     let server = Scripted::start("m");
     page.open(&server.url());
-    for (conversation, settings, num_messages) in [
-        ("{", "[", 0),
-        ("null", "null", 0),
-        ("[1]", "[]", 0),
-        (r#"{"messages": {"length": 5}}"#, r#"{"system": {}, "temperature": "1"}"#, 0),
+    let id = "0123456789abcdef01234567";
+    let record = |messages: Value| {
+        page.put_record(
+            &json!({"id": id, "title": "<b onclick=hit=1>", "updated": "x", "messages": messages}),
+        );
+    };
+    for (messages, settings, num_messages) in [
+        (json!("{"), "[", 0),
+        (json!(null), "null", 0),
+        (json!([1]), "[]", 0),
+        (json!({"length": 5}), r#"{"system": {}, "temperature": "1"}"#, 0),
         (
-            r#"{"messages": [null, 1, {}, {"role": "system", "content": "x"}, {"role": "user", "content": ["x"]}]}"#,
+            json!([null, 1, {}, {"role": "system", "content": "x"}, {"role": "user", "content": {"x": 1}}]),
             "1",
             0,
         ),
         (
-            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<script>hit=1</script>",
-                "numbers": "<img src=x onerror=hit=1>", "reasoning": "<script>hit=1</script>", "tools": {"__proto__": 1},
-                "failure": "<b>", "parts": {"root": 1}}]}"#,
+            json!([
+                {"role": "user", "content": "a", "files": [{"name": "<img src=x onerror=hit=1>", "text": "<script>hit=1</script>"}, 1]},
+                {"role": "assistant", "content": "<script>hit=1</script>", "numbers": "<img src=x onerror=hit=1>",
+                    "reasoning": "<script>hit=1</script>", "tools": {"__proto__": 1}, "failure": "<b>", "parts": {"root": 1}},
+            ]),
             r#"{"__proto__": {"keep": false}, "model": "<script>"}"#,
             2,
         ),
+        // Parents that are not there, that come later, or that are the message itself.
+        (
+            json!([
+                {"id": "1", "parent": "1", "role": "user", "content": "a"},
+                {"id": "2", "parent": "3", "role": "assistant", "content": "b"},
+                {"id": "3", "parent": "__proto__", "role": "user", "content": "c"},
+                {"id": "4", "parent": "1", "role": "assistant", "content": "d"},
+                {"id": "4", "parent": "1", "role": "assistant", "content": "e"},
+            ]),
+            "{}",
+            2,
+        ),
     ] {
+        record(messages.clone());
         page.eval(&format!(
-            "localStorage.setItem('tinyvllm.conversation', {conversation:?}); \
-             localStorage.setItem('tinyvllm.settings', {settings:?}); localStorage.setItem('tinyvllm.theme', '<b>'), 0"
+            "localStorage.setItem('tinyvllm.settings', {settings:?}); localStorage.setItem('tinyvllm.theme', '<b>'), 0"
         ));
-        page.open(&server.url());
+        page.open("about:blank");
+        page.open(&format!("{}#{id}", server.url()));
         page.until_ready();
-        let count = page.eval("document.querySelectorAll('.message').length");
-        assert_eq!(count, json!(num_messages), "{conversation}");
-        check(&page, &server, conversation);
+        page.until(&format!("document.querySelectorAll('.message').length === {num_messages}"));
+        check(&page, &server, &messages.to_string());
     }
 }
 
@@ -223,6 +259,9 @@ fn long_answers_are_no_work_for_the_page() {
         "x".repeat(200_000),
         "A *paragraph* with `code`.\n\n".repeat(4_000),
         format!("```rust\n{}", "let x = 1; // a line\n".repeat(8_000)),
+        "The value $x_1^2$ is \\(\\frac{a}{b}\\).\n\n".repeat(2_000),
+        format!("$$\n{}", "{\\frac a {".repeat(10_000)),
+        format!("A ${}", "{".repeat(100_000)),
     ];
     for (number, text) in texts.into_iter().enumerate() {
         let before = page.processor_time();

@@ -6,14 +6,22 @@ use super::Page;
 use super::scripted::Scripted;
 
 /// Opens the page for its script alone.
-fn page() -> Option<Page> {
+pub(super) fn page() -> Option<Page> {
     let page = Page::start()?;
     page.open(&Scripted::start("m").url());
+    page.until_ready();
     page.eval(
         "window.whole = (text, isOpen = false) => {
             const root = document.createElement('div');
             new Markdown.View(root).render(text, isOpen);
             return root;
+        };
+        window.inPieces = (text, size) => {
+            const root = document.createElement('div');
+            const view = new Markdown.View(root);
+            for (let end = size; end < text.length; end += size) view.render(text.slice(0, end), true);
+            view.render(text, false);
+            return root.innerHTML;
         }, 0",
     );
     Some(page)
@@ -77,11 +85,8 @@ fn pieces_make_no_difference() {
             const expected = whole(text).innerHTML;
             const wrong = [];
             for (const size of [1, 2, 3, 5, 8, 13, 40, 200]) {{
-                const root = document.createElement('div');
-                const view = new Markdown.View(root);
-                for (let end = size; end < text.length; end += size) view.render(text.slice(0, end), true);
-                view.render(text, false);
-                if (root.innerHTML !== expected) wrong.push([size, root.innerHTML, expected]);
+                const found = inPieces(text, size);
+                if (found !== expected) wrong.push([size, found, expected]);
             }}
             return wrong;
         }})()",
@@ -115,6 +120,81 @@ fn pieces_make_no_difference() {
         })()",
     );
     assert_eq!(same, json!(true));
+}
+
+/// What texts are made of, formulas too.
+const FRAGMENTS: &[&str] = &[
+    "x",
+    "a b",
+    "word two",
+    ".",
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\n  ",
+    "- ",
+    "\n- ",
+    "1. ",
+    "> ",
+    "\n> ",
+    "# ",
+    "\n# h\n",
+    "*",
+    "**",
+    "`",
+    "```",
+    "\n```\n",
+    "```math\n",
+    "|",
+    "| a |",
+    "\n|---|\n",
+    "$",
+    "$x$",
+    "$5",
+    "$$",
+    "$$$",
+    "$$\n",
+    "\n$$\n",
+    "\\[",
+    "\\[\n",
+    "\n\\]",
+    "\\]",
+    "\\[1\\]",
+    "\\(",
+    "\\)",
+    "\\",
+    "=",
+    "\\frac{a}{b}",
+    "^2",
+    "_1",
+    "\\begin{align}",
+    "\n\\end{align}\n",
+];
+
+#[test]
+fn pieces_of_random_texts_make_no_difference() {
+    let Some(page) = page() else { return };
+    let found = page.eval(&format!(
+        "(() => {{
+            const fragments = {};
+            let state = 1;
+            const random = (limit) => ((state = (Math.imul(state, 1103515245) + 12345) >>> 0) >>> 16) % limit;
+            for (let number = 0; number < 1000; number += 1) {{
+                const text = Array.from({{ length: 3 + random(28) }}, () => fragments[random(fragments.length)]).join('');
+                const expected = whole(text).innerHTML;
+                const size = 1 + random(3);
+                const root = document.createElement('div');
+                const view = new Markdown.View(root);
+                for (let end = size; end < text.length; end += size) view.render(text.slice(0, end), true);
+                view.render(text, false);
+                if (root.innerHTML !== expected) return [text, size, root.innerHTML, expected];
+            }}
+            return null;
+        }})()",
+        json!(FRAGMENTS)
+    ));
+    assert_eq!(found, json!(null));
 }
 
 #[test]

@@ -5,6 +5,8 @@
 
 mod appearance;
 mod conversation;
+mod conversations;
+mod formulas;
 mod hostile;
 mod markdown;
 mod scripted;
@@ -31,6 +33,25 @@ const UNTIL: &str = "(condition) => new Promise((resolve, reject) => {
     };
     look();
 })";
+
+/// Until the page has seen that it was scrolled or has grown, and has scrolled itself.
+const FRAME: &str = "new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))";
+
+/// A promise of what a request to the store of the page's database gives.
+fn with_store(request: &str) -> String {
+    format!(
+        "new Promise((resolve, reject) => {{
+            const opening = indexedDB.open('tinyvllm', 1);
+            opening.onerror = reject;
+            opening.onsuccess = () => {{
+                const store = opening.result.transaction('conversations', 'readwrite').objectStore('conversations');
+                const request = {request};
+                request.onsuccess = () => {{ opening.result.close(); resolve(request.result); }};
+                request.onerror = reject;
+            }};
+        }})"
+    )
+}
 
 /// Browsers run one after the other: they would take the processors away from tests that other tests wait for.
 static TURN: Mutex<()> = Mutex::new(());
@@ -96,25 +117,36 @@ impl Page {
             _profile: profile,
             _turn: turn,
         };
-        let target = page.call("Target.createTarget", &json!({"url": "about:blank"}));
-        let target = json!({"targetId": target["targetId"], "flatten": true});
-        page.session = page.call("Target.attachToTarget", &target)["sessionId"].as_str().unwrap().to_owned();
-        for domain in ["Page", "Runtime", "Log", "Network", "Accessibility"] {
-            page.call(&format!("{domain}.enable"), &json!({}));
-        }
+        page.session = page.new_tab();
         page.resize(1_100, 760);
         Some(page)
+    }
+
+    /// Opens another tab of the same browser; the session to talk with it.
+    fn new_tab(&self) -> String {
+        let target = self.call("Target.createTarget", &json!({"url": "about:blank"}));
+        let target = json!({"targetId": target["targetId"], "flatten": true});
+        let session = self.call("Target.attachToTarget", &target)["sessionId"].as_str().unwrap().to_owned();
+        for domain in ["Page", "Runtime", "Log", "Network", "Accessibility"] {
+            self.call_in(&session, &format!("{domain}.enable"), &json!({}));
+        }
+        session
     }
 
     /// Sends a command and returns what it gives. Events that come before are kept.
     #[track_caller]
     fn call(&self, method: &str, params: &Value) -> Value {
+        self.call_in(&self.session, method, params)
+    }
+
+    #[track_caller]
+    fn call_in(&self, session: &str, method: &str, params: &Value) -> Value {
         let id = self.num_commands.get() + 1;
         self.num_commands.set(id);
         let mut command = json!({"id": id, "method": method, "params": params});
         let is_for_browser = method.starts_with("Target.") || method.starts_with("SystemInfo.");
         if !is_for_browser {
-            command["sessionId"] = json!(self.session);
+            command["sessionId"] = json!(session);
         }
         let mut bytes = command.to_string().into_bytes();
         bytes.push(0);
@@ -147,6 +179,13 @@ impl Page {
         }
     }
 
+    /// Loads what is open again.
+    fn reload(&self) {
+        let url = self.text("location.href");
+        self.open("about:blank");
+        self.open(&url);
+    }
+
     /// Opens the page of a server and waits until the server is ready.
     #[track_caller]
     fn open_ready(&self, server: &Server) {
@@ -154,10 +193,13 @@ impl Page {
         self.until_ready();
     }
 
-    /// Waits until the server is ready and one can write.
+    /// Waits until the server is ready, what is kept has been read, and one can write.
     #[track_caller]
     fn until_ready(&self) {
-        self.until("document.querySelector('#state').textContent === 'Ready' && document.activeElement.id === 'input'");
+        self.until(
+            "document.querySelector('#state').textContent === 'Ready' && document.activeElement.id === 'input' && \
+             (document.querySelector('#conversations li') || document.querySelector('#no-conversations').textContent)",
+        );
     }
 
     /// The value of an expression, which may be a promise.
@@ -188,6 +230,43 @@ impl Page {
             "document.querySelectorAll('.message').length === {count} && \
              document.querySelector('#log').ariaBusy === 'false' && !document.querySelector('#send').hidden"
         ));
+        // The page follows what has grown in the next frame.
+        self.eval(FRAME);
+    }
+
+    /// What the page keeps, the latest conversation first, when nothing is being written.
+    #[track_caller]
+    fn records(&self) -> Vec<Value> {
+        let records = self.eval(&with_store("store.getAll()"));
+        let mut records = records.as_array().unwrap().clone();
+        records.sort_by_key(|record| -record["updated"].as_i64().unwrap_or(0));
+        records
+    }
+
+    /// Waits until the latest conversation is kept with so many messages.
+    #[track_caller]
+    fn until_kept(&self, num_messages: usize) {
+        let start = std::time::Instant::now();
+        while self.records().first().map_or(0, |record| record["messages"].as_array().unwrap().len())
+            != num_messages
+        {
+            assert!(start.elapsed() < PATIENCE, "never: {num_messages} messages are kept");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    /// Puts a record where the page keeps conversations.
+    #[track_caller]
+    fn put_record(&self, record: &Value) {
+        self.eval(&with_store(&format!("store.put({record})")));
+    }
+
+    /// Has a field for files take these.
+    #[track_caller]
+    fn choose_files(&self, selector: &str, paths: &[&std::path::Path]) {
+        let root = self.call("DOM.getDocument", &json!({"depth": 0}))["root"]["nodeId"].clone();
+        let node = self.call("DOM.querySelector", &json!({"nodeId": root, "selector": selector}));
+        self.call("DOM.setFileInputFiles", &json!({"files": paths, "nodeId": node["nodeId"]}));
     }
 
     /// Types a text where the cursor is, at once.
@@ -218,15 +297,18 @@ impl Page {
     #[track_caller]
     fn click(&self, selector: &str) {
         let place = self.eval(&format!(
-            "(() => {{
+            "(async () => {{
                 const node = document.querySelector({selector:?});
+                await {FRAME};
                 node.scrollIntoView({{ block: 'nearest' }});
+                await {FRAME};
                 const box = node.getBoundingClientRect();
                 const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
-                return node.contains(document.elementFromPoint(x, y)) ? [x, y] : null;
+                const met = document.elementFromPoint(x, y);
+                return node.contains(met) ? [x, y] : `at ${{x}}, ${{y}} is ${{met?.outerHTML}}`;
             }})()"
         ));
-        assert!(place.is_array(), "{selector} cannot be clicked");
+        assert!(place.is_array(), "{selector} cannot be clicked: {place}");
         for kind in ["mousePressed", "mouseReleased"] {
             let params =
                 json!({"type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1});
@@ -272,6 +354,13 @@ impl Page {
             _ => false,
         });
         found.map(Value::to_string).collect()
+    }
+
+    /// Bodies of requests for answers, in order.
+    fn sent(&self) -> Vec<Value> {
+        let events = self.events.borrow();
+        let bodies = events.iter().filter_map(|event| event["params"]["request"]["postData"].as_str());
+        bodies.map(|body| serde_json::from_str(body).unwrap()).collect()
     }
 
     /// The addresses of everything that was asked for.

@@ -13,7 +13,13 @@ pub(super) struct Turns {
     pub(super) messages: Vec<Message>,
     /// The first place that speaks of tools.
     pub(super) about_tools: Option<String>,
+    /// The last turn is the beginning of the answer.
+    pub(super) is_begun: bool,
 }
+
+/// What blocks have that changes nothing here: marks of where a cache is worth having, which there is everywhere, and
+/// what only their writer can read.
+const BLOCK_EXTRAS: &[&str] = &["cache_control", "citations", "data", "signature"];
 
 /// Takes the system prompt and the conversation out of the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
@@ -21,11 +27,10 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
     if let Some(system) = text(fields, "system")?.filter(|text| !text.is_empty()) {
         turns.messages.push(Message::new("system", system));
     }
-    let mut is_answered = false;
-    for (index, item) in messages::items(fields)?.into_iter().enumerate() {
-        let mut message = Fields::inside(item, &format!("messages[{index}]"))?;
+    for message in messages::items(fields)? {
+        let mut message = message?;
         let role = message.string("role")?.ok_or_else(|| missing(message.path("role")))?;
-        is_answered = match role.as_str() {
+        let is_answer = match role.as_str() {
             "user" => false,
             "assistant" => true,
             other => {
@@ -49,25 +54,22 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
             Some(other) => return Err(wrong_type(path, &other, "a string or a list of blocks")),
             None => return Err(missing(path)),
         };
-        match is_answered {
-            true => turns.add_assistant(blocks, &path)?,
-            false => turns.add_user(blocks, &path)?,
+        let blocks = message.objects("content", blocks);
+        match is_answer {
+            true => turns.add_assistant(blocks)?,
+            false => turns.add_user(blocks)?,
         }
     }
-    if is_answered {
-        let message = "messages ends with a turn of the assistant, which cannot be continued here; end it with one of \
-                       the user";
-        return Err(ApiError::unsupported("messages", message));
-    }
+    turns.is_begun = turns.ends_with_answer()?;
     Ok(turns)
 }
 
 impl Turns {
     /// What the user says and what tools answered, in their order.
-    fn add_user(&mut self, blocks: Vec<Value>, path: &str) -> Result<(), ApiError> {
-        for (index, block) in blocks.into_iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            let mut block = Fields::inside(block, &path)?;
+    fn add_user(&mut self, blocks: impl Iterator<Item = Result<Fields, ApiError>>) -> Result<(), ApiError> {
+        for block in blocks {
+            let mut block = block?;
+            block.pass(BLOCK_EXTRAS);
             match block.string("type")?.as_deref() {
                 Some("text") => {
                     let text = block.string("text")?.ok_or_else(|| missing(block.path("text")))?;
@@ -78,7 +80,7 @@ impl Turns {
                     }
                 }
                 Some("tool_result") => {
-                    self.about_tools.get_or_insert(path);
+                    self.about_tools.get_or_insert_with(|| block.place().to_owned());
                     let id =
                         block.string("tool_use_id")?.ok_or_else(|| missing(block.path("tool_use_id")))?;
                     let mut message = Message::new("tool", text(&mut block, "content")?.unwrap_or_default());
@@ -88,19 +90,22 @@ impl Turns {
                     }
                     self.messages.push(message);
                 }
-                Some(kind) => return Err(not_text(path, kind)),
+                Some(kind) => return Err(not_text(block.place().to_owned(), kind)),
                 None => return Err(missing(block.path("type"))),
             }
         }
         Ok(())
     }
 
-    fn add_assistant(&mut self, blocks: Vec<Value>, path: &str) -> Result<(), ApiError> {
+    fn add_assistant(
+        &mut self,
+        blocks: impl Iterator<Item = Result<Fields, ApiError>>,
+    ) -> Result<(), ApiError> {
         let before = self.messages.pop_if(|message| message.role == "assistant");
         let mut message = before.unwrap_or_else(|| Message::new("assistant", ""));
-        for (index, block) in blocks.into_iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            let mut block = Fields::inside(block, &path)?;
+        for block in blocks {
+            let mut block = block?;
+            block.pass(BLOCK_EXTRAS);
             match block.string("type")?.as_deref() {
                 Some("text") => {
                     let text = block.string("text")?.ok_or_else(|| missing(block.path("text")))?;
@@ -127,14 +132,32 @@ impl Turns {
                     if let Value::Array(calls) = calls {
                         calls.push(call(Some(id), name, input));
                     }
-                    self.about_tools.get_or_insert(path);
+                    self.about_tools.get_or_insert_with(|| block.place().to_owned());
                 }
-                Some(kind) => return Err(not_text(path, kind)),
+                Some(kind) => return Err(not_text(block.place().to_owned(), kind)),
                 None => return Err(missing(block.path("type"))),
             }
         }
         self.messages.push(message);
         Ok(())
+    }
+
+    /// Whether the last turn is one of the assistant, which then has to be text that a model can go on with.
+    fn ends_with_answer(&self) -> Result<bool, ApiError> {
+        let Some(last) = self.messages.last().filter(|message| message.role == "assistant") else {
+            return Ok(false);
+        };
+        let what = if last.extra.contains_key("tool_calls") {
+            "calls tools; add a turn of the user with a tool_result for each call"
+        } else if last.content.is_empty() {
+            "has no text to go on with; leave it out"
+        } else if last.content.ends_with(char::is_whitespace) {
+            "ends with white space, after which models go on badly; trim it"
+        } else {
+            return Ok(true);
+        };
+        let message = format!("messages ends with a turn of the assistant that {what}");
+        Err(ApiError::invalid("messages", message))
     }
 }
 
@@ -144,7 +167,7 @@ fn text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(blocks)) => parts_of_text(blocks, &path, &["text"]).map(Some),
+        Some(Value::Array(blocks)) => parts_of_text(fields.objects(name, blocks), &["text"]).map(Some),
         Some(other) => Err(wrong_type(path, &other, "a string or a list of blocks")),
     }
 }

@@ -47,7 +47,7 @@ pub(in super::super) async fn count_tokens(
     request: HttpRequest<Body>,
 ) -> Result<Response, ApiError> {
     let model = app.ready()?;
-    let _seat = app.take_seats(&model, &Client::of(&request)?, 1)?;
+    let _seat = app.take_seat(&model, &Client::of(&request)?).await?;
     let count = |model: &Model, mut fields: Fields| {
         let question = Question::parse(&mut fields)?;
         Ok(question.conversation.encode(model)?.len())
@@ -69,15 +69,23 @@ impl Question {
         let (output, effort) = output(fields)?;
         let mut variables =
             template_variables(fields, effort.map(|effort| ("output_config.effort", effort)))?;
-        let shows_thinking = thinking(fields, &mut variables)?;
+        let (thinks, shows_thinking) = thinking(fields, &mut variables)?;
         let turns = conversation::parse(fields)?;
+        let other = [("thinking", thinks), ("output_config.format", output.is_some())];
+        if let Some((other, _)) = other.into_iter().find(|(_, is_given)| *is_given && turns.is_begun) {
+            let message = format!(
+                "messages ends with a turn of the assistant, with which the answer goes on, and {other} is about its \
+                 beginning; leave one of them out"
+            );
+            return Err(ApiError::invalid("messages", message));
+        }
         let conversation = Conversation {
             param: "messages",
             messages: turns.messages,
             about_tools: turns.about_tools,
             tools,
-            add_generation_prompt: true,
-            continue_final_message: false,
+            add_generation_prompt: !turns.is_begun,
+            continue_final_message: turns.is_begun,
             variables,
         };
         Ok(Self { conversation, output, shows_thinking })
@@ -121,6 +129,8 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<Message
 }
 
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    // The cache is everywhere.
+    fields.pass(&["cache_control"]);
     for name in REFUSED {
         if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
             let message = format!("{name} is not supported here; leave it out");
@@ -170,9 +180,9 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
     }
 }
 
-/// Tells the template whether the model is to think, which it is only if that is asked for, and returns whether what
-/// it thinks is to be shown. Variables that the request itself gives to the template come first.
-fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<bool, ApiError> {
+/// Tells the template whether the model is to think, which it is only if that is asked for. Returns whether it is, and
+/// whether what it thinks is to be shown. Variables that the request itself gives to the template come first.
+fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<(bool, bool), ApiError> {
     let mut shows = true;
     let is_wanted = match fields.object("thinking")? {
         None => false,
@@ -203,13 +213,13 @@ fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<b
         }
     };
     switch_thinking(variables, is_wanted);
-    Ok(shows)
+    Ok((is_wanted, shows))
 }
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
     let tools = match &given {
-        Some(given) => tools::list(given, tool)?,
+        Some(given) => tools::list(fields, given, tool)?,
         None => Vec::new(),
     };
     let source = match given {
@@ -239,8 +249,9 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
     ToolRequest::new(source, tools, wanted.into(), is_parallel)
 }
 
-fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
-    let mut fields = Fields::inside(item, path)?;
+fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    let path = fields.path("input_schema");
+    fields.pass(&["cache_control"]);
     // Those of Anthropic's own tools have a type each.
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
         let path = fields.path("type");
@@ -252,7 +263,7 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
     let tool = tools::function(fields, "input_schema")?;
     match tool.parameters {
         Some(_) => Ok(tool),
-        None => Err(missing(format!("{path}.input_schema"))),
+        None => Err(missing(path)),
     }
 }
 

@@ -132,7 +132,20 @@ fn what_is_not_valid_is_refused_by_name() {
     let call = json!([{"type": "tool_use", "id": "1", "name": "f", "input": "x"}]);
     check(assistant(call), "messages[0].content[0].input", "an object");
     check(assistant(json!([{"type": "tool_result"}])), "messages[0].content[0]", "tool_result");
-    check(assistant(json!("So")), "messages", "ends with a turn of the assistant");
+    check(assistant(json!("So ")), "messages", "white space");
+    check(assistant(json!([{"type": "thinking", "thinking": "So"}])), "messages", "no text");
+    let call =
+        json!([{"type": "text", "text": "So"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}]);
+    check(assistant(call), "messages", "tool_result");
+    let begun = |name: &str, value: Value| {
+        let mut body = assistant(json!("So"));
+        body[name] = value;
+        body
+    };
+    check(begun("thinking", json!({"type": "adaptive"})), "messages", "thinking is about its beginning");
+    let format = json!({"format": {"type": "json_schema", "schema": {}}});
+    check(begun("output_config", format), "messages", "output_config.format is about its beginning");
+    question(&begun("thinking", json!({"type": "disabled"}))).unwrap();
     check(json!({"system": [{"type": "image"}]}), "system[0]", "text only");
     check(json!({"tools": [{"name": "f"}]}), "tools[0].input_schema", "missing");
     check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type", "bash_20250124");

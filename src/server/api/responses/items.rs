@@ -37,9 +37,10 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-/// Makes messages of all items. The first `num_before` are those of earlier responses.
+/// Makes messages of all items. The first `num_before` are those of earlier responses, of which nothing is told again.
 pub(super) fn messages(
     instructions: Option<&str>,
+    fields: &Fields,
     items: &[Value],
     num_before: usize,
 ) -> Result<Turns, ApiError> {
@@ -47,24 +48,25 @@ pub(super) fn messages(
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         turns.messages.push(Message::new("system", text));
     }
-    for (index, item) in items.iter().enumerate() {
-        let path = match index.checked_sub(num_before) {
-            Some(index) => format!("input[{index}]"),
-            None => "previous_response_id".to_owned(),
-        };
-        turns.add(item.clone(), &path)?;
+    let (before, new) = items.split_at(num_before);
+    for item in before {
+        turns.add(Fields::inside(item.clone(), "previous_response_id")?)?;
+    }
+    for item in fields.objects("input", new.to_vec()) {
+        turns.add(item?)?;
     }
     Ok(turns)
 }
 
 impl Turns {
-    fn add(&mut self, item: Value, path: &str) -> Result<(), ApiError> {
-        let mut item = Fields::inside(item, path)?;
+    fn add(&mut self, mut item: Fields) -> Result<(), ApiError> {
+        // What an answer has, and what only its writer can read.
+        item.pass(&["id", "status", "encrypted_content"]);
         match item.string("type")?.as_deref() {
             None | Some("message") => self.add_message(&mut item),
             Some("reasoning") => self.add_reasoning(&mut item),
             Some("function_call") => {
-                self.about_tools.get_or_insert_with(|| path.to_owned());
+                self.about_tools.get_or_insert_with(|| item.place().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
                 let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
                 let arguments = item.string("arguments")?.ok_or_else(|| missing(item.path("arguments")))?;
@@ -76,7 +78,7 @@ impl Turns {
                 Ok(())
             }
             Some("function_call_output") => {
-                self.about_tools.get_or_insert_with(|| path.to_owned());
+                self.about_tools.get_or_insert_with(|| item.place().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
                 let output = text(&mut item, "output")?;
                 let mut message = Message::new("tool", output);
@@ -133,7 +135,7 @@ impl Turns {
             let path = item.path(name);
             let text = match item.take(name) {
                 None => String::new(),
-                Some(Value::Array(parts)) => parts_of_text(parts, &path, &[kind])?,
+                Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &[kind])?,
                 Some(other) => return Err(wrong_type(path, &other, "a list of parts")),
             };
             if thoughts.is_empty() {
@@ -164,7 +166,7 @@ fn text(item: &mut Fields, name: &str) -> Result<String, ApiError> {
     let path = item.path(name);
     match item.take(name) {
         Some(Value::String(text)) => Ok(text),
-        Some(Value::Array(parts)) => parts_of_text(parts, &path, &TEXT_PARTS),
+        Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &TEXT_PARTS),
         Some(other) => Err(wrong_type(path, &other, "a string or a list of parts")),
         None => Err(missing(path)),
     }

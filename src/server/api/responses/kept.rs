@@ -44,6 +44,22 @@ pub(in super::super::super) async fn delete(
     Ok(ok(&json!({"id": id, "object": "response", "deleted": true})))
 }
 
+/// Refuses to stop a response: one that is kept is complete.
+pub(in super::super::super) async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Id,
+) -> ApiError {
+    match from_path("id", id).and_then(|id| app.memory.response(caller, &id)) {
+        Ok(_) => {
+            let message = "only a response that is made in the background can be cancelled, and there are none \
+                           here; one ends when its connection is closed";
+            ApiError::invalid("id", message)
+        }
+        Err(error) => error,
+    }
+}
+
 /// The conversation before a response.
 pub(in super::super::super) async fn input_items(
     State(app): State<Arc<App>>,

@@ -28,7 +28,7 @@ use super::conversation::Answers;
 use super::options::Options;
 use super::{Prepared, generate, sampling};
 
-pub(in super::super) use self::kept::{delete, input_items, show};
+pub(in super::super) use self::kept::{cancel, delete, input_items, show};
 
 /// Answers a conversation.
 pub(in super::super) async fn create(

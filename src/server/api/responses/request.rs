@@ -75,7 +75,7 @@ impl Question {
         settings.insert("previous_response_id".to_owned(), previous.into());
         let num_before = items.len();
         items.extend(memory.resolve(caller, items::take(fields)?)?);
-        let turns = items::messages(instructions.as_deref(), &items, num_before)?;
+        let turns = items::messages(instructions.as_deref(), fields, &items, num_before)?;
         let conversation = Conversation {
             param: "input",
             messages: turns.messages,
@@ -184,10 +184,9 @@ fn text(
             let message = format!("{path} is {verbosity}, which is not supported here; leave it out");
             return Err(ApiError::unsupported(path, message));
         }
-        let path = text.path("format");
         if let Some(format) = text.take("format") {
             told.clone_from(&format);
-            output = flat_format(Fields::inside(format, &path)?, "text.format")?;
+            output = flat_format(text.within("format", format)?, "text.format")?;
         }
     }
     settings.insert("text".to_owned(), json!({"format": told, "verbosity": "medium"}));
@@ -219,7 +218,7 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
 fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
     let given = fields.take("tools");
     let tools = match &given {
-        Some(given) => tools::list(given, tool)?,
+        Some(given) => tools::list(fields, given, tool)?,
         None => Vec::new(),
     };
     let given = given.unwrap_or_else(|| json!([]));
@@ -234,11 +233,10 @@ fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Resul
     settings.insert("tool_choice".to_owned(), choice.clone());
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
-    ToolRequest::new(Some(source), tools, self::choice(choice)?, is_parallel)
+    ToolRequest::new(Some(source), tools, self::choice(fields, choice)?, is_parallel)
 }
 
-fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
-    let mut fields = Fields::inside(item, path)?;
+fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
     let path = fields.path("type");
     match fields.string("type")?.as_deref() {
         Some("function") => tools::function(fields, "parameters"),
@@ -253,7 +251,7 @@ fn tool(item: Value, path: &str) -> Result<Tool, ApiError> {
 }
 
 /// The choice, and the names that it is limited to, if it is.
-fn choice(value: Value) -> Result<Choice, ApiError> {
+fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
     const EXPECTED: &str =
         "\"none\", \"auto\", \"required\", or an object that names a function or allowed tools";
     let word = |value: &Value| match value.as_str() {
@@ -266,7 +264,7 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
         let choice = word(&value).map(Choice::from);
         return choice.ok_or_else(|| wrong_type("tool_choice".to_owned(), &value, EXPECTED));
     }
-    let mut choice = Fields::inside(value, "tool_choice")?;
+    let mut choice = fields.within("tool_choice", value)?;
     let path = choice.path("type");
     match choice.string("type")?.as_deref() {
         Some("function") => {
@@ -285,8 +283,9 @@ fn choice(value: Value) -> Result<Choice, ApiError> {
                 Some(other) => return Err(wrong_type(path, &other, "a list of tools")),
                 None => return Err(missing(path)),
             };
-            let names = items.into_iter().enumerate().map(|(index, item)| {
-                let mut item = Fields::inside(item, &format!("{path}[{index}]"))?;
+            let names = choice.objects("tools", items).map(|item| {
+                let mut item = item?;
+                item.string("type")?;
                 item.string("name")?.ok_or_else(|| missing(item.path("name")))
             });
             Ok(Choice { mode, allowed: Some(names.collect::<Result<_, _>>()?) })

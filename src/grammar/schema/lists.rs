@@ -1,0 +1,154 @@
+//! Lists, and lists without repetition.
+
+use serde_json::{Map, Value, json};
+
+use super::keywords::{listed, type_of, wrong};
+use super::merge::names;
+use super::rules::{Rules, literal};
+use crate::{Error, Result};
+
+/// Most values of a list without repetition: each set of them is a rule.
+const MAX_SET: usize = 8;
+
+type Fields = Map<String, Value>;
+
+impl Rules<'_> {
+    pub(super) fn array(&mut self, fields: &Fields) -> Result<Option<String>> {
+        let count = |name: &str| match fields.get(name) {
+            None => Ok(None),
+            Some(value) => {
+                let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+                count.map(Some).ok_or_else(|| wrong(name, "an integer of at least 0"))
+            }
+        };
+        let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
+        let (first, item) = match (fields.get("prefixItems"), fields.get("items")) {
+            (Some(first), item) => (Some(first), item),
+            (None, Some(first @ Value::Array(_))) => (Some(first), fields.get("additionalItems")),
+            (None, item) => (None, item),
+        };
+        let first = match first {
+            None => &[] as &[Value],
+            Some(Value::Array(first)) => first,
+            Some(_) => return Err(wrong("prefixItems", "a list of schemas")),
+        };
+        let mut max = max.unwrap_or(usize::MAX);
+        if max > 1 && fields.get("uniqueItems") == Some(&true.into()) {
+            return self.set(item.filter(|_| first.is_empty()), min, max);
+        }
+        let mut items = Vec::new();
+        for schema in first.iter().take(max) {
+            match self.value(schema)? {
+                Some(item) => items.push(item),
+                None => {
+                    max = items.len();
+                    break;
+                }
+            }
+        }
+        let tail = if max > items.len() { self.value(item.unwrap_or(&Value::Bool(true)))? } else { None };
+        if tail.is_none() {
+            max = max.min(items.len());
+        }
+        if min > max {
+            return Ok(None);
+        }
+        let num_first = items.len();
+        // From the end: what may follow an item at this place.
+        let mut behind = match &tail {
+            Some(tail) => {
+                let num_min = min.saturating_sub(num_first.max(1));
+                let comma = format!("\",\" {tail}");
+                let num_max = (max < usize::MAX).then(|| max - num_first.max(1));
+                times(&comma, num_min, num_max)
+            }
+            None => String::new(),
+        };
+        let body = match (num_first, &tail) {
+            (0, None) => String::new(),
+            (0, Some(tail)) if min > 0 => format!("{tail} {behind}"),
+            (0, Some(tail)) => format!("({tail} {behind})?"),
+            _ => {
+                for (index, item) in items.iter().enumerate().skip(1).rev() {
+                    behind = match index < min {
+                        true => format!("\",\" {item} {behind}"),
+                        false => format!("(\",\" {item} {behind})?"),
+                    };
+                    behind = self.part(behind)?;
+                }
+                match min {
+                    0 => format!("({} {behind})?", items[0]),
+                    _ => format!("{} {behind}", items[0]),
+                }
+            }
+        };
+        self.rule("array", &format!("\"[\" {body} \"]\"")).map(Some)
+    }
+
+    /// A list without repetition.
+    fn set(&mut self, item: Option<&Value>, min: usize, max: usize) -> Result<Option<String>> {
+        let item = item.map(|item| self.flat(item)).transpose()?.flatten();
+        let values = match item {
+            Some(item) if item == json!({"type": "boolean"}) => Some(vec![literal("false"), literal("true")]),
+            Some(Value::Object(fields)) => literals(&fields),
+            _ => None,
+        };
+        let Some(values) = values.filter(|values| values.len() <= MAX_SET) else {
+            return Err(Error::invalid_request(format!(
+                "uniqueItems in the JSON schema can be enforced only where items are an enum of at most {MAX_SET} \
+                 values"
+            ))
+            .with_hint("leave it out and look for repetitions in the answer"));
+        };
+        let max = max.min(values.len());
+        if min > max {
+            return Ok(None);
+        }
+        // What may follow each set of values, from the largest one. A bit stands for a value.
+        let mut behind = vec![String::new(); 1 << values.len()];
+        for used in (0..behind.len()).rev() {
+            let num_used = used.count_ones() as usize;
+            if num_used >= max {
+                continue;
+            }
+            let comma = if num_used > 0 { "\",\" " } else { "" };
+            let left = values.iter().enumerate().filter(|(index, _)| used >> index & 1 == 0);
+            let options: Vec<String> =
+                left.map(|(index, value)| format!("{comma}{value} {}", behind[used | 1 << index])).collect();
+            let body = options.join(" | ");
+            let body = if num_used < min { body } else { format!("({body})?") };
+            behind[used] = self.rule("set", &body)?;
+        }
+        self.rule("array", &format!("\"[\" {} \"]\"", behind[0])).map(Some)
+    }
+}
+
+/// The listed values as terminals, if nothing but their types is to be looked at.
+pub(super) fn literals(fields: &Fields) -> Option<Vec<String>> {
+    if !fields.keys().all(|name| matches!(name.as_str(), "const" | "enum" | "type")) {
+        return None;
+    }
+    let is_of_type = |value: &Value| {
+        fields.get("type").is_none_or(|kinds| {
+            let kind = type_of(value);
+            names(kinds).iter().any(|found| *found == kind || *found == "number" && kind == "integer")
+        })
+    };
+    let mut values = Vec::new();
+    for value in listed(fields)?.into_iter().filter(|value| is_of_type(value)) {
+        let value = literal(&value.to_string());
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    Some(values)
+}
+
+fn times(part: &str, min: usize, max: Option<usize>) -> String {
+    match (min, max) {
+        (_, Some(0)) => String::new(),
+        (0, None) => format!("({part})*"),
+        (min, None) => format!("({part}){{{min}}} ({part})*"),
+        (min, Some(max)) => format!("({part}){{{min},{max}}}"),
+    }
+}

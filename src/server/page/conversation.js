@@ -1,0 +1,212 @@
+// A conversation: messages as a tree, one branch of which is shown. No nodes of the page in here.
+const { Conversation, newId } = (() => {
+  const { isText } = Kept;
+  /** Texts that a message may have besides its content. */
+  const DETAILS = ["reasoning", "tools", "numbers", "failure"];
+  const TITLE_LENGTH = 60;
+  const HEADINGS = { user: "You", assistant: "Model", reasoning: "Reasoning", tools: "Tool calls" };
+  const HEADING = /^## (You|Model|Reasoning|Tool calls)$/;
+  const MARKED = /^\\+## (You|Model|Reasoning|Tool calls)$/;
+
+  /** Also without TLS, where `crypto.randomUUID` is not to be had. */
+  function newId() {
+    const bytes = crypto.getRandomValues(new Uint8Array(12));
+    return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  }
+
+  /** What a message of a user is to the model: the files, each between fences that it does not contain, and the text. */
+  function withFiles({ content, files = [] }) {
+    const blocks = files.map(({ name, text }) => {
+      const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), (run) => run[0].length));
+      const fence = "`".repeat(longest + 1);
+      return `File ${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+    });
+    return [...blocks, content].filter((part) => part !== "").join("\n\n");
+  }
+
+  /** The text of a message, which other programs write as a list of parts. */
+  function textOf(content) {
+    if (!Array.isArray(content)) return content;
+    return content.map((part) => part?.text).filter(isText).join("\n\n");
+  }
+
+  /** Only what has the form that we write, wherever it comes from; null otherwise. */
+  function readMessage(value) {
+    const content = textOf(value?.content);
+    if (!["user", "assistant"].includes(value?.role) || !isText(content)) return null;
+    const message = { id: isText(value.id) ? value.id : newId(), role: value.role, content };
+    for (const name of DETAILS) if (isText(value[name])) message[name] = value[name];
+    const isFile = (file) => isText(file?.name) && isText(file.text);
+    const files = (Array.isArray(value.files) ? value.files : []).filter(isFile);
+    if (files.length > 0) message.files = files.map(({ name, text }) => ({ name, text }));
+    return message;
+  }
+
+  class Conversation {
+    constructor() {
+      this.id = newId();
+      /** What the user calls it. */
+      this.title = "";
+      this.updated = Date.now();
+      /** In the order in which they were begun, so that a parent comes before its children. */
+      this.messages = [];
+      /** The last message that is shown. */
+      this.leaf = null;
+    }
+
+    /** What it is called: by the user, or after its first words. */
+    get name() {
+      const first = this.messages[0];
+      const words = first?.content || first?.files?.[0].name || "";
+      const line = words.trim().split("\n", 1)[0];
+      const short = line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH).trimEnd()}…` : line;
+      return this.title || short || "New chat";
+    }
+
+    /** From the first message to the leaf. */
+    path() {
+      const found = [];
+      for (let message = this.leaf; message; message = message.parent) found.push(message);
+      return found.reverse();
+    }
+
+    /** Adds a message behind another one, and shows it. */
+    add(message, parent = this.leaf) {
+      const added = { id: newId(), ...message, parent };
+      this.messages.push(added);
+      this.leaf = added;
+      this.updated = Date.now();
+      return added;
+    }
+
+    /** The messages that stand in the same place in other branches, and this one. */
+    versions(message) {
+      return this.messages.filter((each) => each.parent === message.parent);
+    }
+
+    /** Shows the branch with this message, as far as it was last continued. */
+    show(message) {
+      const latest = new Map(this.messages.map((each) => [each.parent, each]));
+      this.leaf = message;
+      while (latest.has(this.leaf)) this.leaf = latest.get(this.leaf);
+    }
+
+    /** Removes a message and all that follows it, in all branches; shows the nearest one that is left. */
+    remove(message) {
+      const gone = new Set([message]);
+      for (const each of this.messages) if (gone.has(each.parent)) gone.add(each);
+      const other = this.versions(message).findLast((each) => each !== message);
+      this.messages = this.messages.filter((each) => !gone.has(each));
+      if (other) this.show(other);
+      else this.leaf = message.parent;
+      this.updated = Date.now();
+    }
+
+    /** The turns of a request for the next answer. */
+    turns() {
+      const turns = [];
+      for (const message of this.path()) {
+        const [role, content] = [message.role, withFiles(message)];
+        // Templates want turns to alternate. After an answer that failed there are two questions in a row.
+        if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${content}`;
+        else if (content !== "") turns.push({ role, content });
+      }
+      return turns;
+    }
+
+    /** Whether all of these words, in lower case, are in it. */
+    matches(words) {
+      const texts = this.messages.flatMap(({ content, files = [] }) => [content, ...files.map((file) => file.name)]);
+      const all = [this.name, ...texts].join("\n").toLowerCase();
+      return words.every((word) => all.includes(word));
+    }
+
+    // ---- As JSON
+
+    toRecord() {
+      const messages = this.messages.map(({ parent, ...message }) => ({ ...message, parent: parent?.id ?? null }));
+      return { id: this.id, title: this.title, updated: this.updated, messages, leaf: this.leaf?.id ?? null };
+    }
+
+    /** Of `toRecord`, or with the messages of a request to a model; null if there is no message in it. */
+    static read(value) {
+      const conversation = new this();
+      if (isText(value?.id) && /^[0-9a-f]{24}$/.test(value.id)) conversation.id = value.id;
+      if (isText(value?.title)) conversation.title = value.title;
+      if (Number.isFinite(value?.updated)) conversation.updated = value.updated;
+      const byId = new Map();
+      for (const each of Array.isArray(value?.messages) ? value.messages : []) {
+        const message = readMessage(each);
+        if (!message || byId.has(message.id)) continue;
+        // Without a parent it follows the one before: so it is in lists of other programs.
+        message.parent = each.parent === undefined ? conversation.messages.at(-1) ?? null : byId.get(each.parent) ?? null;
+        byId.set(message.id, message);
+        conversation.messages.push(message);
+      }
+      conversation.leaf = byId.get(value?.leaf) ?? null;
+      if (!conversation.leaf && conversation.messages.length > 0) conversation.show(conversation.messages[0]);
+      return conversation.messages.length > 0 ? conversation : null;
+    }
+
+    /** Takes the messages of another state of this conversation that are not in this one. */
+    merge(other) {
+      const byId = new Map(this.messages.map((message) => [message.id, message]));
+      for (const message of other.messages) {
+        if (byId.has(message.id)) continue;
+        message.parent = message.parent && (byId.get(message.parent.id) ?? null);
+        byId.set(message.id, message);
+        this.messages.push(message);
+      }
+    }
+
+    // ---- As Markdown: the branch that is shown
+
+    toMarkdown() {
+      const sections = [`# ${this.name}`];
+      const add = (kind, text) => {
+        // What looks like one of our headings is marked, so that it is text when it is read.
+        const lines = text.split("\n").map((line) => (HEADING.test(line) || MARKED.test(line) ? `\\${line}` : line));
+        sections.push(`## ${HEADINGS[kind]}`, lines.join("\n"));
+      };
+      for (const message of this.path()) {
+        if (message.reasoning) add("reasoning", message.reasoning);
+        const content = withFiles(message);
+        if (content) add(message.role, content);
+        if (message.tools) add("tools", message.tools);
+      }
+      return `${sections.join("\n\n")}\n`;
+    }
+
+    /** Of `toMarkdown`; null if there is no message in it. */
+    static fromMarkdown(text) {
+      const conversation = new this();
+      const sections = [{ heading: null, lines: [] }];
+      for (const line of text.replaceAll("\r\n", "\n").split("\n")) {
+        const heading = HEADING.exec(line);
+        if (heading) sections.push({ heading: heading[1], lines: [] });
+        else sections.at(-1).lines.push(MARKED.test(line) ? line.slice(1) : line);
+      }
+      const title = /^# (.+)$/.exec(sections[0].lines.find((line) => line !== "") ?? "");
+      for (const { heading, lines } of sections.slice(1)) {
+        // An empty line stands behind the heading, and one before the next heading or the end.
+        const text = lines.slice(lines[0] === "" ? 1 : 0, lines.at(-1) === "" ? -1 : undefined).join("\n");
+        conversation.addSection(heading, text);
+      }
+      if (title && conversation.messages.length > 0 && title[1] !== conversation.name) conversation.title = title[1];
+      return conversation.messages.length > 0 ? conversation : null;
+    }
+
+    /** Adds what stands below a heading; what belongs to an answer goes to the answer that has none of it yet. */
+    addSection(heading, text) {
+      const { leaf } = this;
+      const answer = () => (leaf?.role === "assistant" ? leaf : this.add({ role: "assistant", content: "" }));
+      if (heading === HEADINGS.user) this.add({ role: "user", content: text });
+      else if (heading === HEADINGS.reasoning) this.add({ role: "assistant", content: "", reasoning: text });
+      else if (heading === HEADINGS.tools) answer().tools = text;
+      else if (leaf?.reasoning && leaf.content === "" && !leaf.tools) leaf.content = text;
+      else this.add({ role: "assistant", content: text });
+    }
+  }
+
+  return { Conversation, newId };
+})();

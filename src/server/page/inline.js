@@ -1,0 +1,375 @@
+// What stands in a paragraph, as DOM nodes. What a model writes only ever becomes the text of a node, or the address of
+// a link whose scheme is one of SCHEMES: there is no way from here to an attribute, a style or markup. No step looks at
+// the same character more than a fixed number of times, whatever the text is.
+const Inline = (() => {
+  const SCHEMES = ["http:", "https:", "mailto:"];
+  const MAX_DEPTH = 8;
+  const MAX_LABEL = 1000;
+  const MAX_ADDRESS = 1000;
+  const MAX_CLOSERS = 32;
+  const MAX_BRACKETS = 8;
+  /** Characters of a formula in a line, above which it may be wider than a narrow page. */
+  const MAX_NARROW = 24;
+  /** Characters behind a dollar that may yet become a formula. */
+  const MAX_UNSURE = 200;
+
+  function element(name, className, ...children) {
+    const node = document.createElement(name);
+    if (className) node.className = className;
+    node.append(...children);
+    return node;
+  }
+
+  /** An address that may be followed, or null. */
+  function safeAddress(text) {
+    let address;
+    try {
+      address = new URL(text);
+    } catch {
+      return null;
+    }
+    const hidesItsHost = address.username !== "" || address.password !== "";
+    return SCHEMES.includes(address.protocol) && !hidesItsHost ? address.href : null;
+  }
+
+  function link(address, fill) {
+    const node = element("a");
+    node.href = address;
+    node.title = address;
+    node.target = "_blank";
+    node.rel = "noopener noreferrer nofollow";
+    fill(node);
+    return node;
+  }
+
+  /** What can be wider than the page is reached by keyboard, to be scrolled. */
+  function region(node, name) {
+    node.tabIndex = 0;
+    node.setAttribute("role", "region");
+    node.setAttribute("aria-label", name);
+    return node;
+  }
+
+  const isSpace = (character) => character === undefined || /\s/.test(character);
+  const isWord = (character) => character !== undefined && /[\p{L}\p{N}_]/u.test(character);
+
+  function runLength(text, at) {
+    let end = at + 1;
+    while (text[end] === text[at]) end += 1;
+    return end - at;
+  }
+
+  // ---- Formulas
+
+  /** Environments that are formulas by themselves. */
+  const ENVIRONMENT = "(?:equation|align|alignat|flalign|gather|multline|eqnarray)\\*?";
+  const MARKS = new RegExp(`\\\\(?:begin|end)\\{${ENVIRONMENT}\\}|\\\\[^]|\\$+|\``, "g");
+  const CLOSING = { $: "$", $$: "$$", "\\(": "\\)", "\\[": "\\]" };
+
+  /** The other half of a mark that begins a formula, or undefined. */
+  const closing = (mark) => (mark.startsWith("\\begin") ? mark.replace("begin", "end") : CLOSING[mark]);
+
+  /** Whether a dollar may begin a formula: dollars are money, and names of a shell, too. */
+  function canOpen(text, at) {
+    const next = text[at + 1];
+    return next !== undefined && (!/[A-Za-z0-9]/.test(text[at - 1] ?? "") || "\\^_".includes(next));
+  }
+
+  /** Whether what is between two dollars is a formula. */
+  function isBetweenDollars(inner, behind) {
+    if (/^(?:\d|[A-Z][A-Z_])/.test(behind)) return false;
+    if (!isSpace(inner[0]) && !isSpace(inner.at(-1))) {
+      return inner.includes("\\") || !/[A-Za-z]{2} [A-Za-z]{2}|^\d[^]*\s[A-Za-z]{2}/.test(inner);
+    }
+    // With spaces it has to look like one, and have no words.
+    const bare = inner.replace(/\\[A-Za-z]+(?:\{[^{}]*\})?/g, " ");
+    if (bare !== inner) return !/(?:^|\s)(?!d[a-z]\b)[a-z]{2,}(?![A-Za-z_^])/.test(bare);
+    return /[\^_]|^\D[^]*=/.test(inner) && !/[A-Za-z]{2}/.test(inner);
+  }
+
+  /** Whether what is behind two dollars begins with words: then they say how expensive something is. */
+  function isProse(inner) {
+    const [line] = inner.trimStart().split("\n", 1);
+    return /[a-z]{2}|[A-Za-z]{2} /.test(line) && !/[\\^_=+*/<>]/.test(line);
+  }
+
+  /** Whether what is between a mark and its other half is a formula. */
+  function isFormula(text, from, to, mark) {
+    const inner = text.slice(from, to);
+    if (inner.trim() === "") return false;
+    // Brackets with a backslash may be brackets as well.
+    if (mark === "\\[") return /[\\^_=<>+]/.test(inner);
+    if (mark === "$$") return !isProse(inner);
+    return mark !== "$" || isBetweenDollars(inner, text.slice(to + 1, to + 3));
+  }
+
+  /** Whether what is behind a mark will be a formula, as far as it is there. */
+  function isLikely(rest, mark) {
+    if (mark === "\\[") return /^\s*$|[\\^_=<>+]/.test(rest);
+    if (mark === "$$") return !isProse(rest);
+    return mark !== "$" || /[\\^_{=]/.test(rest) && rest.length < MAX_UNSURE;
+  }
+
+  /**
+   * Where formulas are in a text, in turn. At the end of an open text, one that is not closed is one if it looks like
+   * it. A backtick ends the hope for one: programs are full of dollars.
+   */
+  function findFormulas(text, isOpen) {
+    const found = [];
+    /** Marks whose other half is missing. */
+    const missing = new Set();
+    const marks = new RegExp(MARKS);
+    let open = null;
+    const add = (end, to, isClosed) => {
+      const { start, from, mark } = open;
+      const tex = mark.startsWith("\\begin") ? text.slice(start, end) : text.slice(from, to);
+      found.push({ start, end, tex, mark, isClosed });
+    };
+    for (;;) {
+      const match = marks.exec(text);
+      if (!match) {
+        if (!open || open.mark === "$" || isOpen) break;
+        missing.add(open.mark);
+        marks.lastIndex = open.from;
+        open = null;
+        continue;
+      }
+      const [mark] = match;
+      const at = match.index;
+      const isEnd = open && mark === closing(open.mark);
+      if (isEnd && isFormula(text, open.from, at, open.mark)) {
+        add(at + mark.length, at, true);
+        open = null;
+        continue;
+      }
+      if (isEnd || mark === "`" || open?.mark === "$" && /^(?:\$|\\[([])/.test(mark)) open = null;
+      const begins = closing(mark) && !missing.has(mark) && (mark !== "$" || canOpen(text, at));
+      if (begins && (!open || mark === open.mark)) open = { start: at, from: at + mark.length, mark };
+    }
+    if (open && isOpen && isLikely(text.slice(open.from), open.mark)) add(text.length, text.length, false);
+    return found;
+  }
+
+  /** A formula in a text; where it cannot be read, its source. */
+  function formula({ start, end, tex, mark, isClosed }, text) {
+    const source = text.slice(start, end);
+    // Money and other dollars look like the beginning of a formula for a while.
+    if (!isClosed && mark === "$") return source;
+    const isDisplay = mark !== "$" && mark !== "\\(";
+    const math = Formula.math(isClosed ? tex : tex.replace(/\$$/, ""), isDisplay, !isClosed);
+    if (!math) return isClosed ? element("code", "", source) : source;
+    const isNarrow = !isDisplay && math.firstChild.firstChild.textContent.length <= MAX_NARROW;
+    return isNarrow ? math : region(element("span", isDisplay ? "formula display" : "formula", math), "Formula");
+  }
+
+  // ---- Everything
+
+  /** One text's constructs. `isOpen`: more text may come, so what is begun at the end is shown as if it were closed. */
+  class Paragraph {
+    constructor(text, isOpen, depth) {
+      this.text = text;
+      this.isOpen = isOpen;
+      this.depth = depth;
+      /** Kinds of delimiters of which none is left. */
+      this.missing = new Set();
+      this.codeRuns = null;
+      this.formulas = findFormulas(text, isOpen);
+      this.nextBracket = -1;
+    }
+
+    fill(parent) {
+      const { text } = this;
+      const special = /[\\`*_~[!<&$\n]|https?:\/\//g;
+      let from = 0;
+      for (let match; (match = special.exec(text)); ) {
+        const at = match.index;
+        const found = this.construct(at);
+        if (!found) {
+          special.lastIndex = at + ("`*_~".includes(text[at]) ? runLength(text, at) : 1);
+          continue;
+        }
+        if (at > from) parent.append(text.slice(from, at));
+        if (found.node) parent.append(found.node);
+        special.lastIndex = from = found.end;
+      }
+      if (from < text.length) parent.append(text.slice(from));
+    }
+
+    construct(at) {
+      const { text } = this;
+      switch (text[at]) {
+        case "\n": return { node: element("br"), end: at + 1 };
+        case "$": return this.formula(at);
+        case "\\": return this.formula(at) ?? this.escape(at);
+        case "&": return this.entity(at);
+        case "`": return this.code(at);
+        case "[": return this.link(at, "");
+        case "!": return text[at + 1] === "[" ? this.link(at + 1, "Image: ") : null;
+        case "<": return this.angle(at);
+        case "h": return this.bare(at);
+        default: return this.emphasis(at);
+      }
+    }
+
+    escape(at) {
+      const next = this.text[at + 1] ?? "";
+      return /[!-/:-@[-`{-~]/.test(next) ? { node: next, end: at + 2 } : null;
+    }
+
+    /** The formula that a place is in, or undefined. */
+    formulaAround(at) {
+      let [low, high] = [0, this.formulas.length];
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (this.formulas[middle].end <= at) low = middle + 1;
+        else high = middle;
+      }
+      const found = this.formulas[low];
+      return found?.start <= at ? found : undefined;
+    }
+
+    formula(at) {
+      const found = this.formulaAround(at);
+      return found?.start === at ? { node: formula(found, this.text), end: found.end } : null;
+    }
+
+    entity(at) {
+      const match = /^&(amp|lt|gt|quot|#39|nbsp);/.exec(this.text.slice(at, at + 7));
+      const characters = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'", nbsp: "\u00a0" };
+      return match && { node: characters[match[1]], end: at + match[0].length };
+    }
+
+    code(at) {
+      const { text } = this;
+      if (!this.codeRuns) {
+        this.codeRuns = new Map();
+        for (const match of text.matchAll(/`+/g)) {
+          const starts = this.codeRuns.get(match[0].length) ?? [];
+          starts.push(match.index);
+          this.codeRuns.set(match[0].length, starts);
+        }
+        for (const starts of this.codeRuns.values()) starts.reverse();
+      }
+      const size = runLength(text, at);
+      const starts = this.codeRuns.get(size) ?? [];
+      while (starts.length > 0 && starts.at(-1) <= at) starts.pop();
+      const close = starts.at(-1) ?? (this.isOpen ? text.length : -1);
+      if (close < 0) return null;
+      const inner = text.slice(at + size, close).replaceAll("\n", " ");
+      const isPadded = inner.startsWith(" ") && inner.endsWith(" ") && inner.trim() !== "";
+      const node = inner === "" ? "" : element("code", "", isPadded ? inner.slice(1, -1) : inner);
+      return { node, end: Math.min(close + size, text.length) };
+    }
+
+    emphasis(at) {
+      const { text, depth } = this;
+      const mark = text[at];
+      const run = runLength(text, at);
+      if (this.isOpen && at + run === text.length) return { node: "", end: text.length };
+      const size = run >= 2 ? 2 : 1;
+      const isWrong = run > 3 || (mark === "~" && run !== 2) || (mark === "_" && isWord(text[at - 1]));
+      if (isWrong || isSpace(text[at + run]) || depth >= MAX_DEPTH) return null;
+      const close = this.closer(mark, size, at + size);
+      const isUnfinished = close < 0 && this.isOpen && mark !== "_";
+      if (close < 0 && !isUnfinished) return null;
+      const inner = text.slice(at + size, isUnfinished ? text.length : close);
+      const node = element(mark === "~" ? "del" : size === 2 ? "strong" : "em");
+      new Paragraph(inner, isUnfinished, depth + 1).fill(node);
+      return { node, end: isUnfinished ? text.length : close + size };
+    }
+
+    /** Where emphasis that is open at `from` ends, or -1. */
+    closer(mark, size, from) {
+      const { text } = this;
+      const delimiter = mark.repeat(size);
+      if (this.missing.has(delimiter)) return -1;
+      for (let tries = 0, at = from; tries < MAX_CLOSERS; tries += 1) {
+        at = text.indexOf(delimiter, at);
+        if (at < 0) {
+          this.missing.add(delimiter);
+          return -1;
+        }
+        const formula = this.formulaAround(at);
+        if (formula) {
+          at = formula.end;
+          continue;
+        }
+        const run = runLength(text, at);
+        const end = at + run;
+        const fits = size === 2 ? run >= 2 : run === 1 || run === 3;
+        const isClosing = fits && at > from && !isSpace(text[at - 1]) && text[at - 1] !== "\\";
+        if (isClosing && !(mark === "_" && isWord(text[end]))) return end - size;
+        at = end;
+      }
+      return -1;
+    }
+
+    /** Where a bracket that is open before `from` closes: at most `limit` characters on, or -1. */
+    bracketEnd(from, limit, opening, closing) {
+      const { text } = this;
+      for (let at = from, nested = 0; at < text.length && at - from <= limit; at += 1) {
+        const character = text[at];
+        if (character === "\\") at += 1;
+        else if (character === opening && (nested += 1) > MAX_BRACKETS) return -1;
+        else if (character === closing && nested-- === 0) return at;
+      }
+      return -1;
+    }
+
+    link(at, prefix) {
+      const { text } = this;
+      if (this.nextBracket < at) {
+        const found = text.indexOf("]", at);
+        this.nextBracket = found < 0 ? Infinity : found;
+      }
+      if (this.nextBracket - at > MAX_LABEL) return null;
+      const close = this.bracketEnd(at + 1, MAX_LABEL, "[", "]");
+      if (close < 0 || text[close + 1] !== "(") return null;
+      const label = text.slice(at + 1, close);
+      const from = close + 2;
+      const target = text.slice(from, from + MAX_ADDRESS);
+      const space = target.search(/\s/);
+      const paren = this.bracketEnd(from, MAX_ADDRESS, "(", ")");
+      const end = space >= 0 && (paren < 0 || from + space < paren) ? from + space : paren;
+      const fill = (node) => new Paragraph(prefix + label, false, MAX_DEPTH).fillText(node);
+      if (end < 0) {
+        const mayGoOn = this.isOpen && text.length - from < MAX_ADDRESS;
+        return mayGoOn ? { node: prefix + label, end: text.length } : null;
+      }
+      const raw = text.slice(from, end);
+      const tail = /^(?:\s{1,9}"[^"\n]{0,300}"\s{0,9})?\)/.exec(text.slice(end, end + 330));
+      const address = tail && safeAddress(raw.startsWith("<") && raw.endsWith(">") ? raw.slice(1, -1) : raw);
+      return address ? { node: link(address, fill), end: end + tail[0].length } : null;
+    }
+
+    /** The text of a link: emphasis and code, but no further links. */
+    fillText(parent) {
+      const plain = this.text.replace(/[*_~`]{1,3}/g, "");
+      parent.append(plain.trim() === "" ? this.text : plain);
+    }
+
+    angle(at) {
+      const close = this.text.slice(at + 1, at + MAX_ADDRESS).search(/[\s<>]/);
+      if (close < 0 || this.text[at + 1 + close] !== ">") return null;
+      const raw = this.text.slice(at + 1, at + 1 + close);
+      const address = /^(?:https?:\/\/|mailto:)/i.test(raw) ? safeAddress(raw) : null;
+      return address && { node: link(address, (node) => node.append(raw)), end: at + close + 2 };
+    }
+
+    bare(at) {
+      if (isWord(this.text[at - 1])) return null;
+      let raw = /^[^\s<>"'`|\\]*/.exec(this.text.slice(at, at + MAX_ADDRESS))[0];
+      raw = raw.replace(/[.,:;!?*_~]+$/, "");
+      while (raw.endsWith(")") && raw.split(")").length > raw.split("(").length) raw = raw.slice(0, -1);
+      const address = safeAddress(raw);
+      return address && { node: link(address, (node) => node.append(raw)), end: at + raw.length };
+    }
+  }
+
+  function inline(parent, text, isOpen = false) {
+    new Paragraph(text, isOpen, 0).fill(parent);
+    return parent;
+  }
+
+  return { ENVIRONMENT, closing, element, findFormulas, inline, isProse, region, safeAddress };
+})();

@@ -1,0 +1,168 @@
+// All conversations of this browser: in memory, in its database, and the same in every tab.
+const Library = (() => {
+  const STORE = "conversations";
+  /** By their ids. */
+  const all = new Map();
+  /** Null where the browser has none for us; then conversations last as long as the tab. */
+  let database = null;
+  /** Ends when the database is open, or known not to be. */
+  let opening = null;
+  let isKeeping = true;
+  const tabs = new BroadcastChannel("tinyvllm");
+
+  /** What a request to the database gives. */
+  const result = (request) => new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+
+  /** Reads what is kept. */
+  async function open() {
+    opening = openDatabase();
+    await opening;
+    // An earlier page kept a single conversation elsewhere.
+    const early = Conversation.read(Kept.storedJson("conversation"));
+    if (early) await save(early);
+    Kept.put("localStorage", "conversation", null);
+  }
+
+  async function openDatabase() {
+    try {
+      const request = indexedDB.open("tinyvllm", 1);
+      request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+      database = await result(request);
+      // A tab with a newer page wants to change it.
+      database.onversionchange = () => database.close();
+      for (const record of await result(database.transaction(STORE).objectStore(STORE).getAll())) take(record);
+    } catch {
+      self.onTrouble("This browser keeps no conversations of this page. They last until the tab is closed.");
+    }
+  }
+
+  function take(record) {
+    const conversation = Conversation.read(record);
+    if (conversation?.id === record.id) all.set(record.id, conversation);
+  }
+
+  /** Does something with the store and tells the other tabs that this conversation changed. */
+  async function change(id, action) {
+    await opening;
+    if (!database) return;
+    try {
+      const transaction = database.transaction(STORE, "readwrite");
+      const done = new Promise((resolve, reject) => {
+        transaction.oncomplete = resolve;
+        transaction.onabort = () => reject(transaction.error);
+      });
+      await Promise.all([action(transaction.objectStore(STORE)), done]);
+      tabs.postMessage(id);
+    } catch {
+      self.onTrouble("The browser did not keep this conversation: its store may be full. Export it, or delete others.");
+    }
+  }
+
+  /** Keeps a conversation, together with what another tab has added to it. */
+  function save(conversation) {
+    all.set(conversation.id, conversation);
+    if (!isKeeping) return Promise.resolve();
+    return change(conversation.id, async (store) => {
+      const kept = Conversation.read(await result(store.get(conversation.id)));
+      if (kept) conversation.merge(kept);
+      store.put(conversation.toRecord());
+    });
+  }
+
+  /** Keeps a conversation as it is. */
+  function replace(conversation) {
+    all.set(conversation.id, conversation);
+    if (!isKeeping) return Promise.resolve();
+    return change(conversation.id, (store) => store.put(conversation.toRecord()));
+  }
+
+  function remove(id) {
+    all.delete(id);
+    return change(id, (store) => store.delete(id));
+  }
+
+  function removeAll() {
+    all.clear();
+    return change(null, (store) => store.clear());
+  }
+
+  tabs.onmessage = async ({ data: id }) => {
+    if (!database) return;
+    try {
+      const record = id === null ? null : await result(database.transaction(STORE).objectStore(STORE).get(id));
+      if (id === null) all.clear();
+      else if (record) take(record);
+      else all.delete(id);
+      self.onChange(id);
+    } catch {}
+  };
+
+  /** The latest first; with words, those that have them all. */
+  function list(words = "") {
+    const wanted = words.toLowerCase().split(/\s+/).filter((word) => word !== "");
+    const found = [...all.values()].filter((conversation) => wanted.length === 0 || conversation.matches(wanted));
+    return found.sort((one, other) => other.updated - one.updated);
+  }
+
+  // ---- Files
+
+  const exportAll = () => JSON.stringify({ conversations: list().map((each) => each.toRecord()) }, null, 1);
+  const exportOne = (conversation) => JSON.stringify(conversation.toRecord(), null, 1);
+
+  /** The conversations in a file: of our exports, or messages as requests have them. Throws what is wrong with it. */
+  function parse(name, text) {
+    if (/^\s*[[{]/.test(text)) {
+      let value;
+      try {
+        value = JSON.parse(text);
+      } catch (error) {
+        throw new Error(`${name} is not valid JSON: ${error.message}`);
+      }
+      const isList = Array.isArray(value);
+      const values = isList && value.some((each) => "role" in Object(each)) ? [{ messages: value }]
+        : isList ? value : Array.isArray(value.conversations) ? value.conversations : [value];
+      const found = values.map((each) => Conversation.read(each)).filter((each) => each !== null);
+      if (found.length > 0) return found;
+      throw new Error(`${name} has no messages with a role and a text.`);
+    }
+    const conversation = Conversation.fromMarkdown(text);
+    if (conversation) return [conversation];
+    throw new Error(`${name} is no conversation: no line of it is “## You” or “## Model”.`);
+  }
+
+  /** Adds the conversations of a file; how many of them are new. */
+  async function importFile(name, text) {
+    let count = 0;
+    for (const conversation of parse(name, text)) {
+      const known = all.get(conversation.id);
+      if (known && exportOne(known) === exportOne(conversation)) continue;
+      if (known) conversation.id = newId();
+      await save(conversation);
+      count += 1;
+    }
+    return count;
+  }
+
+  const self = {
+    all,
+    exportAll,
+    exportOne,
+    importFile,
+    list,
+    open,
+    remove,
+    removeAll,
+    replace,
+    save,
+    /** Whether anything is kept from now on. */
+    keep: (isWanted) => (isKeeping = isWanted),
+    /** Is told when another tab changed a conversation: its id, or null if all are gone. */
+    onChange: () => {},
+    /** Is told why something is not kept. */
+    onTrouble: () => {},
+  };
+  return self;
+})();

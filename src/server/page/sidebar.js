@@ -1,0 +1,156 @@
+// The list of conversations: search, rename, delete, files.
+const Sidebar = (() => {
+  const { element } = Markdown;
+  const byId = (id) => document.getElementById(id);
+  const sidebar = byId("sidebar");
+  const toggle = byId("toggle-list");
+  /** Where it lies over the conversation instead of beside it. */
+  const isNarrow = window.matchMedia("(max-width: 52rem)");
+  /** Bytes of a file of conversations, at most. */
+  const MAX_IMPORT = 64 << 20;
+
+  function small(text, label, onClick) {
+    const node = element("button", "quiet", text);
+    node.type = "button";
+    node.setAttribute("aria-label", label);
+    node.addEventListener("click", onClick);
+    return node;
+  }
+
+  function nameButton(conversation, isCurrent) {
+    const { name } = conversation;
+    const open = element("button", "quiet name", name);
+    open.type = "button";
+    open.dir = "auto";
+    open.title = `${name}\n${new Date(conversation.updated).toLocaleString()}`;
+    if (isCurrent) open.setAttribute("aria-current", "true");
+    open.addEventListener("click", () => {
+      self.onOpen(conversation);
+      if (isNarrow.matches) show(false);
+    });
+    return open;
+  }
+
+  function row(conversation, isCurrent) {
+    const item = element("li", "", nameButton(conversation, isCurrent));
+    item.dataset.id = conversation.id;
+    if (!isCurrent) return item;
+    const { name } = conversation;
+    const file = Files.fileName(name);
+    item.append(element("div", "tools",
+      small("Rename", `Rename ${name}`, () => rename(conversation, item)),
+      small(".md", `Save ${name} as Markdown`, () =>
+        Files.save(`${file}.md`, "text/markdown", conversation.toMarkdown())),
+      small(".json", `Save ${name} as JSON`, () =>
+        Files.save(`${file}.json`, "application/json", Library.exportOne(conversation))),
+      small("Delete", `Delete ${name}`, () => self.onDelete(conversation)),
+    ));
+    return item;
+  }
+
+  /** Puts a field in the place of the name. Nothing else moves, so that a click elsewhere meets what it was meant for. */
+  function rename(conversation, item) {
+    const field = element("input");
+    field.value = conversation.name;
+    field.maxLength = 200;
+    field.setAttribute("aria-label", "Name of the conversation");
+    let isOver = false;
+    const finish = (isWanted) => {
+      if (isOver) return;
+      isOver = true;
+      const title = field.value.trim();
+      if (isWanted && title !== conversation.name) {
+        conversation.title = title;
+        Library.replace(conversation);
+      }
+      field.replaceWith(nameButton(conversation, true));
+    };
+    field.addEventListener("keydown", (event) => {
+      const isEnter = MessageView.isSendKey(event);
+      if (!isEnter && event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation();
+      finish(isEnter);
+      item.firstChild.focus();
+      self.onRename();
+    });
+    field.addEventListener("blur", () => finish(true));
+    item.firstChild.replaceWith(field);
+    field.select();
+  }
+
+  /** Shows what there is. The focus stays where it is, and a name that is being changed is left alone. */
+  function render() {
+    const list = byId("conversations");
+    if (list.querySelector("input")) return;
+    const words = byId("search").value;
+    const found = Library.list(words);
+    const current = self.current();
+    const focused = document.activeElement;
+    const item = focused?.closest("#conversations li");
+    const place = [...(item?.querySelectorAll("button") ?? [])].indexOf(focused);
+    list.replaceChildren(...found.map((each) => row(each, each.id === current?.id)));
+    if (item) list.querySelector(`[data-id="${item.dataset.id}"]`)?.querySelectorAll("button")[place]?.focus();
+    byId("no-conversations").textContent =
+      found.length > 0 ? "" : words.trim() ? "Nothing was found." : "Conversations are kept here, in this browser.";
+    byId("export").disabled = Library.all.size === 0;
+  }
+
+  function show(isOpen) {
+    sidebar.hidden = !isOpen;
+    byId("shade").hidden = !isOpen || !isNarrow.matches;
+    toggle.setAttribute("aria-expanded", String(isOpen));
+    for (const id of ["scroller", "footer"]) byId(id).inert = isOpen && isNarrow.matches;
+    if (isOpen && isNarrow.matches) byId("search").focus();
+  }
+
+  toggle.addEventListener("click", () => {
+    const isOpen = sidebar.hidden;
+    show(isOpen);
+    if (!isNarrow.matches) Kept.put("localStorage", "list", isOpen ? "open" : "closed");
+  });
+  const showAsKept = () => show(!isNarrow.matches && Kept.get("localStorage", "list") !== "closed");
+  isNarrow.addEventListener("change", showAsKept);
+  const close = () => {
+    show(false);
+    toggle.focus();
+  };
+  byId("shade").addEventListener("click", close);
+  sidebar.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !isNarrow.matches) return;
+    event.stopPropagation();
+    close();
+  });
+  byId("search").addEventListener("input", render);
+  byId("export").addEventListener("click", () => {
+    const day = new Date().toISOString().slice(0, 10);
+    Files.save(`conversations-${day}.json`, "application/json", Library.exportAll());
+  });
+  byId("import").addEventListener("click", () => byId("import-file").click());
+  byId("import-file").addEventListener("change", async () => {
+    let [count, trouble] = [0, ""];
+    for (const file of byId("import-file").files) {
+      try {
+        count += await Library.importFile(file.name, await Files.read(file, MAX_IMPORT));
+      } catch (error) {
+        trouble = error.message;
+      }
+    }
+    byId("import-file").value = "";
+    render();
+    self.onImport(trouble || `${count} ${count === 1 ? "conversation is" : "conversations are"} new.`);
+  });
+  showAsKept();
+
+  const self = {
+    render,
+    /** The conversation that is open. */
+    current: () => null,
+    onDelete: () => {},
+    /** Is told what came of it. */
+    onImport: () => {},
+    onOpen: () => {},
+    onRename: () => {},
+  };
+  return self;
+})();
