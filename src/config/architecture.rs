@@ -3,7 +3,7 @@
 //! A model that differs from its relatives only in the ways listed here is one entry of
 //! [`ARCHITECTURES`]; one with attention of its own is an entry with a new [`Decoder`] and a file in `layers`.
 
-use crate::config::Scoring;
+use crate::config::{RopeStyle, Scoring};
 use crate::{Error, Result};
 
 /// A model architecture that can be run.
@@ -46,15 +46,6 @@ pub enum Decoder {
     Llama,
     /// Latent attention: `layers/latent_attention.rs`.
     DeepSeek,
-}
-
-/// Which values of a head rotary embedding rotates with each other. `d` is the number of rotated values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Pairs `(x[2i], x[2i + 1])`.
-    Interleaved,
-    /// Pairs `(x[i], x[i + d/2])`.
-    HalfSplit,
 }
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that

@@ -5,6 +5,7 @@ mod architecture;
 mod engine;
 mod model;
 
-pub use architecture::{ARCHITECTURES, Architecture, Decoder, RopeStyle, RouterDefaults};
+pub use architecture::{ARCHITECTURES, Architecture, Decoder, RouterDefaults};
 pub use engine::EngineConfig;
 pub use model::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling, Scoring};
+pub use tinyvllm_kernels::rope::RopeStyle;

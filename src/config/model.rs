@@ -3,7 +3,8 @@
 //! Invariant: a [`ModelConfig`] that exists can be computed with; every product of its dimensions fits
 //! into memory addresses, and whatever the file asks for that the models do not do has been refused.
 
-use crate::config::architecture::{Architecture, RopeStyle};
+use crate::config::RopeStyle;
+use crate::config::architecture::Architecture;
 use crate::weights::Checkpoint;
 use crate::{Error, Result};
 

@@ -1,14 +1,25 @@
-//! The CPU kernels that take long to compile: products with weights of every type, for each instruction set, and what
-//! they stand on.
+//! The CPU kernels: products with weights of every type and attention, for each instruction set, and what they stand on.
 //!
-//! They are a crate of their own so that nobody compiles them twice: neither the tests of the crate above nor a change
-//! there. Nothing here knows models, caches or tensors; a matrix is its rows of blocks.
+//! They are a crate of their own because they are what has to be optimised in every build; the crate above, where
+//! nothing is done for each weight or each cached value, is compiled as it is by developers' builds. Nothing here knows
+//! models, devices or tensors: a matrix is its rows of blocks, a cache is its pools.
 
+pub mod attention;
+mod attention_metadata;
+pub mod blocks;
 mod dtype;
 mod error;
+pub mod latent_row;
 pub mod matmul;
+pub mod noise;
+pub mod paged_cache;
 pub mod pool;
+pub mod rope;
+pub mod rows;
 pub mod simd;
 
+pub use attention_metadata::AttentionMetadata;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
+pub use pool::ThreadPool;
+pub use simd::CpuLevel;

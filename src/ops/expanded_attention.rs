@@ -167,6 +167,7 @@ pub fn expanded_attention(
         }
         _ => return Err(Error::internal("expanded_attention: its memory is on another device")),
     };
+    let pools = cache.pools(layer)?;
     let (width, query_width) = (out.width(), queries.rows.width());
     out.write(num_tokens, |out| {
         let out = RowsMut::new(out, width);
@@ -181,9 +182,8 @@ pub fn expanded_attention(
                     keys: keys.cpu_transposed()?,
                     values: values.cpu()?,
                 };
-                expanded::expanded_attention(
-                    own, operands, cache, layer, metadata, &out, &cpu.pool, cpu.level,
-                )
+                expanded::expanded_attention(own, operands, pools, metadata, &out, &cpu.pool, cpu.level);
+                Ok(())
             })
         })
     })???

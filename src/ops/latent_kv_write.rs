@@ -3,7 +3,7 @@
 use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::latent;
+use crate::ops::cpu::latent_row;
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::gpu;
 use crate::ops::heads_linear::Heads;
@@ -99,23 +99,23 @@ pub fn latent_kv_write(
             return gpu::latent_kv_write(gpu, step.gpu()?, write, cache.gpu_rows(layer)?);
         }
     };
-    let operands = latent::LatentKvWrite {
+    let operands = latent_row::LatentKvWrite {
         num_heads,
         positions,
         slots,
-        norm,
-        table,
+        norm: norm.into(),
+        table: table.rows(),
         query_width: queries.rows.width(),
         query_stride: queries.stride,
         kv_width: kv.width(),
     };
-    let out_width = out.width();
+    let (out_width, pools) = (out.width(), cache.pools_mut(layer)?);
     out.write(num_tokens, |out| {
         let out = RowsMut::new(out, out_width);
         queries.rows.read(num_tokens, |queries| {
             kv.read(num_tokens, |kv| {
-                latent::latent_kv_write(operands, queries, kv, &out, cache, layer, &cpu.pool, cpu.level)
+                latent_row::latent_kv_write(operands, queries, kv, &out, pools, &cpu.pool, cpu.level);
             })
         })
-    })???
+    })??
 }

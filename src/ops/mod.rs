@@ -3,11 +3,9 @@
 //! An op checks its operands, counts itself as a dispatch and calls the kernel of the device. The layers
 //! above are written in ops alone; a layer of a Llama-like model is six of them.
 
-mod attention_metadata;
 mod bandwidth;
 mod buffer;
 mod context;
-pub mod cpu;
 mod embed;
 mod expanded_attention;
 mod experts;
@@ -27,16 +25,19 @@ mod step_inputs;
 mod tests;
 mod weights;
 
-pub use attention_metadata::AttentionMetadata;
+pub use tinyvllm_kernels as cpu;
+
 pub use bandwidth::{MemoryBandwidth, measure_bandwidth};
 pub use buffer::Buffer;
 pub use context::{Context, CpuBackend};
+pub use cpu::AttentionMetadata;
+pub use cpu::paged_cache::KvCacheDType;
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
 pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
-pub use kv_cache::{KvCache, KvCacheDType};
+pub use kv_cache::KvCache;
 pub use latent_kv_write::latent_kv_write;
 pub use linear::{
     LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_for,

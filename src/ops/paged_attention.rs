@@ -176,11 +176,12 @@ pub fn paged_attention_for<'a>(
         }
         _ => return Err(Error::internal("paged_attention: its memory is on another device")),
     };
+    let pools = cache.pools(layer)?;
     let regions = out.write(num_tokens, |out| {
         qkv.read(num_tokens, |qkv| {
-            attention::paged_attention(scratch, qkv, width, cache, layer, metadata, out, &cpu.pool, cpu.level)
+            attention::paged_attention(scratch, qkv, width, pools, metadata, out, &cpu.pool, cpu.level)
         })
-    })???;
+    })??;
     if regions > 1 {
         context.launch();
     }
@@ -247,3 +248,6 @@ pub(super) fn check_lists(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

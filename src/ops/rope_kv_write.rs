@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::rope;
+use crate::ops::cpu::rope::{self, RopeRows};
 use crate::ops::cpu::rows::RowsMut;
 use crate::ops::gpu::{self, GpuBackend, GpuBuffer, Placement};
 use crate::ops::kv_cache::KvCache;
@@ -121,11 +121,9 @@ impl RopeTable {
         Ok(buffer)
     }
 
-    /// Cosines and sines of a position.
-    #[inline(always)]
-    pub(crate) fn row(&self, position: usize) -> (&[f32], &[f32]) {
-        let num_pairs = self.num_pairs();
-        self.values[position * 2 * num_pairs..][..2 * num_pairs].split_at(num_pairs)
+    /// Cosines and sines of the positions that are computed.
+    pub(crate) fn rows(&self) -> RopeRows<'_> {
+        RopeRows { style: self.style, num_pairs: self.num_pairs(), values: &self.values }
     }
 }
 
@@ -210,10 +208,12 @@ pub fn rope_kv_write(
             return backend.run(positions.len(), || reference::rope_kv_write(backend, operands, qkv, pools));
         }
     };
+    let norms = norms.map(|norms| rope::HeadNorms { q: norms.q.into(), k: norms.k.into() });
+    let table = table.rows();
     let operands =
         rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
-    let width = qkv.width();
+    let (width, pools) = (qkv.width(), cache.pools_mut(layer)?);
     qkv.write(positions.len(), |qkv| {
-        rope::rope_kv_write(operands, &RowsMut::new(qkv, width), cache, layer, &cpu.pool, cpu.level)
-    })?
+        rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level);
+    })
 }

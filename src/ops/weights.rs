@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
+use crate::ops::cpu::rope::Norm;
 use crate::ops::gpu::{Binding, GpuBackend, GpuBuffer, GpuMatrix, GpuStack};
 use crate::ops::reference::ReferenceMatrix;
 use crate::weights::{DType, RawTensor, SharedBytes};
@@ -388,6 +389,12 @@ pub struct RmsNorm {
     pub weight: Vector,
     /// Added to the mean square.
     pub eps: f32,
+}
+
+impl<'a> From<&'a RmsNorm> for Norm<'a> {
+    fn from(norm: &'a RmsNorm) -> Self {
+        Self { weight: &norm.weight, eps: norm.eps }
+    }
 }
 
 fn gpu_stack(gpu: &GpuBackend, matrices: Vec<Matrix>) -> Result<GpuStack> {

@@ -4,7 +4,6 @@
 //! that a file claims is checked before it is used; data is mapped and decoded only on request. This module
 //! knows no model: which tensors there have to be, and of what shape, is for the caller to say.
 
-pub mod blocks;
 mod checkpoint;
 mod foreign;
 pub mod gguf;
@@ -13,9 +12,11 @@ mod names;
 mod quantize;
 mod safetensors;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
 pub use mapping::{FileStamp, MappedPages, SharedBytes};
 pub use quantize::{Quantization, Quantizer};
 pub use tensor::{OwnedTensor, RawTensor};
-pub use tinyvllm_kernels::DType;
+pub use tinyvllm_kernels::{DType, blocks};

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::experts::HF_NUM_EXPERTS;
 use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling};
-use crate::config::architecture::{Architecture, RopeStyle};
+use crate::config::RopeStyle;
+use crate::config::architecture::Architecture;
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.

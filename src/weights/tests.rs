@@ -1,7 +1,10 @@
-use proptest::prelude::*;
-use safetensors::SafeTensors;
+//! The block formats, against the files of other programs, candle's encoders, and themselves.
 
-use super::*;
+use ::safetensors::SafeTensors;
+use proptest::prelude::*;
+
+use super::DType;
+use super::blocks::{can_quantize, dequantize, quantize};
 
 fn fixture(path: &str) -> Vec<u8> {
     let path = format!("{}/tests/fixtures/{path}", env!("CARGO_MANIFEST_DIR"));

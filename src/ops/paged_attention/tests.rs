@@ -4,11 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::RopeStyle;
-use crate::ops::cpu::rope::{RopeKvWrite, rope_kv_write};
-use crate::ops::cpu::rows::RowsMut;
+use crate::ops::cpu::CpuLevel;
 use crate::ops::reference::ReferenceBackend;
-use crate::ops::rope_kv_write::RopeTable;
-use crate::ops::{self, AttentionLimits, Buffer, Context, StepInputs};
+use crate::ops::{self, KvCacheDType, RopeTable};
 use crate::self_test::one_layer;
 
 /// Deterministic values in -1..1, without a pattern that attention could hide.
@@ -22,7 +20,8 @@ fn noise(seed: u64, index: usize) -> f32 {
 
 /// Sequences whose rows of query, key and value heads are known for every position.
 struct Case {
-    shape: AttentionShape,
+    /// Without the sizes of steps.
+    shape: AttentionLimits,
     dtype: KvCacheDType,
     block_size: usize,
     seq_lens: Vec<usize>,
@@ -39,15 +38,37 @@ impl Case {
         (0..width).map(|i| 2.0 * noise(sequence as u64 + 1, position * width + i)).collect()
     }
 
+    /// Memory for steps of so many tokens.
+    fn limits(&self, max_num_tokens: usize) -> AttentionLimits {
+        AttentionLimits {
+            max_model_len: self.seq_lens.iter().copied().max().unwrap_or(0),
+            max_num_tokens,
+            max_num_rows: self.seq_lens.len(),
+            ..self.shape
+        }
+    }
+
+    fn cache(&self, context: &Context, num_blocks: usize) -> KvCache {
+        let AttentionLimits { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let config = one_layer(num_heads, num_kv_heads, head_dim);
+        KvCache::new(context, &config, num_blocks, self.block_size, self.dtype).unwrap()
+    }
+
+    /// A table that rotates nothing.
+    fn table(&self, context: &Context) -> RopeTable {
+        let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
+        let no_frequencies = vec![0.0; self.shape.head_dim / 2];
+        let mut table = RopeTable::new(context, RopeStyle::HalfSplit, no_frequencies, 1.0, max_len).unwrap();
+        table.extend_to(max_len).unwrap();
+        table
+    }
+
     /// Runs all sequences in steps: `steps` lists for each step how many tokens of each sequence.
     fn run(&self, steps: &[Vec<usize>], num_threads: usize, level: CpuLevel) -> Vec<Vec<f32>> {
-        let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
-        let pool = ThreadPool::new(num_threads);
+        let context = Context::cpu(num_threads, level);
         let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
         let num_blocks = blocks_each.iter().sum::<usize>() + 3;
-        let context = Context::cpu(1, level);
-        let config = one_layer(num_heads, num_kv_heads, head_dim);
-        let mut cache = KvCache::new(&context, &config, num_blocks, self.block_size, self.dtype).unwrap();
+        let mut cache = self.cache(&context, num_blocks);
         poison(&mut cache);
         // Blocks in an order that is neither ascending nor contiguous.
         let mut order: Vec<u32> = (0..num_blocks as u32).collect();
@@ -57,23 +78,19 @@ impl Case {
             tables.push(order.split_off(order.len() - blocks));
         }
         let max_tokens = steps.iter().map(|step| step.iter().sum()).max().unwrap_or(0);
-        let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
-        let mut scratch =
-            AttentionScratch::new(self.shape, max_tokens, self.seq_lens.len(), max_len, num_threads);
-        let mut no_rotation =
-            RopeTable::new(&context, RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, max_len).unwrap();
-        no_rotation.extend_to(max_len).unwrap();
+        let mut scratch = AttentionScratch::new(&context, self.limits(max_tokens)).unwrap();
+        let table = self.table(&context);
 
         let mut results = vec![Vec::new(); self.seq_lens.len()];
         let mut done = vec![0; self.seq_lens.len()];
         for step in steps {
             let mut metadata = AttentionMetadata { block_size: self.block_size, ..Default::default() };
             metadata.clear();
-            let (mut qkv, mut positions) = (Vec::new(), Vec::new());
-            let mut rows = Vec::new();
+            let (mut rows, mut positions) = (Vec::new(), Vec::new());
+            let mut lens = Vec::new();
             for (sequence, &num_new) in step.iter().enumerate().filter(|(_, num_new)| **num_new > 0) {
                 for position in done[sequence]..done[sequence] + num_new {
-                    qkv.extend(self.row(sequence, position));
+                    rows.extend(self.row(sequence, position));
                     positions.push(position as u32);
                     let block = tables[sequence][position / self.block_size] as usize;
                     metadata.slot_mapping.push(block * self.block_size + position % self.block_size);
@@ -83,29 +100,38 @@ impl Case {
                 metadata.seq_lens.push(done[sequence]);
                 metadata.block_tables.extend(&tables[sequence]);
                 metadata.block_table_starts.push(metadata.block_tables.len());
-                rows.push((sequence, num_new));
+                lens.push((sequence, num_new));
             }
-            let operands = RopeKvWrite {
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                positions: &positions,
-                slot_mapping: &metadata.slot_mapping,
-                norms: None,
-                table: &no_rotation,
-            };
-            let width = self.width();
-            rope_kv_write(operands, &RowsMut::new(&mut qkv, width), &mut cache, 0, &pool, level).unwrap();
-            let out_width = num_heads * head_dim;
-            let mut out = vec![f32::NAN; positions.len() * out_width];
-            paged_attention(&mut scratch, &qkv, width, &cache, 0, &metadata, &mut out, &pool, level).unwrap();
-            let mut out = out.chunks_exact(out_width);
-            for (sequence, num_new) in rows {
-                results[sequence].extend(out.by_ref().take(num_new).flatten());
+            let out = self.attend(&context, &mut scratch, &rows, &positions, &metadata, &table, &mut cache);
+            let mut out = out.chunks_exact(self.shape.num_heads * self.shape.head_dim);
+            for (sequence, num_new) in lens {
+                results[sequence].extend(out.by_ref().take(num_new).flatten().map(|value| *value as f32));
             }
         }
         assert_eq!(done, self.seq_lens);
         results
+    }
+
+    /// A step: writes the keys and values of `rows` to the cache and attends.
+    #[expect(clippy::too_many_arguments, reason = "all that a step has")]
+    fn attend(
+        &self,
+        context: &Context,
+        scratch: &mut AttentionScratch,
+        rows: &[f32],
+        positions: &[u32],
+        metadata: &AttentionMetadata,
+        table: &RopeTable,
+        cache: &mut KvCache,
+    ) -> Vec<f64> {
+        let num_tokens = positions.len();
+        let step = StepInputs::new(positions, positions, &[], metadata);
+        let mut qkv = Buffer::new(context, num_tokens, self.width()).unwrap();
+        qkv.write(num_tokens, |out| out.copy_from_slice(rows)).unwrap();
+        ops::rope_kv_write(context, &mut qkv, &step, None, table, cache, 0).unwrap();
+        let mut out = Buffer::new(context, num_tokens, self.shape.num_heads * self.shape.head_dim).unwrap();
+        paged_attention(context, scratch, &qkv, cache, 0, &step, &mut out).unwrap();
+        out.read_exact(num_tokens).unwrap()
     }
 
     fn in_one_step(&self) -> Vec<Vec<usize>> {
@@ -114,26 +140,9 @@ impl Case {
 
     /// The definition, in double precision, over blocks in their order.
     fn oracle(&self, sequence: usize) -> Vec<f64> {
-        let AttentionShape { num_heads, num_kv_heads, head_dim, sliding_window, .. } = self.shape;
         let context = Context::reference(ReferenceBackend::oracle());
         let len = self.seq_lens[sequence];
-        let limits = AttentionLimits {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            sliding_window,
-            max_model_len: len,
-            max_num_tokens: len,
-            max_num_rows: 1,
-        };
         let num_blocks = len.div_ceil(self.block_size);
-        let config = one_layer(num_heads, num_kv_heads, head_dim);
-        let mut cache = KvCache::new(&context, &config, num_blocks, self.block_size, self.dtype).unwrap();
-        let table = RopeTable::new(&context, RopeStyle::HalfSplit, vec![0.0; head_dim / 2], 1.0, len);
-        let mut no_rotation = table.unwrap();
-        no_rotation.extend_to(len).unwrap();
         let positions: Vec<u32> = (0..len as u32).collect();
         let metadata = AttentionMetadata {
             query_start_loc: vec![0, len],
@@ -143,30 +152,18 @@ impl Case {
             slot_mapping: (0..len).collect(),
             block_size: self.block_size,
         };
-        let step = StepInputs::new(&positions, &positions, &[], &metadata);
-        let mut qkv = Buffer::new(&context, len, self.width()).unwrap();
         let rows: Vec<f32> = (0..len).flat_map(|position| self.row(sequence, position)).collect();
-        qkv.write(len, |out| out.copy_from_slice(&rows)).unwrap();
-        ops::rope_kv_write(&context, &mut qkv, &step, None, &no_rotation, &mut cache, 0).unwrap();
-        let mut out = Buffer::new(&context, len, num_heads * head_dim).unwrap();
-        let mut scratch = ops::AttentionScratch::new(&context, limits).unwrap();
-        ops::paged_attention(&context, &mut scratch, &qkv, &cache, 0, &step, &mut out).unwrap();
-        out.read_exact(len).unwrap()
+        let mut scratch = AttentionScratch::new(&context, self.limits(len)).unwrap();
+        let (table, mut cache) = (self.table(&context), self.cache(&context, num_blocks));
+        self.attend(&context, &mut scratch, &rows, &positions, &metadata, &table, &mut cache)
     }
 }
 
 /// Fills the cache with what must never be seen: NaN in every type.
 fn poison(cache: &mut KvCache) {
-    let layout = cache.layout();
-    let bytes = |elements: usize| elements * cache.dtype().size_in_bytes();
-    let k_len = bytes(layout.k_group(cache.num_blocks(), 0, 0));
-    let v_len = bytes(layout.v_row(cache.num_blocks(), 0, 0));
-    let (k, v) = cache.pools_mut(0).unwrap();
-    // SAFETY: these are the lengths of the pools.
-    unsafe {
-        std::slice::from_raw_parts_mut(k, k_len).fill(0xff);
-        std::slice::from_raw_parts_mut(v, v_len).fill(0xff);
-    }
+    let pools = cache.pools_mut(0).unwrap();
+    pools.k.fill(0xff);
+    pools.v.unwrap().fill(0xff);
 }
 
 fn shape(
@@ -174,14 +171,17 @@ fn shape(
     num_kv_heads: usize,
     head_dim: usize,
     sliding_window: Option<usize>,
-) -> AttentionShape {
-    AttentionShape {
+) -> AttentionLimits {
+    AttentionLimits {
         num_heads,
         num_kv_heads,
         head_dim,
         value_dim: head_dim,
         scale: 1.0 / (head_dim as f64).sqrt(),
         sliding_window,
+        max_model_len: 0,
+        max_num_tokens: 0,
+        max_num_rows: 0,
     }
 }
 

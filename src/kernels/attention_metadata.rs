@@ -48,8 +48,8 @@ impl AttentionMetadata {
     }
 
     /// With latent attention: whether keys and values of the heads are made for row `row`
-    /// ([`expanded_attention`](super::expanded_attention)), or its queries and results are projected instead
-    /// ([`paged_attention`](super::paged_attention)).
+    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)), or its queries and results are projected
+    /// instead ([`paged_attention`](crate::attention::paged_attention)).
     ///
     /// A function of the row alone, so that what else is in a step changes nothing.
     #[must_use]
@@ -76,7 +76,8 @@ impl AttentionMetadata {
     }
 
     /// The slot of a position of row `row`.
-    pub(crate) fn slot(&self, row: usize, position: usize) -> usize {
+    #[must_use]
+    pub fn slot(&self, row: usize, position: usize) -> usize {
         let block = self.block_table(row)[position / self.block_size] as usize;
         block * self.block_size + position % self.block_size
     }

@@ -10,8 +10,7 @@ mod encode_k;
 
 use half::{bf16, f16};
 
-use super::DType;
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 
 /// Unpacks whole blocks of `dtype` into f32 values, exactly as the format defines them.
 ///
@@ -134,6 +133,3 @@ fn store_f16(value: f32, out: &mut [u8]) -> Result<()> {
     out[..2].copy_from_slice(&half.to_le_bytes());
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

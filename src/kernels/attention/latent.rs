@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use super::SPLIT;
 use super::kernel::{Piece, SCORE_STRIDE, Source};
-use crate::ops::cpu::simd::F32x16;
-use crate::ops::kv_cache::{KvElement, LANES};
+use crate::paged_cache::{KvElement, LANES};
+use crate::simd::F32x16;
 
 /// Groups of sixteen positions of a piece.
 const MAX_GROUPS: usize = SPLIT / LANES;

@@ -10,24 +10,24 @@
 //! threads need, the pieces of the context become tasks of their own, and if there is one key head only, as in latent
 //! attention, parts of its query heads.
 
-pub(crate) mod expanded;
+pub mod expanded;
 mod kernel;
 mod latent;
 
 use std::ops::Range;
+use std::ptr;
 use std::sync::Mutex;
 
 use half::{bf16, f16};
 
 use self::kernel::{Merge, Partial, Piece, Source, TileScratch};
-use crate::Result;
-use crate::ops::AttentionMetadata;
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement};
+use crate::AttentionMetadata;
+use crate::paged_cache::{CachePools, KvCacheDType, KvElement};
+use crate::pool::ThreadPool;
+use crate::simd::CpuLevel;
 
 /// Positions between two cuts of the context.
-pub(crate) const SPLIT: usize = 256;
+const SPLIT: usize = 256;
 /// Rows that a tile may have, unless one token has more heads for a key head.
 const TILE_ROWS: usize = 32;
 /// Tasks for each thread below which the context is divided as well.
@@ -35,19 +35,23 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// The shape of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct AttentionShape {
-    pub(crate) num_heads: usize,
-    pub(crate) num_kv_heads: usize,
-    pub(crate) head_dim: usize,
+pub struct AttentionShape {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Of a query and a key head.
+    pub head_dim: usize,
     /// Of a value head: `head_dim`, or fewer if values are the first ones of keys.
-    pub(crate) value_dim: usize,
+    pub value_dim: usize,
     /// What scores are multiplied by.
-    pub(crate) scale: f64,
-    pub(crate) sliding_window: Option<usize>,
+    pub scale: f64,
+    /// A token attends to itself and the `sliding_window - 1` tokens before it.
+    pub sliding_window: Option<usize>,
 }
 
 /// Memory for [`paged_attention`], allocated once.
-pub(crate) struct AttentionScratch {
+pub struct AttentionScratch {
     shape: AttentionShape,
     tiles: Vec<Tile>,
     max_tiles: usize,
@@ -73,7 +77,8 @@ struct Tile {
 impl AttentionScratch {
     /// Memory for steps of at most `max_num_tokens` tokens in at most `max_num_rows` rows, with contexts
     /// of at most `max_model_len`.
-    pub(crate) fn new(
+    #[must_use]
+    pub fn new(
         shape: AttentionShape,
         max_num_tokens: usize,
         max_num_rows: usize,
@@ -115,27 +120,22 @@ impl std::fmt::Debug for AttentionScratch {
 ///
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub(crate) fn paged_attention(
+pub fn paged_attention(
     scratch: &mut AttentionScratch,
     queries: &[f32],
     query_stride: usize,
-    cache: &KvCache,
-    layer: usize,
+    cache: CachePools<'_>,
     metadata: &AttentionMetadata,
     out: &mut [f32],
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<usize> {
-    match cache.dtype() {
-        KvCacheDType::F16 => {
-            typed::<f16>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
-        }
+) -> usize {
+    match cache.dtype {
+        KvCacheDType::F16 => typed::<f16>(scratch, queries, query_stride, cache, metadata, out, pool, level),
         KvCacheDType::Bf16 => {
-            typed::<bf16>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
+            typed::<bf16>(scratch, queries, query_stride, cache, metadata, out, pool, level)
         }
-        KvCacheDType::F32 => {
-            typed::<f32>(scratch, queries, query_stride, cache, layer, metadata, out, pool, level)
-        }
+        KvCacheDType::F32 => typed::<f32>(scratch, queries, query_stride, cache, metadata, out, pool, level),
     }
 }
 
@@ -144,25 +144,23 @@ fn typed<E: KvElement>(
     scratch: &mut AttentionScratch,
     queries: &[f32],
     query_stride: usize,
-    cache: &KvCache,
-    layer: usize,
+    cache: CachePools<'_>,
     metadata: &AttentionMetadata,
     out: &mut [f32],
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<usize> {
+) -> usize {
     let shape = scratch.shape;
     let group = shape.num_heads / shape.num_kv_heads;
     fill_tiles(&mut scratch.tiles, shape, metadata);
     let tiles = &scratch.tiles[..];
     let num_tiles = tiles.len();
-    let (k_pool, v_pool) = cache.pools(layer)?;
     let source = Source::<E> {
         queries: queries.as_ptr(),
         query_stride,
-        k_pool: k_pool.cast(),
-        v_pool: v_pool.cast(),
-        layout: cache.layout(),
+        k_pool: cache.k.as_ptr().cast(),
+        v_pool: cache.v.map_or(ptr::null(), |v| v.as_ptr().cast()),
+        layout: cache.layout,
         shape,
     };
     let out_rows = OutputRows { start: out.as_mut_ptr(), shape };
@@ -210,7 +208,7 @@ fn typed<E: KvElement>(
                 out_rows.write(tile, heads_of(share), scratch);
             });
         });
-        return Ok(1);
+        return 1;
     }
 
     let partials = SharedPointer(scratch.partials.as_mut_ptr());
@@ -256,7 +254,7 @@ fn typed<E: KvElement>(
             out_rows.write(tile, heads_of(share), scratch);
         });
     });
-    Ok(2)
+    2
 }
 
 /// Parts into which the query heads of the one key head are divided, each read once more for it: as many as the threads
@@ -357,6 +355,3 @@ impl OutputRows {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 /// A matrix of which each task writes parts of its own.
 #[derive(Debug)]
-pub(crate) struct RowsMut<'a> {
+pub struct RowsMut<'a> {
     start: *mut f32,
     len: usize,
     width: usize,
@@ -16,7 +16,7 @@ unsafe impl Sync for RowsMut<'_> {}
 
 impl<'a> RowsMut<'a> {
     /// Rows of `width` values.
-    pub(crate) fn new(values: &'a mut [f32], width: usize) -> Self {
+    pub fn new(values: &'a mut [f32], width: usize) -> Self {
         Self { start: values.as_mut_ptr(), len: values.len(), width, lifetime: PhantomData }
     }
 
@@ -28,7 +28,7 @@ impl<'a> RowsMut<'a> {
     /// # Safety
     /// No other part of this row may be in use.
     #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
-    pub(crate) unsafe fn get(&self, row: usize) -> &mut [f32] {
+    pub unsafe fn get(&self, row: usize) -> &mut [f32] {
         // SAFETY: the caller's guarantee.
         unsafe { self.part(row, 0, self.width) }
     }
@@ -42,7 +42,7 @@ impl<'a> RowsMut<'a> {
     /// None of them may be in use elsewhere.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller makes sure that parts are disjoint")]
-    pub(crate) unsafe fn part(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
+    pub unsafe fn part(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
         assert!(
             column + len <= self.width && (row + 1) * self.width <= self.len,
             "row {row} does not have the columns {column}..{}",

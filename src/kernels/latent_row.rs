@@ -2,51 +2,54 @@
 
 use half::{bf16, f16};
 
-use super::rope::{norm_factor, rotate, round};
-use crate::Result;
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::cpu::simd::{F32x16, Kernel};
-use crate::ops::cpu::{CpuLevel, ThreadPool};
-use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement, KvLayout, LANES};
-use crate::ops::rope_kv_write::RopeTable;
-use crate::ops::weights::RmsNorm;
+use crate::paged_cache::{CachePoolsMut, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::pool::ThreadPool;
+use crate::rope::{Norm, RopeRows, norm_factor, rotate, round};
+use crate::rows::RowsMut;
+use crate::simd::{CpuLevel, F32x16, Kernel};
 
 /// The operands, checked by the op.
-#[derive(Clone, Copy)]
-pub(crate) struct LatentKvWrite<'a> {
-    pub(crate) num_heads: usize,
-    pub(crate) positions: &'a [u32],
-    pub(crate) slots: &'a [usize],
-    pub(crate) norm: &'a RmsNorm,
-    pub(crate) table: &'a RopeTable,
+#[derive(Debug, Clone, Copy)]
+pub struct LatentKvWrite<'a> {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Of each token.
+    pub positions: &'a [u32],
+    /// Of each token, the slot of the cache.
+    pub slots: &'a [usize],
+    /// Over the values of the latent row that are not rotated.
+    pub norm: Norm<'a>,
+    /// Has a row for each of the positions.
+    pub table: RopeRows<'a>,
     /// Values from one row of queries to the next, and from one head to the next.
-    pub(crate) query_width: usize,
-    pub(crate) query_stride: usize,
-    pub(crate) kv_width: usize,
+    pub query_width: usize,
+    /// See `query_width`.
+    pub query_stride: usize,
+    /// Values from one row of `kv` to the next; a row ends with the latent row and the key that is rotated.
+    pub kv_width: usize,
 }
 
 /// One thread writes all rows of the cache, so that even two tokens with one slot (which would be a mistake elsewhere)
 /// do not write to the same memory at the same time; all of them share the queries.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub(crate) fn latent_kv_write(
+pub fn latent_kv_write(
     operands: LatentKvWrite<'_>,
     queries: &[f32],
     kv: &[f32],
     out: &RowsMut<'_>,
-    cache: &mut KvCache,
-    layer: usize,
+    cache: CachePoolsMut<'_>,
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<()> {
+) {
     /// Tokens up to which waking the other threads takes longer than the work.
     const SERIAL_TOKENS: usize = 4;
-    match cache.dtype() {
-        KvCacheDType::F16 => write::<f16>(operands, kv, cache, layer, level)?,
-        KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, layer, level)?,
-        KvCacheDType::F32 => write::<f32>(operands, kv, cache, layer, level)?,
+    match cache.dtype {
+        KvCacheDType::F16 => write::<f16>(operands, kv, cache, level),
+        KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, level),
+        KvCacheDType::F32 => write::<f32>(operands, kv, cache, level),
     }
     let LatentKvWrite { num_heads, positions, norm, table, query_width, query_stride, .. } = operands;
-    let (rank, rotated) = (norm.weight.len(), 2 * table.num_pairs());
+    let (rank, rotated) = (norm.weight.len(), 2 * table.num_pairs);
     let task = |token: usize| {
         let (cos, sin) = table.row(positions[token] as usize);
         for head in 0..num_heads {
@@ -54,7 +57,7 @@ pub(crate) fn latent_kv_write(
             // SAFETY: a token's row belongs to its task alone, and each part is used before the next.
             let target = unsafe { out.part(token, head * (rank + rotated) + rank, rotated) };
             target.copy_from_slice(&queries[end - rotated..end]);
-            rotate(target, cos, sin, table.style());
+            rotate(target, cos, sin, table.style);
         }
     };
     if positions.len() <= SERIAL_TOKENS {
@@ -62,20 +65,11 @@ pub(crate) fn latent_kv_write(
     } else {
         pool.run(positions.len(), task);
     }
-    Ok(())
 }
 
-fn write<E: KvElement>(
-    operands: LatentKvWrite<'_>,
-    kv: &[f32],
-    cache: &mut KvCache,
-    layer: usize,
-    level: CpuLevel,
-) -> Result<()> {
-    let layout = cache.layout();
-    let (k_pool, _) = cache.pools_mut(layer)?;
-    level.run(WriteRows { operands, kv, layout, k_pool: k_pool.cast::<E>() });
-    Ok(())
+fn write<E: KvElement>(operands: LatentKvWrite<'_>, kv: &[f32], cache: CachePoolsMut<'_>, level: CpuLevel) {
+    let CachePoolsMut { layout, k, .. } = cache;
+    level.run(WriteRows { operands, kv, layout, k_pool: k.as_mut_ptr().cast::<E>() });
 }
 
 /// All tokens' rows.
@@ -126,14 +120,14 @@ fn rotate_key(
     key: &[f32],
     cos: &[f32],
     sin: &[f32],
-    table: &RopeTable,
+    table: RopeRows<'_>,
     mut store: impl FnMut(usize, &[f32]),
 ) {
     const MAX_ROTATED: usize = 1024;
     let mut rotated = [0.0; MAX_ROTATED];
     let rotated = &mut rotated[..key.len()];
     rotated.copy_from_slice(key);
-    rotate(rotated, cos, sin, table.style());
+    rotate(rotated, cos, sin, table.style);
     for (index, values) in rotated.chunks(LANES).enumerate() {
         store(index * LANES, values);
     }

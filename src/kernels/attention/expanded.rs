@@ -14,13 +14,12 @@ use half::{bf16, f16};
 
 use super::kernel::{Run, SCORE_STRIDE, ScoreTile, ValueTile, weigh};
 use super::{SPLIT, with_free};
-use crate::Result;
-use crate::ops::AttentionMetadata;
-use crate::ops::cpu::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
-use crate::ops::cpu::pool::ThreadPool;
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::cpu::simd::{CpuLevel, F32x16, Kernel};
-use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::AttentionMetadata;
+use crate::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
+use crate::paged_cache::{CachePools, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::pool::ThreadPool;
+use crate::rows::RowsMut;
+use crate::simd::{CpuLevel, F32x16, Kernel};
 
 /// Positions whose latent rows are in memory as activations at once.
 const SPAN: usize = 8 * SPLIT;
@@ -31,15 +30,17 @@ const MIN_TASK_TOKENS: usize = 64;
 
 /// The widths of expanded attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ExpandedShape {
-    pub(crate) num_heads: usize,
+pub struct ExpandedShape {
+    /// Query heads, each with a key and a value head of its own.
+    pub num_heads: usize,
     /// Values of a latent row.
-    pub(crate) rank: usize,
+    pub rank: usize,
     /// Values of a query or key head that are not rotated, and those that are.
-    pub(crate) nope: usize,
-    pub(crate) rotated: usize,
+    pub nope: usize,
+    /// See `nope`.
+    pub rotated: usize,
     /// Values of a value head.
-    pub(crate) value_dim: usize,
+    pub value_dim: usize,
 }
 
 impl ExpandedShape {
@@ -48,7 +49,8 @@ impl ExpandedShape {
     }
 
     /// Values of a query or key head.
-    pub(crate) fn head_dim(self) -> usize {
+    #[must_use]
+    pub fn head_dim(self) -> usize {
         self.nope + self.rotated
     }
 
@@ -58,7 +60,7 @@ impl ExpandedShape {
 }
 
 /// Memory for [`expanded_attention`], allocated once; touched as far as it is used.
-pub(crate) struct ExpandedScratch {
+pub struct ExpandedScratch {
     shape: ExpandedShape,
     /// Rows of the cache, `[span][row_dim]`.
     rows: Vec<f32>,
@@ -78,7 +80,11 @@ impl std::fmt::Debug for ExpandedScratch {
 
 impl ExpandedScratch {
     /// Memory for steps of at most `max_num_tokens` tokens with contexts of at most `max_model_len`.
-    pub(crate) fn new(
+    ///
+    /// # Panics
+    /// If there is no memory.
+    #[must_use]
+    pub fn new(
         shape: ExpandedShape,
         max_num_tokens: usize,
         max_model_len: usize,
@@ -132,35 +138,36 @@ impl Worker {
 }
 
 /// The operands, checked by the op.
-#[derive(Clone, Copy)]
-pub(crate) struct ExpandedOperands<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct ExpandedOperands<'a> {
     /// Heads that begin with the values that are not rotated.
-    pub(crate) queries: &'a [f32],
+    pub queries: &'a [f32],
     /// Values from one token to the next, and from one head to the next.
-    pub(crate) query_width: usize,
-    pub(crate) query_stride: usize,
+    pub query_width: usize,
+    /// See `query_width`.
+    pub query_stride: usize,
     /// `[tokens][heads][row_dim]`: heads that end with the rotated values.
-    pub(crate) absorbed: &'a [f32],
+    pub absorbed: &'a [f32],
     /// What scores are multiplied by.
-    pub(crate) scale: f32,
+    pub scale: f32,
     /// Of the latent row into keys, `[nope, rank]` for each head, and into values, `[value_dim, rank]`.
-    pub(crate) keys: &'a [PackedMatrix],
-    pub(crate) values: &'a [PackedMatrix],
+    pub keys: &'a [PackedMatrix],
+    /// See `keys`.
+    pub values: &'a [PackedMatrix],
 }
 
 /// Writes the attention of the tokens of expanded rows, `num_heads · value_dim` values each. The rows of the step's
 /// tokens are in the cache already.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub(crate) fn expanded_attention(
+pub fn expanded_attention(
     scratch: &mut ExpandedScratch,
     operands: ExpandedOperands<'_>,
-    cache: &KvCache,
-    layer: usize,
+    cache: CachePools<'_>,
     metadata: &AttentionMetadata,
     out: &RowsMut<'_>,
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<()> {
+) {
     let ExpandedScratch { shape, rows, latent, totals, workers } = scratch;
     let shape = *shape;
     let dtypes = operands.keys.iter().chain(operands.values).map(PackedMatrix::dtype);
@@ -173,7 +180,7 @@ pub(crate) fn expanded_attention(
         let num_parts = tokens.len().div_ceil(task_tokens);
         for start in (0..seq_len).step_by(SPAN) {
             let span = start..seq_len.min(start + SPAN);
-            read_rows(cache, layer, metadata.block_table(row), span.clone(), rows, pool, level)?;
+            read_rows(cache, metadata.block_table(row), span.clone(), rows, pool, level);
             let stride = shape.row_dim();
             latent.prepare(rows, stride, span.len(), shape.rank, None, forms, pool, level);
             let context = Span {
@@ -194,7 +201,6 @@ pub(crate) fn expanded_attention(
             });
         }
     }
-    Ok(())
 }
 
 /// Tokens of a task: all of the row's, or fewer if the heads alone are not enough tasks for the threads.
@@ -402,36 +408,30 @@ impl Kernel for TileOfPiece<'_> {
 
 /// Copies the cache's rows of some positions to the first of `rows`.
 fn read_rows(
-    cache: &KvCache,
-    layer: usize,
+    cache: CachePools<'_>,
     block_table: &[u32],
     positions: Range<usize>,
     rows: &mut [f32],
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<()> {
-    let (k_pool, _) = cache.pools(layer)?;
-    let layout = cache.layout();
+) {
+    let CachePools { layout, k: k_pool, .. } = cache;
     let rows = RowsMut::new(rows, layout.head_dim);
     let rows = CachedRows { k_pool, layout, block_table, positions, rows: &rows };
-    match cache.dtype() {
+    match cache.dtype {
         KvCacheDType::F16 => rows.read::<f16>(pool, level),
         KvCacheDType::Bf16 => rows.read::<bf16>(pool, level),
         KvCacheDType::F32 => rows.read::<f32>(pool, level),
     }
-    Ok(())
 }
 
 struct CachedRows<'a> {
-    k_pool: *const u8,
+    k_pool: &'a [u8],
     layout: KvLayout,
     block_table: &'a [u32],
     positions: Range<usize>,
     rows: &'a RowsMut<'a>,
 }
-
-// SAFETY: the pointer is only read while the caller of `expanded_attention` holds the borrow of the cache.
-unsafe impl Sync for CachedRows<'_> {}
 
 impl CachedRows<'_> {
     fn read<E: KvElement>(&self, pool: &ThreadPool, level: CpuLevel) {
@@ -463,7 +463,7 @@ impl<E: KvElement> Kernel for ReadRows<'_, E> {
             let first_slot = slot / LANES * LANES;
             let end_slot = (first_slot + LANES).min(layout.block_size).min(slot + positions.end - position);
             let start = layout.k_group(cached.block_table[index] as usize, 0, first_slot);
-            let group = cached.k_pool.cast::<E>().wrapping_add(start);
+            let group = cached.k_pool.as_ptr().cast::<E>().wrapping_add(start);
             for d in (0..layout.head_dim).step_by(LANES) {
                 let len = LANES.min(layout.head_dim - d);
                 let mut values = [[0.0; LANES]; LANES];

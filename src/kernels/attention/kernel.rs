@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use super::latent::LatentScratch;
 use super::{AttentionShape, SPLIT};
-use crate::ops::cpu::simd::{F32x16, Kernel};
-use crate::ops::kv_cache::{KvElement, KvLayout, LANES};
+use crate::paged_cache::{KvElement, KvLayout, LANES};
+use crate::simd::{F32x16, Kernel};
 
 /// Scores of a row: a piece, and a vector on either side, because groups of sixteen tokens may stick out.
 pub(super) const SCORE_STRIDE: usize = SPLIT + 2 * LANES;

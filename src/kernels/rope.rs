@@ -1,66 +1,120 @@
 //! Rotary embedding of queries and keys, and the way of keys and values into the cache.
 
+use std::ptr;
+
 use half::{bf16, f16};
 
-use crate::Result;
-use crate::config::RopeStyle;
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::cpu::simd::{F32x16, Kernel};
-use crate::ops::cpu::{CpuLevel, ThreadPool};
-use crate::ops::kv_cache::{KvCache, KvCacheDType, KvElement, KvLayout, LANES};
-use crate::ops::rope_kv_write::{HeadNorms, RopeTable};
+use crate::paged_cache::{CachePoolsMut, KvCacheDType, KvElement, KvLayout, LANES};
+use crate::pool::ThreadPool;
+use crate::rows::RowsMut;
+use crate::simd::CpuLevel;
+use crate::simd::{F32x16, Kernel};
+
+/// Which values of a head rotary embedding rotates with each other. `d` is the number of rotated values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Pairs `(x[2i], x[2i + 1])`.
+    Interleaved,
+    /// Pairs `(x[i], x[i + d/2])`.
+    HalfSplit,
+}
+
+/// Cosines and sines of the positions from 0 on.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeRows<'a> {
+    /// Which values make a pair.
+    pub style: RopeStyle,
+    /// Pairs of a head that are rotated.
+    pub num_pairs: usize,
+    /// `[positions][2][num_pairs]`: cosines, then sines.
+    pub values: &'a [f32],
+}
+
+impl<'a> RopeRows<'a> {
+    /// Cosines and sines of a position.
+    ///
+    /// # Panics
+    /// If there is no row for it.
+    #[must_use]
+    #[inline(always)]
+    pub fn row(self, position: usize) -> (&'a [f32], &'a [f32]) {
+        self.values[position * 2 * self.num_pairs..][..2 * self.num_pairs].split_at(self.num_pairs)
+    }
+}
+
+/// `y = w · x / √(mean(x²) + eps)`.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// A factor for each value.
+    pub weight: &'a [f32],
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// The norms over the values of each query head and of each key head.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadNorms<'a> {
+    /// `[head_dim]`.
+    pub q: Norm<'a>,
+    /// `[head_dim]`.
+    pub k: Norm<'a>,
+}
 
 /// The operands, checked by the op.
-#[derive(Clone, Copy)]
-pub(crate) struct RopeKvWrite<'a> {
-    pub(crate) num_heads: usize,
-    pub(crate) num_kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) positions: &'a [u32],
-    pub(crate) slot_mapping: &'a [usize],
-    pub(crate) norms: Option<HeadNorms<'a>>,
-    pub(crate) table: &'a RopeTable,
+#[derive(Debug, Clone, Copy)]
+pub struct RopeKvWrite<'a> {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key heads, and as many value heads.
+    pub num_kv_heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Of each token.
+    pub positions: &'a [u32],
+    /// Of each token, the slot of the cache.
+    pub slot_mapping: &'a [usize],
+    /// Over the values of each query head and of each key head.
+    pub norms: Option<HeadNorms<'a>>,
+    /// Has a row for each of the positions.
+    pub table: RopeRows<'a>,
 }
 
 /// Rotates the queries in `qkv` in place and writes the rotated keys and the values to the cache.
 ///
 /// Each task takes one key head with its query heads for all tokens, so that even two tokens with one
 /// slot (which would be a mistake elsewhere) do not write to the same memory at the same time.
-pub(crate) fn rope_kv_write(
+pub fn rope_kv_write(
     operands: RopeKvWrite<'_>,
     qkv: &RowsMut<'_>,
-    cache: &mut KvCache,
-    layer: usize,
+    cache: CachePoolsMut<'_>,
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<()> {
-    match cache.dtype() {
-        KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, layer, pool, level),
-        KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, layer, pool, level),
-        KvCacheDType::F32 => typed::<f32>(operands, qkv, cache, layer, pool, level),
+) {
+    match cache.dtype {
+        KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, pool, level),
+        KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, pool, level),
+        KvCacheDType::F32 => typed::<f32>(operands, qkv, cache, pool, level),
     }
 }
 
 fn typed<E: KvElement>(
     operands: RopeKvWrite<'_>,
     qkv: &RowsMut<'_>,
-    cache: &mut KvCache,
-    layer: usize,
+    cache: CachePoolsMut<'_>,
     pool: &ThreadPool,
     level: CpuLevel,
-) -> Result<()> {
+) {
     /// Tokens up to which waking the other threads takes longer than the work.
     const SERIAL_TOKENS: usize = 4;
-    let layout = cache.layout();
-    let (k_pool, v_pool) = cache.pools_mut(layer)?;
-    let pools = Pools::<E> { k: k_pool.cast(), v: v_pool.cast() };
+    let layout = cache.layout;
+    let v = cache.v.map_or(ptr::null_mut(), |v| v.as_mut_ptr());
+    let pools = Pools::<E> { k: cache.k.as_mut_ptr().cast(), v: v.cast() };
     let task = |kv_head| level.run(HeadTask { operands, qkv, layout, pools: &pools, kv_head });
     if operands.positions.len() <= SERIAL_TOKENS {
         (0..operands.num_kv_heads).for_each(task);
     } else {
         pool.run(operands.num_kv_heads, task);
     }
-    Ok(())
 }
 
 struct Pools<E> {
@@ -96,15 +150,15 @@ impl<E: KvElement> Kernel for HeadTask<'_, E> {
             };
             for query in part(self.kv_head * group, group).chunks_exact_mut(head_dim) {
                 if let Some(norms) = norms {
-                    rms_norm::<V>(query, &norms.q.weight, norms.q.eps);
+                    rms_norm::<V>(query, norms.q);
                 }
-                rotate(query, cos, sin, table.style());
+                rotate(query, cos, sin, table.style);
             }
             let key = part(num_heads + self.kv_head, 1);
             if let Some(norms) = norms {
-                rms_norm::<V>(key, &norms.k.weight, norms.k.eps);
+                rms_norm::<V>(key, norms.k);
             }
-            rotate(key, cos, sin, table.style());
+            rotate(key, cos, sin, table.style);
             let value = part(num_heads + num_kv_heads + self.kv_head, 1);
             // SAFETY: the op has checked that the slot exists; this key head belongs to this task alone.
             unsafe { self.store::<V>(slot, key, value) };
@@ -170,9 +224,9 @@ pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyl
 
 /// Normalises a head in place.
 #[inline(always)]
-fn rms_norm<V: F32x16>(head: &mut [f32], weight: &[f32], eps: f32) {
-    let factor = norm_factor::<V>(head, eps);
-    for (value, weight) in head.iter_mut().zip(weight) {
+fn rms_norm<V: F32x16>(head: &mut [f32], norm: Norm<'_>) {
+    let factor = norm_factor::<V>(head, norm.eps);
+    for (value, weight) in head.iter_mut().zip(norm.weight) {
         *value = *value * factor * weight;
     }
 }

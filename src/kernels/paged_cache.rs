@@ -1,0 +1,251 @@
+//! How the CPU's kernels find keys and values in the pool of a layer.
+//!
+//! A block has room for `block_size` tokens of one sequence. Its layout serves the attention kernel:
+//! * K is `[kv_head][group][head_dim][16]`: sixteen tokens side by side for each value of the head, so
+//!   that the scores of sixteen tokens are computed in the lanes of a vector, without sums across lanes;
+//! * V is `[kv_head][slot][head_dim]`, each row padded to a multiple of sixteen values.
+//!
+//! With latent attention there is one key head, whose first values are also the values: there is K alone.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+
+use crate::simd::F32x16;
+use crate::{Error, Result};
+
+/// Tokens that lie side by side in K, and values that rows of V are padded to.
+pub const LANES: usize = 16;
+
+/// How cached keys and values are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum KvCacheDType {
+    /// Half precision: the default.
+    #[default]
+    F16,
+    /// The upper half of a single: less exact than f16, but with the range of a single.
+    Bf16,
+    /// Single precision: exact, and twice the memory.
+    F32,
+}
+
+impl KvCacheDType {
+    /// Every choice, as it is spelled in flags.
+    pub const NAMES: [&str; 4] = ["auto", "f16", "bf16", "f32"];
+
+    /// Bytes of a value.
+    #[must_use]
+    pub fn size_in_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for KvCacheDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+impl FromStr for KvCacheDType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name.to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::default()),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            "f32" => Ok(Self::F32),
+            _ => Err(Error::invalid_request(format!("{name:?} is not a type for the KV cache"))
+                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
+        }
+    }
+}
+
+/// Where a value lies in a pool. Offsets are in values, not bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Values of a key head.
+    pub head_dim: usize,
+    /// Whether there is a V. Without one, values are the first ones of keys.
+    pub has_values: bool,
+}
+
+impl KvLayout {
+    /// Values between two rows of V.
+    #[must_use]
+    pub fn v_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    fn k_head_len(&self) -> usize {
+        self.block_size.next_multiple_of(LANES) * self.head_dim
+    }
+
+    fn v_head_len(&self) -> usize {
+        if self.has_values { self.block_size * self.v_stride() } else { 0 }
+    }
+
+    /// Values of a block of K, the padding counted in.
+    #[must_use]
+    pub fn k_block_len(&self) -> usize {
+        self.num_kv_heads * self.k_head_len()
+    }
+
+    /// Values of a block of V, the padding counted in.
+    #[must_use]
+    pub fn v_block_len(&self) -> usize {
+        self.num_kv_heads * self.v_head_len()
+    }
+
+    /// The group of sixteen tokens that begins at `slot` (a multiple of sixteen) of a block, in K.
+    #[must_use]
+    #[inline(always)]
+    pub fn k_group(&self, block: usize, kv_head: usize, slot: usize) -> usize {
+        block * self.k_block_len() + kv_head * self.k_head_len() + slot * self.head_dim
+    }
+
+    /// The row of the token at `slot` of a block, in V.
+    #[must_use]
+    #[inline(always)]
+    pub fn v_row(&self, block: usize, kv_head: usize, slot: usize) -> usize {
+        block * self.v_block_len() + kv_head * self.v_head_len() + slot * self.v_stride()
+    }
+}
+
+/// The pools of a layer, and how they are laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct CachePools<'a> {
+    /// Where values lie.
+    pub layout: KvLayout,
+    /// How they are stored.
+    pub dtype: KvCacheDType,
+    /// The bytes of all blocks' K.
+    pub k: &'a [u8],
+    /// The same of V, if there is one.
+    pub v: Option<&'a [u8]>,
+}
+
+/// The same to write to.
+#[derive(Debug)]
+pub struct CachePoolsMut<'a> {
+    /// Where values lie.
+    pub layout: KvLayout,
+    /// How they are stored.
+    pub dtype: KvCacheDType,
+    /// The bytes of all blocks' K.
+    pub k: &'a mut [u8],
+    /// The same of V, if there is one.
+    pub v: Option<&'a mut [u8]>,
+}
+
+/// A type that the cache can hold.
+pub trait KvElement: Copy + Send + Sync + 'static {
+    /// Reads sixteen values.
+    ///
+    /// # Safety
+    /// There are sixteen readable values at `source`; see [`F32x16`] for the vector.
+    unsafe fn load<V: F32x16>(source: *const Self) -> V;
+
+    /// Rounds sixteen values.
+    ///
+    /// # Safety
+    /// See [`F32x16`].
+    unsafe fn round<V: F32x16>(values: V) -> [Self; LANES];
+}
+
+impl KvElement for f16 {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(source: *const Self) -> V {
+        // SAFETY: the caller guarantees sixteen readable values; f16 is a transparent u16.
+        unsafe { V::load_f16(source.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn round<V: F32x16>(values: V) -> [Self; LANES] {
+        let mut rounded = [Self::ZERO; LANES];
+        // SAFETY: the array has sixteen values; f16 is a transparent u16.
+        unsafe { values.store_f16(rounded.as_mut_ptr().cast()) };
+        rounded
+    }
+}
+
+impl KvElement for bf16 {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(source: *const Self) -> V {
+        // SAFETY: the caller guarantees sixteen readable values; bf16 is a transparent u16.
+        unsafe { V::load_bf16(source.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn round<V: F32x16>(values: V) -> [Self; LANES] {
+        let mut exact = [0.0; LANES];
+        // SAFETY: the array has sixteen values.
+        unsafe { values.store(exact.as_mut_ptr()) };
+        exact.map(Self::from_f32)
+    }
+}
+
+impl KvElement for f32 {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(source: *const Self) -> V {
+        // SAFETY: the caller guarantees sixteen readable values.
+        unsafe { V::load(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn round<V: F32x16>(values: V) -> [Self; LANES] {
+        let mut exact = [0.0; LANES];
+        // SAFETY: the array has sixteen values.
+        unsafe { values.store(exact.as_mut_ptr()) };
+        exact
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn dtype_names_parse_and_print() {
+        for name in ["f16", "bf16", "f32"] {
+            assert_eq!(name.parse::<KvCacheDType>().unwrap().to_string(), name);
+        }
+        assert_eq!("auto".parse::<KvCacheDType>().unwrap(), KvCacheDType::F16);
+        let error = "fp8".parse::<KvCacheDType>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert!(error.hint().unwrap().contains("bf16"));
+    }
+
+    #[test]
+    fn every_slot_has_memory_of_its_own() {
+        for (block_size, head_dim) in [(1, 24), (16, 64), (24, 80), (32, 16)] {
+            let layout = KvLayout { block_size, num_kv_heads: 3, head_dim, has_values: true };
+            let mut k_seen = vec![false; 2 * layout.k_block_len()];
+            let mut v_seen = vec![false; 2 * layout.v_block_len()];
+            for (block, kv_head, slot) in
+                (0..2).flat_map(|b| (0..3).flat_map(move |h| (0..block_size).map(move |s| (b, h, s))))
+            {
+                for d in 0..head_dim {
+                    let group = layout.k_group(block, kv_head, slot / LANES * LANES);
+                    let k = &mut k_seen[group + d * LANES + slot % LANES];
+                    assert!(!std::mem::replace(k, true), "K of slot {slot} overlaps");
+                    let v = &mut v_seen[layout.v_row(block, kv_head, slot) + d];
+                    assert!(!std::mem::replace(v, true), "V of slot {slot} overlaps");
+                }
+            }
+        }
+    }
+}
