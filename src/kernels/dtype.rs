@@ -4,7 +4,7 @@ use crate::{Error, Result};
 
 /// How the values of a tensor are stored. Quantised types store blocks of values.
 ///
-/// Byte layouts are those of GGUF: see `src/weights/blocks`.
+/// Byte layouts are those of GGUF: see [`crate::blocks`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE single precision.

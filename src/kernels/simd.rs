@@ -168,7 +168,7 @@ impl CpuLevel {
         false
     }
 
-    /// Runs `kernel` compiled for this level.
+    /// Runs `kernel` compiled for this level, but for products of bytes: levels that differ in these alone share the code.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY, of all: `detect` and `available`, the only makers of these values outside this file's
@@ -177,22 +177,30 @@ impl CpuLevel {
             Self::Portable => kernel.run::<PortableVector>(),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: see above.
-            Self::Avx2 => unsafe { run_avx2(kernel) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: see above; one of the two encodings is there.
-            Self::AvxVnni if is_x86_feature_detected!("avxvnni") => unsafe { run_avx_vnni(kernel) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: see above.
-            Self::AvxVnni => unsafe { run_avx512_vnni_of_256_bits(kernel) },
+            Self::Avx2 | Self::AvxVnni => unsafe { run_avx2(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: see above.
             Self::Avx512Vnni | Self::Avx512Bf16 | Self::Amx => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: see above.
-            Self::NeonDotprod => unsafe { run_neon_dotprod(kernel) },
+            Self::NeonDotprod | Self::NeonI8mm => unsafe { run_neon_dotprod(kernel) },
+        }
+    }
+
+    /// Runs `kernel` compiled for this level, with its products of bytes ([`Int8Dot`]).
+    #[inline]
+    pub fn run_int8<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`; one of the two encodings is there.
+            Self::AvxVnni if is_x86_feature_detected!("avxvnni") => unsafe { run_avx_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Self::AvxVnni => unsafe { run_avx512_vnni_of_256_bits(kernel) },
             #[cfg(target_arch = "aarch64")]
-            // SAFETY: see above.
+            // SAFETY: as in `run`.
             Self::NeonI8mm => unsafe { run_neon_i8mm(kernel) },
+            other => other.run(kernel),
         }
     }
 

@@ -25,6 +25,7 @@ mod step_inputs;
 mod tests;
 mod weights;
 
+/// The CPU's kernels.
 pub use tinyvllm_kernels as cpu;
 
 pub use bandwidth::{MemoryBandwidth, measure_bandwidth};

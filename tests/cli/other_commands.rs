@@ -224,3 +224,12 @@ fn a_question_that_cannot_be_answered_does_not_end_the_chat() {
     let answer = tinyvllm(words).stdin("Hello\n").run().success();
     assert_eq!(outcome.success(), answer);
 }
+
+#[test]
+fn the_built_in_model_is_in_the_program_once() {
+    let program = std::fs::read(env!("CARGO_BIN_EXE_tinyvllm")).unwrap();
+    let model = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/src/demo/model.gguf")).unwrap();
+    // From the middle of its weights.
+    let piece = &model[model.len() / 2..][..64];
+    assert_eq!(program.windows(64).filter(|window| *window == piece).count(), 1);
+}

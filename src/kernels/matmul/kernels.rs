@@ -46,14 +46,14 @@ impl TileRow {
             DType::BF16 if level.has_matrix_unit() => self.with_bf16_tiles(out, level),
             DType::BF16 if level.has_bf16_dot() => self.with_bf16_dot(out, level),
             DType::BF16 => self.with_format::<BF16>(out, level),
-            DType::Q4_0 => self.with_format::<Q4_0>(out, level),
-            DType::Q4_1 => self.with_format::<Q4_1>(out, level),
-            DType::Q5_0 => self.with_format::<Q5_0>(out, level),
-            DType::Q5_1 => self.with_format::<Q5_1>(out, level),
-            DType::Q8_0 => self.with_format::<Q8_0>(out, level),
-            DType::Q4K => self.with_format::<Q4K>(out, level),
-            DType::Q5K => self.with_format::<Q5K>(out, level),
-            DType::Q6K => self.with_format::<Q6K>(out, level),
+            DType::Q4_0 => self.with_int8_dot::<Q4_0>(out, level),
+            DType::Q4_1 => self.with_int8_dot::<Q4_1>(out, level),
+            DType::Q5_0 => self.with_int8_dot::<Q5_0>(out, level),
+            DType::Q5_1 => self.with_int8_dot::<Q5_1>(out, level),
+            DType::Q8_0 => self.with_int8_dot::<Q8_0>(out, level),
+            DType::Q4K => self.with_int8_dot::<Q4K>(out, level),
+            DType::Q5K => self.with_int8_dot::<Q5K>(out, level),
+            DType::Q6K => self.with_int8_dot::<Q6K>(out, level),
         }
     }
 
@@ -63,6 +63,16 @@ impl TileRow {
             2 => level.run(TileKernel::<F, 2>::new(self, out)),
             4 => level.run(TileKernel::<F, 4>::new(self, out)),
             _ => level.run(TileKernel::<F, 8>::new(self, out)),
+        }
+    }
+
+    /// The products of quantised weights with activations in bytes.
+    fn with_int8_dot<F: Format>(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
+        match self.width {
+            1 => level.run_int8(TileKernel::<F, 1>::new(self, out)),
+            2 => level.run_int8(TileKernel::<F, 2>::new(self, out)),
+            4 => level.run_int8(TileKernel::<F, 4>::new(self, out)),
+            _ => level.run_int8(TileKernel::<F, 8>::new(self, out)),
         }
     }
 
