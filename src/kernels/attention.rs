@@ -115,12 +115,16 @@ impl std::fmt::Debug for AttentionScratch {
 ///
 /// `queries` has `query_stride` values for each token and begins with the query heads, rotated but not
 /// scaled; `out` has `num_heads · value_dim` values for each token. The keys and values of the step's tokens
-/// are in the cache already. The caller has checked that block tables, lengths and strides fit. Rows of latent attention
-/// that are expanded are left out.
+/// are in the cache already. Rows of latent attention that are expanded are left out.
 ///
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
+///
+/// # Safety
+/// The lists of `metadata` fit together and name blocks that the pools have; the step is not larger, and no sequence
+/// longer, than `scratch` was made for; heads of the cache are those of its shape; `queries` and `out` have rows for all
+/// tokens of the step; and the machine has `level`.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub fn paged_attention(
+pub unsafe fn paged_attention(
     scratch: &mut AttentionScratch,
     queries: &[f32],
     query_stride: usize,
