@@ -120,9 +120,8 @@ impl std::fmt::Debug for AttentionScratch {
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
 ///
 /// # Safety
-/// The lists of `metadata` fit together and name blocks that the pools have; the step is not larger, and no sequence
-/// longer, than `scratch` was made for; heads of the cache are those of its shape; `queries` and `out` have rows for all
-/// tokens of the step; and the machine has `level`.
+/// The lists of `metadata` fit together and name blocks that the pools have; heads of the cache are those of the shape of
+/// `scratch`; `queries` and `out` have rows for all tokens of the step.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
 pub unsafe fn paged_attention(
     scratch: &mut AttentionScratch,

@@ -29,10 +29,15 @@ pub struct LatentKvWrite<'a> {
     pub kv_width: usize,
 }
 
+/// Writes the rows of a step's tokens to the cache, and the rotated ends of their queries to `out`.
+///
 /// One thread writes all rows of the cache, so that even two tokens with one slot (which would be a mistake elsewhere)
 /// do not write to the same memory at the same time; all of them share the queries.
+///
+/// # Safety
+/// The pools have all slots, and rows as wide as the norm and the rotated values together.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub fn latent_kv_write(
+pub unsafe fn latent_kv_write(
     operands: LatentKvWrite<'_>,
     queries: &[f32],
     kv: &[f32],

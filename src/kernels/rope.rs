@@ -83,7 +83,10 @@ pub struct RopeKvWrite<'a> {
 ///
 /// Each task takes one key head with its query heads for all tokens, so that even two tokens with one
 /// slot (which would be a mistake elsewhere) do not write to the same memory at the same time.
-pub fn rope_kv_write(
+///
+/// # Safety
+/// The pools have all slots, and heads as `operands` say.
+pub unsafe fn rope_kv_write(
     operands: RopeKvWrite<'_>,
     qkv: &RowsMut<'_>,
     cache: CachePoolsMut<'_>,

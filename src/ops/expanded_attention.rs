@@ -182,7 +182,10 @@ pub fn expanded_attention(
                     keys: keys.cpu_transposed()?,
                     values: values.cpu()?,
                 };
-                expanded::expanded_attention(own, operands, pools, metadata, &out, &cpu.pool, cpu.level);
+                // SAFETY: the widths and the lists were checked above.
+                unsafe {
+                    expanded::expanded_attention(own, operands, pools, metadata, &out, &cpu.pool, cpu.level);
+                }
                 Ok(())
             })
         })

@@ -114,7 +114,10 @@ pub fn latent_kv_write(
         let out = RowsMut::new(out, out_width);
         queries.rows.read(num_tokens, |queries| {
             kv.read(num_tokens, |kv| {
-                latent_row::latent_kv_write(operands, queries, kv, &out, pools, &cpu.pool, cpu.level);
+                // SAFETY: the widths are those of the layout, and all slots were looked for above.
+                unsafe {
+                    latent_row::latent_kv_write(operands, queries, kv, &out, pools, &cpu.pool, cpu.level);
+                }
             })
         })
     })??

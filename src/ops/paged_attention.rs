@@ -179,7 +179,10 @@ pub fn paged_attention_for<'a>(
     let pools = cache.pools(layer)?;
     let regions = out.write(num_tokens, |out| {
         qkv.read(num_tokens, |qkv| {
-            attention::paged_attention(scratch, qkv, width, pools, metadata, out, &cpu.pool, cpu.level)
+            // SAFETY: `check` has looked for all of it.
+            unsafe {
+                attention::paged_attention(scratch, qkv, width, pools, metadata, out, &cpu.pool, cpu.level)
+            }
         })
     })??;
     if regions > 1 {

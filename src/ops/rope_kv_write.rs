@@ -214,6 +214,7 @@ pub fn rope_kv_write(
         rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
     let (width, pools) = (qkv.width(), cache.pools_mut(layer)?);
     qkv.write(positions.len(), |qkv| {
-        rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level);
+        // SAFETY: the heads are those of the layout, and all slots were looked for above.
+        unsafe { rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level) };
     })
 }

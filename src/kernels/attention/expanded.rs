@@ -158,8 +158,12 @@ pub struct ExpandedOperands<'a> {
 
 /// Writes the attention of the tokens of expanded rows, `num_heads · value_dim` values each. The rows of the step's
 /// tokens are in the cache already.
+///
+/// # Safety
+/// The lists of `metadata` fit together and name blocks that the pools have; rows of the cache and all operands are as
+/// wide as the shape of `scratch` says.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
-pub fn expanded_attention(
+pub unsafe fn expanded_attention(
     scratch: &mut ExpandedScratch,
     operands: ExpandedOperands<'_>,
     cache: CachePools<'_>,
