@@ -1,11 +1,11 @@
 //! Attention of a step's tokens over their block tables.
 //!
-//! The context of a token is cut at fixed absolute positions, every [`SPLIT`] tokens. Each piece gives a
+//! The context of a token is cut at fixed absolute positions, every `SPLIT` tokens. Each piece gives a
 //! partial result (largest score, sum, weighted values), computed in the order of the positions, and the
 //! partial results are merged in ascending order. A token's result therefore has the same bits whatever
 //! else is in the step, however its prompt was divided, whatever the block size and the number of threads.
 //!
-//! Work is divided into tiles: up to [`TILE_ROWS`] pairs of a token and a query head that share one key
+//! Work is divided into tiles: up to `TILE_ROWS` pairs of a token and a query head that share one key
 //! and value head, so that K and V are read once for all of them. If there are fewer tiles than the
 //! threads need, the pieces of the context become tasks of their own, and if there is one key head only, as in latent
 //! attention, parts of its query heads.

@@ -36,7 +36,6 @@ pub struct LatentKvWrite<'a> {
 ///
 /// # Safety
 /// The pools have all slots, and rows as wide as the norm and the rotated values together.
-#[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
 pub unsafe fn latent_kv_write(
     operands: LatentKvWrite<'_>,
     queries: &[f32],

@@ -1,7 +1,7 @@
 //! Latent attention with keys and values: for rows with many new tokens, each key and value of a head is made once of the
 //! latent row and then serves all of them, which takes a third of the multiplications.
 //!
-//! The context is taken in spans, and a span in the pieces of [`SPLIT`] positions that all attention here is cut into. A
+//! The context is taken in spans, and a span in the pieces of `SPLIT` positions that all attention here is cut into. A
 //! task has a query head and some of the row's tokens; for each piece it makes the head's keys and values, which stay in
 //! the second-level cache, and adds the piece to the results of its tokens. So what a token's result is made of, and in
 //! which order, depends on positions alone: not on the tokens beside it, the block size or the number of threads.
@@ -162,7 +162,6 @@ pub struct ExpandedOperands<'a> {
 /// # Safety
 /// The lists of `metadata` fit together and name blocks that the pools have; rows of the cache and all operands are as
 /// wide as the shape of `scratch` says.
-#[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
 pub unsafe fn expanded_attention(
     scratch: &mut ExpandedScratch,
     operands: ExpandedOperands<'_>,
