@@ -378,6 +378,7 @@ impl Kernel for TileOfPiece<'_> {
             runs: &rows,
             width,
             values: results.as_mut_ptr(),
+            adds: false,
         };
         // SAFETY: as above, and of values.
         unsafe { tile.compute_all::<V>(num_tokens, wide) };

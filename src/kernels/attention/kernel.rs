@@ -3,7 +3,8 @@
 //! A tile's rows are pairs of a token and a query head. The arithmetic of a row does not depend on the
 //! other rows: a score is a sum over the head's values in their order; the scores of a piece are taken in
 //! vectors that begin at multiples of sixteen positions; the weighted values are added position by
-//! position. Micro-tiles of several rows only change which row's next operation comes first.
+//! position. Micro-tiles of several rows only change which row's next operation comes first. Of a tile with several
+//! micro-tiles, keys and values in half precision are converted once, a few at a time that stay in the first-level cache.
 
 use std::ops::Range;
 
@@ -17,6 +18,17 @@ pub(super) const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
 /// Most groups of tokens, and most runs of values, that a piece can consist of: one for each token, if
 /// blocks have one token.
 const MAX_RUNS: usize = SPLIT;
+
+/// f32 values that are converted together: 16 KB, half of a small first-level cache.
+const STAGED: usize = 4096;
+/// Rows of the largest micro-tile.
+const MICRO_ROWS: usize = 8;
+
+/// Whether so many rows have keys or values of the type `E` converted once for all of them: not if each is used once anyway,
+/// nor if there is no room for at least two of these, of `len` values each.
+fn is_staged<E>(num_rows: usize, len: usize) -> bool {
+    num_rows > MICRO_ROWS && size_of::<E>() < size_of::<f32>() && 2 * len <= STAGED
+}
 
 /// f32 values of a saved partial result: the largest score, the sum, and the padded values.
 pub(super) fn partial_len(value_dim: usize) -> usize {
@@ -60,6 +72,8 @@ pub(super) struct TileScratch {
     queries: Vec<f32>,
     /// `[rows][SCORE_STRIDE]`: scores, then weights.
     scores: Vec<f32>,
+    /// Converted keys, then converted values.
+    staged: Vec<f32>,
     /// The piece: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
     values: Vec<f32>,
     maxima: Vec<f32>,
@@ -83,6 +97,7 @@ impl TileScratch {
             runs: Vec::with_capacity(MAX_RUNS),
             queries: vec![0.0; rows * head_dim],
             scores: vec![0.0; rows * SCORE_STRIDE],
+            staged: vec![0.0; STAGED],
             values: vec![0.0; rows * width],
             maxima: vec![0.0; rows],
             sums: vec![0.0; rows],
@@ -166,7 +181,12 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         };
         // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose scores fit between
         // the margins of a row of scores.
-        unsafe { scores.compute_all::<V>(wide) };
+        unsafe {
+            match is_staged::<E>(num_rows, shape.head_dim * LANES) {
+                true => scores.compute_staged::<V>(wide, &mut scratch.staged),
+                false => scores.compute_all::<V>(wide),
+            }
+        }
 
         // To whole vectors: what is between is read, and has to weigh nothing.
         let relative = (low - piece.start) / LANES * LANES..(high - piece.start).next_multiple_of(LANES);
@@ -193,9 +213,15 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
             runs: &scratch.runs,
             width: source.layout.v_stride(),
             values: scratch.values.as_mut_ptr(),
+            adds: false,
         };
         // SAFETY: the scratch has `num_rows` rows of `width` values, and each run is rows of the pool.
-        unsafe { values.compute_all::<V>(num_rows, wide) };
+        unsafe {
+            match is_staged::<E>(num_rows, values.width) {
+                true => values.compute_staged::<V>(num_rows, wide, &mut scratch.staged),
+                false => values.compute_all::<V>(num_rows, wide),
+            }
+        }
     }
 }
 
@@ -288,6 +314,37 @@ impl<E: KvElement> ScoreTile<'_, E> {
         }
     }
 
+    /// The same with keys that are converted once for all rows, to `staged`.
+    ///
+    /// # Safety
+    /// As of [`Self::compute_all`]; a group has room in `staged`.
+    #[inline(always)]
+    unsafe fn compute_staged<V: F32x16>(&self, wide: bool, staged: &mut [f32]) {
+        const MAX_GROUPS: usize = 8;
+        let len = self.head_dim * LANES;
+        for groups in self.groups.chunks((staged.len() / len).min(MAX_GROUPS)) {
+            let mut runs = [Run { start: 0, offset: 0, len: 0 }; MAX_GROUPS];
+            for ((run, group), staged) in runs.iter_mut().zip(groups).zip(staged.chunks_exact_mut(len)) {
+                // SAFETY: a group has `len` values of the pool, a multiple of sixteen.
+                unsafe { convert::<V, E>(self.k_pool.add(group.start), staged) };
+                *run = *group;
+            }
+            for (index, run) in runs.iter_mut().enumerate() {
+                run.start = index * len;
+            }
+            let tile = ScoreTile::<f32> {
+                queries: self.queries,
+                num_rows: self.num_rows,
+                head_dim: self.head_dim,
+                k_pool: staged.as_ptr(),
+                groups: &runs[..groups.len()],
+                scores: self.scores,
+            };
+            // SAFETY: the caller's guarantees, and the groups are in `staged`.
+            unsafe { tile.compute_all::<V>(wide) };
+        }
+    }
+
     /// Computes `ROWS` rows, `GROUPS` groups at a time, and returns `ROWS`.
     ///
     /// # Safety
@@ -338,6 +395,18 @@ impl<E: KvElement> ScoreTile<'_, E> {
     }
 }
 
+/// Converts as many values as `target` has, a multiple of sixteen.
+///
+/// # Safety
+/// `source` has as many.
+#[inline(always)]
+unsafe fn convert<V: F32x16, E: KvElement>(source: *const E, target: &mut [f32]) {
+    for at in (0..target.len()).step_by(LANES) {
+        // SAFETY: sixteen values are left on both sides.
+        unsafe { E::load::<V>(source.add(at)).store(target.as_mut_ptr().add(at)) };
+    }
+}
+
 /// Turns the scores of a row into weights: e^(score - max) inside `own`, 0 in the rest of `all`. Offsets
 /// are from the start of the piece. Returns the largest score and the sum of the weights.
 #[inline(always)]
@@ -380,6 +449,8 @@ pub(super) struct ValueTile<'a, E> {
     /// Values between two rows of V and of the result; a multiple of sixteen.
     pub(super) width: usize,
     pub(super) values: *mut f32,
+    /// Whether the result is added to what is there.
+    pub(super) adds: bool,
 }
 
 impl<E: KvElement> ValueTile<'_, E> {
@@ -409,6 +480,52 @@ impl<E: KvElement> ValueTile<'_, E> {
         }
     }
 
+    /// The same with values that are converted once for all rows, to `staged`.
+    ///
+    /// # Safety
+    /// As of [`Self::compute_all`]; a row of V has room in `staged`.
+    #[inline(always)]
+    unsafe fn compute_staged<V: F32x16>(&self, num_rows: usize, wide: bool, staged: &mut [f32]) {
+        let max_tokens = staged.len() / self.width;
+        let mut runs = self.runs.iter().copied();
+        let mut rest = runs.next();
+        // Positions follow each other from run to run.
+        let mut offset = rest.map_or(0, |run| run.offset);
+        let mut adds = self.adds;
+        loop {
+            let mut len = 0;
+            while let Some(run) = &mut rest
+                && len < max_tokens
+            {
+                let num_own = run.len.min(max_tokens - len);
+                let target = &mut staged[len * self.width..][..num_own * self.width];
+                // SAFETY: a run is `len` rows of `width` values of the pool, a multiple of sixteen.
+                unsafe { convert::<V, E>(self.v_pool.add(run.start), target) };
+                len += num_own;
+                run.start += num_own * self.width;
+                run.len -= num_own;
+                if run.len == 0 {
+                    rest = runs.next();
+                }
+            }
+            let tile = ValueTile::<f32> {
+                weights: self.weights,
+                v_pool: staged.as_ptr(),
+                runs: &[Run { start: 0, offset, len }],
+                width: self.width,
+                values: self.values,
+                adds,
+            };
+            // SAFETY: the caller's guarantees, and the positions' rows are in `staged`.
+            unsafe { tile.compute_all::<V>(num_rows, wide) };
+            if rest.is_none() {
+                return;
+            }
+            offset += len as isize;
+            adds = true;
+        }
+    }
+
     /// Computes `ROWS` rows, `VECTORS` vectors of values at a time, and returns `ROWS`.
     ///
     /// # Safety
@@ -434,8 +551,13 @@ impl<E: KvElement> ValueTile<'_, E> {
     #[inline(always)]
     unsafe fn compute_columns<V: F32x16, const ROWS: usize, const VECTORS: usize>(&self, column: usize) {
         let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
-        // SAFETY: runs are `len` rows of `width` values, with weights at their offsets.
+        // SAFETY: runs are `len` rows of `width` values, with weights at their offsets; the result has rows of `width`.
         unsafe {
+            for (row, sums) in sums.iter_mut().enumerate().filter(|_| self.adds) {
+                for (vector, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(self.values.add(row * self.width + column + vector * LANES));
+                }
+            }
             for run in self.runs {
                 let weights = self.weights.offset(run.offset);
                 for token in 0..run.len {

@@ -121,7 +121,7 @@ fn conversations_are_kept_found_renamed_and_deleted() {
     page.click("#toast button");
     page.until(&format!("({TEXTS})[1] === 'Three.'"));
     page.click("#conversations button[aria-label='Delete Count.']");
-    page.until(&format!("({NAMES}).length === 2"));
+    page.until_num_kept(2);
     page.open(&server.url());
     page.until_ready();
     page.until(&format!("({NAMES}).length === 2"));
@@ -134,10 +134,7 @@ fn conversations_are_kept_found_renamed_and_deleted() {
     page.until(&format!("({NAMES}).length === 2"));
     page.click("#open-settings");
     page.click("#delete-all");
-    let start = std::time::Instant::now();
-    while !page.records().is_empty() {
-        assert!(start.elapsed() < PATIENCE);
-    }
+    page.until_num_kept(0);
     assert_eq!(page.complaints(), Vec::<String>::new());
 }
 

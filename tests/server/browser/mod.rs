@@ -246,11 +246,24 @@ impl Page {
     /// Waits until the latest conversation is kept with so many messages.
     #[track_caller]
     fn until_kept(&self, num_messages: usize) {
+        let kept = |records: &[Value]| {
+            records.first().map_or(0, |record| record["messages"].as_array().unwrap().len()) == num_messages
+        };
+        self.until_records(kept, &format!("{num_messages} messages are kept"));
+    }
+
+    /// Waits until so many conversations are kept: what a page has begun to write or to delete is lost if it is left before.
+    #[track_caller]
+    fn until_num_kept(&self, num_conversations: usize) {
+        let kept = |records: &[Value]| records.len() == num_conversations;
+        self.until_records(kept, &format!("{num_conversations} conversations are kept"));
+    }
+
+    #[track_caller]
+    fn until_records(&self, are_there: impl Fn(&[Value]) -> bool, what: &str) {
         let start = std::time::Instant::now();
-        while self.records().first().map_or(0, |record| record["messages"].as_array().unwrap().len())
-            != num_messages
-        {
-            assert!(start.elapsed() < PATIENCE, "never: {num_messages} messages are kept");
+        while !are_there(&self.records()) {
+            assert!(start.elapsed() < PATIENCE, "never: {what}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
