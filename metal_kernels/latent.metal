@@ -15,6 +15,9 @@ struct LatentKvWriteArgs {
 
 constant bool IS_INTERLEAVED [[function_constant(0)]];  // pairs are neighbours; otherwise halves
 
+// Values of a row that a lane has under way.
+constant constexpr int TOGETHER = 8;
+
 // One simdgroup for each query head of each token, and one for the row `[norm(latent), rotated key]`; some of them in a
 // threadgroup.
 template <typename KV>
@@ -66,13 +69,35 @@ template <typename KV>
     if (is_query) {
         return;
     }
+    // There is one simdgroup for a row: what it reads is under way together.
     float squares = 0.0f;
-    for (uint i = lane; i < a.rank; i += LANES) {
-        squares += latent[i] * latent[i];
+    for (uint first = lane; first < a.rank; first += TOGETHER * LANES) {
+        float values[TOGETHER];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < TOGETHER; ++i) {
+            values[i] = latent[min(first + i * LANES, a.rank - 1)];
+        }
+#pragma clang loop unroll(full)
+        for (int i = 0; i < TOGETHER; ++i) {
+            squares += first + i * LANES < a.rank ? values[i] * values[i] : 0.0f;
+        }
     }
     const float factor = rsqrt(simd_sum(squares) / float(a.rank) + a.eps);
-    for (uint i = lane; i < a.rank; i += LANES) {
-        row[i] = KV(latent[i] * factor * norm[i]);
+    for (uint first = lane; first < a.rank; first += TOGETHER * LANES) {
+        float values[TOGETHER];
+        float weights[TOGETHER];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < TOGETHER; ++i) {
+            const uint existing = min(first + i * LANES, a.rank - 1);
+            values[i] = latent[existing];
+            weights[i] = norm[existing];
+        }
+#pragma clang loop unroll(full)
+        for (int i = 0; i < TOGETHER; ++i) {
+            if (first + i * LANES < a.rank) {
+                row[first + i * LANES] = KV(values[i] * factor * weights[i]);
+            }
+        }
     }
 }
 

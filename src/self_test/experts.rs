@@ -26,6 +26,13 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for num_rows in [3, 20, 40, 90] {
         report(Network { num_rows, ..mixed.clone() }.check(context));
     }
+    // Gate and up of one type, and groups that are cut because many rows go to one expert; more groups than a simdgroup has
+    // lanes, most of which end early.
+    let joint =
+        |dtype: DType, config| Network { gate: dtype, up: dtype, down: dtype, ..Network::with(config) };
+    report(Network { num_rows: 90, ..joint(DType::Q4_0, config(96)) }.check(context));
+    let many = ExpertsConfig { num_experts: 44, ..config(112) };
+    report(Network { num_rows: 40, hidden: 48, ..joint(DType::F16, many) }.check(context));
     let softmax = ExpertsConfig { num_experts: 64, num_experts_per_tok: 6, ..config(32) };
     let sigmoid = ExpertsConfig {
         scoring: Scoring::Sigmoid,

@@ -9,7 +9,8 @@ use crate::ops::{
 };
 use crate::weights::DType;
 
-const EPS: f32 = 1e-5;
+/// So large that it shows in every result.
+const EPS: f32 = 1e-2;
 
 /// Numbers of rows: the ends of the ranges of all kernels.
 const ROWS: [usize; 8] = [1, 2, 3, 4, 5, 9, 16, 37];
@@ -29,8 +30,9 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
         if context.has_tensor_cores() && dtype != DType::F32 {
-            // More activations than a threadgroup has room for; and more than are few, in tiles of each size.
-            for shape in [Shape { num_rows: 9, cols: 10240 }, Shape { num_rows: 70, cols }] {
+            // More activations than a threadgroup has room for, with a last chunk of columns that is not whole; and more than
+            // are few, in tiles of each size.
+            for shape in [Shape { num_rows: 9, cols: 10496 }, Shape { num_rows: 70, cols }] {
                 run_one(context, shape, dtype, report);
             }
             for num_rows in [200, 400] {

@@ -7,6 +7,7 @@ use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
 use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
+use crate::planted::small;
 use crate::rounded::is_of_a_size_for_more_cores;
 
 fn check(gpu: Option<Emulator>) {
@@ -15,8 +16,11 @@ fn check(gpu: Option<Emulator>) {
 
 /// The kernels for NVIDIA's GPUs, whose instructions the emulator has functions for.
 fn check_of_nvidia(gpu: Option<Emulator>) {
-    let gpu = gpu.map(|gpu| gpu.with_class(ChipClass::Nvidia));
     check_libraries(gpu, &Family::ALL, &CUDA_LIBRARIES);
+}
+
+fn of_nvidia(variant: Variant) -> Option<Emulator> {
+    Some(Emulator::new(variant)?.with_class(ChipClass::Nvidia))
 }
 
 /// Runs these checks, which have to reach every kernel of these libraries.
@@ -43,12 +47,22 @@ fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Lib
 
 #[test]
 fn on_tensor_cores() {
-    check_of_nvidia(Emulator::new(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
+    check_of_nvidia(of_nvidia(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
 }
 
 #[test]
 fn on_tensor_cores_checked() {
-    check_of_nvidia(Emulator::new(Variant::Checked).map(|gpu| gpu.with_order(Order::Random(3))));
+    check_of_nvidia(of_nvidia(Variant::Checked).map(|gpu| gpu.with_order(Order::Random(3))));
+}
+
+/// What planted defects are noticed on beside a device like those above.
+#[test]
+fn on_smaller_tensor_cores() {
+    for family in [Family::Experts, Family::Latent] {
+        let Some(gpu) = of_nvidia(Variant::Fast) else { return };
+        let context = Context::gpu(Arc::new(small(gpu, family)));
+        family.check(&context, Effort::Small, &mut |check| assert!(check.passed, "{}", check.name));
+    }
 }
 
 #[test]

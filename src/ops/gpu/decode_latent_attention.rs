@@ -26,7 +26,7 @@ const MAX_ROW_DIM: usize = 576;
 const MAX_VALUE_DIM: usize = 512;
 
 /// Positions of a piece of a context.
-const PIECE_SIZE: usize = 256;
+const PIECE_SIZE: usize = 128;
 
 /// Most pieces of a context, as in the kernel: pieces of longer contexts are longer.
 const MAX_PIECES: usize = 64;
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_context_is_cut_by_its_length() {
         for (seq_len, pieces) in
-            [(1, 1), (256, 1), (257, 2), (4096, 16), (16_384, 64), (16_385, 33), (131_072, 64)]
+            [(1, 1), (128, 1), (129, 2), (4096, 32), (8192, 64), (8193, 33), (16_385, 33), (131_072, 64)]
         {
             assert_eq!(num_pieces(seq_len), pieces, "{seq_len}");
             assert!(pieces <= max_pieces(seq_len), "{seq_len}");

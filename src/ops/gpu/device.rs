@@ -119,6 +119,17 @@ pub trait Gpu: fmt::Debug + Send + Sync {
         self.read(source, offset, bytes)
     }
 
+    /// Copies `len` bytes from one buffer to another, behind what is queued: by way of the host, unless the device can do it
+    /// alone.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if a range is not in its buffer or queued work failed.
+    fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {
+        let mut bytes = vec![0; len];
+        self.read(source.0, source.1, &mut bytes)?;
+        self.write(target.0, target.1, &bytes)
+    }
+
     /// Lets the device start on what is queued, and gives what to wait for.
     ///
     /// # Errors

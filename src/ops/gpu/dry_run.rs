@@ -110,6 +110,10 @@ impl Gpu for DryRun {
         Ok(())
     }
 
+    fn copy(&self, _source: (&GpuBuffer, usize), _target: (&GpuBuffer, usize), _len: usize) -> Result<()> {
+        Ok(())
+    }
+
     fn read(&self, _source: &GpuBuffer, _offset: usize, _bytes: &mut [u8]) -> Result<()> {
         Err(Error::internal("a result of a dry run is to be read, and there is none"))
     }

@@ -190,12 +190,13 @@ impl Layout {
         });
     }
 
-    /// Copies a packed matrix to where matrix `index` of a stack is, which this is the layout of.
-    pub(super) fn place(&self, index: usize, one: &Self, source: &[u8], target: &mut [u8]) {
-        for (plane, (from, to)) in one.begins.into_iter().zip(self.begins).enumerate() {
+    /// Where the planes of matrix `index` of a stack go, which this is the layout of: where each begins in the matrix by
+    /// itself, where in the stack, and its bytes.
+    pub(super) fn places(&self, index: usize, one: &Self) -> impl Iterator<Item = (usize, usize, usize)> {
+        one.begins.into_iter().zip(self.begins).enumerate().filter_map(move |(plane, (from, to))| {
             let len = one.plane_bytes(plane);
-            target[to + index * len..][..len].copy_from_slice(&source[from..][..len]);
-        }
+            (len > 0).then_some((from, to + index * len, len))
+        })
     }
 
     /// Packs whole rows, which are whole blocks.

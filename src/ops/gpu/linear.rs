@@ -172,6 +172,7 @@ struct ProductArgs {
 struct TensorArgs {
     product: ProductArgs,
     num_tiles: u32,
+    num_groups: u32,
 }
 
 /// Up to three products with the same activations: one launch if their formats allow it.
@@ -229,16 +230,19 @@ fn launch<'a>(
         let operands = &operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(parts[0].bias.is_some());
         let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
-        let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
+        let args = operands.tensor_args(num_units, matrices, num_tiles);
         let size = operands.size(num_results, num_units, Lanes::of(format, last));
         let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorProduct { format, last, form };
         // Tiles of two formats have a threadgroup each.
         let num_cores = gpu.device().num_cores();
-        let num_groups = if last.is_some() { num_tiles } else { form.num_groups(size, num_tiles, num_cores) };
+        let num_threadgroups = match last {
+            Some(_) => num_tiles,
+            None => form.num_threadgroups(size, num_tiles, num_cores),
+        };
         let cost = operands.cost(parts, form.tokens());
         let buffers = buffers(operands);
-        let work = form.work(bytes_of(&args), &buffers, size, num_groups, threadgroup_memory, cost);
+        let work = form.work(bytes_of(&args), &buffers, size, num_threadgroups, threadgroup_memory, cost);
         return gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work);
     }
     let is_alone = matches!(operands.stacked, Stacked::No);
@@ -308,14 +312,14 @@ pub(crate) fn swiglu<'a>(
             operands.out_stride = num_results;
         }
         let num_tiles = num_results.div_ceil(form.rows() / 2);
-        let args = TensorArgs { product: operands.args(num_units, matrices), num_tiles: num_tiles as u32 };
+        let args = operands.tensor_args(num_units, matrices, num_tiles);
         let size = operands.size(2 * num_rows, num_units, Lanes::of(format, None));
         let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorSwiglu { format, form, next };
         let cost = operands.cost(&parts, form.tokens());
         let buffers = buffers(&operands);
-        let num_groups = form.num_groups(size, num_tiles, gpu.device().num_cores());
-        let work = form.work(bytes_of(&args), &buffers, size, num_groups, threadgroup_memory, cost);
+        let num_threadgroups = form.num_threadgroups(size, num_tiles, gpu.device().num_cores());
+        let work = form.work(bytes_of(&args), &buffers, size, num_threadgroups, threadgroup_memory, cost);
         gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work)?;
         return Ok(next.is_some());
     }
@@ -457,7 +461,8 @@ impl<'a> Operands<'a> {
     /// What the form of a product on tensor cores depends on.
     fn size(&self, num_results: usize, num_units: usize, lanes: Lanes) -> Size {
         let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
-        Size { num_rows, num_results, num_matrices, num_columns: num_units * UNIT, lanes }
+        let is_grouped = matches!(self.stacked, Stacked::Groups(_));
+        Size { num_rows, num_results, num_matrices, is_grouped, num_columns: num_units * UNIT, lanes }
     }
 
     /// What a form of a product on tensor cores reads: for many rows, rounded activations with their factors in the place
@@ -545,6 +550,14 @@ impl<'a> Operands<'a> {
                 ..*self
             }
         })
+    }
+
+    fn tensor_args(&self, num_units: usize, matrices: [MatrixArgs; 3], num_tiles: usize) -> TensorArgs {
+        TensorArgs {
+            product: self.args(num_units, matrices),
+            num_tiles: num_tiles as u32,
+            num_groups: self.num_matrices() as u32,
+        }
     }
 
     fn args(&self, num_units: usize, matrices: [MatrixArgs; 3]) -> ProductArgs {

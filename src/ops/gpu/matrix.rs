@@ -72,7 +72,7 @@ impl GpuMatrix {
     fn unfilled(gpu: &GpuBackend, layout: Layout, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         check_shape(rows, cols)?;
         let num_bytes = layout.num_bytes();
-        let buffer = gpu.device().allocate(num_bytes.max(16), Placement::Private)?;
+        let buffer = gpu.device().allocate(num_bytes.max(16), Placement::Shared)?;
         Ok(Self::of_buffer(layout, dtype, rows, cols, buffer))
     }
 
@@ -135,23 +135,14 @@ impl GpuStack {
         let all_rows = rows * num_matrices;
         let order = gpu.tuning().order();
         let layout = Layout::of_stack(order, dtype, rows, cols, num_matrices);
-        if gpu.is_dry_run() {
-            return Ok(Self { all: GpuMatrix::unfilled(gpu, layout, dtype, all_rows, cols)?, num_matrices });
-        }
-        check_shape(all_rows, cols)?;
         let of_one = Layout::new(order, dtype, rows, cols);
-        let num_bytes = layout.num_bytes();
-        let mut bytes = vec![0; of_one.num_bytes()];
-        let mut outcome: Result<()> = Ok(());
-        let buffer = gpu.filled(num_bytes, |target| {
-            outcome = matrices.into_iter().enumerate().try_for_each(|(index, matrix)| {
-                gpu.device().read(&matrix.buffer, matrix.offset, &mut bytes)?;
-                layout.place(index, &of_one, &bytes, target);
-                Ok(())
-            });
-        })?;
-        outcome?;
-        let all = GpuMatrix::of_buffer(layout, dtype, all_rows, cols, buffer);
+        let all = GpuMatrix::unfilled(gpu, layout, dtype, all_rows, cols)?;
+        // Each is freed as soon as it is copied.
+        for (index, matrix) in matrices.into_iter().enumerate() {
+            for (from, to, len) in layout.places(index, &of_one) {
+                gpu.device().copy((&matrix.buffer, matrix.offset + from), (&all.buffer, to), len)?;
+            }
+        }
         Ok(Self { all, num_matrices })
     }
 

@@ -172,33 +172,38 @@ impl Form {
         }
     }
 
-    /// Threadgroups for the `num_tiles` tiles of a matrix, which go from tile to tile: of [`Form::Few`] one on each core.
-    pub(super) fn num_groups(self, size: Size, num_tiles: usize, num_cores: usize) -> usize {
+    /// Threadgroups for the `num_tiles` tiles of a matrix, or of [`Form::Few`] for those of all groups. There they go from
+    /// tile to tile, and no core has more than one of them: those that begin when others end would double the time.
+    pub(super) fn num_threadgroups(self, size: Size, num_tiles: usize, num_cores: usize) -> usize {
         if self.is_rounded() {
             return num_tiles;
         }
+        let (num_tiles, num_stacked) = match size.is_grouped {
+            true => (num_tiles * size.num_matrices, 1),
+            false => (num_tiles, size.num_matrices),
+        };
         // A step in which nobody wants logits has no rows, and its grid no threadgroups.
-        let others = (size.num_rows.div_ceil(self.tokens()) * size.num_matrices).max(1);
-        num_tiles.min(num_cores.div_ceil(others))
+        let others = (size.num_rows.div_ceil(self.tokens()) * num_stacked).max(1);
+        num_tiles.min((num_cores / others).max(1))
     }
 
-    /// The launch with so many threadgroups for the tiles of a matrix.
+    /// The launch with so many threadgroups, as [`Self::num_threadgroups`] counts them.
     pub(super) fn work<'a>(
         self,
         args: &'a [u8],
         buffers: &'a [Binding<'a>],
         size: Size,
-        num_groups: usize,
+        num_threadgroups: usize,
         threadgroup_memory: usize,
         cost: Cost,
     ) -> Work<'a> {
         let token_groups = size.num_rows.div_ceil(self.tokens());
         let grid = match self {
-            Self::Few { .. } => [num_groups, token_groups],
+            Self::Few { .. } if size.is_grouped => [num_threadgroups, token_groups, 1],
+            Self::Few { .. } => [num_threadgroups, token_groups, size.num_matrices],
             // Those that are on the GPU together have few weights and many activations, which stay in its cache.
-            Self::Many { .. } => [token_groups, num_groups],
+            Self::Many { .. } => [token_groups, num_threadgroups, size.num_matrices],
         };
-        let grid = [grid[0], grid[1], size.num_matrices];
         let threadgroup_memory = self.bytes(size, threadgroup_memory);
         Work { args, buffers, threadgroup_memory, grid, num_threads: self.num_threads(), cost }
     }
@@ -211,8 +216,10 @@ pub(super) struct Size {
     pub(super) num_rows: usize,
     /// Rows of weights of a matrix, of a gated product both.
     pub(super) num_results: usize,
-    /// Matrices of a stack.
+    /// Matrices of a stack, or groups that there may be.
     pub(super) num_matrices: usize,
+    /// Whether they are those of groups, each with rows of its own.
+    pub(super) is_grouped: bool,
     /// Columns of matrices.
     pub(super) num_columns: usize,
     /// What a lane has of them.
@@ -236,12 +243,19 @@ mod tests {
     const SMALL_MEMORY: usize = 99 << 10;
 
     fn size(format: DType, num_rows: usize, num_columns: usize) -> Size {
-        Size { num_rows, num_results: 4096, num_matrices: 1, num_columns, lanes: Lanes::of(format, None) }
+        Size {
+            num_rows,
+            num_results: 4096,
+            num_matrices: 1,
+            is_grouped: false,
+            num_columns,
+            lanes: Lanes::of(format, None),
+        }
     }
 
     fn work(form: Form, size: Size, num_tiles: usize, memory: usize) -> ([usize; 3], usize) {
-        let num_groups = form.num_groups(size, num_tiles, NUM_CORES);
-        let work = form.work(&[], &[], size, num_groups, memory, Cost::bytes(0));
+        let num_threadgroups = form.num_threadgroups(size, num_tiles, NUM_CORES);
+        let work = form.work(&[], &[], size, num_threadgroups, memory, Cost::bytes(0));
         (work.grid, work.threadgroup_memory)
     }
 
@@ -271,6 +285,25 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn no_core_has_a_second_threadgroup_while_others_wait_for_it() {
+        // Experts of one token and of many, heads, and rows that take several threadgroups.
+        for (num_rows, num_tiles, num_matrices, is_grouped, expected) in [
+            (1, 176, 8, true, [132, 1, 1]),
+            (8, 128, 98, true, [132, 1, 1]),
+            (64, 128, 98, true, [33, 4, 1]),
+            (1, 3, 8, true, [24, 1, 1]),
+            (1, 20, 0, true, [0, 1, 1]),
+            (1, 32, 16, false, [8, 1, 16]),
+            (64, 4000, 1, false, [33, 4, 1]),
+            (40, 4000, 1, false, [44, 3, 1]),
+        ] {
+            let size = Size { num_matrices, is_grouped, ..size(DType::Q4_0, num_rows, 2048) };
+            let form = Form::few(size, MEMORY);
+            assert_eq!(work(form, size, num_tiles, MEMORY).0, expected, "{size:?}");
         }
     }
 

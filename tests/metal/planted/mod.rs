@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tinyvllm::ops::Context;
-use tinyvllm::ops::gpu::Gpu;
+use tinyvllm::ops::gpu::{ChipClass, Gpu};
 use tinyvllm::self_test::{Effort, Family};
 
 use crate::emulator::{Emulator, Timing, Variant};
@@ -48,8 +48,15 @@ fn noticed(
     device: impl Fn(Emulator) -> Arc<dyn Gpu>,
     family: Family,
 ) -> Option<String> {
-    let small = |gpu: Emulator| gpu.with_max_threads(384).with_patience(Duration::from_nanos(1));
-    first_failure(device(gpu()?), family).or_else(|| first_failure(device(small(gpu()?)), family))
+    first_failure(device(gpu()?), family).or_else(|| first_failure(device(small(gpu()?, family)), family))
+}
+
+/// The second of them, with as few threads as each kernel of its class is content with; for experts it has more cores, which
+/// share the tiles of all groups.
+pub(crate) fn small(gpu: Emulator, family: Family) -> Emulator {
+    let max_threads = if gpu.class() == ChipClass::Nvidia { 512 } else { 384 };
+    let gpu = gpu.with_max_threads(max_threads).with_patience(Duration::from_nanos(1));
+    if family == Family::Experts { gpu.with_num_cores(12) } else { gpu }
 }
 
 /// Fails with the names of those that are noticed by nothing.

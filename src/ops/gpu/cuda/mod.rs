@@ -257,6 +257,14 @@ impl Gpu for CudaGpu {
         }
     }
 
+    fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {
+        let from = DeviceMemory::of(source.0)?.range(source.1, len)?;
+        let to = DeviceMemory::of(target.0)?.range(target.1, len)?;
+        self.device.enter()?;
+        // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued.
+        unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
+    }
+
     fn commit(&self) -> Result<Ticket> {
         self.device.enter()?;
         let mut commits = self.commits();

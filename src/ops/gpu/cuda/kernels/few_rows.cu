@@ -59,8 +59,55 @@ inline void multiply_pieces(
     }
 }
 
-// A threadgroup has 16 rows of weights (half as many results if GATED) at a time, those of tiles `first_tile`, `first_tile` +
-// `step` and so on before `end_tile`, and up to TOKEN_TILES · 8 rows of activations.
+// The tiles that a threadgroup still has to compute: every `step`-th one of a matrix of the stack; or, of groups, a run of
+// the tiles of all of them, where those of a group lie behind those of the one before.
+struct Tiles {
+    uint matrix;  // of the stack, or the group
+    uint tile;    // of the matrix
+    uint left;    // to the end of the matrix or of the run, with this one
+    uint step;
+};
+
+// Leaves out the tiles of groups that have no rows from `first_token` on.
+inline void leave_out_short_groups(device const RowGroup* groups, uint num_tiles, uint first_token, thread Tiles& tiles) {
+    while (tiles.left > 0 && groups[tiles.matrix].num_rows <= first_token) {
+        tiles.left -= min(tiles.left, num_tiles - tiles.tile);
+        tiles.tile = 0;
+        tiles.matrix += 1;
+    }
+}
+
+// Those of threadgroup `index` of a launch. Runs are equally long, and groups that do not exist, the last ones of the list,
+// have no part in them.
+inline Tiles tiles_of(
+    constant ProductArgs& a,
+    device const RowGroup* groups,
+    uint3 index,
+    uint num_threadgroups,
+    uint first_token,
+    uint lane
+) {
+    Tiles tiles = { index.z, index.x, a.num_tiles - index.x, num_threadgroups };
+    if (IS_GROUPED) {
+        uint num_existing = 0;
+        for (uint group = lane; group < a.num_groups; group += LANES) {
+            num_existing += groups[group].num_rows > 0 ? 1 : 0;
+        }
+        const uint num_all = simd_sum(num_existing) * a.num_tiles;
+        const uint len = num_all / num_threadgroups;
+        const uint num_longer = num_all % num_threadgroups;
+        const uint begin = index.x * len + min(index.x, num_longer);
+        tiles.matrix = begin / a.num_tiles;
+        tiles.tile = begin % a.num_tiles;
+        tiles.left = len + (index.x < num_longer ? 1 : 0);
+        tiles.step = 1;
+        leave_out_short_groups(groups, a.num_tiles, first_token, tiles);
+    }
+    return tiles;
+}
+
+// A threadgroup has 16 rows of weights (half as many results if GATED) at a time, those of the tiles that it has to do, and up
+// to TOKEN_TILES · 8 rows of activations, from `first_token` of the matrix or the group on.
 //
 // Where there is room (IS_WHOLE), activations are in threadgroup memory from the begin to the end; else each warp reads what
 // it multiplies.
@@ -73,13 +120,11 @@ inline void few(
     device const float* x,
     device const float* norm,
     device float* out,
+    device const RowGroup* groups,
     device const uint* rows,
     threadgroup char* memory,
-    uint first_tile,
-    uint end_tile,
-    uint step,
+    Tiles todo,
     uint first_token,
-    Part part,
     uint lane,
     uint slice
 ) {
@@ -94,7 +139,6 @@ inline void few(
     const uint num_columns = 16 * a.num_units;
     const uint num_pieces = (num_columns + COLUMNS - 1) / COLUMNS;
     const uint num_chunks = (num_pieces + SLICES - 1) / SLICES;
-    const uint num_tokens = min(part.num_rows - first_token, TOKENS);
     const auto matrix_of_tile = [&](uint tile) {
         return tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     };
@@ -104,10 +148,19 @@ inline void few(
     device const uchar* own_weights[2];
     Planes planes;
     uint first_places[2];
-    uint next_tile = first_tile;
+    const auto advance = [&](thread Tiles& tiles) {
+        tiles.left -= min(tiles.left, tiles.step);
+        tiles.tile += tiles.step;
+        if (IS_GROUPED && tiles.tile == a.num_tiles) {
+            tiles.tile = 0;
+            tiles.matrix += 1;
+            leave_out_short_groups(groups, a.num_tiles, first_token, tiles);
+        }
+    };
+    Tiles next = todo;
     uint next_chunk = 0;
     uint next_stage = 0;
-    const auto turn_to_tile = [&](uint tile) {
+    const auto turn_to_tile = [&](uint stacked, uint tile) {
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
         own_weights[0] = operand.weights;
@@ -119,13 +172,13 @@ inline void few(
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
             const uint eight = min(GATED ? first_eight : first_eight + h, num_eights - 1);
-            first_places[h] = (part.matrix * num_eights + eight) * num_pieces;
+            first_places[h] = (stacked * num_eights + eight) * num_pieces;
         }
     };
     const auto bring_weights = [&]() {
-        if (next_tile < end_tile) {
+        if (next.left > 0) {
             if (next_chunk == 0) {
-                turn_to_tile(next_tile);
+                turn_to_tile(IS_GROUPED ? groups[next.matrix].matrix : next.matrix, next.tile);
             }
             // Columns that do not exist have the weights of some that do; their activations are zeros.
             const uint piece = min(next_chunk * SLICES + slice, num_pieces - 1);
@@ -136,7 +189,7 @@ inline void few(
             next_chunk += 1;
             if (next_chunk == num_chunks) {
                 next_chunk = 0;
-                next_tile += step;
+                advance(next);
             }
             next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         }
@@ -157,6 +210,9 @@ inline void few(
     threadgroup uint* staged = (threadgroup uint*)(factors + TOKENS);
     // Words from one row to the next: rows that are read together lie in different banks.
     const uint x_stride = num_chunks * (CHUNK / 2) + (COLUMNS == 64 ? 4 : 16);
+    // What the tile belongs to, and the rows of activations that it is multiplied with.
+    Part part;
+    uint num_tokens;
     const auto row_of_x = [&](uint token) {
         const uint row = IS_GROUPED ? row_at(rows, a.gathers, part.first_place + first_token + token) : first_token + token;
         return x + part.x_offset + ulong(row) * a.x_stride;
@@ -236,25 +292,30 @@ inline void few(
         msl_fetch(norm + 32 * thread_index);
     }
     msl_wait_for_inputs();
-    if (IS_WHOLE || HAS_NORM) {
-        // The squares, and where there is room the activations.
-        if (num_tokens == 1) {
-            bring(integral_constant<uint, 1>());
-        } else if (num_tokens == 2) {
-            bring(integral_constant<uint, 2>());
-        } else {
-            bring(integral_constant<uint, 4>());
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (HAS_NORM && thread_index < num_tokens) {
-            float square = 0.0f;
-#pragma clang loop unroll(full)
-            for (int s = 0; s < SLICES; ++s) {
-                square += squares[s * TOKENS + thread_index];
+    // Behind a tile's barrier nobody reads its activations any more, and behind the barrier in here nobody its factors.
+    const auto turn_to_rows = [&](uint matrix) {
+        part = part_of(a, groups, matrix);
+        num_tokens = min(part.num_rows - first_token, TOKENS);
+        if (IS_WHOLE || HAS_NORM) {
+            // The squares, and where there is room the activations.
+            if (num_tokens == 1) {
+                bring(integral_constant<uint, 1>());
+            } else if (num_tokens == 2) {
+                bring(integral_constant<uint, 2>());
+            } else {
+                bring(integral_constant<uint, 4>());
             }
-            factors[thread_index] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            if (HAS_NORM && thread_index < num_tokens) {
+                float square = 0.0f;
+#pragma clang loop unroll(full)
+                for (int s = 0; s < SLICES; ++s) {
+                    square += squares[s * TOKENS + thread_index];
+                }
+                factors[thread_index] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
+            }
         }
-    }
+    };
     // Rows that do not exist have the numbers of one that does; nobody reads their sums.
     const auto activations_of = [&](int n, uint chunk, int eight) {
         const uint token = min(8 * n + g, num_tokens - 1);
@@ -277,15 +338,25 @@ inline void few(
     const uint own_odd = thread_index / LANES % 2;
     const uint own_n = thread_index / (2 * LANES);
     const uint own_token = 8 * own_n + 2 * t + own_odd;
-    const ulong own_out = part.out_offset + ulong(first_token + own_token) * a.out_stride;
+    uint own_matrix = ~0u;
+    if (!IS_GROUPED) {
+        own_matrix = todo.matrix;
+        turn_to_rows(own_matrix);
+    }
     uint turn = 0;
     uint stage = 0;
-    for (uint tile = first_tile; tile < end_tile; tile += step) {
+    for (; todo.left > 0; advance(todo)) {
+        if (IS_GROUPED && todo.matrix != own_matrix) {
+            own_matrix = todo.matrix;
+            turn_to_rows(own_matrix);
+        }
+        const uint tile = todo.tile;
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
         const uint num_rows = a.matrices[m].num_rows;
         const uint first_row = (tile - a.matrices[m].first_group) * RESULTS;
-        const ulong own_results = own_out + a.matrices[m].out_offset;
+        const ulong own_results =
+            part.out_offset + ulong(first_token + own_token) * a.out_stride + a.matrices[m].out_offset;
         // What results are added to is on its way while they are computed.
         float before[2] = {};
         float bias[2] = {};
@@ -377,29 +448,18 @@ template <typename F, typename LAST, int TOKEN_TILES>
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
     msl_wait_for_inputs(IS_GROUPED);
-    const Part part = part_of(a, groups, index.z);
     const uint first_token = index.y * TOKEN_TILES * 8;
-    if (first_token >= part.num_rows) {
-        return;
-    }
-    const uint num_tiles = a.num_tiles;
     const Operand operand0 = { weights0, weights0, bias0 };
     const Operand operand1 = { weights1, weights1, bias1 };
     const Operand operand2 = { weights2, weights2, bias2 };
-    if (is_same_v<F, LAST>) {
+    const Tiles tiles = tiles_of(a, groups, index, grid.x, first_token, lane);
+    if (is_same_v<F, LAST> || tiles.tile < a.matrices[2].first_group) {
         few<F, TOKEN_TILES, false>(
-            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part,
-            lane, slice
-        );
-    } else if (index.x < a.matrices[2].first_group) {
-        few<F, TOKEN_TILES, false>(
-            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, a.matrices[2].first_group, num_tiles,
-            first_token, part, lane, slice
+            a, operand0, operand1, operand2, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
         );
     } else {
         few<LAST, TOKEN_TILES, false>(
-            a, operand0, operand1, operand2, x, norm, out, rows, memory, index.x, num_tiles, num_tiles, first_token, part,
-            lane, slice
+            a, operand0, operand1, operand2, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
         );
     }
 }
@@ -422,15 +482,11 @@ template <typename F, int TOKEN_TILES>
     uint slice [[simdgroup_index_in_threadgroup]]
 ) {
     msl_wait_for_inputs(IS_GROUPED);
-    const Part part = part_of(a, groups, index.z);
     const uint first_token = index.y * TOKEN_TILES * 8;
-    if (first_token >= part.num_rows) {
-        return;
-    }
-    const uint num_tiles = a.num_tiles;
     const Operand operand = { gate_weights, up_weights, x };
+    const Tiles tiles = tiles_of(a, groups, index, grid.x, first_token, lane);
     few<F, TOKEN_TILES, true>(
-        a, operand, operand, operand, x, norm, out, rows, memory, index.x, num_tiles, grid.x, first_token, part, lane, slice
+        a, operand, operand, operand, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
     );
 }
 

@@ -18,7 +18,8 @@ struct ProductArgs {
     uint gathers;   // whether the rows of groups are listed
     float eps;
     MatrixArgs matrices[3];
-    uint num_tiles;  // of all matrices
+    uint num_tiles;   // of all matrices
+    uint num_groups;  // that may be in the list
 };
 
 constant bool HAS_NORM [[function_constant(0)]];
