@@ -91,6 +91,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
     let row = |block_table, start, len| StepRow {
         token_ids: &token_ids,
         start,
+        num_grouped_tokens: 0,
         len,
         block_table,
         copy: None,

@@ -17,7 +17,7 @@ use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
-use tinyvllm::ops::{Context, KvCache, KvCacheDType};
+use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
 use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
 
 const BLOCK_SIZE: usize = 16;
@@ -33,6 +33,8 @@ struct Instance {
     model: Box<dyn CausalLm>,
     cache: KvCache,
     block_size: usize,
+    /// Tokens of each sequence that are parts of a prompt's whole groups.
+    num_grouped: usize,
 }
 
 /// What computes.
@@ -102,7 +104,7 @@ impl Instance {
         }
         let num_blocks = NUM_BLOCKS * BLOCK_SIZE / setup.block_size;
         let cache = KvCache::new(&context, &config, num_blocks, setup.block_size, setup.dtype).unwrap();
-        Self { model, cache, block_size: setup.block_size }
+        Self { model, cache, block_size: setup.block_size, num_grouped: 0 }
     }
 
     /// The logits of every token of a step. A row is a sequence's number, its tokens so far and how many
@@ -121,11 +123,8 @@ impl Instance {
                 let slot = table[position / self.block_size] * self.block_size + position % self.block_size;
                 batch.attention.slot_mapping.push(slot);
             }
-            batch.attention.query_start_loc.push(batch.token_ids.len());
-            batch.attention.seq_lens.push(tokens.len());
-            let used = tokens.len().div_ceil(self.block_size);
-            batch.attention.block_tables.extend(table[..used].iter().map(|block| *block as u32));
-            batch.attention.block_table_starts.push(batch.attention.block_tables.len());
+            let positions = tokens.len() - num_new..tokens.len();
+            batch.attention.push(positions, self.num_grouped, |index| table[index] as u32);
         }
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();
@@ -133,8 +132,9 @@ impl Instance {
         logits.read(num_rows, |logits| logits.chunks(vocab_size).map(<[f32]>::to_vec).collect()).unwrap()
     }
 
-    /// The logits of all tokens of a sequence that is computed in pieces.
+    /// The logits of all tokens of a prompt that is computed in pieces.
     fn run(&mut self, tokens: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
+        self.num_grouped = tokens.len() / EXPANDED_GROUP * EXPANDED_GROUP;
         let mut logits = Vec::new();
         for &piece in pieces {
             let end = logits.len() + piece;
@@ -446,10 +446,9 @@ impl Numbers {
 fn logits_have_the_same_bits_however_the_prompt_is_divided() {
     for name in MODELS {
         let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
-        // Pieces that are all short: latent attention has another form for long ones.
-        let whole = Instance::open(name, Setup::default()).run(&tokens, &[24, 24]);
+        let whole = Instance::open(name, Setup::default()).run(&tokens, &[48]);
         let mut numbers = Numbers(7);
-        let mut divisions = vec![vec![1; tokens.len()]];
+        let mut divisions = vec![vec![1; tokens.len()], vec![31, 17], vec![32, 16], vec![33, 15]];
         for _ in 0..3 {
             let mut pieces = Vec::new();
             while pieces.iter().sum::<usize>() < tokens.len() {
@@ -469,18 +468,20 @@ fn logits_have_the_same_bits_however_the_prompt_is_divided() {
 fn logits_have_the_same_bits_whatever_else_is_in_the_step() {
     for name in MODELS {
         let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
-        let (first, second, third) = (&tokens[..17], &tokens[5..36], &tokens[20..40]);
+        // The second one has a whole group, as the prompts below have.
+        let (first, second, third) = (&tokens[..37], &tokens[5..48], &tokens[8..44]);
         let alone = |tokens: &[u32]| Instance::open(name, Setup::default()).run(tokens, &[tokens.len()]);
         let expected = [alone(first), alone(second), alone(third)];
 
         let mut instance = Instance::open(name, Setup::default());
+        instance.num_grouped = EXPANDED_GROUP;
         let mut logits = [Vec::new(), Vec::new(), Vec::new()];
         let mut numbers = Numbers(11);
         while logits.iter().zip([first, second, third]).any(|(logits, tokens)| logits.len() < tokens.len()) {
             let mut rows = Vec::new();
             for (sequence, tokens) in [first, second, third].into_iter().enumerate() {
                 let done = logits[sequence].len();
-                let num_new = (tokens.len() - done).min(numbers.below(9));
+                let num_new = (tokens.len() - done).min(numbers.below(40));
                 if num_new > 0 {
                     rows.push((sequence, &tokens[..done + num_new], num_new));
                 }
@@ -521,24 +522,21 @@ const LATENT_MODELS: [(&str, f32); 4] = [
 ];
 
 #[test]
-fn the_form_of_latent_attention_is_that_of_the_row() {
+fn the_form_of_latent_attention_is_that_of_the_place_in_the_prompt() {
     let tokens = Golden::read("tiny/llama/golden.safetensors").ids;
-    let other: Vec<u32> = tokens.iter().rev().copied().collect();
     for (name, bound) in LATENT_MODELS {
-        let alone =
-            |tokens: &[u32], pieces: &[usize]| Instance::open(name, Setup::default()).run(tokens, pieces);
-        let (short, long) = (alone(&tokens, &[31, 17]), alone(&tokens, &[32, 16]));
-        let (max, _, _) = compare(&short, &long);
+        let with = |num_grouped: usize| {
+            let mut instance = Instance::open(name, Setup::default());
+            instance.num_grouped = num_grouped;
+            instance.step(&[(0, &tokens, 48)])
+        };
+        let (absorbed, both, expanded) = (with(0), with(32), with(48));
+        let (max, _, _) = compare(&absorbed, &expanded);
         // Other bits, or one of the forms is not used.
         assert!(max > 0.0 && max < bound, "{name}: the forms differ by {max}");
-        let long = alone(&tokens, &[48]);
-        // Long rows and short ones in one step, in which both forms run.
-        let mut instance = Instance::open(name, Setup::default());
-        let rows = [(0, &other[..20], 20), (1, &tokens[..], 48), (2, &other[..], 48)];
-        let mixed = instance.step(&rows);
-        assert_eq!(mixed[..20], alone(&other[..20], &[20]), "{name}");
-        assert_eq!(mixed[20..68], long, "{name}");
-        assert_eq!(mixed[68..], alone(&other, &[48]), "{name}");
+        assert_eq!(both[..32], expanded[..32], "{name}");
+        let (max, _, _) = compare(&both[32..], &expanded[32..]);
+        assert!(max > 0.0 && max < bound, "{name}: the forms differ by {max}");
     }
 }
 
@@ -580,8 +578,9 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/youtu", 1), 2 + 3 * 9);
     assert_eq!(num_dispatches("tiny/glm4_moe_lite", 1), 2 + 9 + 2 * 11);
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
-    // Two fewer where keys and values are made instead of being projected.
+    // Two fewer where keys and values are made instead of being projected, one more where there is both.
     assert_eq!(num_dispatches("tiny/youtu", 32), 2 + 3 * 7);
+    assert_eq!(num_dispatches("tiny/youtu", 40), 2 + 3 * 10);
 }
 
 /// Dispatches of a step of so many tokens of one sequence.
@@ -600,7 +599,8 @@ fn num_dispatches(model: &str, num_tokens: usize) -> u64 {
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
     let cache = KvCache::new(&context, &config, NUM_BLOCKS, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     assert_eq!(context.num_dispatches(), 0);
-    let mut instance = Instance { model, cache, block_size: BLOCK_SIZE };
+    let num_grouped = num_tokens / EXPANDED_GROUP * EXPANDED_GROUP;
+    let mut instance = Instance { model, cache, block_size: BLOCK_SIZE, num_grouped };
     instance.step(&[(0, &vec![5; num_tokens], num_tokens)]);
     context.num_dispatches()
 }

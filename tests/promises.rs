@@ -1,23 +1,27 @@
-//! The promises of the engine once more, with the real kernels and the built-in model: a request gives
-//! the same tokens however it is scheduled.
+//! The promises of the engine once more, with the real kernels, the built-in model and tiny ones with latent
+//! attention: a request gives the same tokens however it is scheduled.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::path::Path;
+
 use tinyvllm::chat::{ChatOptions, Message};
+use tinyvllm::config::ModelConfig;
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{DeviceChoice, KernelChoice, Llm, LlmOptions, NoProgress, TextEvent};
+use tinyvllm::ops::KvCache;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
+use tinyvllm::weights::Checkpoint;
 
 fn load(options: &LlmOptions) -> Llm {
-    let model = ResolvedModel {
-        display_name: "demo".to_owned(),
-        files: ModelFiles::Demo,
-        revision: None,
-        notice: None,
-    };
+    load_files("demo", ModelFiles::Demo, options)
+}
+
+fn load_files(name: &str, files: ModelFiles, options: &LlmOptions) -> Llm {
+    let model = ResolvedModel { display_name: name.to_owned(), files, revision: None, notice: None };
     Llm::load(&model, options, &NoProgress).unwrap()
 }
 
@@ -135,6 +139,80 @@ fn same_tokens_however_they_are_scheduled() {
         }),
     );
     assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
+}
+
+/// Latent attention has two forms, whose results differ by the rounding of activations to eight bits: which of them
+/// computes a token must not depend on the schedule, nor on what a prefix was when it was computed.
+#[test]
+fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
+    // Prompts around whole groups of 32 tokens, with a common beginning.
+    let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
+    let prompts: Vec<Vec<u32>> = [70, 20, 31, 32, 33, 64, 90, 40].map(prompt).into();
+    let params = SamplingParams { max_tokens: Some(24), ignore_eos: true, ..SamplingParams::greedy() };
+    for fixture in [
+        "youtu/youtu.q4_0.gguf",
+        "deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
+        "glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(fixture);
+        let load = |change: &dyn Fn(&mut EngineLimits)| {
+            let mut options = LlmOptions::default();
+            options.limits.max_model_len = Some(200);
+            options.limits.kv_cache_memory_bytes = Some(4 << 20);
+            change(&mut options.limits);
+            load_files("tiny", ModelFiles::Gguf(path.clone()), &options)
+        };
+        let submit = |llm: &Llm, prompt: &Vec<u32>| {
+            llm.engine().submit(Request::new(prompt.clone(), params.clone())).unwrap()
+        };
+        let alone = load(&|limits| (limits.max_num_seqs, limits.enable_prefix_caching) = (1, false));
+        let one_by_one = |llm: &Llm, prompts: &[Vec<u32>]| -> Vec<Vec<u32>> {
+            prompts.iter().map(|prompt| collect(submit(llm, prompt), 1).tokens.remove(0)).collect()
+        };
+        let expected = one_by_one(&alone, &prompts);
+        // What a conversation goes on with: what was generated is now part of a prompt.
+        let turns: Vec<Vec<u32>> = prompts
+            .iter()
+            .zip(&expected)
+            .map(|(prompt, output)| [prompt, &output[..], &[9, 8, 7]].concat())
+            .collect();
+        let next = one_by_one(&alone, &turns);
+        let mut num_preemptions = 0;
+        let mut check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {
+            let llm = load(change);
+            for (prompts, expected) in [(&prompts, &expected), (&prompts, &expected), (&turns, &next)] {
+                let streams: Vec<_> = prompts.iter().map(|prompt| submit(&llm, prompt)).collect();
+                for ((stream, prompt), expected) in streams.into_iter().zip(prompts).zip(expected) {
+                    let outcome = collect(stream, 1);
+                    assert_eq!(
+                        &outcome.tokens[0],
+                        expected,
+                        "{fixture}, {what}, a prompt of {}",
+                        prompt.len()
+                    );
+                    num_preemptions += outcome.num_preemptions;
+                }
+            }
+        };
+        check("a batch", &|_| ());
+        check("one by one", &|limits| limits.max_num_seqs = 1);
+        for budget in [8, 31, 32, 33, 50] {
+            check(&format!("pieces of {budget}"), &|limits| {
+                (limits.max_num_seqs, limits.max_num_batched_tokens) = (8, Some(budget));
+            });
+        }
+        for block_size in [8, 5, 48] {
+            check(&format!("blocks of {block_size}"), &|limits| limits.block_size = block_size);
+        }
+        check("multi-step", &|limits| limits.num_scheduler_steps = 5);
+        // A cache that holds the longest sequence and little more.
+        let config = ModelConfig::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
+        let bytes = 256 * KvCache::bytes_per_token(&config, 8, LlmOptions::default().kv_cache_dtype) as u64;
+        check("preemption", &|limits| {
+            (limits.block_size, limits.kv_cache_memory_bytes) = (8, Some(bytes));
+        });
+        assert!(num_preemptions > 0, "no preemption");
+    }
 }
 
 /// The same of the definitions in candle's tensors: nothing is said there of the order of additions, but rounding is

@@ -24,6 +24,10 @@ pub struct EngineConfig {
     /// What a step costs beside its tokens, in generated tokens: reading the weights. Where it is little, a step
     /// for one client alone wastes little.
     pub step_cost: usize,
+    /// If the model computes a prompt's tokens in groups of so many, counted from its beginning, and what is left behind the
+    /// last whole group, like generated tokens, one by one, with other last bits: the size of a group. Then a cached block
+    /// is found only by a sequence that would have computed all of its tokens in the same way.
+    pub prompt_group: Option<usize>,
 }
 
 impl Default for EngineConfig {
@@ -39,6 +43,7 @@ impl Default for EngineConfig {
             num_scheduler_steps: 1,
             max_num_requests: 1_024,
             step_cost: 8,
+            prompt_group: None,
         }
     }
 }

@@ -530,6 +530,7 @@ impl<'a> Resolver<'a> {
                 token_ids: sequence.token_ids(),
                 start: row.start,
                 len: row.len,
+                num_grouped_tokens: sequence.num_grouped_tokens(),
                 block_table: sequence.block_table(),
                 copy: row.copy,
                 samples: row.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),

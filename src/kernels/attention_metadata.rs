@@ -1,11 +1,13 @@
 //! What attention has to know about a step: where each row's tokens are in the cache.
 
+use std::ops::Range;
+
 /// The layout of a step's tokens.
 ///
 /// A step computes `num_tokens` tokens, grouped in rows: row `r` owns the tokens
 /// `query_start_loc[r]..query_start_loc[r + 1]`, which are consecutive tokens of one sequence and its
 /// last ones up to `seq_lens[r]`. A prompt, a piece of a prompt and a decode differ in their length
-/// only.
+/// only. A sequence has two rows, one behind the other, if some of its tokens are expanded and others are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttentionMetadata {
     /// Start of each row's tokens, and at the end `num_tokens`. Length `num_rows + 1`.
@@ -21,12 +23,20 @@ pub struct AttentionMetadata {
     pub slot_mapping: Vec<usize>,
     /// Tokens in a block.
     pub block_size: usize,
+    /// With latent attention, for each row whether keys and values of the heads are made for it
+    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)), or its queries and results are projected
+    /// instead ([`paged_attention`](crate::attention::paged_attention)). For all rows, or empty: then none is expanded.
+    ///
+    /// A token's form is decided by its position and the length of its prompt ([`EXPANDED_GROUP`]), so that it is the same
+    /// however the prompt is divided and whatever else is in a step.
+    pub is_expanded: Vec<bool>,
 }
 
-/// New tokens from which a row of latent attention is computed with keys and values made of the latent rows.
-/// Measured with Youtu-2B on two threads of a Xeon with AVX-512: behind 1,900 tokens, pieces of 16 are slower so and pieces of
-/// 32 faster.
-const EXPANDED_TOKENS: usize = 32;
+/// Tokens of whole groups of a prompt, counted from its beginning, are expanded with latent attention.
+///
+/// So many, because that is where it begins to pay: measured with Youtu-2B on two threads of a Xeon with AVX-512, behind 1,900
+/// tokens, pieces of 16 are slower so and pieces of 32 faster.
+pub const EXPANDED_GROUP: usize = 32;
 
 impl AttentionMetadata {
     /// Rows of the step.
@@ -47,14 +57,27 @@ impl AttentionMetadata {
         self.query_start_loc[row + 1] - self.query_start_loc[row]
     }
 
-    /// With latent attention: whether keys and values of the heads are made for row `row`
-    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)), or its queries and results are projected
-    /// instead ([`paged_attention`](crate::attention::paged_attention)).
-    ///
-    /// A function of the row alone, so that what else is in a step changes nothing.
+    /// Whether row `row` is expanded.
     #[must_use]
     pub fn is_expanded(&self, row: usize) -> bool {
-        self.num_new_tokens(row) >= EXPANDED_TOKENS
+        self.is_expanded.get(row).is_some_and(|is_expanded| *is_expanded)
+    }
+
+    /// Adds the tokens at these positions of a sequence: one row, or two if the first of them are expanded, those before
+    /// position `num_expanded`, and others are not. `block` tells the blocks of the sequence. Slots are added apart.
+    pub fn push(&mut self, positions: Range<usize>, num_expanded: usize, block: impl Fn(usize) -> u32) {
+        let boundary = num_expanded.clamp(positions.start, positions.end);
+        for (part, is_expanded) in [(positions.start..boundary, true), (boundary..positions.end, false)] {
+            if part.is_empty() {
+                continue;
+            }
+            let start = self.query_start_loc.last().copied().unwrap_or(0);
+            self.query_start_loc.push(start + part.len());
+            self.seq_lens.push(part.end);
+            self.block_tables.extend((0..part.end.div_ceil(self.block_size)).map(&block));
+            self.block_table_starts.push(self.block_tables.len());
+            self.is_expanded.push(is_expanded);
+        }
     }
 
     /// The rows that are expanded.
@@ -62,11 +85,12 @@ impl AttentionMetadata {
         (0..self.num_rows()).filter(|row| self.is_expanded(*row))
     }
 
-    /// The tokens up to the end of the last row that is not expanded; none, if all rows are.
+    /// The tokens from the first to the last row that is not expanded; none, if all rows are.
     #[must_use]
-    pub fn num_absorbed_tokens(&self) -> usize {
-        let last = (0..self.num_rows()).rev().find(|row| !self.is_expanded(*row));
-        last.map_or(0, |row| self.query_start_loc[row + 1])
+    pub fn absorbed_tokens(&self) -> Range<usize> {
+        let mut rows = (0..self.num_rows()).filter(|row| !self.is_expanded(*row));
+        let Some(first) = rows.next() else { return 0..0 };
+        self.query_start_loc[first]..self.query_start_loc[rows.last().unwrap_or(first) + 1]
     }
 
     /// The block table of row `row`.
@@ -91,6 +115,7 @@ impl AttentionMetadata {
         self.block_table_starts.clear();
         self.block_table_starts.push(0);
         self.slot_mapping.clear();
+        self.is_expanded.clear();
     }
 }
 
@@ -99,20 +124,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_of_the_absorbed_form_end_with_its_last_row() {
-        let check = |lens: &[usize], num_absorbed: usize| {
-            let mut metadata = AttentionMetadata::default();
+    fn products_of_the_absorbed_form_begin_and_end_with_its_rows() {
+        let check = |rows: &[(usize, bool)], absorbed: Range<usize>| {
+            let mut metadata = AttentionMetadata { block_size: 16, ..AttentionMetadata::default() };
             metadata.clear();
-            for len in lens {
-                metadata.seq_lens.push(*len);
-                metadata.query_start_loc.push(metadata.query_start_loc.last().unwrap() + len);
+            for (len, is_expanded) in rows {
+                metadata.push(0..*len, if *is_expanded { *len } else { 0 }, |_| 0);
             }
-            assert_eq!(metadata.num_absorbed_tokens(), num_absorbed, "{lens:?}");
+            assert_eq!(metadata.absorbed_tokens(), absorbed, "{rows:?}");
         };
-        check(&[], 0);
-        check(&[EXPANDED_TOKENS], 0);
-        check(&[1, 1, 40], 2);
-        check(&[1, 40, 1], 42);
-        check(&[40, EXPANDED_TOKENS - 1], 40 + EXPANDED_TOKENS - 1);
+        check(&[], 0..0);
+        check(&[(32, true)], 0..0);
+        check(&[(1, false), (1, false), (40, true)], 0..2);
+        check(&[(1, false), (40, true), (1, false)], 0..42);
+        check(&[(40, true), (31, false), (32, true)], 40..71);
     }
 }

@@ -18,7 +18,7 @@ pub mod rope;
 pub mod rows;
 pub mod simd;
 
-pub use attention_metadata::AttentionMetadata;
+pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP};
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
 pub use pool::ThreadPool;

@@ -244,7 +244,7 @@ mod tests {
         let root = hasher.root(None);
         let blocks: Vec<BlockId> = (0..3).map_while(|_| pool.allocate()).collect();
         assert_eq!(pool.allocate(), None);
-        let hashes: Vec<BlockHash> = (0..2).map(|i| hasher.child(root, &[i, i])).collect();
+        let hashes: Vec<BlockHash> = (0..2).map(|i| hasher.child(root, &[i, i], 0)).collect();
         pool.publish(blocks[0], hashes[0], root, &[0, 0]);
         pool.publish(blocks[1], hashes[1], root, &[1, 1]);
         blocks.iter().for_each(|block| pool.release(*block));
@@ -260,14 +260,14 @@ mod tests {
         let mut pool = BlockPool::new(2, 2, true);
         let hasher = BlockHasher::new(7);
         let root = hasher.root(None);
-        let hash = hasher.child(root, &[1, 2]);
+        let hash = hasher.child(root, &[1, 2], 0);
         let block = pool.allocate().unwrap();
         pool.publish(block, hash, root, &[1, 2]);
         assert_eq!(pool.lookup(hash, root, &[1, 3]), None, "same hash, other tokens");
         assert_eq!(pool.lookup(hash, hash, &[1, 2]), None, "same hash, other prefix");
         assert_ne!(hasher.root(Some("a")), root);
         assert_ne!(hasher.root(Some("a")), hasher.root(Some("b")));
-        assert_ne!(BlockHasher::new(8).child(root, &[1, 2]), hash, "hashes are keyed");
+        assert_ne!(BlockHasher::new(8).child(root, &[1, 2], 0), hash, "hashes are keyed");
     }
 
     proptest! {
@@ -282,7 +282,7 @@ mod tests {
             let root = hasher.root(None);
             let mut held: Vec<BlockId> = Vec::new();
             for (operation, pick, token) in operations {
-                let hash = hasher.child(root, &[token, token]);
+                let hash = hasher.child(root, &[token, token], 0);
                 match operation {
                     0 | 1 => {
                         let before = pool.num_free();

@@ -63,13 +63,15 @@ impl BlockHasher {
         }
     }
 
-    /// The name of a block with these tokens after `parent`.
+    /// The name of a block with these tokens after `parent`, of which the first `num_grouped` are computed in groups of a
+    /// prompt: what is computed otherwise has other last bits, and another name.
     #[must_use]
-    pub fn child(&self, parent: BlockHash, token_ids: &[u32]) -> BlockHash {
+    pub fn child(&self, parent: BlockHash, token_ids: &[u32], num_grouped: usize) -> BlockHash {
         let tokens = xxh3_128_with_seed(bytemuck::cast_slice(token_ids), self.key);
-        let mut link = [0; 32];
+        let mut link = [0; 40];
         link[..16].copy_from_slice(&parent.0.to_le_bytes());
-        link[16..].copy_from_slice(&tokens.to_le_bytes());
+        link[16..32].copy_from_slice(&tokens.to_le_bytes());
+        link[32..].copy_from_slice(&(num_grouped as u64).to_le_bytes());
         BlockHash::new(xxh3_128_with_seed(&link, self.key), parent.is_private())
     }
 }
@@ -91,6 +93,9 @@ pub enum BlockMiss {
         /// The token that the cached block has then.
         cached_token_id: u32,
     },
+    /// The same tokens are there, but of some of them it differs whether they are of a prompt's whole groups or not, and so
+    /// how they were computed.
+    OtherForm,
     /// Nothing with this parent is there.
     Unseen,
 }
@@ -223,8 +228,12 @@ impl PrefixCache {
             return BlockMiss::Evicted;
         }
         let first = self.latest_child.get(&parent).copied();
-        let children = std::iter::successors(first, |child| self.siblings[child.index()].1);
-        let compared = children.take(MAX_COMPARED).filter_map(|child| {
+        let children =
+            std::iter::successors(first, |child| self.siblings[child.index()].1).take(MAX_COMPARED);
+        if children.clone().any(|child| self.tokens(child) == token_ids) {
+            return BlockMiss::OtherForm;
+        }
+        let compared = children.filter_map(|child| {
             let cached = self.tokens(child);
             let num_equal = token_ids.iter().zip(cached).position(|(wanted, cached)| wanted != cached)?;
             Some((num_equal, token_ids[num_equal], cached[num_equal]))

@@ -1,9 +1,9 @@
 //! Multi-head latent attention: the cache has one row for each token, whatever the number of heads.
 //!
-//! Keys and values are projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. For rows with few new tokens
-//! they are not computed: `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the
-//! rows themselves, and its results go through the projection of values (the *absorbed* form). Where many tokens attend
-//! to them, keys and values are made once for all (the *expanded* form).
+//! Keys and values are projections of that row, `K[h] = W_k[h]·c` and `V[h] = W_v[h]·c`. For generated tokens they are
+//! not computed: `q·(W_k·c) = (W_kᵀ·q)·c`, so queries go through the projection of keys, attention is over the rows
+//! themselves, and its results go through the projection of values (the *absorbed* form). Where many tokens attend to
+//! them, those of a prompt's whole groups, keys and values are made once for all (the *expanded* form).
 
 use crate::config::{LatentAttentionConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
@@ -88,7 +88,7 @@ impl LatentActivations {
                     scale: limits.scale,
                     max_model_len: limits.max_model_len,
                     max_num_tokens: max_rows,
-                    max_num_rows: limits.max_num_rows,
+                    max_num_rows: limits.max_rows(),
                 },
             )?,
         })
@@ -152,13 +152,13 @@ impl SelfAttention for LatentAttention {
         let queries = Heads { rows: queries, stride: self.query_dim };
         latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
         let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
-        // A long piece of a prompt behind sequences that generate needs none of these products.
-        let num_absorbed = step.attention.num_absorbed_tokens();
-        if num_absorbed > 0 {
-            heads_linear(context, scratch, num_absorbed, queries, keys, absorbed, self.row_dim)?;
+        // A long piece of a prompt needs none of these products.
+        let tokens = step.attention.absorbed_tokens();
+        if !tokens.is_empty() {
+            heads_linear(context, scratch, tokens.clone(), queries, keys, absorbed, self.row_dim)?;
             paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
             let results = Heads { rows: results, stride: values.cols() };
-            heads_linear(context, scratch, num_absorbed, results, values, out, self.value_dim)?;
+            heads_linear(context, scratch, tokens, results, values, out, self.value_dim)?;
         }
         if step.attention.expanded_rows().next().is_some() {
             expanded_attention(context, expanded, queries, absorbed, cache, layer, step, keys, values, out)?;

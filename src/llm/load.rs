@@ -19,7 +19,7 @@ use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::Gpu;
-use crate::ops::{Context, KvCache, KvCacheDType, MemoryBandwidth, measure_bandwidth};
+use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, MemoryBandwidth, measure_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
     plan_memory,
@@ -314,6 +314,7 @@ impl OpenedModel {
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
             step_cost: device.step_cost(weight_bytes),
+            prompt_group: self.config.latent_attention.is_some().then_some(EXPANDED_GROUP),
             experts: self.expert_demand(options, device)?,
         })
     }

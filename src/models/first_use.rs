@@ -46,16 +46,20 @@ pub fn compile_kernels(
     let counts =
         |most: usize| (1..=most.min(MAX_ROWS)).chain(doubled(most)).chain((most > MAX_ROWS).then_some(most));
     for num_sequences in counts(max_num_seqs.min(max_num_batched_tokens)) {
-        let mut sequences = vec![Sequence { num_tokens: 1, len: 1 }; num_sequences];
+        let mut sequences = vec![Sequence { num_tokens: 1, len: 1, is_expanded: false }; num_sequences];
         forward(&sequences, num_sequences)?;
         // A long context is computed in pieces, which are merged.
         sequences[0].len = max_model_len;
         forward(&sequences, num_sequences)?;
     }
+    // Pieces of prompts, also in both forms.
+    let forms = if config.latent_attention.is_some() { &[false, true][..] } else { &[false] };
     for num_tokens in counts(max_num_batched_tokens.min(max_model_len)) {
-        let prompt = [Sequence { num_tokens, len: num_tokens }];
-        forward(&prompt, 1)?;
-        forward(&prompt, num_tokens.min(max_num_seqs))?;
+        for is_expanded in forms.iter().copied() {
+            let prompt = [Sequence { num_tokens, len: num_tokens, is_expanded }];
+            forward(&prompt, 1)?;
+            forward(&prompt, num_tokens.min(max_num_seqs))?;
+        }
     }
     // Sequences share blocks only with others.
     if max_num_seqs > 1 {
@@ -69,6 +73,7 @@ pub fn compile_kernels(
 struct Sequence {
     num_tokens: usize,
     len: usize,
+    is_expanded: bool,
 }
 
 /// A step of these sequences, all of whose tokens are in the one block that there is.
@@ -76,12 +81,9 @@ fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, bloc
     batch.clear();
     let attention = &mut batch.attention;
     attention.block_size = block_size;
-    for Sequence { num_tokens, len } in sequences {
+    for &Sequence { num_tokens, len, is_expanded } in sequences {
         attention.slot_mapping.resize(attention.slot_mapping.len() + num_tokens, 0);
-        attention.query_start_loc.push(attention.slot_mapping.len());
-        attention.seq_lens.push(*len);
-        attention.block_tables.resize(attention.block_tables.len() + len.div_ceil(block_size), 0);
-        attention.block_table_starts.push(attention.block_tables.len());
+        attention.push(len - num_tokens..len, if is_expanded { len } else { 0 }, |_| 0);
     }
     let num_tokens = attention.slot_mapping.len();
     batch.token_ids.resize(num_tokens, 0);

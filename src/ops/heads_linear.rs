@@ -1,5 +1,7 @@
 //! Products of heads, each with a matrix of its own.
 
+use std::ops::Range;
+
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::matmul::{Forms, RowGroup, matmul_groups};
@@ -19,7 +21,7 @@ pub struct Heads<'a> {
     pub stride: usize,
 }
 
-/// `out[h] = W[h] · x[h]` for the heads of each row, where the first values of a head of `x` are multiplied and the
+/// `out[h] = W[h] · x[h]` for the heads of each of these rows, where the first values of a head of `x` are multiplied and the
 /// first ones of a head of `out` are written, whose heads begin `out_stride` values apart.
 ///
 /// # Errors
@@ -27,7 +29,7 @@ pub struct Heads<'a> {
 pub fn heads_linear(
     context: &Context,
     scratch: &mut LinearScratch,
-    num_rows: usize,
+    rows: Range<usize>,
     x: Heads<'_>,
     heads: &MatrixStack,
     out: &mut Buffer,
@@ -49,22 +51,14 @@ pub fn heads_linear(
     let cpu = match context.launch() {
         Backend::Cpu(cpu) => cpu,
         Backend::Reference(backend) => {
-            let (rows, out) = (x.rows.reference()?, out.reference_mut()?);
-            return backend.run(num_rows, || {
-                reference::heads_linear(
-                    backend,
-                    num_rows,
-                    rows,
-                    x.stride,
-                    heads.reference()?,
-                    out,
-                    out_stride,
-                )
+            let (values, out) = (x.rows.reference()?, out.reference_mut()?);
+            return backend.run(rows.len(), || {
+                reference::heads_linear(backend, rows, values, x.stride, heads.reference()?, out, out_stride)
             });
         }
         Backend::Gpu(gpu) => {
             let stacked = Stacked::Heads { num_heads, x_stride: x.stride, out_stride };
-            let operands = gpu_operands(scratch, num_rows, x.rows, None, out)?;
+            let operands = gpu_operands(scratch, rows.end, x.rows, None, out)?.of_rows(rows);
             return gpu::matmul(
                 gpu,
                 &[gpu::Part::of_stack(heads.gpu()?)],
@@ -74,6 +68,7 @@ pub fn heads_linear(
     };
     let matrices = heads.cpu()?;
     let CpuScratch { activations, groups } = scratch.cpu()?;
+    let (first_row, num_rows) = (rows.start, rows.len());
     let rows_of_head = num_rows.next_multiple_of(RowGroup::ALIGNMENT);
     groups.clear();
     groups.extend((0..num_heads).map(|head| RowGroup {
@@ -82,15 +77,15 @@ pub fn heads_linear(
         matrix: head,
     }));
     let (width, out_width) = (x.rows.width(), out.width());
-    let start_of = |row: usize| row % rows_of_head * width + row / rows_of_head * x.stride;
+    let start_of = |row: usize| (first_row + row % rows_of_head) * width + row / rows_of_head * x.stride;
     let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), cpu.level);
-    x.rows.read(num_rows, |values| {
+    x.rows.read(rows.end, |values| {
         activations.prepare_groups(values, start_of, groups, heads.cols(), None, forms, &cpu.pool, cpu.level);
     })?;
-    out.write(num_rows, |out| {
+    out.write(rows.end, |out| {
         let out = RowsMut::new(out, out_width);
         let write = |row: usize, first: usize, products: &[f32]| {
-            let (head, row) = (row / rows_of_head, row % rows_of_head);
+            let (head, row) = (row / rows_of_head, first_row + row % rows_of_head);
             // SAFETY: every head of a row has outputs of its own, each of which is written once.
             let part = unsafe { out.part(row, head * out_stride + first, products.len()) };
             part.copy_from_slice(products);

@@ -48,8 +48,20 @@ pub struct AttentionLimits {
     pub max_model_len: usize,
     /// Most tokens in a step.
     pub max_num_tokens: usize,
-    /// Most rows (sequences) in a step.
+    /// Most sequences in a step, each a row, or with latent attention up to two.
     pub max_num_rows: usize,
+}
+
+impl AttentionLimits {
+    /// Whether values are the first ones of keys.
+    fn is_latent(&self) -> bool {
+        self.value_dim != self.head_dim
+    }
+
+    /// Most rows that the sequences of a step have.
+    pub(crate) fn max_rows(&self) -> usize {
+        if self.is_latent() { 2 * self.max_num_rows } else { self.max_num_rows }
+    }
 }
 
 impl AttentionScratch {
@@ -71,29 +83,27 @@ impl AttentionScratch {
             Backend::Cpu(cpu) => DeviceScratch::Cpu(attention::AttentionScratch::new(
                 shape,
                 limits.max_num_tokens,
-                limits.max_num_rows,
+                limits.max_rows(),
                 limits.max_model_len,
                 cpu.pool.num_threads(),
             )),
-            Backend::Gpu(_) if shape.value_dim != shape.head_dim && shape.sliding_window.is_some() => {
+            Backend::Gpu(_) if limits.is_latent() && shape.sliding_window.is_some() => {
                 return Err(Error::unsupported(
                     "latent attention with a sliding window has no kernel on this device",
                 )
                 .with_hint("use --device cpu"));
             }
-            Backend::Gpu(gpu) if shape.value_dim != shape.head_dim => {
-                DeviceScratch::GpuLatent(GpuLatentAttention::new(
-                    gpu,
-                    LatentSizes {
-                        num_heads: shape.num_heads,
-                        row_dim: shape.head_dim,
-                        value_dim: shape.value_dim,
-                        scale: shape.scale as f32,
-                        max_model_len: limits.max_model_len,
-                        max_num_rows: limits.max_num_rows,
-                    },
-                )?)
-            }
+            Backend::Gpu(gpu) if limits.is_latent() => DeviceScratch::GpuLatent(GpuLatentAttention::new(
+                gpu,
+                LatentSizes {
+                    num_heads: shape.num_heads,
+                    row_dim: shape.head_dim,
+                    value_dim: shape.value_dim,
+                    scale: shape.scale as f32,
+                    max_model_len: limits.max_model_len,
+                    max_num_rows: limits.max_num_rows,
+                },
+            )?),
             Backend::Gpu(gpu) => DeviceScratch::Gpu(GpuAttention::new(
                 gpu,
                 AttentionSizes {
@@ -108,7 +118,7 @@ impl AttentionScratch {
             )?),
             Backend::Reference(_) => DeviceScratch::Reference,
         };
-        Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_num_rows, device })
+        Ok(Self { shape, max_model_len: limits.max_model_len, max_num_rows: limits.max_rows(), device })
     }
 }
 

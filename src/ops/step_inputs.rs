@@ -66,8 +66,8 @@ impl DeviceInputs {
                 gpu,
                 InputLimits {
                     max_num_tokens: limits.max_num_tokens,
-                    max_num_rows: limits.max_num_rows,
-                    max_num_blocks: limits.max_num_rows * limits.max_model_len.div_ceil(block_size.max(1)),
+                    max_num_rows: limits.max_rows(),
+                    max_num_blocks: limits.max_rows() * limits.max_model_len.div_ceil(block_size.max(1)),
                 },
             )?),
         };

@@ -34,6 +34,8 @@ pub struct MemoryDemand {
     pub useful_batched_tokens: usize,
     /// What a step costs beside its tokens, in tokens.
     pub step_cost: usize,
+    /// See [`EngineConfig::prompt_group`].
+    pub prompt_group: Option<usize>,
     /// The part of the weights that may stay in a file, if there is one and the device can do that.
     pub experts: Option<ExpertDemand>,
 }
@@ -294,6 +296,7 @@ fn plan_with(
         num_scheduler_steps: limits.num_scheduler_steps,
         max_num_requests: 1_024,
         step_cost: demand.step_cost,
+        prompt_group: demand.prompt_group,
     };
     if max_model_len < 2 {
         return Err(Error::new(
@@ -322,6 +325,7 @@ mod tests {
         is_gpu_memory: false,
         useful_batched_tokens: 512,
         step_cost: 8,
+        prompt_group: None,
         experts: None,
     };
     /// Of the 600 MiB, in 20 layers.

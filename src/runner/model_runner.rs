@@ -71,12 +71,7 @@ impl ModelRunner {
             let block = row.block_table[position / block_size].index();
             batch.attention.slot_mapping.push(block * block_size + position % block_size);
         }
-        let attention = &mut batch.attention;
-        attention.query_start_loc.push(batch.token_ids.len());
-        attention.seq_lens.push(end);
-        let blocks = &row.block_table[..end.div_ceil(block_size)];
-        attention.block_tables.extend(blocks.iter().map(|block| block.0));
-        attention.block_table_starts.push(attention.block_tables.len());
+        batch.attention.push(start..end, row.num_grouped_tokens, |index| row.block_table[index].0);
     }
 }
 

@@ -23,6 +23,9 @@ pub struct StepRow<'a> {
     pub start: usize,
     /// Tokens to compute.
     pub len: usize,
+    /// The sequence's tokens before this position are computed as parts of groups, the others by themselves (see
+    /// [`EngineConfig::prompt_group`](crate::config::EngineConfig::prompt_group)).
+    pub num_grouped_tokens: usize,
     /// Blocks for all positions up to `start + len + num_steps - 1`.
     pub block_table: &'a [BlockId],
     /// Copy this block first.

@@ -90,12 +90,16 @@ impl Scheduler {
         let ids: Vec<SeqId> = (0..spec.num_sequences as u64).map(|n| SeqId(self.next_id + n)).collect();
         self.next_id += spec.num_sequences as u64;
         self.queue.welcome(spec.client, spec.weight);
+        let num_prompt_tokens = spec.prompt_token_ids.len();
+        let num_grouped_tokens =
+            self.config.prompt_group.map_or(0, |group| num_prompt_tokens / group.max(1) * group);
         for (&id, index) in ids.iter().zip(0..) {
             let is_leader = index == 0;
             let sequence = Sequence {
                 status: if is_leader { SequenceStatus::Waiting } else { SequenceStatus::Forking },
                 token_ids: spec.prompt_token_ids.clone(),
-                num_prompt_tokens: spec.prompt_token_ids.len(),
+                num_prompt_tokens,
+                num_grouped_tokens,
                 num_computed_tokens: 0,
                 num_charged_tokens: 0,
                 client: spec.client,
@@ -294,11 +298,8 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let num_blocks = (sequence.token_ids.len() - 1) / block_size;
         for index in 0..num_blocks {
-            let parent = index.checked_sub(1).map_or(sequence.cache_root, |i| sequence.block_hashes[i]);
+            let parent = sequence.name_block(index, block_size, &self.hasher);
             let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
-            if sequence.block_hashes.len() == index {
-                sequence.block_hashes.push(self.hasher.child(parent, token_ids));
-            }
             match self.pool.lookup(sequence.block_hashes[index], parent, token_ids) {
                 Some(block) => found.push(block),
                 None => break,
@@ -340,11 +341,8 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let num_full = sequence.num_computed_tokens / block_size;
         for index in sequence.num_published_blocks..num_full {
-            let parent = index.checked_sub(1).map_or(sequence.cache_root, |i| sequence.block_hashes[i]);
+            let parent = sequence.name_block(index, block_size, &self.hasher);
             let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
-            if sequence.block_hashes.len() == index {
-                sequence.block_hashes.push(self.hasher.child(parent, token_ids));
-            }
             self.pool.publish(sequence.block_table[index], sequence.block_hashes[index], parent, token_ids);
         }
         sequence.num_published_blocks = num_full.max(sequence.num_published_blocks);

@@ -1,7 +1,7 @@
 //! One token list that is being generated, as far as scheduling has to know it.
 
 use super::{ClientId, PrefixMiss, Weight};
-use crate::kv_cache::{BlockHash, BlockId};
+use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
 
 /// The number of a sequence, never reused by a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +50,8 @@ pub struct Sequence {
     /// Prompt and output.
     pub(super) token_ids: Vec<u32>,
     pub(super) num_prompt_tokens: usize,
+    /// Of the prompt, tokens in whole groups.
+    pub(super) num_grouped_tokens: usize,
     /// Tokens whose K and V are in the cache.
     pub(super) num_computed_tokens: usize,
     /// Prompt tokens that the client has been charged for.
@@ -92,6 +94,13 @@ impl Sequence {
     #[must_use]
     pub fn output_token_ids(&self) -> &[u32] {
         &self.token_ids[self.num_prompt_tokens..]
+    }
+
+    /// Tokens of the prompt that are computed in groups, see
+    /// [`EngineConfig::prompt_group`](crate::config::EngineConfig::prompt_group).
+    #[must_use]
+    pub fn num_grouped_tokens(&self) -> usize {
+        self.num_grouped_tokens
     }
 
     /// The blocks that hold the sequence's K and V, in order.
@@ -151,6 +160,17 @@ impl Sequence {
     /// Seats that it takes: its own, and those of the forks that start beside it.
     pub(super) fn num_seats(&self) -> usize {
         1 + self.forks.len()
+    }
+
+    /// Sees to it that full block `index` has a name, if all before it have one, and gives that of the block before it.
+    pub(super) fn name_block(&mut self, index: usize, block_size: usize, hasher: &BlockHasher) -> BlockHash {
+        let parent = index.checked_sub(1).map_or(self.cache_root, |before| self.block_hashes[before]);
+        if self.block_hashes.len() == index {
+            let positions = index * block_size..(index + 1) * block_size;
+            let num_grouped = self.num_grouped_tokens.clamp(positions.start, positions.end) - positions.start;
+            self.block_hashes.push(hasher.child(parent, &self.token_ids[positions], num_grouped));
+        }
+        parent
     }
 
     pub(super) fn num_uncomputed_tokens(&self) -> usize {

@@ -408,6 +408,7 @@ impl<'a> Layer<'a> {
             block_table_starts: vec![0, 1],
             slot_mapping: (block * block_size..(block + 1) * block_size).collect(),
             block_size,
+            ..AttentionMetadata::default()
         }
     }
 

@@ -6,9 +6,9 @@ use super::{Check, check, products};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Context, DeviceInputs, ExpandedLimits,
-    ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack, RopeTable, StepInputs,
-    expanded_attention, heads_linear, latent_kv_write, paged_attention,
+    AttentionLimits, AttentionMetadata, AttentionScratch, Context, DeviceInputs, EXPANDED_GROUP,
+    ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack,
+    RopeTable, StepInputs, expanded_attention, heads_linear, latent_kv_write, paged_attention,
 };
 use crate::weights::DType;
 
@@ -136,7 +136,11 @@ fn heads(
     let (width, out_width) = (num_heads * stride + 32, num_heads * out_stride);
     let x = buffer(context, &noise(1, num_rows * width), width, num_rows)?;
     let mut out = buffer(context, &noise(2, num_rows * out_width), out_width, num_rows)?;
-    heads_linear(context, &mut scratch, num_rows, Heads { rows: &x, stride }, &stack, &mut out, out_stride)?;
+    let x = Heads { rows: &x, stride };
+    // Once more of some rows by themselves.
+    for rows in [0..num_rows, num_rows / 2..num_rows] {
+        heads_linear(context, &mut scratch, rows, x, &stack, &mut out, out_stride)?;
+    }
     Rows::of(&out, num_rows)
 }
 
@@ -273,11 +277,8 @@ impl Case {
                 metadata
                     .slot_mapping
                     .extend((first..end).map(|at| block(at / block_size) * block_size + at % block_size));
-                metadata.query_start_loc.push(metadata.slot_mapping.len());
-                metadata.seq_lens.push(end);
-                let used = 0..end.div_ceil(block_size);
-                metadata.block_tables.extend(used.map(|index| block(index) as u32));
-                metadata.block_table_starts.push(metadata.block_tables.len());
+                let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
+                metadata.push(first..end, num_expanded, |index| block(index) as u32);
                 positions.extend(first as u32..end as u32);
             }
             let num_tokens = positions.len();

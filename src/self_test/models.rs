@@ -8,7 +8,7 @@ use super::{Check, check};
 use crate::config::ModelConfig;
 use crate::models::{self, CausalLm, InputBatch, LoadOptions};
 use crate::ops::cpu::{CpuLevel, ThreadPool};
-use crate::ops::{Context, KvCache, KvCacheDType};
+use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
 use crate::weights::Checkpoint;
 use crate::{Error, Result, demo};
 
@@ -87,11 +87,11 @@ fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [C
     let golden = Golden::read(&fixtures.join(name).join("golden.safetensors"))?;
     let checkpoint = Checkpoint::open(&fixtures.join(name))?;
     let mut model = Model::load(&checkpoint, context, KvCacheDType::F32)?;
-    let whole = error(&model.forward(&golden.ids, 0)?, &golden.logits);
-    // A short piece and a long one, which latent attention computes in different forms.
+    let num_grouped = num_grouped(&golden.ids);
+    let whole = error(&model.forward(&golden.ids, 0, num_grouped)?, &golden.logits);
     let (first, rest) = golden.ids.split_at(9);
-    let mut logits = model.forward(first, 0)?;
-    logits.extend(model.forward(rest, first.len())?);
+    let mut logits = model.forward(first, 0, num_grouped)?;
+    logits.extend(model.forward(rest, first.len(), num_grouped)?);
     let in_pieces = error(&logits, &golden.logits);
     let mut generate = |len: usize| {
         let (prompt, expected) = golden.greedy.split_at(len);
@@ -102,7 +102,7 @@ fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [C
             expected,
         ))
     };
-    // The second prompt is long, too.
+    // The second prompt has a whole group, too.
     let tokens = [generate(8)?, generate(34)?];
     Ok((whole.max(in_pieces), tokens))
 }
@@ -110,7 +110,12 @@ fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [C
 fn quantized(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<f64> {
     let golden = Golden::read(&fixtures.join(name.replace(".gguf", ".golden.safetensors")))?;
     let mut model = Model::load(&Checkpoint::open(&fixtures.join(name))?, context, KvCacheDType::F32)?;
-    Ok(error(&model.forward(&golden.ids, 0)?, &golden.logits))
+    Ok(error(&model.forward(&golden.ids, 0, num_grouped(&golden.ids))?, &golden.logits))
+}
+
+/// Tokens of a prompt that are in whole groups.
+fn num_grouped(prompt: &[u32]) -> usize {
+    prompt.len() / EXPANDED_GROUP * EXPANDED_GROUP
 }
 
 fn same_tokens(name: &str, actual: &[u32], expected: &[u32]) -> Check {
@@ -148,8 +153,8 @@ impl Model {
         Ok(Self { model, cache })
     }
 
-    /// The logits of tokens from position `start` on.
-    fn forward(&mut self, token_ids: &[u32], start: usize) -> Result<Vec<f64>> {
+    /// The logits of tokens from position `start` on, of a sequence of which so many are in whole groups of its prompt.
+    fn forward(&mut self, token_ids: &[u32], start: usize, num_grouped: usize) -> Result<Vec<f64>> {
         let mut batch = InputBatch::default();
         batch.clear();
         batch.attention.block_size = BLOCK_SIZE;
@@ -158,10 +163,7 @@ impl Model {
         batch.positions.extend(start as u32..end as u32);
         batch.attention.slot_mapping.extend(start..end);
         batch.logits_indices.extend(0..token_ids.len());
-        batch.attention.query_start_loc.push(token_ids.len());
-        batch.attention.seq_lens.push(end);
-        batch.attention.block_tables.extend(0..end.div_ceil(BLOCK_SIZE) as u32);
-        batch.attention.block_table_starts.push(batch.attention.block_tables.len());
+        batch.attention.push(start..end, num_grouped, |index| index as u32);
         let logits = self.model.forward(&batch, &mut self.cache)?;
         logits.read_exact(token_ids.len())
     }
@@ -169,14 +171,15 @@ impl Model {
     /// Always the most likely token.
     fn generate(&mut self, prompt: &[u32], num_tokens: usize) -> Result<Generated> {
         let vocab_size = self.model.config().vocab_size;
-        let mut logits = self.forward(prompt, 0)?;
+        let num_grouped = num_grouped(prompt);
+        let mut logits = self.forward(prompt, 0, num_grouped)?;
         let mut tokens = Vec::new();
         while tokens.len() < num_tokens {
             let last = &logits[logits.len() - vocab_size..];
             let better = |best: usize, index: usize| if last[index] > last[best] { index } else { best };
             let token = (0..vocab_size).reduce(better).unwrap_or_default() as u32;
             tokens.push(token);
-            let next = self.forward(&[token], prompt.len() + tokens.len() - 1)?;
+            let next = self.forward(&[token], prompt.len() + tokens.len() - 1, num_grouped)?;
             logits.extend(next);
         }
         Ok(Generated { tokens, logits })

@@ -303,6 +303,13 @@ impl Explanation<'_> {
                     "the block at token {start} was cached, and its memory was needed for other requests"
                 ),
             ),
+            PrefixMiss::Block { start, reason: BlockMiss::OtherForm } => (
+                "other_form",
+                format!(
+                    "the block at token {start} is cached, but some of its tokens were generated or stood at the end of a \
+                     shorter prompt; this model computes the tokens of a prompt in another way"
+                ),
+            ),
             PrefixMiss::Block { start, reason: BlockMiss::Unseen } => ("unseen", self.unseen(start)),
             PrefixMiss::Block { start, reason: BlockMiss::Differs { num_equal, .. } } => (
                 "different_token",

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
 use tinyvllm::ops::{
-    AttentionMetadata, Buffer, Context, DeviceSampler, Linear, LinearScratch, Matrix, RmsNorm, SampleParams,
-    Vector, linear_residual, norm_linear,
+    AttentionMetadata, Buffer, Context, DeviceSampler, EXPANDED_GROUP, Linear, LinearScratch, Matrix,
+    RmsNorm, SampleParams, Vector, linear_residual, norm_linear,
 };
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
@@ -152,14 +152,13 @@ impl Bench<'_> {
 fn step(sequences: &[usize], num_sequences: usize, first: usize, end: usize) -> AttentionMetadata {
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
-    for (row, sequence) in sequences.iter().enumerate() {
+    for sequence in sequences {
         let block = |index: usize| index * num_sequences + sequence;
         let slots = (first..end).map(|at| block(at / BLOCK_SIZE) * BLOCK_SIZE + at % BLOCK_SIZE);
         metadata.slot_mapping.extend(slots);
-        metadata.query_start_loc.push((row + 1) * (end - first));
-        metadata.seq_lens.push(end);
-        metadata.block_tables.extend((0..end.div_ceil(BLOCK_SIZE)).map(|index| block(index) as u32));
-        metadata.block_table_starts.push(metadata.block_tables.len());
+        // Over latent rows, long pieces are of prompts.
+        let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
+        metadata.push(first..end, num_expanded, |index| block(index) as u32);
     }
     metadata
 }

@@ -2,7 +2,8 @@
 //!
 //! It keeps a token in each cache slot, as a real model keeps K and V. The next token's logits are a
 //! function of all tokens that it *reads back through the block table*, so a block that is shared
-//! wrongly, overwritten, or used before it is computed changes the output.
+//! wrongly, overwritten, or used before it is computed changes the output. A token that was computed in
+//! another way than it should be, in a group of a prompt or by itself, ends the test.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -60,7 +61,8 @@ pub(crate) fn reference(
 
 pub(crate) struct FakeRunner {
     config: EngineConfig,
-    slots: Vec<Option<(u32, usize)>>,
+    /// Of each slot the token, its position, and whether it was computed in a group.
+    slots: Vec<Option<(u32, usize, bool)>>,
     sampler: Sampler,
     /// Fail the step with this number, if any.
     pub(crate) fail_at: Option<u64>,
@@ -108,7 +110,14 @@ impl Runner for FakeRunner {
             assert!(row.len > 0 && row.start + row.len <= row.token_ids.len());
             for position in row.start..row.start + row.len {
                 assert!(written.insert(slot(row, position)), "two rows write one slot");
-                self.slots[slot(row, position)] = Some((row.token_ids[position], position));
+                let is_grouped = position < row.num_grouped_tokens;
+                self.slots[slot(row, position)] = Some((row.token_ids[position], position, is_grouped));
+            }
+            for input in &row.samples {
+                let num_prompt_tokens = input.prompt_token_ids.len();
+                let num_grouped =
+                    self.config.prompt_group.map_or(0, |group| num_prompt_tokens / group * group);
+                assert_eq!(row.num_grouped_tokens, num_grouped, "of a prompt of {num_prompt_tokens}");
             }
         }
         for row in &step.rows {
@@ -122,12 +131,18 @@ impl Runner for FakeRunner {
                 if index > 0 {
                     assert_eq!((row.len, row.samples.len()), (1, 1), "a multi-step of something else");
                     let position = tokens.len() - 1;
-                    self.slots[slot(row, position)] = Some((tokens[position], position));
+                    self.slots[slot(row, position)] = Some((tokens[position], position, false));
                 }
                 let read: Vec<u32> = (0..tokens.len())
                     .map(|position| {
-                        let (token, at) = self.slots[slot(row, position)].expect("an empty slot was read");
+                        let content = self.slots[slot(row, position)].expect("an empty slot was read");
+                        let (token, at, is_grouped) = content;
                         assert_eq!(at, position, "a slot holds another position");
+                        assert_eq!(
+                            is_grouped,
+                            position < row.num_grouped_tokens,
+                            "{position} was computed otherwise"
+                        );
                         token
                     })
                     .collect();

@@ -145,10 +145,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    let switches = (1_usize..6, any::<bool>(), 0_usize..6);
+    let switches = (1_usize..6, any::<bool>(), 0_usize..6, proptest::option::of(1_usize..7));
     (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, switches).prop_map(
         |(block_size, max_num_seqs, tokens, extra_blocks, switches)| {
-            let (num_scheduler_steps, enable_prefix_caching, step_cost) = switches;
+            let (num_scheduler_steps, enable_prefix_caching, step_cost, prompt_group) = switches;
             EngineConfig {
                 max_model_len: 60,
                 max_num_seqs: max_num_seqs.max(3),
@@ -159,6 +159,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                 num_scheduler_steps,
                 max_num_requests: 100,
                 step_cost,
+                prompt_group,
             }
         },
     )

@@ -205,3 +205,18 @@ fn a_miss_has_its_reason() {
     assert_eq!(run(&mut plain, &a, None, 1).1, PrefixMiss::Disabled);
     assert_eq!(run(&mut plain, &a, None, 1).1, PrefixMiss::Disabled);
 }
+
+#[test]
+fn what_was_computed_in_another_way_is_not_found() {
+    let mut engine = core(&EngineConfig { prompt_group: Some(8), ..small_config() });
+    let a: Vec<u32> = (1..=13).collect();
+    let (tokens, _) = run(&mut engine, &a, None, 12);
+    assert!(tokens.len() >= 20, "{tokens:?}");
+    // Of the first prompt, eight tokens were computed in a group; of this one, sixteen would be.
+    let turn = [&tokens[..17], &[3]].concat();
+    let other_form = |start| PrefixMiss::Block { start, reason: BlockMiss::OtherForm };
+    assert_eq!(run(&mut engine, &turn, None, 1).1, other_form(8));
+    assert_eq!(run(&mut engine, &turn, None, 1).1, PrefixMiss::None);
+    assert_eq!(run(&mut engine, &tokens[..12], None, 1).1, PrefixMiss::None);
+    assert_eq!(run(&mut engine, &tokens[..7], None, 1).1, other_form(0));
+}

@@ -40,6 +40,7 @@ fn rows_that_do_not_fit_together_are_errors() {
             block_table_starts: vec![0, 1],
             slot_mapping: vec![0],
             block_size: 16,
+            ..AttentionMetadata::default()
         };
         inputs.upload(&context, StepInputs::new(&[1], &[0], &[0], &metadata), &cache).map(|_| ())
     };

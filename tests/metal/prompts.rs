@@ -64,6 +64,7 @@ fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u
             block_table_starts: vec![0, num_blocks],
             slot_mapping: piece.clone().collect(),
             block_size: BLOCK_SIZE,
+            ..AttentionMetadata::default()
         };
         let positions: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
         let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();

@@ -217,6 +217,8 @@ fn execute(
         token_ids: &token_ids[..start + len],
         start: *start,
         len: *len,
+        // Models without latent attention care for the whole, others for the costlier form.
+        num_grouped_tokens: start + len,
         block_table: table,
         copy: None,
         samples: input.iter().copied().collect(),

@@ -208,15 +208,16 @@ impl GpuInputs {
                 table_start: table_start as u32,
             };
             let tokens_per_tile = match prefill_form {
+                PrefillForm::Latent(tokens_per_tile) if attention.is_expanded(row) => tokens_per_tile,
                 _ if end - start == 1 => {
                     self.decode.push(row_of(start));
                     continue;
                 }
-                PrefillForm::Latent(_) if !attention.is_expanded(row) => {
+                PrefillForm::Latent(_) => {
                     self.prefill_rows.extend((start..end).map(row_of));
                     continue;
                 }
-                PrefillForm::Tiles(tokens_per_tile) | PrefillForm::Latent(tokens_per_tile) => tokens_per_tile,
+                PrefillForm::Tiles(tokens_per_tile) => tokens_per_tile,
             };
             let first_tile = self.prefill.len();
             let mut first = start;

@@ -1,5 +1,7 @@
 //! Launches of products with weights.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::Binding;
@@ -550,6 +552,13 @@ impl<'a> Operands<'a> {
                 ..*self
             }
         })
+    }
+
+    /// Of all these rows of activations and results, those from `rows.start` on.
+    pub(crate) fn of_rows(self, rows: Range<usize>) -> Self {
+        let from = |binding: Binding<'a>, stride: usize| binding.at(binding.offset + 4 * rows.start * stride);
+        let (x, out) = (from(self.x, self.x_stride), from(self.out, self.out_stride));
+        Self { num_tokens: rows.len(), x, out, ..self }
     }
 
     fn tensor_args(&self, num_units: usize, matrices: [MatrixArgs; 3], num_tiles: usize) -> TensorArgs {

@@ -151,6 +151,7 @@ impl Case {
             block_table_starts: vec![0, num_blocks],
             slot_mapping: (0..len).collect(),
             block_size: self.block_size,
+            ..AttentionMetadata::default()
         };
         let rows: Vec<f32> = (0..len).flat_map(|position| self.row(sequence, position)).collect();
         let mut scratch = AttentionScratch::new(&context, self.limits(len)).unwrap();

@@ -174,7 +174,7 @@ impl Bench<'_> {
                     let x = Heads { rows: &x, stride: inputs };
                     let seconds = self.seconds(2 * num_stacks, |index| {
                         let stack = &stacks[index % num_stacks];
-                        heads_linear(&self.context, &mut scratch, num_rows, x, stack, &mut out, outputs)
+                        heads_linear(&self.context, &mut scratch, 0..num_rows, x, stack, &mut out, outputs)
                     })?;
                     let name = format!("heads {what} the latent row, {dtype}, {num_rows} rows");
                     let operations = (2 * NUM_HEADS * inputs * outputs * num_rows) as f64;
