@@ -90,7 +90,7 @@ impl AttentionMetadata {
     pub fn absorbed_tokens(&self) -> Range<usize> {
         let mut rows = (0..self.num_rows()).filter(|row| !self.is_expanded(*row));
         let Some(first) = rows.next() else { return 0..0 };
-        self.query_start_loc[first]..self.query_start_loc[rows.last().unwrap_or(first) + 1]
+        self.query_start_loc[first]..self.query_start_loc[rows.next_back().unwrap_or(first) + 1]
     }
 
     /// The block table of row `row`.
