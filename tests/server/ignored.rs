@@ -163,6 +163,53 @@ fn strict_fields_are_refused() {
     }
 }
 
+/// For each interface a request, the field that limits its answer, and the one that gives it a form.
+fn interfaces() -> [(&'static str, Value, &'static str, &'static str); 4] {
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    [
+        (CHAT, json!({"messages": messages}), "max_tokens", "response_format"),
+        (COMPLETIONS, json!({"prompt": "Hi"}), "max_tokens", "response_format"),
+        ("/v1/messages", json!({"messages": messages}), "max_tokens", "output_config.format"),
+        ("/v1/responses", json!({"input": "Hi"}), "max_output_tokens", "text.format"),
+    ]
+}
+
+#[test]
+fn words_of_another_interface_are_refused_with_the_way_out_of_this_one() {
+    let server = Server::start("--max-model-len 64");
+    for (path, body, limit, format) in interfaces() {
+        let check = |name: &str, value: Value, way_out: &str| {
+            let mut body = body.clone();
+            body[limit] = 2.into();
+            match name.split_once('.') {
+                Some((object, field)) => body[object][field] = value,
+                None => body[name] = value,
+            }
+            let answer = server.post(path, &body);
+            assert_eq!(answer.status, 400, "{path} {name}: {}", answer.text());
+            let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(message.starts_with(name) && message.ends_with(way_out), "{path}: {message}");
+        };
+        for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"] {
+            let is_known = name == limit || (path, name) == (CHAT, "max_completion_tokens");
+            if !is_known {
+                check(name, 2.into(), &format!(" use {limit}"));
+            }
+        }
+        check("json_schema", json!({"type": "object"}), &format!(" use {format}"));
+        check("json_object", true.into(), &format!(" use {format} of type json_object"));
+        check("regex", "a".into(), " use structured_outputs.regex");
+        if ![CHAT, COMPLETIONS].contains(&path) {
+            check("continue_final_message", true.into(), "");
+        }
+        let mut nothing = body.clone();
+        nothing[limit] = 2.into();
+        nothing["continue_final_message"] = false.into();
+        let answer = server.post(path, &nothing);
+        assert_eq!((answer.status, answer.header("x-ignored-fields")), (200, None), "{}", answer.text());
+    }
+}
+
 #[test]
 fn constraints_of_other_engines_are_refused_with_the_way_out() {
     let server = Server::start("--max-model-len 64");

@@ -98,37 +98,64 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("web_search_options", Harmless::Never),
 ];
 
-/// Fields of other engines that would bind the answer or its length, and what says the same here.
+/// What the interfaces call what all of them have.
+pub(super) struct Words {
+    /// The most tokens of an answer.
+    limit: &'static str,
+    /// The form that an answer must have.
+    format: &'static str,
+    /// Texts that end an answer.
+    stop: &'static str,
+}
+
+impl Words {
+    pub(super) const CHATS: Self = Self { limit: "max_tokens", format: "response_format", stop: "stop" };
+    pub(super) const RESPONSES: Self =
+        Self { limit: "max_output_tokens", format: "text.format", stop: "stop" };
+    pub(super) const MESSAGES: Self =
+        Self { limit: "max_tokens", format: "output_config.format", stop: "stop_sequences" };
+
+    /// A way out in the words of this interface.
+    fn fill(&self, way_out: &str) -> String {
+        way_out.replace("LIMIT", self.limit).replace("FORMAT", self.format).replace("STOP", self.stop)
+    }
+}
+
+/// Fields of other interfaces and engines that would bind the answer or its length, and what says the same here, with
+/// `LIMIT`, `FORMAT` and `STOP` for the fields of `Words`. An interface takes its own fields before.
 const FOREIGN: &[(&str, &str)] = &[
     ("choice", "structured_outputs.choice"),
     ("custom_logit_processor", ""),
     ("ebnf", "structured_outputs.grammar, in Lark or GBNF"),
-    ("format", "response_format"),
+    ("format", "FORMAT"),
     ("grammar", "structured_outputs.grammar, in Lark or GBNF"),
     ("grammar_lazy", "tool_choice"),
     ("grammar_triggers", "tool_choice"),
     ("guided_decoding_backend", ""),
-    ("guided_json_object", "response_format of type json_object"),
+    ("guided_json_object", "FORMAT of type json_object"),
     ("ignore_eos_token", "ignore_eos"),
     ("json", "structured_outputs.json"),
-    ("json_object", "response_format of type json_object"),
-    ("json_schema", "response_format"),
-    ("max_new_tokens", "max_tokens"),
+    ("json_object", "FORMAT of type json_object"),
+    ("json_schema", "FORMAT"),
+    ("max_completion_tokens", "LIMIT"),
+    ("max_new_tokens", "LIMIT"),
+    ("max_output_tokens", "LIMIT"),
+    ("max_tokens", "LIMIT"),
     ("min_new_tokens", "min_tokens"),
-    ("n_predict", "max_tokens"),
+    ("n_predict", "LIMIT"),
     ("no_stop_trim", "include_stop_str_in_output"),
-    ("parameters", "the fields of OpenAI's interface"),
+    ("parameters", "the fields of this interface"),
     ("regex", "structured_outputs.regex"),
-    ("response_schema", "response_format"),
-    ("sampling_params", "the fields of OpenAI's interface"),
-    ("stop_regex", "stop"),
+    ("response_schema", "FORMAT"),
+    ("sampling_params", "the fields of this interface"),
+    ("stop_regex", "STOP"),
     ("structural_tag", ""),
 ];
 
 impl Options {
     /// Takes these options out of the body and refuses what is not supported.
-    pub(super) fn parse(fields: &mut Fields, stop: &[String]) -> Result<Self, ApiError> {
-        refuse_unsupported(fields)?;
+    pub(super) fn parse(fields: &mut Fields, stop: &[String], words: &Words) -> Result<Self, ApiError> {
+        refuse_unsupported(fields, words)?;
         let is_stream = fields.bool("stream")?.unwrap_or(false);
         let stream_options = match fields.object("stream_options")? {
             Some(_) if !is_stream => {
@@ -195,7 +222,7 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     }
 }
 
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError> {
     for (name, harmless) in UNSUPPORTED {
         if fields.take(name).is_some_and(|value| !harmless.covers(&value)) {
             let message = format!("{name} is not supported here; leave it out");
@@ -206,7 +233,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
             let way_out = match *way_out {
                 "" => "leave it out".to_owned(),
-                way_out => format!("use {way_out}"),
+                way_out => format!("use {}", words.fill(way_out)),
             };
             return Err(ApiError::unsupported(*name, format!("{name} is not known here; {way_out}")));
         }
@@ -233,7 +260,8 @@ mod tests {
     fn known_fields_are_refused_unless_they_change_nothing() {
         let check = |body: &str, param: Option<&str>| {
             let mut fields = parse_object(body.as_bytes()).unwrap();
-            let error = Options::parse(&mut fields, &[]).err().map(|error| error.body()["error"].clone());
+            let error = Options::parse(&mut fields, &[], &Words::CHATS).err();
+            let error = error.map(|error| error.body()["error"].clone());
             assert_eq!(error.as_ref().and_then(|error| error["param"].as_str()), param, "{body}");
         };
         for harmless in [
@@ -263,8 +291,11 @@ mod tests {
                 check(&format!("{{\"{name}\": {nothing}}}"), None);
             }
             let mut fields = parse_object(format!("{{\"{name}\": {{\"a\": 1}}}}").as_bytes()).unwrap();
-            let error = Options::parse(&mut fields, &[]).err().unwrap().body();
-            assert!(error["error"]["message"].as_str().unwrap().contains(way_out), "{error}");
+            let error = Options::parse(&mut fields, &[], &Words::CHATS).err().unwrap().body();
+            assert!(
+                error["error"]["message"].as_str().unwrap().contains(&Words::CHATS.fill(way_out)),
+                "{error}"
+            );
         }
     }
 }

@@ -49,8 +49,11 @@ impl StructuredOutput {
     }
 }
 
-/// Takes the fields out of the body.
-pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiError> {
+/// Takes the fields that all interfaces have out of the body. `own` are those of the interface itself.
+pub(super) fn parse(
+    fields: &mut Fields,
+    own: impl IntoIterator<Item = StructuredOutput>,
+) -> Result<Option<StructuredOutput>, ApiError> {
     let mut found: Option<StructuredOutput> = None;
     let mut add = |output: Option<StructuredOutput>| match (&found, output) {
         (Some(first), Some(second)) => {
@@ -64,6 +67,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, Api
         }
         (_, None) => Ok(()),
     };
+    own.into_iter().try_for_each(|output| add(Some(output)))?;
     add(response_format(fields)?)?;
     if let Some(mut inner) = fields.object("structured_outputs")? {
         for name in REFUSED {
@@ -193,7 +197,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<Option<StructuredOutput>, Value> {
         let mut fields = parse_object(body.to_string().as_bytes()).unwrap();
-        let result = parse(&mut fields).map_err(|error| error.body()["error"].clone());
+        let result = parse(&mut fields, None).map_err(|error| error.body()["error"].clone());
         assert!(fields.into_map().keys().all(|name| name == "other"), "{body}");
         result
     }
