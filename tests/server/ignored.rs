@@ -199,6 +199,40 @@ fn words_of_another_interface_are_refused_with_the_way_out_of_this_one() {
         check("json_schema", json!({"type": "object"}), &format!(" use {format}"));
         check("json_object", true.into(), &format!(" use {format} of type json_object"));
         check("regex", "a".into(), " use structured_outputs.regex");
+        check("guided_decoding", json!({"regex": "a"}), " use structured_outputs");
+        for name in ["num_predict", "max_length"] {
+            check(name, 2.into(), &format!(" use {limit}"));
+        }
+        for name in ["text.format", "output_config.format", "output_format"] {
+            let own = if name == "output_format" { "output_config.format" } else { name };
+            if own != format {
+                check(name, json!({"type": "json_object"}), &format!(" use {format}"));
+            }
+        }
+        check("options", json!({"num_predict": 2}), " use the fields of this interface");
+        check("extra_body", json!({"top_k": 2}), " use the fields of this interface");
+        check("nvext.guided_regex", "a".into(), " use the fields of this interface");
+        check("bad_words_ids", json!([[5]]), " use logit_bias");
+        check("thinking_token_budget", 5.into(), " leave it out");
+        let stop = if path == "/v1/messages" { "stop_sequences" } else { "stop" };
+        for name in ["stop_words", "stop_sequences"] {
+            if name != stop {
+                check(name, json!(["a"]), &format!(" use {stop}"));
+            }
+        }
+        if path != "/v1/responses" {
+            check("previous_response_id", "resp_1".into(), " use /v1/responses");
+        }
+        let schema = json!({"name": "x", "schema": {}, "grammar": "a"});
+        let format = json!({"type": "json_schema", "json_schema": schema});
+        let mut request = body.clone();
+        (request[limit], request["response_format"]) = (2.into(), format);
+        let error = server.post(path, &request).json()["error"]["message"].clone();
+        let message = error.as_str().unwrap();
+        assert!(
+            message.starts_with("response_format.json_schema.grammar is not known here"),
+            "{path}: {message}"
+        );
         if ![CHAT, COMPLETIONS].contains(&path) {
             check("continue_final_message", true.into(), "");
         }

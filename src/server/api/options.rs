@@ -124,13 +124,16 @@ impl Words {
 /// Fields of other interfaces and engines that would bind the answer or its length, and what says the same here, with
 /// `LIMIT`, `FORMAT` and `STOP` for the fields of `Words`. An interface takes its own fields before.
 const FOREIGN: &[(&str, &str)] = &[
+    ("bad_words_ids", "logit_bias"),
     ("choice", "structured_outputs.choice"),
     ("custom_logit_processor", ""),
     ("ebnf", "structured_outputs.grammar, in Lark or GBNF"),
+    ("extra_body", "the fields of this interface"),
     ("format", "FORMAT"),
     ("grammar", "structured_outputs.grammar, in Lark or GBNF"),
     ("grammar_lazy", "tool_choice"),
     ("grammar_triggers", "tool_choice"),
+    ("guided_decoding", "structured_outputs"),
     ("guided_decoding_backend", ""),
     ("guided_json_object", "FORMAT of type json_object"),
     ("ignore_eos_token", "ignore_eos"),
@@ -138,18 +141,28 @@ const FOREIGN: &[(&str, &str)] = &[
     ("json_object", "FORMAT of type json_object"),
     ("json_schema", "FORMAT"),
     ("max_completion_tokens", "LIMIT"),
+    ("max_length", "LIMIT"),
     ("max_new_tokens", "LIMIT"),
     ("max_output_tokens", "LIMIT"),
     ("max_tokens", "LIMIT"),
     ("min_new_tokens", "min_tokens"),
     ("n_predict", "LIMIT"),
     ("no_stop_trim", "include_stop_str_in_output"),
+    ("num_predict", "LIMIT"),
+    ("options", "the fields of this interface"),
+    ("output_config.format", "FORMAT"),
+    ("output_format", "FORMAT"),
     ("parameters", "the fields of this interface"),
+    ("previous_response_id", "/v1/responses"),
     ("regex", "structured_outputs.regex"),
     ("response_schema", "FORMAT"),
     ("sampling_params", "the fields of this interface"),
     ("stop_regex", "STOP"),
+    ("stop_sequences", "STOP"),
+    ("stop_words", "STOP"),
     ("structural_tag", ""),
+    ("text.format", "FORMAT"),
+    ("thinking_token_budget", ""),
 ];
 
 impl Options {
@@ -230,13 +243,22 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
         }
     }
     for (name, way_out) in FOREIGN {
-        if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
+        if fields.look(name).is_some_and(|value| !says_nothing(value)) {
             let way_out = match *way_out {
                 "" => "leave it out".to_owned(),
                 way_out => format!("use {}", words.fill(way_out)),
             };
             return Err(ApiError::unsupported(*name, format!("{name} is not known here; {way_out}")));
         }
+        fields.pass(&[name]);
+    }
+    // What Dynamo knows of more than that: everything but the first binds the answer.
+    let extension = fields.look("nvext").and_then(Value::as_object).into_iter().flatten();
+    let mut binding = extension.filter(|(name, value)| *name != "annotations" && !says_nothing(value));
+    if let Some((name, _)) = binding.next() {
+        let path = format!("nvext.{name}");
+        let message = format!("{path} is not known here; use the fields of this interface");
+        return Err(ApiError::unsupported(path, message));
     }
     Ok(())
 }
@@ -246,7 +268,9 @@ pub(super) fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
-        Value::Array(_) | Value::Object(_) => Harmless::Empty.covers(value),
+        // A form that is text binds nothing.
+        Value::Object(fields) => fields.is_empty() || fields.get("type").is_some_and(|kind| kind == "text"),
+        Value::Array(items) => items.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,
     }
 }
@@ -285,12 +309,18 @@ mod tests {
             Some("stream_options.include_usage"),
         );
         check(r#"{"cache_salt": ""}"#, Some("cache_salt"));
+        check(r#"{"nvext": {"annotations": ["request_id"], "top_k": null}, "text": "x"}"#, None);
+        check(r#"{"nvext": {"annotations": [], "guided_json": {"a": 1}}}"#, Some("nvext.guided_json"));
         for (name, way_out) in FOREIGN {
-            check(&format!("{{\"{name}\": 1}}"), Some(name));
-            for nothing in ["null", "false", "[]", "{}", "\"\""] {
-                check(&format!("{{\"{name}\": {nothing}}}"), None);
+            let body = |value: &str| match name.split_once('.') {
+                Some((object, field)) => format!("{{\"{object}\": {{\"{field}\": {value}}}}}"),
+                None => format!("{{\"{name}\": {value}}}"),
+            };
+            check(&body("1"), Some(name));
+            for nothing in ["null", "false", "[]", "{}", "\"\"", "{\"type\": \"text\"}"] {
+                check(&body(nothing), None);
             }
-            let mut fields = parse_object(format!("{{\"{name}\": {{\"a\": 1}}}}").as_bytes()).unwrap();
+            let mut fields = parse_object(body("{\"a\": 1}").as_bytes()).unwrap();
             let error = Options::parse(&mut fields, &[], &Words::CHATS).err().unwrap().body();
             assert!(
                 error["error"]["message"].as_str().unwrap().contains(&Words::CHATS.fill(way_out)),

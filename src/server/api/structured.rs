@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::Model;
+use super::options::says_nothing;
 use crate::grammar::GrammarSpec;
 use crate::sampling::Constraint;
 
@@ -133,6 +134,11 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
 fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOutput, ApiError> {
     fields.string("name")?;
     fields.string("description")?;
+    if fields.take("grammar").is_some_and(|grammar| !says_nothing(&grammar)) {
+        let path = fields.path("grammar");
+        let message = format!("{path} is not known here; use structured_outputs.grammar, in Lark or GBNF");
+        return Err(ApiError::unsupported(path, message));
+    }
     let is_strict = fields.bool("strict")?.unwrap_or(false);
     let path = fields.path("schema");
     match fields.take("schema") {
@@ -271,6 +277,11 @@ mod tests {
             format(json!({"type": "json_schema", "json_schema": {"name": "x"}})),
             "response_format.json_schema.schema",
             "missing",
+        );
+        check(
+            format(json!({"type": "json_schema", "json_schema": {"schema": {}, "grammar": "a"}})),
+            "response_format.json_schema.grammar",
+            "use structured_outputs.grammar",
         );
         check(json!({"guided_choice": "a"}), "guided_choice", "a list of strings");
         check(json!({"guided_choice": ["a", 1]}), "guided_choice", "a list of strings");
