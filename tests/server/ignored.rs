@@ -23,7 +23,7 @@ fn body(path: &str, change: &Value) -> Value {
 #[test]
 fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
     let server = Server::start("--max-model-len 64");
-    let extras = json!({"metadata": {"a": 1}, "store": true, "nothing": null, "a\r\nb": 1});
+    let extras = json!({"metadata": "a", "store": true, "nothing": null, "a\r\nb": 1});
     for path in [CHAT, COMPLETIONS] {
         for stream in [false, true] {
             let mut change = extras.clone();
@@ -157,9 +157,26 @@ fn strict_fields_are_refused() {
     let server = Server::start("--max-model-len 64 --strict-fields");
     for path in [CHAT, COMPLETIONS] {
         server.post(path, &body(path, &json!({"nothing": null}))).success();
-        let answer = server.post(path, &body(path, &json!({"metadata": {}, "store": true})));
+        let answer = server.post(path, &body(path, &json!({"service_tier": "flex", "store": true})));
         let unsupported = Some("unsupported_parameter");
-        check_error("extras", &answer, 400, Some("metadata"), unsupported, "metadata, store mean nothing");
+        let words = "service_tier, store mean nothing here (--strict-fields); leave them out";
+        check_error("extras", &answer, 400, Some("service_tier"), unsupported, words);
+        let answer = server.post(path, &body(path, &json!({"store": true})));
+        let words = "store means nothing here (--strict-fields); leave it out";
+        check_error("one", &answer, 400, Some("store"), unsupported, words);
+        // What clients send and what is so without it.
+        for change in [
+            json!({"store": false, "metadata": {"a": "b"}, "service_tier": "auto"}),
+            json!({"service_tier": "default", "stream": true, "stream_options": {"include_obfuscation": false}}),
+        ] {
+            let answer = server.post(path, &body(path, &change));
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        }
+    }
+    for tier in ["auto", "standard_only"] {
+        let mut body = body(CHAT, &json!({"service_tier": tier}));
+        body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+        server.post("/v1/messages", &body).success();
     }
 }
 

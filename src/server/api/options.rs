@@ -169,16 +169,21 @@ impl Options {
     /// Takes these options out of the body and refuses what is not supported.
     pub(super) fn parse(fields: &mut Fields, stop: &[String], words: &Words) -> Result<Self, ApiError> {
         refuse_unsupported(fields, words)?;
+        pass_harmless(fields);
         let is_stream = fields.bool("stream")?.unwrap_or(false);
         let stream_options = match fields.object("stream_options")? {
             Some(_) if !is_stream => {
                 let message = "stream_options is given, but stream is not true";
                 return Err(ApiError::invalid("stream_options", message));
             }
-            Some(mut options) => StreamOptions {
-                include_usage: options.bool("include_usage")?.unwrap_or(false),
-                continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
-            },
+            Some(mut options) => {
+                // Pieces of one length, against those who listen to the line.
+                options.pass(&["include_obfuscation"]);
+                StreamOptions {
+                    include_usage: options.bool("include_usage")?.unwrap_or(false),
+                    continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+                }
+            }
             None => StreamOptions::default(),
         };
         Ok(Self {
@@ -261,6 +266,20 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
         return Err(ApiError::unsupported(path, message));
     }
     Ok(())
+}
+
+/// Takes what clients send that wish for nothing else than there is: nothing is kept and there is one tier. An interface
+/// for which such a field means more takes it before.
+fn pass_harmless(fields: &mut Fields) {
+    let is_harmless = |name: &&str| {
+        fields.look(name).is_some_and(|value| match *name {
+            "store" => *value == false,
+            "service_tier" => ["auto", "default", "standard_only"].iter().any(|tier| value == tier),
+            _ => value.is_object(),
+        })
+    };
+    let harmless: Vec<&str> = ["metadata", "service_tier", "store"].into_iter().filter(is_harmless).collect();
+    fields.pass(&harmless);
 }
 
 /// Whether the value stands for not having the field: routers send all the fields that they know.
