@@ -85,6 +85,14 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, None, format!("there is no {path} here"))
     }
 
+    /// 404: a request to a proxy, which has no path.
+    pub(super) fn no_proxy(method: &str, target: &str) -> Self {
+        let message = format!(
+            "{method} {target} is for a proxy, which this server is not; ask for a path, such as /v1/models"
+        );
+        Self::new(StatusCode::NOT_FOUND, None, message)
+    }
+
     /// 404: another model is served.
     pub(super) fn no_such_model(model: &str, served: &str) -> Self {
         let message = format!("the model {model:?} is not served here; there is {served:?}");

@@ -83,12 +83,13 @@ impl Told {
                 new.push(name);
             }
         }
-        (!new.is_empty()).then(|| {
-            format!(
-                "requests have fields that mean nothing here and are ignored: {} (--strict-fields refuses them)",
-                new.join(", ")
-            )
-        })
+        let (what, them) = match new.len() {
+            0 => return None,
+            1 => ("a field that means nothing here and is", "it"),
+            _ => ("fields that mean nothing here and are", "them"),
+        };
+        let names = new.join(", ");
+        Some(format!("requests have {what} ignored: {names} (--strict-fields refuses {them})"))
     }
 }
 
@@ -116,6 +117,11 @@ mod tests {
         assert!(told.notice(&names[..2]).unwrap().contains("n0, n1 ("));
         assert!(told.notice(&names[..3]).unwrap().contains(": n10 ("));
         assert_eq!(told.notice(&names[..3]), None);
+        let notice = told.notice(&["x".to_owned()]).unwrap();
+        assert_eq!(
+            notice,
+            "requests have a field that means nothing here and is ignored: x (--strict-fields refuses it)"
+        );
         let many: Vec<String> = (0..1_000).map(|index| index.to_string()).collect();
         assert!(told.notice(&many).is_some());
         assert_eq!(told.notice(&["another".to_owned()]), None);

@@ -218,6 +218,13 @@ impl Fields {
         self.fields.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
 
+    /// The value at a path such as `text.format`, which stays.
+    pub(super) fn look(&self, path: &str) -> Option<&Value> {
+        let mut names = path.split('.');
+        let first = self.fields.get(names.next()?)?;
+        names.try_fold(first, |value, name| value.get(name))
+    }
+
     /// What is left.
     pub(super) fn into_map(mut self) -> Map<String, Value> {
         std::mem::take(&mut self.fields)
@@ -283,6 +290,8 @@ mod tests {
         assert_eq!(fields.bool("a").unwrap(), None);
         assert_eq!(message(&fields.unsigned("b").unwrap_err()), "b is -1, expected an integer of at least 0");
         assert_eq!(fields.unsigned("c").unwrap(), Some(1 << 63));
+        assert_eq!(fields.look("e.f"), Some(&"x".into()));
+        assert_eq!((fields.look("e.g"), fields.look("d.f"), fields.look("x")), (None, None, None));
         assert_eq!(
             message(&fields.token_ids("d").unwrap_err()),
             "d is a list of 2 items, expected a list of token ids"

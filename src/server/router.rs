@@ -96,7 +96,10 @@ async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError>
 }
 
 async fn no_such_path(request: Request<Body>) -> ApiError {
-    ApiError::no_such_path(request.uri().path())
+    match request.uri().path() {
+        "" => ApiError::no_proxy(request.method().as_str(), &request.uri().to_string()),
+        path => ApiError::no_such_path(path),
+    }
 }
 
 async fn method_not_allowed(request: Request<Body>) -> ApiError {

@@ -119,7 +119,9 @@ impl App {
     /// 400 if they are not to be ignored.
     pub(super) fn tell_ignored(&self, names: &[String]) -> Result<(), ApiError> {
         if let (Some(first), true) = (names.first(), self.config.strict_fields) {
-            let message = format!("{} mean nothing here (--strict-fields); leave them out", names.join(", "));
+            let (verb, them) = if names.len() == 1 { ("means", "it") } else { ("mean", "them") };
+            let names = names.join(", ");
+            let message = format!("{names} {verb} nothing here (--strict-fields); leave {them} out");
             return Err(ApiError::unsupported(first.clone(), message));
         }
         if let Some(message) = self.told.notice(names) {

@@ -302,6 +302,8 @@ fn malformed_requests_get_json_errors() {
         None,
         "there is no /v1/nothing here",
     );
+    let proxied = "CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    check_error("proxy", &send(address, proxied), 404, None, None, "CONNECT localhost:80 is for a proxy");
     let answer = get(address, CHAT);
     check_error("method", &answer, 405, None, None, "GET");
     assert_eq!(answer.header("allow"), Some("POST"));

@@ -23,7 +23,7 @@ fn body(path: &str, change: &Value) -> Value {
 #[test]
 fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
     let server = Server::start("--max-model-len 64");
-    let extras = json!({"metadata": {"a": 1}, "store": true, "nothing": null, "a\r\nb": 1});
+    let extras = json!({"metadata": "a", "store": true, "nothing": null, "a\r\nb": 1});
     for path in [CHAT, COMPLETIONS] {
         for stream in [false, true] {
             let mut change = extras.clone();
@@ -157,9 +157,107 @@ fn strict_fields_are_refused() {
     let server = Server::start("--max-model-len 64 --strict-fields");
     for path in [CHAT, COMPLETIONS] {
         server.post(path, &body(path, &json!({"nothing": null}))).success();
-        let answer = server.post(path, &body(path, &json!({"metadata": {}, "store": true})));
+        let answer = server.post(path, &body(path, &json!({"service_tier": "flex", "store": true})));
         let unsupported = Some("unsupported_parameter");
-        check_error("extras", &answer, 400, Some("metadata"), unsupported, "metadata, store mean nothing");
+        let words = "service_tier, store mean nothing here (--strict-fields); leave them out";
+        check_error("extras", &answer, 400, Some("service_tier"), unsupported, words);
+        let answer = server.post(path, &body(path, &json!({"store": true})));
+        let words = "store means nothing here (--strict-fields); leave it out";
+        check_error("one", &answer, 400, Some("store"), unsupported, words);
+        // What clients send and what is so without it.
+        for change in [
+            json!({"store": false, "metadata": {"a": "b"}, "service_tier": "auto"}),
+            json!({"service_tier": "default", "stream": true, "stream_options": {"include_obfuscation": false}}),
+        ] {
+            let answer = server.post(path, &body(path, &change));
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        }
+    }
+    for tier in ["auto", "standard_only"] {
+        let mut body = body(CHAT, &json!({"service_tier": tier}));
+        body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+        server.post("/v1/messages", &body).success();
+    }
+}
+
+/// For each interface a request, the field that limits its answer, and the one that gives it a form.
+fn interfaces() -> [(&'static str, Value, &'static str, &'static str); 4] {
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    [
+        (CHAT, json!({"messages": messages}), "max_tokens", "response_format"),
+        (COMPLETIONS, json!({"prompt": "Hi"}), "max_tokens", "response_format"),
+        ("/v1/messages", json!({"messages": messages}), "max_tokens", "output_config.format"),
+        ("/v1/responses", json!({"input": "Hi"}), "max_output_tokens", "text.format"),
+    ]
+}
+
+#[test]
+fn words_of_another_interface_are_refused_with_the_way_out_of_this_one() {
+    let server = Server::start("--max-model-len 64");
+    for (path, body, limit, format) in interfaces() {
+        let check = |name: &str, value: Value, way_out: &str| {
+            let mut body = body.clone();
+            body[limit] = 2.into();
+            match name.split_once('.') {
+                Some((object, field)) => body[object][field] = value,
+                None => body[name] = value,
+            }
+            let answer = server.post(path, &body);
+            assert_eq!(answer.status, 400, "{path} {name}: {}", answer.text());
+            let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(message.starts_with(name) && message.ends_with(way_out), "{path}: {message}");
+        };
+        for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"] {
+            let is_known = name == limit || (path, name) == (CHAT, "max_completion_tokens");
+            if !is_known {
+                check(name, 2.into(), &format!(" use {limit}"));
+            }
+        }
+        check("json_schema", json!({"type": "object"}), &format!(" use {format}"));
+        check("json_object", true.into(), &format!(" use {format} of type json_object"));
+        check("regex", "a".into(), " use structured_outputs.regex");
+        check("guided_decoding", json!({"regex": "a"}), " use structured_outputs");
+        for name in ["num_predict", "max_length"] {
+            check(name, 2.into(), &format!(" use {limit}"));
+        }
+        for name in ["text.format", "output_config.format", "output_format"] {
+            let own = if name == "output_format" { "output_config.format" } else { name };
+            if own != format {
+                check(name, json!({"type": "json_object"}), &format!(" use {format}"));
+            }
+        }
+        check("options", json!({"num_predict": 2}), " use the fields of this interface");
+        check("extra_body", json!({"top_k": 2}), " use the fields of this interface");
+        check("nvext.guided_regex", "a".into(), " use the fields of this interface");
+        check("bad_words_ids", json!([[5]]), " use logit_bias");
+        check("thinking_token_budget", 5.into(), " leave it out");
+        let stop = if path == "/v1/messages" { "stop_sequences" } else { "stop" };
+        for name in ["stop_words", "stop_sequences"] {
+            if name != stop {
+                check(name, json!(["a"]), &format!(" use {stop}"));
+            }
+        }
+        if path != "/v1/responses" {
+            check("previous_response_id", "resp_1".into(), " use /v1/responses");
+        }
+        let schema = json!({"name": "x", "schema": {}, "grammar": "a"});
+        let format = json!({"type": "json_schema", "json_schema": schema});
+        let mut request = body.clone();
+        (request[limit], request["response_format"]) = (2.into(), format);
+        let error = server.post(path, &request).json()["error"]["message"].clone();
+        let message = error.as_str().unwrap();
+        assert!(
+            message.starts_with("response_format.json_schema.grammar is not known here"),
+            "{path}: {message}"
+        );
+        if ![CHAT, COMPLETIONS].contains(&path) {
+            check("continue_final_message", true.into(), "");
+        }
+        let mut nothing = body.clone();
+        nothing[limit] = 2.into();
+        nothing["continue_final_message"] = false.into();
+        let answer = server.post(path, &nothing);
+        assert_eq!((answer.status, answer.header("x-ignored-fields")), (200, None), "{}", answer.text());
     }
 }
 

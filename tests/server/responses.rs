@@ -112,7 +112,8 @@ fn both(server: &Server, body: &Value) -> Value {
         response["created_at"].take();
         response["completed_at"].take();
         // The second of two equal prompts finds the first one's cache.
-        response["usage"]["input_tokens_details"].take();
+        let details = response["usage"]["input_tokens_details"].take();
+        assert_eq!((details["cached_tokens"].is_u64(), &details["cache_write_tokens"]), (true, &json!(0)));
         for item in response["output"].as_array_mut().unwrap() {
             let prefix = match item["type"].as_str().unwrap() {
                 "message" => "msg_",

@@ -134,6 +134,64 @@ fn regular_expressions_choices_and_grammars_hold() {
     assert!(is_choice(&answer[&0].0), "{answer:?}");
 }
 
+type Check<'a> = &'a dyn Fn(&str) -> bool;
+
+#[test]
+fn the_interfaces_for_agents_have_the_same_forms() {
+    let server = Server::start("--max-model-len 256");
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+    let is_object = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap();
+        value["a"].is_boolean()
+    };
+    let is_word = |text: &str| ["yes", "no"].contains(&text);
+    let is_digit = |text: &str| text.len() == 1 && text.as_bytes()[0].is_ascii_digit();
+    let messages = json!([{"role": "user", "content": "Tell me a story."}]);
+    for (path, request, own) in [
+        (
+            "/v1/responses",
+            json!({"input": "Tell me a story.", "max_output_tokens": 100}),
+            json!({"text": {"format": {"type": "json_object"}}}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 100}),
+            json!({"output_config": {"format": {"type": "json_object"}}}),
+        ),
+    ] {
+        let with = |changes: &[&Value]| {
+            let mut body = request.clone();
+            let fields = changes.iter().flat_map(|change| change.as_object().unwrap());
+            fields.for_each(|(name, value)| body[name] = value.clone());
+            body
+        };
+        let forms: [(Value, Check); 8] = [
+            (json!({"response_format": named(&schema)}), &is_object),
+            (json!({"structured_outputs": {"json": schema}}), &is_object),
+            (json!({"guided_json": schema}), &is_object),
+            (json!({"structured_outputs": {"choice": ["yes", "no"]}}), &is_word),
+            (json!({"guided_choice": ["yes", "no"]}), &is_word),
+            (json!({"structured_outputs": {"regex": "[0-9]"}}), &is_digit),
+            (json!({"guided_regex": "[0-9]"}), &is_digit),
+            (json!({"guided_grammar": "start: /[0-9]/"}), &is_digit),
+        ];
+        for (form, is_right) in forms {
+            let answer = server.post(path, &with(&[&form]));
+            assert_eq!(answer.header("x-ignored-fields"), None, "{path} {form}");
+            let answer = answer.success();
+            let content =
+                if path == "/v1/messages" { &answer["content"] } else { &answer["output"][0]["content"] };
+            assert!(is_right(content[0]["text"].as_str().unwrap()), "{path} {form}: {answer}");
+            // One form is enough.
+            let error = server.post(path, &with(&[&form, &own])).json()["error"].clone();
+            let message = error["message"].as_str().unwrap_or_else(|| panic!("{path} {form} was accepted"));
+            assert!(message.ends_with(" exclude each other; give one of them"), "{path} {form}: {message}");
+        }
+        let broken = server.post(path, &with(&[&json!({"guided_regex": "(a"})]));
+        assert_eq!(broken.status, 400, "{}", broken.text());
+    }
+}
+
 /// Row 22.
 #[test]
 fn hostile_forms_are_refused_within_a_second() {

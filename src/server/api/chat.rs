@@ -13,7 +13,7 @@ use super::super::json::Fields;
 use super::super::state::{App, Model};
 use super::conversation::{self, Answers, Conversation};
 use super::form::{Form, Kind};
-use super::options::Options;
+use super::options::{Options, Words};
 use super::prompt_report::PromptReport;
 use super::tools::ToolRequest;
 use super::{Prepared, generate, messages, sampling, structured};
@@ -32,11 +32,11 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     params.logprobs = logprobs(&mut fields)?;
     let tools = ToolRequest::parse(&mut fields)?;
     let includes_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
-    let mut options = Options::parse(&mut fields, &params.stop)?;
+    let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
     if fields.bool("echo")?.unwrap_or(false) {
         return Err(ApiError::unsupported("echo", "echo is not supported in chats; use /v1/completions"));
     }
-    let output = structured::parse(&mut fields)?;
+    let output = structured::parse(&mut fields, None)?;
     let conversation = conversation(&mut fields, tools)?;
     let has_logprobs = params.logprobs.is_some();
     let answers = Answers { output, includes_reasoning, clamps_max_tokens: false };

@@ -13,7 +13,7 @@ use super::super::json::{Fields, token_ids, wrong_type};
 use super::super::state::{App, Model};
 use super::conversation::check_text_len;
 use super::form::{Form, Kind};
-use super::options::{MAX_PROMPTS, Options};
+use super::options::{MAX_PROMPTS, Options, Words};
 use super::prompt_report::PromptReport;
 use super::{Prepared, generate, sampling, structured};
 use crate::engine::Request;
@@ -41,13 +41,13 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     let max_tokens = fields.unsigned("max_tokens")?;
-    let options = Options::parse(&mut fields, &params.stop)?;
+    let options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
     if fields.bool("continue_final_message")?.unwrap_or(false) {
         let message = "continue_final_message is for chats; a completion always goes on with its prompt";
         return Err(ApiError::unsupported("continue_final_message", message));
     }
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
-    let output = structured::parse(&mut fields)?;
+    let output = structured::parse(&mut fields, None)?;
     let prompts = prompts(&mut fields)?;
     let constraint = output.map(|output| output.compile(model)).transpose()?;
     let engine = model.llm.engine();

@@ -98,47 +98,92 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("web_search_options", Harmless::Never),
 ];
 
-/// Fields of other engines that would bind the answer or its length, and what says the same here.
+/// What the interfaces call what all of them have.
+pub(super) struct Words {
+    /// The most tokens of an answer.
+    limit: &'static str,
+    /// The form that an answer must have.
+    format: &'static str,
+    /// Texts that end an answer.
+    stop: &'static str,
+}
+
+impl Words {
+    pub(super) const CHATS: Self = Self { limit: "max_tokens", format: "response_format", stop: "stop" };
+    pub(super) const RESPONSES: Self =
+        Self { limit: "max_output_tokens", format: "text.format", stop: "stop" };
+    pub(super) const MESSAGES: Self =
+        Self { limit: "max_tokens", format: "output_config.format", stop: "stop_sequences" };
+
+    /// A way out in the words of this interface.
+    fn fill(&self, way_out: &str) -> String {
+        way_out.replace("LIMIT", self.limit).replace("FORMAT", self.format).replace("STOP", self.stop)
+    }
+}
+
+/// Fields of other interfaces and engines that would bind the answer or its length, and what says the same here, with
+/// `LIMIT`, `FORMAT` and `STOP` for the fields of `Words`. An interface takes its own fields before.
 const FOREIGN: &[(&str, &str)] = &[
+    ("bad_words_ids", "logit_bias"),
     ("choice", "structured_outputs.choice"),
     ("custom_logit_processor", ""),
     ("ebnf", "structured_outputs.grammar, in Lark or GBNF"),
-    ("format", "response_format"),
+    ("extra_body", "the fields of this interface"),
+    ("format", "FORMAT"),
     ("grammar", "structured_outputs.grammar, in Lark or GBNF"),
     ("grammar_lazy", "tool_choice"),
     ("grammar_triggers", "tool_choice"),
+    ("guided_decoding", "structured_outputs"),
     ("guided_decoding_backend", ""),
-    ("guided_json_object", "response_format of type json_object"),
+    ("guided_json_object", "FORMAT of type json_object"),
     ("ignore_eos_token", "ignore_eos"),
     ("json", "structured_outputs.json"),
-    ("json_object", "response_format of type json_object"),
-    ("json_schema", "response_format"),
-    ("max_new_tokens", "max_tokens"),
+    ("json_object", "FORMAT of type json_object"),
+    ("json_schema", "FORMAT"),
+    ("max_completion_tokens", "LIMIT"),
+    ("max_length", "LIMIT"),
+    ("max_new_tokens", "LIMIT"),
+    ("max_output_tokens", "LIMIT"),
+    ("max_tokens", "LIMIT"),
     ("min_new_tokens", "min_tokens"),
-    ("n_predict", "max_tokens"),
+    ("n_predict", "LIMIT"),
     ("no_stop_trim", "include_stop_str_in_output"),
-    ("parameters", "the fields of OpenAI's interface"),
+    ("num_predict", "LIMIT"),
+    ("options", "the fields of this interface"),
+    ("output_config.format", "FORMAT"),
+    ("output_format", "FORMAT"),
+    ("parameters", "the fields of this interface"),
+    ("previous_response_id", "/v1/responses"),
     ("regex", "structured_outputs.regex"),
-    ("response_schema", "response_format"),
-    ("sampling_params", "the fields of OpenAI's interface"),
-    ("stop_regex", "stop"),
+    ("response_schema", "FORMAT"),
+    ("sampling_params", "the fields of this interface"),
+    ("stop_regex", "STOP"),
+    ("stop_sequences", "STOP"),
+    ("stop_words", "STOP"),
     ("structural_tag", ""),
+    ("text.format", "FORMAT"),
+    ("thinking_token_budget", ""),
 ];
 
 impl Options {
     /// Takes these options out of the body and refuses what is not supported.
-    pub(super) fn parse(fields: &mut Fields, stop: &[String]) -> Result<Self, ApiError> {
-        refuse_unsupported(fields)?;
+    pub(super) fn parse(fields: &mut Fields, stop: &[String], words: &Words) -> Result<Self, ApiError> {
+        refuse_unsupported(fields, words)?;
+        pass_harmless(fields);
         let is_stream = fields.bool("stream")?.unwrap_or(false);
         let stream_options = match fields.object("stream_options")? {
             Some(_) if !is_stream => {
                 let message = "stream_options is given, but stream is not true";
                 return Err(ApiError::invalid("stream_options", message));
             }
-            Some(mut options) => StreamOptions {
-                include_usage: options.bool("include_usage")?.unwrap_or(false),
-                continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
-            },
+            Some(mut options) => {
+                // Pieces of one length, against those who listen to the line.
+                options.pass(&["include_obfuscation"]);
+                StreamOptions {
+                    include_usage: options.bool("include_usage")?.unwrap_or(false),
+                    continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+                }
+            }
             None => StreamOptions::default(),
         };
         Ok(Self {
@@ -195,7 +240,7 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     }
 }
 
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError> {
     for (name, harmless) in UNSUPPORTED {
         if fields.take(name).is_some_and(|value| !harmless.covers(&value)) {
             let message = format!("{name} is not supported here; leave it out");
@@ -203,15 +248,38 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     for (name, way_out) in FOREIGN {
-        if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
+        if fields.look(name).is_some_and(|value| !says_nothing(value)) {
             let way_out = match *way_out {
                 "" => "leave it out".to_owned(),
-                way_out => format!("use {way_out}"),
+                way_out => format!("use {}", words.fill(way_out)),
             };
             return Err(ApiError::unsupported(*name, format!("{name} is not known here; {way_out}")));
         }
+        fields.pass(&[name]);
+    }
+    // What Dynamo knows of more than that: everything but the first binds the answer.
+    let extension = fields.look("nvext").and_then(Value::as_object).into_iter().flatten();
+    let mut binding = extension.filter(|(name, value)| *name != "annotations" && !says_nothing(value));
+    if let Some((name, _)) = binding.next() {
+        let path = format!("nvext.{name}");
+        let message = format!("{path} is not known here; use the fields of this interface");
+        return Err(ApiError::unsupported(path, message));
     }
     Ok(())
+}
+
+/// Takes what clients send that wish for nothing else than there is: nothing is kept and there is one tier. An interface
+/// for which such a field means more takes it before.
+fn pass_harmless(fields: &mut Fields) {
+    let is_harmless = |name: &&str| {
+        fields.look(name).is_some_and(|value| match *name {
+            "store" => *value == false,
+            "service_tier" => ["auto", "default", "standard_only"].iter().any(|tier| value == tier),
+            _ => value.is_object(),
+        })
+    };
+    let harmless: Vec<&str> = ["metadata", "service_tier", "store"].into_iter().filter(is_harmless).collect();
+    fields.pass(&harmless);
 }
 
 /// Whether the value stands for not having the field: routers send all the fields that they know.
@@ -219,7 +287,9 @@ pub(super) fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
-        Value::Array(_) | Value::Object(_) => Harmless::Empty.covers(value),
+        // A form that is text binds nothing.
+        Value::Object(fields) => fields.is_empty() || fields.get("type").is_some_and(|kind| kind == "text"),
+        Value::Array(items) => items.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,
     }
 }
@@ -233,7 +303,8 @@ mod tests {
     fn known_fields_are_refused_unless_they_change_nothing() {
         let check = |body: &str, param: Option<&str>| {
             let mut fields = parse_object(body.as_bytes()).unwrap();
-            let error = Options::parse(&mut fields, &[]).err().map(|error| error.body()["error"].clone());
+            let error = Options::parse(&mut fields, &[], &Words::CHATS).err();
+            let error = error.map(|error| error.body()["error"].clone());
             assert_eq!(error.as_ref().and_then(|error| error["param"].as_str()), param, "{body}");
         };
         for harmless in [
@@ -257,14 +328,23 @@ mod tests {
             Some("stream_options.include_usage"),
         );
         check(r#"{"cache_salt": ""}"#, Some("cache_salt"));
+        check(r#"{"nvext": {"annotations": ["request_id"], "top_k": null}, "text": "x"}"#, None);
+        check(r#"{"nvext": {"annotations": [], "guided_json": {"a": 1}}}"#, Some("nvext.guided_json"));
         for (name, way_out) in FOREIGN {
-            check(&format!("{{\"{name}\": 1}}"), Some(name));
-            for nothing in ["null", "false", "[]", "{}", "\"\""] {
-                check(&format!("{{\"{name}\": {nothing}}}"), None);
+            let body = |value: &str| match name.split_once('.') {
+                Some((object, field)) => format!("{{\"{object}\": {{\"{field}\": {value}}}}}"),
+                None => format!("{{\"{name}\": {value}}}"),
+            };
+            check(&body("1"), Some(name));
+            for nothing in ["null", "false", "[]", "{}", "\"\"", "{\"type\": \"text\"}"] {
+                check(&body(nothing), None);
             }
-            let mut fields = parse_object(format!("{{\"{name}\": {{\"a\": 1}}}}").as_bytes()).unwrap();
-            let error = Options::parse(&mut fields, &[]).err().unwrap().body();
-            assert!(error["error"]["message"].as_str().unwrap().contains(way_out), "{error}");
+            let mut fields = parse_object(body("{\"a\": 1}").as_bytes()).unwrap();
+            let error = Options::parse(&mut fields, &[], &Words::CHATS).err().unwrap().body();
+            assert!(
+                error["error"]["message"].as_str().unwrap().contains(&Words::CHATS.fill(way_out)),
+                "{error}"
+            );
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::Model;
+use super::options::says_nothing;
 use crate::grammar::GrammarSpec;
 use crate::sampling::Constraint;
 
@@ -49,8 +50,11 @@ impl StructuredOutput {
     }
 }
 
-/// Takes the fields out of the body.
-pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiError> {
+/// Takes the fields that all interfaces have out of the body. `own` are those of the interface itself.
+pub(super) fn parse(
+    fields: &mut Fields,
+    own: impl IntoIterator<Item = StructuredOutput>,
+) -> Result<Option<StructuredOutput>, ApiError> {
     let mut found: Option<StructuredOutput> = None;
     let mut add = |output: Option<StructuredOutput>| match (&found, output) {
         (Some(first), Some(second)) => {
@@ -64,6 +68,7 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Option<StructuredOutput>, Api
         }
         (_, None) => Ok(()),
     };
+    own.into_iter().try_for_each(|output| add(Some(output)))?;
     add(response_format(fields)?)?;
     if let Some(mut inner) = fields.object("structured_outputs")? {
         for name in REFUSED {
@@ -129,6 +134,11 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
 fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOutput, ApiError> {
     fields.string("name")?;
     fields.string("description")?;
+    if fields.take("grammar").is_some_and(|grammar| !says_nothing(&grammar)) {
+        let path = fields.path("grammar");
+        let message = format!("{path} is not known here; use structured_outputs.grammar, in Lark or GBNF");
+        return Err(ApiError::unsupported(path, message));
+    }
     let is_strict = fields.bool("strict")?.unwrap_or(false);
     let path = fields.path("schema");
     match fields.take("schema") {
@@ -193,7 +203,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<Option<StructuredOutput>, Value> {
         let mut fields = parse_object(body.to_string().as_bytes()).unwrap();
-        let result = parse(&mut fields).map_err(|error| error.body()["error"].clone());
+        let result = parse(&mut fields, None).map_err(|error| error.body()["error"].clone());
         assert!(fields.into_map().keys().all(|name| name == "other"), "{body}");
         result
     }
@@ -267,6 +277,11 @@ mod tests {
             format(json!({"type": "json_schema", "json_schema": {"name": "x"}})),
             "response_format.json_schema.schema",
             "missing",
+        );
+        check(
+            format(json!({"type": "json_schema", "json_schema": {"schema": {}, "grammar": "a"}})),
+            "response_format.json_schema.grammar",
+            "use structured_outputs.grammar",
         );
         check(json!({"guided_choice": "a"}), "guided_choice", "a list of strings");
         check(json!({"guided_choice": ["a", 1]}), "guided_choice", "a list of strings");

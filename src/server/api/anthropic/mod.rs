@@ -22,8 +22,8 @@ use super::super::state::{App, Model};
 use super::blocks::{BlockForm, Blocks};
 use super::conversation::{Answers, Conversation, switch_thinking, template_variables};
 use super::messages::missing;
-use super::options::{Options, says_nothing};
-use super::structured::{StructuredOutput, flat_format};
+use super::options::{Options, Words, says_nothing};
+use super::structured::{self, StructuredOutput, flat_format};
 use super::tools::{self, ToolChoice, ToolRequest};
 use super::{Prepared, generate, prepare, sampling};
 use crate::chat::Tool;
@@ -71,8 +71,8 @@ impl Question {
             template_variables(fields, effort.map(|effort| ("output_config.effort", effort)))?;
         let (thinks, shows_thinking) = thinking(fields, &mut variables)?;
         let turns = conversation::parse(fields)?;
-        let other = [("thinking", thinks), ("output_config.format", output.is_some())];
-        if let Some((other, _)) = other.into_iter().find(|(_, is_given)| *is_given && turns.is_begun) {
+        let other = thinks.then_some("thinking").or_else(|| output.as_ref().map(StructuredOutput::param));
+        if let Some(other) = other.filter(|_| turns.is_begun) {
             let message = format!(
                 "messages ends with a turn of the assistant, with which the answer goes on, and {other} is about its \
                  beginning; leave one of them out"
@@ -113,7 +113,7 @@ fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<Message
         Some(mut metadata) => metadata.string("user_id")?,
         None => None,
     };
-    let mut options = Options::parse(&mut fields, &params.stop)?;
+    let mut options = Options::parse(&mut fields, &params.stop, &Words::MESSAGES)?;
     options.refuse_reports()?;
     options.user = user.or(options.user);
     let Question { conversation, output, shows_thinking } = question;
@@ -152,6 +152,10 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported("context_management", message));
         }
     }
+    if fields.bool("continue_final_message")?.unwrap_or(false) {
+        let message = "continue_final_message is for chats; an answer goes on with the last turn if it is the assistant's";
+        return Err(ApiError::unsupported("continue_final_message", message));
+    }
     if let Some(speed) = fields.string("speed")?.filter(|speed| speed != "standard") {
         let message = format!("speed is {}, expected \"standard\"", describe(&speed.into()));
         return Err(ApiError::unsupported("speed", message));
@@ -165,19 +169,14 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
         Some(format) => flat_format(format, "output_format")?,
         None => None,
     };
-    let Some(mut config) = fields.object("output_config")? else { return Ok((older, None)) };
-    let effort = config.string("effort")?;
-    let newer = match config.object("format")? {
-        Some(format) => flat_format(format, "output_config.format")?,
-        None => None,
-    };
-    match (older, newer) {
-        (Some(_), Some(_)) => {
-            let message = "output_config.format and output_format exclude each other; give one of them";
-            Err(ApiError::invalid("output_format", message))
+    let (mut newer, mut effort) = (None, None);
+    if let Some(mut config) = fields.object("output_config")? {
+        effort = config.string("effort")?;
+        if let Some(format) = config.object("format")? {
+            newer = flat_format(format, "output_config.format")?;
         }
-        (older, newer) => Ok((newer.or(older), effort)),
     }
+    Ok((structured::parse(fields, newer.into_iter().chain(older))?, effort))
 }
 
 /// Tells the template whether the model is to think, which it is only if that is asked for. Returns whether it is, and

@@ -145,6 +145,17 @@ fn what_is_not_valid_is_refused_by_name() {
     check(begun("thinking", json!({"type": "adaptive"})), "messages", "thinking is about its beginning");
     let format = json!({"format": {"type": "json_schema", "schema": {}}});
     check(begun("output_config", format), "messages", "output_config.format is about its beginning");
+    for name in ["output_format", "guided_regex", "structured_outputs.choice"] {
+        let value = match name {
+            "output_format" => json!({"type": "json_object"}),
+            "guided_regex" => json!("a"),
+            _ => json!({"choice": ["a"]}),
+        };
+        let field = name.split('.').next().unwrap();
+        check(begun(field, value), "messages", &format!("{name} is about its beginning"));
+    }
+    check(json!({"continue_final_message": true}), "continue_final_message", "the last turn");
+    question(&json!({"continue_final_message": false})).unwrap();
     question(&begun("thinking", json!({"type": "disabled"}))).unwrap();
     check(json!({"system": [{"type": "image"}]}), "system[0]", "text only");
     check(json!({"tools": [{"name": "f"}]}), "tools[0].input_schema", "missing");
@@ -172,5 +183,7 @@ fn what_is_not_valid_is_refused_by_name() {
     let format = json!({"type": "json_schema", "schema": {}});
     let both = json!({"output_format": format, "output_config": {"format": format}});
     check(both, "output_format", "exclude");
+    let both = json!({"guided_choice": ["a"], "output_config": {"format": format}});
+    check(both, "guided_choice", "output_config.format and guided_choice exclude each other");
     question(&json!({"mcp_servers": [], "container": null, "speed": "standard", "betas": []})).unwrap();
 }

@@ -25,7 +25,7 @@ use super::super::memory::Kept;
 use super::super::state::{App, Model};
 use super::blocks::{BlockForm, Blocks};
 use super::conversation::Answers;
-use super::options::Options;
+use super::options::{Options, Words};
 use super::{Prepared, generate, sampling};
 
 pub(in super::super) use self::kept::{cancel, delete, input_items, show};
@@ -56,7 +56,7 @@ fn parse(
     let mut settings = question.settings;
     settings.insert("temperature".to_owned(), short(params.temperature));
     settings.insert("top_p".to_owned(), short(params.top_p));
-    let mut options = Options::parse(&mut fields, &params.stop)?;
+    let mut options = Options::parse(&mut fields, &params.stop, &Words::RESPONSES)?;
     options.refuse_reports()?;
     settings.insert("user".to_owned(), options.user.clone().into());
     let answers = Answers { output: question.output, includes_reasoning: true, clamps_max_tokens: false };

@@ -8,7 +8,7 @@ use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::super::memory::Memory;
 use super::super::conversation::{Conversation, switch_thinking, template_variables};
 use super::super::messages::missing;
-use super::super::structured::{StructuredOutput, flat_format};
+use super::super::structured::{self, StructuredOutput, flat_format};
 use super::super::tools::{self, Choice, ToolChoice, ToolRequest};
 use super::items;
 use crate::chat::Tool;
@@ -101,6 +101,10 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             None => {}
         }
     }
+    if fields.bool("continue_final_message")?.unwrap_or(false) {
+        let message = "continue_final_message is for chats; use /v1/chat/completions";
+        return Err(ApiError::unsupported("continue_final_message", message));
+    }
     if fields.bool("background")?.unwrap_or(false) {
         return refuse("background");
     }
@@ -190,7 +194,7 @@ fn text(
         }
     }
     settings.insert("text".to_owned(), json!({"format": told, "verbosity": "medium"}));
-    Ok(output)
+    structured::parse(fields, output)
 }
 
 fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Option<usize>, ApiError> {

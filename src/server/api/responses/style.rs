@@ -248,7 +248,8 @@ fn item(block: &Block, id: &str, status: &str) -> Value {
 fn usage(totals: &Totals) -> Value {
     json!({
         "input_tokens": totals.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": totals.num_cached_tokens},
+        // What is new in the cache is not counted apart.
+        "input_tokens_details": {"cached_tokens": totals.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": totals.num_output_tokens,
         "output_tokens_details": {"reasoning_tokens": totals.num_reasoning_tokens},
         "total_tokens": totals.num_prompt_tokens + totals.num_output_tokens,

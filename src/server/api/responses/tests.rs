@@ -167,6 +167,12 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"text": {"verbosity": "high"}}), "text.verbosity", "high");
     check(json!({"text": {"format": {"type": "xml"}}}), "text.format.type", "xml");
     check(json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema", "missing");
+    check(
+        json!({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}),
+        "structured_outputs.regex",
+        "text.format and structured_outputs.regex exclude each other",
+    );
+    check(json!({"continue_final_message": true}), "continue_final_message", "/v1/chat/completions");
     check(json!({"reasoning": {"summary": "x"}}), "reasoning.summary", "concise");
     let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
     for kind in ["web_search", "local_shell", "custom", "mcp"] {
