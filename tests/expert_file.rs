@@ -165,6 +165,34 @@ fn the_second_start_reads_no_experts_and_a_changed_model_is_noticed() {
     assert_eq!(fs::metadata(file).unwrap().len(), len);
 }
 
+/// Nobody checks what is in the file, so whoever gets no numbers is told of it.
+#[test]
+fn a_damaged_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("tiny/mixtral/mixtral.q8_0.gguf");
+    let options = in_file(folder.path());
+    let expected = run(&model, &options).0;
+    let file = &files_in(folder.path())[0];
+    let mut bytes = fs::read(file).unwrap();
+    bytes[16 << 10..].fill(0xff);
+    fs::write(file, bytes).unwrap();
+    let llm = Llm::load(&resolved(&model), &options, &Counter::default()).unwrap();
+    let params = SamplingParams { max_tokens: Some(2), ..SamplingParams::greedy() };
+    let events = llm.engine().submit(Request::new((5..45).collect(), params)).unwrap();
+    let errors: Vec<String> = events
+        .filter_map(|event| match event {
+            Event::Finished { error, .. } => error,
+            _ => None,
+        })
+        .collect();
+    let [error] = &errors[..] else { panic!("{errors:?}") };
+    assert!(error.contains("not numbers") && error.contains(file.to_str().unwrap()), "{error}");
+    drop(llm);
+    // What the error says helps.
+    fs::remove_file(file).unwrap();
+    assert_eq!(run(&model, &options).0, expected);
+}
+
 #[test]
 fn what_cannot_stay_in_a_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

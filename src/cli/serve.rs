@@ -118,8 +118,8 @@ struct ServerArgs {
     /// Tells routers which prefixes are cached here, over ZeroMQ: vLLM's JSON, such as {"enable_kv_cache_events": true,
     /// "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
     ///
-    /// Further fields: buffer_steps (batches that can be asked for again), max_queue_size (batches that may wait to be
-    /// sent), topic. Events carry the tokens of prompts, and whoever can reach the address may listen; requests with a
+    /// Further fields: buffer_steps (batches that can be asked for again), max_queue_size and hwm (batches that may wait
+    /// to be sent; the smaller one counts), topic. Events carry the tokens of prompts, and whoever can reach the address may listen; requests with a
     /// cache_salt are never told of.
     #[arg(long, value_name = "JSON", hide_short_help = true)]
     kv_events_config: Option<KvEventsChoice>,
@@ -187,6 +187,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             "warning: there are no API keys, so everybody who can reach this address may use the server \
              (--api-key-file)",
         );
+    }
+    if let Some(KvEventsChoice(Some(events))) = &args.server.kv_events_config {
+        for endpoint in events.open_endpoints() {
+            console.note(format_args!(
+                "warning: KV events carry the tokens of prompts and need no key, so everybody who can reach \
+                 {endpoint} may read them (--kv-events-config)"
+            ));
+        }
     }
     let files = resolve(&model, console)?;
     let log = Arc::new(LineLog::start(&args.server, console)?);

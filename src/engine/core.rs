@@ -444,7 +444,13 @@ impl EngineCore {
         if !was_silent {
             let stats = self.sequence_stats(id);
             let error = match (reason, error) {
-                (FinishReason::Error, None) => Some("the model's logits are not numbers".to_owned()),
+                (FinishReason::Error, None) => {
+                    let what = "the model's logits are not numbers";
+                    Some(match &self.model.broken_logits_hint {
+                        Some(hint) => format!("{what}; {hint}"),
+                        None => what.to_owned(),
+                    })
+                }
                 (_, error) => error.map(ToString::to_string),
             };
             events.push((request_id, Event::Finished { index, reason, error, stats }));

@@ -43,6 +43,10 @@ pub struct ModelLimits {
     pub vocab_size: usize,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Tokens that it was trained for.
+    pub max_position_embeddings: usize,
+    /// The way out where its logits are not numbers, if one is known.
+    pub broken_logits_hint: Option<String>,
 }
 
 impl Request {
@@ -78,7 +82,7 @@ impl Request {
                     config.max_model_len
                 ),
             )
-            .with_hint("a larger --max-model-len would hold it"));
+            .with_hint(too_long_hint(num_prompt_tokens, model, config)));
         }
         if let Some(max_tokens) = self.params.max_tokens
             && num_prompt_tokens.saturating_add(max_tokens) > config.max_model_len
@@ -109,5 +113,17 @@ impl Request {
             .with_param("n"));
         }
         Ok(())
+    }
+}
+
+/// What would help a prompt that does not fit.
+fn too_long_hint(num_prompt_tokens: usize, model: &ModelLimits, config: &EngineConfig) -> &'static str {
+    let trained = model.max_position_embeddings;
+    if config.max_model_len >= trained || num_prompt_tokens >= trained {
+        "the model was trained for no more; shorten the prompt"
+    } else if config.max_model_len >= config.kv_cache_tokens() {
+        "the KV cache holds no more; shorten the prompt, or raise --kv-cache-memory-bytes"
+    } else {
+        "a larger --max-model-len would hold it"
     }
 }

@@ -58,6 +58,11 @@ pub(super) fn summary(file: &MatrixFile) -> String {
     format!("experts: {all} stay in {path}{resident} (--expert-weights memory keeps all there)")
 }
 
+/// What to do about a model that computes no numbers, since the file is trusted in what its matrices are.
+pub(super) fn damage_hint(file: &MatrixFile) -> String {
+    format!("if {} is damaged, delete it: the next start makes it again", file.path().display())
+}
+
 /// Of all that decides which experts are in the file and what they are.
 fn fingerprint(opened: &OpenedModel, options: &LlmOptions) -> u128 {
     let mut text = format!("{} {:?} {:?}\n", env!("CARGO_PKG_VERSION"), options.quantization, options.dtype);

@@ -239,6 +239,8 @@ impl Llm {
                 Some(tokenizer) => tokenizer.stop_token_ids(&opened.config.eos_token_ids),
                 None => opened.config.eos_token_ids.clone(),
             },
+            max_position_embeddings: opened.config.max_position_embeddings,
+            broken_logits_hint: load_options.expert_file.as_deref().map(expert_file::damage_hint),
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)

@@ -238,6 +238,11 @@ fn plan_with(
                 "use a smaller or more strongly quantised model"
             })
     })?;
+    if let Some(wanted @ ..2) = limits.max_model_len {
+        return Err(Error::invalid_request(format!(
+            "--max-model-len is {wanted}; it must be at least 2, a token of a prompt and one of its answer"
+        )));
+    }
     if let Some(wanted) = limits.max_model_len
         && wanted > demand.max_position_embeddings
     {
@@ -252,9 +257,9 @@ fn plan_with(
         return Err(Error::new(
             ErrorKind::Capacity,
             format!(
-                "--kv-cache-memory-bytes asks for {} MiB, but only {} MiB are left beside the weights",
-                mebibytes(wanted),
-                mebibytes(left)
+                "--kv-cache-memory-bytes asks for {}, but only {} are left beside the weights",
+                size(wanted),
+                size(left)
             ),
         )
         .with_hint("lower it, or leave it out"));
@@ -276,9 +281,9 @@ fn plan_with(
             return Err(Error::new(
                 ErrorKind::Capacity,
                 format!(
-                    "--max-model-len {wanted} needs {} MiB of KV cache, but it has {} MiB, {capacity} tokens",
-                    mebibytes(demand.kv_bytes_per_token.saturating_mul(wanted as u64)),
-                    mebibytes(budget)
+                    "--max-model-len {wanted} needs {} of KV cache, but it has {}, {capacity} tokens",
+                    size(demand.kv_bytes_per_token.saturating_mul(wanted as u64)),
+                    size(budget)
                 ),
             )
             .with_hint("lower --max-model-len or raise --kv-cache-memory-bytes"));
@@ -301,7 +306,11 @@ fn plan_with(
     if max_model_len < 2 {
         return Err(Error::new(
             ErrorKind::Capacity,
-            format!("the KV cache of {} MiB holds {capacity} tokens", mebibytes(budget)),
+            format!(
+                "the KV cache of {} holds {capacity} tokens, which come in blocks of {}",
+                size(budget),
+                size(block_bytes)
+            ),
         )
         .with_hint("raise --kv-cache-memory-bytes"));
     }
@@ -311,6 +320,14 @@ fn plan_with(
 
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
+}
+
+/// What is less than a MiB in bytes: rounded, it would look like more than was asked for.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        _ => format!("{} MiB", mebibytes(bytes)),
+    }
 }
 
 #[cfg(test)]
@@ -397,7 +414,16 @@ mod tests {
         let greedy = EngineLimits { kv_cache_memory_bytes: Some(1 << 40), ..limits.clone() };
         check(DEMAND, greedy, ErrorKind::Capacity, &["1048576 MiB"]);
         let none = EngineLimits { kv_cache_memory_bytes: Some(1), ..limits };
-        check(DEMAND, none, ErrorKind::Capacity, &["0 tokens"]);
+        check(DEMAND, none, ErrorKind::Capacity, &["the KV cache of 1 bytes holds 0 tokens"]);
+        for (max_model_len, kv_cache_memory_bytes) in [(0, None), (1, None), (1, Some(1))] {
+            let limits = EngineLimits {
+                max_model_len: Some(max_model_len),
+                kv_cache_memory_bytes,
+                ..EngineLimits::default()
+            };
+            let words = format!("--max-model-len is {max_model_len}; it must be at least 2");
+            check(DEMAND, limits, ErrorKind::InvalidRequest, &[&words]);
+        }
     }
 
     #[test]

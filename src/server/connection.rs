@@ -4,8 +4,9 @@
 //! `/metrics` are answered, and quickly: whoever watches the server sees it also when all others are taken.
 //!
 //! What cannot be read as HTTP is answered by hyper, with a status alone; `TimedStream` holds that back, and a body that
-//! says what is wrong goes out instead. A client that does not send its head in time gets 408. One that does not take what is sent to it within
-//! the write timeout is cut off, which gives up its requests.
+//! says what is wrong goes out instead. A client that does not send its head in time gets 408, one that begins with
+//! HTTP/2 505. One that does not take what is sent to it within the write timeout is cut off, which gives up its
+//! requests.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -44,6 +45,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const ID_HEADER: &[u8] = b"x-request-id:";
 /// Time for a client to notice that it has its answer, while what it still sends is thrown away.
 const LINGER: Duration = Duration::from_millis(500);
+/// Time for the first request of a new connection when the server ends.
+const GREETING_TIME: Duration = Duration::from_millis(250);
 
 /// Connections beyond the others, for those who watch the server.
 const RESERVE: usize = 64;
@@ -121,27 +124,37 @@ impl Drop for Place {
     }
 }
 
-/// Serves connections until it is dropped. Those that were accepted end by `close`.
+/// Serves connections until `close`, by which those that were accepted end too.
 pub(super) async fn accept_all(
     listener: TcpListener,
     router: Router,
     config: ServerConfig,
-    close: watch::Receiver<bool>,
+    mut close: watch::Receiver<bool>,
 ) {
     let (slots, reserve) =
         (Arc::new(Semaphore::new(config.max_connections)), Arc::new(Semaphore::new(RESERVE)));
     let counts = Counts::default();
     loop {
-        // Beyond the reserve, clients wait in the system's queue.
-        let permits = tokio::select! {
-            biased;
-            slot = Arc::clone(&slots).acquire_owned() => slot.map(|slot| (Some(slot), None)),
-            spare = Arc::clone(&reserve).acquire_owned() => spare.map(|spare| (None, Some(spare))),
+        let next = async {
+            // Beyond the reserve, clients wait in the system's queue.
+            let (slot, spare) = tokio::select! {
+                biased;
+                slot = Arc::clone(&slots).acquire_owned() => (slot.ok(), None),
+                spare = Arc::clone(&reserve).acquire_owned() => (None, spare.ok()),
+            };
+            (slot, spare, listener.accept().await)
         };
-        let Ok((slot, spare)) = permits else { return };
-        let Ok((stream, address)) = listener.accept().await else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
+        // Whoever has connected before the end is still accepted, to be told of it.
+        let (slot, spare, accepted) = tokio::select! {
+            biased;
+            next = next => next,
+            () = closed(&mut close) => return,
+        };
+        let Ok((stream, address)) = accepted else {
+            tokio::select! {
+                () = tokio::time::sleep(ACCEPT_PAUSE) => continue,
+                () = closed(&mut close) => return,
+            }
         };
         let address = network(address.ip());
         // One may have become free meanwhile.
@@ -169,6 +182,13 @@ pub(super) async fn accept_all(
     }
 }
 
+/// Returns when the server ends, and what has come until then was noticed.
+async fn closed(close: &mut watch::Receiver<bool>) {
+    // An error means that the server is gone, which is the same.
+    let _ = close.wait_for(|close| *close).await;
+    tokio::task::yield_now().await;
+}
+
 async fn serve(
     stream: TimedStream,
     router: Router,
@@ -184,12 +204,19 @@ async fn serve(
     builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(MAX_HEAD_BYTES);
     builder.keep_alive(!is_reserve);
     let mut connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let accepted = Instant::now();
+    let end = async {
+        closed(&mut close).await;
+        // Where nothing has come yet, hyper would close without an answer, and who has just connected is about to ask.
+        tokio::time::sleep_until(accepted + GREETING_TIME).await;
+    };
+    tokio::pin!(end);
     let mut is_closing = false;
     let result = loop {
         tokio::select! {
+            biased;
             result = std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)) => break result,
-            // An error means that the server is gone, which is the same.
-            _ = close.wait_for(|close| *close), if !is_closing => {
+            () = &mut end, if !is_closing => {
                 is_closing = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
@@ -199,11 +226,16 @@ async fn serve(
     if let Some(status) = stream.held_status.take() {
         let _ = stream.write_all(&raw_response(&ApiError::broken_head(status))).await;
     }
-    if result.is_err_and(|error| error.is_timeout()) && stream.has_unanswered_bytes {
-        let timeout = whole_seconds(header_timeout);
+    let unanswered = match result {
+        Err(error) if error.is_parse_version_h2() => Some(ApiError::not_http1()),
+        Err(error) if error.is_timeout() && stream.has_unanswered_bytes => {
+            Some(ApiError::too_slow("the head of the request", whole_seconds(header_timeout)))
+        }
+        _ => None,
+    };
+    if let Some(error) = unanswered {
         // Whoever was too slow to ask may not listen either.
-        let _ =
-            stream.write_all(&raw_response(&ApiError::too_slow("the head of the request", timeout))).await;
+        let _ = stream.write_all(&raw_response(&error)).await;
     }
     // A socket that is closed with unread bytes resets the connection, and the answer can get lost.
     if stream.shutdown().await.is_ok() {

@@ -174,6 +174,12 @@ impl ApiError {
         Self { closes: true, ..Self::new(status, None, message) }
     }
 
+    /// 505: HTTP/2 without asking for it first.
+    pub(super) fn not_http1() -> Self {
+        let message = "this is HTTP/2, which is not spoken here; send requests as HTTP/1.1";
+        Self { closes: true, ..Self::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, None, message) }
+    }
+
     /// 429: there is no room, now.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message);

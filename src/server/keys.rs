@@ -11,7 +11,10 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use crate::engine::Weight;
 use crate::{Error, Result};
 
-const BYTE_ORDER_MARK: char = '\u{feff}';
+/// Whether it separates words. Files that were joined have byte-order marks on any line.
+fn is_space(character: char) -> bool {
+    character.is_whitespace() || character == '\u{feff}'
+}
 
 /// A key and the weight of the client that has it.
 #[derive(Clone, PartialEq, Eq)]
@@ -75,7 +78,7 @@ impl KeyRing {
     pub(super) fn read(&self) -> Result<usize> {
         let mut keys: Vec<Key> = Vec::new();
         for text in &self.given {
-            let secret = text.trim_matches(|c: char| c == BYTE_ORDER_MARK || c.is_whitespace());
+            let secret = text.trim_matches(is_space);
             if secret.is_empty() {
                 return Err(Error::invalid_request("an API key is empty")
                     .with_hint("leave --api-key out to need none"));
@@ -141,8 +144,9 @@ impl Keys {
 /// One key a line, with its weight behind it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
 fn parse_file(text: &str, path: &Path) -> Result<Vec<Key>> {
     let mut keys = Vec::new();
-    for (line, text) in (1..).zip(text.trim_start_matches(BYTE_ORDER_MARK).lines()) {
-        let mut words = text.split_whitespace().take_while(|word| !word.starts_with('#'));
+    for (line, text) in (1..).zip(text.lines()) {
+        let words = text.split(is_space).filter(|word| !word.is_empty());
+        let mut words = words.take_while(|word| !word.starts_with('#'));
         let Some(secret) = words.next() else { continue };
         let mut weight = Weight::default();
         for word in words {
@@ -182,10 +186,15 @@ mod tests {
         };
         check("a\nb\n", &[("a", 1), ("b", 1)]);
         check("\u{feff}a\r\n\r\n  b \r\n", &[("a", 1), ("b", 1)]);
+        check("\u{feff}# one\r\na\r\n\u{feff}# two\r\n\u{feff}b weight=2\r\n", &[("a", 1), ("b", 2)]);
+        check("\u{feff}\r\n \u{feff} \r\n", &[]);
         check("# ours\na weight=20\n  # theirs\nb # until May\n#c\n", &[("a", 20), ("b", 1)]);
         check("a#b\n", &[("a#b", 1)]);
         check("# nothing\n\n", &[]);
-        for wrong in ["a b", "a weight=0", "a weight=1001", "a weight=x", "a weight = 2", "a weight=-1"] {
+        // The last line of a file that was joined without an end of it.
+        for wrong in
+            ["a\u{feff}b", "a b", "a weight=0", "a weight=1001", "a weight=x", "a weight = 2", "a weight=-1"]
+        {
             let error = parse(&format!("ok\nsecret-{wrong}\n")).unwrap_err();
             let text = format!("{error} {}", error.hint().unwrap());
             assert!(text.contains("line 2 of keys.txt") && text.contains("weight=N"), "{text}");

@@ -302,7 +302,7 @@ impl Server {
             }
         };
         if exit == Exit::Drained {
-            // Idle connections close at once, others after what they are sending.
+            // No more are accepted. Idle connections close at once, others after what they are sending.
             let _ = close.send(true);
             let _ = tokio::time::timeout(FLUSH_TIME, close.closed()).await;
         }

@@ -24,7 +24,12 @@ use tinyvllm::scheduler::PrefixMiss;
 use tinyvllm::{Error, ErrorKind, Result};
 
 fn limits() -> ModelLimits {
-    ModelLimits { vocab_size: VOCAB_SIZE, eos_token_ids: vec![EOS] }
+    ModelLimits {
+        vocab_size: VOCAB_SIZE,
+        eos_token_ids: vec![EOS],
+        max_position_embeddings: 1_000,
+        broken_logits_hint: Some("delete the file".to_owned()),
+    }
 }
 
 fn core(config: &EngineConfig) -> EngineCore {
@@ -386,7 +391,7 @@ fn a_sequence_whose_logits_are_no_numbers_ends_alone() {
     let collected = run_to_end(&mut core);
     let (reason, message) = &collected[&broken].finished[&0];
     assert_eq!(*reason, FinishReason::Error);
-    assert!(message.as_ref().unwrap().contains("not numbers"));
+    assert_eq!(message.as_deref(), Some("the model's logits are not numbers; delete the file"));
     assert_eq!(collected[&whole].tokens[&0], reference(&[1, 2, 3], &params, 0, 0, 64));
 }
 
@@ -414,6 +419,25 @@ fn bad_requests_are_refused_with_value_and_limit() {
     check(Request::new(vec![1], wide), ErrorKind::InvalidRequest, &["n is 5", "at most 4"]);
     assert_eq!(core.check_integrity(), Ok(()));
     assert!(!core.has_unfinished());
+}
+
+#[test]
+fn who_is_too_long_hears_what_would_help() {
+    // The model was trained for 1,000 tokens.
+    let check = |num_tokens: usize, max_model_len: usize, num_blocks: usize, words: &str| {
+        let config = EngineConfig { max_model_len, num_blocks, block_size: 16, ..small_config() };
+        let request = Request::new(vec![1; num_tokens], SamplingParams::default());
+        let error = request.validate(&limits(), &config).unwrap_err();
+        let hint = error.hint().unwrap();
+        assert!(hint.contains(words), "{hint}");
+        assert_eq!(hint.contains("--max-model-len"), words.contains("--max-model-len"), "{hint}");
+    };
+    check(64, 64, 100, "a larger --max-model-len would hold it");
+    check(999, 64, 100, "a larger --max-model-len would hold it");
+    check(1_000, 64, 100, "trained for no more; shorten the prompt");
+    check(1_000, 1_000, 100, "trained for no more; shorten the prompt");
+    check(160, 160, 10, "raise --kv-cache-memory-bytes");
+    check(2_000, 160, 10, "trained for no more; shorten the prompt");
 }
 
 #[test]

@@ -217,8 +217,7 @@ fn execute(
         token_ids: &token_ids[..start + len],
         start: *start,
         len: *len,
-        // Models without latent attention care for the whole, others for the costlier form.
-        num_grouped_tokens: start + len,
+        num_grouped_tokens: if *len > 1 { start + len } else { 0 },
         block_table: table,
         copy: None,
         samples: input.iter().copied().collect(),

@@ -324,6 +324,8 @@ fn malformed_requests_get_json_errors() {
     for model in [json!(""), json!(null), json!("demo")] {
         server.post(CHAT, &chat(&json!({"model": model}))).success();
     }
+    // HTTP/2 without asking for it first.
+    raw("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, None, "HTTP/1.1");
     // 4: large heads; some are refused while they are still being sent.
     for line in [format!("x: {}\r\n", "y".repeat(1 << 20)), "x: y\r\n".repeat(200)] {
         let mut stream = connect(address);

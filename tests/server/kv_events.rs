@@ -202,6 +202,21 @@ fn many_come_and_ask_and_leave() {
     assert!(!replay(&server, 0).is_empty());
 }
 
+#[cfg(unix)]
+#[test]
+fn whoever_lets_others_listen_is_warned() {
+    let warnings = |flags: &str| {
+        let server = Server::start(flags);
+        server.signal(nix::sys::signal::Signal::SIGTERM);
+        let (_, log) = server.wait();
+        log.into_iter().filter(|line| line.contains("warning: KV events")).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(FLAGS), [""; 0]);
+    let open = warnings(&FLAGS.replace("replay_endpoint\":\"tcp://127.0.0.1", "replay_endpoint\":\"tcp://*"));
+    assert_eq!(open.len(), 1, "{open:?}");
+    assert!(open[0].contains("tcp://0.0.0.0:0") && open[0].contains("--kv-events-config"), "{open:?}");
+}
+
 #[test]
 fn without_a_configuration_there_are_no_events() {
     let server = Server::start("--max-model-len 256");

@@ -1,10 +1,12 @@
 //! The server among its clients: keys, crowds, clients that leave or do not read, and the end.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{Server, connect, events, post_bytes, read_answer, read_until, send};
+use super::client::{PATIENCE, Server, connect, events, post_bytes, read_answer, read_until, send};
 
 const CHAT: &str = "/v1/chat/completions";
 const WAITING: &str = "vllm:num_requests_waiting";
@@ -221,7 +223,7 @@ fn many_at_once_are_each_answered_as_alone() {
 
 /// A server with a stream that has begun, after a first SIGTERM.
 #[cfg(unix)]
-fn stopping(flags: &str) -> (Server, std::net::TcpStream, String) {
+fn stopping(flags: &str) -> (Server, TcpStream, String) {
     let server = Server::start(flags);
     let mut stream = connect(server.address());
     stream.write_all(long(32, true).as_bytes()).unwrap();
@@ -232,7 +234,7 @@ fn stopping(flags: &str) -> (Server, std::net::TcpStream, String) {
 
 /// The rest of a stream whose beginning was read.
 #[cfg(unix)]
-fn rest(mut stream: std::net::TcpStream, begin: &str) -> Vec<Value> {
+fn rest(mut stream: TcpStream, begin: &str) -> Vec<Value> {
     let mut bytes = begin.as_bytes().to_vec();
     stream.read_to_end(&mut bytes).unwrap();
     // Where chunks of the transfer meet lines of events, lines that are neither are left out.
@@ -261,6 +263,48 @@ fn a_signal_lets_running_requests_end_and_others_wait_elsewhere() {
     assert_eq!(num_finished, 32);
     let (status, log) = server.wait();
     assert!(status.success(), "{log:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_idle_server_ends_at_once() {
+    let time = || {
+        let server = Server::start("");
+        // Whoever keeps a connection without asking for anything is not waited for.
+        let mut idle = connect(server.address());
+        idle.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        read_until(&mut idle, "ok");
+        server.signal(nix::sys::signal::Signal::SIGTERM);
+        let start = Instant::now();
+        let (status, log) = server.wait();
+        assert!(status.success(), "{log:?}");
+        start.elapsed()
+    };
+    // The fastest, because the machine may be busy; what is waited for in vain takes 2 s every time.
+    let fastest = (0..3).map(|_| time()).min().unwrap();
+    assert!(fastest < Duration::from_millis(1_500), "{fastest:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn who_comes_at_the_end_is_answered_or_refused() {
+    let server = Server::start("");
+    let address = server.address();
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    let request = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    // A connection that the system had, but not the server, is reset.
+    while let Ok(mut stream) = TcpStream::connect(address) {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut bytes = Vec::new();
+        if stream.write_all(request).is_err() || stream.read_to_end(&mut bytes).is_err() {
+            break;
+        }
+        let text = String::from_utf8(bytes).unwrap();
+        let status = text.get(..12).unwrap_or_else(|| panic!("the answer is {text:?}"));
+        assert!(["HTTP/1.1 200", "HTTP/1.1 503"].contains(&status), "{text}");
+        assert!(text.ends_with('}'), "{text}");
+    }
+    assert!(server.wait().0.success());
 }
 
 #[cfg(unix)]

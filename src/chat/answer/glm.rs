@@ -183,8 +183,8 @@ impl CallParser for Glm {
         match std::mem::take(&mut self.state) {
             State::Text => output.content(&held),
             State::Name(name) => output.content(&format!("{OPEN}{name}{held}")),
-            // The model ended its turn and left the end of the call out.
-            State::Between if held.is_empty() => output.argument('}'),
+            // The model ended its turn and left the end of the call out, or was cut in it.
+            State::Between if CLOSE.starts_with(&held) => output.argument('}'),
             State::Between | State::AfterKey => self.rest(&held, output),
             State::Key(key) => self.rest(&format!("{KEY}{key}{held}"), output),
             State::TextValue => output.arguments(&escaped(&held)),

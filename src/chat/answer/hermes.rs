@@ -72,7 +72,9 @@ impl CallParser for Hermes {
     fn finish(&mut self, _tools: &[Tool], output: &mut Output) {
         let held = self.scan.take();
         match std::mem::take(&mut self.state) {
-            State::Text | State::AfterCall => output.content(&held),
+            State::Text => output.content(&held),
+            // The beginning of the call's end, or of another one.
+            State::AfterCall => {}
             State::Call(call) => call.finish(output),
             State::Rest => output.arguments(&held),
         }

@@ -2,8 +2,8 @@
 //!
 //! Models write all three as one text, each family in its own way. An [`AnswerParser`] takes that text apart
 //! while it comes. Invariants: it goes character by character, so pieces of any size give the same result;
-//! nothing that the model wrote is lost, because what is not a well-formed call is content, and a call that
-//! breaks off after its name was told keeps the rest as its arguments; no text makes it fail. It knows no
+//! nothing that the model wrote is lost but markers, because what is not a well-formed call is content, and a call
+//! that breaks off after its name was told keeps the rest as its arguments; no text makes it fail. It knows no
 //! tokens and no HTTP.
 
 mod format;

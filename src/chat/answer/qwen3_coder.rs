@@ -199,11 +199,15 @@ impl CallParser for Qwen3Coder {
     fn finish(&mut self, _tools: &[Tool], output: &mut Output) {
         let held = self.scan.take();
         match std::mem::take(&mut self.state) {
-            State::Text | State::AfterCall => output.content(&held),
+            State::Text => output.content(&held),
+            // The beginning of the call's end, or of another one.
+            State::AfterCall => {}
             State::Opened(before) => output.content(&format!("{OPEN}{before}{held}")),
             State::Name(before, name) => output.content(&format!("{OPEN}{before}{name}")),
-            // The model ended its turn and left the end of the call out.
-            State::Between if held.is_empty() => output.argument('}'),
+            // The model ended its turn and left the end of the call out, or was cut in it.
+            State::Between if [FUNCTION_END, CLOSE].iter().any(|end| end.starts_with(&held)) => {
+                output.argument('}');
+            }
             State::Between | State::BeforeValue | State::Rest => output.arguments(&held),
             State::Key(key) => output.arguments(&format!("{PARAMETER}{key}")),
             State::TextValue => output.arguments(&escaped(&held)),

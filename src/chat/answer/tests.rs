@@ -342,6 +342,44 @@ fn reasoning() {
 }
 
 /// Texts made of what the parsers look for. The letter q is in none of it.
+/// An answer may be cut anywhere: behind its call nothing of a marker is content, or arguments.
+#[test]
+fn who_is_cut_behind_a_call_leaves_no_piece_of_a_marker() {
+    let arguments = r#"{"city": "Rome", "days": 2}"#;
+    let hermes =
+        format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>\n");
+    let glm = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>";
+    let coder = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n";
+    for (format, call) in [
+        (ToolCallFormat::Hermes, hermes),
+        (
+            ToolCallFormat::Llama3,
+            format!("<|python_tag|>{{\"name\": \"weather\", \"parameters\": {arguments}}};"),
+        ),
+        (
+            ToolCallFormat::Mistral,
+            format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {arguments}}}] "),
+        ),
+        (ToolCallFormat::Mistral, format!("[TOOL_CALLS]weather[CALL_ID]a[ARGS]{arguments}\n")),
+        (ToolCallFormat::Glm, glm.to_owned()),
+        (ToolCallFormat::Qwen3Coder, coder.to_owned()),
+    ] {
+        let text = format!("I look.\n{call}");
+        let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
+        let (mut num_cut, mut is_complete) = (0, false);
+        for end in 0..=text.len() {
+            let answer = parse(format, PromptEnd::Plain, [&text[..end]]);
+            let Some((_, found)) = answer.calls.first() else { continue };
+            assert_eq!(answer.content, "I look.", "{:?}", &text[..end]);
+            num_cut += 1;
+            // From there on nothing changes any more.
+            is_complete |= found == arguments;
+            assert!(!is_complete || found == arguments, "{:?}: {found}", &text[..end]);
+        }
+        assert!(num_cut > 10 && is_complete, "{text:?}");
+    }
+}
+
 fn texts() -> impl Strategy<Value = String> {
     let parts = [
         "<tool_call>",

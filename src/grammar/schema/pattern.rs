@@ -3,6 +3,8 @@
 //! A look-ahead says of the rest of the text that it also matches something, or that it does not. So such a
 //! pattern is an intersection, and a terminal in the Lark language can be one.
 
+use std::borrow::Cow;
+
 use llguidance::regex_to_lark;
 
 use crate::{Error, Result};
@@ -11,6 +13,9 @@ use crate::{Error, Result};
 const MAX_PARTS: usize = 500;
 /// Any text.
 const REST: &str = "/(?s:.*)/";
+/// How pydantic's pattern of a `Decimal` with a limit of its digits begins. Of the two alternatives that follow, only
+/// the second one says where the text ends.
+const LIMITED_DECIMAL: &str = r"^(?!^[-+.]*$)[+-]?0*(?:";
 
 /// Whether the library cannot take the pattern as it is.
 pub(super) fn looks_ahead(pattern: &str) -> bool {
@@ -23,6 +28,7 @@ pub(super) fn looks_ahead(pattern: &str) -> bool {
 /// # Errors
 /// If a look-ahead stands where it cannot be enforced, for example in something that is repeated.
 pub(super) fn expression(pattern: &str) -> Result<String> {
+    let pattern = &*with_end(pattern);
     let mut parser = Parser { rest: pattern, pattern };
     let alternatives = parser.alternatives()?;
     if !parser.rest.is_empty() {
@@ -35,6 +41,14 @@ pub(super) fn expression(pattern: &str) -> Result<String> {
         Ok(format!("{before} {}", writer.sequence(&[branch], is_anchored)?))
     });
     Ok(format!("({})", branches.collect::<Result<Vec<_>>>()?.join(" | ")))
+}
+
+/// Pydantic means a number, and not a text that begins with one or with none of its digits.
+fn with_end(pattern: &str) -> Cow<'_, str> {
+    match pattern.starts_with(LIMITED_DECIMAL) && pattern.ends_with("$)") {
+        true => Cow::Owned(format!("{pattern}$")),
+        false => Cow::Borrowed(pattern),
+    }
 }
 
 fn unsupported(pattern: &str) -> Error {
@@ -209,7 +223,9 @@ impl Writer<'_> {
         following.extend_from_slice(behind);
         match item {
             Item::Start if is_start => self.sequence(&following, true),
-            Item::End if following.iter().all(|part| part.is_empty()) => Ok("\"\"".to_owned()),
+            Item::End if following.iter().copied().flatten().all(|item| matches!(item, Item::End)) => {
+                Ok("\"\"".to_owned())
+            }
             Item::Start | Item::End => Err(unsupported(self.pattern)),
             Item::Text(text) => {
                 let rest = self.sequence(&following, false)?;

@@ -211,13 +211,31 @@ fn annotations_are_none_of_the_grammar() {
 }
 
 #[test]
+fn formats_of_uuids_have_their_version() {
+    let uuid = |version: &str| format!("\"01234567-89ab-{version}def-8123-456789abcdef\"");
+    for version in ["1", "3", "4", "5", "6", "7", "8"] {
+        let schema = json!({"type": "string", "format": format!("uuid{version}")});
+        let other = if version == "4" { "7" } else { "4" };
+        let no_variant = uuid(version).replace("-8123", "-0123");
+        check(&schema, &[&uuid(version)], &[&uuid(other), &no_variant, "\"x\"", "\"\""]);
+        check(&json!({"type": "string", "format": "uuid"}), &[&uuid(version)], &["\"x\""]);
+    }
+}
+
+#[test]
 fn patterns_may_look_ahead() {
     let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
     // What pydantic makes for Decimal, without limits and with five digits of which two are behind the point.
     let decimal = text(r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$");
     check(&decimal, &["\"1.5\"", "\"-0\"", "\"+.5\""], &["\"\"", "\"-\"", "\".\"", "\"1.5.2\"", "\"x\""]);
     let limited = text(r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)");
-    check(&limited, &["\"123\"", "\"123.45\"", "\"0.5\""], &["\".\"", "\"-.\""]);
+    let right = ["\"123\"", "\"123.45\"", "\"0.5\"", "\"-007.5\"", "\"+.25\"", "\"12.\"", "\"1.5000\""];
+    let wrong = ["\".\"", "\"-.\"", "\"\"", "\"1234\"", "\"1.234\"", "\"1x\"", "\"about 5\"", "\"5 euros\""];
+    check(&limited, &right, &wrong);
+    // The same of somebody who has seen that an end is missing.
+    check(&text(&format!("{}$", limited["pattern"].as_str().unwrap())), &right, &wrong);
+    let digits = text(r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)");
+    check(&digits, &["\"123\"", "\"1.23\"", "\".5\""], &["\"1.234\"", "\"1234\"", "\"one\"", "\"-\""]);
     let password = text(r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{4,8}$");
     check(&password, &["\"aB3d\"", "\"9ZZZ\""], &["\"abcd\"", "\"aBcd\"", "\"aB3\"", "\"aB3d-\""]);
     check(&text(r"^(?!\s*$).+"), &["\"a\"", "\" a\""], &["\"\"", "\"  \""]);

@@ -44,9 +44,19 @@ macro_rules! uri_part {
     };
 }
 
+macro_rules! uuid {
+    ($version:literal) => {
+        concat!(
+            "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-",
+            $version,
+            "[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
+        )
+    };
+}
+
 /// Formats that are enforced: a part of what they stand for that every program takes, such as dates that exist and
 /// times without leap seconds. Any other format is an annotation.
-const FORMATS: [(&str, &str); 10] = [
+const FORMATS: [(&str, &str); 17] = [
     ("date", concat!("^", date!(), "$")),
     ("date-time", concat!("^", date!(), "T", time!(), "$")),
     (
@@ -88,6 +98,14 @@ const FORMATS: [(&str, &str); 10] = [
         ),
     ),
     ("uuid", "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
+    // Pydantic's names.
+    ("uuid1", uuid!("1")),
+    ("uuid3", uuid!("3")),
+    ("uuid4", uuid!("4")),
+    ("uuid5", uuid!("5")),
+    ("uuid6", uuid!("6")),
+    ("uuid7", uuid!("7")),
+    ("uuid8", uuid!("8")),
 ];
 
 /// What holds for a string.

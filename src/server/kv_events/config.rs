@@ -1,14 +1,15 @@
 //! `--kv-events-config`: vLLM's JSON.
 
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// Most batches that wait for one subscriber, or for one that asked for those that it missed. The library of the sockets
-/// has this number and no setting for it.
-const HIGH_WATER_MARK: usize = 100_000;
+/// Most batches that are kept: so many may wait for one that asked for those that it missed, or for a subscriber. The
+/// library of the sockets has this number and no setting for it.
+const MAX_KEPT: usize = 100_000;
 /// Most batches that wait to be sent.
 const MAX_BATCHES: usize = 1_000_000;
 /// Longest topic.
@@ -29,34 +30,34 @@ pub struct KvEventsConfig {
     pub topic: String,
 }
 
-/// The JSON object.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Fields {
-    enable_kv_cache_events: bool,
-    publisher: String,
-    endpoint: String,
-    replay_endpoint: Option<String>,
-    buffer_steps: usize,
-    hwm: usize,
-    max_queue_size: usize,
-    topic: String,
+impl KvEventsConfig {
+    /// The addresses that others than this machine may reach.
+    pub fn open_endpoints(&self) -> impl Iterator<Item = &str> {
+        let endpoints = std::iter::once(&self.endpoint).chain(&self.replay_endpoint);
+        endpoints.map(String::as_str).filter(|endpoint| !is_on_loopback(endpoint))
+    }
 }
 
-impl Default for Fields {
-    fn default() -> Self {
-        Self {
-            enable_kv_cache_events: false,
-            publisher: "zmq".to_owned(),
-            // vLLM's is every address of the machine; but events carry prompts.
-            endpoint: "tcp://127.0.0.1:5557".to_owned(),
-            replay_endpoint: None,
-            buffer_steps: 10_000,
-            hwm: HIGH_WATER_MARK,
-            max_queue_size: 100_000,
-            topic: String::new(),
-        }
-    }
+fn is_on_loopback(endpoint: &str) -> bool {
+    let place = endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
+    place.is_some_and(|(host, _)| {
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    })
+}
+
+/// The JSON object. `null` is the same as nothing.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    enable_kv_cache_events: Option<bool>,
+    publisher: Option<String>,
+    endpoint: Option<String>,
+    replay_endpoint: Option<String>,
+    buffer_steps: Option<usize>,
+    hwm: Option<usize>,
+    max_queue_size: Option<usize>,
+    topic: Option<String>,
 }
 
 /// What the flag says.
@@ -70,42 +71,39 @@ impl FromStr for KvEventsChoice {
     fn from_str(json: &str) -> Result<Self> {
         let fields: Fields = serde_json::from_str(json)
             .map_err(|error| invalid(format!("{json:?} is not what it should be: {error}")))?;
-        if !matches!(&*fields.publisher, "zmq" | "null") {
-            return Err(invalid(format!(
-                "publisher is {:?}; it must be \"zmq\" or \"null\"",
-                fields.publisher
-            )));
+        let publisher = fields.publisher.as_deref().unwrap_or("zmq");
+        if !matches!(publisher, "zmq" | "null") {
+            return Err(invalid(format!("publisher is {publisher:?}; it must be \"zmq\" or \"null\"")));
         }
-        if fields.hwm != HIGH_WATER_MARK {
-            return Err(invalid(format!(
-                "hwm is {}; at most {HIGH_WATER_MARK} batches wait for a subscriber, which cannot be changed here; \
-                 leave it out, and set max_queue_size for what may wait to be sent to all",
-                fields.hwm
-            )));
-        }
-        for (name, value, max) in [
-            ("buffer_steps", fields.buffer_steps, HIGH_WATER_MARK),
-            ("max_queue_size", fields.max_queue_size, MAX_BATCHES),
-        ] {
+        let is_on = fields.enable_kv_cache_events.unwrap_or(false) && publisher == "zmq";
+        let buffer_steps = fields.buffer_steps.unwrap_or(10_000);
+        let max_queue_size = fields.max_queue_size.unwrap_or(100_000);
+        for (name, value, max) in
+            [("buffer_steps", buffer_steps, MAX_KEPT), ("max_queue_size", max_queue_size, MAX_BATCHES)]
+        {
             if !(1..=max).contains(&value) {
                 return Err(invalid(format!("{name} is {value}; it must be from 1 to {max}")));
             }
         }
-        if fields.topic.len() > MAX_TOPIC_BYTES {
-            let length = fields.topic.len();
+        // What waits for a single subscriber cannot be bounded here, but what waits for all of them; 0 is no limit.
+        let high_water_mark = fields.hwm.filter(|hwm| *hwm > 0).unwrap_or(MAX_BATCHES);
+        let topic = fields.topic.unwrap_or_default();
+        if topic.len() > MAX_TOPIC_BYTES {
+            let length = topic.len();
             return Err(invalid(format!("topic has {length} bytes; it must have at most {MAX_TOPIC_BYTES}")));
         }
         let config = KvEventsConfig {
-            endpoint: tcp("endpoint", &fields.endpoint)?,
+            // vLLM's is every address of the machine; but events carry prompts.
+            endpoint: tcp("endpoint", fields.endpoint.as_deref().unwrap_or("tcp://127.0.0.1:5557"))?,
             replay_endpoint: fields
                 .replay_endpoint
                 .map(|place| tcp("replay_endpoint", &place))
                 .transpose()?,
-            buffer_steps: fields.buffer_steps,
-            max_queue_size: fields.max_queue_size,
-            topic: fields.topic,
+            buffer_steps,
+            max_queue_size: max_queue_size.min(high_water_mark),
+            topic,
         };
-        Ok(Self((fields.enable_kv_cache_events && fields.publisher == "zmq").then_some(config)))
+        Ok(Self(is_on.then_some(config)))
     }
 }
 
@@ -151,6 +149,50 @@ mod tests {
     }
 
     #[test]
+    fn null_is_the_default() {
+        let fields =
+            ["publisher", "endpoint", "replay_endpoint", "buffer_steps", "hwm", "max_queue_size", "topic"];
+        let nulls: String = fields.iter().map(|name| format!(r#", "{name}": null"#)).collect();
+        let on = r#"{"enable_kv_cache_events": true"#;
+        let config = read(&format!("{on}{nulls}}}")).unwrap();
+        assert!(config.is_some());
+        assert_eq!(config, read(&format!("{on}}}")).unwrap());
+        assert_eq!(read(r#"{"enable_kv_cache_events": null}"#).unwrap(), None);
+    }
+
+    #[test]
+    fn the_high_water_mark_bounds_what_waits() {
+        let check = |limits: &str, expected: usize| {
+            let json = format!(r#"{{"enable_kv_cache_events": true, {limits}}}"#);
+            assert_eq!(read(&json).unwrap().unwrap().max_queue_size, expected, "{limits}");
+        };
+        check(r#""hwm": 100000"#, 100_000);
+        check(r#""hwm": 500"#, 500);
+        check(r#""hwm": 0"#, 100_000);
+        check(r#""hwm": 5000000"#, 100_000);
+        check(r#""hwm": 0, "max_queue_size": 7"#, 7);
+        check(r#""hwm": 500, "max_queue_size": 7"#, 7);
+    }
+
+    #[test]
+    fn addresses_that_others_reach_are_told() {
+        let check = |endpoint: &str, is_open: bool| {
+            let json = format!(
+                r#"{{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "{endpoint}"}}"#
+            );
+            let config = read(&json).unwrap().unwrap();
+            assert_eq!(config.open_endpoints().count(), usize::from(is_open), "{endpoint}");
+        };
+        for endpoint in ["tcp://localhost:1", "tcp://127.0.0.1:1", "tcp://127.1.2.3:1", "tcp://[::1]:1"] {
+            check(endpoint, false);
+        }
+        for endpoint in ["tcp://*:1", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://10.0.0.1:1", "tcp://worker:1"]
+        {
+            check(endpoint, true);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let check = |json: &str, words: &str| {
             let message = read(json).unwrap_err().to_string();
@@ -166,10 +208,7 @@ mod tests {
         check(r#"{"buffer_steps": 0}"#, "buffer_steps is 0; it must be from 1");
         check(r#"{"buffer_steps": 100001}"#, "it must be from 1 to 100000");
         check(r#"{"max_queue_size": 100000000}"#, "max_queue_size is 100000000");
-        check(
-            r#"{"hwm": 5}"#,
-            "hwm is 5; at most 100000 batches wait for a subscriber, which cannot be changed",
-        );
+        check(r#"{"hwm": -1}"#, "invalid value: integer `-1`");
         check(&format!(r#"{{"topic": "{}"}}"#, "x".repeat(300)), "300 bytes");
     }
 }
