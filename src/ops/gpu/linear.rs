@@ -463,8 +463,14 @@ impl<'a> Operands<'a> {
     /// What the form of a product on tensor cores depends on.
     fn size(&self, num_results: usize, num_units: usize, lanes: Lanes) -> Size {
         let (num_rows, num_matrices) = (self.rows_each(), self.num_matrices());
-        let is_grouped = matches!(self.stacked, Stacked::Groups(_));
-        Size { num_rows, num_results, num_matrices, is_grouped, num_columns: num_units * UNIT, lanes }
+        Size {
+            num_rows,
+            num_results,
+            num_matrices,
+            is_grouped: matches!(self.stacked, Stacked::Groups(_)),
+            num_columns: num_units * UNIT,
+            lanes,
+        }
     }
 
     /// What a form of a product on tensor cores reads: for many rows, rounded activations with their factors in the place
