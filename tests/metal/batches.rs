@@ -28,7 +28,7 @@ const BLOCK_SIZE: usize = 16;
 const MAX_LEN: usize = 800;
 
 /// The lengths of some sequences. On tensor cores only contexts of more than 512 are cut, over latent rows those of more
-/// than 256.
+/// than 128.
 const LENS: [usize; 5] = [300, 790, 7, 520, 512];
 
 /// The tokens from `first` on of each of some of the sequences.
