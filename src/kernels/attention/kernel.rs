@@ -324,13 +324,11 @@ impl<E: KvElement> ScoreTile<'_, E> {
         let len = self.head_dim * LANES;
         for groups in self.groups.chunks((staged.len() / len).min(MAX_GROUPS)) {
             let mut runs = [Run { start: 0, offset: 0, len: 0 }; MAX_GROUPS];
-            for ((run, group), staged) in runs.iter_mut().zip(groups).zip(staged.chunks_exact_mut(len)) {
+            for (index, (run, group)) in runs.iter_mut().zip(groups).enumerate() {
+                let start = index * len;
                 // SAFETY: a group has `len` values of the pool, a multiple of sixteen.
-                unsafe { convert::<V, E>(self.k_pool.add(group.start), staged) };
-                *run = *group;
-            }
-            for (index, run) in runs.iter_mut().enumerate() {
-                run.start = index * len;
+                unsafe { convert::<V, E>(self.k_pool.add(group.start), &mut staged[start..start + len]) };
+                *run = Run { start, ..*group };
             }
             let tile = ScoreTile::<f32> {
                 queries: self.queries,
