@@ -397,6 +397,43 @@ mod tests {
         }
     }
 
+    struct SmallSums<'a>(&'a [i32; 16], [&'a mut [f32; 16]; 2]);
+
+    impl Kernel for SmallSums<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<V: F32x16>(self) {
+            let Self(sums, [small, any]) = self;
+            // SAFETY: the arrays have sixteen elements.
+            unsafe {
+                let sums = V::load_sums(sums.as_ptr());
+                V::from_small_sums(sums).store(small.as_mut_ptr());
+                V::from_sums(sums).store(any.as_mut_ptr());
+            }
+        }
+    }
+
+    #[test]
+    fn small_sums_become_the_same_f32_either_way() {
+        const LIMIT: i32 = (1 << 22) - 1;
+        // 32 products of the largest codes are among them.
+        let largest = 32 * 128 * 127;
+        let sums = [0, 1, -1, 2, -3, 255, -256, 65_535, -65_536, largest, -largest, 1 << 21, -(1 << 21)];
+        let sums: [i32; 16] = std::array::from_fn(|lane| match lane {
+            0..13 => sums[lane],
+            13 => LIMIT,
+            14 => -LIMIT,
+            _ => LIMIT / 3,
+        });
+        for &level in CpuLevel::available() {
+            let (mut small, mut any) = ([f32::NAN; 16], [f32::NAN; 16]);
+            level.run(SmallSums(&sums, [&mut small, &mut any]));
+            let wanted = sums.map(|sum| (sum as f32).to_bits());
+            assert_eq!(small.map(f32::to_bits), wanted, "{level:?}");
+            assert_eq!(any.map(f32::to_bits), wanted, "{level:?}");
+        }
+    }
+
     #[test]
     fn exp_sum_and_max_agree_with_f64_on_every_level() {
         for &level in CpuLevel::available() {

@@ -35,6 +35,7 @@ use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
+use prepare::prefetch;
 use tiles::UnpackedRows;
 
 /// Bytes of weights in a task for one row of the input.
@@ -115,18 +116,15 @@ pub fn matmul(
         for tile_row in tile_rows {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(part.matrix.rows() - first_output);
+            let mut bias = [0.0; TILE_ROWS];
+            if let Some(values) = part.bias {
+                bias[..num_outputs].copy_from_slice(&values[first_output..][..num_outputs]);
+            }
             let write = |row: usize, [products]: &mut [&mut [[f32; TILE_ROWS]]; 1]| {
-                for (index, products) in products.iter().enumerate() {
-                    // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
-                    let out = unsafe {
-                        let at = (row + index) * out_stride + part.out_offset + first_output;
-                        std::slice::from_raw_parts_mut(out.get().add(at), num_outputs)
-                    };
-                    for (lane, (out, &product)) in out.iter_mut().zip(products).enumerate() {
-                        let value = product + part.bias.map_or(0.0, |bias| bias[first_output + lane]);
-                        *out = if mode == Mode::Add { *out + value } else { value };
-                    }
-                }
+                let at = row * out_stride + part.out_offset + first_output;
+                let out = out.get().wrapping_add(at);
+                // `check_shapes` has checked the range; no other task writes these outputs.
+                level.run(WriteProducts { products, bias: &bias, mode, out, out_stride, num_outputs });
             };
             multiply_rows(
                 x,
@@ -174,14 +172,10 @@ pub fn matmul_swiglu(
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
             let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
                 level.run(Swiglu { gates, ups });
-                for (index, products) in gates.iter().enumerate() {
-                    // SAFETY: `check_shapes` has checked the range; no other task writes these outputs.
-                    let out = unsafe {
-                        let at = (row + index) * out_stride + first_output;
-                        std::slice::from_raw_parts_mut(out.get().add(at), num_outputs)
-                    };
-                    out.copy_from_slice(&products[..num_outputs]);
-                }
+                let out = out.get().wrapping_add(row * out_stride + first_output);
+                let (products, bias) = (&**gates, &[0.0; TILE_ROWS]);
+                // As in `matmul`.
+                level.run(WriteProducts { products, bias, mode: Mode::Store, out, out_stride, num_outputs });
             };
             multiply_rows(x, first_row..end_row, x.rows(), [gate, up], tile_row, &mut products, level, write);
         }
@@ -216,6 +210,45 @@ pub fn matmul_rows(
             }
         };
         multiply_rows(x, rows.clone(), x.rows(), [matrix], tile_row, &mut products, level, write);
+    }
+}
+
+/// Brings the products of a panel to the output, whose rows have `num_outputs` of them, 1 to 16.
+///
+/// Whoever runs it guarantees that all rows of the output are there, and that nobody else uses them.
+struct WriteProducts<'a> {
+    products: &'a [[f32; TILE_ROWS]],
+    bias: &'a [f32; TILE_ROWS],
+    mode: Mode,
+    out: *mut f32,
+    out_stride: usize,
+    num_outputs: usize,
+}
+
+impl Kernel for WriteProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        for (index, products) in self.products.iter().enumerate() {
+            // SAFETY: whoever runs this guarantees the outputs; the other arrays have sixteen values.
+            unsafe {
+                let out = self.out.add(index * self.out_stride);
+                prefetch::<true>(out.wrapping_add(self.products.len() * self.out_stride).cast(), 64);
+                let value = V::load(products.as_ptr()).add(V::load(self.bias.as_ptr()));
+                if self.num_outputs == TILE_ROWS {
+                    let value = if self.mode == Mode::Add { V::load(out).add(value) } else { value };
+                    value.store(out);
+                } else {
+                    let mut values = [0.0; TILE_ROWS];
+                    value.store(values.as_mut_ptr());
+                    for (lane, value) in values[..self.num_outputs].iter().enumerate() {
+                        let before = if self.mode == Mode::Add { *out.add(lane) } else { 0.0 };
+                        *out.add(lane) = before + value;
+                    }
+                }
+            }
+        }
     }
 }
 

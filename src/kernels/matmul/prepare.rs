@@ -55,7 +55,7 @@ fn filled_up(values: &[f32]) -> [f32; BLOCK] {
 
 /// Fetches what will be needed soon, to be written or to be read, where the target has an instruction for it.
 #[inline(always)]
-fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
+pub(super) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     for offset in (0..len).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};

@@ -189,8 +189,8 @@ unsafe fn dots<V: F32x16, C: Codes<V>, const P: usize, const WORDS: usize>(
 
 /// `sum += value · activation` over a block of one row, whose integer sums are `dots`.
 #[inline(always)]
-pub(super) fn add_scaled<V: F32x16>(dots: V::Sums, scales: V, activation_scale: f32, sum: V) -> V {
-    V::from_sums(dots).mul_add(scales.mul(V::splat(activation_scale)), sum)
+pub(super) fn add_scaled<V: F32x16>(dots: V, scales: V, activation_scale: f32, sum: V) -> V {
+    dots.mul_add(scales.mul(V::splat(activation_scale)), sum)
 }
 
 /// `sum += minimum · activation` over a block of one row.
@@ -201,20 +201,14 @@ pub(super) fn add_minima<V: F32x16>(minima: V, scaled_sum: f32, sum: V) -> V {
 
 /// The first of the two halves that [`add_halves`] adds.
 #[inline(always)]
-pub(super) fn first_half<V: F32x16>(dots: V::Sums, scales: V) -> V {
-    V::from_sums(dots).mul(scales)
+pub(super) fn first_half<V: F32x16>(dots: V, scales: V) -> V {
+    dots.mul(scales)
 }
 
 /// `sum += value · activation` over a block of one row, of whose halves the second has the integer sums `dots`.
 #[inline(always)]
-pub(super) fn add_halves<V: F32x16>(
-    first_half: V,
-    dots: V::Sums,
-    scales: V,
-    activation_scale: f32,
-    sum: V,
-) -> V {
-    V::from_sums(dots).mul_add(scales, first_half).mul_add(V::splat(activation_scale), sum)
+pub(super) fn add_halves<V: F32x16>(first_half: V, dots: V, scales: V, activation_scale: f32, sum: V) -> V {
+    dots.mul_add(scales, first_half).mul_add(V::splat(activation_scale), sum)
 }
 
 /// Multiplies the blocks of a tile with a panel of P rows.
@@ -232,6 +226,7 @@ impl<V: F32x16, const P: usize> Visitor<V> for Multiply<'_, V, P> {
             let panel = self.panel.skip(block);
             let dots = dots::<V, C, P, 8>(codes, panel, 0);
             for (row, dots) in dots.into_iter().enumerate() {
+                let dots = V::from_sums(dots);
                 self.sums[row] = add_scaled(dots, scales, panel.scale(row), self.sums[row]);
             }
         }
@@ -257,12 +252,12 @@ impl<V: F32x16, const P: usize> Visitor<V> for Multiply<'_, V, P> {
             let first = dots::<V, C, P, 4>(codes, panel, 0);
             let mut halves = [V::splat(0.0); P];
             for row in 0..P {
-                halves[row] = first_half(first[row], scales[0]);
+                halves[row] = first_half(V::from_sums(first[row]), scales[0]);
             }
             let second = dots::<V, C, P, 4>(codes, panel, 4);
             for row in 0..P {
-                let scale = panel.scale(row);
-                self.sums[row] = add_halves(halves[row], second[row], scales[1], scale, self.sums[row]);
+                let (second, scale) = (V::from_sums(second[row]), panel.scale(row));
+                self.sums[row] = add_halves(halves[row], second, scales[1], scale, self.sums[row]);
             }
         }
     }

@@ -58,14 +58,14 @@ struct WithMinima;
 /// have one shape for all types.
 struct InHalves;
 
-/// The sums of one row.
+/// The sums of one row, in f32: 32 products of codes are below 2²².
 ///
 /// # Safety
 /// `sums` is readable, and has row `row`.
 #[inline(always)]
-unsafe fn sums_of<V: F32x16>(sums: *const TileSums, row: usize) -> V::Sums {
+unsafe fn sums_of<V: F32x16>(sums: *const TileSums, row: usize) -> V {
     // SAFETY: the caller's guarantee.
-    unsafe { V::load_sums(sums.cast::<i32>().add(TILE_ROWS * row)) }
+    V::from_small_sums(unsafe { V::load_sums(sums.cast::<i32>().add(TILE_ROWS * row)) })
 }
 
 impl BlockForm for Scaled {
@@ -116,7 +116,9 @@ impl BlockForm for InHalves {
     ) -> V {
         // SAFETY: the caller's guarantee.
         unsafe {
-            let half = first_half(sums_of::<V>(products[0], row), factors[0]);
+            // Converted one way and the other: the machine has room for both at once.
+            let first = V::from_sums(V::load_sums(products[0].cast::<i32>().add(TILE_ROWS * row)));
+            let half = first_half(first, factors[0]);
             add_halves(half, sums_of::<V>(products[1], row), factors[1], panel.scale(row), sum)
         }
     }
@@ -215,9 +217,10 @@ impl<T: ByteTiles, F: BlockForm> MultiplyPanel<'_, T, F> {
         unsafe {
             let activations = PanelBlock::<MAX_PANEL>(self.panel).skip(block).codes(0, 0);
             let codes = self.blocks.add(block * F::BYTES);
-            for product in 0..F::NUM_PRODUCTS {
-                let codes = codes.add(product * CODES_BYTES).cast();
-                self.unit.multiply(F::NUM_PRODUCTS * parity + product, activations, codes);
+            let slot = F::NUM_PRODUCTS * parity;
+            self.unit.multiply(slot, activations, codes.cast());
+            if F::NUM_PRODUCTS == 2 {
+                self.unit.multiply_again(slot + 1, codes.add(CODES_BYTES).cast());
             }
         }
     }

@@ -81,17 +81,23 @@ unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
 }
 
-/// `sums = activations · codes`, in the registers of these numbers.
+/// `sums = activations · codes`, in the registers of these numbers; without `$from` the activations are there already.
 macro_rules! multiply {
-    ($sums:literal, $activations:literal, $codes:literal, $from:ident, $by:ident) => {
+    ($sums:literal, $activations:literal, $codes:literal, $from:ident, $by:ident) => {{
         asm!(
             concat!("tileloadd tmm", $activations, ", [{from} + {row}*1]"),
+            from = in(reg) $from,
+            row = in(reg) 32_usize,
+            options(nostack, preserves_flags, readonly),
+        );
+        multiply!($sums, $activations, $codes, $by);
+    }};
+    ($sums:literal, $activations:literal, $codes:literal, $by:ident) => {
+        asm!(
             concat!("tileloadd tmm", $codes, ", [{by} + {word}*1]"),
             concat!("tilezero tmm", $sums),
             concat!("tdpbssd tmm", $sums, ", tmm", $activations, ", tmm", $codes),
-            from = in(reg) $from,
             by = in(reg) $by,
-            row = in(reg) 32_usize,
             word = in(reg) 64_usize,
             options(nostack, preserves_flags, readonly),
         )
@@ -202,8 +208,19 @@ unsafe impl ByteTiles for MatrixUnit {
             match slot {
                 0 => multiply!("0", "4", "6", activations, codes),
                 1 => multiply!("1", "5", "7", activations, codes),
-                2 => multiply!("2", "4", "6", activations, codes),
-                _ => multiply!("3", "5", "7", activations, codes),
+                2 => multiply!("2", "5", "6", activations, codes),
+                _ => multiply!("3", "4", "7", activations, codes),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_again(&mut self, slot: usize, codes: *const i8) {
+        // SAFETY: as above.
+        unsafe {
+            match slot {
+                1 => multiply!("1", "4", "7", codes),
+                _ => multiply!("3", "5", "7", codes),
             }
         }
     }

@@ -208,6 +208,18 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
         // SAFETY: see `whole`.
         unsafe { Self(_mm512_cvtepi32_ps(sums)) }
     }
+    /// While tiles are multiplied, one of the two ports for vectors does additions but no conversions and
+    /// multiplications. 1.5 · 2²³ has a mantissa of whole numbers, so that the bits of `UNITS` and a sum are those of
+    /// UNITS + sum.
+    #[inline(always)]
+    fn from_small_sums(sums: Self::Sums) -> Self {
+        const UNITS: f32 = 12_582_912.0;
+        // SAFETY: see `whole`.
+        unsafe {
+            let moved = _mm512_add_epi32(sums, _mm512_set1_epi32(UNITS.to_bits().cast_signed()));
+            Self(_mm512_sub_ps(_mm512_castsi512_ps(moved), _mm512_set1_ps(UNITS)))
+        }
+    }
     #[inline(always)]
     unsafe fn load_i8(source: *const i8) -> Self {
         // SAFETY: the caller guarantees sixteen readable i8.

@@ -67,6 +67,12 @@ pub unsafe trait Int8Dot: Copy {
 
     /// The sums as f32.
     fn from_sums(sums: Self::Sums) -> Self;
+    /// The same for sums of magnitude below 2²², beside a matrix unit at work: it may leave a machine less room for
+    /// conversions than for additions.
+    #[inline(always)]
+    fn from_small_sums(sums: Self::Sums) -> Self {
+        Self::from_sums(sums)
+    }
 
     /// Reads sixteen i8.
     unsafe fn load_i8(source: *const i8) -> Self;

@@ -17,6 +17,8 @@ pub(crate) unsafe trait ByteTiles {
     /// Slot `slot` = the products of sixteen rows of 32 activations, one row after another, with eight words of codes;
     /// each word has four codes of each of the sixteen weight rows.
     unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8);
+    /// The same for slot 1 or 3, with the activations that were last multiplied into the slot before it.
+    unsafe fn multiply_again(&mut self, slot: usize, codes: *const i8);
     /// Writes slot `slot`.
     unsafe fn store(&mut self, slot: usize, sums: *mut TileSums);
 }
@@ -47,6 +49,10 @@ unsafe impl ByteTiles for MatrixUnit {
         match *self {}
     }
 
+    unsafe fn multiply_again(&mut self, _: usize, _: *const i8) {
+        match *self {}
+    }
+
     unsafe fn store(&mut self, _: usize, _: *mut TileSums) {
         match *self {}
     }
@@ -54,28 +60,20 @@ unsafe impl ByteTiles for MatrixUnit {
 
 /// What the matrix unit does, in plain Rust: for tests on machines without one.
 #[cfg(test)]
-pub(crate) struct SoftwareTiles([[[i32; 16]; 16]; 4]);
+pub(crate) struct SoftwareTiles {
+    slots: [[[i32; 16]; 16]; 4],
+    activations: [[[[i8; 4]; 8]; 16]; 4],
+}
 
 #[cfg(test)]
 impl SoftwareTiles {
     pub(crate) fn new() -> Self {
-        Self([[[0x5555; 16]; 16]; 4])
+        Self { slots: [[[0x5555; 16]; 16]; 4], activations: [[[[0x55; 4]; 8]; 16]; 4] }
     }
-}
 
-// SAFETY: reads and writes what the trait names.
-#[cfg(test)]
-unsafe impl ByteTiles for SoftwareTiles {
-    unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {
-        // SAFETY: the caller guarantees 16 × 32 activations and 8 × 16 × 4 codes.
-        let (activations, codes) = unsafe {
-            (
-                activations.cast::<[[[i8; 4]; 8]; 16]>().read_unaligned(),
-                codes.cast::<[[[i8; 4]; 16]; 8]>().read_unaligned(),
-            )
-        };
-        self.0[slot] = [[0; 16]; 16];
-        for (sums, activations) in self.0[slot].iter_mut().zip(activations) {
+    fn multiply_loaded(&mut self, slot: usize, activations: [[[i8; 4]; 8]; 16], codes: [[[i8; 4]; 16]; 8]) {
+        self.slots[slot] = [[0; 16]; 16];
+        for (sums, activations) in self.slots[slot].iter_mut().zip(activations) {
             for (activations, codes) in activations.iter().zip(codes) {
                 for (sum, codes) in sums.iter_mut().zip(codes) {
                     for (&activation, code) in activations.iter().zip(codes) {
@@ -86,9 +84,29 @@ unsafe impl ByteTiles for SoftwareTiles {
             }
         }
     }
+}
+
+// SAFETY: reads and writes what the trait names.
+#[cfg(test)]
+unsafe impl ByteTiles for SoftwareTiles {
+    unsafe fn multiply(&mut self, slot: usize, activations: *const i8, codes: *const i8) {
+        // SAFETY: the caller guarantees 16 × 32 activations and 8 × 16 × 4 codes.
+        let codes = unsafe {
+            self.activations[slot] = activations.cast::<[[[i8; 4]; 8]; 16]>().read_unaligned();
+            codes.cast::<[[[i8; 4]; 16]; 8]>().read_unaligned()
+        };
+        self.multiply_loaded(slot, self.activations[slot], codes);
+    }
+
+    unsafe fn multiply_again(&mut self, slot: usize, codes: *const i8) {
+        assert!(slot == 1 || slot == 3, "slot {slot} has no other one before it");
+        // SAFETY: the caller guarantees 8 × 16 × 4 codes.
+        let codes = unsafe { codes.cast::<[[[i8; 4]; 16]; 8]>().read_unaligned() };
+        self.multiply_loaded(slot, self.activations[slot - 1], codes);
+    }
 
     unsafe fn store(&mut self, slot: usize, sums: *mut TileSums) {
         // SAFETY: the caller guarantees that it is writable.
-        unsafe { sums.cast::<[[i32; 16]; 16]>().write_unaligned(self.0[slot]) }
+        unsafe { sums.cast::<[[i32; 16]; 16]>().write_unaligned(self.slots[slot]) }
     }
 }
