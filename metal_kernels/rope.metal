@@ -3,19 +3,15 @@
 // One simdgroup for each head of each token, those of some heads in a threadgroup. Queries are rotated where they are; keys and values go to their
 // slot of the cache, `[block][kv_head][slot][head_dim]`.
 
-#include "threads.h"
+#include "rope.h"
 
 struct RopeArgs {
     uint num_heads;
     uint num_kv_heads;
     uint head_dim;
-    uint num_pairs;   // values that are rotated, divided by two
     uint block_size;
-    float eps;        // of the norms
+    Rotation rotation;
 };
-
-constant bool HAS_NORMS [[function_constant(0)]];
-constant bool IS_INTERLEAVED [[function_constant(1)]];  // pairs are neighbours; otherwise halves
 
 template <typename KV>
 [[kernel]] void rope_kv_write(
@@ -52,44 +48,30 @@ template <typename KV>
         return;
     }
     device const float* norm = is_query ? q_norm : k_norm;
+    const uint num_pairs = a.head_dim / 2;
     float factor = 1.0f;
     if (HAS_NORMS) {
         float squares = 0.0f;
-        for (uint i = lane; i < a.head_dim; i += LANES) {
-            squares += values[i] * values[i];
+        for (uint pair = lane; pair < num_pairs; pair += LANES) {
+            squares = add_squares(pair_at(values, places_of(a.rotation, pair)), squares);
         }
-        factor = rsqrt(simd_sum(squares) / float(a.head_dim) + a.eps);
-        // All lanes have read what a lane writes below.
-        simdgroup_barrier(mem_flags::mem_device);
+        factor = factor_of(a.rotation, squares);
     }
-    device const float* cosines = table + ulong(positions[token]) * 2 * a.num_pairs;
-    device const float* sines = cosines + a.num_pairs;
+    device const float* angles = table + ulong(positions[token]) * 2 * a.rotation.num_pairs;
     device KV* key = k_cache + row * a.head_dim;
-    for (uint pair = lane; pair < a.num_pairs; pair += LANES) {
-        const uint first = IS_INTERLEAVED ? 2 * pair : pair;
-        const uint second = IS_INTERLEAVED ? 2 * pair + 1 : pair + a.num_pairs;
-        float x = values[first];
-        float y = values[second];
+    for (uint pair = lane; pair < num_pairs; pair += LANES) {
+        const uint2 places = places_of(a.rotation, pair);
+        float2 own = pair_at(values, places);
         if (HAS_NORMS) {
-            x *= factor * norm[first];
-            y *= factor * norm[second];
+            own = normed(own, factor, pair_at(norm, places));
         }
-        const float rotated_x = x * cosines[pair] - y * sines[pair];
-        const float rotated_y = x * sines[pair] + y * cosines[pair];
+        own = rotated(own, turn_of(a.rotation, angles, pair));
         if (is_query) {
-            values[first] = rotated_x;
-            values[second] = rotated_y;
+            values[places.x] = own.x;
+            values[places.y] = own.y;
         } else {
-            key[first] = KV(rotated_x);
-            key[second] = KV(rotated_y);
-        }
-    }
-    for (uint i = 2 * a.num_pairs + lane; i < a.head_dim; i += LANES) {
-        const float value = HAS_NORMS ? values[i] * factor * norm[i] : values[i];
-        if (is_query) {
-            values[i] = value;
-        } else {
-            key[i] = KV(value);
+            key[places.x] = KV(own.x);
+            key[places.y] = KV(own.y);
         }
     }
 }

@@ -6,11 +6,11 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
-    HeadNorms, KvCache, Linear, RmsNorm, gather_rows, linear_residual, norm_linear, paged_attention,
-    paged_attention_for, rope_kv_write,
+    HeadNorms, KvCache, Linear, RmsNorm, gather_rows, linear_residual, norm_linear, rope_attention,
 };
 
-/// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches.
+/// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or
+/// three where attention rotates.
 #[derive(Debug)]
 pub struct Attention {
     norm: RmsNorm,
@@ -73,10 +73,22 @@ impl SelfAttention for Attention {
         let projections = [&self.q, &self.k, &self.v];
         norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
-        rope_kv_write(context, &mut act.qkv, step, head_norms, rope, cache, layer)?;
-        let attention_scratch = &mut act.attention_scratch;
+        // What is gathered is not for a product yet.
+        let next = (!only_outputs).then_some(&self.output);
+        let (attention_scratch, attention) = (&mut act.attention_scratch, &mut act.attention);
+        let attention = rope_attention(
+            context,
+            attention_scratch,
+            &mut act.qkv,
+            step,
+            head_norms,
+            rope,
+            cache,
+            layer,
+            next,
+            attention,
+        )?;
         if only_outputs {
-            paged_attention(context, attention_scratch, &act.qkv, cache, layer, step, &mut act.attention)?;
             gather_rows(context, step, &mut act.attention)?;
             gather_rows(context, step, &mut act.hidden)?;
             let num_outputs = input.num_outputs();
@@ -89,10 +101,6 @@ impl SelfAttention for Attention {
                 &mut act.hidden,
             );
         }
-        let next = Some(&self.output);
-        let attention = &mut act.attention;
-        let attention =
-            paged_attention_for(context, attention_scratch, &act.qkv, cache, layer, step, next, attention)?;
         linear_residual(context, scratch, num_tokens, attention, &self.output, &mut act.hidden)
     }
 }

@@ -18,6 +18,7 @@ mod linear;
 mod paged_attention;
 mod probe;
 pub mod reference;
+mod rope_attention;
 mod rope_kv_write;
 mod sample;
 mod step_inputs;
@@ -44,6 +45,7 @@ pub use linear::{
     LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_for,
 };
 pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention, paged_attention_for};
+pub use rope_attention::rope_attention;
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};

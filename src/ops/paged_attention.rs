@@ -4,7 +4,7 @@ use crate::ops::AttentionMetadata;
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context};
 use crate::ops::cpu::attention::{self, AttentionShape};
-use crate::ops::gpu::{AttentionSizes, GpuAttention, GpuLatentAttention, LatentSizes};
+use crate::ops::gpu::{AttentionSizes, GpuAttention, GpuBackend, GpuLatentAttention, LatentSizes};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::linear::{ProductInput, next_format};
 use crate::ops::reference;
@@ -122,6 +122,21 @@ impl AttentionScratch {
     }
 }
 
+/// What launches attention that also rotates the queries of a step and writes the cache, where the device has such a kernel.
+pub(super) fn rotating<'a>(
+    context: &'a Context,
+    scratch: &'a AttentionScratch,
+    cache: &KvCache,
+    layer: usize,
+    step: &StepInputs<'_>,
+) -> Result<Option<(&'a GpuBackend, &'a GpuAttention)>> {
+    let (Backend::Gpu(gpu), DeviceScratch::Gpu(attention)) = (context.backend(), &scratch.device) else {
+        return Ok(None);
+    };
+    let can_rotate = GpuAttention::can_rotate(gpu, step.gpu()?, cache.gpu(layer)?);
+    Ok(can_rotate.then_some((&**gpu, attention)))
+}
+
 /// `out = softmax(q·K · scale)·V` for each token and head, over the tokens of its sequence up to
 /// itself. Long contexts with few tokens are divided and merged, which counts as a second dispatch. With latent attention,
 /// expanded rows are left to [`super::expanded_attention`].
@@ -202,7 +217,7 @@ pub fn paged_attention_for<'a>(
 }
 
 /// Everything that the kernels rely on.
-fn check(
+pub(super) fn check(
     scratch: &AttentionScratch,
     qkv: &Buffer,
     cache: &KvCache,

@@ -154,6 +154,44 @@ pub fn rope_kv_write(
     cache: &mut KvCache,
     layer: usize,
 ) -> Result<()> {
+    let num_heads = check(qkv, step, norms, table, cache, layer)?;
+    let (positions, slot_mapping) = (step.positions, &step.attention.slot_mapping[..]);
+    let layout = cache.layout();
+    let (num_kv_heads, head_dim) = (layout.num_kv_heads, layout.head_dim);
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Gpu(gpu) => {
+            let rope = gpu_rope(qkv, num_heads, positions.len(), norms, table)?;
+            return gpu::rope_kv_write(gpu, step.gpu()?, rope, cache.gpu(layer)?);
+        }
+        Backend::Reference(backend) => {
+            let slots = slot_mapping;
+            let operands =
+                reference::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table };
+            let (qkv, pools) = (qkv.reference_mut()?, cache.reference_mut(layer)?);
+            return backend.run(positions.len(), || reference::rope_kv_write(backend, operands, qkv, pools));
+        }
+    };
+    let norms = norms.map(|norms| rope::HeadNorms { q: norms.q.into(), k: norms.k.into() });
+    let table = table.rows();
+    let operands =
+        rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
+    let (width, pools) = (qkv.width(), cache.pools_mut(layer)?);
+    qkv.write(positions.len(), |qkv| {
+        // SAFETY: the heads are those of the layout, and all slots were looked for above.
+        unsafe { rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level) };
+    })
+}
+
+/// Everything that the kernels rely on. The number of query heads.
+pub(super) fn check(
+    qkv: &Buffer,
+    step: &StepInputs<'_>,
+    norms: Option<HeadNorms<'_>>,
+    table: &RopeTable,
+    cache: &KvCache,
+    layer: usize,
+) -> Result<usize> {
     let (positions, slot_mapping) = (step.positions, &step.attention.slot_mapping[..]);
     let layout = cache.layout();
     let (num_kv_heads, head_dim) = (layout.num_kv_heads, layout.head_dim);
@@ -184,37 +222,26 @@ pub fn rope_kv_write(
     if let Some(slot) = slot_mapping.iter().find(|slot| **slot >= num_slots) {
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }
-    let cpu = match context.launch() {
-        Backend::Cpu(cpu) => cpu,
-        Backend::Gpu(gpu) => {
-            let norms = norms
-                .map(|norms| Ok::<_, Error>((norms.q.weight.gpu()?, norms.k.weight.gpu()?, norms.q.eps)));
-            let rope = gpu::Rope {
-                qkv: qkv.gpu()?,
-                num_tokens: positions.len(),
-                num_heads,
-                num_pairs: table.num_pairs(),
-                is_interleaved: table.style == RopeStyle::Interleaved,
-                table: table.gpu()?,
-                norms: norms.transpose()?,
-            };
-            return gpu::rope_kv_write(gpu, step.gpu()?, rope, cache.gpu(layer)?);
-        }
-        Backend::Reference(backend) => {
-            let slots = slot_mapping;
-            let operands =
-                reference::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table };
-            let (qkv, pools) = (qkv.reference_mut()?, cache.reference_mut(layer)?);
-            return backend.run(positions.len(), || reference::rope_kv_write(backend, operands, qkv, pools));
-        }
-    };
-    let norms = norms.map(|norms| rope::HeadNorms { q: norms.q.into(), k: norms.k.into() });
-    let table = table.rows();
-    let operands =
-        rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
-    let (width, pools) = (qkv.width(), cache.pools_mut(layer)?);
-    qkv.write(positions.len(), |qkv| {
-        // SAFETY: the heads are those of the layout, and all slots were looked for above.
-        unsafe { rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level) };
+    Ok(num_heads)
+}
+
+/// What a GPU's kernels rotate, and how.
+pub(super) fn gpu_rope<'a>(
+    qkv: &'a Buffer,
+    num_heads: usize,
+    num_tokens: usize,
+    norms: Option<HeadNorms<'a>>,
+    table: &'a RopeTable,
+) -> Result<gpu::Rope<'a>> {
+    let norms =
+        norms.map(|norms| Ok::<_, Error>((norms.q.weight.gpu()?, norms.k.weight.gpu()?, norms.q.eps)));
+    Ok(gpu::Rope {
+        qkv: qkv.gpu()?,
+        num_tokens,
+        num_heads,
+        num_pairs: table.num_pairs(),
+        is_interleaved: table.style == RopeStyle::Interleaved,
+        table: table.gpu()?,
+        norms: norms.transpose()?,
     })
 }

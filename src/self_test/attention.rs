@@ -10,7 +10,7 @@ use crate::Result;
 use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
 use crate::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, HeadNorms, KvCache,
-    KvCacheDType, RmsNorm, RopeTable, StepInputs, paged_attention, rope_kv_write,
+    KvCacheDType, RmsNorm, RopeTable, StepInputs, paged_attention, rope_attention, rope_kv_write,
 };
 
 const EPS: f32 = 1e-6;
@@ -33,6 +33,9 @@ struct Case {
     is_forked: bool,
     /// Whether the first step only fills the cache.
     is_filled: bool,
+    /// Whether queries that are as they are attend to the same positions once more, so that what the second step has put
+    /// into the cache shows.
+    is_read_again: bool,
     /// Tokens of each sequence in each step.
     sequences: Vec<[usize; 2]>,
 }
@@ -52,6 +55,7 @@ impl Default for Case {
             query_size: 1.0,
             is_forked: false,
             is_filled: false,
+            is_read_again: false,
             sequences: vec![[37, 1], [5, 1], [0, 1], [40, 1]],
         }
     }
@@ -72,6 +76,7 @@ impl fmt::Display for Case {
             (self.query_size > 1.0, "large queries"),
             (self.is_forked, "copied blocks"),
             (self.is_filled, "a filled cache"),
+            (self.is_read_again, "read again"),
         ] {
             if is_so {
                 write!(f, ", {what}")?;
@@ -130,6 +135,20 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
     // Scores of some hundreds, of both signs.
     run(&Case { dtype: KvCacheDType::F32, query_size: 1e3, ..Case::default() });
     if context.has_tensor_cores() {
+        // Rotation within attention: fewer heads than warps, so many that warps have a second one, and several chunks of
+        // heads, of which the first writes to the cache.
+        for (dtype, heads, head_dim, num_pairs, style) in [
+            (KvCacheDType::F16, (6, 2), 128, 64, RopeStyle::HalfSplit),
+            (KvCacheDType::Bf16, (7, 1), 96, 20, RopeStyle::HalfSplit),
+            (KvCacheDType::F16, (16, 2), 80, 40, RopeStyle::Interleaved),
+            (KvCacheDType::Bf16, (9, 1), 64, 32, RopeStyle::HalfSplit),
+            (KvCacheDType::F16, (8, 1), 256, 128, RopeStyle::HalfSplit),
+            (KvCacheDType::Bf16, (2, 2), 176, 44, RopeStyle::Interleaved),
+        ] {
+            let sequences = vec![[16, 1], [0, 1], [30, 1], [15, 1], [540, 1]];
+            let case = Case { dtype, heads, head_dim, num_pairs, style, sequences, ..Case::default() };
+            run(&Case { has_norms: true, is_filled: true, is_read_again: true, block_size: 24, ..case });
+        }
         // What a warp has so far is next to nothing beside its next tile, and the reverse.
         for dtype in [KvCacheDType::F16, KvCacheDType::Bf16] {
             let sequences = vec![[400, 1], [33, 1]];
@@ -317,6 +336,13 @@ impl Case {
             let has_results = step == 1 || !self.is_filled;
             layer.step(&layer.metadata(rows), qkv, has_results.then_some(out))?;
         }
+        if let (true, Some((rows, _, _, num_tokens))) = (self.is_read_again, steps.last()) {
+            let rows = rows.clone();
+            let queries = buffer(context, &noise(7, num_tokens * self.width()), self.width(), *num_tokens)?;
+            let mut out = unwritten(context, self.heads.0 * self.head_dim, *num_tokens)?;
+            layer.attend(&layer.metadata(&rows), &queries, &mut out)?;
+            steps.push((rows, queries, out, *num_tokens));
+        }
         // The host goes on with other steps, whose lists are in the place of those of the first ones.
         for block in 0..3 {
             let unused = if self.is_forked { self.num_blocks() + block } else { block };
@@ -435,6 +461,14 @@ impl<'a> Layer<'a> {
         metadata
     }
 
+    /// Attention alone.
+    fn attend(&mut self, metadata: &AttentionMetadata, queries: &Buffer, out: &mut Buffer) -> Result<()> {
+        let positions = vec![0; metadata.num_tokens()];
+        let step = StepInputs::new(&positions, &positions, &[], metadata);
+        let step = self.inputs.upload(self.context, step, &self.cache)?;
+        paged_attention(self.context, &mut self.scratch, queries, &self.cache, 0, &step, out)
+    }
+
     /// Rotates queries and keys and puts keys and values into the cache; then attention, if there is room for it.
     fn step(
         &mut self,
@@ -450,8 +484,13 @@ impl<'a> Layer<'a> {
         let step = StepInputs::new(&positions, &positions, &[], metadata);
         let step = self.inputs.upload(context, step, &self.cache)?;
         let head_norms = case.has_norms.then_some(HeadNorms { q: &self.norms[0], k: &self.norms[1] });
-        rope_kv_write(context, qkv, &step, head_norms, &self.table, &mut self.cache, 0)?;
-        out.map_or(Ok(()), |out| paged_attention(context, &mut self.scratch, qkv, &self.cache, 0, &step, out))
+        let Self { table, cache, scratch, .. } = self;
+        match out {
+            None => rope_kv_write(context, qkv, &step, head_norms, table, cache, 0),
+            Some(out) => {
+                rope_attention(context, scratch, qkv, &step, head_norms, table, cache, 0, None, out).map(drop)
+            }
+        }
     }
 
     /// Copies all blocks and goes on with the copies, the last ones first: one that is too long shows in the next.

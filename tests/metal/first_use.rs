@@ -8,6 +8,7 @@ use tinyvllm::engine::{Event, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, LoadProgress, NoProgress};
 use tinyvllm::ops::KvCacheDType;
+use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::weights::Quantization;
 
@@ -76,7 +77,7 @@ fn generate(llm: &Llm, case: Case) {
     for n in [1, 2, 3, 4, 5, 9, 17, 32].into_iter().filter(|n| *n <= case.max_num_seqs) {
         run(7, n, None);
     }
-    for prompt_len in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 50, 70, 300] {
+    for prompt_len in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 50, 70, 150, 300] {
         run(prompt_len, 1, None);
         run(prompt_len, 1, Some(1));
     }
@@ -84,6 +85,15 @@ fn generate(llm: &Llm, case: Case) {
 
 #[test]
 fn nothing_is_compiled_in_a_request() {
+    nothing_is_compiled_on(ChipClass::Base);
+}
+
+#[test]
+fn nothing_is_compiled_in_a_request_on_tensor_cores() {
+    nothing_is_compiled_on(ChipClass::Nvidia);
+}
+
+fn nothing_is_compiled_on(class: ChipClass) {
     let fixture = |model| Case { model: Some(model), ..DEMO };
     let cases = [
         DEMO,
@@ -101,7 +111,7 @@ fn nothing_is_compiled_in_a_request() {
         fixture("tiny/qwen3_moe/qwen3_moe.q8_0.gguf"),
     ];
     for case in cases {
-        let gpu = Arc::new(Recorder::new(Duration::MAX));
+        let gpu = Arc::new(Recorder::new(Duration::MAX).with_class(class));
         let llm = load(gpu.clone(), case, &NoProgress);
         let at_load = gpu.compiled();
         generate(&llm, case);

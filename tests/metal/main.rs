@@ -19,6 +19,7 @@ mod promises;
 mod prompts;
 mod recorder;
 mod registers;
+mod rotation;
 mod rounded;
 mod sampling;
 mod schedules;

@@ -119,3 +119,13 @@ fn a_layer_of_a_token_has_at_most_seven_dispatches() {
     assert_eq!(dispatches(&llm, 10), 6 * num_layers + 3);
     assert_eq!(dispatches(&llm, 260), 7 * num_layers + 3);
 }
+
+/// Where attention rotates itself.
+#[test]
+fn a_layer_of_a_token_has_five_dispatches_on_tensor_cores() {
+    let Some(gpu) = Emulator::new(Variant::Fast) else { return };
+    let gpu = Arc::new(gpu.with_timing(Timing::Late).with_class(ChipClass::Nvidia));
+    let llm = load_on(gpu, |limits| limits.enable_prefix_caching = false);
+    let num_layers = llm.model_config().num_layers as u64;
+    assert_eq!(dispatches(&llm, 10), 5 * num_layers + 3);
+}

@@ -19,6 +19,9 @@ use tinyvllm::{Error, Result};
 const OPERATIONS_PER_SECOND: f64 = 2e12;
 const BYTES_PER_SECOND: f64 = 68e9;
 
+/// Threadgroup memory of an NVIDIA GPU.
+const NVIDIA_MEMORY: usize = 227 << 10;
+
 /// What a dispatch makes a GPU do.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Dispatch {
@@ -37,6 +40,7 @@ impl Dispatch {
 /// The device.
 #[derive(Debug)]
 pub(crate) struct Recorder {
+    class: ChipClass,
     patience: Duration,
     copy_bandwidth: Option<f64>,
     compiled_late: Option<&'static str>,
@@ -94,7 +98,26 @@ fn memory_of(buffer: &GpuBuffer) -> &Memory {
 impl Recorder {
     pub(crate) fn new(patience: Duration) -> Self {
         let state = State { kernels: Vec::new(), commits: vec![Vec::new()] };
-        Self { patience, copy_bandwidth: None, compiled_late: None, state: Mutex::new(state) }
+        Self {
+            class: ChipClass::Base,
+            patience,
+            copy_bandwidth: None,
+            compiled_late: None,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// As a chip of this class. What kernels of tensor cores take is not written down.
+    pub(crate) fn with_class(self, class: ChipClass) -> Self {
+        Self { class, ..self }
+    }
+
+    fn limits(&self) -> PipelineLimits {
+        let max_memory = match self.class {
+            ChipClass::Nvidia => NVIDIA_MEMORY,
+            _ => PipelineLimits::APPLE.max_memory,
+        };
+        PipelineLimits { max_memory, ..PipelineLimits::APPLE }
     }
 
     /// What is measured as the bandwidth of a copy.
@@ -131,7 +154,11 @@ impl Gpu for Recorder {
     }
 
     fn class(&self) -> ChipClass {
-        ChipClass::Base
+        self.class
+    }
+
+    fn threadgroup_memory(&self) -> usize {
+        self.limits().max_memory
     }
 
     fn working_set_bytes(&self) -> u64 {
@@ -172,7 +199,7 @@ impl Gpu for Recorder {
                 num_dispatches: 0,
             });
         }
-        Ok(Pipeline { index, limits: PipelineLimits::APPLE })
+        Ok(Pipeline { index, limits: self.limits() })
     }
 
     fn dispatch(&self, launch: &Launch<'_>) -> Result<()> {
@@ -182,9 +209,12 @@ impl Gpu for Recorder {
         kernel.num_dispatches += 1;
         let function = kernel.function.clone();
         let is_grouped = kernel.constants.contains(&Constant::Bool(3, true));
-        launch.check(&function, PipelineLimits::APPLE)?;
+        launch.check(&function, self.limits())?;
         for binding in launch.buffers {
             assert!(binding.offset < binding.buffer.len(), "{function}: {binding:?}");
+        }
+        if self.class == ChipClass::Nvidia {
+            return Ok(());
         }
         // The last number is what values have.
         let value_dim = kernel.constants.iter().rev().find_map(|constant| match constant {

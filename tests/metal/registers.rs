@@ -127,9 +127,11 @@ fn kernels_of_a_decode_step_fit_in_registers() {
 
 /// Fails if a kernel of attention on tensor cores needs more registers than a thread has if two threadgroups of 256 share
 /// a multiprocessor.
-fn check_fit(library: &str, kernel: &str, constants: &[u16]) {
+fn check_fit(library: &str, kernel: &str, flags: &[bool], numbers: &[u16]) {
     let library = CUDA_LIBRARIES.into_iter().find(|own| own.name == library).unwrap();
-    let constants: Vec<_> = (0..).zip(constants).map(|(index, value)| Constant::U16(index, *value)).collect();
+    let numbers = (flags.len() as u32..).zip(numbers).map(|(index, number)| Constant::U16(index, *number));
+    let flags = (0..).zip(flags).map(|(index, flag)| Constant::Bool(index, *flag));
+    let constants: Vec<_> = flags.chain(numbers).collect();
     for architecture in [ARCHITECTURE, OLDEST_ARCHITECTURE] {
         let messages = match compile_messages(library, kernel, &constants, architecture) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return,
@@ -150,7 +152,14 @@ fn attention_on_tensor_cores_fits_in_registers() {
         ("decode_attention_merge", [64, 128, 256]),
     ] {
         for head_dim in head_dims {
-            check_fit("decode_attention", kernel, &[head_dim]);
+            // What does not rotate has neither norms nor pairs.
+            let rotations = match kernel.ends_with("merge") {
+                true => &[[false; 3]][..],
+                false => &[[false; 3], [false, false, true], [true, false, true], [true; 3]],
+            };
+            for flags in rotations {
+                check_fit("decode_attention", kernel, flags, &[head_dim]);
+            }
         }
     }
 }
@@ -159,7 +168,7 @@ fn attention_on_tensor_cores_fits_in_registers() {
 fn latent_attention_on_tensor_cores_fits_in_registers() {
     for kernel in ["f16_16", "bf16_16", "merge"] {
         for dims in [[576, 512], [320, 256], [128, 64]] {
-            check_fit("decode_latent_attention", &format!("decode_latent_attention_{kernel}"), &dims);
+            check_fit("decode_latent_attention", &format!("decode_latent_attention_{kernel}"), &[], &dims);
         }
     }
 }

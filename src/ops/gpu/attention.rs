@@ -48,6 +48,15 @@ pub(super) struct Pages {
     pub(super) head_dim: u32,
 }
 
+/// `Rotation` of the kernels.
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Rotation {
+    num_pairs: u32,
+    inverse_dim: f32,
+    eps: f32,
+}
+
 /// `RopeArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -55,9 +64,8 @@ struct RopeArgs {
     num_heads: u32,
     num_kv_heads: u32,
     head_dim: u32,
-    num_pairs: u32,
     block_size: u32,
-    eps: f32,
+    rotation: Rotation,
 }
 
 /// `PagedAttentionArgs` of the kernels.
@@ -135,6 +143,28 @@ pub(crate) struct Rope<'a> {
     pub(crate) norms: Option<(Binding<'a>, Binding<'a>, f32)>,
 }
 
+impl<'a> Rope<'a> {
+    pub(super) fn rotation(&self, head_dim: usize) -> Rotation {
+        Rotation {
+            num_pairs: self.num_pairs as u32,
+            inverse_dim: 1.0 / head_dim as f32,
+            eps: self.norms.map_or(0.0, |(_, _, eps)| eps),
+        }
+    }
+
+    /// Whether there are norms, and whether pairs are neighbours.
+    pub(super) fn flags(&self) -> [bool; 2] {
+        [self.norms.is_some(), self.is_interleaved]
+    }
+
+    /// The norms, and the table, which stands for those that are not there.
+    pub(super) fn norms_and_table(&self) -> [Binding<'a>; 3] {
+        let table = Binding::read(self.table);
+        let (q_norm, k_norm) = self.norms.map_or((table, table), |(q, k, _)| (q, k));
+        [q_norm, k_norm, table]
+    }
+}
+
 pub(crate) fn rope_kv_write(
     gpu: &GpuBackend,
     inputs: &GpuInputs,
@@ -145,13 +175,10 @@ pub(crate) fn rope_kv_write(
         num_heads: rope.num_heads as u32,
         num_kv_heads: pools.num_kv_heads as u32,
         head_dim: pools.head_dim as u32,
-        num_pairs: rope.num_pairs as u32,
         block_size: pools.block_size as u32,
-        eps: rope.norms.map_or(0.0, |(_, _, eps)| eps),
+        rotation: rope.rotation(pools.head_dim),
     };
-    let table = Binding::read(rope.table);
-    let (q_norm, k_norm) = rope.norms.map_or((table, table), |(q, k, _)| (q, k));
-    let flags = Flags::of([rope.norms.is_some(), rope.is_interleaved]);
+    let [q_norm, k_norm, table] = rope.norms_and_table();
     let num_all_heads = rope.num_heads + 2 * pools.num_kv_heads;
     let buffers = [
         Binding::read_write(rope.qkv),
@@ -165,7 +192,7 @@ pub(crate) fn rope_kv_write(
     ];
     gpu.launch(
         Kernel::RopeKvWrite(pools.dtype),
-        flags,
+        Flags::of(rope.flags()),
         Work {
             args: bytes_of(&args),
             buffers: &buffers,
@@ -268,6 +295,39 @@ impl GpuAttention {
         Ok(next.is_some())
     }
 
+    /// Whether attention of all tokens of such a step is of the kind that can rotate.
+    pub(crate) fn can_rotate(gpu: &GpuBackend, inputs: &GpuInputs, pools: Pools<'_>) -> bool {
+        inputs.num_tiles() == 0 && decode_attention::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim)
+    }
+
+    /// Rotation, the way into the cache and attention in one, if [`Self::can_rotate`] says so.
+    pub(crate) fn run_rotating(
+        &self,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
+        rope: Rope<'_>,
+        pools: Pools<'_>,
+        out: &GpuBuffer,
+    ) -> Result<()> {
+        let q_stride = (rope.num_heads + 2 * pools.num_kv_heads) * pools.head_dim;
+        self.decode_on_tensor_cores(gpu, inputs, rope.qkv, q_stride, Some(rope), pools, out)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an op's operands")]
+    fn decode_on_tensor_cores(
+        &self,
+        gpu: &GpuBackend,
+        inputs: &GpuInputs,
+        q: &GpuBuffer,
+        q_stride: usize,
+        rope: Option<Rope<'_>>,
+        pools: Pools<'_>,
+        out: &GpuBuffer,
+    ) -> Result<()> {
+        let operands = DecodeOperands { q, q_stride, rope, pools, partials: &self.partials, out };
+        decode_attention(gpu, inputs, self.num_heads, self.scale, self.window, operands)
+    }
+
     fn decode(
         &self,
         gpu: &GpuBackend,
@@ -278,8 +338,7 @@ impl GpuAttention {
         out: &GpuBuffer,
     ) -> Result<()> {
         if decode_attention::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim) {
-            let operands = DecodeOperands { q, q_stride, pools, partials: &self.partials, out };
-            return decode_attention(gpu, inputs, self.num_heads, self.scale, self.window, operands);
+            return self.decode_on_tensor_cores(gpu, inputs, q, q_stride, None, pools, out);
         }
         let Heads { heads, num_chunks } = Heads::of(self.num_heads / pools.num_kv_heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);

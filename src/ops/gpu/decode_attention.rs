@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
-use super::attention::{Pages, Pools};
+use super::attention::{Pages, Pools, Rope, Rotation};
 use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::inputs::GpuInputs;
@@ -46,6 +46,7 @@ struct DecodeAttentionArgs {
     piece_size: u32,
     num_pieces: u32,
     scale: f32,
+    rotation: Rotation,
 }
 
 /// Whether attention over such a cache has a kernel of tensor cores.
@@ -78,6 +79,8 @@ pub(super) struct DecodeOperands<'a> {
     pub(super) q: &'a GpuBuffer,
     /// Values from one token's queries to the next.
     pub(super) q_stride: usize,
+    /// How queries are rotated, behind which are the keys and values for the cache, if that is not done.
+    pub(super) rope: Option<Rope<'a>>,
     pub(super) pools: Pools<'a>,
     /// Room for the pieces of all rows.
     pub(super) partials: &'a GpuBuffer,
@@ -94,7 +97,7 @@ pub(super) fn decode_attention(
     window: usize,
     operands: DecodeOperands<'_>,
 ) -> Result<()> {
-    let DecodeOperands { q, q_stride, pools, partials, out } = operands;
+    let DecodeOperands { q, q_stride, rope, pools, partials, out } = operands;
     let head_dim = pools.head_dim;
     let heads_per_kv_head = num_heads / pools.num_kv_heads;
     let num_chunks = heads_per_kv_head.div_ceil(HEADS);
@@ -110,7 +113,13 @@ pub(super) fn decode_attention(
         piece_size: PIECE_SIZE as u32,
         num_pieces: num_pieces as u32,
         scale,
+        rotation: rope.map(|rope| rope.rotation(head_dim)).unwrap_or_default(),
     };
+    let [has_norms, is_interleaved] = rope.map(|rope| rope.flags()).unwrap_or_default();
+    let flags = Flags::of([has_norms, is_interleaved, rope.is_some()]);
+    // What does not rotate does not read these.
+    let [q_norm, k_norm, table] = rope.map_or([Binding::read(q); 3], |rope| rope.norms_and_table());
+    let cached = |pool| if rope.is_some() { Binding::read_write(pool) } else { Binding::read(pool) };
     // Both go to memory and come back.
     let record_bytes = 4 * record_values(head_dim);
     let merge_cost = Cost::bytes(2 * num_heads * num_pieces * record_bytes);
@@ -132,17 +141,21 @@ pub(super) fn decode_attention(
         };
         let buffers = [
             Binding::read(q),
-            Binding::read(pools.k),
-            Binding::read(pools.v),
+            cached(pools.k),
+            cached(pools.v),
             inputs.block_tables(),
             decode_rows,
             out_binding,
             partials_binding,
+            inputs.positions(),
+            inputs.slots(),
+            q_norm,
+            k_norm,
+            table,
         ];
-        let kernel = Kernel::DecodeAttention { dtype: pools.dtype, head_dim };
         gpu.launch(
-            kernel,
-            Flags::default(),
+            Kernel::DecodeAttention { dtype: pools.dtype, head_dim },
+            flags,
             Work {
                 args: bytes_of(&args),
                 buffers: &buffers,
@@ -175,12 +188,14 @@ pub(super) fn max_dim(head_dim: usize) -> usize {
     if head_dim <= 128 { 128 } else { 256 }
 }
 
-/// Bytes for maxima and sums, and then queries in halves or the results of `num_heads` heads of all warps.
+/// Bytes for maxima and sums, and then queries in halves with a key and a value, or the results of `num_heads` heads of all
+/// warps.
 fn threadgroup_memory(head_dim: usize, num_heads: usize) -> usize {
     let totals = 4 * HEADS * (2 * NUM_WARPS + 1);
     let queries = HEADS * 2 * (max_dim(head_dim) + 32);
     let results = 4 * NUM_WARPS * num_heads * (head_dim + 4);
-    totals + queries.max(results)
+    let own = 2 * 2 * max_dim(head_dim);
+    totals + (queries + own).max(results)
 }
 
 #[cfg(test)]

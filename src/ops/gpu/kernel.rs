@@ -254,6 +254,7 @@ impl Kernel {
             | Self::Matmul { .. }
             | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
+            Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => 3,
             Self::RopeKvWrite(_) => 2,
             Self::RoundRows(_)
             | Self::LatentKvWrite(_)

@@ -11,12 +11,13 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 9] = [
+const HEADERS: [(&str, &str); 10] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../metal_kernels/kv_cache.h")),
+    ("rope.h", include_str!("../../../metal_kernels/rope.h")),
     ("pieces.h", include_str!("cuda/kernels/pieces.h")),
     ("prefill.h", include_str!("../../../metal_kernels/prefill.h")),
     ("products.h", include_str!("cuda/kernels/products.h")),

@@ -9,12 +9,16 @@
 // A context is cut and its tiles are shared among warps by the length of the sequence only, and everything is added up
 // in that order, so a row has the same bits in every batch. A second kernel merges the pieces if there are several.
 //
+// Where all tokens of a step are such ones, it rotates as well: a threadgroup its queries, and that with the token's own
+// position the token's key, which it puts into the cache with the value and otherwise takes from threadgroup memory.
+//
 // Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
 // 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
 // were rounded. Keys and values of bf16 become halves, and the largest half what is larger.
 
 #define FOR_NVIDIA
 #include "kv_cache.h"
+#include "rope.h"
 
 struct DecodeAttentionArgs {
     Pages pages;
@@ -26,10 +30,13 @@ struct DecodeAttentionArgs {
     uint piece_size;  // of a piece, and twice as many as often as there would be more than MAX_PIECES
     uint num_pieces;  // of the longest context of the launch
     float scale;      // of scores, times log2(e)
+    Rotation rotation;
 };
 
+// Whether queries are not rotated yet, and the token's key and value not in the cache.
+constant bool ROTATES [[function_constant(2)]];
 // Values of a head, at most MAX_DIM and a multiple of 16. Known to the compiler, so that no loop is counted.
-constant ushort HEAD_DIM [[function_constant(0)]];
+constant ushort HEAD_DIM [[function_constant(3)]];
 
 constant constexpr uint TILE = 16;
 constant constexpr uint HEADS = 8;
@@ -98,13 +105,19 @@ inline float sum_of_column(float value) {
 template <typename KV, int MAX_DIM>
 [[kernel]] void decode_attention(
     constant DecodeAttentionArgs& a [[buffer(0)]],
-    device const float* q [[buffer(1)]],
-    device const KV* k_cache [[buffer(2)]],
-    device const KV* v_cache [[buffer(3)]],
+    device const float* q [[buffer(1)]],  // [token, heads, then key heads and value heads if it rotates, head_dim]
+    device KV* k_cache [[buffer(2)]],
+    device KV* v_cache [[buffer(3)]],
     device const uint* block_tables [[buffer(4)]],
     device const DecodeRow* rows [[buffer(5)]],
     device float* out [[buffer(6)]],       // [token, head, head_dim]
     device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 4]
+    // What rotating takes, as in rope.metal.
+    device const uint* positions [[buffer(8)]],
+    device const uint* slots [[buffer(9)]],
+    device const float* q_norm [[buffer(10)]],
+    device const float* k_norm [[buffer(11)]],
+    device const float* table [[buffer(12)]],
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
@@ -119,6 +132,8 @@ template <typename KV, int MAX_DIM>
     constexpr uint VALUES_KEPT = READS_AHEAD ? VALUE_BLOCKS : 1;
     // Quads of words from one query to the next: two rows of four quads lie in different banks.
     constexpr uint QUERY_STRIDE = (KEY_BLOCKS | 1) * 4;
+    // Pairs of a head that a lane rotates.
+    constexpr uint PAIRS = MAX_DIM / 2 / LANES;
     const uint head_dim = HEAD_DIM;
     const uint g = lane / 4;
     const uint t = lane % 4;
@@ -141,10 +156,26 @@ template <typename KV, int MAX_DIM>
     const uint first_head = kv_head * heads_per_kv_head + chunk * HEADS;
     const uint num_heads = min(heads_per_kv_head - chunk * HEADS, HEADS);
 
+    // Threadgroup memory: maxima and sums of warps by head, sums of all; then queries, the token's own key and value, and
+    // in the place of all three the results of warps.
+    threadgroup float* all_maxima = memory;
+    threadgroup float* all_sums = all_maxima + SLICES * HEADS;
+    threadgroup float* totals = all_sums + SLICES * HEADS;
+    threadgroup float* parts = totals + HEADS;
+    threadgroup uint4* queries = (threadgroup uint4*)parts;
+    threadgroup uint4* own_key = queries + HEADS * QUERY_STRIDE;
+    threadgroup uint4* own_value = own_key + MAX_DIM / 8;
+    const uint part_stride = head_dim + 4;
+
+    // Of the positions here, the end of those that are in the cache: not the token's own one if this kernel writes it. If there
+    // are no others, nothing is read.
+    const uint cached_end = ROTATES ? min(end, seq_len - 1) : end;
+    const bool has_cached = !ROTATES || begin < cached_end;
     // The row of the cache for each lane's position of a tile, twice; positions that do not count give the row of one
     // that does, so that whatever is read is a number.
     const auto row_of_lane = [&](uint tile) {
-        return row_of(a.pages, block_table, kv_head, clamp(tile + lane % TILE, begin, end - 1));
+        const uint last = has_cached ? cached_end - 1 : begin;
+        return row_of(a.pages, block_table, kv_head, clamp(tile + lane % TILE, begin, last));
     };
     // Keys of positions g and g + 8 of a tile, values of 2t, 2t + 1 and 8 more.
     uint4 keys[2][KEYS_KEPT];
@@ -196,11 +227,29 @@ template <typename KV, int MAX_DIM>
         }
     };
 
+    // The token's key and value, in the place of what was read for its position and those behind it.
+    const auto put_own_key = [&](uint tile, uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            if (max(tile + g + 8 * i, begin) >= cached_end) {
+                keys[i][block % KEYS_KEPT] = own_key[min(4 * block + t, head_dim / 8 - 1)];
+            }
+        }
+    };
+    const auto put_own_value = [&](uint tile, uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            if (max(tile + 2 * t + i % 2 + i / 2 * 8, begin) >= cached_end) {
+                values[i][block % VALUES_KEPT] = own_value[min(8 * block + g, head_dim / 8 - 1)];
+            }
+        }
+    };
+
     uint tile = piece_start + slice * TILE;
-    uint own_row = row_of_lane(tile);
+    const uint own_row = row_of_lane(tile);
     // What earlier steps have written to the cache is there, because a step begins when the one before it has ended: only
     // the token's own key and value are waited for.
-    if (READS_AHEAD && tile < end) {
+    if (READS_AHEAD && tile < end && has_cached) {
         read_all_keys(own_row);
         read_all_values(own_row);
     }
@@ -214,34 +263,112 @@ template <typename KV, int MAX_DIM>
             }
         }
     }
-    msl_wait_for_inputs();
-    if (READS_AHEAD && tile < end && tile + TILE >= seq_len) {
-        read_all_keys(own_row);
-        read_all_values(own_row);
-    }
-
-    // Threadgroup memory: maxima and sums of warps by head, sums of all; then queries, and in their place the results of
-    // warps. Heads that do not exist have the queries of one that does.
-    threadgroup float* all_maxima = memory;
-    threadgroup float* all_sums = all_maxima + SLICES * HEADS;
-    threadgroup float* totals = all_sums + SLICES * HEADS;
-    threadgroup float* parts = totals + HEADS;
-    threadgroup uint4* queries = (threadgroup uint4*)parts;
-    const uint part_stride = head_dim + 4;
-    for (uint i = thread_index; i < HEADS * KEY_BLOCKS * 4; i += NUM_THREADS) {
-        const uint head = i / (KEY_BLOCKS * 4);
-        const uint eighth = i % (KEY_BLOCKS * 4);
-        uint4 words = uint4(0);
-        if (8 * eighth < head_dim) {
-            device const float* source =
-                q + ulong(token) * a.q_stride + (first_head + min(head, num_heads - 1)) * head_dim + 8 * eighth;
-            const float4 low = *(device const float4*)source * a.scale;
-            const float4 high = *(device const float4*)(source + 4) * a.scale;
-            words = uint4(
-                msl_halves(low.x, low.y), msl_halves(low.z, low.w), msl_halves(high.x, high.y), msl_halves(high.z, high.w)
-            );
+    if (ROTATES) {
+        // A warp has the query head of its number. The key and the value are those of the next warps, from the first one on
+        // again if there are no more.
+        const uint num_tasks = num_heads + (end == seq_len ? 2 : 0);
+        const auto has_pair = [&](uint i) { return 2 * (i * LANES + lane) < head_dim; };
+        const auto places = [&](uint i) { return places_of(a.rotation, i * LANES + lane); };
+        device const float* angles = table + ulong(positions[token]) * 2 * a.rotation.num_pairs;
+        float2 turns[PAIRS];
+        float2 weights[2][PAIRS];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < PAIRS; ++i) {
+            if (has_pair(i)) {
+                turns[i] = turn_of(a.rotation, angles, i * LANES + lane);
+                if (HAS_NORMS) {
+                    weights[0][i] = pair_at(slice < num_heads ? q_norm : k_norm, places(i));
+                    weights[1][i] = pair_at(k_norm, places(i));
+                }
+            }
         }
-        queries[head * QUERY_STRIDE + eighth] = words;
+        // Heads that do not exist, and what is behind the end of those that do.
+        if (lane < 4 * KEY_BLOCKS && (slice >= num_heads || 8 * lane >= head_dim)) {
+            queries[slice * QUERY_STRIDE + lane] = uint4(0);
+        }
+        msl_wait_for_inputs();
+        float2 heads[2][PAIRS];
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < 2; ++turn) {
+            const uint task = slice + turn * SLICES;
+            const uint kind = task < num_heads ? 0 : task - num_heads + 1;
+            const uint head = kind == 0 ? first_head + task : a.num_heads + (kind - 1) * a.pages.num_kv_heads + kv_head;
+            device const float* source = q + ulong(token) * a.q_stride + head * head_dim;
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < PAIRS; ++i) {
+                if (task < num_tasks && has_pair(i)) {
+                    heads[turn][i] = pair_at(source, places(i));
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < 2; ++turn) {
+            const uint task = slice + turn * SLICES;
+            if (task < num_tasks) {
+                const bool is_value = task == num_heads + 1;
+                float factor = 1.0f;
+                if (HAS_NORMS) {
+                    float squares = 0.0f;
+#pragma clang loop unroll(full)
+                    for (uint i = 0; i < PAIRS; ++i) {
+                        squares = has_pair(i) ? add_squares(heads[turn][i], squares) : squares;
+                    }
+                    factor = factor_of(a.rotation, squares);
+                }
+                const uint slot = slots[token];
+                const uint block = slot / a.pages.block_size;
+                const uint row = (block * a.pages.num_kv_heads + kv_head) * a.pages.block_size + slot % a.pages.block_size;
+                threadgroup KV* own = (threadgroup KV*)(is_value ? own_value : own_key);
+                device KV* cached = (is_value ? v_cache : k_cache) + ulong(row) * head_dim;
+                threadgroup ushort* query = (threadgroup ushort*)(queries + task * QUERY_STRIDE);
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < PAIRS; ++i) {
+                    if (has_pair(i)) {
+                        const uint2 at = places(i);
+                        float2 pair = heads[turn][i];
+                        if (!is_value) {
+                            pair = HAS_NORMS ? normed(pair, factor, weights[turn][i]) : pair;
+                            pair = rotated(pair, turns[i]);
+                        }
+                        if (task < num_heads) {
+                            const uint halves = msl_halves(pair.x * a.scale, pair.y * a.scale);
+                            query[at.x] = ushort(halves);
+                            query[at.y] = ushort(halves >> 16);
+                        } else {
+                            own[at.x] = KV(pair.x);
+                            own[at.y] = KV(pair.y);
+                            if (chunk == 0) {
+                                cached[at.x] = KV(pair.x);
+                                cached[at.y] = KV(pair.y);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    } else {
+        msl_wait_for_inputs();
+        if (READS_AHEAD && tile < end && tile + TILE >= seq_len) {
+            read_all_keys(own_row);
+            read_all_values(own_row);
+        }
+        // Heads that do not exist have the queries of one that does.
+        for (uint i = thread_index; i < HEADS * KEY_BLOCKS * 4; i += NUM_THREADS) {
+            const uint head = i / (KEY_BLOCKS * 4);
+            const uint eighth = i % (KEY_BLOCKS * 4);
+            uint4 words = uint4(0);
+            if (8 * eighth < head_dim) {
+                device const float* source =
+                    q + ulong(token) * a.q_stride + (first_head + min(head, num_heads - 1)) * head_dim + 8 * eighth;
+                const float4 low = *(device const float4*)source * a.scale;
+                const float4 high = *(device const float4*)(source + 4) * a.scale;
+                words = uint4(
+                    msl_halves(low.x, low.y), msl_halves(low.z, low.w), msl_halves(high.x, high.y),
+                    msl_halves(high.z, high.w)
+                );
+            }
+            queries[head * QUERY_STRIDE + eighth] = words;
+        }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -252,9 +379,19 @@ template <typename KV, int MAX_DIM>
 #pragma clang loop unroll(disable)
     for (; tile < end; tile += SLICES * TILE) {
         const bool goes_on = tile + SLICES * TILE < end;
+        const bool has_own = ROTATES && tile + TILE > cached_end;
         const uint next_row = row_of_lane(READS_AHEAD ? tile + SLICES * TILE : tile);
         if (!READS_AHEAD) {
             turn_to_keys(next_row);
+        } else if (has_own) {
+#pragma clang loop unroll(full)
+            for (uint block = 0; block < KEY_BLOCKS; ++block) {
+                put_own_key(tile, block);
+            }
+#pragma clang loop unroll(full)
+            for (uint block = 0; block < VALUE_BLOCKS; ++block) {
+                put_own_value(tile, block);
+            }
         }
         float scores[4] = {};
 #pragma clang loop unroll(disable)
@@ -264,7 +401,12 @@ template <typename KV, int MAX_DIM>
                 const uint block = first + kept;
                 if (32 * block < head_dim) {
                     if (!READS_AHEAD) {
-                        read_keys(block);
+                        if (has_cached) {
+                            read_keys(block);
+                        }
+                        if (has_own) {
+                            put_own_key(tile, block);
+                        }
                     }
                     const uint4 query = queries[g * QUERY_STRIDE + 4 * block + t];
 #pragma clang loop unroll(full)
@@ -351,7 +493,12 @@ template <typename KV, int MAX_DIM>
             // Unrolled, a compiler would read all values at once. Registers have no index that is known late.
 #pragma clang loop unroll(disable)
             for (uint block = 0; 64 * block < head_dim; ++block) {
-                read_values(block);
+                if (has_cached) {
+                    read_values(block);
+                }
+                if (has_own) {
+                    put_own_value(tile, block);
+                }
                 switch (block) {
                     case 0: add_values(0); break;
                     case 1: add_values(1 % VALUE_BLOCKS); break;
