@@ -16,6 +16,7 @@ use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::runner::{ModelRunner, Runner, Step, StepRow};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
+use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
 
 /// The system's allocator, counting.
@@ -89,6 +90,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         allowed: None,
     };
     let row = |block_table, start, len| StepRow {
+        seq: SeqId(0),
         token_ids: &token_ids,
         start,
         num_grouped_tokens: 0,
@@ -99,9 +101,17 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         all_logits: false,
         prompt_logprobs: None,
     };
-    let prompt = Step { rows: tables.iter().map(|table| row(&table[..], 0, 19)).collect(), num_steps: 1 };
+    let prompt = Step {
+        rows: tables.iter().map(|table| row(&table[..], 0, 19)).collect(),
+        num_steps: 1,
+        looks_ahead: false,
+    };
     runner.execute(&prompt).unwrap();
-    let step = Step { rows: tables.iter().map(|table| row(&table[..], 19, 1)).collect(), num_steps };
+    let step = Step {
+        rows: tables.iter().map(|table| row(&table[..], 19, 1)).collect(),
+        num_steps,
+        looks_ahead: false,
+    };
     let before = NUM_ALLOCATIONS.load(Ordering::Relaxed);
     let outputs = runner.execute(&step).unwrap();
     let after = NUM_ALLOCATIONS.load(Ordering::Relaxed);

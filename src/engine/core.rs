@@ -103,7 +103,10 @@ impl EngineCore {
     pub fn new(runner: Box<dyn Runner>, model: ModelLimits, config: EngineConfig) -> Result<Self> {
         config.validate()?;
         let seeds = std::hash::RandomState::new();
-        let scheduler = Scheduler::new(config.clone(), random(&seeds, u64::MAX));
+        let mut scheduler = Scheduler::new(config.clone(), random(&seeds, u64::MAX));
+        if runner.can_look_ahead() {
+            scheduler.look_ahead();
+        }
         Ok(Self {
             scheduler,
             runner,
@@ -237,6 +240,9 @@ impl EngineCore {
                 let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
                 self.stats.num_computed_tokens += num_tokens as u64;
                 self.stats.step_sizes.count(num_tokens);
+                if self.runner.has_continued() {
+                    self.scheduler.continue_rows(&plan);
+                }
                 for (row, output) in plan.rows.iter().zip(outputs) {
                     self.update(row, output, &mut events);
                 }
@@ -533,6 +539,7 @@ impl<'a> Resolver<'a> {
             // Only the sequence that first computes the prompt tells of it.
             let is_prompt = sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len();
             Some(StepRow {
+                seq: row.seq,
                 token_ids: sequence.token_ids(),
                 start: row.start,
                 len: row.len,
@@ -544,7 +551,7 @@ impl<'a> Resolver<'a> {
                 prompt_logprobs: request.prompt_logprobs.filter(|_| is_prompt),
             })
         });
-        Step { rows: rows.collect(), num_steps: plan.num_steps }
+        Step { rows: rows.collect(), num_steps: plan.num_steps, looks_ahead: plan.looks_ahead }
     }
 
     fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {

@@ -6,6 +6,7 @@ use super::{RowOutput, Runner, Step, StepRow};
 use crate::models::{CausalLm, InputBatch};
 use crate::ops::{DeviceSampler, KvCache, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
+use crate::scheduler::SeqId;
 use crate::{Error, Result};
 
 /// Runs a model over the paged cache.
@@ -15,9 +16,38 @@ pub struct ModelRunner {
     sampler: Sampler,
     /// The sampler of the device, if that is not the CPU.
     device_sampler: Option<DeviceSampler>,
+    /// Rows whose next token the device computes already.
+    continued: Option<Continued>,
     /// Kept between steps for its memory.
     batch: InputBatch,
 }
+
+/// Passes of the device's sampler that were begun before the tokens in front of them were known.
+#[derive(Debug)]
+struct Continued {
+    /// The sequence of each row and the position of the token that the last pass computes.
+    rows: Vec<(SeqId, usize)>,
+    /// The number of that pass.
+    pass: usize,
+}
+
+impl Continued {
+    /// Which of the rows are those of this step; none if the step has others.
+    fn places(&self, step: &Step<'_>) -> Option<Vec<usize>> {
+        let mut rows = self.rows.iter();
+        let mut place = 0;
+        let place_of = |row: &StepRow<'_>| {
+            place += rows.position(|own| *own == (row.seq, row.start))?;
+            place += 1;
+            (row.len == 1).then_some(place - 1)
+        };
+        step.rows.iter().map(place_of).collect()
+    }
+}
+
+/// Passes from one upload of what sampling depends on to the next. What it takes a pass grows with those before where there
+/// are penalties.
+const MAX_PASSES: usize = 64;
 
 impl std::fmt::Debug for ModelRunner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,7 +65,7 @@ impl ModelRunner {
         // Block tables grow while sequences generate; their memory is here before.
         batch.attention.block_tables.reserve(kv_cache.num_blocks());
         let device_sampler = DeviceSampler::new(model.context())?;
-        Ok(Self { model, kv_cache, sampler: Sampler::default(), device_sampler, batch })
+        Ok(Self { model, kv_cache, sampler: Sampler::default(), device_sampler, continued: None, batch })
     }
 
     /// The first forward pass: all rows as they are.
@@ -51,13 +81,13 @@ impl ModelRunner {
         }
     }
 
-    /// A further pass of a multi-step: one new token for each row.
-    fn prepare_next(&mut self, step: &Step<'_>, token_ids: &[u32], offset: usize) {
+    /// A further pass: one new token for each row, whose id is not known or not given here.
+    fn prepare_next(&mut self, step: &Step<'_>, offset: usize) {
         self.batch.clear();
         self.batch.attention.block_size = self.kv_cache.block_size();
-        for (row, token_id) in step.rows.iter().zip(token_ids) {
+        for row in &step.rows {
             self.batch.logits_indices.push(self.batch.token_ids.len());
-            self.push_row(row, row.start + offset, &[*token_id]);
+            self.push_row(row, row.start + offset, &[0]);
         }
     }
 
@@ -83,6 +113,7 @@ impl Runner for ModelRunner {
         if self.device_sampler.is_some() && step.rows.iter().all(can_sample_on_device) {
             return self.execute_on_device(step);
         }
+        self.continued = None;
         self.prepare(step);
         let vocab_size = self.model.config().vocab_size;
         let sampler = &mut self.sampler;
@@ -118,6 +149,14 @@ impl Runner for ModelRunner {
             self.continue_multi_step(step, &mut outputs)?;
         }
         Ok(outputs)
+    }
+
+    fn can_look_ahead(&self) -> bool {
+        self.device_sampler.is_some()
+    }
+
+    fn has_continued(&self) -> bool {
+        self.continued.is_some()
     }
 }
 
@@ -156,15 +195,66 @@ fn sample_params<'a>(input: &SamplerInput<'a>) -> SampleParams<'a> {
 impl ModelRunner {
     /// A step whose tokens are sampled where the logits are. The passes of a multi-step are queued one after the
     /// other, each reading the tokens of the one before in the device's memory; the host looks at tokens while the
-    /// next pass already runs.
+    /// next pass already runs. A step that looks ahead leaves such a pass behind, for the next step to take it up.
     fn execute_on_device(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
-        self.prepare(step);
         let Some(mut sampler) = self.device_sampler.take() else {
             return Err(Error::internal("there is no sampler on the device"));
         };
-        let outputs = self.sample_passes(step, &mut sampler);
+        let continued = self.continued.take();
+        let continued = continued.and_then(|continued| Some((continued.places(step)?, continued)));
+        let outputs = match continued {
+            Some((places, continued)) => self.take_up(step, &places, continued, &mut sampler),
+            None => {
+                self.prepare(step);
+                self.sample_passes(step, &mut sampler)
+            }
+        };
         self.device_sampler = Some(sampler);
         outputs
+    }
+
+    /// A step whose rows are at these places of a pass that was begun before.
+    fn take_up(
+        &mut self,
+        step: &Step<'_>,
+        places: &[usize],
+        continued: Continued,
+        sampler: &mut DeviceSampler,
+    ) -> Result<Vec<RowOutput>> {
+        let Continued { rows, pass } = continued;
+        // Of a pass that has lost rows, the others cannot be continued: the next step begins anew.
+        if step.looks_ahead && places.len() == rows.len() {
+            self.look_ahead(step, pass, sampler)?;
+        }
+        let mut tokens = Vec::with_capacity(rows.len());
+        sampler.tokens(self.model.context(), pass, &mut tokens)?;
+        let tokens: Vec<u32> = places.iter().map(|place| tokens[*place]).collect();
+        let mut outputs = Self::room_for_tokens(step);
+        add_tokens(step, &tokens, &mut outputs);
+        Ok(outputs)
+    }
+
+    /// Begins with the pass behind this one, in which all rows of the step are, if the sampler has room for it.
+    fn look_ahead(&mut self, step: &Step<'_>, pass: usize, sampler: &mut DeviceSampler) -> Result<()> {
+        if pass + 1 >= MAX_PASSES {
+            return Ok(());
+        }
+        let context = Arc::clone(self.model.context());
+        self.prepare_next(step, 1);
+        self.batch.sampled = Some(sampler.on_device(pass));
+        let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
+        sampler.launch(&context, logits)?;
+        let rows = step.rows.iter().map(|row| (row.seq, row.start + 1)).collect();
+        self.continued = Some(Continued { rows, pass: pass + 1 });
+        Ok(())
+    }
+
+    fn room_for_tokens(step: &Step<'_>) -> Vec<RowOutput> {
+        let room_for = |row: &StepRow<'_>| RowOutput {
+            samples: row.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
+            ..RowOutput::default()
+        };
+        step.rows.iter().map(room_for).collect()
     }
 
     fn sample_passes(&mut self, step: &Step<'_>, sampler: &mut DeviceSampler) -> Result<Vec<RowOutput>> {
@@ -173,19 +263,12 @@ impl ModelRunner {
         if step.num_steps > 1 && params().count() != step.rows.len() {
             return Err(Error::internal("a multi-step has a row that does not just generate"));
         }
-        sampler.begin(&context, params(), step.num_steps)?;
-        let mut outputs: Vec<RowOutput> = step
-            .rows
-            .iter()
-            .map(|row| RowOutput {
-                samples: row.samples.iter().map(|_| Vec::with_capacity(step.num_steps)).collect(),
-                ..RowOutput::default()
-            })
-            .collect();
+        sampler.begin(&context, params(), if step.looks_ahead { MAX_PASSES } else { step.num_steps })?;
+        let mut outputs = Self::room_for_tokens(step);
         let mut tokens = vec![0; step.rows.len()];
         for pass in 0..step.num_steps {
             if pass > 0 {
-                self.prepare_next(step, &tokens, pass);
+                self.prepare_next(step, pass);
                 self.batch.sampled = Some(sampler.on_device(pass - 1));
             }
             let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
@@ -199,6 +282,9 @@ impl ModelRunner {
                     return Ok(outputs);
                 }
             }
+        }
+        if step.looks_ahead {
+            self.look_ahead(step, 0, sampler)?;
         }
         sampler.tokens(&context, step.num_steps - 1, &mut tokens)?;
         add_tokens(step, &tokens, &mut outputs);
@@ -240,7 +326,8 @@ impl ModelRunner {
             if all_ended {
                 return Ok(());
             }
-            self.prepare_next(step, &token_ids, offset);
+            self.prepare_next(step, offset);
+            self.batch.token_ids.clone_from(&token_ids);
             let sampler = &mut self.sampler;
             let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
             logits.read(rows.len(), |logits| {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::kv_cache::BlockId;
 use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput};
-use crate::scheduler::BlockCopy;
+use crate::scheduler::{BlockCopy, SeqId};
 
 /// One step, with everything that it needs resolved.
 #[derive(Debug)]
@@ -12,11 +12,16 @@ pub struct Step<'a> {
     pub rows: Vec<StepRow<'a>>,
     /// Tokens to generate for each row. Above 1 only if every row has one token and one sample.
     pub num_steps: usize,
+    /// Whether the runner may begin with the token behind that of each row before anybody has looked at these (see
+    /// [`SchedulerOutput::looks_ahead`](crate::scheduler::SchedulerOutput::looks_ahead)).
+    pub looks_ahead: bool,
 }
 
 /// Part of a sequence to compute.
 #[derive(Debug)]
 pub struct StepRow<'a> {
+    /// Whose part.
+    pub seq: SeqId,
     /// All tokens of the sequence so far.
     pub token_ids: &'a [u32],
     /// Position of the first token to compute.
@@ -26,7 +31,7 @@ pub struct StepRow<'a> {
     /// The sequence's tokens before this position are computed as parts of groups, the others by themselves (see
     /// [`EngineConfig::prompt_group`](crate::config::EngineConfig::prompt_group)).
     pub num_grouped_tokens: usize,
-    /// Blocks for all positions up to `start + len + num_steps - 1`.
+    /// Blocks for all positions up to `start + len + num_steps - 1`, and for one more if the step looks ahead.
     pub block_table: &'a [BlockId],
     /// Copy this block first.
     pub copy: Option<BlockCopy>,
@@ -70,4 +75,15 @@ pub trait Runner: Send {
     /// # Errors
     /// If the step failed as a whole. The engine then ends the sequences of this step and goes on.
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>>;
+
+    /// Whether it can look ahead at all, so that room is to be kept for it.
+    fn can_look_ahead(&self) -> bool {
+        false
+    }
+
+    /// Whether it has continued the rows of the last step, which looked ahead: the next step has to be one of these rows,
+    /// as far as there still is a use for them.
+    fn has_continued(&self) -> bool {
+        false
+    }
 }

@@ -48,6 +48,10 @@ pub struct Scheduler {
     running: Vec<SeqId>,
     /// Forks that will start when a running leader's prompt is computed: they have a seat already.
     num_reserved_seats: usize,
+    /// Whether rows may be continued before their tokens are known.
+    may_look_ahead: bool,
+    /// Those that the runner has continued: the next step is theirs.
+    continued: Vec<SeqId>,
     next_id: u64,
     stats: SchedulerStats,
 }
@@ -65,10 +69,17 @@ impl Scheduler {
             queue: FairQueue::default(),
             running: Vec::new(),
             num_reserved_seats: 0,
+            may_look_ahead: false,
+            continued: Vec::new(),
             next_id: 0,
             stats: SchedulerStats::default(),
             config,
         }
+    }
+
+    /// Plans for a runner that can [look ahead](SchedulerOutput::looks_ahead).
+    pub fn look_ahead(&mut self) {
+        self.may_look_ahead = true;
     }
 
     /// Keeps a record from now on of what can be found in the prefix cache and what no longer.
@@ -132,6 +143,13 @@ impl Scheduler {
         sequence.num_computed_tokens = row.start + row.len + new_token_ids.len().saturating_sub(1);
         self.queue.charge(sequence.client, OUTPUT_TOKEN * new_token_ids.len() as u64);
         self.publish(row.seq);
+    }
+
+    /// Records that the runner computes the next token of each row of this plan already, which [looks
+    /// ahead](SchedulerOutput::looks_ahead): the next plan has these rows, as far as their sequences have not ended, and
+    /// no others.
+    pub fn continue_rows(&mut self, plan: &SchedulerOutput) {
+        self.continued.extend(plan.rows.iter().map(|row| row.seq));
     }
 
     /// Starts a fork of `leader`, whose prompt has just been computed: all blocks are shared, and the

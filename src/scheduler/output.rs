@@ -36,6 +36,10 @@ pub struct SchedulerOutput {
     /// How many tokens to generate for each row before coming back. Above 1 only if every row is a
     /// single token that is sampled for its own sequence; blocks for all of them are reserved.
     pub num_steps: usize,
+    /// Whether each row may be continued before its token is known: it is a single token that is sampled for its own
+    /// sequence, and there are a token more that it may have and a block for it. If the runner does so, the next plan
+    /// continues these rows (see [`Scheduler::continue_rows`](super::Scheduler::continue_rows)).
+    pub looks_ahead: bool,
     /// Sequences whose blocks were taken.
     pub preempted: Vec<SeqId>,
 }

@@ -94,6 +94,9 @@ impl Scheduler {
     /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
     /// give its blocks back; then the next plan admits again.
     pub fn schedule(&mut self) -> SchedulerOutput {
+        if let Some(output) = self.schedule_continued() {
+            return output;
+        }
         let mut plan = Plan {
             output: SchedulerOutput::default(),
             budget: self.config.max_num_batched_tokens,
@@ -115,9 +118,28 @@ impl Scheduler {
         // The others wait for what a step costs beside its tokens, too.
         let price = OUTPUT_TOKEN * self.config.step_cost as u64 / left_out.favoured.len().max(1) as u64;
         left_out.favoured.iter().for_each(|client| self.queue.charge_round(*client, price));
-        self.settle(left_out.clients, &plan);
-        plan.output.num_steps = self.reserve_multi_step(&plan.output);
+        self.settle(left_out.clients, &plan.output);
+        plan.output.num_steps = self.reserve_steps(&plan.output, self.config.num_scheduler_steps);
+        plan.output.looks_ahead = plan.output.num_steps == 1 && self.reserve_ahead(&plan.output);
         plan.output
+    }
+
+    /// The step of those that the runner has continued. Who came meanwhile waits for it in any case.
+    fn schedule_continued(&mut self) -> Option<SchedulerOutput> {
+        let continued = std::mem::take(&mut self.continued);
+        let rows = continued.into_iter().filter_map(|id| {
+            let sequence = self.sequences.get(&id)?;
+            let start = sequence.num_computed_tokens;
+            Some(ScheduledRow { seq: id, start, len: 1, samples: vec![id], copy: None })
+        });
+        let mut output = SchedulerOutput { rows: rows.collect(), num_steps: 1, ..SchedulerOutput::default() };
+        if output.rows.is_empty() {
+            return None;
+        }
+        self.queue.begin_round();
+        self.settle(BTreeSet::new(), &output);
+        output.looks_ahead = self.reserve_ahead(&output);
+        Some(output)
     }
 
     /// Rows that generate are never held up by somebody's long prompt.
@@ -322,16 +344,24 @@ impl Scheduler {
         self.config.max_num_seqs.saturating_sub(taken)
     }
 
-    /// If every running sequence just generates and nobody waits, reserves blocks for several tokens
+    /// Whether the runner may look ahead, and then reserves blocks for a token more of each row. Not with so many rows
+    /// that somebody could be left out of the next step.
+    fn reserve_ahead(&mut self, output: &SchedulerOutput) -> bool {
+        self.may_look_ahead
+            && output.rows.len() <= self.config.step_cost.saturating_mul(MAX_GROWTH)
+            && self.reserve_steps(output, 2) == 2
+    }
+
+    /// If every running sequence just generates and nobody waits, reserves blocks for up to `most` tokens
     /// each and returns how many; else 1.
-    fn reserve_multi_step(&mut self, output: &SchedulerOutput) -> usize {
+    fn reserve_steps(&mut self, output: &SchedulerOutput, most: usize) -> usize {
         let generating = |row: &ScheduledRow| {
             let sequence = &self.sequences[&row.seq];
             let is_prompt = row.start < sequence.num_prompt_tokens;
             let is_plain = !(sequence.single_step || sequence.prompt_logits && is_prompt);
             row.len == 1 && row.samples.len() == 1 && is_plain
         };
-        if self.config.num_scheduler_steps <= 1
+        if most <= 1
             || output.rows.is_empty()
             || self.queue.num_waiting() > 0
             || output.rows.len() != self.running.len()
@@ -343,8 +373,7 @@ impl Scheduler {
             let sequence = &self.sequences[&row.seq];
             sequence.max_len.saturating_sub(sequence.token_ids.len())
         };
-        let num_steps =
-            output.rows.iter().map(room).min().unwrap_or(1).min(self.config.num_scheduler_steps).max(1);
+        let num_steps = output.rows.iter().map(room).min().unwrap_or(1).min(most).max(1);
         let missing = |row: &ScheduledRow| {
             let have = self.sequences[&row.seq].block_table.len();
             self.blocks_for(row.start + num_steps).saturating_sub(have)
@@ -536,8 +565,8 @@ impl Scheduler {
     }
 
     /// Tells the queue who wanted more of the step.
-    fn settle(&mut self, mut short: BTreeSet<ClientId>, plan: &Plan) {
-        let planned: BTreeMap<SeqId, usize> = plan.output.rows.iter().map(|row| (row.seq, row.len)).collect();
+    fn settle(&mut self, mut short: BTreeSet<ClientId>, output: &SchedulerOutput) {
+        let planned: BTreeMap<SeqId, usize> = output.rows.iter().map(|row| (row.seq, row.len)).collect();
         for id in &self.running {
             let sequence = &self.sequences[id];
             if sequence.num_uncomputed_tokens() > planned.get(id).copied().unwrap_or(0) {

@@ -8,8 +8,9 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tinyvllm::config::EngineConfig;
-use tinyvllm::runner::{RowOutput, Runner, Step};
+use tinyvllm::runner::{RowOutput, Runner, Step, StepRow};
 use tinyvllm::sampling::{SampledToken, Sampler, SamplerInput, SamplingParams};
+use tinyvllm::scheduler::SeqId;
 use tinyvllm::{Error, Result};
 
 pub(crate) const VOCAB_SIZE: usize = 24;
@@ -67,6 +68,10 @@ pub(crate) struct FakeRunner {
     /// Fail the step with this number, if any.
     pub(crate) fail_at: Option<u64>,
     num_steps: u64,
+    /// Looks ahead where a step allows it.
+    pub(crate) looks_ahead: bool,
+    /// The rows of which it did in the last step.
+    continued: Vec<(SeqId, usize)>,
 }
 
 impl FakeRunner {
@@ -77,6 +82,8 @@ impl FakeRunner {
             sampler: Sampler::default(),
             fail_at: None,
             num_steps: 0,
+            looks_ahead: true,
+            continued: Vec::new(),
         }
     }
 }
@@ -84,6 +91,10 @@ impl FakeRunner {
 impl Runner for FakeRunner {
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
         self.num_steps += 1;
+        let continued = std::mem::take(&mut self.continued);
+        let is_continued = |row: &StepRow<'_>| row.len == 1 && continued.contains(&(row.seq, row.start));
+        let num_continued = step.rows.iter().filter(|row| is_continued(row)).count();
+        assert!([0, step.rows.len()].contains(&num_continued), "a step of continued rows and others");
         if self.fail_at == Some(self.num_steps) {
             return Err(Error::internal("planned failure"));
         }
@@ -100,7 +111,7 @@ impl Runner for FakeRunner {
                 self.slots[copy.target.index() * block_size + offset] = content;
             }
         }
-        let slot = |row: &tinyvllm::runner::StepRow<'_>, position: usize| {
+        let slot = |row: &StepRow<'_>, position: usize| {
             row.block_table[position / block_size].index() * block_size + position % block_size
         };
         let mut written = std::collections::HashSet::new();
@@ -166,6 +177,22 @@ impl Runner for FakeRunner {
             }
             outputs.push(RowOutput { samples, logits: all_logits, prompt_logprobs });
         }
+        // As a real one, it does not always do so.
+        if step.looks_ahead && self.looks_ahead && !self.num_steps.is_multiple_of(5) {
+            for (row, output) in step.rows.iter().zip(&outputs) {
+                let token = output.samples[0][0].as_ref().map_or(0, |token| token.token_id);
+                self.slots[slot(row, row.start + 1)] = Some((token, row.start + 1, false));
+                self.continued.push((row.seq, row.start + 1));
+            }
+        }
         Ok(outputs)
+    }
+
+    fn can_look_ahead(&self) -> bool {
+        self.looks_ahead
+    }
+
+    fn has_continued(&self) -> bool {
+        !self.continued.is_empty()
     }
 }

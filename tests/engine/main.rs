@@ -10,6 +10,7 @@ mod rule;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
@@ -627,4 +628,56 @@ fn a_sink_that_refuses_or_closes_gives_its_request_up() {
     let is_complete = matches!(&last, Event::Finished { reason: FinishReason::Length, .. });
     assert!(is_failure || is_complete, "{last:?}");
     assert_eq!(engine.submit(Request::new(vec![1], params)).unwrap().count(), 41);
+}
+
+/// A runner that tells how often it looked ahead.
+struct Counted(FakeRunner, Arc<AtomicUsize>);
+
+impl Runner for Counted {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        let outputs = self.0.execute(step);
+        self.1.fetch_add(usize::from(self.0.has_continued()), Ordering::Relaxed);
+        outputs
+    }
+
+    fn can_look_ahead(&self) -> bool {
+        self.0.can_look_ahead()
+    }
+
+    fn has_continued(&self) -> bool {
+        self.0.has_continued()
+    }
+}
+
+/// Where sequences only generate, their next step begins before the tokens of this one are known; who comes meanwhile has
+/// its turn in the step behind that, and the last token of a sequence is not looked beyond.
+#[test]
+fn steps_are_begun_early_and_hold_nobody_up() {
+    let config = small_config();
+    let num_ahead = Arc::new(AtomicUsize::new(0));
+    let runner = Counted(FakeRunner::new(&config), Arc::clone(&num_ahead));
+    let mut core = EngineCore::new(Box::new(runner), limits(), config.clone()).unwrap();
+    let params = |max_tokens| SamplingParams {
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..SamplingParams::greedy()
+    };
+    core.submit(Request::new(vec![1, 2, 3], params(20))).unwrap();
+    let mut tokens = 0;
+    while tokens < 10 {
+        tokens += core.step().iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
+    }
+    // One in five is not begun early.
+    let before = num_ahead.load(Ordering::Relaxed);
+    assert!((6..=9).contains(&before), "{before}");
+    let second = core.submit(Request::new(vec![4, 5], params(3))).unwrap();
+    let steps_of_others =
+        (0..).take_while(|_| core.step().iter().all(|(id, _)| *id != second)).take(5).count();
+    assert!(steps_of_others <= 1, "{steps_of_others}");
+    while core.has_unfinished() {
+        core.step();
+        core.check_integrity().unwrap();
+    }
+    let after = num_ahead.load(Ordering::Relaxed);
+    assert!(after > before && after < 20, "{after}");
 }

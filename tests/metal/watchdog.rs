@@ -16,6 +16,7 @@ use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
 use tinyvllm::runner::{ModelRunner, RowOutput, Runner, Step, StepRow};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
+use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
 
 use crate::emulator::{Emulator, Timing, Variant};
@@ -213,7 +214,8 @@ fn execute(
         (part.start, part.len, table.clone(), part.samples.then_some(input), part.all_logits)
     };
     let rows: Vec<_> = parts.iter().zip(&tables).enumerate().map(row).collect();
-    let rows = rows.iter().map(|(start, len, table, input, all_logits)| StepRow {
+    let rows = rows.iter().zip(0..).map(|((start, len, table, input, all_logits), seq)| StepRow {
+        seq: SeqId(seq),
         token_ids: &token_ids[..start + len],
         start: *start,
         len: *len,
@@ -224,7 +226,7 @@ fn execute(
         all_logits: *all_logits,
         prompt_logprobs: None,
     });
-    runner.execute(&Step { rows: rows.collect(), num_steps }).unwrap()
+    runner.execute(&Step { rows: rows.collect(), num_steps, looks_ahead: false }).unwrap()
 }
 
 /// Steps that are as large as they can be in one way or another.

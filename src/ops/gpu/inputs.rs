@@ -74,18 +74,19 @@ impl DecodeRows<'_> {
     }
 }
 
-/// A list with room for so many words, from `begin` on in each slot.
-#[derive(Debug, Clone, Copy)]
-struct List {
-    begin: usize,
-    capacity: usize,
-}
+/// Words that a list begins at multiples of.
+const LIST_UNIT: usize = 64;
 
-impl List {
-    /// The part of it behind the first `len` words.
-    fn from(self, len: usize) -> Self {
-        Self { begin: self.begin + len, capacity: self.capacity.saturating_sub(len) }
-    }
+/// Where the lists of the current step begin in their slot, in words.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lists {
+    token_ids: usize,
+    positions: usize,
+    slots: usize,
+    outputs: usize,
+    decode_rows: usize,
+    prefill_tiles: usize,
+    block_tables: usize,
 }
 
 /// What a step's lists are made for.
@@ -103,55 +104,43 @@ pub(crate) struct GpuInputs {
     slot_words: usize,
     slot: usize,
     in_use: [Option<Ticket>; NUM_SLOTS],
-    token_ids: List,
-    positions: List,
-    slots: List,
-    outputs: List,
-    block_tables: List,
-    decode_rows: List,
-    prefill_tiles: List,
+    lists: Lists,
     /// Sequences of one token of the current step; of the others, tokens or tiles.
     decode: Vec<DecodeRow>,
     prefill_rows: Vec<DecodeRow>,
     prefill: Vec<PrefillTile>,
     expanded: Vec<ExpandedRow>,
-    /// Kept for its memory.
+    /// All of the lists, as they are written.
     words: Vec<u32>,
 }
 
 impl GpuInputs {
     pub(crate) fn new(gpu: &GpuBackend, limits: InputLimits) -> Result<Self> {
-        let mut slot_words = 0;
-        let mut list = |capacity: usize| {
-            let begin = slot_words;
-            slot_words += capacity.next_multiple_of(64);
-            List { begin, capacity }
-        };
         let InputLimits { max_num_tokens, max_num_rows, max_num_blocks, .. } = limits;
-        let token_ids = list(max_num_tokens);
-        let positions = list(max_num_tokens);
-        let slots = list(max_num_tokens);
-        let outputs = list(max_num_tokens);
-        let block_tables = list(max_num_blocks);
-        let decode_rows = list((max_num_rows + max_num_tokens) * size_of::<DecodeRow>() / 4);
-        let prefill_tiles = list(max_num_tokens * size_of::<PrefillTile>() / 4);
+        // Token ids, positions, slots and outputs; rows; tiles; block tables.
+        let slot_words = [
+            max_num_tokens,
+            max_num_tokens,
+            max_num_tokens,
+            max_num_tokens,
+            (max_num_rows + max_num_tokens) * size_of::<DecodeRow>() / 4,
+            max_num_tokens * size_of::<PrefillTile>() / 4,
+            max_num_blocks,
+        ]
+        .iter()
+        .map(|len| len.next_multiple_of(LIST_UNIT))
+        .sum();
         Ok(Self {
             buffer: gpu.device().allocate(NUM_SLOTS * slot_words * 4, Placement::Shared)?,
             slot_words,
             slot: 0,
             in_use: [None; NUM_SLOTS],
-            token_ids,
-            positions,
-            slots,
-            outputs,
-            block_tables,
-            decode_rows,
-            prefill_tiles,
+            lists: Lists::default(),
             decode: Vec::with_capacity(max_num_rows),
             prefill_rows: Vec::with_capacity(max_num_tokens),
             prefill: Vec::with_capacity(max_num_tokens),
             expanded: Vec::with_capacity(max_num_rows),
-            words: Vec::new(),
+            words: Vec::with_capacity(slot_words),
         })
     }
 
@@ -173,15 +162,37 @@ impl GpuInputs {
             gpu.wait(ticket)?;
         }
         self.describe_rows(attention, prefill_form)?;
-        self.write(gpu, self.token_ids, token_ids)?;
-        self.write(gpu, self.positions, positions)?;
-        self.write_all(gpu, self.slots, &attention.slot_mapping)?;
-        self.write_all(gpu, self.outputs, outputs)?;
-        self.write(gpu, self.block_tables, &attention.block_tables)?;
-        self.write(gpu, self.decode_rows, cast_slice(&self.decode))?;
-        let behind = self.decode_rows.from(self.decode.len() * size_of::<DecodeRow>() / 4);
-        self.write(gpu, behind, cast_slice(&self.prefill_rows))?;
-        self.write(gpu, self.prefill_tiles, cast_slice(&self.prefill))
+        let words = &mut self.words;
+        words.clear();
+        let mut list = |add: &mut dyn FnMut(&mut Vec<u32>)| {
+            words.resize(words.len().next_multiple_of(LIST_UNIT), 0);
+            let begin = words.len();
+            add(words);
+            begin
+        };
+        let as_words =
+            |values: &[usize], words: &mut Vec<u32>| words.extend(values.iter().map(|value| *value as u32));
+        // Block tables come last: the others of a step that only generates are at the same place in every step.
+        self.lists = Lists {
+            token_ids: list(&mut |words| words.extend_from_slice(token_ids)),
+            positions: list(&mut |words| words.extend_from_slice(positions)),
+            slots: list(&mut |words| as_words(&attention.slot_mapping, words)),
+            outputs: list(&mut |words| as_words(outputs, words)),
+            decode_rows: list(&mut |words| {
+                words.extend_from_slice(cast_slice(&self.decode));
+                words.extend_from_slice(cast_slice(&self.prefill_rows));
+            }),
+            prefill_tiles: list(&mut |words| words.extend_from_slice(cast_slice(&self.prefill))),
+            block_tables: list(&mut |words| words.extend_from_slice(&attention.block_tables)),
+        };
+        if self.words.len() > self.slot_words {
+            return Err(Error::internal(format!(
+                "the lists of a step have {} words; there is room for {}",
+                self.words.len(),
+                self.slot_words
+            )));
+        }
+        gpu.device().write(&self.buffer, 4 * self.slot * self.slot_words, cast_slice(&self.words))
     }
 
     fn describe_rows(&mut self, attention: &AttentionMetadata, prefill_form: PrefillForm) -> Result<()> {
@@ -239,52 +250,28 @@ impl GpuInputs {
         Ok(())
     }
 
-    fn write(&self, gpu: &GpuBackend, list: List, words: &[u32]) -> Result<()> {
-        if words.len() > list.capacity {
-            return Err(Error::internal(format!(
-                "a list of {} words does not fit into {} of a step's lists",
-                words.len(),
-                list.capacity
-            )));
-        }
-        gpu.device().write(&self.buffer, self.offset(list), cast_slice(words))
-    }
-
-    fn write_all(&mut self, gpu: &GpuBackend, list: List, values: &[usize]) -> Result<()> {
-        let mut words = std::mem::take(&mut self.words);
-        words.clear();
-        words.extend(values.iter().map(|value| *value as u32));
-        let result = self.write(gpu, list, &words);
-        self.words = words;
-        result
-    }
-
-    fn offset(&self, list: List) -> usize {
-        4 * (self.slot * self.slot_words + list.begin)
-    }
-
-    fn binding(&self, list: List) -> Binding<'_> {
-        Binding::read(&self.buffer).at(self.offset(list))
+    fn binding(&self, list: usize) -> Binding<'_> {
+        Binding::read(&self.buffer).at(4 * (self.slot * self.slot_words + list))
     }
 
     pub(crate) fn token_ids(&self) -> Binding<'_> {
-        self.binding(self.token_ids)
+        self.binding(self.lists.token_ids)
     }
 
     pub(crate) fn positions(&self) -> Binding<'_> {
-        self.binding(self.positions)
+        self.binding(self.lists.positions)
     }
 
     pub(crate) fn slots(&self) -> Binding<'_> {
-        self.binding(self.slots)
+        self.binding(self.lists.slots)
     }
 
     pub(crate) fn outputs(&self) -> Binding<'_> {
-        self.binding(self.outputs)
+        self.binding(self.lists.outputs)
     }
 
     pub(super) fn block_tables(&self) -> Binding<'_> {
-        self.binding(self.block_tables)
+        self.binding(self.lists.block_tables)
     }
 
     /// The sequences of one token.
@@ -304,7 +291,7 @@ impl GpuInputs {
 
     /// Tokens that attend by themselves, from `first` of these on.
     pub(super) fn rows_from(&self, rows: DecodeRows<'_>, first: usize) -> Binding<'_> {
-        let binding = self.binding(self.decode_rows);
+        let binding = self.binding(self.lists.decode_rows);
         binding.at(binding.offset + (rows.begin + first) * size_of::<DecodeRow>())
     }
 
@@ -320,7 +307,7 @@ impl GpuInputs {
 
     /// The tiles of the other sequences, from `first` on.
     pub(super) fn prefill_tiles(&self, first: usize) -> Binding<'_> {
-        let binding = self.binding(self.prefill_tiles);
+        let binding = self.binding(self.lists.prefill_tiles);
         binding.at(binding.offset + first * size_of::<PrefillTile>())
     }
 
