@@ -1,5 +1,7 @@
 // A driver without a GPU behind it: what NVIDIA's says up to the point where something is missing.
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef VERSION
@@ -56,7 +58,30 @@ Result cuMemcpyDtoHAsync_v2(void *to, unsigned long long at, size_t len, void *s
 Result cuEventCreate(void **event, unsigned flags) { *event = &handle; return SUCCESS; }
 Result cuEventRecord(void *event, void *stream) { return SUCCESS; }
 Result cuEventSynchronize(void *event) { return SUCCESS; }
-Result cuLaunchKernelEx(const void *config, void *function, void **parameters, void **extra) { return LAUNCH; }
+
+// What was queued is written to a file at the end, if one is named.
+static int num_launches, num_nodes, num_graphs, num_replays, num_replaced;
+Result cuLaunchKernelEx(const void *config, void *function, void **parameters, void **extra) {
+  num_launches++;
+  return LAUNCH;
+}
+Result cuGraphCreate(void **graph, unsigned flags) { *graph = &handle; num_nodes = 0; return SUCCESS; }
+Result cuGraphAddNode_v2(void **node, void *graph, void *const *before, const void *edges, size_t count, void *parameters) {
+  *node = (char *)&handle + ++num_nodes;
+  return count == (num_nodes > 1) && (count == 0 || (char *)*before + 1 == (char *)*node) ? SUCCESS : 1;
+}
+Result cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { *exec = &handle; num_graphs++; return SUCCESS; }
+Result cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const void *parameters) { num_replaced++; return SUCCESS; }
+Result cuGraphLaunch(void *exec, void *stream) { num_replays++; return SUCCESS; }
+Result cuGraphExecDestroy(void *exec) { return SUCCESS; }
+Result cuGraphDestroy(void *graph) { return SUCCESS; }
+__attribute__((destructor)) static void write_counts(void) {
+  const char *path = getenv("FAKE_DRIVER_COUNTS");
+  FILE *file = path ? fopen(path, "w") : NULL;
+  if (file == NULL) return;
+  fprintf(file, "%d %d %d %d %d\n", num_launches, num_nodes, num_graphs, num_replays, num_replaced);
+  fclose(file);
+}
 Result cuModuleLoadData(void **module, const void *image) { *module = &handle; return SUCCESS; }
 Result cuModuleGetFunction(void **function, void *module, const char *name) { *function = &handle; return SUCCESS; }
 Result cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 512; return SUCCESS; }

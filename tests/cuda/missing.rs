@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -48,22 +48,23 @@ impl Machine {
     }
 
     fn run(&self, device: &str) -> Outcome {
+        self.generate(device, 2)
+    }
+
+    fn generate(&self, device: &str, num_tokens: usize) -> Outcome {
         Program::new()
-            .args([
-                "--device",
-                device,
-                "--max-tokens",
-                "2",
-                "--temperature",
-                "0",
-                "--raw",
-                "--prompt",
-                "Once",
-            ])
+            .args(["--device", device, "--max-tokens", &num_tokens.to_string()])
+            .args(["--ignore-eos", "--temperature", "0", "--raw", "--prompt", "Once"])
+            .env("FAKE_DRIVER_COUNTS", self.counts())
             .env("LD_LIBRARY_PATH", self.driver.path())
             .env("TINYVLLM_CUDA_LIBRARIES", self.libraries.path())
             .env("XDG_CACHE_HOME", self.home.path())
             .run()
+    }
+
+    /// Where the driver writes what was queued.
+    fn counts(&self) -> PathBuf {
+        self.home.path().join("counts")
     }
 
     /// Checks that a GPU that is asked for is an error, in one line that says all of `words`, with a way out.
@@ -182,4 +183,28 @@ fn a_gpu_that_fails() {
     let outcome = machine.run("cuda");
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("Fake GPU"), "{}", outcome.stderr);
+}
+
+/// Nothing is missing: the steps of an answer, whose lists lie at two places in turn, are queued as a graph for each, of which
+/// the arguments of a few kernels are replaced.
+#[test]
+fn steps_that_come_again_are_queued_by_one_call() {
+    let counts = |definitions: &[&str], num_tokens: usize| {
+        let machine = Machine::new(definitions).and_then(Machine::with_compiler)?;
+        let outcome = machine.generate("cuda", num_tokens);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let counts = fs::read_to_string(machine.counts()).unwrap();
+        let counts: Vec<usize> = counts.split_whitespace().map(|count| count.parse().unwrap()).collect();
+        <[usize; 5]>::try_from(counts).ok()
+    };
+    let Some([num_launches, num_nodes, num_graphs, num_replays, num_replaced]) = counts(&[], 60) else {
+        return;
+    };
+    assert_eq!(num_graphs, 2);
+    assert!((50..60).contains(&num_replays), "{num_replays} graphs were queued");
+    assert!(num_replaced >= num_replays && num_replaced <= 4 * num_replays, "{num_replaced} were replaced");
+    assert!(num_launches < 12 * num_nodes, "{num_launches} launches beside graphs of {num_nodes}");
+    // Drivers that do not know of kernels that overlap within a graph have none.
+    let Some([more_launches, .., no_replays, _]) = counts(&["VERSION=12020"], 60) else { return };
+    assert!(no_replays == 0 && more_launches > 40 * num_nodes, "{more_launches} launches");
 }

@@ -1,7 +1,7 @@
 //! The GPU behind the driver, and what its errors say.
 
 use std::ffi::{c_int, c_uint};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result::{self, ctx, device, primary_ctx, stream};
@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUdevice_attribute::{
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstream};
 
+use super::repeated::Repeated;
 use crate::{Error, ErrorKind, Result};
 
 /// The oldest driver, by the version of CUDA that it is made for: the one that reads what the compiler makes.
@@ -23,6 +24,8 @@ const MIN_ARCHITECTURE: c_int = 80;
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) name: String,
+    /// The version of CUDA that the driver is made for, such as 12080.
+    pub(super) driver: c_int,
     /// Such as 90.
     pub(super) architecture: c_int,
     /// Multiprocessors.
@@ -31,6 +34,7 @@ pub(super) struct Device {
     pub(super) threadgroup_memory: usize,
     pub(super) queue: CUstream,
     pub(super) reading: CUstream,
+    launches: Mutex<Repeated<Self>>,
     context: CUcontext,
 }
 
@@ -167,13 +171,34 @@ impl Device {
         unsafe { ctx::set_current(context) }.doing("the GPU's context")?;
         let new_queue = || stream::create(stream::StreamKind::NonBlocking).doing("a queue of the GPU");
         let (queue, reading) = (new_queue()?, new_queue()?);
-        Ok(Arc::new(Self { name, architecture, num_cores, threadgroup_memory, queue, reading, context }))
+        Ok(Arc::new(Self {
+            name,
+            driver: version,
+            architecture,
+            num_cores,
+            threadgroup_memory,
+            queue,
+            reading,
+            launches: Mutex::default(),
+            context,
+        }))
     }
 
     /// Makes the GPU the one that this thread's calls are for.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as the process.
         unsafe { ctx::set_current(self.context) }.doing("the GPU's context")
+    }
+
+    /// The launches since the last commit.
+    pub(super) fn launches(&self) -> MutexGuard<'_, Repeated<Self>> {
+        self.launches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The GPU, for something that comes behind all that was launched: nothing is held back any more.
+    pub(super) fn enter_behind_launches(&self) -> Result<()> {
+        self.enter()?;
+        self.launches().give_up(self)
     }
 
     /// Waits for everything in the queue.

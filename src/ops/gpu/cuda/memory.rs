@@ -72,7 +72,7 @@ impl GpuMemory for DeviceMemory {
 impl Drop for DeviceMemory {
     /// After everything that is queued: the driver waits before it frees.
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
+        if self.device.enter_behind_launches().is_ok() {
             // It fails if earlier work did, which whoever waited for that work was told.
             // SAFETY: allocated once and freed once; nobody else has the address any more.
             _ = unsafe { result::free_sync(self.at) };

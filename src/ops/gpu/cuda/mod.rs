@@ -4,10 +4,12 @@
 //! cache, the run-time compiler.
 
 mod driver;
+mod launcher;
 mod memory;
 mod messages;
 mod nvrtc;
 mod pipelines;
+mod repeated;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -15,17 +17,12 @@ mod tests;
 pub use messages::compile_messages;
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::path::Path;
-use std::ptr::{from_mut, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::result::{self, event};
-use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
-    cuLaunchKernelEx,
-};
+use cudarc::driver::sys::{CUevent, CUevent_flags};
 
 use super::{ChipClass, Constant, Gpu, GpuBuffer, Launch, Library, Pipeline, Placement, Ticket};
 use crate::weights::SharedBytes;
@@ -34,13 +31,11 @@ use driver::{Device, Doing, size};
 use memory::DeviceMemory;
 use nvrtc::Nvrtc;
 use pipelines::Pipelines;
+use repeated::Call;
 
-/// Most bytes behind buffer(0), and most buffers: what [`Arguments`] has room for.
+/// Most bytes behind buffer(0), and most buffers: what [`MAX_ARGUMENT_WORDS`] is for.
 const MAX_ARGUMENT_BYTES: usize = 512;
 const MAX_BUFFERS: usize = 30;
-
-/// The first GPUs on which a kernel may begin before the one in front of it has ended.
-const OVERLAPPING_ARCHITECTURE: i32 = 90;
 
 /// Bytes of the copy that shows the bandwidth of the memory: several times what a GPU's cache holds, and little enough to
 /// be left beside a model.
@@ -50,10 +45,9 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES_PER_PASS: usize = 8;
 const NUM_COPY_PASSES: usize = 5;
 
-/// What a kernel is launched with: the bytes of its arguments, padded to words, and the addresses of its buffers, as
-/// in `msl/entry_cuda.hpp`.
-#[repr(C, align(16))]
-struct Arguments([u64; MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS]);
+/// What a kernel is launched with, at most: the bytes of its arguments, padded to words, and the addresses of its buffers,
+/// as in `msl/entry_cuda.hpp`.
+const MAX_ARGUMENT_WORDS: usize = MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS;
 
 /// An NVIDIA GPU.
 #[derive(Debug)]
@@ -99,7 +93,7 @@ impl CudaGpu {
     /// # Errors
     /// Those of `work` and of the device.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-        self.device.enter()?;
+        self.device.enter_behind_launches()?;
         let doing = "timing the GPU";
         let new_event = || event::create(CUevent_flags::CU_EVENT_DEFAULT).doing(doing);
         let (start, end) = (new_event()?, new_event()?);
@@ -108,6 +102,7 @@ impl CudaGpu {
         unsafe {
             event::record(start, self.device.queue).doing(doing)?;
             work()?;
+            self.device.enter_behind_launches()?;
             event::record(end, self.device.queue).doing(doing)?;
             event::synchronize(end).doing(doing)?;
             let milliseconds = event::elapsed(start, end).doing(doing)?;
@@ -122,7 +117,7 @@ impl CudaGpu {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the other is smaller.
     fn copy(&self, source: &GpuBuffer, target: &GpuBuffer) -> Result<()> {
-        self.device.enter()?;
+        self.device.enter_behind_launches()?;
         let len = source.len();
         let (from, to) = (DeviceMemory::of(source)?.range(0, len)?, DeviceMemory::of(target)?.range(0, len)?);
         // SAFETY: both ranges are inside their buffers.
@@ -202,46 +197,35 @@ impl Gpu for CudaGpu {
         if args.len() > MAX_ARGUMENT_BYTES {
             return Err(Error::internal(format!("{}: {} bytes of arguments", kernel.name, args.len())));
         }
-        let mut arguments = Arguments([0; MAX_ARGUMENT_BYTES / 8 + MAX_BUFFERS]);
-        let words = &mut arguments.0;
-        bytemuck::cast_slice_mut::<u64, u8>(words)[..args.len()].copy_from_slice(args);
-        for (at, binding) in words[args.len().div_ceil(8)..].iter_mut().zip(buffers) {
+        let mut words = [0; MAX_ARGUMENT_WORDS];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..args.len()].copy_from_slice(args);
+        let num_words = args.len().div_ceil(8);
+        for (at, binding) in words[num_words..].iter_mut().zip(buffers) {
             *at = DeviceMemory::of(binding.buffer)?.range(binding.offset, 1)?;
         }
-        let mut list = [from_mut(&mut arguments).cast::<c_void>()];
-        let [x, y, z] = grid.map(size);
-        self.device.enter()?;
-        // It may begin while the one before it still works, and waits for that itself.
-        let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-        let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let mut overlaps = CUlaunchAttribute { id, pad: [0; 4], value };
-        let config = CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: size(num_threads),
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: size(threadgroup_memory),
-            hStream: self.device.queue,
-            attrs: &raw mut overlaps,
-            numAttrs: u32::from(self.device.architecture >= OVERLAPPING_ARCHITECTURE),
+        let call = Call {
+            function: kernel.function,
+            grid: grid.map(size),
+            num_threads: size(num_threads),
+            memory: size(threadgroup_memory),
         };
-        // SAFETY: every kernel takes this structure or a shorter one, and it is copied before the call returns. The
-        // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
-        let result =
-            unsafe { cuLaunchKernelEx(&raw const config, kernel.function, list.as_mut_ptr(), null_mut()) };
-        result.result().doing(&kernel.name)
+        self.device.enter()?;
+        let arguments = &words[..num_words + buffers.len()];
+        self.device
+            .launches()
+            .push(&self.device, call, arguments)
+            .map_err(|error| error.context(&kernel.name))
     }
 
     fn write(&self, target: &GpuBuffer, offset: usize, bytes: &[u8]) -> Result<()> {
         let at = DeviceMemory::of(target)?.range(offset, bytes.len())?;
-        self.device.enter()?;
+        self.device.enter_behind_launches()?;
         // SAFETY: the range is inside the buffer; from memory of this kind, the driver has read it when it returns.
         unsafe { result::memcpy_htod_async(at, bytes, self.device.queue) }.doing("writing to the GPU")
     }
 
     fn read(&self, source: &GpuBuffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.device.enter_behind_launches()?;
         self.device.finish()?;
         self.read_finished(source, offset, bytes)
     }
@@ -260,13 +244,14 @@ impl Gpu for CudaGpu {
     fn copy(&self, source: (&GpuBuffer, usize), target: (&GpuBuffer, usize), len: usize) -> Result<()> {
         let from = DeviceMemory::of(source.0)?.range(source.1, len)?;
         let to = DeviceMemory::of(target.0)?.range(target.1, len)?;
-        self.device.enter()?;
+        self.device.enter_behind_launches()?;
         // SAFETY: both ranges are inside their buffers, which are freed behind all that is queued.
         unsafe { result::memcpy_dtod_async(to, from, len, self.device.queue) }.doing("copying on the GPU")
     }
 
     fn commit(&self) -> Result<Ticket> {
         self.device.enter()?;
+        self.device.launches().commit(&self.device)?;
         let mut commits = self.commits();
         let event = match commits.free.pop() {
             Some(event) => event,

@@ -1,0 +1,199 @@
+//! Launches and graphs as the driver takes them.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+
+use cudarc::driver::sys::{
+    CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v3, CUfunction, CUgraph, CUgraphEdgeData, CUgraphExec,
+    CUgraphNode, CUgraphNodeParams, CUgraphNodeType, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, cuGraphAddNode_v2, cuGraphCreate, cuGraphDestroy,
+    cuGraphExecDestroy, cuGraphExecKernelNodeSetParams_v2, cuGraphInstantiateWithFlags, cuGraphLaunch,
+    cuLaunchKernelEx,
+};
+
+use super::MAX_ARGUMENT_WORDS;
+use super::driver::{Device, Doing};
+use super::repeated::{Call, Launcher, Sequence};
+use crate::Result;
+
+/// The first GPUs on which a kernel may begin before the one in front of it has ended.
+const OVERLAPPING_ARCHITECTURE: i32 = 90;
+
+/// The first driver, by the version of CUDA that it is made for, whose graphs have edges of that kind.
+const MIN_DRIVER_OF_GRAPHS: i32 = 12_030;
+
+/// The edge behind a kernel that says itself when the next one may begin: `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC` and
+/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
+const OVERLAPPING_EDGE: CUgraphEdgeData =
+    CUgraphEdgeData { from_port: 1, to_port: 0, type_: 1, reserved: [0; 5] };
+const PLAIN_EDGE: CUgraphEdgeData = CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+
+/// A graph with its kernels in the order of launches.
+#[derive(Debug)]
+pub(super) struct Graph {
+    graph: CUgraph,
+    nodes: Vec<CUgraphNode>,
+    /// Its executable form.
+    exec: CUgraphExec,
+}
+
+impl Device {
+    fn overlaps(&self) -> bool {
+        self.architecture >= OVERLAPPING_ARCHITECTURE
+    }
+
+    /// A graph whose nodes are these launches, one behind the other. What is in `graph` and `nodes` is the caller's, also
+    /// if it fails.
+    fn fill(
+        &self,
+        sequence: &Sequence<CUfunction>,
+        graph: CUgraph,
+        nodes: &mut Vec<CUgraphNode>,
+    ) -> Result<CUgraphExec> {
+        let doing = "a graph of kernels";
+        for index in 0..sequence.len() {
+            let (call, arguments) = sequence.get(index);
+            let arguments = padded(arguments);
+            let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
+            let [x, y, z] = call.grid;
+            // SAFETY: a structure of numbers and pointers, for which zeros are values.
+            let mut params: CUgraphNodeParams = unsafe { MaybeUninit::zeroed().assume_init() };
+            params.type_ = CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL;
+            params.__bindgen_anon_1.kernel = CUDA_KERNEL_NODE_PARAMS_v3 {
+                func: call.function,
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: call.num_threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: call.memory,
+                kernelParams: list.as_mut_ptr(),
+                extra: null_mut(),
+                kern: null_mut(),
+                ctx: null_mut(),
+            };
+            let mut node = null_mut();
+            let before = nodes.last().copied();
+            let edge = if self.overlaps() { OVERLAPPING_EDGE } else { PLAIN_EDGE };
+            let (from, edges) =
+                before.as_ref().map_or((null(), null()), |node| (&raw const *node, &raw const edge));
+            let count = usize::from(before.is_some());
+            // SAFETY: the graph and the node before are there; arguments are copied before the call returns, as those of a
+            // launch.
+            unsafe { cuGraphAddNode_v2(&raw mut node, graph, from, edges, count, &raw mut params) }
+                .result()
+                .doing(doing)?;
+            nodes.push(node);
+        }
+        let mut exec = null_mut();
+        // SAFETY: the graph was just made.
+        unsafe { cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) }.result().doing(doing)?;
+        Ok(exec)
+    }
+}
+
+/// Arguments with zeros behind them up to the most that a kernel takes, which the driver may read.
+fn padded(arguments: &[u64]) -> [u64; MAX_ARGUMENT_WORDS] {
+    let mut all = [0; MAX_ARGUMENT_WORDS];
+    all[..arguments.len()].copy_from_slice(arguments);
+    all
+}
+
+impl Launcher for Device {
+    type Function = CUfunction;
+    type Graph = Graph;
+
+    fn has_graphs(&self) -> bool {
+        self.driver >= MIN_DRIVER_OF_GRAPHS
+    }
+
+    fn launch(&self, call: &Call<CUfunction>, arguments: &[u64]) -> Result<()> {
+        let arguments = padded(arguments);
+        let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
+        let [x, y, z] = call.grid;
+        // It may begin while the one before it still works, and waits for that itself.
+        let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut overlaps = CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: call.num_threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: call.memory,
+            hStream: self.queue,
+            attrs: &raw mut overlaps,
+            numAttrs: u32::from(self.overlaps()),
+        };
+        // SAFETY: every kernel takes such a structure or a shorter one, and it is copied before the call returns. The
+        // driver checks the sizes. What a kernel accesses beyond its buffers is its own fault, which the emulator finds.
+        let result =
+            unsafe { cuLaunchKernelEx(&raw const config, call.function, list.as_mut_ptr(), null_mut()) };
+        result.result().doing("launching a kernel")
+    }
+
+    fn build(&self, sequence: &Sequence<CUfunction>) -> Result<Graph> {
+        self.enter()?;
+        let mut graph = null_mut();
+        // SAFETY: the graph is written to a variable.
+        unsafe { cuGraphCreate(&raw mut graph, 0) }.result().doing("a graph of kernels")?;
+        let mut nodes = Vec::with_capacity(sequence.len());
+        match self.fill(sequence, graph, &mut nodes) {
+            Ok(exec) => Ok(Graph { graph, nodes, exec }),
+            Err(error) => {
+                // SAFETY: the graph was made above and nobody has it.
+                _ = unsafe { cuGraphDestroy(graph) };
+                Err(error)
+            }
+        }
+    }
+
+    fn replace(
+        &self,
+        graph: &mut Graph,
+        index: usize,
+        call: &Call<CUfunction>,
+        arguments: &[u64],
+    ) -> Result<()> {
+        let arguments = padded(arguments);
+        let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
+        let [x, y, z] = call.grid;
+        let params = CUDA_KERNEL_NODE_PARAMS {
+            func: call.function,
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: call.num_threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: call.memory,
+            kernelParams: list.as_mut_ptr(),
+            extra: null_mut(),
+            kern: null_mut(),
+            ctx: null_mut(),
+        };
+        // SAFETY: the node is one of the graph, which lives as long as its executable form; arguments are copied before
+        // the call returns. Where the graph is queued already it keeps those that it had.
+        unsafe { cuGraphExecKernelNodeSetParams_v2(graph.exec, graph.nodes[index], &raw const params) }
+            .result()
+            .doing("the arguments of a graph of kernels")
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { cuGraphLaunch(graph.exec, self.queue) }.result().doing("launching a graph of kernels")
+    }
+
+    fn destroy(&self, graph: Graph) -> Result<()> {
+        self.finish()?;
+        // SAFETY: nothing that is queued uses it any more, and it is nobody else's.
+        unsafe {
+            cuGraphExecDestroy(graph.exec).result().doing("a graph of kernels")?;
+            cuGraphDestroy(graph.graph).result().doing("a graph of kernels")
+        }
+    }
+}
