@@ -56,6 +56,8 @@ constant constexpr uint NUM_PARTS = 32;
 
 // Tokens that a lane reads before it does anything with them, where what it does keeps the next read from beginning.
 constant constexpr int BATCH = 4;
+// The same where a lane only compares them, which leaves registers for more.
+constant constexpr int READS = 8;
 
 // Bits of a weight that a pass tells apart. Three times as many are all that a weight has, since none is above 1.0.
 constant constexpr int DIGIT_BITS = 10;
@@ -116,14 +118,22 @@ inline uint most_likely(device const uint* logits, uint vocab_size, threadgroup 
     uint best_id = NO_TOKEN;
     for (uint part = place.group; part < NUM_PARTS; part += place.num_groups) {
         const Range range = range_of(vocab_size, part);
-        for (uint i = range.begin + place.lane; i < range.end; i += LANES) {
-            const uint bits = logits[i];
-            // NaN becomes the highest of all.
-            const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-            const uint rank = is_nan ? 0xFFFFFFFFu : ordered(bits);
-            if (rank > best) {
-                best = rank;
-                best_id = i;
+        for (uint first = range.begin + place.lane; first < range.end; first += READS * LANES) {
+            uint batch[READS];
+#pragma clang loop unroll(full)
+            for (int b = 0; b < READS; ++b) {
+                const uint i = first + b * LANES;
+                batch[b] = i < range.end ? logits[i] : MINUS_INFINITY;
+            }
+#pragma clang loop unroll(full)
+            for (int b = 0; b < READS; ++b) {
+                // NaN becomes the highest of all.
+                const bool is_nan = (batch[b] & 0x7FFFFFFFu) > 0x7F800000u;
+                const uint rank = is_nan ? 0xFFFFFFFFu : ordered(batch[b]);
+                if (rank > best) {
+                    best = rank;
+                    best_id = first + b * LANES;
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
 use super::rounded::{self, Rounded, Unrounded};
-use super::tensor_cores::{Form, MAX_FEW, Size};
+use super::tensor_cores::{self, Form, MAX_FEW, Size};
 use super::tiles::Lanes;
 use crate::weights::DType;
 use crate::{Error, Result};
@@ -175,6 +175,7 @@ struct TensorArgs {
     product: ProductArgs,
     num_tiles: u32,
     num_groups: u32,
+    num_first: u32,
 }
 
 /// Up to three products with the same activations: one launch if their formats allow it.
@@ -232,16 +233,18 @@ fn launch<'a>(
         let operands = &operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(parts[0].bias.is_some());
         let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
-        let args = operands.tensor_args(num_units, matrices, num_tiles);
         let size = operands.size(num_results, num_units, Lanes::of(format, last));
         let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorProduct { format, last, form };
-        // Tiles of two formats have a threadgroup each.
-        let num_cores = gpu.device().num_cores();
-        let num_threadgroups = match last {
-            Some(_) => num_tiles,
-            None => form.num_threadgroups(size, num_tiles, num_cores),
-        };
+        let mut num_threadgroups = form.num_threadgroups(size, num_tiles, gpu.device().num_cores());
+        let mut args = operands.tensor_args(num_units, matrices, num_tiles);
+        if let (Some(last), Form::Few { .. }) = (last, form) {
+            let num_first_tiles = matrices[2].first_group as usize;
+            let tiles = [(num_first_tiles, format), (num_tiles - num_first_tiles, last)];
+            let shared = tensor_cores::share_out(num_threadgroups, tiles);
+            num_threadgroups = shared.iter().sum();
+            args.num_first = shared[0] as u32;
+        }
         let cost = operands.cost(parts, form.tokens());
         let buffers = buffers(operands);
         let work = form.work(bytes_of(&args), &buffers, size, num_threadgroups, threadgroup_memory, cost);
@@ -572,6 +575,7 @@ impl<'a> Operands<'a> {
             product: self.args(num_units, matrices),
             num_tiles: num_tiles as u32,
             num_groups: self.num_matrices() as u32,
+            num_first: 0,
         }
     }
 

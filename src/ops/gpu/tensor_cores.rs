@@ -209,6 +209,22 @@ impl Form {
     }
 }
 
+/// How many of the threadgroups have the tiles of each of two formats, at least one: as many as are done first, if the time of
+/// a tile is that of its bytes.
+pub(super) fn share_out(num_threadgroups: usize, tiles: [(usize, DType); 2]) -> [usize; 2] {
+    let num_threadgroups = num_threadgroups.max(2);
+    // Of a super-block.
+    let bytes = tiles.map(|(_, format)| format.row_bytes(256).unwrap_or(0));
+    let time = |shared: &[usize; 2]| {
+        let times = [0, 1].map(|index| tiles[index].0.div_ceil(shared[index]) * bytes[index]);
+        times[0].max(times[1])
+    };
+    // Of equal ones the one with most for the first format.
+    let shares = (1..num_threadgroups).rev().map(|first| [first, num_threadgroups - first]);
+    let shared = shares.min_by_key(time).unwrap_or([1, 1]);
+    [0, 1].map(|index| shared[index].min(tiles[index].0))
+}
+
 /// What the form of a product depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
@@ -305,6 +321,20 @@ mod tests {
             let form = Form::few(size, MEMORY);
             assert_eq!(work(form, size, num_tiles, MEMORY).0, expected, "{size:?}");
         }
+    }
+
+    #[test]
+    fn tiles_of_two_formats_are_shared_out_by_their_bytes() {
+        let shared = |num_threadgroups, first, last| {
+            share_out(num_threadgroups, [(first, DType::Q4K), (last, DType::Q6K)])
+        };
+        // Q, K and V of 7B models: three tiles of one format take as long as two of the other.
+        assert_eq!(shared(132, 320, 64), [100, 32]);
+        assert_eq!(shared(132, 144, 16), [116, 16]);
+        // Never none, and never more than tiles.
+        assert_eq!(shared(1, 10, 1), [1, 1]);
+        assert_eq!(shared(132, 4, 2), [4, 2]);
+        assert_eq!(shared(132, 1, 300), [1, 100]);
     }
 
     #[test]

@@ -77,8 +77,10 @@ inline void leave_out_short_groups(device const RowGroup* groups, uint num_tiles
     }
 }
 
-// Those of threadgroup `index` of a launch. Runs are equally long, and groups that do not exist, the last ones of the list,
-// have no part in them.
+// Those of threadgroup `index` of a launch. If the last matrix has another format, some threadgroups have its tiles, and the
+// others those in front of it. Runs are equally long, and groups that do not exist, the last ones of the list, have no part
+// in them.
+template <bool IS_MIXED>
 inline Tiles tiles_of(
     constant ProductArgs& a,
     device const RowGroup* groups,
@@ -88,6 +90,13 @@ inline Tiles tiles_of(
     uint lane
 ) {
     Tiles tiles = { index.z, index.x, a.num_tiles - index.x, num_threadgroups };
+    if (IS_MIXED) {
+        const bool is_last = index.x >= a.num_first;
+        const uint begin_of_last = a.matrices[2].first_group;
+        tiles.tile = is_last ? begin_of_last + index.x - a.num_first : index.x;
+        tiles.left = (is_last ? a.num_tiles : begin_of_last) - tiles.tile;
+        tiles.step = is_last ? num_threadgroups - a.num_first : a.num_first;
+    }
     if (IS_GROUPED) {
         uint num_existing = 0;
         for (uint group = lane; group < a.num_groups; group += LANES) {
@@ -139,8 +148,9 @@ inline void few(
     const uint num_columns = 16 * a.num_units;
     const uint num_pieces = (num_columns + COLUMNS - 1) / COLUMNS;
     const uint num_chunks = (num_pieces + SLICES - 1) / SLICES;
+    // A gated product has one list of tiles for both matrices.
     const auto matrix_of_tile = [&](uint tile) {
-        return tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
+        return GATED || tile < a.matrices[1].first_group ? 0 : tile < a.matrices[2].first_group ? 1 : 2;
     };
 
     // Where the next weights of the slice come from and go to.
@@ -452,7 +462,7 @@ template <typename F, typename LAST, int TOKEN_TILES>
     const Operand operand0 = { weights0, weights0, bias0 };
     const Operand operand1 = { weights1, weights1, bias1 };
     const Operand operand2 = { weights2, weights2, bias2 };
-    const Tiles tiles = tiles_of(a, groups, index, grid.x, first_token, lane);
+    const Tiles tiles = tiles_of<!is_same_v<F, LAST>>(a, groups, index, grid.x, first_token, lane);
     if (is_same_v<F, LAST> || tiles.tile < a.matrices[2].first_group) {
         few<F, TOKEN_TILES, false>(
             a, operand0, operand1, operand2, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
@@ -484,7 +494,7 @@ template <typename F, int TOKEN_TILES>
     msl_wait_for_inputs(IS_GROUPED);
     const uint first_token = index.y * TOKEN_TILES * 8;
     const Operand operand = { gate_weights, up_weights, x };
-    const Tiles tiles = tiles_of(a, groups, index, grid.x, first_token, lane);
+    const Tiles tiles = tiles_of<false>(a, groups, index, grid.x, first_token, lane);
     few<F, TOKEN_TILES, true>(
         a, operand, operand, operand, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
     );

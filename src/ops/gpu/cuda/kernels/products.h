@@ -20,6 +20,7 @@ struct ProductArgs {
     MatrixArgs matrices[3];
     uint num_tiles;   // of all matrices
     uint num_groups;  // that may be in the list
+    uint num_first;   // threadgroups that have no tiles of the last matrix, if that has another format
 };
 
 constant bool HAS_NORM [[function_constant(0)]];
