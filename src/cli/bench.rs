@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
 
-use self::measure::{GenerationRun, RandomPrompts};
+use self::measure::{GenerationRun, PromptShape, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
@@ -36,6 +36,9 @@ pub(crate) struct BenchArgs {
     /// Tokens that are in the cache before each of the prompts, such as 0,1900
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
     pub(crate) prompt_depths: Vec<usize>,
+    /// Prompts of each length that are computed together, such as 1,8
+    #[arg(long, value_delimiter = ',', value_name = "PROMPTS", default_value = "1")]
+    pub(crate) prompts_at_once: Vec<usize>,
     /// Sequences that generate at once, such as 1,4,8
     #[arg(long, value_delimiter = ',', value_name = "SEQUENCES", default_value = "1")]
     pub(crate) batch_sizes: Vec<usize>,
@@ -74,6 +77,7 @@ pub(crate) enum BenchCommand {
 struct Plan {
     prompt_lens: Vec<usize>,
     prompt_depths: Vec<usize>,
+    prompts_at_once: Vec<usize>,
     batch_sizes: Vec<usize>,
     context_lens: Vec<usize>,
     output_len: usize,
@@ -89,12 +93,14 @@ impl Plan {
         let plan = Self {
             prompt_lens: or_default(&args.prompt_lens, 512.min(max_model_len / 2)),
             prompt_depths: args.prompt_depths.clone(),
+            prompts_at_once: args.prompts_at_once.clone(),
             batch_sizes: args.batch_sizes.clone(),
             context_lens: or_default(&args.context_lens, 128.min(max_model_len / 4)),
             output_len: args.output_len.unwrap_or_else(|| 64.min(max_model_len / 8).max(1)),
             repeats: args.repeats,
         };
         let lists = [
+            ("--prompts-at-once", &plan.prompts_at_once[..]),
             ("--batch-sizes", &plan.batch_sizes[..]),
             ("--context-lens", &plan.context_lens[..]),
             ("--output-len", &[plan.output_len][..]),
@@ -142,9 +148,17 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Plan {
-    fn prompts(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let pairs = |depth: usize| self.prompt_lens.iter().map(move |len| (depth, *len));
-        self.prompt_depths.iter().flat_map(move |depth| pairs(*depth))
+    fn prompts(&self) -> impl Iterator<Item = PromptShape> + '_ {
+        let shapes = move |depth: usize, num_tokens: usize| {
+            let shape =
+                move |num_prompts: &usize| PromptShape { num_prompts: *num_prompts, num_tokens, depth };
+            self.prompts_at_once.iter().map(shape)
+        };
+        let of_depth = move |depth: &usize| {
+            let depth = *depth;
+            self.prompt_lens.iter().flat_map(move |len| shapes(depth, *len))
+        };
+        self.prompt_depths.iter().flat_map(of_depth)
     }
 
     fn generations(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -161,17 +175,19 @@ fn measure_all(
 ) -> anyhow::Result<Report> {
     let mut random = RandomPrompts::new(llm.model_config().vocab_size);
     // One run that does not count touches every page of the weights.
-    measure::prompt(llm, &mut random, 0, 8.min(llm.engine().config().max_model_len - 1))?;
+    let num_tokens = 8.min(llm.engine().config().max_model_len - 1);
+    measure::prompts(llm, &mut random, PromptShape { num_prompts: 1, num_tokens, depth: 0 })?;
 
     let mut prompts = Vec::new();
-    for (depth, num_tokens) in plan.prompts() {
-        console.detail(format_args!("measuring prompts of {num_tokens} tokens at {depth}"));
+    for shape in plan.prompts() {
+        let PromptShape { num_prompts, num_tokens, depth } = shape;
+        console.detail(format_args!("measuring {num_prompts} prompts of {num_tokens} tokens at {depth}"));
         let mut rates = Vec::with_capacity(plan.repeats);
         for _ in 0..plan.repeats {
-            rates.push(measure::prompt(llm, &mut random, depth, num_tokens)?);
+            rates.push(measure::prompts(llm, &mut random, shape)?);
         }
         let tokens_per_second = Spread::of(rates);
-        prompts.push(PromptResult { num_prompt_tokens: num_tokens, depth, tokens_per_second });
+        prompts.push(PromptResult { num_prompts, num_prompt_tokens: num_tokens, depth, tokens_per_second });
     }
     let mut generations = Vec::new();
     for (batch_size, context_len) in plan.generations() {

@@ -4,7 +4,7 @@ use crate::program::tinyvllm;
 
 #[test]
 fn json_has_every_measurement_that_was_asked_for() {
-    let flags = "--prompt-lens 16,40 --prompt-depths 0,24 --batch-sizes 1,3 --context-lens 8,20 --output-len 5 --repeats 2 --json -q";
+    let flags = "--prompt-lens 16,40 --prompt-depths 0,24 --prompts-at-once 1,2 --batch-sizes 1,3 --context-lens 8,20 --output-len 5 --repeats 2 --json -q";
     let output = tinyvllm(&format!("bench {flags}")).run().success();
     let report: serde_json::Value = serde_json::from_str(&output).unwrap();
     let number = |value: &serde_json::Value, name: &str| value[name].as_f64().unwrap();
@@ -12,8 +12,10 @@ fn json_has_every_measurement_that_was_asked_for() {
     assert!(number(&report, "weight_bytes_per_step") > 1e5);
 
     let prompts = report["prompts"].as_array().unwrap();
-    let shape = |prompt| (number(prompt, "depth") as usize, number(prompt, "num_prompt_tokens") as usize);
-    assert_eq!(prompts.iter().map(shape).collect::<Vec<_>>(), [(0, 16), (0, 40), (24, 16), (24, 40)]);
+    let shape =
+        |prompt| ["depth", "num_prompt_tokens", "num_prompts"].map(|name| number(prompt, name) as usize);
+    let expected = [0, 24].map(|depth| [16, 40].map(|len| [1, 2].map(|count| [depth, len, count])));
+    assert_eq!(prompts.iter().map(shape).collect::<Vec<_>>(), expected.as_flattened().as_flattened());
 
     let generations = report["generations"].as_array().unwrap();
     let name = |run| (number(run, "batch_size") as usize, number(run, "context_len") as usize);
@@ -31,9 +33,9 @@ fn json_has_every_measurement_that_was_asked_for() {
 
 #[test]
 fn the_table_has_a_row_for_each_measurement() {
-    let flags = "--prompt-lens 16 --context-lens 8 --output-len 4 --repeats 1 -q";
+    let flags = "--prompt-lens 16 --prompts-at-once 1,3 --context-lens 8 --output-len 4 --repeats 1 -q";
     let table = tinyvllm(&format!("bench {flags}")).run().success();
-    for text in ["GB/s", "prompt of 16", "generate 1 × 4 at 8", "host µs/token"] {
+    for text in ["GB/s", "prompt of 16", "3 prompts of 16", "generate 1 × 4 at 8", "host µs/token"] {
         assert!(table.contains(text), "{text} is missing in\n{table}");
     }
 }
@@ -57,6 +59,7 @@ fn without_a_bandwidth_the_rest_is_reported() {
 fn what_cannot_be_measured_is_refused_with_its_numbers() {
     for (flags, words) in [
         ("--repeats 0", &["--repeats", "0"][..]),
+        ("--prompts-at-once 0", &["--prompts-at-once", "0"]),
         ("--batch-sizes 1,0", &["--batch-sizes", "0"]),
         ("--context-lens 60 --output-len 20 --max-model-len 64", &["60", "20", "64"]),
         ("--prompt-lens 64 --max-model-len 64", &["64"]),

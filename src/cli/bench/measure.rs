@@ -49,19 +49,39 @@ impl RandomPrompts {
     }
 }
 
-/// Prompt tokens a second, from handing over a prompt of `num_tokens` behind `depth` tokens, which are in the
-/// cache already, until its first token is there.
-pub(super) fn prompt(llm: &Llm, prompts: &mut RandomPrompts, depth: usize, num_tokens: usize) -> Result<f64> {
-    let mut tokens = prompts.next(depth);
-    if depth > 0 {
-        finish(llm.engine().submit(Request::new(tokens.clone(), params(1)))?)?;
+/// Prompts that are computed together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptShape {
+    pub(super) num_prompts: usize,
+    /// Tokens of each.
+    pub(super) num_tokens: usize,
+    /// Tokens in front of those, which are in the cache already.
+    pub(super) depth: usize,
+}
+
+/// Prompt tokens a second, from handing over the first of the prompts until the first token of the last one is there.
+pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape) -> Result<f64> {
+    let PromptShape { num_prompts, num_tokens, depth } = shape;
+    let mut requests = Vec::with_capacity(num_prompts);
+    for _ in 0..num_prompts {
+        let mut tokens = random.next(depth);
+        if depth > 0 {
+            finish(llm.engine().submit(Request::new(tokens.clone(), params(1)))?)?;
+        }
+        tokens.extend(random.next(num_tokens));
+        requests.push(Request::new(tokens, params(1)));
     }
-    tokens.extend(prompts.next(num_tokens));
-    let len = tokens.len();
-    let stats = finish(llm.engine().submit(Request::new(tokens, params(1)))?)?;
-    // Blocks are shared as a whole: what is left of the last one is computed again.
-    let num_computed = len - stats.num_cached_tokens;
-    Ok(num_computed as f64 / (stats.queue_time + stats.prefill_time).as_secs_f64())
+    let start = Instant::now();
+    let streams = requests.into_iter().map(|request| Ok((start.elapsed(), llm.engine().submit(request)?)));
+    let streams = streams.collect::<Result<Vec<_>>>()?;
+    let (mut num_computed, mut end) = (0, Duration::ZERO);
+    for (arrival, stream) in streams {
+        let stats = finish(stream)?;
+        // Blocks are shared as a whole: what is left of the last one is computed again.
+        num_computed += depth + num_tokens - stats.num_cached_tokens;
+        end = end.max(arrival + stats.queue_time + stats.prefill_time);
+    }
+    Ok(num_computed as f64 / end.as_secs_f64())
 }
 
 /// Generates with `batch_size` sequences that have `context` tokens each in the cache when they start.

@@ -28,6 +28,8 @@ pub(super) struct Report {
 
 #[derive(Debug, Serialize)]
 pub(super) struct PromptResult {
+    /// Computed together; the rate is that of all of them.
+    pub(super) num_prompts: usize,
     pub(super) num_prompt_tokens: usize,
     /// Tokens in the cache before the prompt.
     pub(super) depth: usize,
@@ -86,9 +88,13 @@ impl fmt::Display for Report {
         let mut rows = vec![header.map(str::to_owned)];
         for prompt in &self.prompts {
             let rate = &prompt.tokens_per_second;
+            let several = match prompt.num_prompts {
+                1 => "prompt".to_owned(),
+                num_prompts => format!("{num_prompts} prompts"),
+            };
             let name = match prompt.depth {
-                0 => format!("prompt of {}", prompt.num_prompt_tokens),
-                depth => format!("prompt of {} at {depth}", prompt.num_prompt_tokens),
+                0 => format!("{several} of {}", prompt.num_prompt_tokens),
+                depth => format!("{several} of {} at {depth}", prompt.num_prompt_tokens),
             };
             let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| format!("{rate:.1}"));
             let none = String::new;
@@ -164,6 +170,7 @@ mod tests {
             kv_bytes_per_token: 22_528,
             prompts: [(0, 123.4), (1_900, 101.0)]
                 .map(|(depth, rate)| PromptResult {
+                    num_prompts: 1,
                     num_prompt_tokens: 512,
                     depth,
                     tokens_per_second: Spread::of(vec![rate]),
