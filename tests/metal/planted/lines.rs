@@ -137,7 +137,7 @@ pub(super) const LINES: [Lines; 21] = [
                 List(5, [3, 2], 2, |_| 0),
             ),
             (
-                "self.write(gpu, self.block_tables, &attention.block_tables)?;",
+                "block_tables: list(&mut |words| words.extend_from_slice(&attention.block_tables)),",
                 "other blocks",
                 List(4, [1, 0], 3, |x| x ^ 1),
             ),
@@ -169,7 +169,7 @@ pub(super) const LINES: [Lines; 21] = [
         defects: &[
             ("gpu.wait(ticket)?;", "lists are written that are still read", NotWaitedFor),
             (
-                "self.write_all(gpu, self.slots, &attention.slot_mapping)?;",
+                "slots: list(&mut |words| as_words(&attention.slot_mapping, words)),",
                 "a slot further",
                 List(3, [1, 0], 1, |x| x ^ 1),
             ),
@@ -271,7 +271,7 @@ pub(super) const LINES: [Lines; 21] = [
                 List(4, [3, 1], 2, |x| x.max(2) - 1),
             ),
             (
-                "let behind = self.decode_rows.from(self.decode.len() * size_of::<DecodeRow>() / 4);",
+                "words.extend_from_slice(cast_slice(&self.prefill_rows));",
                 "a row further",
                 Offset(4, |n| n + 12),
             ),
