@@ -56,24 +56,10 @@ impl Device {
             let (call, arguments) = sequence.get(index);
             let arguments = padded(arguments);
             let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
-            let [x, y, z] = call.grid;
             // SAFETY: a structure of numbers and pointers, for which zeros are values.
             let mut params: CUgraphNodeParams = unsafe { MaybeUninit::zeroed().assume_init() };
             params.type_ = CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL;
-            params.__bindgen_anon_1.kernel = CUDA_KERNEL_NODE_PARAMS_v3 {
-                func: call.function,
-                gridDimX: x,
-                gridDimY: y,
-                gridDimZ: z,
-                blockDimX: call.num_threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: call.memory,
-                kernelParams: list.as_mut_ptr(),
-                extra: null_mut(),
-                kern: null_mut(),
-                ctx: null_mut(),
-            };
+            params.__bindgen_anon_1.kernel = node_params(&call, &mut list);
             let mut node = null_mut();
             let before = nodes.last().copied();
             let edge = if self.overlaps() { OVERLAPPING_EDGE } else { PLAIN_EDGE };
@@ -91,6 +77,28 @@ impl Device {
         // SAFETY: the graph was just made.
         unsafe { cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) }.result().doing(doing)?;
         Ok(exec)
+    }
+}
+
+// What is said of a kernel when a node is made and when its arguments are replaced has two names and is the same.
+const _: () = assert!(size_of::<CUDA_KERNEL_NODE_PARAMS>() == size_of::<CUDA_KERNEL_NODE_PARAMS_v3>());
+
+/// A launch as a node of a graph has it, with the address of its arguments.
+fn node_params(call: &Call<CUfunction>, arguments: &mut [*mut c_void; 1]) -> CUDA_KERNEL_NODE_PARAMS_v3 {
+    let [x, y, z] = call.grid;
+    CUDA_KERNEL_NODE_PARAMS_v3 {
+        func: call.function,
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: call.num_threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: call.memory,
+        kernelParams: arguments.as_mut_ptr(),
+        extra: null_mut(),
+        kern: null_mut(),
+        ctx: null_mut(),
     }
 }
 
@@ -161,26 +169,14 @@ impl Launcher for Device {
     ) -> Result<()> {
         let arguments = padded(arguments);
         let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
-        let [x, y, z] = call.grid;
-        let params = CUDA_KERNEL_NODE_PARAMS {
-            func: call.function,
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: call.num_threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: call.memory,
-            kernelParams: list.as_mut_ptr(),
-            extra: null_mut(),
-            kern: null_mut(),
-            ctx: null_mut(),
-        };
-        // SAFETY: the node is one of the graph, which lives as long as its executable form; arguments are copied before
+        let params = node_params(call, &mut list);
+        // SAFETY: both versions of the structure have the same fields. The node is one of the graph, which lives as long as its executable form; arguments are copied before
         // the call returns. Where the graph is queued already it keeps those that it had.
-        unsafe { cuGraphExecKernelNodeSetParams_v2(graph.exec, graph.nodes[index], &raw const params) }
-            .result()
-            .doing("the arguments of a graph of kernels")
+        unsafe {
+            cuGraphExecKernelNodeSetParams_v2(graph.exec, graph.nodes[index], (&raw const params).cast())
+        }
+        .result()
+        .doing("the arguments of a graph of kernels")
     }
 
     fn replay(&self, graph: &Graph) -> Result<()> {
