@@ -1,7 +1,7 @@
 //! The library's server while it loads, and with a device that fails.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, mpsc};
@@ -260,16 +260,17 @@ fn a_lost_device_answers_everybody_and_ends_the_server() {
 fn answers_everybody_and_ends(failure: Failure, why: &str) {
     let server = start_broken(failure);
     // 35: those that wait hear of it, as a whole answer and as a stream, and the program ends with an error.
+    // Both have connected before either asks, since the server takes nobody more once it has failed.
+    let clients = [true, false].map(|is_stream| (is_stream, connect(server.address)));
     let answers: Vec<_> = std::thread::scope(|scope| {
-        let ask = |is_stream: bool| {
+        let ask = |is_stream: bool, mut stream: TcpStream| {
             let mut body = hello();
             body["stream"] = json!(is_stream);
-            let mut stream = connect(server.address);
             // The server may be gone before it has read this.
             let _ = stream.write_all(post_bytes(CHAT, "", &body.to_string()).as_bytes());
             stream.peek(&mut [0]).is_ok_and(|num_bytes| num_bytes > 0).then(|| read_answer(stream))
         };
-        let threads = [true, false].map(|is_stream| scope.spawn(move || ask(is_stream)));
+        let threads = clients.map(|(is_stream, stream)| scope.spawn(move || ask(is_stream, stream)));
         threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
     });
     assert!(!answers.is_empty());

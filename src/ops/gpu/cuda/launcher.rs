@@ -1,7 +1,7 @@
 //! Launches and graphs as the driver takes them.
 
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{null, null_mut};
 
 use cudarc::driver::sys::{
@@ -81,7 +81,15 @@ impl Device {
 }
 
 // What is said of a kernel when a node is made and when its arguments are replaced has two names and is the same.
-const _: () = assert!(size_of::<CUDA_KERNEL_NODE_PARAMS>() == size_of::<CUDA_KERNEL_NODE_PARAMS_v3>());
+const _: () = {
+    type Older = CUDA_KERNEL_NODE_PARAMS;
+    type Newer = CUDA_KERNEL_NODE_PARAMS_v3;
+    assert!(size_of::<Older>() == size_of::<Newer>());
+    assert!(offset_of!(Older, gridDimX) == offset_of!(Newer, gridDimX));
+    assert!(offset_of!(Older, sharedMemBytes) == offset_of!(Newer, sharedMemBytes));
+    assert!(offset_of!(Older, kernelParams) == offset_of!(Newer, kernelParams));
+    assert!(offset_of!(Older, ctx) == offset_of!(Newer, ctx));
+};
 
 /// A launch as a node of a graph has it, with the address of its arguments.
 fn node_params(call: &Call<CUfunction>, arguments: &mut [*mut c_void; 1]) -> CUDA_KERNEL_NODE_PARAMS_v3 {
@@ -170,8 +178,9 @@ impl Launcher for Device {
         let arguments = padded(arguments);
         let mut list = [arguments.as_ptr().cast_mut().cast::<c_void>()];
         let params = node_params(call, &mut list);
-        // SAFETY: both versions of the structure have the same fields. The node is one of the graph, which lives as long as its executable form; arguments are copied before
-        // the call returns. Where the graph is queued already it keeps those that it had.
+        // SAFETY: both versions of the structure have the same fields. The node is one of the graph, which lives as long
+        // as its executable form; arguments are copied before the call returns. Where the graph is queued already it
+        // keeps those that it had.
         unsafe {
             cuGraphExecKernelNodeSetParams_v2(graph.exec, graph.nodes[index], (&raw const params).cast())
         }
