@@ -35,6 +35,8 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             for shape in [Shape { num_rows: 9, cols: 9984 }, Shape { num_rows: 70, cols }] {
                 run_one(context, shape, dtype, report);
             }
+            // So many weights that several rows share them.
+            run_fused(context, Shape { num_rows: 20, cols: 4352 }, dtype, report);
             for num_rows in [200, 400] {
                 let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(96) };
                 run_fused(context, Shape { num_rows, cols }, dtype, report);
@@ -67,9 +69,9 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
         }
     }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
-        for num_rows in [1, 2, 4, 5, 9, 37, 70, 200, 400] {
-            let shape = Shape { num_rows, cols: 512 };
-            if num_rows > 70 && !context.has_tensor_cores() {
+        for num_rows in [1, 2, 4, 5, 9, 20, 37, 70, 200, 400] {
+            let shape = Shape { num_rows, cols: if num_rows == 20 { 4096 } else { 512 } };
+            if (num_rows == 20 || num_rows > 70) && !context.has_tensor_cores() {
                 continue;
             }
             let limit = limit(context, DType::Q6K, num_rows);

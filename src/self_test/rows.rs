@@ -19,7 +19,10 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         // A few units of a row, and more than threads of a group.
         for cols in [48_usize, 1056].map(|cols| cols.next_multiple_of(dtype.block_len())) {
             let error = compare(context, |context| embedding(context, dtype, cols));
-            report(check(format!("embed {dtype}, rows of {cols}"), 0.0, error));
+            // Tiles have products of scales, as halves.
+            let is_rounded = context.has_tensor_cores() && dtype.block_len() == 256;
+            let limit = if is_rounded { 3e-7 } else { 0.0 };
+            report(check(format!("embed {dtype}, rows of {cols}"), limit, error));
         }
     }
     report(check("gather_rows".to_owned(), 0.0, compare(context, gathering)));

@@ -1,4 +1,4 @@
-//! Products of many rows: that no bit depends on the size of tiles, nor on which kernel rounds the activations.
+//! Products of several and many rows: that no bit depends on the size of tiles, nor on which kernel rounds the activations.
 
 use std::sync::Arc;
 
@@ -186,6 +186,11 @@ fn results_of_attention_have_the_same_bits_whoever_rounds_them() {
 /// All products of many rows with weights of a format.
 fn products(context: &Context, formats: [DType; 2], num_rows: usize) -> Vec<u32> {
     let cols = if formats[0].block_len() == 1 { 48 } else { formats[0].block_len() };
+    products_of(context, formats, num_rows, cols).concat()
+}
+
+/// The results of each, `[row, columns]`.
+fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: usize) -> [Vec<u32>; 2] {
     let mut scratch = LinearScratch::new(context, num_rows, cols).unwrap();
     let norm = norm(context, cols);
     let x = buffer(context, 4, num_rows, cols);
@@ -195,14 +200,14 @@ fn products(context: &Context, formats: [DType; 2], num_rows: usize) -> Vec<u32>
     let mut out = Buffer::new(context, num_rows, 55).unwrap();
     let linears = [&linears[0], &linears[1], &third];
     norm_linear(context, &mut scratch, num_rows, &x, &norm, linears, &mut out).unwrap();
-    let mut all = bits(&out, num_rows);
+    let results = bits(&out, num_rows);
     if first == last {
         let [gate, up] = [5, 6].map(|seed| matrix(context, first, 58, cols, seed));
         let mut out = Buffer::new(context, num_rows, 58).unwrap();
         norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out).unwrap();
-        all.extend(bits(&out, num_rows));
+        return [results, bits(&out, num_rows)];
     }
-    all
+    [results, Vec::new()]
 }
 
 #[test]
@@ -220,4 +225,29 @@ fn a_row_has_the_same_bits_in_tiles_of_every_size() {
     let missing: Vec<_> =
         kernels.filter(|kernel| is_of_a_size_for_more_cores(kernel) && !run.contains_key(kernel)).collect();
     assert!(missing.is_empty(), "kernels that are not reached: {missing:?}");
+}
+
+/// Rows of each kernel and form up to 64: alone, in one tile of tokens and in two, in four and in eight. Columns of more than
+/// two pieces of each slice, some slices with one more, and fewer columns than one.
+#[test]
+fn a_row_has_the_same_bits_alone_and_beside_few_and_several_others() {
+    // Threadgroups that share columns, and a device of so few cores that none do.
+    let (Some(gpu), Some(smaller)) = (gpu(Some(MORE_CORES)), gpu(Some(1))) else { return };
+    let same = DType::ALL.into_iter().filter(|dtype| *dtype != DType::F32).map(|dtype| [dtype; 2]);
+    let mixed = [[DType::Q4K, DType::Q6K], [DType::Q5K, DType::Q6K]];
+    for formats in same.chain(mixed) {
+        for cols in [formats[0].block_len().max(48).next_multiple_of(formats[0].block_len()), 4352] {
+            let of_rows = |gpu: &Arc<Emulator>, num_rows| {
+                products_of(&Context::gpu(gpu.clone()), formats, num_rows, cols)
+            };
+            let most = of_rows(&gpu, 64);
+            for (gpu, num_rows) in
+                [(&gpu, 1), (&gpu, 8), (&gpu, 16), (&gpu, 20), (&gpu, 40), (&smaller, 20), (&smaller, 64)]
+            {
+                for (own, most) in of_rows(gpu, num_rows).iter().zip(&most) {
+                    assert!(*own == most[..own.len()], "{formats:?}, {num_rows} rows of {cols}");
+                }
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::backend::Flags;
 use super::prefill_attention::{self, Variant};
-use super::rounded::Pairs;
+use super::rounded::{self, Pairs};
 use super::tensor_cores::Form;
 use super::{Constant, Library, Probe, decode_attention, decode_latent_attention};
 use crate::ops::KvCacheDType;
@@ -31,6 +31,8 @@ static FLASH_ATTENTION: Library =
 
 static EMBED: Library = Library { name: "embed", source: include_str!("cuda/kernels/embed.cu") };
 static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
+static SEVERAL_ROWS: Library =
+    Library { name: "several_rows", source: include_str!("cuda/kernels/several_rows.cu") };
 static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
 static DECODE_ATTENTION: Library =
     Library { name: "decode_attention", source: include_str!("cuda/kernels/decode_attention.cu") };
@@ -43,8 +45,15 @@ static PREFILL_ATTENTION: Library =
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
-pub static CUDA_LIBRARIES: [&Library; 6] =
-    [&EMBED, &FEW_ROWS, &MANY_ROWS, &DECODE_ATTENTION, &DECODE_LATENT_ATTENTION, &PREFILL_ATTENTION];
+pub static CUDA_LIBRARIES: [&Library; 7] = [
+    &EMBED,
+    &FEW_ROWS,
+    &SEVERAL_ROWS,
+    &MANY_ROWS,
+    &DECODE_ATTENTION,
+    &DECODE_LATENT_ATTENTION,
+    &PREFILL_ATTENTION,
+];
 
 /// The kernels for all GPUs.
 pub static LIBRARIES: [&Library; 11] = [
@@ -95,6 +104,10 @@ pub(super) enum Kernel {
         next: Option<Pairs>,
     },
     RoundRows(Pairs),
+    RoundInOrder(Pairs),
+    AddParts {
+        num_parts: usize,
+    },
     RopeKvWrite(KvCacheDType),
     Embed(DType),
     /// Of a table in tiles.
@@ -151,9 +164,12 @@ impl Kernel {
             Self::Matmul { .. } | Self::MatmulSwiglu { .. } => &MATMUL,
             Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => match form {
                 Form::Few { .. } => &FEW_ROWS,
+                Form::Several { .. } => &SEVERAL_ROWS,
                 Form::Many { .. } => &MANY_ROWS,
             },
             Self::RoundRows(_) => &MANY_ROWS,
+            Self::RoundInOrder(_) => &FEW_ROWS,
+            Self::AddParts { .. } => &SEVERAL_ROWS,
             Self::RopeKvWrite(_) => &ROPE,
             Self::EmbedTiled(_) => &EMBED,
             Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
@@ -190,6 +206,8 @@ impl Kernel {
                 format!("{front}_swiglu_{format}{behind}")
             }
             Self::RoundRows(pairs) => format!("round_rows_{}", pairs.name()),
+            Self::RoundInOrder(pairs) => format!("round_in_order_{}", pairs.name()),
+            Self::AddParts { .. } => "add_parts".to_owned(),
             Self::RopeKvWrite(dtype) => format!("rope_kv_write_{dtype}"),
             Self::Embed(format) => format!("embed_{format}"),
             Self::EmbedTiled(format) => format!("embed_tiled_{format}"),
@@ -239,6 +257,7 @@ impl Kernel {
         match self {
             Self::PrefillAttention { .. } => prefill_attention::NUM_THREADS,
             Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => form.num_threads(),
+            Self::RoundInOrder(_) => rounded::NUM_THREADS_IN_ORDER,
             _ if self.takes_any_threads() => 32,
             _ => Self::MAX_THREADS,
         }
@@ -249,14 +268,16 @@ impl Kernel {
         let num_flags = match self {
             Self::TensorProduct { form: Form::Few { .. }, .. }
             | Self::TensorSwiglu { form: Form::Few { .. }, .. } => 6,
-            Self::TensorProduct { form: Form::Many { .. }, .. }
-            | Self::TensorSwiglu { form: Form::Many { .. }, .. }
+            Self::TensorProduct { form: Form::Several { .. } | Form::Many { .. }, .. }
+            | Self::TensorSwiglu { form: Form::Several { .. } | Form::Many { .. }, .. }
+            | Self::AddParts { .. }
             | Self::Matmul { .. }
             | Self::MatmulSwiglu { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
             Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => 3,
             Self::RopeKvWrite(_) => 2,
             Self::RoundRows(_)
+            | Self::RoundInOrder(_)
             | Self::LatentKvWrite(_)
             | Self::FlashAttention { .. }
             | Self::PrefillAttention { .. } => 1,
@@ -270,8 +291,15 @@ impl Kernel {
             }
             Self::TensorSwiglu { form: Form::Many { .. }, next, .. } => vec![next.map_or(0, Pairs::apart)],
             Self::DecodeLatentAttention { row_dim, value_dim, .. } => vec![row_dim, value_dim],
-            Self::TensorProduct { form: Form::Few { num_stages, .. }, .. }
-            | Self::TensorSwiglu { form: Form::Few { num_stages, .. }, .. } => vec![num_stages],
+            Self::TensorProduct { form: Form::Few { num_stages, own_eights, .. }, .. }
+            | Self::TensorSwiglu { form: Form::Few { num_stages, own_eights, .. }, .. } => {
+                vec![num_stages, own_eights]
+            }
+            Self::TensorProduct { form: Form::Several { num_stages, num_parts, .. }, .. }
+            | Self::TensorSwiglu { form: Form::Several { num_stages, num_parts, .. }, .. } => {
+                vec![num_parts, num_stages]
+            }
+            Self::AddParts { num_parts } => vec![num_parts],
             Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
                 vec![head_dim]
             }

@@ -11,7 +11,7 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 10] = [
+const HEADERS: [(&str, &str); 11] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
@@ -21,6 +21,7 @@ const HEADERS: [(&str, &str); 10] = [
     ("pieces.h", include_str!("cuda/kernels/pieces.h")),
     ("prefill.h", include_str!("../../../metal_kernels/prefill.h")),
     ("products.h", include_str!("cuda/kernels/products.h")),
+    ("slices.h", include_str!("cuda/kernels/slices.h")),
     ("rounded.h", include_str!("cuda/kernels/rounded.h")),
 ];
 

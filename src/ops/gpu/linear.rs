@@ -11,7 +11,7 @@ use super::kernel::Kernel;
 use super::layout::{Planes, UNIT};
 use super::matrix::{GpuMatrix, GpuStack};
 use super::rounded::{self, Rounded, Unrounded};
-use super::tensor_cores::{self, Form, MAX_FEW, Size};
+use super::tensor_cores::{self, Form, MAX_SEVERAL, Size};
 use super::tiles::Lanes;
 use crate::weights::DType;
 use crate::{Error, Result};
@@ -228,12 +228,11 @@ fn launch<'a>(
         [w0, w1, w2, b0, b1, b2, operands.x, operands.norm(), operands.out, groups, rows]
     };
     let num_results = parts.iter().map(|part| part.num_rows).sum();
-    if let Some(form) = Form::of(gpu, format, operands.size(num_results, num_units, Lanes::of(format, last)))
-    {
+    let size = operands.size(num_results, num_units, Lanes::of(format, last));
+    if let Some(form) = Form::of(gpu, format, size) {
         let operands = &operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(parts[0].bias.is_some());
         let (matrices, num_tiles) = MatrixArgs::list(parts, form.rows());
-        let size = operands.size(num_results, num_units, Lanes::of(format, last));
         let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorProduct { format, last, form };
         let mut num_threadgroups = form.num_threadgroups(size, num_tiles, gpu.device().num_cores());
@@ -246,13 +245,37 @@ fn launch<'a>(
             args.num_first = shared[0] as u32;
         }
         let cost = operands.cost(parts, form.tokens());
-        let buffers = buffers(operands);
-        let work = form.work(bytes_of(&args), &buffers, size, num_threadgroups, threadgroup_memory, cost);
-        return gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work);
+        let mut buffers = buffers(operands);
+        let mut num_buffers = buffers.len();
+        let partials = operands.rounded.map(Rounded::partials).filter(|_| form.num_parts() > 1);
+        if matches!(form, Form::Several { .. }) {
+            // In the place of groups.
+            buffers[9] = partials.map_or(operands.x, Binding::write);
+            num_buffers = 10;
+        }
+        let buffers = &buffers[..num_buffers];
+        let work = form.work(bytes_of(&args), buffers, size, num_threadgroups, threadgroup_memory, cost);
+        gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work)?;
+        let Some(partials) = partials else { return Ok(()) };
+        let buffers = [b0, b1, b2, operands.norm(), Binding::read(partials), operands.out];
+        let num_results = matrices.iter().map(|matrix| matrix.num_rows as usize).max().unwrap_or(0);
+        let values = operands.num_tokens * size.num_results;
+        return gpu.launch(
+            Kernel::AddParts { num_parts: form.num_parts() },
+            flags,
+            Work {
+                args: bytes_of(&args),
+                buffers: &buffers,
+                threadgroup_memory: 0,
+                grid: [num_results.div_ceil(tensor_cores::ADDED_RESULTS), operands.num_tokens, parts.len()],
+                num_threads: tensor_cores::NUM_ADDING_THREADS,
+                cost: Cost::bytes(4 * (form.num_parts() + 2) * values),
+            },
+        );
     }
     let is_alone = matches!(operands.stacked, Stacked::No);
     let is_narrow = gpu.tuning().has_tensor_cores() && num_results <= MAX_ROUTER_ROWS;
-    if is_alone && is_narrow && (MIN_MATMUL_TOKENS..=MAX_FEW).contains(&operands.num_tokens) {
+    if is_alone && is_narrow && (MIN_MATMUL_TOKENS..=MAX_SEVERAL).contains(&operands.num_tokens) {
         return operands
             .cut(operands.num_tokens, MIN_MATMUL_TOKENS - 1)
             .try_for_each(|piece| launch(gpu, parts, last, &piece));
@@ -302,13 +325,14 @@ pub(crate) fn swiglu<'a>(
         let [groups, rows] = operands.groups();
         [gate.binding(), up.binding(), operands.x, operands.norm(), operands.out, groups, rows]
     };
-    if let Some(form) = Form::of(gpu, format, operands.size(2 * num_rows, num_units, Lanes::of(format, None)))
-    {
+    let size = operands.size(2 * num_rows, num_units, Lanes::of(format, None)).with_one_part();
+    if let Some(form) = Form::of(gpu, format, size) {
         let mut operands = operands.for_form(gpu, form, format, num_units)?;
         let flags = operands.flags(false);
         let (mut matrices, _) = MatrixArgs::list(&parts, form.rows());
         matrices[1].first_group = u32::MAX;
-        let next = next.filter(|_| form.is_rounded() && matches!(operands.stacked, Stacked::No));
+        let is_many = matches!(form, Form::Many { .. });
+        let next = next.filter(|_| is_many && matches!(operands.stacked, Stacked::No));
         let next = rounded::for_next(gpu, next, operands.num_tokens, num_rows, operands.out.buffer);
         let mut num_results = num_rows;
         if next.is_some() {
@@ -318,13 +342,15 @@ pub(crate) fn swiglu<'a>(
         }
         let num_tiles = num_results.div_ceil(form.rows() / 2);
         let args = operands.tensor_args(num_units, matrices, num_tiles);
-        let size = operands.size(2 * num_rows, num_units, Lanes::of(format, None));
         let threadgroup_memory = gpu.device().threadgroup_memory();
         let kernel = Kernel::TensorSwiglu { format, form, next };
         let cost = operands.cost(&parts, form.tokens());
         let buffers = buffers(&operands);
+        // There are no groups of several rows.
+        let num_buffers = if matches!(form, Form::Several { .. }) { 5 } else { buffers.len() };
+        let buffers = &buffers[..num_buffers];
         let num_threadgroups = form.num_threadgroups(size, num_tiles, gpu.device().num_cores());
-        let work = form.work(bytes_of(&args), &buffers, size, num_threadgroups, threadgroup_memory, cost);
+        let work = form.work(bytes_of(&args), buffers, size, num_threadgroups, threadgroup_memory, cost);
         gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work)?;
         return Ok(next.is_some());
     }
@@ -473,20 +499,24 @@ impl<'a> Operands<'a> {
             is_grouped: matches!(self.stacked, Stacked::Groups(_)),
             num_columns: num_units * UNIT,
             lanes,
+            max_parts: match (self.rounded, self.stacked) {
+                (Some(rounded), Stacked::No) => rounded.max_parts(self.num_tokens, self.out_stride),
+                _ => 0,
+            },
         }
     }
 
-    /// What a form of a product on tensor cores reads: for many rows, rounded activations with their factors in the place
-    /// of the norm, and one row behind the other for all matrices.
+    /// What a form of a product on tensor cores reads: for several and many rows, rounded activations with their factors in
+    /// the place of the norm, and one row behind the other for all matrices.
     fn for_form(&self, gpu: &GpuBackend, form: Form, format: DType, num_units: usize) -> Result<Self> {
-        if !form.is_rounded() {
-            return match self.is_rounded {
-                true => Err(Error::internal("a product of few rows has rounded activations")),
-                false => Ok(*self),
+        if self.is_rounded {
+            return match form {
+                Form::Many { .. } => Ok(Self { x_stride: rounded::stride(num_units * UNIT), ..*self }),
+                _ => Err(Error::internal("a product of a few rows has rounded activations")),
             };
         }
-        if self.is_rounded {
-            return Ok(Self { x_stride: rounded::stride(num_units * UNIT), ..*self });
+        if matches!(form, Form::Few { .. }) {
+            return Ok(*self);
         }
         let rounded = self.rounded.ok_or_else(|| Error::internal("a product has no memory to round to"))?;
         let (num_rows, num_matrices, x_next) = match self.stacked {
@@ -501,7 +531,10 @@ impl<'a> Operands<'a> {
         // As kernels round their results, so that no bit depends on who does it.
         let is_fixed = norm.is_none() && matches!(self.stacked, Stacked::No);
         let unrounded = Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed };
-        let rows = rounded.round(gpu, unrounded, format)?;
+        let rows = match form {
+            Form::Several { .. } => rounded.round_in_order(gpu, unrounded, format)?,
+            _ => rounded.round(gpu, unrounded, format)?,
+        };
         let stacked = match self.stacked {
             Stacked::Heads { num_heads, x_stride, out_stride } => {
                 Stacked::Heads { num_heads, x_stride: if x_stride == 0 { 0 } else { num_rows }, out_stride }

@@ -1,4 +1,4 @@
-//! Activations in half precision, rounded once for all products with many rows.
+//! Activations in half precision, rounded once for all products with several or many rows.
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 
@@ -6,7 +6,7 @@ use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::UNIT;
-use super::tensor_cores::MAX_FEW;
+use super::tensor_cores::{MAX_PARTS, MAX_SEVERAL, MIN_SEVERAL, SLICES};
 use super::{Binding, GpuBuffer, Placement};
 use crate::weights::DType;
 use crate::{Error, Result};
@@ -14,8 +14,11 @@ use crate::{Error, Result};
 /// Columns that rounded rows are filled up to multiples of: two steps of the kernel.
 const COLUMNS: usize = 128;
 
-/// Threads that round a row.
+/// Threads that round a row for products with many rows.
 const NUM_THREADS: usize = 128;
+
+/// The same for products with several: those of a threadgroup of products with few.
+pub(super) const NUM_THREADS_IN_ORDER: usize = 32 * SLICES;
 
 /// `RoundArgs` of the kernels.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -28,6 +31,16 @@ struct RoundArgs {
     num_rows: u32,
     eps: f32,
     is_fixed: u32,
+}
+
+/// `OrderedArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct OrderedArgs {
+    num_units: u32,
+    stride: u32,
+    x_stride: u32,
+    eps: f32,
 }
 
 /// The order of a format's columns, as its weights are decoded: which two are a word. `Pairs` of the kernels.
@@ -73,6 +86,8 @@ pub(crate) struct Rounded {
     halves: GpuBuffer,
     /// What the products of a row are multiplied with.
     factors: GpuBuffer,
+    /// What threadgroups that share columns leave to be added up: `[part, row, columns]`.
+    partials: GpuBuffer,
 }
 
 /// Activations to be rounded.
@@ -117,7 +132,7 @@ pub(super) fn for_next(
     num_cols: usize,
     out: &GpuBuffer,
 ) -> Option<Pairs> {
-    let is_read_so = gpu.tuning().has_tensor_cores() && num_rows > MAX_FEW;
+    let is_read_so = gpu.tuning().has_tensor_cores() && num_rows > MAX_SEVERAL;
     let fits = 2 * num_rows * stride(num_cols) <= out.len();
     next.filter(|format| is_read_so && fits && *format != DType::F32).map(Pairs::of)
 }
@@ -125,12 +140,13 @@ pub(super) fn for_next(
 impl Rounded {
     /// Memory for `max_rows` rows of `max_cols` values; none if no product of so many rows wants it.
     pub(crate) fn new(gpu: &GpuBackend, max_rows: usize, max_cols: usize) -> Result<Option<Self>> {
-        if !gpu.tuning().has_tensor_cores() || max_rows <= MAX_FEW || max_cols == 0 {
+        if !gpu.tuning().has_tensor_cores() || max_rows < MIN_SEVERAL || max_cols == 0 {
             return Ok(None);
         }
         let allocate = |len: usize| gpu.device().allocate(len, Placement::Private);
         let halves = allocate(2 * max_rows * stride(max_cols))?;
-        Ok(Some(Self { halves, factors: allocate(4 * max_rows)? }))
+        let partials = allocate(4 * MAX_PARTS * max_rows.next_power_of_two().min(MAX_SEVERAL) * max_cols)?;
+        Ok(Some(Self { halves, factors: allocate(4 * max_rows)?, partials }))
     }
 
     /// Makes room for so many values in what may have less of it or none.
@@ -142,7 +158,12 @@ impl Rounded {
     ) -> Result<()> {
         match (&mut *rounded, Self::new(gpu, max_rows, max_cols)?) {
             (Some(old), Some(new)) => {
-                for (old, new) in [(&mut old.halves, new.halves), (&mut old.factors, new.factors)] {
+                let buffers = [
+                    (&mut old.halves, new.halves),
+                    (&mut old.factors, new.factors),
+                    (&mut old.partials, new.partials),
+                ];
+                for (old, new) in buffers {
                     if old.len() < new.len() {
                         *old = new;
                     }
@@ -154,7 +175,73 @@ impl Rounded {
         Ok(())
     }
 
-    /// Rounds activations for weights of a format.
+    /// How many threadgroups may share the columns of a tile, so that there is room for what they leave of `num_rows` rows of
+    /// `num_cols` results. It is that of the next power of two of the number of rows.
+    pub(super) fn max_parts(&self, num_rows: usize, num_cols: usize) -> usize {
+        let len = 4 * num_rows.next_power_of_two() * num_cols;
+        [MAX_PARTS, 2].into_iter().find(|num_parts| num_parts * len <= self.partials.len()).unwrap_or(1)
+    }
+
+    /// Where those leave it.
+    pub(super) fn partials(&self) -> &GpuBuffer {
+        &self.partials
+    }
+
+    /// Rounds activations for a product with several rows and weights of a format.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there is no room for them.
+    pub(super) fn round_in_order(
+        &self,
+        gpu: &GpuBackend,
+        rows: Unrounded<'_>,
+        format: DType,
+    ) -> Result<RoundedRows<'_>> {
+        let Unrounded { x, x_stride, num_rows, num_units, norm, .. } = rows;
+        let stride = self.stride_with_room(num_rows, num_units * UNIT)?;
+        let args = OrderedArgs {
+            num_units: num_units as u32,
+            stride: stride as u32,
+            x_stride: x_stride as u32,
+            eps: norm.map_or(0.0, |(_, eps)| eps),
+        };
+        gpu.launch(
+            Kernel::RoundInOrder(Pairs::of(format)),
+            Flags::of([norm.is_some()]),
+            Work {
+                args: bytes_of(&args),
+                buffers: &self.buffers(x, norm),
+                threadgroup_memory: 0,
+                grid: [num_rows, 1, 1],
+                num_threads: NUM_THREADS_IN_ORDER,
+                cost: Cost::bytes(num_rows * (4 * num_units * UNIT + 2 * stride)),
+            },
+        )?;
+        let factors = norm.is_some().then(|| Binding::read(&self.factors));
+        Ok(RoundedRows { halves: Binding::read(&self.halves), stride, factors })
+    }
+
+    /// Values from one rounded row to the next.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if there is no room for so many rows.
+    fn stride_with_room(&self, num_rows: usize, num_cols: usize) -> Result<usize> {
+        let stride = stride(num_cols);
+        if 2 * num_rows * stride > self.halves.len() || 4 * num_rows > self.factors.len() {
+            return Err(Error::internal(format!(
+                "{num_rows} rows of {num_cols} activations are to be rounded to {} bytes",
+                self.halves.len()
+            )));
+        }
+        Ok(stride)
+    }
+
+    fn buffers<'a>(&'a self, x: Binding<'a>, norm: Option<(Binding<'a>, f32)>) -> [Binding<'a>; 4] {
+        let norm = norm.map_or(x, |(weights, _)| weights);
+        [x, norm, Binding::write(&self.halves), Binding::write(&self.factors)]
+    }
+
+    /// Rounds activations for a product with many rows and weights of a format.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if there is no room for them.
@@ -166,14 +253,7 @@ impl Rounded {
     ) -> Result<RoundedRows<'_>> {
         let Unrounded { x, x_stride, x_next, num_rows, num_matrices, num_units, norm, is_fixed } = rows;
         let num_cols = num_units * UNIT;
-        let stride = stride(num_cols);
-        let num_all = num_rows * num_matrices;
-        if 2 * num_all * stride > self.halves.len() || 4 * num_all > self.factors.len() {
-            return Err(Error::internal(format!(
-                "{num_matrices} times {num_rows} rows of {num_cols} activations are to be rounded to {} bytes",
-                self.halves.len()
-            )));
-        }
+        let stride = self.stride_with_room(num_rows * num_matrices, num_cols)?;
         let args = RoundArgs {
             num_units: num_units as u32,
             stride: stride as u32,
@@ -183,18 +263,12 @@ impl Rounded {
             eps: norm.map_or(0.0, |(_, eps)| eps),
             is_fixed: is_fixed.into(),
         };
-        let buffers = [
-            x,
-            norm.map_or(x, |(weights, _)| weights),
-            Binding::write(&self.halves),
-            Binding::write(&self.factors),
-        ];
         gpu.launch(
             Kernel::RoundRows(Pairs::of(format)),
             Flags::of([norm.is_some()]),
             Work {
                 args: bytes_of(&args),
-                buffers: &buffers,
+                buffers: &self.buffers(x, norm),
                 threadgroup_memory: 0,
                 grid: [num_rows, num_matrices, 1],
                 num_threads: NUM_THREADS,

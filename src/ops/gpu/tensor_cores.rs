@@ -1,4 +1,4 @@
-//! Launches of products on tensor cores, `few_rows.cu` and `many_rows.cu` of `cuda/kernels`.
+//! Launches of products on tensor cores, `few_rows.cu`, `several_rows.cu` and `many_rows.cu` of `cuda/kernels`.
 
 use super::Binding;
 use super::backend::{GpuBackend, Work};
@@ -8,8 +8,8 @@ use crate::weights::DType;
 
 /// The form of a product, by the number of rows of activations.
 ///
-/// A row has the same bits in every form of [`Form::Few`], and so in every batch of up to [`MAX_FEW`] rows: the order of
-/// additions depends on the matrix only.
+/// A row has the same bits in every form of [`Form::Few`] and [`Form::Several`], and so in every batch of up to [`MAX_SEVERAL`]
+/// rows: the order of additions depends on the matrix only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     /// Weights go from memory to registers; each is decoded once for all rows of a threadgroup.
@@ -18,6 +18,17 @@ pub(super) enum Form {
         token_tiles: usize,
         /// Chunks of columns that are in threadgroup memory or on their way there.
         num_stages: usize,
+        /// Times eight columns of a row of activations that a thread brings at a time.
+        own_eights: usize,
+    },
+    /// Tiles of 128 rows of weights by all of activations, which are rounded before.
+    Several {
+        /// Tiles of 8 rows of activations.
+        token_tiles: usize,
+        /// Pieces of columns that are in threadgroup memory or on their way there.
+        num_stages: usize,
+        /// Threadgroups that share the columns of a tile: 1, 2 or 4.
+        num_parts: usize,
     },
     /// Tiles of 128 rows of weights by 64 to 256 of activations, which are rounded before.
     Many {
@@ -26,14 +37,28 @@ pub(super) enum Form {
     },
 }
 
-/// The most rows of activations of [`Form::Few`].
-pub(super) const MAX_FEW: usize = 64;
+/// The fewest rows of activations of [`Form::Several`]: [`Form::Few`] would read the weights twice.
+pub(super) const MIN_SEVERAL: usize = 17;
 
-/// Warps of a threadgroup of [`Form::Few`], which are slices of a row, and of [`Form::Many`].
-const SLICES: usize = 16;
+/// The fewest weights for each core with which that pays for less than 33 rows: with those of TinyLlama's layers, the launches
+/// that round and add up took longer on an H200 than the second reading.
+const MIN_WEIGHTS_OF_A_CORE: usize = 1 << 17;
+
+/// The most rows of activations of [`Form::Few`] and [`Form::Several`].
+pub(super) const MAX_SEVERAL: usize = 64;
+
+/// The most threadgroups of [`Form::Several`] that share the columns of a tile.
+pub(super) const MAX_PARTS: usize = 4;
+
+/// Threads of a threadgroup that adds up what those leave, and results of it, as in the kernel.
+pub(super) const NUM_ADDING_THREADS: usize = 256;
+pub(super) const ADDED_RESULTS: usize = 4 * NUM_ADDING_THREADS;
+
+/// Warps of a threadgroup of [`Form::Few`], which are slices of a row, and of the others.
+pub(super) const SLICES: usize = 16;
 const NUM_WARPS: usize = 8;
 
-/// Rows of weights of a tile of [`Form::Many`].
+/// Rows of weights of a tile of [`Form::Several`] and [`Form::Many`].
 const TILE: usize = 128;
 
 /// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, six times.
@@ -53,20 +78,43 @@ impl Form {
     /// The form of products of so many rows of activations; none if other kernels compute these.
     pub(super) fn of(gpu: &GpuBackend, format: DType, size: Size) -> Option<Self> {
         let is_here = gpu.tuning().has_tensor_cores() && format != DType::F32;
+        let (num_cores, threadgroup_memory) = (gpu.device().num_cores(), gpu.device().threadgroup_memory());
         is_here.then(|| match size.num_rows {
-            0..=MAX_FEW => Self::few(size, gpu.device().threadgroup_memory()),
-            _ => Self::many(size, gpu.device().num_cores(), gpu.device().threadgroup_memory()),
+            0..=MAX_SEVERAL => Self::several(size, num_cores, threadgroup_memory)
+                .unwrap_or_else(|| Self::few(size, threadgroup_memory)),
+            _ => Self::many(size, num_cores, threadgroup_memory),
         })
+    }
+
+    /// [`Form::Several`] for one matrix, where there are so many rows and there is room.
+    fn several(size: Size, num_cores: usize, threadgroup_memory: usize) -> Option<Self> {
+        let is_alone = size.num_matrices == 1 && !size.is_grouped;
+        let is_large = size.num_results * size.num_columns >= MIN_WEIGHTS_OF_A_CORE * num_cores;
+        let pays = size.num_rows > 32 || size.num_rows >= MIN_SEVERAL && is_large;
+        if !pays || !is_alone || size.max_parts == 0 {
+            return None;
+        }
+        let num_tiles = size.num_results.div_ceil(TILE);
+        // What is done first if tiles leave cores idle, in quarters of the time that one takes for all columns of a tile.
+        let time = |num_parts: &usize| (num_tiles * num_parts).div_ceil(num_cores) * (MAX_PARTS / num_parts);
+        let max_parts = if num_tiles < num_cores { size.max_parts } else { 1 };
+        let all_parts = [1, 2, MAX_PARTS].into_iter().filter(|num_parts| *num_parts <= max_parts);
+        let num_parts = all_parts.min_by_key(time).unwrap_or(1);
+        // As the kernel is instantiated.
+        let token_tiles = if size.num_rows <= 32 { 4 } else { 8 };
+        let forms = [4, 3].map(|num_stages| Self::Several { token_tiles, num_stages, num_parts });
+        forms.into_iter().find(|form| form.several_bytes(size) <= threadgroup_memory)
     }
 
     /// As many rows of activations together as there are and as there is room for, and as many stages.
     fn few(size: Size, threadgroup_memory: usize) -> Self {
+        let own_eights = size.chunked_columns().div_ceil(8 * 32 * SLICES).clamp(1, 4);
         // As the kernel is instantiated.
         let all: &[usize] = if size.num_rows <= 8 { &[1] } else { &[2, 1] };
-        let mut forms = all
-            .iter()
-            .flat_map(|&token_tiles| [3, 2].map(|num_stages| Self::Few { token_tiles, num_stages }));
-        let smallest = Self::Few { token_tiles: 1, num_stages: 2 };
+        let mut forms = all.iter().flat_map(|&token_tiles| {
+            [3, 2].map(|num_stages| Self::Few { token_tiles, num_stages, own_eights })
+        });
+        let smallest = Self::Few { token_tiles: 1, num_stages: 2, own_eights };
         let fits = |form: &Self| form.bytes_beside_activations(size) <= threadgroup_memory;
         // Room for all activations is worth more than a third stage.
         let is_whole = |form: &Self| form.is_whole(size, threadgroup_memory);
@@ -94,6 +142,7 @@ impl Form {
     pub(super) fn names(self) -> (&'static str, String) {
         match self {
             Self::Few { token_tiles, .. } => ("few_rows", format!("_{token_tiles}")),
+            Self::Several { token_tiles, .. } => ("several_rows", format!("_{token_tiles}")),
             Self::Many { .. } => ("many_rows", format!("_{}", self.tokens())),
         }
     }
@@ -102,14 +151,16 @@ impl Form {
     pub(super) fn rows(self) -> usize {
         match self {
             Self::Few { .. } => 16,
-            Self::Many { .. } => TILE,
+            Self::Several { .. } | Self::Many { .. } => TILE,
         }
     }
 
     /// Rows of activations of a threadgroup.
     pub(super) fn tokens(self) -> usize {
         match self {
-            Self::Few { token_tiles, .. } | Self::Many { token_tiles } => 8 * token_tiles,
+            Self::Few { token_tiles, .. }
+            | Self::Several { token_tiles, .. }
+            | Self::Many { token_tiles } => 8 * token_tiles,
         }
     }
 
@@ -117,13 +168,19 @@ impl Form {
     pub(super) fn num_threads(self) -> usize {
         match self {
             Self::Few { .. } => 32 * SLICES,
-            Self::Many { .. } => 32 * NUM_WARPS,
+            Self::Several { .. } | Self::Many { .. } => 32 * NUM_WARPS,
         }
     }
 
-    /// Whether it takes activations that are rounded before.
-    pub(super) fn is_rounded(self) -> bool {
-        matches!(self, Self::Many { .. })
+    /// How many threadgroups share the columns of a tile, so that their sums are still to be added up.
+    pub(super) fn num_parts(self) -> usize {
+        if let Self::Several { num_parts, .. } = self { num_parts } else { 1 }
+    }
+
+    /// Bytes of threadgroup memory of [`Form::Several`]: activations and weights of some pieces.
+    fn several_bytes(self, size: Size) -> usize {
+        let Self::Several { num_stages, .. } = self else { return 0 };
+        num_stages * (2 * self.tokens() * size.lanes.columns + 2 * self.num_threads() * size.lanes.bytes)
     }
 
     /// Bytes of threadgroup memory of [`Form::Many`]: activations, and a factor for each row.
@@ -140,25 +197,25 @@ impl Form {
     /// Bytes of threadgroup memory of [`Form::Few`] for weights on their way, sums of slices (of few rows twice), squares and
     /// factors.
     fn bytes_beside_activations(self, size: Size) -> usize {
-        let Self::Few { num_stages, .. } = self else { return 0 };
+        let Self::Few { num_stages, token_tiles, .. } = self else { return 0 };
         let ring = num_stages * 2 * SLICES * 32 * size.lanes.bytes;
-        // Twice those of one tile of activations, once those of two.
-        ring + 4 * (2 * SLICES * 4 * 32 + (SLICES + 1) * self.tokens())
+        // Twice those of one tile of activations, once those of two. Slices are as far apart as banks want it.
+        let sums = if token_tiles == 1 { 2 } else { 1 } * SLICES * (16 * self.tokens() + 2);
+        ring + 4 * (sums + (SLICES + 1) * self.tokens())
     }
 
     /// Bytes of a threadgroup's activations.
     fn activation_bytes(self, size: Size) -> usize {
         // As far apart as banks want it.
         let padding = if size.lanes.columns == 64 { 16 } else { 64 };
-        let num_chunks = size.num_columns.div_ceil(size.chunk());
-        self.rows_with_room(size) * (2 * num_chunks * size.chunk() + padding)
+        self.rows_with_room(size) * (2 * size.chunked_columns() + padding)
     }
 
     /// Whether a threadgroup has room for all columns of its activations, which the kernels of [`Form::Few`] know
     /// beforehand.
     pub(super) fn is_whole(self, size: Size, threadgroup_memory: usize) -> bool {
         let bytes = self.bytes_beside_activations(size) + self.activation_bytes(size);
-        !self.is_rounded() && bytes <= threadgroup_memory
+        matches!(self, Self::Few { .. }) && bytes <= threadgroup_memory
     }
 
     /// Bytes of a threadgroup's memory.
@@ -168,6 +225,7 @@ impl Form {
                 self.bytes_beside_activations(size) + self.activation_bytes(size)
             }
             Self::Few { .. } => self.bytes_beside_activations(size),
+            Self::Several { .. } => self.several_bytes(size),
             Self::Many { .. } => self.staged_bytes(),
         }
     }
@@ -175,7 +233,7 @@ impl Form {
     /// Threadgroups for the `num_tiles` tiles of a matrix, or of [`Form::Few`] for those of all groups. There they go from
     /// tile to tile, and no core has more than one of them: those that begin when others end would double the time.
     pub(super) fn num_threadgroups(self, size: Size, num_tiles: usize, num_cores: usize) -> usize {
-        if self.is_rounded() {
+        if !matches!(self, Self::Few { .. }) {
             return num_tiles;
         }
         let (num_tiles, num_stacked) = match size.is_grouped {
@@ -201,6 +259,7 @@ impl Form {
         let grid = match self {
             Self::Few { .. } if size.is_grouped => [num_threadgroups, token_groups, 1],
             Self::Few { .. } => [num_threadgroups, token_groups, size.num_matrices],
+            Self::Several { num_parts, .. } => [num_threadgroups, num_parts, 1],
             // Those that are on the GPU together have few weights and many activations, which stay in its cache.
             Self::Many { .. } => [token_groups, num_threadgroups, size.num_matrices],
         };
@@ -240,12 +299,24 @@ pub(super) struct Size {
     pub(super) num_columns: usize,
     /// What a lane has of them.
     pub(super) lanes: Lanes,
+    /// How many threadgroups may share the columns of a tile, 0 if there is no memory for rounded activations.
+    pub(super) max_parts: usize,
 }
 
 impl Size {
     /// Columns of a chunk of [`Form::Few`]: a piece for each warp.
     fn chunk(self) -> usize {
         SLICES * self.lanes.columns
+    }
+
+    /// Of a product whose columns are not shared, if there is memory for rounded activations at all.
+    pub(super) fn with_one_part(self) -> Self {
+        Self { max_parts: self.max_parts.min(1), ..self }
+    }
+
+    /// Columns of all its chunks.
+    fn chunked_columns(self) -> usize {
+        self.num_columns.next_multiple_of(self.chunk())
     }
 }
 
@@ -266,6 +337,7 @@ mod tests {
             is_grouped: false,
             num_columns,
             lanes: Lanes::of(format, None),
+            max_parts: MAX_PARTS,
         }
     }
 
@@ -286,11 +358,11 @@ mod tests {
                     for (num_tiles, num_matrices) in [(1, 1), (8000, 1), (20, 64), (20, 0)] {
                         let size = Size { num_matrices, ..size(format, num_rows, num_columns) };
                         let form = match num_rows {
-                            0..=MAX_FEW => Form::few(size, memory),
+                            0..=MAX_SEVERAL => Form::few(size, memory),
                             _ => Form::many(size, NUM_CORES, memory),
                         };
                         let (mut grid, bytes) = work(form, size, num_tiles, memory);
-                        if form.is_rounded() {
+                        if matches!(form, Form::Many { .. }) {
                             grid.swap(0, 1);
                         }
                         assert!(bytes <= memory && bytes.is_multiple_of(16), "{form:?} {size:?}: {bytes}");
@@ -344,21 +416,47 @@ mod tests {
             let form = Form::few(size, memory);
             (form, form.is_whole(size, memory))
         };
-        let few = |token_tiles, num_stages| Form::Few { token_tiles, num_stages };
-        assert_eq!(form(1, 14336, MEMORY), (few(1, 3), true));
-        assert_eq!(form(8, 4096, MEMORY), (few(1, 3), true));
-        assert_eq!(form(8, 14336, MEMORY), (few(1, 3), false));
-        assert_eq!(form(1, 4096, SMALL_MEMORY), (few(1, 2), true));
+        let few = |token_tiles, num_stages, own_eights| Form::Few { token_tiles, num_stages, own_eights };
+        assert_eq!(form(1, 14336, MEMORY), (few(1, 3, 4), true));
+        assert_eq!(form(8, 4096, MEMORY), (few(1, 3, 1), true));
+        assert_eq!(form(8, 14336, MEMORY), (few(1, 3, 4), false));
+        assert_eq!(form(1, 4096, SMALL_MEMORY), (few(1, 2, 1), true));
         // Of many rows all columns have no room, and those of a few have more than one turn of weights.
-        assert_eq!(form(32, 14336, MEMORY), (few(2, 3), false));
-        assert_eq!(form(32, 5632, MEMORY), (few(1, 3), true));
+        assert_eq!(form(32, 14336, MEMORY), (few(2, 3, 4), false));
+        assert_eq!(form(32, 5632, MEMORY), (few(1, 3, 2), true));
         let q4_k = size(DType::Q4K, 64, 4096);
-        assert_eq!(Form::few(q4_k, MEMORY), few(2, 2));
-        assert!(few(2, 2).is_whole(q4_k, MEMORY));
+        assert_eq!(Form::few(q4_k, MEMORY), few(2, 2, 1));
+        assert!(few(2, 2, 1).is_whole(q4_k, MEMORY));
         // Sums of slices, and weights of three stages.
         let size = size(DType::BF16, 8, 4096);
-        let expected = 4 * (4096 + 17 * 8) + 3 * 2 * 512 * 32 + 8 * (2 * 4096 + 16);
-        assert_eq!(work(few(1, 3), size, 896, MEMORY), ([132, 1, 1], expected));
+        let expected = 4 * (2 * 16 * 130 + 17 * 8) + 3 * 2 * 512 * 32 + 8 * (2 * 4096 + 16);
+        assert_eq!(work(few(1, 3, 1), size, 896, MEMORY), ([132, 1, 1], expected));
+    }
+
+    #[test]
+    fn several_rows_share_weights_where_that_pays() {
+        let form = |num_rows, num_results, num_columns, memory| {
+            Form::several(Size { num_results, ..size(DType::Q4_0, num_rows, num_columns) }, NUM_CORES, memory)
+        };
+        let several =
+            |token_tiles, num_stages, num_parts| Some(Form::Several { token_tiles, num_stages, num_parts });
+        // Of an 8B model: queries, keys and values; both matrices of a gate; down; the head.
+        assert_eq!(form(20, 6144, 4096, MEMORY), several(4, 4, 2));
+        assert_eq!(form(32, 28672, 4096, MEMORY), several(4, 4, 1));
+        assert_eq!(form(33, 4096, 14336, MEMORY), several(8, 4, 4));
+        assert_eq!(form(64, 128_256, 4096, MEMORY), several(8, 4, 1));
+        // Of few rows, and of not many and a small matrix, weights are read as often as it takes.
+        assert_eq!(form(16, 28672, 4096, MEMORY), None);
+        assert_eq!(form(32, 2560, 2048, MEMORY), None);
+        assert_eq!(form(33, 2560, 2048, MEMORY), several(8, 4, 4));
+        // As many stages as there is room for, and one threadgroup for all columns where sums have no place.
+        assert_eq!(form(64, 4096, 4096, SMALL_MEMORY), several(8, 3, 4));
+        let alone = Size { num_results: 2560, ..size(DType::Q4_0, 64, 2048) }.with_one_part();
+        assert_eq!(Form::several(alone, NUM_CORES, MEMORY), several(8, 4, 1));
+        assert_eq!(Form::several(Size { max_parts: 0, ..alone }, NUM_CORES, MEMORY), None);
+        assert_eq!(Form::several(Size { num_matrices: 8, ..alone }, NUM_CORES, MEMORY), None);
+        let work = several(8, 4, 4).unwrap().work(&[], &[], alone, 20, MEMORY, Cost::bytes(0));
+        assert_eq!((work.grid, work.threadgroup_memory), ([20, 4, 1], 4 * (64 * 256 + 2 * 256 * 24)));
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub(super) const TABLES: [(Family, &str); 6] = [
     (Family::Sampling, include_str!("sampling.txt")),
 ];
 
+/// Where what is for NVIDIA's GPUs only lies.
+const CUDA_FOLDER: &str = "src/ops/gpu/cuda/kernels";
+
 /// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
 const OUT_OF_BOUNDS: &str = "(out of bounds)";
 
@@ -55,7 +58,7 @@ impl Planted {
         let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
         let mut texts: Vec<String> = libraries().map(Library::text).collect();
         for file in files(&defects) {
-            let folder = if is_for_nvidia(file) { "src/ops/gpu/cuda/kernels" } else { "metal_kernels" };
+            let folder = if is_for_nvidia(file) { CUDA_FOLDER } else { "metal_kernels" };
             let source = fs::read_to_string(in_project(folder).join(file)).unwrap();
             // Headers come first, and are in the text of a library as they are in their files.
             let begin = source.rfind("#include").unwrap_or(0);
@@ -117,7 +120,7 @@ fn libraries() -> impl Iterator<Item = &'static Library> {
 
 /// Whether only NVIDIA's GPUs run what is in the file.
 fn is_for_nvidia(file: &str) -> bool {
-    file.ends_with(".cu")
+    in_project(CUDA_FOLDER).join(file).is_file()
 }
 
 fn files(defects: &[Defect]) -> BTreeSet<&'static str> {

@@ -52,11 +52,15 @@ fn noticed(
 }
 
 /// The second of them, with as few threads as each kernel of its class is content with; for experts it has more cores, which
-/// share the tiles of all groups.
+/// share the tiles of all groups, and for products one, for which a matrix has tiles enough.
 pub(crate) fn small(gpu: Emulator, family: Family) -> Emulator {
     let max_threads = if gpu.class() == ChipClass::Nvidia { 512 } else { 384 };
     let gpu = gpu.with_max_threads(max_threads).with_patience(Duration::from_nanos(1));
-    if family == Family::Experts { gpu.with_num_cores(12) } else { gpu }
+    match family {
+        Family::Experts => gpu.with_num_cores(12),
+        Family::Products => gpu.with_num_cores(1),
+        _ => gpu,
+    }
 }
 
 /// Fails with the names of those that are noticed by nothing.

@@ -174,7 +174,7 @@ fn products_with_many_rows_stay_under_way() {
 /// With a norm and all activations in threadgroup memory.
 fn few(num_stages: u16) -> Vec<Constant> {
     let flags = (0..6).map(|index| Constant::Bool(index, index == 0 || index == 5));
-    flags.chain([Constant::U16(6, num_stages)]).collect()
+    flags.chain([Constant::U16(6, num_stages), Constant::U16(7, 4)]).collect()
 }
 
 /// The compiler would rather save registers for a second threadgroup of a core, which takes a quarter longer.
@@ -192,6 +192,25 @@ fn products_of_a_row_have_the_registers_that_they_want() {
     }
 }
 
+/// Sums of slices, of quarters, of halves and of all.
+#[test]
+fn products_of_several_rows_fit_in_registers() {
+    let Some(compiler) = compiler() else { return };
+    let flags = || (0..5).map(|index| Constant::Bool(index, index == 0));
+    for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "Q4_K_Q6_K"]
+    {
+        for num_parts in [1, 4] {
+            let constants: Vec<_> =
+                flags().chain([Constant::U16(5, num_parts), Constant::U16(6, 4)]).collect();
+            let name = format!("several_rows_{format}_8");
+            let messages = compile(compiler, &name, &constants, compiler.target(90));
+            println!("{name} {num_parts}: {messages}");
+            // Once for a slice, not for each product.
+            assert!(spills(&messages) <= 128, "{name}: {messages}");
+        }
+    }
+}
+
 #[test]
 fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
     let Some(compiler) = compiler() else { return };
@@ -203,6 +222,9 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("matmul_Q8_0_32", flags(5)),
         ("few_rows_Q4_K_Q6_K_2", few(2)),
         ("few_rows_swiglu_BF16_2", few(3)),
+        ("several_rows_swiglu_Q8_0_4", few(4)),
+        ("add_parts", vec![Constant::U16(5, 2)]),
+        ("round_in_order_two_apart", flags(1)),
         ("round_rows_two_apart", flags(1)),
         ("flash_attention_f16_64_32", flash),
         ("paged_attention_bf16_4_16", Vec::new()),

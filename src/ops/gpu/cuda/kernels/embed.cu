@@ -33,8 +33,8 @@ template <typename F>
     const bool exists = token_id < a.num_rows;
     const uint row = exists ? token_id : 0;
     const uint place = row / 8 * num_pieces + piece;
-    const Piece<F> own = read_piece<F>(table, in_registers(a.planes), place, row % 8 * 4 + t);
-    const ScalesOf<F> scales(own, place);
+    const Piece<F> own = Source<F>(table, in_registers(a.planes), place, row % 8 * 4 + t).read(0);
+    const ScalesOf<F> scales(own.scale);
     device float* target = out + ulong(index.y) * num_columns;
 #pragma clang loop unroll(full)
     for (int eight = 0; eight < num_eights<F>(); ++eight) {
@@ -44,7 +44,7 @@ template <typename F>
         }
         float codes[8];
         single_eight<F>(own, eight, codes);
-        const float2 pair = scales.exact_pair(eight, t);
+        const float2 pair = scales.single(eight);
 #pragma clang loop unroll(full)
         for (int i = 0; i < 8; ++i) {
             target[column + i] = exists ? fma(codes[i], pair.x, pair.y) : 0.0f;

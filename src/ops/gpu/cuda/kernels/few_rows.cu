@@ -9,8 +9,7 @@
 // same bits in every batch.
 
 #define FOR_NVIDIA
-#include "products.h"
-#include "rounded.h"
+#include "slices.h"
 
 // The compiler is told that one threadgroup of a core is enough: it would save registers for more, and pay with time.
 #define MAX_THREADS 512
@@ -18,13 +17,10 @@
 
 constant bool IS_WHOLE [[function_constant(5)]];  // all activations are in threadgroup memory at once
 constant ushort STAGES [[function_constant(6)]];  // chunks that are in the ring or on their way to it: two or three
+// Times eight columns of a row of activations that a thread has, up to four; of longer rows it has more, four at a time.
+constant ushort OWN_EIGHTS [[function_constant(7)]];
 
-// Slices of a row, each a warp's: a piece of every sixteen, which are a chunk.
-constant constexpr int SLICES = 16;
 constant constexpr uint NUM_THREADS = MAX_THREADS;
-
-// Activations are rounded as they are for products of more rows where these have no norm.
-constant constexpr float X_SCALE = 1.0f / FIXED_FACTOR;
 
 // One of up to three matrices, as a launch has them.
 struct Operand {
@@ -32,32 +28,6 @@ struct Operand {
     device const uchar* up_weights;
     device const float* bias;
 };
-
-// sums += the products of pieces, of the first and the second eight rows of a tile, with the activations that
-// `activations_of(n, eight)` gives, of token tile n and eight columns.
-template <typename F, int TOKEN_TILES, typename ACTIVATIONS>
-inline void multiply_pieces(
-    thread const Piece<F> (&pieces)[2],
-    uint place,
-    uint t,
-    ACTIVATIONS activations_of,
-    thread float (&sums)[TOKEN_TILES][4]
-) {
-    const ScalesOf<F> scales[2] = { ScalesOf<F>(pieces[0], place), ScalesOf<F>(pieces[1], place) };
-#pragma clang loop unroll(full)
-    for (int eight = 0; eight < num_eights<F>(); ++eight) {
-        uint low[4];
-        uint high[4];
-        decode_eight<F>(pieces[0], scales[0], eight, t, low);
-        decode_eight<F>(pieces[1], scales[1], eight, t, high);
-#pragma clang loop unroll(full)
-        for (int n = 0; n < TOKEN_TILES; ++n) {
-            const uint4 x = activations_of(n, eight);
-            msl_multiply_tile(sums[n], low[0], high[0], low[1], high[1], x.x, x.y);
-            msl_multiply_tile(sums[n], low[2], high[2], low[3], high[3], x.z, x.w);
-        }
-    }
-}
 
 // The tiles that a threadgroup still has to compute: every `step`-th one of a matrix of the stack; or, of groups, a run of
 // the tiles of all of them, where those of a group lie behind those of the one before.
@@ -115,6 +85,12 @@ inline Tiles tiles_of(
     return tiles;
 }
 
+// Where the sum of a slice for a token and a row of a tile is: so that those that a warp writes together lie in different
+// banks, and those that it reads of a token and of slices whose numbers differ by eight, with two words between slices.
+inline uint place_of_sum(uint token, uint row) {
+    return (token / 8 * 8 + token % 2 * 4 + token / 2 % 4) * 16 + (row ^ (token & 4) * 2);
+}
+
 // A threadgroup has 16 rows of weights (half as many results if GATED) at a time, those of the tiles that it has to do, and up
 // to TOKEN_TILES · 8 rows of activations, from `first_token` of the matrix or the group on.
 //
@@ -154,10 +130,8 @@ inline void few(
     };
 
     // Where the next weights of the slice come from and go to.
-    const Ring<F, NUM_THREADS> ring(memory, 2 * STAGES, thread_index);
-    device const uchar* own_weights[2];
-    Planes planes;
-    uint first_places[2];
+    const Ring<F, NUM_THREADS, 2> ring(memory, thread_index);
+    Source<F> sources[2];
     const auto advance = [&](thread Tiles& tiles) {
         tiles.left -= min(tiles.left, tiles.step);
         tiles.tile += tiles.step;
@@ -169,23 +143,21 @@ inline void few(
     };
     Tiles next = todo;
     uint next_chunk = 0;
-    uint next_stage = 0;
     const auto turn_to_tile = [&](uint stacked, uint tile) {
         const int m = matrix_of_tile(tile);
         const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
-        own_weights[0] = operand.weights;
-        own_weights[1] = GATED ? operand.up_weights : operand.weights;
-        planes = in_registers(a.matrices[m].planes);
+        const Planes planes = in_registers(a.matrices[m].planes);
         // Rows that do not exist have the weights of some that do; nobody reads their sums.
         const uint num_eights = (a.matrices[m].num_rows + 7) / 8;
         const uint first_eight = (tile - a.matrices[m].first_group) * (RESULTS / 8);
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
             const uint eight = min(GATED ? first_eight : first_eight + h, num_eights - 1);
-            first_places[h] = (stacked * num_eights + eight) * num_pieces;
+            device const uchar* weights = GATED && h == 1 ? operand.up_weights : operand.weights;
+            sources[h] = Source<F>(weights, planes, (stacked * num_eights + eight) * num_pieces, lane);
         }
     };
-    const auto bring_weights = [&]() {
+    const auto bring_weights = [&](uint stage) {
         if (next.left > 0) {
             if (next_chunk == 0) {
                 turn_to_tile(IS_GROUPED ? groups[next.matrix].matrix : next.matrix, next.tile);
@@ -194,27 +166,27 @@ inline void few(
             const uint piece = min(next_chunk * SLICES + slice, num_pieces - 1);
 #pragma clang loop unroll(full)
             for (int h = 0; h < 2; ++h) {
-                ring.bring(2 * next_stage + h, own_weights[h], planes, first_places[h] + piece, lane);
+                ring.bring(stage, h, sources[h], piece);
             }
             next_chunk += 1;
             if (next_chunk == num_chunks) {
                 next_chunk = 0;
                 advance(next);
             }
-            next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         }
         msl_end_group();
     };
 #pragma clang loop unroll(full)
     for (uint stage = 0; stage + 1 < STAGES; ++stage) {
-        bring_weights();
+        bring_weights(stage);
     }
 
     // Behind the ring: sums of slices, squares, factors, activations. Sums of few rows take turns between two places, so that
     // there is one barrier for a tile; more rows need the room.
-    constexpr uint PARTS = SLICES * TOKEN_TILES * 4 * LANES;
+    constexpr uint SLICE_STRIDE = TOKENS * 16 + 2;
+    constexpr uint PARTS = SLICES * SLICE_STRIDE;
     constexpr uint TURNS = TOKEN_TILES == 1 ? 2 : 1;
-    threadgroup float* parts = (threadgroup float*)(memory + ring.num_bytes());
+    threadgroup float* parts = (threadgroup float*)(memory + STAGES * ring.STAGE_BYTES);
     threadgroup float* squares = parts + TURNS * PARTS;
     threadgroup float* factors = squares + SLICES * TOKENS;
     threadgroup uint* staged = (threadgroup uint*)(factors + TOKENS);
@@ -236,51 +208,61 @@ inline void few(
             values[4 + v] = high[v];
         }
     };
-    const auto weigh = [&](uint column, thread float (&values)[8]) {
-        if (HAS_NORM) {
-            float weights[8];
-            read_eight(norm + column, weights);
+    const auto weigh = [&](thread const float (&weights)[8], thread float (&values)[8]) {
 #pragma clang loop unroll(full)
-            for (int v = 0; v < 8; ++v) {
-                values[v] *= weights[v];
+        for (int v = 0; v < 8 && HAS_NORM; ++v) {
+            values[v] *= weights[v];
+        }
+    };
+    // The norm's weights of the eight columns of a thread that are brought next.
+    float norm_weights[4][8] = {};
+    const auto read_norm_weights = [&](uint first_place) {
+#pragma clang loop unroll(full)
+        for (uint p = 0; p < 4; ++p) {
+            if (HAS_NORM && p < OWN_EIGHTS) {
+                read_eight(norm + min(8 * (first_place + p * NUM_THREADS), num_columns - 8), norm_weights[p]);
             }
         }
     };
     // Each thread has the same columns of every row of activations: the order in which squares are added is that of all
-    // batches. Four times eight columns are on their way at a time, of as many rows as there are.
+    // batches. Up to four times eight columns are on their way at a time, of as many rows as there are.
     const auto bring = [&](auto rows_together) {
         constexpr uint ROWS = decltype(rows_together)::value;
-        constexpr uint PLACES = 4 / ROWS;
+        constexpr uint MAX_PLACES = 4 / ROWS;
+        const uint num_places = OWN_EIGHTS < MAX_PLACES ? uint(OWN_EIGHTS) : MAX_PLACES;
 #pragma clang loop unroll(disable)
         for (uint first = 0; first < num_tokens; first += ROWS) {
             float own_squares[ROWS] = {};
 #pragma clang loop unroll(disable)
-            for (uint first_place = thread_index; 8 * first_place < num_chunks * CHUNK; first_place += PLACES * NUM_THREADS) {
-                float values[PLACES][ROWS][8];
+            for (uint first_place = thread_index; 8 * first_place < num_chunks * CHUNK; first_place += num_places * NUM_THREADS) {
+                float values[MAX_PLACES][ROWS][8];
 #pragma clang loop unroll(full)
-                for (uint p = 0; p < PLACES; ++p) {
+                for (uint p = 0; p < MAX_PLACES; ++p) {
                     const uint column = min(8 * (first_place + p * NUM_THREADS), num_columns - 8);
 #pragma clang loop unroll(full)
                     for (uint i = 0; i < ROWS; ++i) {
-                        if (first + i < num_tokens) {
+                        if (p < num_places && first + i < num_tokens) {
                             read_eight(row_of_x(first + i) + column, values[p][i]);
                         }
                     }
                 }
+                if (IS_WHOLE && 8 * num_places * NUM_THREADS < num_chunks * CHUNK) {
+                    read_norm_weights(first_place);
+                }
 #pragma clang loop unroll(full)
-                for (uint p = 0; p < PLACES; ++p) {
+                for (uint p = 0; p < MAX_PLACES; ++p) {
                     const uint place = first_place + p * NUM_THREADS;
                     const bool exists = 8 * place < num_columns;
 #pragma clang loop unroll(full)
                     for (uint i = 0; i < ROWS; ++i) {
-                        if (first + i < num_tokens) {
+                        if (p < num_places && first + i < num_tokens) {
 #pragma clang loop unroll(full)
                             for (int v = 0; v < 8; ++v) {
                                 values[p][i][v] = exists ? values[p][i][v] : 0.0f;
                                 own_squares[i] = fma(values[p][i][v], values[p][i][v], own_squares[i]);
                             }
                             if (IS_WHOLE && 8 * place < num_chunks * CHUNK) {
-                                weigh(min(8 * place, num_columns - 8), values[p][i]);
+                                weigh(norm_weights[p], values[p][i]);
                                 *(threadgroup uint4*)(staged + (first + i) * x_stride + 4 * place) =
                                     paired<PAIRS>(values[p][i], X_SCALE);
                             }
@@ -298,10 +280,14 @@ inline void few(
         }
     };
     // The weights of the norm are not waited for, and are there when they are wanted.
-    if (HAS_NORM && 32 * thread_index < num_columns) {
-        msl_fetch(norm + 32 * thread_index);
+    if (IS_WHOLE) {
+        read_norm_weights(thread_index);
     }
     msl_wait_for_inputs();
+    // Where the columns of the slice begin, and those of a token of each tile of them. Rows that do not exist have the numbers
+    // of one that does; nobody reads their sums.
+    const uint own_column = slice * COLUMNS + column_of_eight<F>(0, t);
+    threadgroup const uint* own_x[TOKEN_TILES];
     // Behind a tile's barrier nobody reads its activations any more, and behind the barrier in here nobody its factors.
     const auto turn_to_rows = [&](uint matrix) {
         part = part_of(a, groups, matrix);
@@ -325,18 +311,24 @@ inline void few(
                 factors[thread_index] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
             }
         }
-    };
-    // Rows that do not exist have the numbers of one that does; nobody reads their sums.
-    const auto activations_of = [&](int n, uint chunk, int eight) {
-        const uint token = min(8 * n + g, num_tokens - 1);
-        const uint column = (chunk * SLICES + slice) * COLUMNS + column_of_eight<F>(eight, t);
-        if (IS_WHOLE) {
-            return *(threadgroup const uint4*)(staged + token * x_stride + column / 2);
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+            own_x[n] = staged + min(8 * n + g, num_tokens - 1) * x_stride + own_column / 2;
         }
+    };
+    const auto activations_of = [&](int n, uint chunk, int eight) {
+        if (IS_WHOLE) {
+            return *(threadgroup const uint4*)(own_x[n] + chunk * (CHUNK / 2) + column_of_eight<F>(eight, 0) / 2);
+        }
+        const uint column = chunk * CHUNK + own_column + column_of_eight<F>(eight, 0);
         const uint existing = min(column, num_columns - 8);
         float values[8];
-        read_eight(row_of_x(token) + existing, values);
-        weigh(existing, values);
+        float weights[8] = {};
+        read_eight(row_of_x(min(8 * n + g, num_tokens - 1)) + existing, values);
+        if (HAS_NORM) {
+            read_eight(norm + existing, weights);
+        }
+        weigh(weights, values);
 #pragma clang loop unroll(full)
         for (int v = 0; v < 8; ++v) {
             values[v] = column < num_columns ? values[v] : 0.0f;
@@ -344,10 +336,11 @@ inline void few(
         return paired<PAIRS>(values, X_SCALE);
     };
 
-    // Of a tile's results a thread adds up those of one token and of rows g and g + 8; the last threads have none.
-    const uint own_odd = thread_index / LANES % 2;
-    const uint own_n = thread_index / (2 * LANES);
-    const uint own_token = 8 * own_n + 2 * t + own_odd;
+    // Two neighbouring threads add up a result of a tile, each the sums of half of the slices, quarter by quarter: those of row
+    // `own_row` and of the token that the warp has, if there are so many.
+    const uint own_token = slice;
+    const uint own_row = lane / 2;
+    const uint own_half = lane % 2;
     uint own_matrix = ~0u;
     if (!IS_GROUPED) {
         own_matrix = todo.matrix;
@@ -355,30 +348,24 @@ inline void few(
     }
     uint turn = 0;
     uint stage = 0;
+    uint free_stage = STAGES - 1;
     for (; todo.left > 0; advance(todo)) {
         if (IS_GROUPED && todo.matrix != own_matrix) {
             own_matrix = todo.matrix;
             turn_to_rows(own_matrix);
         }
-        const uint tile = todo.tile;
-        const int m = matrix_of_tile(tile);
-        const Operand operand = m == 0 ? operand0 : m == 1 ? operand1 : operand2;
-        const uint num_rows = a.matrices[m].num_rows;
-        const uint first_row = (tile - a.matrices[m].first_group) * RESULTS;
-        const ulong own_results =
-            part.out_offset + ulong(first_token + own_token) * a.out_stride + a.matrices[m].out_offset;
-        // What results are added to is on its way while they are computed.
-        float before[2] = {};
-        float bias[2] = {};
-        if (!GATED && (ADDS || HAS_BIAS) && own_token < num_tokens) {
-#pragma clang loop unroll(full)
-            for (int h = 0; h < 2; ++h) {
-                const uint row = first_row + g + 8 * h;
-                if (row < num_rows) {
-                    before[h] = ADDS ? out[own_results + row] : 0.0f;
-                    bias[h] = HAS_BIAS ? operand.bias[row] : 0.0f;
-                }
-            }
+        const int m = matrix_of_tile(todo.tile);
+        const uint row = (todo.tile - a.matrices[m].first_group) * RESULTS + own_row;
+        const bool has_result =
+            own_token < num_tokens && own_half == 0 && own_row < RESULTS && row < a.matrices[m].num_rows;
+        // What a result is added to is on its way while it is computed.
+        ulong place = 0;
+        float before = 0.0f;
+        float bias = 0.0f;
+        if (has_result) {
+            place = part.out_offset + ulong(first_token + own_token) * a.out_stride + a.matrices[m].out_offset + row;
+            before = !GATED && ADDS ? out[place] : 0.0f;
+            bias = !GATED && HAS_BIAS ? (m == 0 ? operand0.bias : m == 1 ? operand1.bias : operand2.bias)[row] : 0.0f;
         }
         float sums[TOKEN_TILES][4] = {};
         for (uint chunk = 0; chunk < num_chunks; ++chunk) {
@@ -387,13 +374,12 @@ inline void few(
             } else {
                 msl_wait_for_groups<0>();
             }
-            const Piece<F> pieces[2] = { ring.take(2 * stage), ring.take(2 * stage + 1) };
+            const Piece<F> pieces[2] = { ring.take(stage, 0), ring.take(stage, 1) };
+            bring_weights(free_stage);
+            free_stage = stage;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            bring_weights();
             multiply_pieces<F, TOKEN_TILES>(
-                pieces, min(chunk * SLICES + slice, num_pieces - 1), t,
-                [&](int n, int eight) { return activations_of(n, chunk, eight); },
-                sums
+                pieces, [&](int n, int eight) { return activations_of(n, chunk, eight); }, sums
             );
         }
 
@@ -403,32 +389,31 @@ inline void few(
         for (int n = 0; n < TOKEN_TILES; ++n) {
 #pragma clang loop unroll(full)
             for (int i = 0; i < 4; ++i) {
-                own_parts[((slice * TOKEN_TILES + n) * 4 + i) * LANES + lane] = sums[n][i];
+                const uint token = 8 * n + 2 * t + i % 2;
+                own_parts[slice * SLICE_STRIDE + place_of_sum(token, g + i / 2 * 8)] = sums[n][i];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (own_token < num_tokens) {
-            float results[2] = {};
+            threadgroup const float* from =
+                own_parts + own_half * (SLICES / 2 * SLICE_STRIDE) + place_of_sum(own_token, own_row);
+            float quarters[2] = {};
 #pragma clang loop unroll(full)
-            for (int s = 0; s < SLICES; ++s) {
-#pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    results[h] += own_parts[((s * TOKEN_TILES + own_n) * 4 + 2 * h + own_odd) * LANES + lane];
-                }
+            for (int s = 0; s < SLICES / 2; ++s) {
+                quarters[s / (SLICES / 4)] += from[s * SLICE_STRIDE];
             }
+            float result = quarters[0] + quarters[1];
+            result += simd_shuffle_xor(result, ushort(1));
             const float factor = HAS_NORM ? factors[own_token] : 1.0f / X_SCALE;
-            const uint row = first_row + g;
             if (GATED) {
-                if (row < num_rows) {
-                    store(out, own_results + row, gated(results[0] * factor, results[1] * factor));
-                }
+                // The other eight rows are those of the second matrix.
+                const float up = simd_shuffle_xor(result, ushort(16));
+                result = gated(result * factor, up * factor);
             } else {
-#pragma clang loop unroll(full)
-                for (int h = 0; h < 2; ++h) {
-                    if (row + 8 * h < num_rows) {
-                        store(out, own_results + row + 8 * h, before[h] + fma(results[h], factor, bias[h]));
-                    }
-                }
+                result = before + fma(result, factor, bias);
+            }
+            if (has_result) {
+                store(out, place, result);
             }
         }
         if (TURNS == 1) {
@@ -499,6 +484,67 @@ template <typename F, int TOKEN_TILES>
         a, operand, operand, operand, x, norm, out, groups, rows, memory, tiles, first_token, lane, slice
     );
 }
+
+struct OrderedArgs {
+    uint num_units;  // of 16 columns
+    uint stride;     // of rounded rows, which are filled up with zeros
+    uint x_stride;
+    float eps;
+};
+
+// Rounds a row of activations as the products above do, for `several_rows.cu`: each thread has the same columns.
+template <Pairs PAIRS>
+[[kernel]] void round_in_order(
+    constant OrderedArgs& a [[buffer(0)]],
+    device const float* x [[buffer(1)]],
+    device const float* norm [[buffer(2)]],
+    device uint4* rounded [[buffer(3)]],  // [row, stride] halves
+    device float* factors [[buffer(4)]],
+    uint2 index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]
+) {
+    threadgroup float squares[SLICES];
+    const uint num_columns = 16 * a.num_units;
+    device const float* own = x + ulong(index.x) * a.x_stride;
+    msl_wait_for_inputs();
+    float own_squares = 0.0f;
+    for (uint place = thread_index; 8 * place < a.stride; place += NUM_THREADS) {
+        const bool exists = 8 * place < num_columns;
+        float values[8];
+#pragma clang loop unroll(full)
+        for (int four = 0; four < 2; ++four) {
+            const uint column = min(8 * place, num_columns - 8) + 4 * four;
+            const float4 read = *(device const float4*)(own + column);
+            const float4 weights = HAS_NORM ? *(device const float4*)(norm + column) : float4(1.0f);
+#pragma clang loop unroll(full)
+            for (int v = 0; v < 4; ++v) {
+                const float value = exists ? read[v] : 0.0f;
+                own_squares = fma(value, value, own_squares);
+                values[4 * four + v] = value * weights[v];
+            }
+        }
+        rounded[ulong(index.x) * (a.stride / 8) + place] = paired<PAIRS>(values, X_SCALE);
+    }
+    if (HAS_NORM) {
+        const float sum = simd_sum(own_squares);
+        if (thread_index % LANES == 0) {
+            squares[thread_index / LANES] = sum;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (thread_index == 0) {
+            float square = 0.0f;
+#pragma clang loop unroll(full)
+            for (int s = 0; s < SLICES; ++s) {
+                square += squares[s];
+            }
+            factors[index.x] = rsqrt(square / float(num_columns) + a.eps) / X_SCALE;
+        }
+    }
+}
+
+INSTANCE(round_in_order_neighbours, round_in_order, Pairs::NEIGHBOURS)
+INSTANCE(round_in_order_four_apart, round_in_order, Pairs::FOUR_APART)
+INSTANCE(round_in_order_two_apart, round_in_order, Pairs::TWO_APART)
 
 #define FEW(F, TOKEN_TILES)                                             \
     INSTANCE(few_rows_##F##_##TOKEN_TILES, few_rows, F, F, TOKEN_TILES) \

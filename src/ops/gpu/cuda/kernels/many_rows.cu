@@ -97,17 +97,15 @@ inline void many(
 
     // Rows that do not exist have the weights of some that do; nobody reads their sums.
     const Planes planes = in_registers(matrix.planes);
-    device const uchar* own_weights[2] = { weights, GATED ? up_weights : weights };
     constexpr uint STEPS = Piece<F>::COLUMNS / 64;
     const uint num_pieces = (16 * a.num_units + Piece<F>::COLUMNS - 1) / Piece<F>::COLUMNS;
-    uint own_places[2];
-    uint own_lanes[2];
+    Source<F> sources_of_weights[2];
 #pragma clang loop unroll(full)
     for (int h = 0; h < 2; ++h) {
         const uint num_eights = (matrix.num_rows + 7) / 8;
         const uint row = own_row<GATED>(first_row, g, h);
-        own_places[h] = (part.matrix * num_eights + min(row / 8, num_eights - 1)) * num_pieces;
-        own_lanes[h] = row % 8 * 4 + t;
+        const uint first_place = (part.matrix * num_eights + min(row / 8, num_eights - 1)) * num_pieces;
+        sources_of_weights[h] = Source<F>(GATED && h == 1 ? up_weights : weights, planes, first_place, row % 8 * 4 + t);
     }
     // The weights and the words of two steps take turns: those of the last step are still multiplied while the next are
     // decoded and the ones after that are on their way. Of two steps in a piece the second has the weights of the first.
@@ -121,17 +119,13 @@ inline void many(
         if (t < 2 * Piece<F>::WORDS) {
             const bool is_second = t >= Piece<F>::WORDS;
             const uint later = min(piece + STEPS_TO_CACHE / STEPS, num_pieces - 1);
-            msl_fetch(
-                words_at<F>(
-                    is_second ? own_weights[1] : own_weights[0], (is_second ? own_places[1] : own_places[0]) + later,
-                    is_second ? own_lanes[1] : own_lanes[0]
-                )
-                + t % Piece<F>::WORDS * LANES
-            );
+            device const uint4* words =
+                is_second ? sources_of_weights[1].words_at(later) : sources_of_weights[0].words_at(later);
+            msl_fetch(words + t % Piece<F>::WORDS * LANES);
         }
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
-            pieces[turn][h] = read_piece<F>(own_weights[h], planes, own_places[h] + piece, own_lanes[h]);
+            pieces[turn][h] = sources_of_weights[h].read(piece);
         }
     };
     fetch_weights(0, 0);
@@ -174,16 +168,15 @@ inline void many(
     float sums[TILES][4] = {};
     const auto multiply_step = [&](uint step, int turn) {
         thread uint (&own)[4][4] = words[turn];
-        // Which piece of the two it is in, and where.
+        // Which piece of the two it is in.
         const int which = STEPS == 1 ? turn : 0;
-        const uint place = own_places[0] + step / STEPS;
 #pragma clang loop unroll(full)
         for (int eight = 0; eight < 2; ++eight) {
             const int of_piece = STEPS == 1 ? eight : 2 * turn + eight;
             uint low[4];
             uint high[4];
-            decode_eight<F>(pieces[which][0], ScalesOf<F>(pieces[which][0], place), of_piece, t, low);
-            decode_eight<F>(pieces[which][1], ScalesOf<F>(pieces[which][1], place), of_piece, t, high);
+            decode_eight<F>(pieces[which][0], of_piece, low);
+            decode_eight<F>(pieces[which][1], of_piece, high);
             if (is_same_v<F, F16>) {
                 // Words that need no decoding become others all the same, by adding zero: the compiler lets no products be
                 // under way while what they might read is loaded.

@@ -15,8 +15,7 @@ constexpr uint bytes_of_part() {
     return is_same_v<T, NoPart> ? 0 : sizeof(T);
 }
 
-// The parts of a piece: codes, in words of sixteen bytes; high bits; scales, those of a row for SHARING pieces of it
-// together; and the scales of these.
+// The parts of a piece: codes, in words of sixteen bytes; high bits; and scales, which SHARING lanes of a row have together.
 template <typename F>
 struct Piece {
     static constexpr constant uint COLUMNS = 128;
@@ -26,12 +25,10 @@ struct Piece {
     static constexpr constant bool HAS_MINIMUM = F::HAS_MINIMUM;
     typedef conditional_t<HIGH_BITS == 2, uint2, conditional_t<HIGH_BITS == 1, uint, NoPart>> High;
     typedef conditional_t<HAS_MINIMUM, uint4, uint2> Scale;
-    typedef conditional_t<HIGH_BITS == 2, float, NoPart> SuperScale;
-    static constexpr constant uint SHARING = is_same_v<typename F::Scale, SuperBlock> ? 2 : 1;
+    static constexpr constant uint SHARING = is_same_v<F, Q6_K> ? 2 : 4;
     uint4 words[WORDS];
     High high;
     Scale scale;
-    SuperScale super_scale;
 };
 
 struct DensePiece {
@@ -40,12 +37,10 @@ struct DensePiece {
     static constexpr constant bool HAS_MINIMUM = false;
     typedef NoPart High;
     typedef NoPart Scale;
-    typedef NoPart SuperScale;
-    static constexpr constant uint SHARING = 1;
+    static constexpr constant uint SHARING = 4;
     uint4 words[WORDS];
     High high;
     Scale scale;
-    SuperScale super_scale;
 };
 template <>
 struct Piece<F16> : DensePiece {};
@@ -62,27 +57,6 @@ inline uint column_of_eight(uint i, uint t) {
     return Piece<F>::COLUMNS == 64 ? 16 * t + 8 * i : 32 * i + 8 * t;
 }
 
-// Where the parts of a lane are of the piece at `place`, the number of its tile in the matrix.
-template <typename F>
-inline device const uint4* words_at(device const uchar* base, uint place, uint lane) {
-    return (device const uint4*)base + ulong(place) * (Piece<F>::WORDS * LANES) + lane;
-}
-template <typename F>
-inline device const typename Piece<F>::High* high_bits_at(device const uchar* base, Planes planes, uint place, uint lane) {
-    return (device const typename Piece<F>::High*)(base + 16ul * planes.high) + ulong(place) * LANES + lane;
-}
-template <typename F>
-inline device const typename Piece<F>::Scale* scale_at(device const uchar* base, Planes planes, uint place, uint lane) {
-    return (device const typename Piece<F>::Scale*)(base + 16ul * planes.scales)
-        + ulong(place / Piece<F>::SHARING) * 8 + lane / 4;
-}
-template <typename F>
-inline device const typename Piece<F>::SuperScale* super_scale_at(
-    device const uchar* base, Planes planes, uint place, uint lane
-) {
-    return (device const typename Piece<F>::SuperScale*)(base + 16ul * planes.super_scales) + ulong(place / 2) * 8 + lane / 4;
-}
-
 inline void read_part(device const NoPart*, thread NoPart&) {}
 template <typename T>
 inline void read_part(device const T* from, thread T& part) {
@@ -93,69 +67,76 @@ template <typename T>
 inline void copy_part(threadgroup T* to, device const T* from) {
     msl_copy(to, from);
 }
-
-template <typename F>
-inline Piece<F> read_piece(device const uchar* base, Planes planes, uint place, uint lane) {
-    Piece<F> piece;
-    device const uint4* words = words_at<F>(base, place, lane);
-#pragma clang loop unroll(full)
-    for (int i = 0; i < Piece<F>::WORDS; ++i) {
-        piece.words[i] = words[i * LANES];
-    }
-    read_part(high_bits_at<F>(base, planes, place, lane), piece.high);
-    read_part(scale_at<F>(base, planes, place, lane), piece.scale);
-    read_part(super_scale_at<F>(base, planes, place, lane), piece.super_scale);
-    return piece;
+inline void take_part(threadgroup const NoPart*, thread NoPart&) {}
+template <typename T>
+inline void take_part(threadgroup const T* from, thread T& part) {
+    part = *from;
 }
 
-// Pieces on their way to threadgroup memory, where each thread has places of its own: what a thread has brought it can read
-// without a barrier.
-template <typename F, uint NUM_THREADS>
-struct Ring {
+// Where the parts of a lane are of piece `place` of a matrix, counted tile by tile, and of those behind it: one operation for
+// each address, since this is done for every piece.
+template <typename F>
+struct Source {
     typedef Piece<F> P;
-    threadgroup char* memory;
-    uint num_places;
-    uint thread_index;
-    Ring(threadgroup char* memory, uint num_places, uint thread_index)
-        : memory(memory), num_places(num_places), thread_index(thread_index) {}
-
-    // Parts of one kind lie together.
-    uint high_at() const { return num_places * NUM_THREADS * P::WORDS * 16; }
-    uint scales_at() const { return high_at() + num_places * NUM_THREADS * bytes_of_part<typename P::High>(); }
-    uint super_scales_at() const { return scales_at() + num_places * NUM_THREADS * bytes_of_part<typename P::Scale>(); }
-    uint num_bytes() const {
-        return super_scales_at() + num_places * NUM_THREADS * bytes_of_part<typename P::SuperScale>();
-    }
-    template <typename T>
-    threadgroup T* part(uint begin, uint index) const {
-        return (threadgroup T*)(memory + begin) + index * NUM_THREADS + thread_index;
-    }
-    // To place `own`.
-    void bring(uint own, device const uchar* base, Planes planes, uint place, uint lane) const {
-        device const uint4* words = words_at<F>(base, place, lane);
-#pragma clang loop unroll(full)
-        for (int word = 0; word < P::WORDS; ++word) {
-            copy_part(part<uint4>(0, own * P::WORDS + word), words + word * LANES);
-        }
-        copy_part(part<typename P::High>(high_at(), own), high_bits_at<F>(base, planes, place, lane));
-        copy_part(part<typename P::Scale>(scales_at(), own), scale_at<F>(base, planes, place, lane));
-        copy_part(part<typename P::SuperScale>(super_scales_at(), own), super_scale_at<F>(base, planes, place, lane));
-    }
-    P take(uint own) const {
+    device const uint4* words;
+    device const typename P::High* high;
+    device const typename P::Scale* scale;
+    Source() {}
+    Source(device const uchar* base, Planes planes, uint place, uint lane)
+        : words((device const uint4*)base + (ulong(place) * (P::WORDS * LANES) + lane)),
+          high((device const typename P::High*)(base + 16ul * planes.high) + (ulong(place) * LANES + lane)),
+          scale(
+              (device const typename P::Scale*)(base + 16ul * planes.scales)
+              + (ulong(place) * (LANES / P::SHARING) + lane / P::SHARING)
+          ) {}
+    device const uint4* words_at(uint index) const { return words + ulong(index) * (P::WORDS * LANES); }
+    device const typename P::High* high_at(uint index) const { return high + ulong(index) * LANES; }
+    device const typename P::Scale* scale_at(uint index) const { return scale + ulong(index) * (LANES / P::SHARING); }
+    P read(uint index) const {
         P piece;
 #pragma clang loop unroll(full)
         for (int word = 0; word < P::WORDS; ++word) {
-            piece.words[word] = *part<uint4>(0, own * P::WORDS + word);
+            piece.words[word] = words_at(index)[word * LANES];
         }
-        take_part(part<typename P::High>(high_at(), own), piece.high);
-        take_part(part<typename P::Scale>(scales_at(), own), piece.scale);
-        take_part(part<typename P::SuperScale>(super_scales_at(), own), piece.super_scale);
+        read_part(high_at(index), piece.high);
+        read_part(scale_at(index), piece.scale);
         return piece;
     }
-    static void take_part(threadgroup const NoPart*, thread NoPart&) {}
+};
+
+// Pieces on their way to threadgroup memory, where each thread has places of its own: what a thread has brought it can read
+// without a barrier. A stage has PIECES of each thread, their parts of one kind together.
+template <typename F, uint NUM_THREADS, int PIECES>
+struct Ring {
+    typedef Piece<F> P;
+    static constexpr constant uint HIGH = NUM_THREADS * PIECES * P::WORDS * 16;
+    static constexpr constant uint SCALES = HIGH + NUM_THREADS * PIECES * bytes_of_part<typename P::High>();
+    static constexpr constant uint STAGE_BYTES = SCALES + NUM_THREADS * PIECES * bytes_of_part<typename P::Scale>();
+    threadgroup char* memory;
+    uint thread_index;
+    Ring(threadgroup char* memory, uint thread_index) : memory(memory), thread_index(thread_index) {}
+
     template <typename T>
-    static void take_part(threadgroup const T* from, thread T& part) {
-        part = *from;
+    threadgroup T* part(uint begin, uint stage, int index) const {
+        return (threadgroup T*)(memory + thread_index * bytes_of_part<T>() + stage * STAGE_BYTES + begin) + index * NUM_THREADS;
+    }
+    void bring(uint stage, int own, Source<F> source, uint index) const {
+#pragma clang loop unroll(full)
+        for (int word = 0; word < P::WORDS; ++word) {
+            copy_part(part<uint4>(0, stage, own * P::WORDS + word), source.words_at(index) + word * LANES);
+        }
+        copy_part(part<typename P::High>(HIGH, stage, own), source.high_at(index));
+        copy_part(part<typename P::Scale>(SCALES, stage, own), source.scale_at(index));
+    }
+    P take(uint stage, int own) const {
+        P piece;
+#pragma clang loop unroll(full)
+        for (int word = 0; word < P::WORDS; ++word) {
+            piece.words[word] = *part<uint4>(0, stage, own * P::WORDS + word);
+        }
+        take_part(part<typename P::High>(HIGH, stage, own), piece.high);
+        take_part(part<typename P::Scale>(SCALES, stage, own), piece.scale);
+        return piece;
     }
 };
 
@@ -274,97 +255,46 @@ inline void single_eight(Piece<F> piece, int eight, thread float (&values)[8]) {
     }
 }
 
-// What a lane's codes of a row are multiplied with: `pair(i, t)` is the scale of eight `i` of lane t and the minimum, each
-// twice in halves, and `exact_pair` both as floats.
+// What a lane's codes are multiplied with, a word for eight columns: the scale of eight `i` and the minimum, each twice in
+// halves, or both as floats.
 struct NoScales {
-    template <typename F>
-    NoScales(Piece<F>, uint) {}
-    uint2 pair(int, uint) const { return uint2(0, 0); }
-    float2 exact_pair(int, uint) const { return float2(1.0f, 0.0f); }
+    NoScales(NoPart) {}
+    uint2 pair(int) const { return uint2(0, 0); }
+    float2 single(int) const { return float2(1.0f, 0.0f); }
 };
 
-// A scale for each block.
-struct FourScales : NoScales {
+struct FourScales {
     uint2 halves;
-    template <typename F>
-    FourScales(Piece<F> piece, uint place) : NoScales(piece, place), halves(piece.scale) {}
-    uint2 pair(int i, uint) const {
+    FourScales(uint2 scale) : halves(scale) {}
+    uint2 pair(int i) const {
         return uint2(i % 2 == 0 ? msl_low_twice(halves[i / 2]) : msl_high_twice(halves[i / 2]), 0);
     }
-    float2 exact_pair(int i, uint) const {
+    float2 single(int i) const {
         return float2(float(as_type<half2>(i % 2 == 0 ? halves[i / 2] : halves[i / 2] >> 16).x), 0.0f);
     }
 };
 
-// A scale and a minimum for each block.
-struct FourPairs : NoScales {
+// With minima.
+struct FourPairs {
     uint4 pairs;
-    template <typename F>
-    FourPairs(Piece<F> piece, uint place) : NoScales(piece, place), pairs(piece.scale) {}
-    uint2 pair(int i, uint) const { return uint2(msl_low_twice(pairs[i]), msl_high_twice(pairs[i])); }
-    float2 exact_pair(int i, uint) const {
+    FourPairs(uint4 scale) : pairs(scale) {}
+    uint2 pair(int i) const { return uint2(msl_low_twice(pairs[i]), msl_high_twice(pairs[i])); }
+    float2 single(int i) const {
         const half2 pair = as_type<half2>(pairs[i]);
         return float2(float(pair.x), float(pair.y));
     }
 };
 
-// Those of the first four sub-blocks of a super-block, or of the last: six bits each, to be multiplied with the super-block's
-// own.
-struct SixBits : NoScales {
-    uint factors;
-    uint scales;
-    uint of_minima;
-    template <typename F>
-    SixBits(Piece<F> piece, uint place) : NoScales(piece, place), factors(piece.scale.x) {
-        const uint own = place % 2 == 0 ? piece.scale.y : piece.scale.z;
-        const uint high = place % 2 == 0 ? piece.scale.w : piece.scale.w >> 4;
-        scales = own & 0x3F3F3F3Fu;
-        of_minima = (own >> 6 & 0x03030303u) | (high & 0x0F0F0F0Fu) << 2;
-    }
-    uint2 pair(int i, uint) const {
-        const uint six = byte_of(scales, i) | byte_of(of_minima, i) << 16;
-        const uint both = msl_add_pairs(six | FROM_1024, FROM_1024 | 0x80008000u);
-        const uint product = msl_multiply_pairs(both, factors ^ 0x80000000u);
-        return uint2(msl_low_twice(product), msl_high_twice(product));
-    }
-    float2 exact_pair(int i, uint) const {
-        const half2 both = as_type<half2>(factors);
-        return float2(float(byte_of(scales, i)) * float(both.x), -float(byte_of(of_minima, i)) * float(both.y));
-    }
-};
-
-// A scale for sixteen columns, so that two lanes of four have one and the others another.
-struct EightScales : NoScales {
-    uint2 scales;
-    float super_scale;
-    template <typename F>
-    EightScales(Piece<F> piece, uint place)
-        : NoScales(piece, place), scales(piece.scale), super_scale(piece.super_scale) {}
-    float2 exact_pair(int i, uint t) const {
-        const uint own = scales[i / 2] >> (16 * (i % 2) + 8 * (t / 2));
-        return float2(float(int(own << 24) >> 24) * super_scale, 0.0f);
-    }
-    uint2 pair(int i, uint t) const {
-        const float scale = exact_pair(i, t).x;
-        return uint2(msl_halves(scale, scale), 0);
-    }
-};
-
 template <typename F>
-using ScalesOf = conditional_t<
-    Piece<F>::COLUMNS == 64,
-    NoScales,
-    conditional_t<
-        is_same_v<F, Q6_K>,
-        EightScales,
-        conditional_t<is_same_v<typename F::Scale, SuperBlock>, SixBits, conditional_t<F::HAS_MINIMUM, FourPairs, FourScales>>>>;
+using ScalesOf =
+    conditional_t<Piece<F>::COLUMNS == 64, NoScales, conditional_t<F::HAS_MINIMUM, FourPairs, FourScales>>;
 
 // Eight weights of a piece, rounded to halves.
 template <typename F>
-inline void decode_eight(Piece<F> piece, ScalesOf<F> scales, int eight, uint t, thread uint (&words)[4]) {
+inline void decode_eight(Piece<F> piece, int eight, thread uint (&words)[4]) {
     Decoder<F>::codes(piece, eight, words);
     if (!is_same_v<ScalesOf<F>, NoScales>) {
-        const uint2 pair = scales.pair(eight, t);
+        const uint2 pair = ScalesOf<F>(piece.scale).pair(eight);
 #pragma clang loop unroll(full)
         for (int word = 0; word < 4; ++word) {
             words[word] = Piece<F>::HAS_MINIMUM ? msl_multiply_add_pairs(words[word], pair.x, pair.y)
