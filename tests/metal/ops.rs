@@ -77,9 +77,7 @@ fn reversed() {
 
 #[test]
 fn in_any_order() {
-    for seed in [1, 2] {
-        check(Emulator::new(Variant::Fast).map(|gpu| gpu.with_order(Order::Random(seed))));
-    }
+    check(Emulator::new(Variant::Fast).map(|gpu| gpu.with_order(Order::Random(1))));
 }
 
 #[test]
@@ -89,7 +87,7 @@ fn checked() {
 
 #[test]
 fn fast_math() {
-    check(Emulator::new(Variant::FastMath));
+    check(Emulator::new(Variant::FastMath).map(|gpu| gpu.with_order(Order::Random(2))));
 }
 
 #[test]
