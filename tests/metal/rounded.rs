@@ -190,7 +190,7 @@ fn products(context: &Context, formats: [DType; 2], num_rows: usize) -> Vec<u32>
 }
 
 /// The results of each, `[row, columns]`.
-fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: usize) -> [Vec<u32>; 2] {
+fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: usize) -> [Vec<u32>; 3] {
     let mut scratch = LinearScratch::new(context, num_rows, cols).unwrap();
     let norm = norm(context, cols);
     let x = buffer(context, 4, num_rows, cols);
@@ -201,13 +201,16 @@ fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: us
     let linears = [&linears[0], &linears[1], &third];
     norm_linear(context, &mut scratch, num_rows, &x, &norm, linears, &mut out).unwrap();
     let results = bits(&out, num_rows);
+    // Added to what is there, without a norm, for each row apart.
+    let mut sums = buffer(context, 9, num_rows, 17);
+    linear_residual(context, &mut scratch, num_rows, &x, &third, &mut sums).unwrap();
     if first == last {
         let [gate, up] = [5, 6].map(|seed| matrix(context, first, 58, cols, seed));
         let mut out = Buffer::new(context, num_rows, 58).unwrap();
         norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out).unwrap();
-        return [results, bits(&out, num_rows)];
+        return [results, bits(&out, num_rows), bits(&sums, num_rows)];
     }
-    [results, Vec::new()]
+    [results, Vec::new(), bits(&sums, num_rows)]
 }
 
 #[test]
@@ -232,7 +235,9 @@ fn a_row_has_the_same_bits_in_tiles_of_every_size() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_beside_few_and_several_others() {
     // Threadgroups that share columns, and a device of so few cores that none do.
-    let (Some(gpu), Some(smaller)) = (gpu(Some(MORE_CORES)), gpu(Some(1))) else { return };
+    let (Some(gpu), Some(smaller), Some(two)) = (gpu(Some(MORE_CORES)), gpu(Some(1)), gpu(Some(2))) else {
+        return;
+    };
     let same = DType::ALL.into_iter().filter(|dtype| *dtype != DType::F32).map(|dtype| [dtype; 2]);
     let mixed = [[DType::Q4K, DType::Q6K], [DType::Q5K, DType::Q6K]];
     for formats in same.chain(mixed) {
@@ -241,9 +246,17 @@ fn a_row_has_the_same_bits_alone_and_beside_few_and_several_others() {
                 products_of(&Context::gpu(gpu.clone()), formats, num_rows, cols)
             };
             let most = of_rows(&gpu, 64);
-            for (gpu, num_rows) in
-                [(&gpu, 1), (&gpu, 8), (&gpu, 16), (&gpu, 20), (&gpu, 40), (&smaller, 20), (&smaller, 64)]
-            {
+            for (gpu, num_rows) in [
+                (&gpu, 1),
+                (&gpu, 8),
+                (&gpu, 16),
+                (&gpu, 20),
+                (&gpu, 40),
+                (&smaller, 20),
+                (&smaller, 64),
+                (&two, 40),
+                (&two, 64),
+            ] {
                 for (own, most) in of_rows(gpu, num_rows).iter().zip(&most) {
                     assert!(*own == most[..own.len()], "{formats:?}, {num_rows} rows of {cols}");
                 }

@@ -34,7 +34,9 @@ fn requests(llm: &Llm) -> Vec<Request> {
                  look at the ships.";
     let greedy =
         SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
-    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(7), ..greedy.clone() };
+    // Draws that are far from a limit between two tokens: on tensor cores, attention of a token by itself and of a piece of a
+    // prompt round differently, as do products of up to 64 rows and of more.
+    let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(3), ..greedy.clone() };
     let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
     let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };
     let request = |prompt: &str, params| Request::new(llm.encode_raw(prompt).unwrap(), params);
