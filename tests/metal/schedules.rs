@@ -34,8 +34,9 @@ fn requests(llm: &Llm) -> Vec<Request> {
                  look at the ships.";
     let greedy =
         SamplingParams { max_tokens: Some(NUM_TOKENS), ignore_eos: true, ..SamplingParams::greedy() };
-    // Draws that are far from a limit between two tokens: on tensor cores, attention of a token by itself and of a piece of a
-    // prompt round differently, as do products of up to 64 rows and of more.
+    // Draws that are far from a limit between two tokens: on tensor cores, attention of a token by itself and of a longer piece
+    // of a prompt round differently, as do products of up to 64 rows and of more. With seed 7, one fell on the other side of a
+    // limit if the last piece of its prompt was one token.
     let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: Some(3), ..greedy.clone() };
     let filtered = SamplingParams { top_k: 20, repetition_penalty: 1.2, ..seeded.clone() };
     let forked = SamplingParams { n: 2, logprobs: Some(1), ..seeded.clone() };

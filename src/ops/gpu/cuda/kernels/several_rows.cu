@@ -116,8 +116,7 @@ inline void several(
         msl_end_group();
     }
 
-    // What results are added to is read where there is one threadgroup for all slices. Sums: of a slice, of a quarter of them,
-    // of two quarters, of all.
+    // Sums of a quarter of the slices, of two quarters, of all: as many of them as the threadgroup has slices for.
     float quarter[TOKEN_TILES][4] = {};
     float half_of_all[TOKEN_TILES][4] = {};
     float all[TOKEN_TILES][4] = {};
