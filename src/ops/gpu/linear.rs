@@ -245,15 +245,19 @@ fn launch<'a>(
             args.num_first = shared[0] as u32;
         }
         let cost = operands.cost(parts, form.tokens());
-        let mut buffers = buffers(operands);
-        let mut num_buffers = buffers.len();
         let partials = operands.rounded.map(Rounded::partials).filter(|_| form.num_parts() > 1);
-        if matches!(form, Form::Several { .. }) {
-            // In the place of groups.
-            buffers[9] = partials.map_or(operands.x, Binding::write);
-            num_buffers = 10;
-        }
-        let buffers = &buffers[..num_buffers];
+        let sums = partials.map_or(operands.x, Binding::write);
+        let mut all_buffers = [sums; 12];
+        all_buffers[..11].copy_from_slice(&buffers(operands));
+        let buffers = match form {
+            Form::Few { .. } => &all_buffers[..11],
+            Form::Several { .. } => {
+                // There are no groups of several rows.
+                all_buffers[9] = sums;
+                &all_buffers[..10]
+            }
+            Form::Many { .. } => &all_buffers[..],
+        };
         let work = form.work(bytes_of(&args), buffers, size, num_threadgroups, threadgroup_memory, cost);
         gpu.launch(kernel, flags.with_last(form.is_whole(size, threadgroup_memory)), work)?;
         let Some(partials) = partials else { return Ok(()) };
@@ -500,7 +504,7 @@ impl<'a> Operands<'a> {
             num_columns: num_units * UNIT,
             lanes,
             max_parts: match (self.rounded, self.stacked) {
-                (Some(rounded), Stacked::No) => rounded.max_parts(self.num_tokens, self.out_stride),
+                (Some(rounded), Stacked::No) => rounded.max_parts(self.out_stride),
                 _ => 0,
             },
         }

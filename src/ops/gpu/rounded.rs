@@ -6,7 +6,7 @@ use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::layout::UNIT;
-use super::tensor_cores::{MAX_PARTS, MAX_SEVERAL, MIN_SEVERAL, SLICES};
+use super::tensor_cores::{MAX_PARTS, MAX_SEVERAL, MAX_SHARED, MIN_SEVERAL, SLICES};
 use super::{Binding, GpuBuffer, Placement};
 use crate::weights::DType;
 use crate::{Error, Result};
@@ -14,8 +14,9 @@ use crate::{Error, Result};
 /// Columns that rounded rows are filled up to multiples of: two steps of the kernel.
 const COLUMNS: usize = 128;
 
-/// Threads that round a row for products with many rows.
-const NUM_THREADS: usize = 128;
+/// The most threads that round a row for products with many rows: each keeps a unit that it has read. Shorter rows have
+/// multiples of `NUM_THREADS / 2`.
+const NUM_THREADS: usize = 256;
 
 /// The same for products with several: those of a threadgroup of products with few.
 pub(super) const NUM_THREADS_IN_ORDER: usize = 32 * SLICES;
@@ -88,6 +89,8 @@ pub(crate) struct Rounded {
     factors: GpuBuffer,
     /// What threadgroups that share columns leave to be added up: `[part, row, columns]`.
     partials: GpuBuffer,
+    /// Rows that there is room for in each part.
+    max_shared: usize,
 }
 
 /// Activations to be rounded.
@@ -145,8 +148,9 @@ impl Rounded {
         }
         let allocate = |len: usize| gpu.device().allocate(len, Placement::Private);
         let halves = allocate(2 * max_rows * stride(max_cols))?;
-        let partials = allocate(4 * MAX_PARTS * max_rows.next_power_of_two().min(MAX_SEVERAL) * max_cols)?;
-        Ok(Some(Self { halves, factors: allocate(4 * max_rows)?, partials }))
+        let max_shared = max_rows.min(MAX_SHARED);
+        let partials = allocate(4 * MAX_PARTS * max_shared * max_cols)?;
+        Ok(Some(Self { halves, factors: allocate(4 * max_rows)?, partials, max_shared }))
     }
 
     /// Makes room for so many values in what may have less of it or none.
@@ -158,6 +162,7 @@ impl Rounded {
     ) -> Result<()> {
         match (&mut *rounded, Self::new(gpu, max_rows, max_cols)?) {
             (Some(old), Some(new)) => {
+                old.max_shared = old.max_shared.max(new.max_shared);
                 let buffers = [
                     (&mut old.halves, new.halves),
                     (&mut old.factors, new.factors),
@@ -175,10 +180,10 @@ impl Rounded {
         Ok(())
     }
 
-    /// How many threadgroups may share the columns of a tile, so that there is room for what they leave of `num_rows` rows of
-    /// `num_cols` results. It is that of the next power of two of the number of rows.
-    pub(super) fn max_parts(&self, num_rows: usize, num_cols: usize) -> usize {
-        let len = 4 * num_rows.next_power_of_two() * num_cols;
+    /// How many threadgroups may share the columns of a tile of results, which have `num_cols` columns: the same for every number
+    /// of rows up to [`MAX_SHARED`], so that the order of additions is.
+    pub(super) fn max_parts(&self, num_cols: usize) -> usize {
+        let len = 4 * self.max_shared * num_cols;
         [MAX_PARTS, 2].into_iter().find(|num_parts| num_parts * len <= self.partials.len()).unwrap_or(1)
     }
 
@@ -271,7 +276,7 @@ impl Rounded {
                 buffers: &self.buffers(x, norm),
                 threadgroup_memory: 0,
                 grid: [num_rows, num_matrices, 1],
-                num_threads: NUM_THREADS,
+                num_threads: num_units.next_multiple_of(NUM_THREADS / 2).min(NUM_THREADS),
                 cost: Cost::bytes(num_matrices * num_rows * (8 * num_cols + 2 * stride)),
             },
         )?;

@@ -9,7 +9,8 @@ use crate::weights::DType;
 /// The form of a product, by the number of rows of activations.
 ///
 /// A row has the same bits in every form of [`Form::Few`] and [`Form::Several`], and so in every batch of up to [`MAX_SEVERAL`]
-/// rows: the order of additions depends on the matrix only.
+/// rows: the order of additions depends on the matrix only. So it does in [`Form::Many`] for up to [`MAX_SHARED`] rows, and for
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     /// Weights go from memory to registers; each is decoded once for all rows of a threadgroup.
@@ -34,6 +35,8 @@ pub(super) enum Form {
     Many {
         /// Tiles of 8 rows of activations.
         token_tiles: usize,
+        /// Threadgroups that share the columns of a tile: 1, 2 or 4.
+        num_parts: usize,
     },
 }
 
@@ -47,7 +50,11 @@ const MIN_WEIGHTS_OF_A_CORE: usize = 1 << 17;
 /// The most rows of activations of [`Form::Few`] and [`Form::Several`].
 pub(super) const MAX_SEVERAL: usize = 64;
 
-/// The most threadgroups of [`Form::Several`] that share the columns of a tile.
+/// The most rows of activations for which the threadgroups of [`Form::Many`] may share the columns of a tile. It is those of
+/// the largest tile: of more rows there are several tiles for each 128 rows of weights.
+pub(super) const MAX_SHARED: usize = Form::MAX_TOKENS;
+
+/// The most threadgroups that share the columns of a tile.
 pub(super) const MAX_PARTS: usize = 4;
 
 /// Threads of a threadgroup that adds up what those leave, and results of it, as in the kernel.
@@ -70,6 +77,9 @@ const TOKEN_TILES: [usize; 4] = [32, 20, 16, 8];
 /// What a tile of [`Form::Many`] takes whatever it has of activations, in rows of these: as measured on an H200 with 2,048
 /// rows of 2,048 and of 5,632 columns.
 const ROWS_OF_A_TILE: usize = 320;
+
+/// What the launch takes that adds up the sums of shared tiles, in rows of one column: 5 µs of an H100.
+const COST_OF_ADDING: usize = 1 << 18;
 
 impl Form {
     /// Rows of activations of the largest tile.
@@ -124,18 +134,32 @@ impl Form {
     /// The tiles with which a GPU is done first, if each core computes one at a time.
     ///
     /// It depends on the next power of two of the number of rows, so that all forms that a model takes can be known
-    /// before its first step.
+    /// before its first step. How many threadgroups share columns, and so the order of additions, is the same for all numbers of
+    /// rows for which it may be several.
     fn many(size: Size, num_cores: usize, threadgroup_memory: usize) -> Self {
-        let num_rows = size.num_rows.next_power_of_two();
-        let fits = |form: &Self| form.staged_bytes() <= threadgroup_memory;
-        let cost = |form: &Self| {
-            let num_groups =
-                num_rows.div_ceil(form.tokens()) * size.num_results.div_ceil(TILE) * size.num_matrices;
-            num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_TILE)
+        let num_tiles = size.num_results.div_ceil(TILE) * size.num_matrices;
+        let best = |num_rows: usize, max_parts: usize, min_parts: usize| {
+            let cost = |form: &Self| {
+                let num_groups = num_rows.div_ceil(form.tokens()) * num_tiles * form.num_parts();
+                let adding = if form.num_parts() > 1 { COST_OF_ADDING } else { 0 };
+                let columns = size.num_columns.div_ceil(form.num_parts());
+                num_groups.div_ceil(num_cores) * (form.tokens() + ROWS_OF_A_TILE) * columns + adding
+            };
+            let all_parts =
+                [1, 2, MAX_PARTS].into_iter().filter(|parts| (min_parts..=max_parts).contains(parts));
+            let forms = all_parts
+                .flat_map(|num_parts| TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles, num_parts }));
+            // Of equal ones the first.
+            let fits = forms.filter(|form| form.staged_bytes() <= threadgroup_memory);
+            let smallest = TOKEN_TILES[TOKEN_TILES.len() - 1];
+            fits.min_by_key(cost).unwrap_or(Self::Many { token_tiles: smallest, num_parts: min_parts })
         };
-        let forms = TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles });
-        // Of equal ones the first.
-        forms.into_iter().filter(fits).min_by_key(cost).unwrap_or(forms[TOKEN_TILES.len() - 1])
+        let num_rows = size.num_rows.next_power_of_two();
+        let may_share =
+            size.num_matrices == 1 && !size.is_grouped && num_rows <= MAX_SHARED && num_tiles < num_cores;
+        let max_parts = if may_share { size.max_parts.max(1) } else { 1 };
+        let num_parts = best(MAX_SHARED, max_parts, 1).num_parts();
+        best(num_rows, num_parts, num_parts)
     }
 
     /// What the kernels of this form are called, in front of the format and behind it.
@@ -160,7 +184,7 @@ impl Form {
         match self {
             Self::Few { token_tiles, .. }
             | Self::Several { token_tiles, .. }
-            | Self::Many { token_tiles } => 8 * token_tiles,
+            | Self::Many { token_tiles, .. } => 8 * token_tiles,
         }
     }
 
@@ -174,7 +198,10 @@ impl Form {
 
     /// How many threadgroups share the columns of a tile, so that their sums are still to be added up.
     pub(super) fn num_parts(self) -> usize {
-        if let Self::Several { num_parts, .. } = self { num_parts } else { 1 }
+        match self {
+            Self::Few { .. } => 1,
+            Self::Several { num_parts, .. } | Self::Many { num_parts, .. } => num_parts,
+        }
     }
 
     /// Bytes of threadgroup memory of [`Form::Several`]: activations and weights of some pieces.
@@ -261,7 +288,8 @@ impl Form {
             Self::Few { .. } => [num_threadgroups, token_groups, size.num_matrices],
             Self::Several { num_parts, .. } => [num_threadgroups, num_parts, 1],
             // Those that are on the GPU together have few weights and many activations, which stay in its cache.
-            Self::Many { .. } => [token_groups, num_threadgroups, size.num_matrices],
+            // Matrices of a stack, or parts.
+            Self::Many { num_parts, .. } => [token_groups, num_threadgroups, size.num_matrices * num_parts],
         };
         let threadgroup_memory = self.bytes(size, threadgroup_memory);
         Work { args, buffers, threadgroup_memory, grid, num_threads: self.num_threads(), cost }
@@ -472,9 +500,39 @@ mod tests {
         };
         assert_eq!(tokens(4096, 4096, MEMORY), 256);
         assert_eq!(tokens(3000, 4096, MEMORY), 256);
-        assert_eq!(tokens(256, 2560, MEMORY), 64);
+        assert_eq!(tokens(512, 2560, MEMORY), 128);
         assert_eq!(tokens(2048, 2560, MEMORY), 160);
-        assert_eq!(tokens(4096, 4096, 99 << 10), 128);
+        assert_eq!(tokens(4096, 4096, SMALL_MEMORY), 128);
         assert_eq!(tokens(4096, 4096, 48 << 10), 64);
+    }
+
+    #[test]
+    fn columns_are_shared_where_there_are_few_tiles_and_not_many_rows() {
+        let form = |num_rows, num_results, num_columns| {
+            let size = Size { num_results, ..size(DType::BF16, num_rows, num_columns) };
+            let Form::Many { token_tiles, num_parts } = Form::many(size, NUM_CORES, MEMORY) else {
+                panic!("products of many rows")
+            };
+            (8 * token_tiles, num_parts)
+        };
+        // Of an 8B model: queries, keys and values; what attention gives; both matrices of a gate; down; the head.
+        assert_eq!(form(256, 6144, 4096), (256, 2));
+        assert_eq!(form(256, 4096, 4096), (256, 4));
+        assert_eq!(form(256, 28672, 4096), (256, 1));
+        assert_eq!(form(256, 4096, 14336), (256, 4));
+        assert_eq!(form(256, 128_256, 4096), (256, 1));
+        // A row has the same bits in every batch in which they may be shared.
+        assert_eq!(form(65, 4096, 4096), (128, 4));
+        assert_eq!(form(65, 4096, 14336), (128, 4));
+        assert_eq!(form(257, 4096, 14336), (128, 1));
+        // As many parts as there is memory for, and of one matrix only.
+        let size = size(DType::BF16, 256, 4096);
+        let parts = |size| Form::many(size, NUM_CORES, MEMORY).num_parts();
+        assert_eq!(parts(Size { max_parts: 2, ..size }), 2);
+        assert_eq!(parts(size.with_one_part()), 1);
+        assert_eq!(parts(Size { num_matrices: 8, ..size }), 1);
+        assert_eq!(parts(Size { is_grouped: true, ..size }), 1);
+        let work = Form::many(size, NUM_CORES, MEMORY).work(&[], &[], size, 32, MEMORY, Cost::bytes(0));
+        assert_eq!(work.grid, [1, 32, 4]);
     }
 }

@@ -1,5 +1,7 @@
-// Products of weights with many rows of activations, those of prompts, on tensor cores, with the norm in front and the
-// residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of so many.
+// Products of weights with many rows of activations, those of prompts and of many sequences, on tensor cores, with the norm
+// in front and the residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of
+// so many. Where there are less tiles than the GPU has cores, several threadgroups share the columns of a tile, and a kernel of
+// `several_rows.cu` adds up what they leave.
 //
 // Activations are rounded to halves once: by a kernel of its own, or by the one that computes them. They come by in
 // threadgroup memory, and are what the instruction reads from there for all rows of weights; these go from memory to
@@ -25,6 +27,8 @@ struct RoundArgs {
 // How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
 // if they are not. Such a product has no other factor.
 constant ushort NEXT_APART [[function_constant(5)]];
+// Threadgroups that share the columns of a tile: one, two or four.
+constant ushort PARTS [[function_constant(6)]];
 
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
 // activations.
@@ -77,11 +81,13 @@ inline void many(
     device const uint4* x,
     device const float* x_factors,
     device float* out,
+    device float* partials,
     device const uint* rows,
     threadgroup char* memory,
     uint tile,
     uint first_token,
     Part part,
+    uint share,
     uint thread_index
 ) {
     constexpr int TILES = TOKENS / 8;
@@ -91,7 +97,10 @@ inline void many(
     const uint g = lane / 4;
     const uint t = lane % 4;
     const uint first_row = (tile - matrix.first_group) * (ROWS / 16 * RESULTS) + warp * RESULTS;
-    const uint num_steps = a.x_stride / 64;
+    // The steps of its share of the columns, of which there is an even number.
+    const uint num_pairs = a.x_stride / 128;
+    const uint first_step = share * num_pairs / PARTS * 2;
+    const uint end_step = (share + 1) * num_pairs / PARTS * 2;
     threadgroup uint4* staged = (threadgroup uint4*)memory;
     threadgroup float* factors = (threadgroup float*)(staged + STAGES * TOKENS * EIGHTHS);
 
@@ -128,8 +137,8 @@ inline void many(
             pieces[turn][h] = sources_of_weights[h].read(piece);
         }
     };
-    fetch_weights(0, 0);
-    fetch_weights(STEPS == 1 ? 1 : 2, 1);
+    fetch_weights(first_step, 0);
+    fetch_weights(first_step + (STEPS == 1 ? 1 : 2), 1);
 
     // A thread brings one eighth of every 32nd row of activations. Rows that do not exist have the numbers of one that
     // does; nobody reads their sums.
@@ -148,7 +157,7 @@ inline void many(
         sources[turn] = row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)) * (a.x_stride / 8) + own_eighth;
     }
     const auto bring = [&](uint step) {
-        if (step < num_steps) {
+        if (step < end_step) {
             threadgroup uint4* stage = target + step % STAGES * (TOKENS * EIGHTHS);
 #pragma clang loop unroll(full)
             for (int turn = 0; turn < TURNS; ++turn) {
@@ -159,7 +168,7 @@ inline void many(
     };
 #pragma clang loop unroll(full)
     for (uint step = 0; step < STAGES - 2; ++step) {
-        bring(step);
+        bring(first_step + step);
     }
     if (thread_index < uint(TOKENS)) {
         factors[thread_index] = HAS_NORM ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
@@ -216,7 +225,7 @@ inline void many(
         msl_wait_for_products<1>();
         bring(step + STAGES - 2);
     };
-    for (uint step = 0; step < num_steps; step += 2) {
+    for (uint step = first_step; step < end_step; step += 2) {
         multiply_step(step, 0);
         multiply_step(step + 1, 1);
     }
@@ -287,7 +296,17 @@ inline void many(
                         const float first = fma(sums[n][odd], factor, biases[0]);
                         const float second = fma(sums[n][2 + odd], factor, biases[1]);
                         const ulong place = first_place + ulong(token) * a.out_stride;
-                        if (is_pair.value) {
+                        if (PARTS > 1) {
+                            device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + place;
+                            if (is_pair.value) {
+                                *(device float2*)own = float2(sums[n][odd], sums[n][2 + odd]);
+                            } else {
+                                own[0] = sums[n][odd];
+                                if (row + 1 < matrix.num_rows) {
+                                    own[1] = sums[n][2 + odd];
+                                }
+                            }
+                        } else if (is_pair.value) {
                             put_pair(out, place, first, second);
                         } else {
                             put(out, place, first);
@@ -321,12 +340,15 @@ template <typename F, typename LAST, int TOKENS>
     device float* out [[buffer(9)]],
     device const RowGroup* groups [[buffer(10)]],
     device const uint* rows [[buffer(11)]],
+    device float* partials [[buffer(12)]],  // [part, row, as results]
     threadgroup char* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]
 ) {
     msl_wait_for_inputs(IS_GROUPED);
-    const Part part = part_of(a, groups, index.z);
+    // One matrix has shares, many have none.
+    const uint share = PARTS > 1 ? index.z : 0;
+    const Part part = part_of(a, groups, PARTS > 1 ? 0 : index.z);
     const uint first_token = index.x * TOKENS;
     if (first_token >= part.num_rows) {
         return;
@@ -337,13 +359,13 @@ template <typename F, typename LAST, int TOKENS>
     device const float* bias = m == 0 ? bias0 : m == 1 ? bias1 : bias2;
     if (is_same_v<F, LAST> || m < 2) {
         many<F, TOKENS, false>(
-            a, a.matrices[m], weights, weights, bias, x, x_factors, out, rows, memory, tile, first_token, part,
-            thread_index
+            a, a.matrices[m], weights, weights, bias, x, x_factors, out, partials, rows, memory, tile, first_token, part,
+            share, thread_index
         );
     } else {
         many<LAST, TOKENS, false>(
-            a, a.matrices[2], weights2, weights2, bias2, x, x_factors, out, rows, memory, tile, first_token, part,
-            thread_index
+            a, a.matrices[2], weights2, weights2, bias2, x, x_factors, out, partials, rows, memory, tile, first_token,
+            part, share, thread_index
         );
     }
 }
@@ -369,8 +391,8 @@ template <typename F, int TOKENS>
         return;
     }
     many<F, TOKENS, true>(
-        a, a.matrices[0], gate_weights, up_weights, x_factors, x, x_factors, out, rows, memory, index.y, first_token,
-        part, thread_index
+        a, a.matrices[0], gate_weights, up_weights, x_factors, x, x_factors, out, out, rows, memory, index.y, first_token,
+        part, 0, thread_index
     );
 }
 
