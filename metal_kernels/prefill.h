@@ -11,12 +11,13 @@ struct Span {
 };
 
 struct FlashAttentionArgs {
-    Pages pages;    // of a span, one block for each head
+    Pages pages;      // of a span, one block for each head
     uint num_heads;
-    uint q_stride;  // values from one token's queries to the next
-    uint window;    // positions that a token attends to, itself included
-    float scale;    // of scores, times log2(e)
-    Span span;      // if there are such
+    uint q_stride;    // values from one token's queries to the next
+    uint window;      // positions that a token attends to, itself included
+    float scale;      // of scores, times log2(e)
+    uint num_tokens;  // of the step
+    Span span;        // if there are such
 };
 
 // Neighbouring tokens of one sequence.

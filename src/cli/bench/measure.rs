@@ -4,6 +4,7 @@
 //! the prefix cache. Times are the engine's own ([`SequenceStats`]): when a reader gets to see a token
 //! depends on when the system lets it run, beside threads that use every core.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tinyvllm::engine::{Event, Request, RequestStream, SequenceStats};
@@ -72,10 +73,9 @@ pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape)
         requests.push(Request::new(tokens, params(1)));
     }
     let start = Instant::now();
-    let streams = requests.into_iter().map(|request| Ok((start.elapsed(), llm.engine().submit(request)?)));
-    let streams = streams.collect::<Result<Vec<_>>>()?;
     let (mut num_computed, mut end) = (0, Duration::ZERO);
-    for (arrival, stream) in streams {
+    for (accepted, stream) in submit_together(llm, requests)? {
+        let arrival = accepted.saturating_duration_since(start);
         let stats = finish(stream)?;
         // Blocks are shared as a whole: what is left of the last one is computed again.
         num_computed += depth + num_tokens - stats.num_cached_tokens;
@@ -86,7 +86,7 @@ pub(super) fn prompts(llm: &Llm, random: &mut RandomPrompts, shape: PromptShape)
 
 /// Generates with `batch_size` sequences that have `context` tokens each in the cache when they start.
 ///
-/// The sequences do not start together, since their prompts are computed one after another. The one
+/// The sequences do not start together, since a step computes some of their prompts only. The one
 /// that came last starts last, and it has `num_tokens` to generate after its first, while the others
 /// have all that there is room for. So from its first token to its last each step gives one token to
 /// each sequence.
@@ -125,10 +125,9 @@ fn attempt(
     let last = request(num_tokens + 1);
 
     let before = Counters::when_idle(llm)?;
-    let mut others =
-        others.into_iter().map(|request| llm.engine().submit(request)).collect::<Result<Vec<_>>>()?;
+    let mut others = submit_together(llm, others)?;
     let stats = finish(llm.engine().submit(last)?)?;
-    for stream in &mut others {
+    for (_, stream) in &mut others {
         while let Some(event) = stream.try_next() {
             match event {
                 Event::Finished { error: None, .. } => return Ok(None),
@@ -153,6 +152,19 @@ fn attempt(
         dispatches_per_token: per_token(num_dispatches),
         host_seconds_per_token: per_token(host_time.as_secs_f64()),
     }))
+}
+
+/// Hands requests over at the same time, as the clients of a server do: the engine takes what has come between two steps, and
+/// one that waited for the answer to each would add a step for each, and a token to all that generate already. Each with the
+/// moment when it was accepted.
+fn submit_together(llm: &Llm, requests: Vec<Request>) -> Result<Vec<(Instant, RequestStream)>> {
+    let submit = |request| llm.engine().submit(request).map(|stream| (Instant::now(), stream));
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            requests.into_iter().map(|request| scope.spawn(move || submit(request))).collect();
+        let accepted = threads.into_iter().map(|thread| thread.join().map_err(|_| failed(None))?);
+        accepted.collect()
+    })
 }
 
 /// Checks that a generation measurement fits into the context window and the cache, so that no

@@ -101,6 +101,7 @@ pub(super) struct FlashAttentionArgs {
     pub(super) q_stride: u32,
     pub(super) window: u32,
     pub(super) scale: f32,
+    pub(super) num_tokens: u32,
     pub(super) span: Span,
 }
 
@@ -425,6 +426,7 @@ impl GpuAttention {
             q_stride: q_stride as u32,
             window: self.window as u32,
             scale: self.scale,
+            num_tokens: inputs.num_prefill_tokens() as u32,
             span: Span { begin: 0, end: u32::MAX, num_plain: 0, rotated_width: 0 },
         };
         let operands = FlashOperands {

@@ -229,6 +229,7 @@ impl GpuExpandedAttention {
             q_stride: operands.query_width as u32,
             window: u32::MAX,
             scale: self.scale,
+            num_tokens: inputs.num_prefill_tokens() as u32,
             span: Span {
                 begin: span.start as u32,
                 end: span.end as u32,

@@ -289,8 +289,12 @@ impl Kernel {
             Self::PrefillAttention { head_dim, value_dim, next, .. } => {
                 vec![head_dim, value_dim, next.map_or(0, Pairs::apart)]
             }
-            Self::TensorSwiglu { form: Form::Many { .. }, next, .. } => vec![next.map_or(0, Pairs::apart), 1],
-            Self::TensorProduct { form: Form::Many { num_parts, .. }, .. } => vec![0, num_parts],
+            Self::TensorSwiglu { form: Form::Many { num_parts, cluster, .. }, next, .. } => {
+                vec![next.map_or(0, Pairs::apart), num_parts, cluster]
+            }
+            Self::TensorProduct { form: Form::Many { num_parts, cluster, .. }, .. } => {
+                vec![0, num_parts, cluster]
+            }
             Self::DecodeLatentAttention { row_dim, value_dim, .. } => vec![row_dim, value_dim],
             Self::TensorProduct { form: Form::Few { num_stages, own_eights, .. }, .. }
             | Self::TensorSwiglu { form: Form::Few { num_stages, own_eights, .. }, .. } => {

@@ -176,6 +176,7 @@ struct TensorArgs {
     num_tiles: u32,
     num_groups: u32,
     num_first: u32,
+    x_rows: u32,
 }
 
 /// Up to three products with the same activations: one launch if their formats allow it.
@@ -527,9 +528,7 @@ impl<'a> Operands<'a> {
             Stacked::Heads { num_heads, x_stride, .. } if x_stride > 0 => {
                 (self.num_tokens, num_heads, x_stride)
             }
-            Stacked::Groups(Groups { rows: None, num_choices, .. }) => (self.num_tokens * num_choices, 1, 0),
-            // One row for all that it is multiplied with.
-            Stacked::No | Stacked::Heads { .. } | Stacked::Groups(_) => (self.num_tokens, 1, 0),
+            _ => (self.rounded_rows(), 1, 0),
         };
         let &Self { x, x_stride, norm, .. } = self;
         // As kernels round their results, so that no bit depends on who does it.
@@ -607,12 +606,23 @@ impl<'a> Operands<'a> {
         Self { num_tokens: rows.len(), x, out, ..self }
     }
 
+    /// Rows of activations that are rounded, of all matrices: as many as lie one behind the other.
+    fn rounded_rows(&self) -> usize {
+        match self.stacked {
+            Stacked::Heads { num_heads, x_stride, .. } if x_stride > 0 => self.num_tokens * num_heads,
+            Stacked::Groups(Groups { rows: None, num_choices, .. }) => self.num_tokens * num_choices,
+            // One row for all that it is multiplied with.
+            Stacked::No | Stacked::Heads { .. } | Stacked::Groups(_) => self.num_tokens,
+        }
+    }
+
     fn tensor_args(&self, num_units: usize, matrices: [MatrixArgs; 3], num_tiles: usize) -> TensorArgs {
         TensorArgs {
             product: self.args(num_units, matrices),
             num_tiles: num_tiles as u32,
             num_groups: self.num_matrices() as u32,
             num_first: 0,
+            x_rows: self.rounded_rows() as u32,
         }
     }
 

@@ -30,6 +30,7 @@ struct RoundArgs {
     x_stride: u32,
     x_next: u32,
     num_rows: u32,
+    num_matrices: u32,
     eps: f32,
     is_fixed: u32,
 }
@@ -83,7 +84,7 @@ impl Pairs {
 /// Memory for rounded activations.
 #[derive(Debug)]
 pub(crate) struct Rounded {
-    /// `[row, columns]`.
+    /// Of each row as many columns as [`stride`] says, for several rows row by row, for many in the order of `rounded.h`.
     halves: GpuBuffer,
     /// What the products of a row are multiplied with.
     factors: GpuBuffer,
@@ -119,7 +120,7 @@ pub(super) struct RoundedRows<'a> {
     pub(super) factors: Option<Binding<'a>>,
 }
 
-/// Values from one rounded row to the next.
+/// Columns of a rounded row.
 pub(super) fn stride(num_cols: usize) -> usize {
     num_cols.next_multiple_of(COLUMNS)
 }
@@ -265,6 +266,7 @@ impl Rounded {
             x_stride: x_stride as u32,
             x_next: x_next as u32,
             num_rows: num_rows as u32,
+            num_matrices: num_matrices as u32,
             eps: norm.map_or(0.0, |(_, eps)| eps),
             is_fixed: is_fixed.into(),
         };

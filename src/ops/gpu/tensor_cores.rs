@@ -37,6 +37,8 @@ pub(super) enum Form {
         token_tiles: usize,
         /// Threadgroups that share the columns of a tile: 1, 2 or 4.
         num_parts: usize,
+        /// Threadgroups with neighbouring tiles that bring the same activations together; 0 if these do not lie together.
+        cluster: usize,
     },
 }
 
@@ -68,8 +70,11 @@ const NUM_WARPS: usize = 8;
 /// Rows of weights of a tile of [`Form::Several`] and [`Form::Many`].
 const TILE: usize = 128;
 
-/// Bytes of a row of activations that are in threadgroup memory at a time: a step of 64 columns, six times.
-const STAGED_BYTES: usize = 6 * 2 * 64;
+/// Steps of 64 columns of activations that are in threadgroup memory at a time.
+const STAGES: usize = 6;
+
+/// Threadgroups that bring activations together, where they lie together.
+const CLUSTER: usize = 2;
 
 /// Rows of activations of its tiles, in eights. With 96 or 224, tiles took longer on an H200 than larger ones.
 const TOKEN_TILES: [usize; 4] = [32, 20, 16, 8];
@@ -98,10 +103,9 @@ impl Form {
 
     /// [`Form::Several`] for one matrix, where there are so many rows and there is room.
     fn several(size: Size, num_cores: usize, threadgroup_memory: usize) -> Option<Self> {
-        let is_alone = size.num_matrices == 1 && !size.is_grouped;
         let is_large = size.num_results * size.num_columns >= MIN_WEIGHTS_OF_A_CORE * num_cores;
         let pays = size.num_rows > 32 || size.num_rows >= MIN_SEVERAL && is_large;
-        if !pays || !is_alone || size.max_parts == 0 {
+        if !pays || !size.is_alone() || size.max_parts == 0 {
             return None;
         }
         let num_tiles = size.num_results.div_ceil(TILE);
@@ -138,6 +142,7 @@ impl Form {
     /// rows for which it may be several.
     fn many(size: Size, num_cores: usize, threadgroup_memory: usize) -> Self {
         let num_tiles = size.num_results.div_ceil(TILE) * size.num_matrices;
+        let cluster = if size.is_alone() { CLUSTER } else { 0 };
         let best = |num_rows: usize, max_parts: usize, min_parts: usize| {
             let cost = |form: &Self| {
                 let num_groups = num_rows.div_ceil(form.tokens()) * num_tiles * form.num_parts();
@@ -147,16 +152,20 @@ impl Form {
             };
             let all_parts =
                 [1, 2, MAX_PARTS].into_iter().filter(|parts| (min_parts..=max_parts).contains(parts));
-            let forms = all_parts
-                .flat_map(|num_parts| TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles, num_parts }));
+            let forms = all_parts.flat_map(|num_parts| {
+                TOKEN_TILES.map(|token_tiles| Self::Many { token_tiles, num_parts, cluster })
+            });
             // Of equal ones the first.
             let fits = forms.filter(|form| form.staged_bytes() <= threadgroup_memory);
             let smallest = TOKEN_TILES[TOKEN_TILES.len() - 1];
-            fits.min_by_key(cost).unwrap_or(Self::Many { token_tiles: smallest, num_parts: min_parts })
+            fits.min_by_key(cost).unwrap_or(Self::Many {
+                token_tiles: smallest,
+                num_parts: min_parts,
+                cluster,
+            })
         };
         let num_rows = size.num_rows.next_power_of_two();
-        let may_share =
-            size.num_matrices == 1 && !size.is_grouped && num_rows <= MAX_SHARED && num_tiles < num_cores;
+        let may_share = size.is_alone() && num_rows <= MAX_SHARED && num_tiles < num_cores;
         let max_parts = if may_share { size.max_parts.max(1) } else { 1 };
         let num_parts = best(MAX_SHARED, max_parts, 1).num_parts();
         best(num_rows, num_parts, num_parts)
@@ -210,9 +219,9 @@ impl Form {
         num_stages * (2 * self.tokens() * size.lanes.columns + 2 * self.num_threads() * size.lanes.bytes)
     }
 
-    /// Bytes of threadgroup memory of [`Form::Many`]: activations, and a factor for each row.
+    /// Bytes of threadgroup memory of [`Form::Many`]: activations, a factor for each row, and two barriers for each step.
     fn staged_bytes(self) -> usize {
-        self.tokens() * (STAGED_BYTES + 4)
+        self.tokens() * (STAGES * 2 * 64 + 4) + STAGES * 2 * 8
     }
 
     /// Rows of activations that a threadgroup of [`Form::Few`] has room for: a power of two, so that all variants of a
@@ -288,8 +297,11 @@ impl Form {
             Self::Few { .. } => [num_threadgroups, token_groups, size.num_matrices],
             Self::Several { num_parts, .. } => [num_threadgroups, num_parts, 1],
             // Those that are on the GPU together have few weights and many activations, which stay in its cache.
-            // Matrices of a stack, or parts.
-            Self::Many { num_parts, .. } => [token_groups, num_threadgroups, size.num_matrices * num_parts],
+            // Matrices of a stack, or parts. The last cluster may have a threadgroup without a tile.
+            Self::Many { num_parts, cluster, .. } => {
+                let num_threadgroups = num_threadgroups.next_multiple_of(cluster.max(1));
+                [token_groups, num_threadgroups, size.num_matrices * num_parts]
+            }
         };
         let threadgroup_memory = self.bytes(size, threadgroup_memory);
         Work { args, buffers, threadgroup_memory, grid, num_threads: self.num_threads(), cost }
@@ -335,6 +347,11 @@ impl Size {
     /// Columns of a chunk of [`Form::Few`]: a piece for each warp.
     fn chunk(self) -> usize {
         SLICES * self.lanes.columns
+    }
+
+    /// Whether it is of one matrix, so that all rows of activations lie together.
+    fn is_alone(self) -> bool {
+        self.num_matrices == 1 && !self.is_grouped
     }
 
     /// Of a product whose columns are not shared, if there is memory for rounded activations at all.
@@ -394,7 +411,10 @@ mod tests {
                             grid.swap(0, 1);
                         }
                         assert!(bytes <= memory && bytes.is_multiple_of(16), "{form:?} {size:?}: {bytes}");
-                        assert!((1..=num_tiles).contains(&grid[0]), "{form:?} {size:?}: {grid:?}");
+                        assert!(
+                            (1..=num_tiles.next_multiple_of(CLUSTER)).contains(&grid[0]),
+                            "{form:?} {size:?}: {grid:?}"
+                        );
                         assert!(grid[1] * form.tokens() >= num_rows, "{form:?} {size:?}: {grid:?}");
                         assert_eq!(grid[1] == 0, num_rows == 0, "{form:?} {size:?}: {grid:?}");
                         assert_eq!(grid[2], num_matrices);
@@ -510,7 +530,7 @@ mod tests {
     fn columns_are_shared_where_there_are_few_tiles_and_not_many_rows() {
         let form = |num_rows, num_results, num_columns| {
             let size = Size { num_results, ..size(DType::BF16, num_rows, num_columns) };
-            let Form::Many { token_tiles, num_parts } = Form::many(size, NUM_CORES, MEMORY) else {
+            let Form::Many { token_tiles, num_parts, .. } = Form::many(size, NUM_CORES, MEMORY) else {
                 panic!("products of many rows")
             };
             (8 * token_tiles, num_parts)

@@ -12,7 +12,7 @@ use crate::ops::gpu::{Constant, Library};
 use crate::{Error, Result};
 
 /// What the headers include, by name.
-pub(super) const HEADERS: [(&str, &str); 13] = [
+pub(super) const HEADERS: [(&str, &str); 14] = [
     ("cuda.hpp", include_str!("../msl/cuda.hpp")),
     ("platform_cuda.hpp", include_str!("../msl/platform_cuda.hpp")),
     ("traits.hpp", include_str!("../msl/traits.hpp")),
@@ -23,6 +23,7 @@ pub(super) const HEADERS: [(&str, &str); 13] = [
     ("simdgroup_cuda.hpp", include_str!("../msl/simdgroup_cuda.hpp")),
     ("simdgroup_matrix.hpp", include_str!("../msl/simdgroup_matrix.hpp")),
     ("tensor_cores_cuda.hpp", include_str!("../msl/tensor_cores_cuda.hpp")),
+    ("stages_cuda.hpp", include_str!("../msl/stages_cuda.hpp")),
     ("atomics_cuda.hpp", include_str!("../msl/atomics_cuda.hpp")),
     ("entry_cuda.hpp", include_str!("../msl/entry_cuda.hpp")),
     ("built_ins.hpp", include_str!("../msl/built_ins.hpp")),
@@ -74,6 +75,9 @@ pub(super) fn program(library: &Library, function: &str, constants: &[Constant])
     let mut text = format!("#define MSL_WANTED_{function} 0, 1\n#define MSL_BOUNDS {bounds}\n");
     let waits_itself = library.is_for_nvidia();
     _ = writeln!(text, "#define MSL_WAITS_ITSELF {waits_itself}");
+    let cluster = source.lines().find(|line| line.starts_with("constant ushort CLUSTER "));
+    let cluster = cluster.and_then(|line| value_of(line, constants)).unwrap_or_else(|| "0".to_owned());
+    _ = writeln!(text, "#define MSL_CLUSTER {cluster}");
     if source.contains("simdgroup_matrix") {
         text.push_str("#define MSL_MATRICES\n");
     }
@@ -171,14 +175,20 @@ fn unrolling(pragma: &str) -> Option<String> {
 /// `constant kind name [[function_constant(index)]];` with its value. The host sets none that the wanted kernel does not
 /// use: those are zero.
 fn function_constant(line: &str, constants: &[Constant]) -> Option<String> {
-    let (declared, rest) = line.split_once("[[function_constant(")?;
+    let (declared, _) = line.split_once("[[function_constant(")?;
+    let value = value_of(line, constants)?;
+    Some(format!("{}= {value};", declared.replacen("constant ", "constexpr ", 1)))
+}
+
+/// The value of the constant that a line declares.
+fn value_of(line: &str, constants: &[Constant]) -> Option<String> {
+    let (_, rest) = line.split_once("[[function_constant(")?;
     let index: u32 = rest.split_once(')')?.0.parse().ok()?;
     let value = constants.iter().find_map(|constant| match *constant {
         Constant::Bool(at, value) => (at == index).then(|| value.to_string()),
         Constant::U16(at, value) => (at == index).then(|| value.to_string()),
     });
-    let value = value.as_deref().unwrap_or("0");
-    Some(format!("{}= {value};", declared.replacen("constant ", "constexpr ", 1)))
+    Some(value.unwrap_or_else(|| "0".to_owned()))
 }
 
 /// Whether `threadgroup` declares memory, and not a pointer or a reference to some: what follows is `type name[…];`.

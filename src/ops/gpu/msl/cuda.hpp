@@ -10,5 +10,6 @@
 #include "simdgroup_cuda.hpp"
 #include "simdgroup_matrix.hpp"
 #include "tensor_cores_cuda.hpp"
+#include "stages_cuda.hpp"
 #include "atomics_cuda.hpp"
 #include "entry_cuda.hpp"

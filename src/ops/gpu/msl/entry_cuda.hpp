@@ -105,7 +105,7 @@ constexpr int msl_num_buffers(const MslParameter* parameters, int count) {
 
 #define MSL_ENTRY(NAME, KERNEL, ...)                                                                              \
   constexpr MslParameter NAME##_parameters[] = {__VA_ARGS__};                                                     \
-  extern "C" __global__ void __launch_bounds__(MSL_BOUNDS)                                                        \
+  extern "C" __global__ void MSL_IN_CLUSTER __launch_bounds__(MSL_BOUNDS)                                         \
       msl_##NAME(const __grid_constant__                                                                          \
                  MslArguments<msl_num_buffers(NAME##_parameters, sizeof(NAME##_parameters) / sizeof(MslParameter)), \
                               msl_size<decltype(&KERNEL)>::bytes>                                                 \

@@ -82,6 +82,18 @@ inline void msl_end_group() {}
 template <int NUM_LATER>
 void msl_wait_for_groups() {}
 
+// A block is there at once, with zeros behind it, and threadgroups bring blocks for themselves.
+template <uint STAGES>
+void msl_begin_stages(threadgroup ulong*, uint) {}
+template <uint STAGES, uint THREADS, uint ROOM>
+void msl_bring(threadgroup uint4* stage, device const uint4* block, uint count, threadgroup ulong*, uint, uint thread_index) {
+  for (uint i = thread_index; i < ROOM; i += THREADS) stage[i] = i < count ? block[i] : uint4(0);
+}
+template <uint STAGES>
+void msl_wait_for_stage(threadgroup const ulong*, uint) {}
+template <uint STAGES>
+void msl_free_stage(threadgroup const ulong*, uint, uint) {}
+
 inline uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
 struct msl_rows {
   float values[2][16];

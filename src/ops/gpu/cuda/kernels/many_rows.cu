@@ -3,9 +3,10 @@
 // so many. Where there are less tiles than the GPU has cores, several threadgroups share the columns of a tile, and a kernel of
 // `several_rows.cu` adds up what they leave.
 //
-// Activations are rounded to halves once: by a kernel of its own, or by the one that computes them. They come by in
-// threadgroup memory, and are what the instruction reads from there for all rows of weights; these go from memory to
-// registers as they lie in tiles (`pieces.h`).
+// Activations are rounded to halves once: by a kernel of its own, or by the one that computes them, in the order of
+// `rounded.h`. They come by in threadgroup memory, and are what the instruction reads from there for all rows of weights; these
+// go from memory to registers as they lie in tiles (`pieces.h`). Two threadgroups with the same activations bring them together,
+// where the GPU can do that: what comes from its cache is the limit otherwise.
 
 #define FOR_NVIDIA
 #include "products.h"
@@ -16,10 +17,11 @@
 
 struct RoundArgs {
     uint num_units;  // of 16 columns
-    uint stride;     // of rounded rows, which are filled up with zeros: pairs of steps
+    uint stride;     // columns of rounded rows, which are filled up with zeros: pairs of steps
     uint x_stride;
     uint x_next;     // from the activations of one matrix of a stack to those of the next one
     uint num_rows;   // of one
+    uint num_matrices;
     float eps;
     uint is_fixed;  // whether all rows have the same factor
 };
@@ -29,6 +31,9 @@ struct RoundArgs {
 constant ushort NEXT_APART [[function_constant(5)]];
 // Threadgroups that share the columns of a tile: one, two or four.
 constant ushort PARTS [[function_constant(6)]];
+// Threadgroups with neighbouring tiles that bring the same activations together; 0 if the rows of activations do not lie
+// together, and threads copy them one by one.
+constant ushort CLUSTER [[function_constant(7)]];
 
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
 // activations.
@@ -36,8 +41,9 @@ constant constexpr int ROWS = 128;
 constant constexpr uint NUM_THREADS = MAX_THREADS;
 constant constexpr uint EIGHTHS = 8;
 // Steps whose activations are in threadgroup memory: those that are multiplied, those before, which slower warps may
-// still read, and those that are on their way.
+// still read, those before these, which the other threadgroup may still read, and those that are on their way.
 constant constexpr uint STAGES = 6;
+constant constexpr uint STEPS_AHEAD = STAGES - 3;
 // How much earlier than they are fetched weights come to the cache.
 constant constexpr uint STEPS_TO_CACHE = 4;
 
@@ -103,6 +109,12 @@ inline void many(
     const uint end_step = (share + 1) * num_pairs / PARTS * 2;
     threadgroup uint4* staged = (threadgroup uint4*)memory;
     threadgroup float* factors = (threadgroup float*)(staged + STAGES * TOKENS * EIGHTHS);
+    threadgroup ulong* barriers = (threadgroup ulong*)(factors + TOKENS);
+    const uint num_tokens = part.num_rows - first_token;
+    if (CLUSTER > 0) {
+        msl_begin_stages<STAGES>(barriers, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
 
     // Rows that do not exist have the weights of some that do; nobody reads their sums.
     const Planes planes = in_registers(matrix.planes);
@@ -140,8 +152,8 @@ inline void many(
     fetch_weights(first_step, 0);
     fetch_weights(first_step + (STEPS == 1 ? 1 : 2), 1);
 
-    // A thread brings one eighth of every 32nd row of activations. Rows that do not exist have the numbers of one that
-    // does; nobody reads their sums.
+    // Rows that do not exist have whatever is there, or, where a thread copies one eighth of every 32nd row, the numbers of one
+    // that does; nobody reads their sums.
     const auto row_of_x = [&](uint token) {
         const uint existing = min(first_token + token, part.num_rows - 1);
         return part.x_offset + (IS_GROUPED ? row_at(rows, a.gathers, part.first_place + existing) : existing);
@@ -149,30 +161,35 @@ inline void many(
     constexpr int TURNS = TOKENS * EIGHTHS / NUM_THREADS;
     const uint own_eighth = thread_index % EIGHTHS;
     const uint own_token = thread_index / EIGHTHS;
-    threadgroup uint4* target = staged + msl_swizzled(own_token, own_eighth);
     uint sources[TURNS];
     msl_wait_for_inputs();
 #pragma clang loop unroll(full)
-    for (int turn = 0; turn < TURNS; ++turn) {
-        sources[turn] = row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)) * (a.x_stride / 8) + own_eighth;
+    for (int turn = 0; turn < TURNS && CLUSTER == 0; ++turn) {
+        sources[turn] = uint(place_of_eighth(row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)), own_eighth, a.x_rows));
     }
     const auto bring = [&](uint step) {
-        if (step < end_step) {
-            threadgroup uint4* stage = target + step % STAGES * (TOKENS * EIGHTHS);
+        const uint index = step - first_step;
+        threadgroup uint4* stage = staged + index % STAGES * (TOKENS * EIGHTHS);
+        if (CLUSTER > 0 && step < end_step) {
+            msl_bring<STAGES, NUM_THREADS, TOKENS * EIGHTHS>(
+                stage, x + place_of_step(first_token, step, a.x_rows), min(num_tokens, uint(TOKENS)) * EIGHTHS, barriers, index,
+                thread_index
+            );
+        } else if (step < end_step) {
 #pragma clang loop unroll(full)
             for (int turn = 0; turn < TURNS; ++turn) {
-                msl_copy(stage + turn * NUM_THREADS, x + sources[turn] + step * EIGHTHS);
+                const uint token = own_token + turn * (NUM_THREADS / EIGHTHS);
+                msl_copy(stage + msl_swizzled(token, own_eighth), x + sources[turn] + place_of_step(0, step, a.x_rows));
             }
         }
         msl_end_group();
     };
 #pragma clang loop unroll(full)
-    for (uint step = 0; step < STAGES - 2; ++step) {
+    for (uint step = 0; step < STEPS_AHEAD; ++step) {
         bring(first_step + step);
     }
-    if (thread_index < uint(TOKENS)) {
-        factors[thread_index] = HAS_NORM ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
-    }
+    // It comes while products are computed.
+    const float own_factor = HAS_NORM && thread_index < uint(TOKENS) ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
 
     float sums[TILES][4] = {};
     const auto multiply_step = [&](uint step, int turn) {
@@ -212,26 +229,38 @@ inline void many(
             }
             fetch_weights(step + 3, 1);
         }
-        msl_wait_for_groups<STAGES - 3>();
-        msl_show_copies();
+        const uint index = step - first_step;
+        msl_wait_for_groups<STEPS_AHEAD - 1>();
+        if (CLUSTER > 0) {
+            msl_wait_for_stage<STAGES>(barriers, index);
+        } else {
+            msl_show_copies();
+        }
+        // What was multiplied two steps ago is free behind it: every warp has waited for that before.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         msl_begin_products(own);
 #pragma clang loop unroll(full)
         for (int k = 0; k < 4; ++k) {
-            msl_multiply_rows(sums, own[k], staged + step % STAGES * (TOKENS * EIGHTHS), k);
+            msl_multiply_rows(sums, own[k], staged + index % STAGES * (TOKENS * EIGHTHS), k);
         }
         msl_end_products();
-        // What was multiplied two steps ago is free: every warp has waited for that before the barrier.
+        // Only stages that are filled again: so that whoever ends has waited for all that others write here.
+        if (CLUSTER > 0 && index >= 2 && step + STAGES - 2 < end_step) {
+            msl_free_stage<STAGES>(barriers, index - 2, thread_index);
+        }
+        bring(step + STEPS_AHEAD);
         msl_wait_for_products<1>();
-        bring(step + STAGES - 2);
     };
     for (uint step = first_step; step < end_step; step += 2) {
         multiply_step(step, 0);
         multiply_step(step + 1, 1);
     }
     msl_wait_for_products<0>();
+    if (thread_index < uint(TOKENS)) {
+        factors[thread_index] = own_factor;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const uint num_tokens = part.num_rows - first_token;
     if (GATED && NEXT_APART > 0) {
         // A lane has column g of eight, of two tokens. It gives that of one to the lane that has the other column of the word,
         // and gets what it lacks of the other one. Where activations were are now the 64 columns of each token.
@@ -239,7 +268,6 @@ inline void many(
         const bool is_second = (g & apart) != 0;
         const uint word = half_of_eight(warp, apart) * 4 + word_of_column(g, apart);
         const bool exists = first_row + g < matrix.num_rows;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
         for (int n = 0; n < TILES; ++n) {
             float values[2];
@@ -255,12 +283,13 @@ inline void many(
             eighth[lane_of_eight(warp, apart)] = is_second ? msl_halves(got, values[1]) : msl_halves(values[0], got);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        device uint4* own_out = (device uint4*)out + tile * EIGHTHS + own_eighth;
+        // They are a step of the next product.
+        device uint4* own_out = (device uint4*)out + place_of_step(first_token, tile, part.num_rows);
 #pragma clang loop unroll(full)
         for (int turn = 0; turn < TURNS; ++turn) {
-            const uint token = own_token + turn * (NUM_THREADS / EIGHTHS);
-            if (token < num_tokens) {
-                own_out[ulong(first_token + token) * (a.out_stride / 8)] = staged[msl_swizzled(token, own_eighth)];
+            const uint index = turn * NUM_THREADS + thread_index;
+            if (index < num_tokens * EIGHTHS && tile < a.num_tiles) {
+                own_out[index] = staged[index];
             }
         }
     } else if (GATED) {
@@ -285,6 +314,26 @@ inline void many(
             biases[h] = bias[min(row + h, matrix.num_rows - 1)];
         }
         const ulong first_place = part.out_offset + ulong(first_token) * a.out_stride + matrix.out_offset + row;
+        // What the threadgroup leaves to be added up, of each token the same results.
+        device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + first_place + 2 * t * a.out_stride;
+#pragma clang loop unroll(full)
+        for (int n = 0; n < TILES && PARTS > 1; ++n) {
+#pragma clang loop unroll(full)
+            for (int odd = 0; odd < 2; ++odd) {
+                if (8 * n + 2 * t + odd < num_tokens && row < matrix.num_rows) {
+                    device float* pair = own + odd * a.out_stride;
+                    if (is_paired) {
+                        *(device float2*)pair = float2(sums[n][odd], sums[n][2 + odd]);
+                    } else {
+                        pair[0] = sums[n][odd];
+                        if (row + 1 < matrix.num_rows) {
+                            pair[1] = sums[n][2 + odd];
+                        }
+                    }
+                }
+            }
+            own += 8 * a.out_stride;
+        }
         const auto write = [&](auto is_pair) {
 #pragma clang loop unroll(full)
             for (int n = 0; n < TILES; ++n) {
@@ -296,17 +345,7 @@ inline void many(
                         const float first = fma(sums[n][odd], factor, biases[0]);
                         const float second = fma(sums[n][2 + odd], factor, biases[1]);
                         const ulong place = first_place + ulong(token) * a.out_stride;
-                        if (PARTS > 1) {
-                            device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + place;
-                            if (is_pair.value) {
-                                *(device float2*)own = float2(sums[n][odd], sums[n][2 + odd]);
-                            } else {
-                                own[0] = sums[n][odd];
-                                if (row + 1 < matrix.num_rows) {
-                                    own[1] = sums[n][2 + odd];
-                                }
-                            }
-                        } else if (is_pair.value) {
+                        if (is_pair.value) {
                             put_pair(out, place, first, second);
                         } else {
                             put(out, place, first);
@@ -318,7 +357,9 @@ inline void many(
                 }
             }
         };
-        if (is_paired) {
+        if (PARTS > 1) {
+            // Done.
+        } else if (is_paired) {
             write(true_type());
         } else {
             write(false_type());
@@ -335,7 +376,7 @@ template <typename F, typename LAST, int TOKENS>
     device const float* bias0 [[buffer(4)]],
     device const float* bias1 [[buffer(5)]],
     device const float* bias2 [[buffer(6)]],
-    device const uint4* x [[buffer(7)]],          // rounded: [row, stride]
+    device const uint4* x [[buffer(7)]],          // rounded
     device const float* x_factors [[buffer(8)]],  // [row]
     device float* out [[buffer(9)]],
     device const RowGroup* groups [[buffer(10)]],
@@ -405,7 +446,7 @@ template <Pairs PAIRS>
     constant RoundArgs& a [[buffer(0)]],
     device const float* x [[buffer(1)]],
     device const float* norm [[buffer(2)]],
-    device uint* rounded [[buffer(3)]],  // [matrix, row, stride] halves
+    device uint4* rounded [[buffer(3)]],  // of [matrix, row]
     device float* factors [[buffer(4)]],
     uint2 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -414,7 +455,7 @@ template <Pairs PAIRS>
     threadgroup float maxima[32];
     threadgroup float sums[32];
     msl_wait_for_inputs();
-    const ulong row = ulong(index.y) * a.num_rows + index.x;
+    const uint row = index.y * a.num_rows + index.x;
     device const float* own = x + ulong(index.y) * a.x_next + ulong(index.x) * a.x_stride;
     const auto read_eight = [&](uint column, thread float (&values)[8], thread float (&weighed)[8]) {
 #pragma clang loop unroll(full)
@@ -470,7 +511,9 @@ template <Pairs PAIRS>
     // What a lane multiplies of a step are eight words, one in each eighth of the step. Of dense formats, they are those of a
     // unit, and four lanes exchange words: each gets two eighths. Of others, they are eight columns of each of two blocks, and
     // two lanes exchange words: each gets two eighths of a block.
-    device uint4* target = (device uint4*)(rounded + row * (a.stride / 2));
+    const auto put_eighth = [&](uint eighth, uint4 words) {
+        rounded[place_of_eighth(row, eighth, a.num_matrices * a.num_rows)] = words;
+    };
     const uint own_place = thread_index % 4;
     for (uint first = 0; first < a.stride / 16; first += num_threads) {
         const uint unit = first + thread_index;
@@ -505,8 +548,8 @@ template <Pairs PAIRS>
                                      : uint4(own_words.x, own_words.y, got.x, got.y);
             }
             if (unit < a.stride / 16) {
-                target[2 * unit] = gathered[0];
-                target[2 * unit + 1] = gathered[1];
+                put_eighth(2 * unit, gathered[0]);
+                put_eighth(2 * unit + 1, gathered[1]);
             }
             continue;
         }
@@ -526,7 +569,7 @@ template <Pairs PAIRS>
                 gathered.w = wanted == 3 ? got : gathered.w;
             }
             if (unit < a.stride / 16) {
-                target[unit / 4 * 8 + eight + own_place] = gathered;
+                put_eighth(unit / 4 * 8 + eight + own_place, gathered);
             }
         }
     }

@@ -407,8 +407,8 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                 // the other column of its word. Then it has the same word of every eight, and those of four are side by side.
                 const uint distance = NEXT_APART / 2;
                 const bool is_second = (t & distance) != 0;
-                device uint4* eighths = (device uint4*)out + row_of_result(a, token, head) * (VALUE_DIM / 8) +
-                                        word_of_column(2 * t + (is_second ? 1 : 0), NEXT_APART);
+                const uint first_eighth =
+                    head * (VALUE_DIM / 8) + word_of_column(2 * t + (is_second ? 1 : 0), NEXT_APART);
 #pragma clang loop unroll(full)
                 for (int eighth = 0; eighth < PIECES / 4; ++eighth) {
                     uint4 words;
@@ -428,7 +428,7 @@ template <typename KV, int MAX_HEAD_DIM, int MAX_VALUE_DIM, int ROW_TILES, int K
                         words[unit] = msl_halves(first, second);
                     }
                     if (exists && eighth * 32 < VALUE_DIM) {
-                        eighths[4 * eighth] = words;
+                        ((device uint4*)out)[place_of_eighth(token, first_eighth + 4 * eighth, a.num_tokens)] = words;
                     }
                 }
                 continue;

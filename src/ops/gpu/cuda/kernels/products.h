@@ -21,6 +21,7 @@ struct ProductArgs {
     uint num_tiles;   // of all matrices
     uint num_groups;  // that may be in the list
     uint num_first;   // threadgroups that have no tiles of the last matrix, if that has another format
+    uint x_rows;      // of rounded activations, of all matrices
 };
 
 constant bool HAS_NORM [[function_constant(0)]];

@@ -7,6 +7,15 @@ using namespace metal;
 // thousandth have fewer bits than a half has otherwise: what they lose is less than a bfloat loses of what is beside them.
 constant constexpr float FIXED_FACTOR = 16.0f;
 
+// Rounded rows lie as products with many of them read them: for each step of 64 columns, all rows one behind the other, eight
+// times sixteen bytes of each in the order of `msl_swizzled`. So what a threadgroup wants of a step lies together.
+inline ulong place_of_step(uint row, uint step, uint num_rows) {
+    return (ulong(step) * num_rows + row) * 8;
+}
+inline ulong place_of_eighth(uint row, uint eighth, uint num_rows) {
+    return place_of_step(row, eighth / 8, num_rows) + (eighth % 8 ^ row % 8);
+}
+
 // Which of the four words of eight columns has a column, if two that are a word are `apart` from each other.
 inline uint word_of_column(uint column, uint apart) {
     return (column & (apart - 1)) | (column >> 1 & ~(apart - 1));
