@@ -19,8 +19,8 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         // A few units of a row, and more than threads of a group.
         for cols in [48_usize, 1056].map(|cols| cols.next_multiple_of(dtype.block_len())) {
             let error = compare(context, |context| embedding(context, dtype, cols));
-            // Tiles have products of scales, as halves.
-            let is_rounded = context.has_tensor_cores() && dtype.block_len() == 256;
+            // Tiles have products of scales, and weights of two bytes, as halves.
+            let is_rounded = context.has_tensor_cores() && (dtype.block_len() == 256 || dtype == DType::BF16);
             let limit = if is_rounded { 3e-7 } else { 0.0 };
             report(check(format!("embed {dtype}, rows of {cols}"), limit, error));
         }

@@ -135,6 +135,14 @@ impl Layout {
         }
     }
 
+    /// The type that kernels find: weights of tensor cores become halves at last, and those of [`DType::BF16`] do so at once.
+    pub(super) fn stored(&self) -> DType {
+        match (self.order, self.dtype) {
+            (Order::Tiles, DType::BF16) => DType::F16,
+            (_, dtype) => dtype,
+        }
+    }
+
     /// Whether the file's bytes of a dense type are what lies in memory.
     pub(super) fn is_as_in_file(&self) -> bool {
         self.order == Order::Rows && self.dtype.block_len() == 1

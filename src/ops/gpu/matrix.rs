@@ -9,6 +9,7 @@ use crate::{Error, Result};
 /// A matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
 #[derive(Debug)]
 pub(crate) struct GpuMatrix {
+    /// As kernels find it, which may be another one than that of the file.
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -56,24 +57,25 @@ impl GpuMatrix {
         let layout = Layout::new(gpu.tuning().order(), dtype, rows, cols);
         let num_bytes = layout.num_bytes();
         let buffer = gpu.filled(num_bytes, |target| layout.pack(bytes, target, gpu.pool()))?;
-        Ok(Self::of_buffer(layout, dtype, rows, cols, buffer))
+        Ok(Self::of_buffer(layout, rows, cols, buffer))
     }
 
     /// A matrix of this shape in which there is nothing, for a dry run.
     pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), dtype, rows, cols)
+        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), rows, cols)
     }
 
-    fn of_buffer(layout: Layout, dtype: DType, rows: usize, cols: usize, buffer: GpuBuffer) -> Self {
+    fn of_buffer(layout: Layout, rows: usize, cols: usize, buffer: GpuBuffer) -> Self {
+        let dtype = layout.stored();
         let (planes, is_tiled, num_bytes) = (layout.planes(), layout.is_tiled(), layout.num_bytes());
         Self { dtype, rows, cols, planes, is_tiled, num_bytes, buffer, offset: 0 }
     }
 
-    fn unfilled(gpu: &GpuBackend, layout: Layout, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+    fn unfilled(gpu: &GpuBackend, layout: Layout, rows: usize, cols: usize) -> Result<Self> {
         check_shape(rows, cols)?;
         let num_bytes = layout.num_bytes();
         let buffer = gpu.device().allocate(num_bytes.max(16), Placement::Shared)?;
-        Ok(Self::of_buffer(layout, dtype, rows, cols, buffer))
+        Ok(Self::of_buffer(layout, rows, cols, buffer))
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -136,7 +138,7 @@ impl GpuStack {
         let order = gpu.tuning().order();
         let layout = Layout::of_stack(order, dtype, rows, cols, num_matrices);
         let of_one = Layout::new(order, dtype, rows, cols);
-        let all = GpuMatrix::unfilled(gpu, layout, dtype, all_rows, cols)?;
+        let all = GpuMatrix::unfilled(gpu, layout, all_rows, cols)?;
         // Each is freed as soon as it is copied.
         for (index, matrix) in matrices.into_iter().enumerate() {
             for (from, to, len) in layout.places(index, &of_one) {

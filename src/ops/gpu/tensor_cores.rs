@@ -70,7 +70,8 @@ const NUM_WARPS: usize = 8;
 /// Rows of weights of a tile of [`Form::Several`] and [`Form::Many`].
 const TILE: usize = 128;
 
-/// Steps of 64 columns of activations that are in threadgroup memory at a time.
+/// Columns of a step of [`Form::Many`], and how many steps are in threadgroup memory at a time.
+const STEP: usize = 64;
 const STAGES: usize = 6;
 
 /// Threadgroups that bring activations together, where they lie together.
@@ -166,7 +167,9 @@ impl Form {
         };
         let num_rows = size.num_rows.next_power_of_two();
         let may_share = size.is_alone() && num_rows <= MAX_SHARED && num_tiles < num_cores;
-        let max_parts = if may_share { size.max_parts.max(1) } else { 1 };
+        // Each has two steps at least.
+        let max_parts =
+            if may_share { size.max_parts.min(size.num_columns.div_ceil(2 * STEP)).max(1) } else { 1 };
         let num_parts = best(MAX_SHARED, max_parts, 1).num_parts();
         best(num_rows, num_parts, num_parts)
     }
@@ -221,7 +224,7 @@ impl Form {
 
     /// Bytes of threadgroup memory of [`Form::Many`]: activations, a factor for each row, and two barriers for each step.
     fn staged_bytes(self) -> usize {
-        self.tokens() * (STAGES * 2 * 64 + 4) + STAGES * 2 * 8
+        self.tokens() * (STAGES * 2 * STEP + 4) + STAGES * 2 * 8
     }
 
     /// Rows of activations that a threadgroup of [`Form::Few`] has room for: a power of two, so that all variants of a

@@ -6,7 +6,7 @@
 //!
 //! | plane | bytes | of each |
 //! |---|---|---|
-//! | codes | 16, twice for dense types and 8-bit codes | lane, after all lanes' first 16 bytes their second ones: nibbles in order, a word for each block, or bytes with 128 added, or weights as in the file |
+//! | codes | 16, twice for dense types and 8-bit codes | lane, after all lanes' first 16 bytes their second ones: nibbles in order, a word for each block, or bytes with 128 added, or weights as halves |
 //! | high bits | 4 for 5-bit codes, 8 for 6-bit codes | lane: those of a block's first four codes in the lower half of a word, of the other four in the upper half |
 //! | scales | 8 or 16 | row of a tile: f16 scales of four blocks, or f16 scale and f16 minimum of each |
 //! | scales of `Q6_K` | 8 | half of the lanes of a row: f16 scales of its columns of four blocks |
@@ -106,21 +106,43 @@ pub(super) fn pack(dtype: DType, cols: usize, source: &[u8], planes: &mut [&mut 
         let mut of_row = of_row.collect::<Vec<_>>();
         let g = index % TILE_ROWS;
         if dtype.block_len() == 1 {
-            pack_dense(row, g, of_row[0]);
+            pack_dense(dtype, row, g, of_row[0]);
         } else {
             pack_row(dtype, row, g, &mut of_row);
         }
     }
 }
 
-/// Row `g` of tiles of a type of two bytes.
-fn pack_dense(row: &[u8], g: usize, codes: &mut [u8]) {
+/// Row `g` of tiles of a type of two bytes, in halves.
+fn pack_dense(dtype: DType, row: &[u8], g: usize, codes: &mut [u8]) {
     for (index, part) in row.chunks(16).enumerate() {
         // Eight weights: of a tile, a lane has two such parts that lie side by side in the file.
         let (tile, t, word) = (index / 8, index / 2 % 4, index % 2);
         let begin = ((2 * tile + word) * LANES + 4 * g + t) * 16;
-        codes[begin..][..part.len()].copy_from_slice(part);
+        let target = &mut codes[begin..][..part.len()];
+        if dtype == DType::BF16 {
+            for (target, bits) in target.as_chunks_mut::<2>().0.iter_mut().zip(part.as_chunks::<2>().0) {
+                *target = half_of(u16::from_le_bytes(*bits)).to_le_bytes();
+            }
+        } else {
+            target.copy_from_slice(part);
+        }
     }
+}
+
+/// The half that is next to a bfloat, as kernels round what they decode: the largest one for what is larger. It loses bits of
+/// what is below 6.1e-5.
+fn half_of(bits: u16) -> u16 {
+    const LARGEST: f32 = 65504.0;
+    const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
+    let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 16);
+    let is_nan = magnitude.is_nan();
+    let magnitude = magnitude.min(LARGEST);
+    // Eight bits of a mantissa are kept as they are; below, the sum's last bit is the smallest half.
+    let normal = (magnitude.to_bits() >> 13).wrapping_sub((127 - 15) << 10);
+    let subnormal = (magnitude + 0.5).to_bits() - 0.5_f32.to_bits();
+    let half = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
+    (bits & 0x8000) | if is_nan { 0x7e00 } else { half as u16 }
 }
 
 /// Row `g` of tiles, block by block of the file.
@@ -242,6 +264,20 @@ mod tests {
             let stack = Layout::of_stack(Order::Tiles, dtype, 3, 32, 5);
             let one = Layout::new(Order::Tiles, dtype, 3, 32);
             assert_eq!(stack.num_bytes(), 5 * one.num_bytes(), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn bfloats_become_the_halves_that_are_next_to_them() {
+        for bits in 0..=u16::MAX {
+            let value = f32::from_bits(u32::from(bits) << 16);
+            let half = f16::from_bits(half_of(bits));
+            if value.is_nan() {
+                assert!(half.is_nan());
+                continue;
+            }
+            let expected = f16::from_f32(value.clamp(-65504.0, 65504.0));
+            assert_eq!(half.to_bits(), expected.to_bits(), "{value:e}");
         }
     }
 

@@ -156,10 +156,9 @@ fn attention_of_prompts_keeps_everything_in_registers() {
 #[test]
 fn products_with_many_rows_stay_under_way() {
     let Some(compiler) = compiler() else { return };
-    let formats =
-        ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "Q4_K_Q6_K"];
+    let formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "Q4_K_Q6_K"];
     let names = formats.iter().map(|format| format!("many_rows_{format}_256"));
-    let others = ["many_rows_swiglu_Q4_0_64", "many_rows_swiglu_F16_128", "many_rows_BF16_64"];
+    let others = ["many_rows_swiglu_Q4_0_64", "many_rows_swiglu_F16_128", "many_rows_F16_64"];
     // Added to what is there.
     let constants = |num_parts, cluster| {
         let flags = (0..5).map(|index| Constant::Bool(index, index == 2));
@@ -192,7 +191,7 @@ fn few(num_stages: u16) -> Vec<Constant> {
 #[test]
 fn products_of_a_row_have_the_registers_that_they_want() {
     let Some(compiler) = compiler() else { return };
-    for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16"] {
+    for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16"] {
         for name in [format!("few_rows_{format}_1"), format!("few_rows_swiglu_{format}_1")] {
             let messages = compile(compiler, &name, &few(3), compiler.target(90));
             let registers =
@@ -208,8 +207,7 @@ fn products_of_a_row_have_the_registers_that_they_want() {
 fn products_of_several_rows_fit_in_registers() {
     let Some(compiler) = compiler() else { return };
     let flags = || (0..5).map(|index| Constant::Bool(index, index == 0));
-    for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "Q4_K_Q6_K"]
-    {
+    for format in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "Q4_K_Q6_K"] {
         for num_parts in [1, 4] {
             let constants: Vec<_> =
                 flags().chain([Constant::U16(5, num_parts), Constant::U16(6, 4)]).collect();
@@ -232,7 +230,7 @@ fn kernels_compile_for_gpus_that_it_knows_and_that_it_does_not() {
         ("matvec_swiglu_Q6_K_2", flags(4)),
         ("matmul_Q8_0_32", flags(5)),
         ("few_rows_Q4_K_Q6_K_2", few(2)),
-        ("few_rows_swiglu_BF16_2", few(3)),
+        ("few_rows_swiglu_F16_2", few(3)),
         ("several_rows_swiglu_Q8_0_4", few(4)),
         ("add_parts", vec![Constant::U16(5, 2)]),
         ("round_in_order_two_apart", flags(1)),

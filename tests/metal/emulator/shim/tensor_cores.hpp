@@ -89,10 +89,10 @@ template <uint STAGES, uint THREADS, uint ROOM>
 void msl_bring(threadgroup uint4* stage, device const uint4* block, uint count, threadgroup ulong*, uint, uint thread_index) {
   for (uint i = thread_index; i < ROOM; i += THREADS) stage[i] = i < count ? block[i] : uint4(0);
 }
-template <uint STAGES>
+template <uint NUM_LATER>
 void msl_wait_for_stage(threadgroup const ulong*, uint) {}
 template <uint STAGES>
-void msl_free_stage(threadgroup const ulong*, uint, uint) {}
+void msl_free_stage(threadgroup const ulong*, uint) {}
 
 inline uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
 struct msl_rows {

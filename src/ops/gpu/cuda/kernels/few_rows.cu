@@ -559,7 +559,6 @@ FORMAT(Q4_K)
 FORMAT(Q5_K)
 FORMAT(Q6_K)
 FORMAT(F16)
-FORMAT(BF16)
 
 #define MIXED(F, LAST)                                        \
     INSTANCE(few_rows_##F##_##LAST##_1, few_rows, F, LAST, 1) \

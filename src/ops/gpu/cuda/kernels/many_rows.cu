@@ -167,17 +167,28 @@ inline void many(
     for (int turn = 0; turn < TURNS && CLUSTER == 0; ++turn) {
         sources[turn] = uint(place_of_eighth(row_of_x(own_token + turn * (NUM_THREADS / EIGHTHS)), own_eighth, a.x_rows));
     }
-    const auto bring = [&](uint step) {
-        const uint index = step - first_step;
-        threadgroup uint4* stage = staged + index % STAGES * (TOKENS * EIGHTHS);
-        if (CLUSTER > 0 && step < end_step) {
+    // Where a step is: in which stage, and in which round through all of them.
+    struct Place {
+        uint stage;
+        uint round;
+        Place moved(uint num_steps) const {
+            const bool is_next = stage + num_steps >= STAGES;
+            return Place { is_next ? stage + num_steps - STAGES : stage + num_steps, is_next ? round + 1 : round };
+        }
+    };
+    const auto bring = [&](uint step, Place place) {
+        threadgroup uint4* stage = staged + place.stage * (TOKENS * EIGHTHS);
+        if (CLUSTER > 0) {
+            const uint num_brought = step < end_step ? min(num_tokens, uint(TOKENS)) : 0;
             msl_bring<STAGES, NUM_THREADS, TOKENS * EIGHTHS>(
-                stage, x + place_of_step(first_token, step, a.x_rows), min(num_tokens, uint(TOKENS)) * EIGHTHS, barriers, index,
-                thread_index
+                stage, x + place_of_step(first_token, step, a.x_rows), num_brought * EIGHTHS, barriers + place.stage,
+                place.round, thread_index
             );
-        } else if (step < end_step) {
+            return;
+        }
 #pragma clang loop unroll(full)
-            for (int turn = 0; turn < TURNS; ++turn) {
+        for (int turn = 0; turn < TURNS; ++turn) {
+            if (step < end_step) {
                 const uint token = own_token + turn * (NUM_THREADS / EIGHTHS);
                 msl_copy(stage + msl_swizzled(token, own_eighth), x + sources[turn] + place_of_step(0, step, a.x_rows));
             }
@@ -186,12 +197,13 @@ inline void many(
     };
 #pragma clang loop unroll(full)
     for (uint step = 0; step < STEPS_AHEAD; ++step) {
-        bring(first_step + step);
+        bring(first_step + step, Place { step, 0 });
     }
     // It comes while products are computed.
     const float own_factor = HAS_NORM && thread_index < uint(TOKENS) ? x_factors[row_of_x(thread_index)] : FIXED_FACTOR;
 
     float sums[TILES][4] = {};
+    Place place = { 0, 0 };
     const auto multiply_step = [&](uint step, int turn) {
         thread uint (&own)[4][4] = words[turn];
         // Which piece of the two it is in.
@@ -229,11 +241,10 @@ inline void many(
             }
             fetch_weights(step + 3, 1);
         }
-        const uint index = step - first_step;
-        msl_wait_for_groups<STEPS_AHEAD - 1>();
         if (CLUSTER > 0) {
-            msl_wait_for_stage<STAGES>(barriers, index);
+            msl_wait_for_stage<STEPS_AHEAD - 1>(barriers + place.stage, place.round);
         } else {
+            msl_wait_for_groups<STEPS_AHEAD - 1>();
             msl_show_copies();
         }
         // What was multiplied two steps ago is free behind it: every warp has waited for that before.
@@ -241,20 +252,24 @@ inline void many(
         msl_begin_products(own);
 #pragma clang loop unroll(full)
         for (int k = 0; k < 4; ++k) {
-            msl_multiply_rows(sums, own[k], staged + index % STAGES * (TOKENS * EIGHTHS), k);
+            msl_multiply_rows(sums, own[k], staged + place.stage * (TOKENS * EIGHTHS), k);
         }
         msl_end_products();
         // Only stages that are filled again: so that whoever ends has waited for all that others write here.
-        if (CLUSTER > 0 && index >= 2 && step + STAGES - 2 < end_step) {
-            msl_free_stage<STAGES>(barriers, index - 2, thread_index);
+        if (CLUSTER > 0 && step >= first_step + 2 && step + STAGES - 2 < end_step) {
+            msl_free_stage<STAGES>(barriers + place.moved(STAGES - 2).stage, thread_index);
         }
-        bring(step + STEPS_AHEAD);
+        bring(step + STEPS_AHEAD, place.moved(STEPS_AHEAD));
+        place = place.moved(1);
         msl_wait_for_products<1>();
     };
-    for (uint step = first_step; step < end_step; step += 2) {
+    // Each share has some.
+    uint step = first_step;
+    do {
         multiply_step(step, 0);
         multiply_step(step + 1, 1);
-    }
+        step += 2;
+    } while (step < end_step);
     msl_wait_for_products<0>();
     if (thread_index < uint(TOKENS)) {
         factors[thread_index] = own_factor;
@@ -592,7 +607,6 @@ FORMAT(Q4_K)
 FORMAT(Q5_K)
 FORMAT(Q6_K)
 FORMAT(F16)
-FORMAT(BF16)
 
 #define MIXED(F, LAST)                                              \
     INSTANCE(many_rows_##F##_##LAST##_64, many_rows, F, LAST, 64)   \

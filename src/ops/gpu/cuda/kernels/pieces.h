@@ -44,8 +44,6 @@ struct DensePiece {
 };
 template <>
 struct Piece<F16> : DensePiece {};
-template <>
-struct Piece<BF16> : DensePiece {};
 
 // Groups of eight columns of a lane, and where group `i` of lane t begins.
 template <typename F>
@@ -221,31 +219,11 @@ struct Decoder<F16> {
     }
 };
 
-template <>
-struct Decoder<BF16> {
-    static constexpr constant Pairs PAIRS = Pairs::NEIGHBOURS;
-    static void codes(Piece<BF16> piece, int eight, thread uint (&words)[4]) {
-#pragma clang loop unroll(full)
-        for (int word = 0; word < 4; ++word) {
-            const uint pair = piece.words[eight][word];
-            words[word] = msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
-        }
-    }
-};
-
-// The same as floats, in the order of columns. Weights of dense formats are what they are in the file.
+// The same as floats, in the order of columns.
 template <typename F>
 inline void single_eight(Piece<F> piece, int eight, thread float (&values)[8]) {
     constexpr Pairs PAIRS = Decoder<F>::PAIRS;
     uint words[4];
-    if (is_same_v<F, BF16>) {
-#pragma clang loop unroll(full)
-        for (int i = 0; i < 8; ++i) {
-            const uint pair = piece.words[eight][i / 2];
-            values[i] = as_type<float>(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
-        }
-        return;
-    }
     Decoder<F>::codes(piece, eight, words);
 #pragma clang loop unroll(full)
     for (int word = 0; word < 4; ++word) {

@@ -301,7 +301,6 @@ FORMAT(Q4_K)
 FORMAT(Q5_K)
 FORMAT(Q6_K)
 FORMAT(F16)
-FORMAT(BF16)
 
 #define MIXED(F, LAST)                                              \
     INSTANCE(several_rows_##F##_##LAST##_4, several_rows, F, LAST, 4) \
