@@ -3,7 +3,7 @@
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
 use crate::ops::kv_cache::KvCache;
-use crate::ops::linear::ProductInput;
+use crate::ops::linear::{ProductInput, next_format};
 use crate::ops::paged_attention::{self, AttentionScratch, paged_attention_for};
 use crate::ops::rope_kv_write::{self, HeadNorms, RopeTable, rope_kv_write};
 use crate::ops::step_inputs::StepInputs;
@@ -39,8 +39,9 @@ pub fn rope_attention<'a>(
             )));
         }
         let rope = rope_kv_write::gpu_rope(qkv, num_heads, step.num_tokens(), norms, table)?;
-        attention.run_rotating(gpu, step.gpu()?, rope, cache.gpu(layer)?, out.gpu()?)?;
-        return Ok((&*out).into());
+        let (pools, next) = (cache.gpu(layer)?, next_format(next)?);
+        let is_rounded = attention.run_rotating(gpu, step.gpu()?, rope, pools, out.gpu()?, next)?;
+        return Ok(ProductInput::new(out, is_rounded));
     }
     rope_kv_write(context, qkv, step, norms, table, cache, layer)?;
     paged_attention_for(context, scratch, qkv, cache, layer, step, next, out)

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
     AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, StepInputs, Vector, linear_residual, norm_linear,
-    norm_swiglu_for, paged_attention_for,
+    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs, Vector, linear_residual,
+    norm_linear, norm_swiglu_for, rope_attention,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -105,16 +106,18 @@ fn a_networks_inside_has_the_same_bits_whoever_rounds_it() {
     }
 }
 
-/// Attention of prompts and the product behind it, and whether the results of the former were rounded by its kernel.
+/// Attention and the product behind it, of sequences with so many tokens of which all behind `cached` are computed, and whether
+/// the results of the former were rounded by its kernel.
 fn attention(
     context: &Context,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
-    lens: &[usize],
+    (lens, cached): (&[usize], usize),
     dtype: DType,
     may_round: bool,
 ) -> (Vec<u32>, bool) {
     const BLOCK_SIZE: usize = 16;
-    let num_tokens: usize = lens.iter().sum();
+    let num_tokens: usize = lens.iter().map(|len| len - cached).sum();
+    let max_len = lens.iter().copied().max().unwrap();
     let width = num_heads * head_dim;
     let limits = AttentionLimits {
         num_heads,
@@ -123,32 +126,38 @@ fn attention(
         value_dim: head_dim,
         scale: 0.1,
         sliding_window: None,
-        max_model_len: num_tokens,
+        max_model_len: max_len,
         max_num_tokens: num_tokens,
         max_num_rows: lens.len(),
     };
     let config = one_layer(num_heads, num_kv_heads, head_dim);
     let mut metadata = AttentionMetadata { block_size: BLOCK_SIZE, ..Default::default() };
     metadata.clear();
-    let mut num_blocks = 0;
+    let (mut num_blocks, mut positions) = (0, Vec::new());
     for &len in lens {
-        metadata.slot_mapping.extend((0..len).map(|at| num_blocks * BLOCK_SIZE + at));
+        metadata.slot_mapping.extend((cached..len).map(|at| num_blocks * BLOCK_SIZE + at));
+        positions.extend((cached..len).map(|at| at as u32));
         metadata.query_start_loc.push(metadata.slot_mapping.len());
         metadata.seq_lens.push(len);
         metadata.block_tables.extend((0..len.div_ceil(BLOCK_SIZE)).map(|block| (num_blocks + block) as u32));
         num_blocks += len.div_ceil(BLOCK_SIZE);
         metadata.block_table_starts.push(metadata.block_tables.len());
     }
-    let cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16).unwrap();
+    let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16).unwrap();
     let mut scratch = AttentionScratch::new(context, limits).unwrap();
-    let qkv = buffer(context, 5, num_tokens, width + 2 * num_kv_heads * head_dim);
+    let mut qkv = buffer(context, 5, num_tokens, width + 2 * num_kv_heads * head_dim);
     let mut out = Buffer::new(context, num_tokens, width).unwrap();
     let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();
     let ids = vec![0; num_tokens];
-    let step = inputs.upload(context, StepInputs::new(&ids, &ids, &[], &metadata), &cache).unwrap();
+    let step = inputs.upload(context, StepInputs::new(&ids, &positions, &[], &metadata), &cache).unwrap();
     let output = linear(context, dtype, 32, width, 3);
     let next = may_round.then_some(&output);
-    let heads = paged_attention_for(context, &mut scratch, &qkv, &cache, 0, &step, next, &mut out).unwrap();
+    let frequencies = (0..head_dim / 2).map(|pair| 0.9_f32.powi(pair as i32)).collect();
+    let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, max_len).unwrap();
+    table.extend_to(max_len).unwrap();
+    let heads =
+        rope_attention(context, &mut scratch, &mut qkv, &step, None, &table, &mut cache, 0, next, &mut out)
+            .unwrap();
     let is_rounded = heads.is_rounded();
     let mut x = buffer(context, 6, num_tokens, 32);
     let mut scratch = LinearScratch::new(context, num_tokens, width).unwrap();
@@ -169,18 +178,26 @@ fn results_of_attention_have_the_same_bits_whoever_rounds_them() {
         ((2, 2, 128), DType::Q8_0),
         ((1, 1, 256), DType::Q4K),
     ] {
-        for (lens, rounds) in
-            [(&[NUM_ROWS][..], true), (&[20, 51], true), (&[NUM_ROWS, 1], false), (&[64], false)]
-        {
-            let (plain, is_rounded) = attention(&context, shape, lens, dtype, false);
+        // Prompts, and sequences of one token.
+        let single = [20; NUM_ROWS];
+        for (lens, cached, rounds) in [
+            (&[NUM_ROWS][..], 0, true),
+            (&[20, 51], 0, true),
+            (&[NUM_ROWS, 1], 0, false),
+            (&[64], 0, false),
+            (&single, 19, true),
+            (&single[..64], 19, false),
+        ] {
+            let (plain, is_rounded) = attention(&context, shape, (lens, cached), dtype, false);
             assert!(!is_rounded);
-            let (rounded, is_rounded) = attention(&context, shape, lens, dtype, true);
+            let (rounded, is_rounded) = attention(&context, shape, (lens, cached), dtype, true);
             assert_eq!(is_rounded, rounds, "{shape:?} {lens:?}");
             assert!(plain == rounded, "{shape:?} {lens:?} {dtype}");
         }
     }
-    // Heads of which lanes have no whole words.
-    assert!(!attention(&context, (4, 2, 32), &[NUM_ROWS], DType::BF16, true).1);
+    // Contexts that are cut, and heads of which lanes have no whole words.
+    assert!(!attention(&context, (2, 1, 64), (&[520; NUM_ROWS], 519), DType::BF16, true).1);
+    assert!(!attention(&context, (4, 2, 32), (&[NUM_ROWS], 0), DType::BF16, true).1);
 }
 
 /// All products of many rows with weights of a format.

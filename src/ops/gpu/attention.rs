@@ -284,16 +284,25 @@ impl GpuAttention {
         out: &GpuBuffer,
         next: Option<DType>,
     ) -> Result<bool> {
-        let width = self.num_heads * pools.head_dim;
-        // Only the kernel for several tokens does so, and its lanes have all of four words of a whole head.
-        let rounds = prefill_attention::is_for(gpu.tuning(), pools.dtype)
-            && inputs.decode().is_empty()
-            && pools.head_dim.is_multiple_of(64)
-            && width == rounded::stride(width);
-        let next = rounded::for_next(gpu, next.filter(|_| rounds), inputs.num_prefill_tokens(), width, out);
+        let rounds = prefill_attention::is_for(gpu.tuning(), pools.dtype) && inputs.decode().is_empty();
+        let next = self.next(gpu, next.filter(|_| rounds), inputs.num_prefill_tokens(), pools.head_dim, out);
         self.decode(gpu, inputs, q, q_stride, pools, out)?;
         self.prefill(gpu, inputs, q, q_stride, pools, out, next)?;
         Ok(next.is_some())
+    }
+
+    /// For what product results of `num_tokens` tokens are rounded: kernels put whole steps of a product together, of one head.
+    fn next(
+        &self,
+        gpu: &GpuBackend,
+        next: Option<DType>,
+        num_tokens: usize,
+        head_dim: usize,
+        out: &GpuBuffer,
+    ) -> Option<Pairs> {
+        let width = self.num_heads * head_dim;
+        let are_whole = head_dim.is_multiple_of(64) && width == rounded::stride(width);
+        rounded::for_next(gpu, next.filter(|_| are_whole), num_tokens, width, out)
     }
 
     /// Whether attention of all tokens of such a step is of the kind that can rotate.
@@ -301,7 +310,7 @@ impl GpuAttention {
         inputs.num_tiles() == 0 && decode_attention::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim)
     }
 
-    /// Rotation, the way into the cache and attention in one, if [`Self::can_rotate`] says so.
+    /// Rotation, the way into the cache and attention in one, if [`Self::can_rotate`] says so. Of rounded results as [`Self::run`].
     pub(crate) fn run_rotating(
         &self,
         gpu: &GpuBackend,
@@ -309,9 +318,13 @@ impl GpuAttention {
         rope: Rope<'_>,
         pools: Pools<'_>,
         out: &GpuBuffer,
-    ) -> Result<()> {
+        next: Option<DType>,
+    ) -> Result<bool> {
         let q_stride = (rope.num_heads + 2 * pools.num_kv_heads) * pools.head_dim;
-        self.decode_on_tensor_cores(gpu, inputs, rope.qkv, q_stride, Some(rope), pools, out)
+        let next = next.filter(|_| decode_attention::are_whole(inputs, self.window));
+        let next = self.next(gpu, next, inputs.decode().lens().count(), pools.head_dim, out);
+        self.decode_on_tensor_cores(gpu, inputs, rope.qkv, q_stride, Some(rope), pools, out, next)?;
+        Ok(next.is_some())
     }
 
     #[expect(clippy::too_many_arguments, reason = "an op's operands")]
@@ -324,8 +337,9 @@ impl GpuAttention {
         rope: Option<Rope<'_>>,
         pools: Pools<'_>,
         out: &GpuBuffer,
+        next: Option<Pairs>,
     ) -> Result<()> {
-        let operands = DecodeOperands { q, q_stride, rope, pools, partials: &self.partials, out };
+        let operands = DecodeOperands { q, q_stride, rope, pools, partials: &self.partials, out, next };
         decode_attention(gpu, inputs, self.num_heads, self.scale, self.window, operands)
     }
 
@@ -339,7 +353,7 @@ impl GpuAttention {
         out: &GpuBuffer,
     ) -> Result<()> {
         if decode_attention::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim) {
-            return self.decode_on_tensor_cores(gpu, inputs, q, q_stride, None, pools, out);
+            return self.decode_on_tensor_cores(gpu, inputs, q, q_stride, None, pools, out, None);
         }
         let Heads { heads, num_chunks } = Heads::of(self.num_heads / pools.num_kv_heads);
         let num_slices = (8 / num_chunks).clamp(1, 4);

@@ -7,6 +7,7 @@ use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::inputs::GpuInputs;
 use super::kernel::Kernel;
+use super::rounded::Pairs;
 use super::{Binding, GpuBuffer, Tuning};
 use crate::Result;
 use crate::ops::KvCacheDType;
@@ -45,6 +46,7 @@ struct DecodeAttentionArgs {
     whole_size: u32,
     piece_size: u32,
     num_pieces: u32,
+    num_tokens: u32,
     scale: f32,
     rotation: Rotation,
 }
@@ -67,6 +69,11 @@ fn num_pieces(seq_len: usize, window: usize) -> usize {
     len.div_ceil(piece_size)
 }
 
+/// Whether none of the step's contexts is cut.
+pub(super) fn are_whole(inputs: &GpuInputs, window: usize) -> bool {
+    inputs.decode().lens().all(|len| num_pieces(len, window) == 1)
+}
+
 /// The most pieces of any context up to this length.
 pub(super) fn max_pieces(max_model_len: usize, window: usize) -> usize {
     let len = max_model_len.min(window.saturating_add(TILE - 1));
@@ -85,6 +92,8 @@ pub(super) struct DecodeOperands<'a> {
     /// Room for the pieces of all rows.
     pub(super) partials: &'a GpuBuffer,
     pub(super) out: &'a GpuBuffer,
+    /// For what product results are rounded, if they are: of whole contexts only, see [`are_whole`].
+    pub(super) next: Option<Pairs>,
 }
 
 /// Attention of the step's sequences of one token: `num_heads` query heads, scores times `scale` as exponents of two, over
@@ -97,7 +106,7 @@ pub(super) fn decode_attention(
     window: usize,
     operands: DecodeOperands<'_>,
 ) -> Result<()> {
-    let DecodeOperands { q, q_stride, rope, pools, partials, out } = operands;
+    let DecodeOperands { q, q_stride, rope, pools, partials, out, next } = operands;
     let head_dim = pools.head_dim;
     let heads_per_kv_head = num_heads / pools.num_kv_heads;
     let num_chunks = heads_per_kv_head.div_ceil(HEADS);
@@ -112,6 +121,7 @@ pub(super) fn decode_attention(
         whole_size: WHOLE_SIZE as u32,
         piece_size: PIECE_SIZE as u32,
         num_pieces: num_pieces as u32,
+        num_tokens: tokens.lens().count() as u32,
         scale,
         rotation: rope.map(|rope| rope.rotation(head_dim)).unwrap_or_default(),
     };
@@ -154,7 +164,7 @@ pub(super) fn decode_attention(
             table,
         ];
         gpu.launch(
-            Kernel::DecodeAttention { dtype: pools.dtype, head_dim },
+            Kernel::DecodeAttention { dtype: pools.dtype, head_dim, next },
             flags,
             Work {
                 args: bytes_of(&args),

@@ -124,6 +124,7 @@ pub(super) enum Kernel {
     DecodeAttention {
         dtype: KvCacheDType,
         head_dim: usize,
+        next: Option<Pairs>,
     },
     DecodeAttentionMerge {
         head_dim: usize,
@@ -218,7 +219,7 @@ impl Kernel {
                 format!("paged_attention_{dtype}_{heads}_{lanes_per_key}")
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
-            Self::DecodeAttention { dtype, head_dim } => {
+            Self::DecodeAttention { dtype, head_dim, .. } => {
                 format!("decode_attention_{dtype}_{}", decode_attention::max_dim(head_dim))
             }
             Self::DecodeAttentionMerge { .. } => "decode_attention_merge".to_owned(),
@@ -305,9 +306,10 @@ impl Kernel {
                 vec![num_parts, num_stages]
             }
             Self::AddParts { num_parts } => vec![num_parts],
-            Self::DecodeAttention { head_dim, .. } | Self::DecodeAttentionMerge { head_dim } => {
-                vec![head_dim]
+            Self::DecodeAttention { head_dim, next, .. } => {
+                vec![head_dim, next.map_or(0, Pairs::apart)]
             }
+            Self::DecodeAttentionMerge { head_dim } => vec![head_dim],
             _ => Vec::new(),
         };
         let numbers = (num_flags as u32..).zip(numbers);

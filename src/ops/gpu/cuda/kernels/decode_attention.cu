@@ -19,6 +19,7 @@
 #define FOR_NVIDIA
 #include "kv_cache.h"
 #include "rope.h"
+#include "rounded.h"
 
 struct DecodeAttentionArgs {
     Pages pages;
@@ -29,6 +30,7 @@ struct DecodeAttentionArgs {
     uint whole_size;  // positions of a context that is not cut
     uint piece_size;  // of a piece, and twice as many as often as there would be more than MAX_PIECES
     uint num_pieces;  // of the longest context of the launch
+    uint num_tokens;  // of the step
     float scale;      // of scores, times log2(e)
     Rotation rotation;
 };
@@ -37,6 +39,9 @@ struct DecodeAttentionArgs {
 constant bool ROTATES [[function_constant(2)]];
 // Values of a head, at most MAX_DIM and a multiple of 16. Known to the compiler, so that no loop is counted.
 constant ushort HEAD_DIM [[function_constant(3)]];
+// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
+// if they are not. Contexts are whole then, and heads whole steps of the product.
+constant ushort NEXT_APART [[function_constant(4)]];
 
 constant constexpr uint TILE = 16;
 constant constexpr uint HEADS = 8;
@@ -110,7 +115,7 @@ template <typename KV, int MAX_DIM>
     device KV* v_cache [[buffer(3)]],
     device const uint* block_tables [[buffer(4)]],
     device const DecodeRow* rows [[buffer(5)]],
-    device float* out [[buffer(6)]],       // [token, head, head_dim]
+    device float* out [[buffer(6)]],       // [token, head, head_dim], or rounded
     device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 4]
     // What rotating takes, as in rope.metal.
     device const uint* positions [[buffer(8)]],
@@ -564,6 +569,34 @@ template <typename KV, int MAX_DIM>
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (NEXT_APART > 0) {
+        // A thread has the same word of four eights of columns, which are sixteen bytes of a rounded row.
+        const uint apart = NEXT_APART;
+        const uint num_eighths = head_dim / 8;
+        for (uint i = thread_index; i < num_heads * num_eighths; i += NUM_THREADS) {
+            const uint own_head = i / num_eighths;
+            const uint eighth = i % num_eighths;
+            const uint word = eighth % 4;
+            const uint first = (word & (apart - 1)) | (word & ~(apart - 1)) << 1;
+            uint4 words;
+#pragma clang loop unroll(full)
+            for (uint unit = 0; unit < 4; ++unit) {
+                const uint half_of_step = eighth % 8 / 4;
+                const uint eight = apart == 1 ? 2 * unit + half_of_step : 4 * half_of_step + unit;
+                threadgroup const float* own = parts + own_head * part_stride + (eighth / 8 * 64 + 8 * eight + first);
+                float2 sum = float2(0.0f);
+#pragma clang loop unroll(full)
+                for (uint s = 0; s < SLICES; ++s) {
+                    sum += float2(own[s * num_heads * part_stride], own[s * num_heads * part_stride + apart]);
+                }
+                const float2 result = sum / totals[own_head] * (1.0f / FIXED_FACTOR);
+                words[unit] = msl_halves(result.x, result.y);
+            }
+            ((device uint4*)out)[place_of_eighth(token, (first_head + own_head) * num_eighths + eighth, a.num_tokens)] =
+                words;
+        }
+        return;
+    }
     const uint num_quads = head_dim / 4;
     for (uint i = thread_index; i < num_heads * num_quads; i += NUM_THREADS) {
         const uint own_head = i / num_quads;
