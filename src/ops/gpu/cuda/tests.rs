@@ -172,12 +172,14 @@ fn products_with_many_rows_stay_under_way() {
             let messages = compile(compiler, &name, &constants(num_parts, cluster), compiler.target(90));
             println!("{name} {num_parts} {cluster}: {messages}");
             // Behind the loop, what is added to takes more registers than there are.
-            assert!(spills(&messages) <= 192 && !messages.contains("serialized"), "{name}: {messages}");
+            assert!(spills(&messages) <= 128 && !messages.contains("serialized"), "{name}: {messages}");
         }
     }
-    // Where the instruction is not.
+    // Where the instruction is not, and where clusters are all the same.
     for cluster in [0, 2] {
-        compile(compiler, "many_rows_Q4_0_128", &constants(1, cluster), Target::Gpu(80));
+        for target in [Target::Gpu(80), compiler.target(120)] {
+            compile(compiler, "many_rows_Q4_0_128", &constants(1, cluster), target);
+        }
     }
 }
 

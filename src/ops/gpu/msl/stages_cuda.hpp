@@ -3,8 +3,8 @@
 //
 // Threadgroups that are neighbours along y and want the same blocks are a cluster, if the kernel's constant CLUSTER is more than
 // one and the GPU has such: each brings a part of a block for all of them. A stage is filled again once all have said that they
-// are done with what was in it before. Elsewhere, each threadgroup copies blocks for itself. `round` counts how often a stage has been
-// filled; each has a barrier, which is what `barrier` is.
+// are done with what was in it before. Elsewhere, each threadgroup copies blocks for itself. A stage has a barrier, and `round`
+// counts how often it has been filled.
 #pragma once
 
 #if __CUDA_ARCH__ >= 900 && MSL_CLUSTER > 1

@@ -329,26 +329,27 @@ inline void many(
             biases[h] = bias[min(row + h, matrix.num_rows - 1)];
         }
         const ulong first_place = part.out_offset + ulong(first_token) * a.out_stride + matrix.out_offset + row;
-        // What the threadgroup leaves to be added up, of each token the same results.
-        device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + first_place + 2 * t * a.out_stride;
+        const auto leave_to_be_added = [&] {
+            device float* own = partials + ulong(share) * a.num_tokens * a.out_stride + first_place + 2 * t * a.out_stride;
 #pragma clang loop unroll(full)
-        for (int n = 0; n < TILES && PARTS > 1; ++n) {
+            for (int n = 0; n < TILES; ++n) {
 #pragma clang loop unroll(full)
-            for (int odd = 0; odd < 2; ++odd) {
-                if (8 * n + 2 * t + odd < num_tokens && row < matrix.num_rows) {
-                    device float* pair = own + odd * a.out_stride;
-                    if (is_paired) {
-                        *(device float2*)pair = float2(sums[n][odd], sums[n][2 + odd]);
-                    } else {
-                        pair[0] = sums[n][odd];
-                        if (row + 1 < matrix.num_rows) {
-                            pair[1] = sums[n][2 + odd];
+                for (int odd = 0; odd < 2; ++odd) {
+                    if (8 * n + 2 * t + odd < num_tokens && row < matrix.num_rows) {
+                        device float* pair = own + odd * a.out_stride;
+                        if (is_paired) {
+                            *(device float2*)pair = float2(sums[n][odd], sums[n][2 + odd]);
+                        } else {
+                            pair[0] = sums[n][odd];
+                            if (row + 1 < matrix.num_rows) {
+                                pair[1] = sums[n][2 + odd];
+                            }
                         }
                     }
                 }
+                own += 8 * a.out_stride;
             }
-            own += 8 * a.out_stride;
-        }
+        };
         const auto write = [&](auto is_pair) {
 #pragma clang loop unroll(full)
             for (int n = 0; n < TILES; ++n) {
@@ -373,7 +374,7 @@ inline void many(
             }
         };
         if (PARTS > 1) {
-            // Done.
+            leave_to_be_added();
         } else if (is_paired) {
             write(true_type());
         } else {
