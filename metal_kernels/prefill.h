@@ -16,8 +16,8 @@ struct FlashAttentionArgs {
     uint q_stride;    // values from one token's queries to the next
     uint window;      // positions that a token attends to, itself included
     float scale;      // of scores, times log2(e)
-    uint num_tokens;  // of the step
     Span span;        // if there are such
+    uint num_tokens;  // of the step
 };
 
 // Neighbouring tokens of one sequence.

@@ -101,8 +101,8 @@ pub(super) struct FlashAttentionArgs {
     pub(super) q_stride: u32,
     pub(super) window: u32,
     pub(super) scale: f32,
-    pub(super) num_tokens: u32,
     pub(super) span: Span,
+    pub(super) num_tokens: u32,
 }
 
 /// The cache of one layer.
