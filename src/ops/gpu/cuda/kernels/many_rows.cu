@@ -1,6 +1,6 @@
 // Products of weights with many rows of activations, those of prompts and of many sequences, on tensor cores, with the norm
 // in front and the residual behind. The sums are added in the order of columns, so a row has the same bits in every batch of
-// so many. Where there are less tiles than the GPU has cores, several threadgroups share the columns of a tile, and a kernel of
+// so many. Where there are fewer tiles than the GPU has cores, several threadgroups share the columns of a tile, and a kernel of
 // `several_rows.cu` adds up what they leave.
 //
 // Activations are rounded to halves once: by a kernel of its own, or by the one that computes them, in the order of
