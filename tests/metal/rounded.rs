@@ -45,8 +45,12 @@ fn noise(seed: u32, len: usize) -> Vec<f32> {
 /// Bits of which neither weights nor scales are anything but small numbers.
 fn matrix(context: &Context, dtype: DType, rows: usize, cols: usize, seed: u32) -> Matrix {
     let len = rows * cols / dtype.block_len() * dtype.block_bytes();
-    let bytes: Vec<u8> =
+    let mut bytes: Vec<u8> =
         noise(seed, len).into_iter().map(|value| ((value + 1.0) * 127.0) as u8 & 0x2f).collect();
+    if dtype == DType::BF16 {
+        // Smaller ones would be zeros as halves.
+        bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = *byte & 3 | 0x3c);
+    }
     Matrix::from_bytes(context, dtype, &bytes, rows, cols).unwrap()
 }
 
@@ -278,6 +282,32 @@ fn a_row_has_the_same_bits_alone_and_beside_few_and_several_others() {
                     assert!(*own == most[..own.len()], "{formats:?}, {num_rows} rows of {cols}");
                 }
             }
+        }
+    }
+}
+
+/// Of 65 to 256 rows, threadgroups share columns: two those of three tiles, four those of one. What they add up is what other
+/// kernels compute for 64, which add in another order.
+#[test]
+fn a_row_has_the_same_bits_beside_many_others() {
+    const COLS: usize = 2304;
+    let Some(gpu) = gpu(Some(MORE_CORES)) else { return };
+    let same = [DType::BF16, DType::Q4_0, DType::Q8_0, DType::Q6K].map(|dtype| [dtype; 2]);
+    for formats in same.into_iter().chain([[DType::Q4K, DType::Q6K]]) {
+        let of_rows = |num_rows| products_of(&Context::gpu(gpu.clone()), formats, num_rows, COLS);
+        let most = of_rows(256);
+        for num_rows in [65, 150] {
+            for (own, most) in of_rows(num_rows).iter().zip(&most) {
+                assert!(*own == most[..own.len()], "{formats:?}, {num_rows} rows");
+            }
+        }
+        assert!(gpu.num_dispatches().contains_key("add_parts"), "{formats:?}");
+        for (own, most) in of_rows(64).iter().zip(&most) {
+            let [own, most] = [&own[..], &most[..own.len()]]
+                .map(|bits| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>());
+            let largest = own.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            let error = own.iter().zip(&most).fold(0.0_f32, |error, (a, b)| error.max((a - b).abs()));
+            assert!(own.is_empty() || error < 1e-3 * largest, "{formats:?}: {error}, {largest}");
         }
     }
 }

@@ -6,7 +6,7 @@
 // Activations are rounded to halves once: by a kernel of its own, or by the one that computes them, in the order of
 // `rounded.h`. They come by in threadgroup memory, and are what the instruction reads from there for all rows of weights; these
 // go from memory to registers as they lie in tiles (`pieces.h`). Two threadgroups with the same activations bring them together,
-// where the GPU can do that: what comes from its cache is the limit otherwise.
+// where the GPU can do that, so that half as much comes from its cache.
 
 #define FOR_NVIDIA
 #include "products.h"
