@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -166,10 +166,17 @@ impl FakeHub {
         self.state.lock().unwrap().line = line;
     }
 
-    /// What was sent since the last call.
+    /// What was sent since the last call, when all of it is: a client may have read its last bytes before they count.
     pub(crate) fn take_traffic(&self) -> Traffic {
-        let traffic = &mut self.state.lock().unwrap().traffic;
-        std::mem::replace(traffic, Traffic { num_bytes: 0, most_open: 0, num_open: traffic.num_open })
+        let since = Instant::now();
+        loop {
+            let traffic = &mut self.state.lock().unwrap().traffic;
+            if traffic.num_open == 0 {
+                return std::mem::take(traffic);
+            }
+            assert!(since.elapsed() < Duration::from_secs(60), "answers are still on their way: {traffic:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The requests since the last call.
@@ -265,28 +272,27 @@ fn serve(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str(&format!("Content-Length: {}\r\n\r\n", response.body.len()));
-    stream.write_all(head.as_bytes())?;
-    if request.method != "HEAD" {
-        let end = response.stop_after.map_or(response.body.len(), |end| end.min(response.body.len()));
-        let count = |change: &dyn Fn(&mut Traffic)| {
-            if host == Host::Storage {
-                change(&mut state.lock().unwrap().traffic);
-            }
-        };
-        count(&|traffic| {
-            traffic.num_open += 1;
-            traffic.most_open = traffic.most_open.max(traffic.num_open);
-        });
-        let sent = send(&mut stream, &response.body[..end], line, &|num_bytes| {
-            count(&|traffic| traffic.num_bytes += num_bytes);
-        });
-        count(&|traffic| traffic.num_open -= 1);
-        sent?;
-        if response.stall {
-            return wait_for_end(stopped);
-        }
+    if request.method == "HEAD" {
+        return stream.write_all(head.as_bytes());
     }
-    Ok(())
+    let count = |change: &dyn Fn(&mut Traffic)| {
+        if host == Host::Storage {
+            change(&mut state.lock().unwrap().traffic);
+        }
+    };
+    count(&|traffic| {
+        traffic.num_open += 1;
+        traffic.most_open = traffic.most_open.max(traffic.num_open);
+    });
+    let end = response.stop_after.map_or(response.body.len(), |end| end.min(response.body.len()));
+    let sent = stream.write_all(head.as_bytes()).and_then(|()| {
+        send(&mut stream, &response.body[..end], line, &|num_bytes| {
+            count(&|traffic| traffic.num_bytes += num_bytes);
+        })
+    });
+    count(&|traffic| traffic.num_open -= 1);
+    sent?;
+    if response.stall { wait_for_end(stopped) } else { Ok(()) }
 }
 
 fn send(stream: &mut TcpStream, body: &[u8], line: Line, count: &dyn Fn(usize)) -> std::io::Result<()> {
