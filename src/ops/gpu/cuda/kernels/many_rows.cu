@@ -31,8 +31,8 @@ struct RoundArgs {
 constant ushort NEXT_APART [[function_constant(5)]];
 // Threadgroups that share the columns of a tile: one, two or four.
 constant ushort PARTS [[function_constant(6)]];
-// Threadgroups with neighbouring tiles that bring the same activations together; 0 if the rows of activations do not lie
-// together, and threads copy them one by one.
+// Threadgroups with neighbouring tiles that bring the same activations together; 0 if threads copy them one by one, which
+// need not lie together then.
 constant ushort CLUSTER [[function_constant(7)]];
 
 // Eight warps share a tile, each with 16 rows of weights. A step is 64 columns: eight times sixteen bytes of a row of
