@@ -131,7 +131,7 @@ fn is_negation(long: &str) -> bool {
 }
 
 /// What to check.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct SelfTestArgs {
     /// auto, cpu, metal, cuda or cuda:N
     #[arg(long, default_value_t)]
@@ -142,6 +142,9 @@ pub(crate) struct SelfTestArgs {
     /// Small shapes only, and no measurements
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Only checks whose names contain this, and no measurements
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
 }
 
 /// Which model.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tinyvllm::llm::{KernelChoice, OpenedDevice};
 use tinyvllm::ops::Context;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
-use tinyvllm::self_test::{self, Check, Effort};
+use tinyvllm::self_test::{self, Check, Effort, Report};
 
 use super::args::SelfTestArgs;
 use super::console::Console;
@@ -25,27 +25,23 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
     let context = Arc::new(open(args)?);
     let mut out = io::stdout().lock();
     writeln!(out, "tinyvllm {} on {}", env!("CARGO_PKG_VERSION"), context.description())?;
-    let (mut num_passed, mut num_failed) = (0, 0);
-    let mut written = Ok(());
-    let mut report = |check: Check| {
-        let verdict = if check.passed { "pass" } else { "FAIL" };
-        *if check.passed { &mut num_passed } else { &mut num_failed } += 1;
-        if written.is_ok() {
-            // A device that hangs later on should not take these lines with it.
-            written = writeln!(out, "{verdict}  {}: {}", check.name, check.detail).and_then(|()| out.flush());
-        }
-    };
+    let only = args.only.as_deref().unwrap_or_default();
+    let mut report = Lines { out, only, num_passed: 0, num_failed: 0, written: Ok(()) };
     self_test::ops(&context, if args.quick { Effort::Small } else { Effort::Full }, &mut report);
     self_test::demo_model(&context, &mut report);
     let fixtures = Path::new(FIXTURES);
     if fixtures.exists() {
         self_test::golden_models(&context, fixtures, &mut report);
     }
+    let Lines { mut out, num_passed, num_failed, written, .. } = report;
     written?;
+    if num_passed + num_failed == 0 {
+        anyhow::bail!("no check has `{only}` in its name; without `--only`, self-test tells all names");
+    }
     if !fixtures.exists() {
         writeln!(out, "skip  the golden models: {FIXTURES} is not there")?;
     }
-    if !args.quick {
+    if !args.quick && args.only.is_none() {
         let mut written = Ok(());
         self_test::timings(&context, &mut |timing| {
             if written.is_ok() {
@@ -63,6 +59,30 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
         )?;
     }
     Ok(if num_failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes a line for each check, of those whose names have `only` in them.
+struct Lines<'a, W> {
+    out: W,
+    only: &'a str,
+    num_passed: usize,
+    num_failed: usize,
+    written: io::Result<()>,
+}
+
+impl<W: Write> Report for Lines<'_, W> {
+    fn wants(&mut self, name: &str) -> bool {
+        name.contains(self.only)
+    }
+
+    fn hear(&mut self, Check { name, detail, passed }: Check) {
+        let verdict = if passed { "pass" } else { "FAIL" };
+        *if passed { &mut self.num_passed } else { &mut self.num_failed } += 1;
+        if self.written.is_ok() {
+            // A device that hangs later on should not take these lines with it.
+            self.written = writeln!(self.out, "{verdict}  {name}: {detail}").and_then(|()| self.out.flush());
+        }
+    }
 }
 
 fn open(args: &SelfTestArgs) -> tinyvllm::Result<Context> {

@@ -15,14 +15,17 @@ pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result
     }
 }
 
-/// What the device allows of the largest kernels of each kind, which are compiled for it; of none, on a device without
-/// these kernels.
+/// What the device allows of the largest kernels of each kind, as far as they are wanted, which are compiled for it; of
+/// none, on a device without these kernels.
 ///
 /// # Errors
 /// What the device's compiler says.
-pub(crate) fn kernel_limits(context: &Context) -> Result<Vec<KernelLimits>> {
+pub(crate) fn kernel_limits(
+    context: &Context,
+    wants: &mut dyn FnMut(&str) -> bool,
+) -> Result<Vec<KernelLimits>> {
     match context.backend() {
         Backend::Cpu(_) | Backend::Reference(_) => Ok(Vec::new()),
-        Backend::Gpu(gpu) => gpu::kernel_limits(gpu),
+        Backend::Gpu(gpu) => gpu::kernel_limits(gpu, wants),
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::oracle::{Rows, buffer, compare, noise, rms_norm, unwritten};
-use super::{Check, Effort, check};
+use super::{Effort, Report};
 use crate::Result;
 use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
 use crate::ops::{
@@ -89,10 +89,10 @@ impl fmt::Display for Case {
     }
 }
 
-pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     let mut run_in = |context: &Context, form: &str, case: &Case| {
-        let outcome = compare(context, |context| case.run(context));
-        report(check(format!("{case}{form}"), case.limit(context), outcome));
+        let outcome = || compare(context, |context| case.run(context));
+        report.check(format!("{case}{form}"), case.limit(context), outcome);
     };
     for (form, context) in &context.alternatives() {
         // Tokens behind others, of heads that fill their tiles and of heads that do not.

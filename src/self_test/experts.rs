@@ -1,7 +1,7 @@
 //! Networks of experts.
 
 use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
-use super::{Check, check, products};
+use super::{Report, products};
 use crate::Result;
 use crate::config::{ExpertsConfig, Scoring};
 use crate::ops::{
@@ -20,19 +20,21 @@ const SHAPES: [(usize, usize); 2] = [(256, 1408), (256, 1536)];
 const TYPES: [DType; 7] =
     [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::Q6K];
 
-pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
+pub(super) fn run(context: &Context, report: &mut dyn Report) {
     // Gate and up of two types; as many rows as fill groups of every length.
     let mixed = Network { gate: DType::Q8_0, up: DType::F16, ..Network::with(config(96)) };
-    for num_rows in [3, 20, 40, 90] {
-        report(Network { num_rows, ..mixed.clone() }.check(context));
+    for num_rows in [3, 20, 40, 90, 200] {
+        Network { num_rows, ..mixed.clone() }.check(context, report);
     }
     // Gate and up of one type, and groups that are cut because many rows go to one expert; more groups than a simdgroup has
     // lanes, most of which end early.
     let joint =
         |dtype: DType, config| Network { gate: dtype, up: dtype, down: dtype, ..Network::with(config) };
-    report(Network { num_rows: 90, ..joint(DType::Q4_0, config(96)) }.check(context));
+    for num_rows in [90, 200] {
+        Network { num_rows, ..joint(DType::Q4_0, config(96)) }.check(context, report);
+    }
     let many = ExpertsConfig { num_experts: 44, ..config(112) };
-    report(Network { num_rows: 40, hidden: 48, ..joint(DType::F16, many) }.check(context));
+    Network { num_rows: 40, hidden: 48, ..joint(DType::F16, many) }.check(context, report);
     let softmax = ExpertsConfig { num_experts: 64, num_experts_per_tok: 6, ..config(32) };
     let sigmoid = ExpertsConfig {
         scoring: Scoring::Sigmoid,
@@ -67,11 +69,11 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for (config, num_rows) in routers {
         // More than 32 groups have no kernels on a GPU.
         if config.num_groups <= 32 || !context.is_gpu() {
-            report(Network { num_rows, ..Network::with(config) }.check(context));
+            Network { num_rows, ..Network::with(config) }.check(context, report);
         }
     }
     // Of equal experts the first are chosen.
-    report(Network { is_even: true, num_rows: 3, ..Network::with(softmax) }.check(context));
+    Network { is_even: true, num_rows: 3, ..Network::with(softmax) }.check(context, report);
     for (index, dtype) in TYPES.into_iter().enumerate() {
         let (hidden, inside) = SHAPES[index % 2];
         // What the rows of `down` are no whole blocks of.
@@ -79,7 +81,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         for num_rows in [1, 9] {
             let network =
                 Network { hidden, gate: dtype, up: dtype, down, num_rows, ..Network::with(config(inside)) };
-            report(network.check(context));
+            network.check(context, report);
         }
     }
 }
@@ -119,7 +121,7 @@ impl Network {
         Self { config, hidden: 64, gate: dtype, up: dtype, down: dtype, num_rows: 1, is_even: false }
     }
 
-    fn check(&self, context: &Context) -> Check {
+    fn check(&self, context: &Context, report: &mut dyn Report) {
         let Self { config, hidden, gate, up, down, num_rows, .. } = self;
         let ExpertsConfig { num_experts_per_tok: chosen, num_experts: all, scoring, .. } = config;
         let (groups, inside) = (config.num_groups, config.intermediate_size);
@@ -131,7 +133,7 @@ impl Network {
         let limit = |dtype: &DType| products::limit(context, *dtype, *num_rows);
         // There are two products in a row.
         let limit = 4.0 * limit(gate).max(limit(up)).max(limit(down));
-        check(name, limit, compare(context, |context| self.run(context)))
+        report.check(name, limit, || compare(context, |context| self.run(context)));
     }
 
     /// Something small `+ experts(norm(x))`: beside `x` itself an error would be small.

@@ -2,7 +2,7 @@
 
 use super::attention::one_layer;
 use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
-use super::{Check, check, products};
+use super::{Report, products};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
@@ -15,7 +15,7 @@ use crate::weights::DType;
 const EPS: f32 = 1e-2;
 const SCALE: f64 = 0.1;
 
-pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
+pub(super) fn run(context: &Context, report: &mut dyn Report) {
     let large = Case { num_heads: 16, rank: 512, ..Case::default() };
     let cases = [
         Case::default(),
@@ -40,11 +40,8 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
             KvCacheDType::Bf16 => 1e-5,
             KvCacheDType::F32 => 1e-11,
         };
-        report(check(
-            format!("latent attention, {case:?}"),
-            limit,
-            compare(context, |context| case.run(context)),
-        ));
+        let outcome = || compare(context, |context| case.run(context));
+        report.check(format!("latent attention, {case:?}"), limit, outcome);
         // A GPU has no products of such rows, and knows no difference between few heads and many.
         if context.is_gpu() && (!case.rank.is_multiple_of(16) || case.num_heads > 4) {
             continue;
@@ -56,11 +53,8 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
             _ => &EXPANDED[..EXPANDED.len() - 1],
         };
         let expanded = Case { sequences, is_expanded: true, ..case };
-        report(check(
-            format!("expanded attention, {expanded:?}"),
-            limit,
-            compare(context, |context| expanded.run(context)),
-        ));
+        let outcome = || compare(context, |context| expanded.run(context));
+        report.check(format!("expanded attention, {expanded:?}"), limit, outcome);
     }
     if context.has_tensor_cores() {
         run_on_tensor_cores(context, report);
@@ -72,7 +66,7 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
                 let name =
                     format!("heads_linear {dtype}, {num_heads} of {inputs} to {outputs}, {num_rows} rows");
                 let case = |context: &Context| heads(context, num_heads, inputs, outputs, dtype, num_rows);
-                report(check(name, products::limit(context, dtype, num_rows), compare(context, case)));
+                report.check(name, products::limit(context, dtype, num_rows), || compare(context, case));
             }
         }
     }
@@ -85,21 +79,21 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
         {
             let own = Case { nope, value_dim, dtype, ..few };
             let name = format!("expanded attention, {own:?}");
-            report(check(name, limit, compare(context, |context| own.run(context))));
+            report.check(name, limit, || compare(context, |context| own.run(context)));
         }
     }
-    let quantized = Case { weights: DType::Q8_0, ..few };
+    // With products on tensor cores, of many rows and, in so short a context, of few.
     let limit = if context.cpu_level().is_some() { 4e-3 } else { 2e-6 };
-    report(check(
-        format!("expanded attention, {quantized:?}"),
-        limit,
-        compare(context, |context| quantized.run(context)),
-    ));
+    for sequences in [few.sequences, &[[8, 40]]] {
+        let quantized = Case { weights: DType::Q8_0, sequences, ..few };
+        let outcome = || compare(context, |context| quantized.run(context));
+        report.check(format!("expanded attention, {quantized:?}"), limit, outcome);
+    }
 }
 
 /// What only the kernel for tensor cores has: tiles of positions, heads and values, and contexts in pieces of more than
 /// the usual length.
-fn run_on_tensor_cores(context: &Context, report: &mut dyn FnMut(Check)) {
+fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
     let tiles = Case { sequences: &TILES, ..Case::default() };
     let cases = [
         Case { num_heads: 1, ..tiles },
@@ -115,7 +109,7 @@ fn run_on_tensor_cores(context: &Context, report: &mut dyn FnMut(Check)) {
         // Of the exponents, what queries of half precision lack.
         let limit = if case.query_size > 1.0 { 1e-3 } else { 2e-6 };
         let name = format!("latent attention, {case:?}");
-        report(check(name, limit, compare(context, |context| case.run(context))));
+        report.check(name, limit, || compare(context, |context| case.run(context)));
     }
 }
 

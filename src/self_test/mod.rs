@@ -46,6 +46,35 @@ impl Check {
     }
 }
 
+/// Who hears of checks, and says which are done. A closure wants all of them.
+pub trait Report {
+    /// Whether the check of this name is to be done.
+    fn wants(&mut self, _name: &str) -> bool {
+        true
+    }
+
+    /// What became of one.
+    fn hear(&mut self, check: Check);
+}
+
+impl<F: FnMut(Check)> Report for F {
+    fn hear(&mut self, check: Check) {
+        self(check);
+    }
+}
+
+impl dyn Report + '_ {
+    /// Does a check if it is wanted: the error of an outcome beside the largest that is allowed.
+    fn check(&mut self, name: String, limit: f64, outcome: impl FnOnce() -> Result<f64>) {
+        if self.wants(&name) {
+            self.hear(match outcome() {
+                Ok(error) => Check::error(name, error, limit),
+                Err(error) => Check::failed(name, &error),
+            });
+        }
+    }
+}
+
 /// How much is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
@@ -56,7 +85,7 @@ pub enum Effort {
 }
 
 /// Ops that are checked together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// What the others take for granted of a GPU.
     Probes,
@@ -86,8 +115,8 @@ impl Family {
         Self::Sampling,
     ];
 
-    /// Checks these ops on a device and tells each result as it comes.
-    pub fn check(self, context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+    /// Checks these ops on a device, as far as `report` wants them, and tells each result as it comes.
+    pub fn check(self, context: &Context, effort: Effort, report: &mut dyn Report) {
         match self {
             Self::Probes => probes::run(context, report),
             Self::Products => products::run(context, effort, report),
@@ -100,17 +129,9 @@ impl Family {
     }
 }
 
-/// Checks every op on a device and tells each result as it comes.
-pub fn ops(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+/// Checks every op on a device, as far as `report` wants it, and tells each result as it comes.
+pub fn ops(context: &Context, effort: Effort, report: &mut dyn Report) {
     Family::ALL.into_iter().for_each(|family| family.check(context, effort, report));
-}
-
-/// Turns the outcome of a case into a check.
-fn check(name: String, limit: f64, outcome: Result<f64>) -> Check {
-    match outcome {
-        Ok(error) => Check::error(name, error, limit),
-        Err(error) => Check::failed(name, &error),
-    }
 }
 
 #[cfg(test)]
@@ -127,7 +148,7 @@ mod tests {
         let levels = CpuLevel::available().iter().map(|level| Context::cpu(2, *level));
         for context in levels.chain([Context::reference(ReferenceBackend::cpu())]) {
             let mut num_checks = 0;
-            ops(&context, Effort::Small, &mut |check| {
+            ops(&context, Effort::Small, &mut |check: Check| {
                 num_checks += 1;
                 let on = context.description();
                 assert!(check.passed, "{on}: {}: {}", check.name, check.detail);

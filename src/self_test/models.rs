@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::oracle::error;
-use super::{Check, check};
+use super::{Check, Report};
 use crate::config::ModelConfig;
 use crate::models::{self, CausalLm, InputBatch, LoadOptions};
 use crate::ops::cpu::{CpuLevel, ThreadPool};
@@ -30,6 +30,9 @@ const EXACT: [&str; 10] = [
     "tiny/mixtral",
 ];
 
+/// Tokens of golden prompts. The second has a whole group, too.
+const PROMPT_LENS: [usize; 2] = [8, 34];
+
 /// Quantised models whose golden logits were computed with the quantised weights.
 const QUANTIZED: [&str; 11] = [
     "tiny/llama/llama.q8_0.gguf",
@@ -46,7 +49,7 @@ const QUANTIZED: [&str; 11] = [
 ];
 
 /// Generates with the built-in model on a device and on the CPU and compares.
-pub fn demo_model(context: &Arc<Context>, report: &mut dyn FnMut(Check)) {
+pub fn demo_model(context: &Arc<Context>, report: &mut dyn Report) {
     const PROMPT_LEN: u32 = 24;
     const NUM_TOKENS: usize = 24;
     let run = |context: &Arc<Context>| {
@@ -55,35 +58,57 @@ pub fn demo_model(context: &Arc<Context>, report: &mut dyn FnMut(Check)) {
         model.generate(&prompt, NUM_TOKENS)
     };
     let cpu = Arc::new(Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect()));
-    match (run(context), run(&cpu)) {
-        (Ok(device), Ok(cpu)) => {
-            let error = error(&device.logits, &cpu.logits);
-            // The CPU rounds activations to eight bits.
-            report(Check::error("demo: logits beside the CPU's".to_owned(), error, 1e-3));
-            report(same_tokens("demo: tokens of the CPU", &device.tokens, &cpu.tokens));
+    let names = ["demo: logits beside the CPU's", "demo: tokens of the CPU"].map(str::to_owned);
+    check_together(names, report, |[logits, tokens]| {
+        let (device, cpu) = (run(context)?, run(&cpu)?);
+        // The CPU rounds activations to eight bits.
+        let logits = Check::error(logits, error(&device.logits, &cpu.logits), 1e-3);
+        Ok([logits, same_tokens(tokens, &device.tokens, &cpu.tokens)])
+    });
+}
+
+/// Does checks that have most of their work in common, if any of them is wanted; each fails where that does.
+fn check_together<const N: usize>(
+    names: [String; N],
+    report: &mut dyn Report,
+    outcome: impl FnOnce([String; N]) -> Result<[Check; N]>,
+) {
+    let wanted: Vec<String> = names.iter().filter(|name| report.wants(name)).cloned().collect();
+    if wanted.is_empty() {
+        return;
+    }
+    match outcome(names) {
+        Ok(checks) => {
+            checks
+                .into_iter()
+                .filter(|check| wanted.contains(&check.name))
+                .for_each(|check| report.hear(check));
         }
-        (Err(error), _) | (_, Err(error)) => report(Check::failed("demo".to_owned(), &error)),
+        Err(error) => wanted.into_iter().for_each(|name| report.hear(Check::failed(name, &error))),
     }
 }
 
 /// Compares the golden models in a folder of fixtures with what the device computes.
-pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn FnMut(Check)) {
+pub fn golden_models(context: &Arc<Context>, fixtures: &Path, report: &mut dyn Report) {
     for name in EXACT {
-        match exact(context, fixtures, name) {
-            Ok((error, tokens)) => {
-                report(Check::error(format!("{name}: logits"), error, 1e-7));
-                tokens.into_iter().for_each(&mut *report);
-            }
-            Err(error) => report(Check::failed(name.to_owned(), &error)),
-        }
+        let golden = PROMPT_LENS.map(|len| format!("{name}: golden tokens behind {len}"));
+        let [first, second] = golden;
+        check_together([format!("{name}: logits"), first, second], report, |names| {
+            exact(context, fixtures, name, names)
+        });
     }
     for name in QUANTIZED {
         // The CPU rounds activations to eight bits, a GPU decoded weights to half precision.
-        report(check(format!("{name}: logits"), 1e-2, quantized(context, fixtures, name)));
+        report.check(format!("{name}: logits"), 1e-2, || quantized(context, fixtures, name));
     }
 }
 
-fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [Check; 2])> {
+fn exact(
+    context: &Arc<Context>,
+    fixtures: &Path,
+    name: &str,
+    [logits_name, first_name, second_name]: [String; 3],
+) -> Result<[Check; 3]> {
     let golden = Golden::read(&fixtures.join(name).join("golden.safetensors"))?;
     let checkpoint = Checkpoint::open(&fixtures.join(name))?;
     let mut model = Model::load(&checkpoint, context, KvCacheDType::F32)?;
@@ -93,18 +118,16 @@ fn exact(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<(f64, [C
     let mut logits = model.forward(first, 0, num_grouped)?;
     logits.extend(model.forward(rest, first.len(), num_grouped)?);
     let in_pieces = error(&logits, &golden.logits);
-    let mut generate = |len: usize| {
+    let mut generate = |name, len| {
         let (prompt, expected) = golden.greedy.split_at(len);
         let generated = model.generate(prompt, expected.len())?;
-        Ok::<_, Error>(same_tokens(
-            &format!("{name}: golden tokens behind {len}"),
-            &generated.tokens,
-            expected,
-        ))
+        Ok::<_, Error>(same_tokens(name, &generated.tokens, expected))
     };
-    // The second prompt has a whole group, too.
-    let tokens = [generate(8)?, generate(34)?];
-    Ok((whole.max(in_pieces), tokens))
+    Ok([
+        Check::error(logits_name, whole.max(in_pieces), 1e-7),
+        generate(first_name, PROMPT_LENS[0])?,
+        generate(second_name, PROMPT_LENS[1])?,
+    ])
 }
 
 fn quantized(context: &Arc<Context>, fixtures: &Path, name: &str) -> Result<f64> {
@@ -118,11 +141,11 @@ fn num_grouped(prompt: &[u32]) -> usize {
     prompt.len() / EXPANDED_GROUP * EXPANDED_GROUP
 }
 
-fn same_tokens(name: &str, actual: &[u32], expected: &[u32]) -> Check {
+fn same_tokens(name: String, actual: &[u32], expected: &[u32]) -> Check {
     let len = actual.iter().zip(expected).take_while(|(a, b)| a == b).count();
     let passed = actual == expected;
     let detail = if passed { format!("{len} tokens") } else { format!("differ from token {len} on") };
-    Check { name: name.to_owned(), detail, passed }
+    Check { name, detail, passed }
 }
 
 /// A model with a cache for one sequence.

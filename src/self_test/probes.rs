@@ -3,8 +3,8 @@
 
 use half::f16;
 
-use super::Check;
 use super::oracle::{buffer, matrix, noise, rms_norm};
+use super::{Check, Report};
 use crate::Result;
 use crate::ops::gpu::{KernelLimits, Probe};
 use crate::ops::{Buffer, Context, LinearScratch, kernel_limits, norm_logits, probe};
@@ -13,30 +13,41 @@ use crate::weights::DType;
 /// What to do on a GPU that is different.
 const WAY_OUT: &str = "the kernels are wrong on this GPU; --kernels reference computes without them";
 
-pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
-    let mut run = |name: &str, outcome: Result<Option<Outcome>>| match outcome {
-        Ok(None) => {}
-        Ok(Some(Outcome { num_values, first })) => report(Check {
-            name: format!("probe: {name}"),
-            passed: first.is_none(),
-            detail: match first {
-                None => format!("{num_values} values are right"),
-                Some(first) => format!("{first}; {WAY_OUT}"),
-            },
-        }),
-        Err(error) => report(Check::failed(format!("probe: {name}"), &error)),
-    };
-    run("halves as floats", half_to_float(context));
-    run("floats as halves", float_to_half(context));
-    run("matrices of halves", matrices(context));
-    run("cells of matrices", cells(context));
-    run("powers and gates", functions(context));
-    run("rows by themselves and with others", batches(context));
-    match kernel_limits(context) {
-        Ok(limits) => limits.iter().for_each(|limits| report(check_limits(limits))),
-        Err(error) => report(Check::failed("probe: limits of kernels".to_owned(), &error)),
+pub(super) fn run(context: &Context, report: &mut dyn Report) {
+    let probes: [(&str, Probed); 6] = [
+        ("halves as floats", half_to_float),
+        ("floats as halves", float_to_half),
+        ("matrices of halves", matrices),
+        ("cells of matrices", cells),
+        ("powers and gates", functions),
+        ("rows by themselves and with others", batches),
+    ];
+    for (name, probe) in probes {
+        let name = format!("probe: {name}");
+        if !report.wants(&name) {
+            continue;
+        }
+        match probe(context) {
+            Ok(None) => {}
+            Ok(Some(Outcome { num_values, first })) => report.hear(Check {
+                name,
+                passed: first.is_none(),
+                detail: match first {
+                    None => format!("{num_values} values are right"),
+                    Some(first) => format!("{first}; {WAY_OUT}"),
+                },
+            }),
+            Err(error) => report.hear(Check::failed(name, &error)),
+        }
+    }
+    match kernel_limits(context, &mut |kernel| report.wants(&limits_of(kernel))) {
+        Ok(limits) => limits.iter().for_each(|limits| report.hear(check_limits(limits))),
+        Err(error) => report.hear(Check::failed("probe: limits of kernels".to_owned(), &error)),
     }
 }
+
+/// Tries something on a device; none where there is nothing to try.
+type Probed = fn(&Context) -> Result<Option<Outcome>>;
 
 /// How many values were tried, and the first that is not as it should be.
 struct Outcome {
@@ -191,6 +202,11 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
     Ok(Some(Outcome { num_values, first: None }))
 }
 
+/// What the check of a kernel's limits is called.
+fn limits_of(kernel: &str) -> String {
+    format!("limits of {kernel}")
+}
+
 fn check_limits(kernel: &KernelLimits) -> Check {
     let KernelLimits { name, limits, num_threads } = kernel;
     let numbers = format!(
@@ -200,5 +216,5 @@ fn check_limits(kernel: &KernelLimits) -> Check {
     );
     let passed = limits.max_threads >= *num_threads;
     let detail = if passed { numbers } else { format!("{numbers}; {WAY_OUT}") };
-    Check { name: format!("limits of {name}"), detail, passed }
+    Check { name: limits_of(name), detail, passed }
 }

@@ -1,7 +1,7 @@
 //! Products with weights of every format, for every number of rows that has a kernel of its own.
 
 use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
-use super::{Check, Effort, check};
+use super::{Effort, Report};
 use crate::Result;
 use crate::ops::{
     Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
@@ -22,7 +22,7 @@ struct Shape {
     cols: usize,
 }
 
-pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Check)) {
+pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     for dtype in DType::ALL {
         // One step of all lanes and a bit, or whole blocks, which is more for the largest blocks.
         let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(32) * 3 };
@@ -68,6 +68,20 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
     }
+    if context.has_tensor_cores() {
+        for dtype in [DType::Q4_0, DType::F16] {
+            // So many columns that threadgroups share those of a tile, of many rows too.
+            let shape = Shape { num_rows: 70, cols: 2048 };
+            run_one(context, shape, dtype, report);
+            // Several tiles of rows that are rounded where they are computed.
+            let shape = Shape { num_rows: 300, cols: 96 };
+            run_op(context, shape, dtype, "a network", &|context| network(context, shape, dtype), report);
+        }
+        // More columns than threads that round them have at a time, with what would be infinite as a half behind these.
+        let (shape, dtype) = (Shape { num_rows: 70, cols: 9984 }, DType::F16);
+        let outlier = |context: &Context| logits(context, shape, dtype, 1e6);
+        run_op(context, shape, dtype, "norm_logits with an outlier", &outlier, report);
+    }
     for first in [DType::Q4K, DType::Q5K, DType::Q8_0] {
         for num_rows in [1, 2, 4, 5, 9, 20, 37, 70, 200, 400] {
             let shape = Shape { num_rows, cols: if num_rows == 20 { 4096 } else { 512 } };
@@ -78,25 +92,26 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn FnMut(Chec
             let name = |op: &str| format!("{op} {first} with Q6_K, {num_rows} rows");
             let formats = [first, first, DType::Q6K];
             for (op, has_bias) in [("norm_linear", false), ("norm_linear with bias", true)] {
-                let error = compare(context, |context| qkv(context, shape, formats, has_bias));
-                report(check(name(op), limit, error));
+                let case = |context: &Context| qkv(context, shape, formats, has_bias);
+                report.check(name(op), limit, || compare(context, case));
             }
-            let error = compare(context, |context| swiglu(context, shape, first, DType::Q6K));
-            report(check(name("norm_swiglu"), gated_limit(context, DType::Q6K, num_rows), error));
+            let case = |context: &Context| swiglu(context, shape, first, DType::Q6K);
+            let limit = gated_limit(context, DType::Q6K, num_rows);
+            report.check(name("norm_swiglu"), limit, || compare(context, case));
         }
     }
 }
 
-fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
+fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn Report) {
     run_fused(context, shape, dtype, report);
     let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
     run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
     run("linear_residual", &|context| residual(context, shape, dtype));
-    run("norm_logits", &|context| logits(context, shape, dtype));
+    run("norm_logits", &|context| logits(context, shape, dtype, 1.0));
 }
 
 /// The two kernels that the others are forms of.
-fn run_fused(context: &Context, shape: Shape, dtype: DType, report: &mut dyn FnMut(Check)) {
+fn run_fused(context: &Context, shape: Shape, dtype: DType, report: &mut dyn Report) {
     let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
     run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
     run("norm_swiglu", &|context| swiglu(context, shape, dtype, dtype));
@@ -111,14 +126,14 @@ fn run_op(
     dtype: DType,
     op: &str,
     case: Case<'_>,
-    report: &mut dyn FnMut(Check),
+    report: &mut dyn Report,
 ) {
     let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
     let limit = match op {
         "norm_swiglu" | "a network" => gated_limit(context, dtype, num_rows),
         _ => limit(context, dtype, num_rows),
     };
-    report(check(name, limit, compare(context, case)));
+    report.check(name, limit, || compare(context, case));
 }
 
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights
@@ -181,8 +196,8 @@ fn residual(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
 /// A feed-forward network, whose inside may be rounded where it is computed.
 fn network(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
     let Shape { num_rows, cols } = shape;
-    // Of no whole steps where the format allows it.
-    let inside = if dtype.block_len() == 1 { 80 } else { cols };
+    // Where the format allows it of no whole steps, and of fewer than the next product is filled up to.
+    let inside = if dtype.block_len() == 1 { 144 } else { cols };
     let [gate, up] = [matrix(context, dtype, inside, cols, 5)?, matrix(context, dtype, inside, cols, 7)?];
     let down = Linear { weight: matrix(context, dtype, cols, inside, 9)?, bias: None };
     let mut scratch = LinearScratch::new(context, num_rows, cols.max(inside))?;
@@ -208,12 +223,15 @@ fn swiglu(context: &Context, shape: Shape, gate: DType, up: DType) -> Result<Row
     Rows::of(&out, num_rows)
 }
 
-fn logits(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
+/// The last value of each row is so many times as large as the others.
+fn logits(context: &Context, shape: Shape, dtype: DType, outlier: f32) -> Result<Rows> {
     const VOCABULARY: usize = 133;
     let Shape { num_rows, cols } = shape;
     let head = matrix(context, dtype, VOCABULARY, cols, 9)?;
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
-    let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
+    let mut values = noise(1, num_rows * cols);
+    values.chunks_exact_mut(cols).for_each(|row| row[cols - 1] *= outlier);
+    let x = buffer(context, &values, cols, num_rows)?;
     let mut out = unwritten(context, VOCABULARY, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_logits(context, &mut scratch, num_rows, &x, &norm, &head, &mut out)?;

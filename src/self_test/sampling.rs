@@ -1,7 +1,7 @@
 //! The device's sampler beside the host's.
 
-use super::Check;
 use super::oracle::{buffer, noise};
+use super::{Check, Report};
 use crate::Result;
 use crate::ops::{Context, DeviceSampler, SampleParams};
 use crate::sampling::{Sampler, SamplerInput, SamplingParams};
@@ -69,11 +69,11 @@ struct Case {
 }
 
 /// All cases on one sampler, so that each finds what the one before has left.
-pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
+pub(super) fn run(context: &Context, report: &mut dyn Report) {
     let mut device = match DeviceSampler::new(context) {
         Ok(Some(device)) => device,
         Ok(None) => return,
-        Err(error) => return report(Check::failed("sampling".to_owned(), &error)),
+        Err(error) => return report.hear(Check::failed("sampling".to_owned(), &error)),
     };
     let cases: [fn() -> Case; 10] = [
         no_numbers,
@@ -90,7 +90,10 @@ pub(super) fn run(context: &Context, report: &mut dyn FnMut(Check)) {
     for case in cases {
         let case = case();
         let name = format!("sampling: {}", case.name);
-        report(match case.first_difference(context, &mut device) {
+        if !report.wants(&name) {
+            continue;
+        }
+        report.hear(match case.first_difference(context, &mut device) {
             Ok(None) => {
                 let num_tokens = case.rows.len() * case.num_steps;
                 Check { name, passed: true, detail: format!("{num_tokens} tokens as on the host") }

@@ -35,6 +35,22 @@ fn completions_for_every_shell_know_the_flags() {
 }
 
 #[test]
+fn a_self_test_does_the_wanted_checks_only() {
+    let text = tinyvllm("self-test --device cpu --only gather_rows").run().success();
+    let lines: Vec<&str> = text.lines().skip(1).collect();
+    assert!(
+        matches!(lines[..], [check, "1 passed, 0 failed"] if check.starts_with("pass  gather_rows: ")),
+        "{text}"
+    );
+    // Of models, too, whose tokens come with their logits.
+    let text = tinyvllm("self-test --device cpu --only tiny/llama:").run().success();
+    assert_eq!(text.lines().filter(|line| line.starts_with("pass  tiny/llama: ")).count(), 3, "{text}");
+    let outcome = tinyvllm("self-test --device cpu --only gather_cows").run();
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("no check has `gather_cows` in its name"), "{}", outcome.stderr);
+}
+
+#[test]
 fn models_with_latent_attention_and_experts_generate_and_info_tells_of_them() {
     for (model, words) in [
         (

@@ -83,7 +83,7 @@ fn check_ops(effort: Effort) {
         for family in Family::ALL {
             let context = Context::gpu(Arc::clone(&gpu) as Arc<dyn Gpu>);
             let verdict = &verdict;
-            scope.spawn(move || family.check(&context, effort, &mut |check| verdict.hear(&check)));
+            scope.spawn(move || family.check(&context, effort, &mut |check: Check| verdict.hear(&check)));
         }
     });
     verdict.check();
@@ -102,8 +102,8 @@ fn models_give_the_tokens_of_the_cpu() {
     let Some((gpu, _in_use)) = gpu() else { return };
     let context = Arc::new(Context::gpu(gpu));
     let verdict = Verdict::default();
-    self_test::demo_model(&context, &mut |check| verdict.hear(&check));
-    self_test::golden_models(&context, &fixtures(), &mut |check| verdict.hear(&check));
+    self_test::demo_model(&context, &mut |check: Check| verdict.hear(&check));
+    self_test::golden_models(&context, &fixtures(), &mut |check: Check| verdict.hear(&check));
     verdict.check();
 }
 

@@ -18,7 +18,9 @@ fn failures(gpu: Emulator, families: &[Family]) -> Vec<Check> {
     let context = Context::gpu(Arc::new(gpu));
     let mut failures = Vec::new();
     for family in families {
-        family.check(&context, Effort::Small, &mut |check| failures.extend((!check.passed).then_some(check)));
+        family.check(&context, Effort::Small, &mut |check: Check| {
+            failures.extend((!check.passed).then_some(check))
+        });
     }
     failures
 }

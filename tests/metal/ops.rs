@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tinyvllm::ops::Context;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
-use tinyvllm::self_test::{Effort, Family};
+use tinyvllm::self_test::{Check, Effort, Family};
 
 use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
 use crate::planted::small;
@@ -30,7 +30,7 @@ fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Lib
     let mut failures = Vec::new();
     let context = Context::gpu(gpu.clone());
     for family in families {
-        family.check(&context, Effort::Small, &mut |check| {
+        family.check(&context, Effort::Small, &mut |check: Check| {
             if !check.passed {
                 failures.push(format!("{}: {}", check.name, check.detail));
             }
@@ -61,7 +61,7 @@ fn on_smaller_tensor_cores() {
     for family in [Family::Experts, Family::Latent] {
         let Some(gpu) = of_nvidia(Variant::Fast) else { return };
         let context = Context::gpu(Arc::new(small(gpu, family)));
-        family.check(&context, Effort::Small, &mut |check| assert!(check.passed, "{}", check.name));
+        family.check(&context, Effort::Small, &mut |check: Check| assert!(check.passed, "{}", check.name));
     }
 }
 
@@ -115,7 +115,7 @@ fn every_barrier_is_needed() {
         };
         let unneeded = barriers_without_need(library, |gpu| {
             let context = Context::gpu(gpu.clone());
-            family.check(&context, Effort::Small, &mut |check| assert!(check.passed));
+            family.check(&context, Effort::Small, &mut |check: Check| assert!(check.passed));
             Ok(())
         });
         assert!(unneeded.is_empty(), "{}: {unneeded:?}", library.name);

@@ -10,7 +10,7 @@ use crate::emulator::{Emulator, Variant};
 
 fn probes(gpu: Emulator) -> Vec<Check> {
     let mut checks = Vec::new();
-    Family::Probes.check(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut |check| checks.push(check));
+    Family::Probes.check(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut |check: Check| checks.push(check));
     checks
 }
 
@@ -21,7 +21,7 @@ fn they_are_the_first_lines_of_a_self_test_and_name_the_limits() {
     assert!(expected.iter().all(|check| check.passed), "{expected:#?}");
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let mut first = Vec::new();
-    self_test::ops(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut |check| first.push(check));
+    self_test::ops(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut |check: Check| first.push(check));
     assert_eq!(first[..expected.len()], expected);
 
     let limits: Vec<&Check> = expected.iter().filter(|check| check.name.starts_with("limits of ")).collect();

@@ -110,8 +110,11 @@ fn largest() -> [(Kernel, Flags); 14] {
     ]
 }
 
-/// What a device allows of the largest kernels of each kind, which are compiled for it.
-pub(crate) fn kernel_limits(gpu: &GpuBackend) -> Result<Vec<KernelLimits>> {
+/// What a device allows of the largest kernels of each kind, as far as they are wanted by name, which are compiled for it.
+pub(crate) fn kernel_limits(
+    gpu: &GpuBackend,
+    wants: &mut dyn FnMut(&str) -> bool,
+) -> Result<Vec<KernelLimits>> {
     let limits_of = |(kernel, flags): (Kernel, Flags)| {
         Ok(KernelLimits {
             name: kernel.function(),
@@ -119,6 +122,8 @@ pub(crate) fn kernel_limits(gpu: &GpuBackend) -> Result<Vec<KernelLimits>> {
             num_threads: kernel.threads_needed(),
         })
     };
-    gpu.compile(largest().to_vec(), &|_, _| true)?;
-    largest().into_iter().map(limits_of).collect()
+    let mut wanted = largest().to_vec();
+    wanted.retain(|(kernel, _)| wants(&kernel.function()));
+    gpu.compile(wanted.clone(), &|_, _| true)?;
+    wanted.into_iter().map(limits_of).collect()
 }

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tinyvllm::ops::gpu::{GpuMemory, Placement};
 use tinyvllm::weights::SharedBytes;
@@ -52,11 +52,48 @@ struct Shadow {
     layout: Layout,
 }
 
+/// Shadows that nobody has any more. What they say of launches that are over means nothing, so they need no zeros to be used
+/// again; new pages took half the time of the checks.
+#[derive(Default)]
+struct Pool {
+    shadows: Vec<Shadow>,
+    num_bytes: usize,
+}
+
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+
+/// The most that is kept.
+const MAX_POOL_BYTES: usize = 1 << 30;
+
+impl Pool {
+    fn lock() -> MutexGuard<'static, Self> {
+        POOL.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&mut self, layout: Layout) -> Option<Shadow> {
+        let index = self.shadows.iter().position(|shadow| shadow.layout == layout)?;
+        self.num_bytes -= layout.size();
+        Some(self.shadows.swap_remove(index))
+    }
+
+    /// Gives it back if there are too many.
+    fn put(&mut self, shadow: Shadow) -> Option<Shadow> {
+        if self.num_bytes + shadow.layout.size() > MAX_POOL_BYTES {
+            return Some(shadow);
+        }
+        self.num_bytes += shadow.layout.size();
+        self.shadows.push(shadow);
+        None
+    }
+}
+
 // SAFETY: all access goes through the emulator, which does one thing at a time, or through the address that
 // `GpuMemory::host` gives, whose users wait for the device as they do for any.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
+// SAFETY: as above; one in the pool is nobody's.
+unsafe impl Send for Shadow {}
 
 impl Memory {
     pub(crate) fn allocate(len: usize, placement: Placement) -> Result<Self> {
@@ -89,16 +126,21 @@ impl Memory {
         matches!(self.owner, Owner::File(_))
     }
 
-    /// `size` bytes for each byte of the buffer, zero at first; null if `size` is 0.
+    /// `size` bytes for each byte of the buffer, zero at first or of launches that are over; null if `size` is 0.
     pub(crate) fn shadow(&self, size: usize) -> Result<*mut u8> {
         if size == 0 {
             return Ok(null_mut());
         }
         if self.shadow.get().is_none() {
-            let layout = Layout::from_size_align(self.len * size, 16);
+            // So that more of them are of one size.
+            let layout = Layout::from_size_align(self.len.next_power_of_two() * size, 16);
             let layout = layout.map_err(|error| Error::internal(error.to_string()))?;
+            let pooled = Pool::lock().take(layout);
+            let shadow = match pooled {
+                Some(shadow) => shadow,
+                None => Shadow { at: zeroed(layout)?, layout },
+            };
             // Of two threads the first wins; the other's memory is freed.
-            let shadow = Shadow { at: zeroed(layout)?, layout };
             drop(self.shadow.set(shadow));
         }
         Ok(self.shadow.get().map_or(null_mut(), |shadow| shadow.at.as_ptr()))
@@ -107,6 +149,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        // What the pool gives back is freed when it is unlocked.
+        let shadow = self.shadow.take();
+        let rest = shadow.and_then(|shadow| Pool::lock().put(shadow));
+        drop(rest);
         if let Owner::Allocation(_) = self.owner
             && let Ok(layout) = Layout::from_size_align(self.len, ALIGNMENT)
         {

@@ -12,7 +12,8 @@ use tinyvllm::self_test::Family;
 
 use super::{Emulator, Variant};
 
-/// The tables, by family. `== file` begins the defects of a file. Each is a line that says what is wrong, lines with
+/// The tables, by family. `== file` begins the defects of a file; behind a colon may be parts of the names of checks that
+/// are likely to notice these, which come first. Each is a line that says what is wrong, lines with
 /// `- ` and what is in the file, and lines with `+ ` and what stands there instead: an expression, or statements,
 /// which end with `;` or `}` and may be replaced with nothing. If there are backticks around a part, only that part is
 /// replaced, and the rest says which of several it is.
@@ -25,8 +26,9 @@ pub(super) const TABLES: [(Family, &str); 6] = [
     (Family::Sampling, include_str!("sampling.txt")),
 ];
 
-/// Where what is for NVIDIA's GPUs only lies.
-const CUDA_FOLDER: &str = "src/ops/gpu/cuda/kernels";
+/// Where kernels lie that all GPUs have, and what is for NVIDIA's only.
+pub(super) const METAL_FOLDER: &str = "metal_kernels";
+pub(super) const CUDA_FOLDER: &str = "src/ops/gpu/cuda/kernels";
 
 /// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
 const OUT_OF_BOUNDS: &str = "(out of bounds)";
@@ -34,6 +36,7 @@ const OUT_OF_BOUNDS: &str = "(out of bounds)";
 struct Defect {
     family: Family,
     file: &'static str,
+    likely: Vec<&'static str>,
     what: &'static str,
     /// What is in the file, once.
     text: String,
@@ -58,7 +61,7 @@ impl Planted {
         let defects: Vec<Defect> = tables.iter().flat_map(|(family, table)| parse(*family, table)).collect();
         let mut texts: Vec<String> = libraries().map(Library::text).collect();
         for file in files(&defects) {
-            let folder = if is_for_nvidia(file) { CUDA_FOLDER } else { "metal_kernels" };
+            let folder = if is_for_nvidia(file) { CUDA_FOLDER } else { METAL_FOLDER };
             let source = fs::read_to_string(in_project(folder).join(file)).unwrap();
             // Headers come first, and are in the text of a library as they are in their files.
             let begin = source.rfind("#include").unwrap_or(0);
@@ -104,6 +107,11 @@ impl Planted {
         (0..self.defects.len()).filter(move |defect| self.defects[*defect].family == family)
     }
 
+    /// Parts of the names of the checks that are likely to notice it.
+    pub(super) fn likely(&self, defect: usize) -> &[&'static str] {
+        &self.defects[defect].likely
+    }
+
     pub(super) fn files(&self) -> BTreeSet<&'static str> {
         files(&self.defects)
     }
@@ -133,11 +141,13 @@ pub(super) fn in_project(folder: &str) -> PathBuf {
 
 fn parse(family: Family, table: &'static str) -> Vec<Defect> {
     let mut defects = Vec::new();
-    let mut file = "";
+    let (mut file, mut likely) = ("", Vec::new());
     for block in table.split("\n\n").filter(|block| !block.trim().is_empty()) {
         let mut lines = block.trim_matches('\n').lines().peekable();
         if let Some(line) = lines.next_if(|line| line.starts_with("== ")) {
-            file = &line[3..];
+            let (name, parts) = line[3..].split_once(": ").unwrap_or((&line[3..], ""));
+            file = name;
+            likely = parts.split(", ").filter(|part| !part.is_empty()).collect();
         }
         let what = lines.next().unwrap_or_default();
         let (mut text, mut replacement) = (Vec::new(), Vec::new());
@@ -159,7 +169,8 @@ fn parse(family: Family, table: &'static str) -> Vec<Defect> {
             _ => panic!("in the table of {file}, under {what:?}: a part is between two backticks"),
         };
         assert!(!part.is_empty(), "in the table of {file}: {what:?} changes nothing");
-        defects.push(Defect { family, file, what, text, part, replacement });
+        let likely = likely.clone();
+        defects.push(Defect { family, file, likely, what, text, part, replacement });
     }
     defects
 }

@@ -1,7 +1,8 @@
 // Checks every access to memory: bounds, declarations, races, and reads of what was never written.
 //
 // Kernels are compiled with -fsanitize=thread, but the functions that it calls are these. Who last wrote and
-// who last read is kept for each byte, so the answer is exact: two accesses are in order if they are of one
+// who last read is kept for each byte (once for the four of a word as long as whole words are accessed, as they
+// mostly are), so the answer is exact: two accesses are in order if they are of one
 // thread, or of one threadgroup with a barrier between them that orders this kind of memory (of one
 // simdgroup, any such barrier). Which thread happened to run first plays no part in it.
 #pragma once
@@ -19,7 +20,11 @@ struct Access {
 };
 struct Cell {
   Access write, reads[2];
+  // Of the first byte of a word: since which launch, by its first threadgroup, each byte has a cell of its own. Before
+  // that, and in later launches, this one is for all four.
+  uint32_t split_since;
 };
+static const int WORD = 4;
 
 struct Region {
   uintptr_t begin, end;
@@ -145,6 +150,28 @@ static bool is_private(uintptr_t address) {
   return in_stack || (in_object && !in_arena && !in_arguments);
 }
 
+static void check_cell(Cell& cell, Region* region, uintptr_t address, const Access& now) {
+  const bool is_device = region->is_device;
+  if (is_race(cell.write, now, is_device)) report("race", region, address, now, &cell.write);
+  if (now.is_write) {
+    for (const Access& read : cell.reads)
+      if (is_race(read, now, is_device)) report("race", region, address, now, &read);
+    cell.write = now;
+    return;
+  }
+  const bool is_written =
+      is_device ? cell.write.serial >= state.launch->first_serial : cell.write.serial == state.serial;
+  if (!is_written && !is_device) report("read of memory without value", region, address, now, nullptr);
+  if (!is_written && !(region->access & READ))
+    report("read of what is declared as written", region, address, now, nullptr);
+  remember_read(cell, now, is_device);
+}
+
+static void split(Cell* word) {
+  for (int i = 1; i < WORD; ++i) word[i] = word[0];
+  word->split_since = state.launch->first_serial;
+}
+
 static void check(const volatile void* at, int size, bool is_write, bool is_atomic, void* code) {
   const uintptr_t address = uintptr_t(at);
   const Fibre& fibre = fibres[state.current];
@@ -159,23 +186,14 @@ static void check(const volatile void* at, int size, bool is_write, bool is_atom
   if (is_write && !(region->access & WRITE))
     report("write to what is declared as read", region, address, now, nullptr);
   if (!region->shadow) return;
-  const bool is_device = region->is_device;
-  Cell* cells = region->shadow + (address - region->base);
-  for (int i = 0; i < size; ++i) {
-    Cell& cell = cells[i];
-    if (is_race(cell.write, now, is_device)) report("race", region, address + i, now, &cell.write);
-    if (is_write) {
-      for (const Access& read : cell.reads)
-        if (is_race(read, now, is_device)) report("race", region, address + i, now, &read);
-      cell.write = now;
-      continue;
-    }
-    const bool is_written =
-        is_device ? cell.write.serial >= state.launch->first_serial : cell.write.serial == state.serial;
-    if (!is_written && !is_device) report("read of memory without value", region, address + i, now, nullptr);
-    if (!is_written && !(region->access & READ))
-      report("read of what is declared as written", region, address + i, now, nullptr);
-    remember_read(cell, now, is_device);
+  for (uintptr_t next = address; next < address + size;) {
+    const uintptr_t byte = next - region->base, word = byte / WORD * WORD;
+    Cell* cells = region->shadow + word;
+    const bool is_whole = byte == word && next + WORD <= address + size;
+    const bool is_split = cells->split_since == state.launch->first_serial;
+    if (!is_whole && !is_split) split(cells);
+    check_cell(cells[byte - word], region, next, now);
+    next += is_whole && !is_split ? WORD : 1;
   }
 }
 

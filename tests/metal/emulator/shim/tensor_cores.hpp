@@ -36,6 +36,9 @@ inline void msl_add_pair(device float* place, float first, float second) {
 inline float msl_reciprocal(float x) { return 1.0f / x; }
 inline float msl_exp2(float x) { return x < -126.0f ? 0.0f : exp2(x); }
 
+// Four sums of a lane side by side, so that the compiler adds them together: these loops are half of what tests of
+// tensor cores take.
+typedef float msl_four __attribute__((vector_size(16)));
 struct msl_tiles {
   uint a[4], b[2];
 };
@@ -44,14 +47,19 @@ MSL_UNCHECKED inline void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, 
   MslExchange* exchange = msl_give(msl_tiles{{a0, a1, a2, a3}, {b0, b1}}, MSL_MATRIX, line);
   if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
   const int g = msl_lane() / 4, t = msl_lane() % 4;
-  for (int i = 0; i < 4; ++i) {
-    const int row = g + i / 2 * 8, column = 2 * t + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const msl_tiles* of_a = (const msl_tiles*)exchange->slots[row % 8 * 4 + k % 8 / 2];
-      const msl_tiles* of_b = (const msl_tiles*)exchange->slots[column * 4 + k % 8 / 2];
-      sums[i] += float(msl_half_of(of_a->a[row / 8 + k / 8 * 2], k % 2)) * float(msl_half_of(of_b->b[k / 8], k % 2));
+  // Rows g and g + 8 of `a`, columns 2t and 2t + 1 of `b`.
+  msl_four four = {sums[0], sums[1], sums[2], sums[3]};
+  for (int k = 0; k < 16; ++k) {
+    const msl_tiles* of_a = (const msl_tiles*)exchange->slots[g * 4 + k % 8 / 2];
+    float a[2], b[2];
+    for (int i = 0; i < 2; ++i) {
+      const msl_tiles* of_b = (const msl_tiles*)exchange->slots[(2 * t + i) * 4 + k % 8 / 2];
+      a[i] = float(msl_half_of(of_a->a[i + k / 8 * 2], k % 2));
+      b[i] = float(msl_half_of(of_b->b[k / 8], k % 2));
     }
+    four += msl_four{a[0], a[0], a[1], a[1]} * msl_four{b[0], b[1], b[0], b[1]};
   }
+  for (int i = 0; i < 4; ++i) sums[i] = four[i];
 }
 // Row `index` % 8 of matrix `index` / 8, of those whose rows the lanes name.
 inline const ushort* msl_row_of(MslExchange* exchange, int index) {
@@ -96,16 +104,18 @@ void msl_free_stage(threadgroup const ulong*, uint) {}
 
 inline uint msl_swizzled(uint row, uint eight) { return 8 * row + (eight ^ (row % 8)); }
 struct msl_rows {
-  float values[2][16];
+  msl_four values[16];
 };
-// The two rows of `a` that a lane has sums of.
+// The two rows of `a` that a lane has sums of, each value twice.
 MSL_UNCHECKED inline msl_rows msl_own_rows(const uint (&a)[4], int line) {
   MslExchange* exchange = msl_give(msl_tiles{{a[0], a[1], a[2], a[3]}, {}}, MSL_MATRIX, line);
   if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
   msl_rows rows;
   for (int k = 0; k < 16; ++k) {
     const msl_tiles* of_a = (const msl_tiles*)exchange->slots[msl_lane() / 4 * 4 + k % 8 / 2];
-    for (int h = 0; h < 2; ++h) rows.values[h][k] = float(msl_half_of(of_a->a[h + k / 8 * 2], k % 2));
+    const float first = float(msl_half_of(of_a->a[k / 8 * 2], k % 2));
+    const float second = float(msl_half_of(of_a->a[1 + k / 8 * 2], k % 2));
+    rows.values[k] = msl_four{first, first, second, second};
   }
   return rows;
 }
@@ -113,16 +123,17 @@ template <int TILES>
 void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup const uint4* tile, int k, MSL_HERE) {
   const msl_rows rows = msl_own_rows(a, line);
   for (int n = 0; n < TILES; ++n) {
-    for (int odd = 0; odd < 2; ++odd) {
-      const uint token = 8 * n + msl_lane() % 4 * 2 + odd;
-      for (int eight = 0; eight < 2; ++eight) {
-        const uint4 words = tile[msl_swizzled(token, 2 * k + eight)];
-        for (int i = 0; i < 8; ++i) {
-          const float value = float(msl_half_of(words[i / 2], i % 2));
-          for (int h = 0; h < 2; ++h) sums[n][2 * h + odd] += rows.values[h][8 * eight + i] * value;
-        }
+    msl_four four = {sums[n][0], sums[n][1], sums[n][2], sums[n][3]};
+    const uint token = 8 * n + msl_lane() % 4 * 2;
+    for (int eight = 0; eight < 2; ++eight) {
+      const uint4 first = tile[msl_swizzled(token, 2 * k + eight)];
+      const uint4 second = tile[msl_swizzled(token + 1, 2 * k + eight)];
+      for (int i = 0; i < 8; ++i) {
+        const float values[2] = {float(msl_half_of(first[i / 2], i % 2)), float(msl_half_of(second[i / 2], i % 2))};
+        four += rows.values[8 * eight + i] * msl_four{values[0], values[1], values[0], values[1]};
       }
     }
+    for (int i = 0; i < 4; ++i) sums[n][i] = four[i];
   }
 }
 inline void msl_show_copies() {}

@@ -155,11 +155,6 @@ constexpr int first_of_pair(int word) {
 
 constant constexpr uint FROM_1024 = 0x64006400u;
 
-// Byte `i` of a word.
-inline uint byte_of(uint word, int i) {
-    return word >> (8 * i) & 0xFFu;
-}
-
 inline uint high_bits_of(NoPart, int) {
     return 0;
 }
