@@ -75,7 +75,7 @@ const STEP: usize = 64;
 const STAGES: usize = 6;
 
 /// Threadgroups that bring activations together, where they lie together and weights need no decoding: with Q4_0, gate and up
-/// of 256 rows took 5 to 12 % longer on an H100 than with threads that copy them, as threadgroups then wait for each other.
+/// of 256 rows took 5 to 12 % longer on an H100 than with threads that copy them.
 const CLUSTER: usize = 2;
 
 /// Rows of activations of its tiles, in eights. With 96 or 224, tiles took longer on an H200 than larger ones.
