@@ -119,19 +119,9 @@ fn nothing_is_compiled_on(class: ChipClass) {
         let late: Vec<_> = compiled.keys().filter(|name| !at_load.contains_key(*name)).collect();
         assert!(late.is_empty(), "{case:?}: compiled in a request: {late:?}");
         // And each of them is used, so that one that is left out would have been compiled in a request.
-        let unused: Vec<_> = compiled
-            .iter()
-            .filter(|(name, num_dispatches)| **num_dispatches == 0 && !is_of_short_pieces(name))
-            .collect();
+        let unused: Vec<_> = compiled.iter().filter(|(_, num_dispatches)| **num_dispatches == 0).collect();
         assert!(unused.is_empty(), "{case:?}: compiled for nothing: {unused:?}");
     }
-}
-
-/// Products of the heads of many rows whose latent rows are not expanded: those of many short pieces of prompts in one step,
-/// which requests one after the other do not have.
-fn is_of_short_pieces(kernel: &str) -> bool {
-    let has_heads = kernel.contains("Bool(3, false)") && kernel.ends_with("U16(7, 0)]");
-    kernel.starts_with("many_rows_") && has_heads
 }
 
 #[test]
