@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that takes an NVIDIA GPU, with one table at the end: ops, models, promises and bandwidth.
+# Everything that takes an NVIDIA GPU, with one table at the end: ops, models, promises, bandwidth, and NVIDIA's checkers.
 #
 #     scripts/cuda_check.sh PROGRAM TESTS [MODEL…]
 #
@@ -46,6 +46,13 @@ check "self-test" "$program" self-test --device cuda --quick
 while read -r name; do
     check "$name" "$tests" --exact "$name" --nocapture </dev/null
 done <"$logs/tests.txt"
+# NVIDIA's checkers of memory and of barriers, which come with its toolkit, in prompts and in steps of 1 to 100 sequences.
+sanitizer=$(command -v compute-sanitizer || true)
+for tool in memcheck synccheck; do
+    [ -n "$sanitizer" ] || { echo "skipped: compute-sanitizer is not there"; break; }
+    check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" bench --device cuda --model demo \
+        --prompt-lens 300 --context-lens 40,700 --batch-sizes 1,20,100 --max-num-seqs 100 --output-len 3 --repeats 1
+done
 for model in demo "${models[@]}"; do
     # shellcheck disable=SC2086  # several arguments in one variable
     check "bench $(basename "$model")" "$program" bench --device cuda --model "$model" ${BENCH_ARGS:-}
