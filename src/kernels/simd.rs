@@ -342,6 +342,14 @@ pub unsafe trait F32x16: Int8Dot {
     fn sum(self) -> f32;
     /// The largest lane.
     fn max_lane(self) -> f32;
+    /// The largest magnitude of the lanes of both; infinite or NaN if any lane is.
+    #[inline(always)]
+    fn largest_magnitude(self, other: Self) -> f32 {
+        let zero = Self::splat(0.0);
+        let largest = self.max(zero.sub(self)).max(other.max(zero.sub(other))).max_lane();
+        // x · 0 is 0 for a finite x and NaN otherwise.
+        largest + self.mul(zero).add(other.mul(zero)).sum()
+    }
 
     /// e^self with a relative error below 2.5e-7 between -87 and 88. Below -87.3 it stays at e^-87.3, about
     /// 1.2e-38, and above 88.7 at its value there: never zero, never infinite.
@@ -431,6 +439,60 @@ mod tests {
             let wanted = sums.map(|sum| (sum as f32).to_bits());
             assert_eq!(small.map(f32::to_bits), wanted, "{level:?}");
             assert_eq!(any.map(f32::to_bits), wanted, "{level:?}");
+        }
+    }
+
+    struct LargestMagnitude<'a>(&'a [f32; 32]);
+
+    impl Kernel for LargestMagnitude<'_> {
+        type Output = f32;
+        #[inline(always)]
+        fn run<V: F32x16>(self) -> f32 {
+            // SAFETY: the array has 32 elements.
+            unsafe { V::load(self.0.as_ptr()).largest_magnitude(V::load(self.0.as_ptr().add(16))) }
+        }
+    }
+
+    #[test]
+    fn the_largest_magnitude_is_found_in_every_lane() {
+        for &level in CpuLevel::available() {
+            for lane in 0..32 {
+                for value in [3.5, -3.5, f32::MAX, -f32::MAX, 1e-42] {
+                    let mut values = [value.abs() / -2.0; 32];
+                    values[lane] = value;
+                    assert_eq!(level.run(LargestMagnitude(&values)), value.abs(), "{level:?} lane {lane}");
+                }
+                for invalid in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut values = [f32::MAX; 32];
+                    values[lane] = invalid;
+                    assert!(!level.run(LargestMagnitude(&values)).is_finite(), "{level:?} lane {lane}");
+                }
+            }
+            assert_eq!(level.run(LargestMagnitude(&[-0.0; 32])).to_bits(), 0);
+        }
+    }
+
+    struct StoreBytes<'a>(&'a [f32; 16], &'a mut [i8; 16]);
+
+    impl Kernel for StoreBytes<'_> {
+        type Output = i32;
+        #[inline(always)]
+        fn run<V: F32x16>(self) -> i32 {
+            // SAFETY: both arrays have sixteen elements.
+            unsafe { V::load(self.0.as_ptr()).store_i8(self.1.as_mut_ptr()) }
+        }
+    }
+
+    #[test]
+    fn bytes_are_stored_with_their_sum() {
+        for &level in CpuLevel::available() {
+            for step in 0..255 {
+                let lanes: [i8; 16] =
+                    std::array::from_fn(|lane| (step * (lane as i32 + 1) % 255 - 127) as i8);
+                let mut stored = [0; 16];
+                let sum = level.run(StoreBytes(&lanes.map(f32::from), &mut stored));
+                assert_eq!((sum, stored), (lanes.map(i32::from).iter().sum(), lanes), "{level:?}");
+            }
         }
     }
 

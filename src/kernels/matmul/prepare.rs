@@ -203,42 +203,30 @@ impl Target for PanelRow<u8> {
     #[inline(always)]
     unsafe fn store_block<V: F32x16>(&self, block: usize, values: Halves<V>, _: usize) {
         let Halves(low, high) = values;
-        let zero = V::splat(0.0);
-        let largest = low.max(zero.sub(low)).max(high.max(zero.sub(high))).max_lane();
-        // x · 0 is 0 for a finite x and NaN otherwise.
-        let poison = low.mul(zero).add(high.mul(zero)).sum();
-        let (scale, inverse) =
-            if largest < SMALLEST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
-        let scale = scale + poison;
-        let inverse = V::splat(inverse);
-        let limit = V::splat(127.0);
+        let largest = low.largest_magnitude(high);
+        let (scale, inverse) = match largest {
+            _ if largest < SMALLEST => (0.0, 0.0),
+            _ if largest.is_finite() => (largest / 127.0, 127.0 / largest),
+            _ => (f32::NAN, 0.0),
+        };
+        let (inverse, limit) = (V::splat(inverse), V::splat(127.0));
+        let lowest = V::splat(-127.0);
         // This order makes NaN a code like any other.
-        let low = low.mul(inverse).round().min(limit).max(zero.sub(limit));
-        let high = high.mul(inverse).round().min(limit).max(zero.sub(limit));
-        // Sums of integers this small are exact in f32.
-        let (low_sum, high_sum) = (low.sum(), high.sum());
-        let sum = low_sum + high_sum;
+        let low = low.mul(inverse).round().min(limit).max(lowest);
+        let high = high.mul(inverse).round().min(limit).max(lowest);
         let (width, index) = (self.width, self.index);
         // SAFETY: the caller's guarantee; the offsets are those of row `index` in a block of `width` rows.
         unsafe {
             let block = self.panel.add(block * BLOCK_BYTES * width);
-            low.store_i8(block.add(BLOCK * index).cast());
-            high.store_i8(block.add(BLOCK * index + 16).cast());
+            let low_sum = low.store_i8(block.add(BLOCK * index).cast());
+            let sum = low_sum + high.store_i8(block.add(BLOCK * index + 16).cast());
             let floats = block.add(BLOCK * width).cast::<f32>();
             floats.add(index).write_unaligned(scale);
-            floats.add(width + index).write_unaligned(scale * sum);
-            floats.add(2 * width + index).cast::<i32>().write_unaligned(small_integer(sum));
-            floats.add(3 * width + index).cast::<i32>().write_unaligned(small_integer(low_sum));
+            floats.add(width + index).write_unaligned(scale * sum as f32);
+            floats.add(2 * width + index).cast::<i32>().write_unaligned(sum);
+            floats.add(3 * width + index).cast::<i32>().write_unaligned(low_sum);
         }
     }
-}
-
-/// The value of a float that is an integer of magnitude below 2²².
-#[inline(always)]
-fn small_integer(value: f32) -> i32 {
-    // The sum's mantissa ends at the units.
-    const UNITS: f32 = 12_582_912.0;
-    (value + UNITS).to_bits().wrapping_sub(UNITS.to_bits()).cast_signed()
 }
 
 /// The bits of the nearest bf16, ties to even; NaN stays NaN. Without branches, so that it is vectorised.

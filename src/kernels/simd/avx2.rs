@@ -161,6 +161,41 @@ unsafe impl<const VNNI: u8> F32x16 for Avx2Vector<VNNI> {
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }
     }
+    #[inline(always)]
+    fn largest_magnitude(self, other: Self) -> f32 {
+        // SAFETY: see `lanewise`. Magnitudes are in the order of their bits, infinity and NaN above all others.
+        unsafe {
+            let magnitude =
+                |lanes| _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(0x7fff_ffff));
+            let own = _mm256_max_epu32(magnitude(self.0), magnitude(self.1));
+            let others = _mm256_max_epu32(magnitude(other.0), magnitude(other.1));
+            largest_of_eight(_mm256_max_epu32(own, others))
+        }
+    }
+}
+
+/// The largest of eight floats that are not negative; NaN is larger than infinity.
+#[inline(always)]
+pub(super) fn largest_of_eight(lanes: __m256i) -> f32 {
+    // SAFETY: used by vectors whose functions enable AVX2.
+    unsafe {
+        let four = _mm_max_epu32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
+        let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b11_10_11_10>(four));
+        let one = _mm_max_epu32(two, _mm_shuffle_epi32::<0b01_01_01_01>(two));
+        _mm_cvtss_f32(_mm_castsi128_ps(one))
+    }
+}
+
+/// The sum of sixteen i8.
+#[inline(always)]
+pub(super) fn sum_of_bytes(bytes: __m128i) -> i32 {
+    // SAFETY: part of every x86-64. Flipping the top bit of an i8 adds 128 to it as a u8.
+    unsafe {
+        let biased = _mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN));
+        let eights = _mm_sad_epu8(biased, _mm_setzero_si128());
+        let sum = _mm_add_epi64(eights, _mm_unpackhi_epi64(eights, eights));
+        _mm_cvtsi128_si32(sum) - 16 * 128
+    }
 }
 
 /// Applies an operation to both halves.
@@ -280,7 +315,7 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn store_i8(self, target: *mut i8) {
+    unsafe fn store_i8(self, target: *mut i8) -> i32 {
         // SAFETY: the caller guarantees sixteen writable i8.
         unsafe {
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
@@ -288,6 +323,7 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(target.cast(), bytes);
+            sum_of_bytes(bytes)
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::{largest_of_eight, sum_of_bytes};
 use super::int8::pairs_of_rows;
 use super::{F32x16, Int8Dot};
 
@@ -128,6 +129,17 @@ unsafe impl<const BF16: bool> F32x16 for Avx512Vector<BF16> {
         // SAFETY: see `whole`.
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
+    #[inline(always)]
+    fn largest_magnitude(self, other: Self) -> f32 {
+        // SAFETY: see `whole`. Magnitudes are in the order of their bits, infinity and NaN above all others.
+        unsafe {
+            let magnitude =
+                |lanes| _mm512_and_si512(_mm512_castps_si512(lanes), _mm512_set1_epi32(0x7fff_ffff));
+            let lanes = _mm512_max_epu32(magnitude(self.0), magnitude(other.0));
+            let halves = (_mm512_castsi512_si256(lanes), _mm512_extracti32x8_epi32::<1>(lanes));
+            largest_of_eight(_mm256_max_epu32(halves.0, halves.1))
+        }
+    }
 }
 
 // SAFETY: loads and stores touch the elements that the trait names. For the
@@ -226,10 +238,12 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
         unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast())))) }
     }
     #[inline(always)]
-    unsafe fn store_i8(self, target: *mut i8) {
+    unsafe fn store_i8(self, target: *mut i8) -> i32 {
         // SAFETY: the caller guarantees sixteen writable i8.
         unsafe {
-            _mm_storeu_si128(target.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)));
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0));
+            _mm_storeu_si128(target.cast(), bytes);
+            sum_of_bytes(bytes)
         }
     }
 }

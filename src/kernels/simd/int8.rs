@@ -76,8 +76,8 @@ pub unsafe trait Int8Dot: Copy {
 
     /// Reads sixteen i8.
     unsafe fn load_i8(source: *const i8) -> Self;
-    /// Writes sixteen i8; the lanes hold integers in −127..=127.
-    unsafe fn store_i8(self, target: *mut i8);
+    /// Writes sixteen i8, and returns their sum; the lanes hold integers in −127..=127.
+    unsafe fn store_i8(self, target: *mut i8) -> i32;
 }
 
 /// The operations on pairs of rows, for machines that multiply one row at a time.

@@ -294,13 +294,15 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
         }))
     }
     #[inline(always)]
-    unsafe fn store_i8(self, target: *mut i8) {
+    unsafe fn store_i8(self, target: *mut i8) -> i32 {
         let words = quarters!(|q| vqmovn_s32(vcvtnq_s32_f32(self.0[q])));
         // SAFETY: the caller guarantees sixteen writable i8.
         unsafe {
             let low = vqmovn_s16(vcombine_s16(words[0], words[1]));
             let high = vqmovn_s16(vcombine_s16(words[2], words[3]));
-            vst1q_s8(target, vcombine_s8(low, high));
+            let bytes = vcombine_s8(low, high);
+            vst1q_s8(target, bytes);
+            i32::from(vaddlvq_s8(bytes))
         }
     }
 }

@@ -206,9 +206,11 @@ unsafe impl Int8Dot for PortableVector {
         Self(unsafe { source.cast::<[i8; 16]>().read_unaligned() }.map(f32::from))
     }
     #[inline(always)]
-    unsafe fn store_i8(self, target: *mut i8) {
+    unsafe fn store_i8(self, target: *mut i8) -> i32 {
+        let bytes = self.0.map(|lane| lane as i8);
         // SAFETY: the caller guarantees sixteen writable i8.
-        unsafe { target.cast::<[i8; 16]>().write_unaligned(self.0.map(|lane| lane as i8)) }
+        unsafe { target.cast::<[i8; 16]>().write_unaligned(bytes) };
+        bytes.into_iter().map(i32::from).sum()
     }
 }
 
