@@ -5,9 +5,11 @@
 //! their rows, so that a kernel reaches all of them at fixed offsets from one pointer; f32 rows simply follow
 //! each other. What is stored for a row is computed from that row alone ([`super::prepare`]).
 
+use std::ops::Range;
+
 use super::buffer::{AlignedBuffer, SharedPointer};
 use super::grouped::RowGroup;
-use super::prepare::{DenseRow, PanelRow, PrepareRow, TileRow};
+use super::prepare::{DenseRow, PanelRow, PrepareRows, Target, TileRow};
 use crate::DType;
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
@@ -197,50 +199,68 @@ impl Activations {
         let dense = SharedPointer::new(self.dense.as_mut_ptr().cast::<f32>());
         let int8 = SharedPointer::new(self.int8.as_mut_ptr());
         let bf16 = SharedPointer::new(self.bf16.as_mut_ptr().cast::<u32>());
-        let prepare_row = |group: &RowGroup, row: usize| {
-            let (first_row, width) = panel_of(row, group.num_rows, widest_panel(group.num_rows, level));
-            let index_in_panel = row - first_row;
-            let (index, first_row) = (group.first_row + row, group.first_row + first_row);
-            let row = &x[start_of(index)..][..cols];
+        // Rows of one panel.
+        let prepare_panel = |group: &RowGroup, rows: Range<usize>, first_row: usize, width: usize| {
+            let inputs: [&[f32]; MAX_PANEL] = std::array::from_fn(|index| match rows.start + index {
+                row if row < rows.end => &x[start_of(group.first_row + row)..][..cols],
+                _ => &[],
+            });
+            let inputs = &inputs[..rows.len()];
+            let index_in_panel = rows.start - first_row;
+            let (index, first_row) = (group.first_row + rows.start, group.first_row + first_row);
             // SAFETY: the buffers of the wanted forms have room for `rows` rows; a panel starts where the
-            // rows before it end, and each task writes its own row.
+            // rows before it end, and each task writes its own rows.
             unsafe {
                 if forms.dense {
-                    let target = DenseRow(dense.get().add(index * padded(cols)));
-                    level.run(PrepareRow { row, norm, target });
+                    let target =
+                        |next: usize| DenseRow(dense.get().wrapping_add((index + next) * padded(cols)));
+                    prepare(inputs, norm, target, |kernel| level.run(kernel));
                 }
                 if forms.int8 {
                     let panel = int8.get().add(first_row * cols / BLOCK * BLOCK_BYTES);
-                    let target = PanelRow { panel, width, index: index_in_panel };
-                    level.run(PrepareRow { row, norm, target });
+                    let target = |next: usize| PanelRow { panel, width, index: index_in_panel + next };
+                    prepare(inputs, norm, target, |kernel| level.run(kernel));
                 }
                 if forms.bf16 {
                     let panel = bf16.get().add(first_row * bf16_cols / 2);
                     if level.has_matrix_unit() {
-                        let target = TileRow { panel, width, index: index_in_panel };
-                        level.run_tiles(PrepareRow { row, norm, target });
+                        let target = |next: usize| TileRow { panel, width, index: index_in_panel + next };
+                        prepare(inputs, norm, target, |kernel| level.run_tiles(kernel));
                     } else {
-                        let target = PanelRow { panel, width, index: index_in_panel };
-                        level.run(PrepareRow { row, norm, target });
+                        let target = |next: usize| PanelRow { panel, width, index: index_in_panel + next };
+                        prepare(inputs, norm, target, |kernel| level.run(kernel));
                     }
                 }
             }
         };
-        let num_rows: usize = groups.iter().map(|group| group.num_rows).sum();
-        let prepare = |mut task: usize| {
-            for group in groups {
-                if task < group.num_rows {
-                    return prepare_row(group, task);
-                }
-                task -= group.num_rows;
+        let prepare_rows = |group: &RowGroup, rows: Range<usize>| {
+            let mut start = rows.start;
+            while start < rows.end {
+                let widest = widest_panel(group.num_rows, level);
+                let (first_row, width) = panel_of(start, group.num_rows, widest);
+                let end = rows.end.min(first_row + width);
+                prepare_panel(group, start..end, first_row, width);
+                start = end;
             }
         };
+        let num_rows: usize = groups.iter().map(|group| group.num_rows).sum();
         // Waking the other threads costs more than a few rows.
         if num_rows * cols <= SERIAL_VALUES {
-            (0..num_rows).for_each(prepare);
-        } else {
-            pool.run(num_rows, prepare);
+            groups.iter().for_each(|group| prepare_rows(group, 0..group.num_rows));
+            return;
         }
+        // Whole panels, as long as there are some for each thread.
+        let rows_per_task = (num_rows / (4 * pool.num_threads())).next_power_of_two().min(MAX_PANEL);
+        let num_tasks = |group: &RowGroup| group.num_rows.div_ceil(rows_per_task);
+        pool.run(groups.iter().map(num_tasks).sum(), |mut task| {
+            for group in groups {
+                if task < num_tasks(group) {
+                    let start = task * rows_per_task;
+                    return prepare_rows(group, start..group.num_rows.min(start + rows_per_task));
+                }
+                task -= num_tasks(group);
+            }
+        });
     }
 
     /// True if the rows were loaded in these forms.
@@ -276,6 +296,17 @@ impl Activations {
     pub(super) fn bf16_panel(&self, first_row: usize) -> *const u8 {
         self.bf16.as_ptr().wrapping_add(first_row * self.bf16_cols * size_of::<u16>())
     }
+}
+
+/// Gives `run` what writes `rows` to the targets of theirs.
+fn prepare<'a, T: Target>(
+    rows: &'a [&'a [f32]],
+    norm: Option<(&'a [f32], f32)>,
+    target_of: impl Fn(usize) -> T,
+    run: impl FnOnce(PrepareRows<'_, T>),
+) {
+    let targets: [T; MAX_PANEL] = std::array::from_fn(target_of);
+    run(PrepareRows { rows, norm, targets: &targets[..rows.len()] });
 }
 
 /// The panels of rows `start..end` as (first row, rows); `start` is a multiple of `widest`.

@@ -1,46 +1,65 @@
-//! One row on its way into a panel: normalised, then rounded to the form that kernels read.
+//! Rows on their way into a panel: normalised, then rounded to the form that kernels read.
 //!
 //! What is stored depends on the row alone, and every sum has a fixed order.
 
-use super::activations::{BLOCK, BLOCK_BYTES, padded};
+use std::ops::Range;
+
+use super::activations::{BLOCK, BLOCK_BYTES, MAX_PANEL, padded};
 use crate::simd::{F32x16, Kernel};
 
-/// Writes one row into its panel, in one form.
-pub(super) struct PrepareRow<'a, T> {
-    pub(super) row: &'a [f32],
+/// Blocks of a row that are written before the same blocks of the next one: what they go to is interleaved, and stays in
+/// the first-level cache for all rows of a panel.
+const CHUNK_BLOCKS: usize = 8;
+
+/// Writes up to [`MAX_PANEL`] rows of one length to their targets, rows of one panel, in one form.
+pub(super) struct PrepareRows<'a, T> {
+    pub(super) rows: &'a [&'a [f32]],
     pub(super) norm: Option<(&'a [f32], f32)>,
-    pub(super) target: T,
+    pub(super) targets: &'a [T],
 }
 
-impl<T: Target> Kernel for PrepareRow<'_, T> {
+impl<T: Target> Kernel for PrepareRows<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { row, norm, target } = self;
+        let Self { rows, norm, targets } = self;
+        let Some(cols) = rows.first().map(|row| row.len()) else { return };
+        let num_blocks = cols.div_ceil(BLOCK);
+        let chunk = |start: usize| start..num_blocks.min(start + CHUNK_BLOCKS);
         // The other threads have read what is overwritten now, and nobody has read the weights lately: getting
-        // both takes as long as the first pass over the row.
-        target.prefetch(row.len());
-        let factor = match norm {
-            Some((weights, epsilon)) => {
-                prefetch::<false>(weights.as_ptr().cast(), size_of_val(weights));
-                let mean = sum_of_squares::<V>(row) / row.len() as f32;
-                1.0 / (mean + epsilon).sqrt()
+        // both takes as long as the first pass over the rows.
+        T::prefetch(targets, chunk(0));
+        let mut factors = [1.0; MAX_PANEL];
+        if let Some((weights, epsilon)) = norm {
+            prefetch::<false>(weights.as_ptr().cast(), size_of_val(weights));
+            for (factor, row) in factors.iter_mut().zip(rows) {
+                let mean = sum_of_squares::<V>(row) / cols as f32;
+                *factor = 1.0 / (mean + epsilon).sqrt();
             }
-            None => 1.0,
-        };
-        let (blocks, rest) = row.as_chunks::<BLOCK>();
-        let weights = norm.map(|(weights, _)| weights.as_chunks::<BLOCK>());
-        for (index, block) in blocks.iter().enumerate() {
-            let weights = weights.map(|(blocks, _)| &blocks[index]);
-            // SAFETY: the target has room for the row.
-            unsafe { target.store_block::<V>(index, Halves::<V>::load(block, weights, factor), BLOCK) };
         }
-        if !rest.is_empty() {
-            let weights = weights.map(|(_, rest)| filled_up(rest));
-            let halves = Halves::<V>::load(&filled_up(rest), weights.as_ref(), factor);
-            // SAFETY: the target has room for the row, padded to an even number.
-            unsafe { target.store_block::<V>(blocks.len(), halves, padded(rest.len())) };
+        for start in (0..num_blocks).step_by(CHUNK_BLOCKS) {
+            T::prefetch(targets, chunk(start + CHUNK_BLOCKS));
+            for ((row, target), &factor) in rows.iter().zip(targets).zip(&factors) {
+                for index in chunk(start) {
+                    let columns = index * BLOCK..cols.min((index + 1) * BLOCK);
+                    let len = columns.len();
+                    let values = &row[columns.clone()];
+                    let weights = norm.map(|(weights, _)| &weights[columns]);
+                    // SAFETY: the target has room for the row, padded to an even number.
+                    unsafe {
+                        if let Some(values) = values.as_array() {
+                            let halves =
+                                Halves::<V>::load(values, weights.and_then(<[f32]>::as_array), factor);
+                            target.store_block::<V>(index, halves, BLOCK);
+                        } else {
+                            let weights = weights.map(filled_up);
+                            let halves = Halves::<V>::load(&filled_up(values), weights.as_ref(), factor);
+                            target.store_block::<V>(index, halves, padded(len));
+                        }
+                    }
+                }
+            }
         }
     }
 }
@@ -67,6 +86,12 @@ pub(super) fn prefetch<const WRITE: bool>(start: *const u8, len: usize) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (start, len);
+}
+
+/// Fetches blocks of `bytes` bytes, to be written.
+#[inline(always)]
+fn prefetch_blocks(start: *const u8, blocks: Range<usize>, bytes: usize) {
+    prefetch::<true>(start.wrapping_add(blocks.start * bytes), blocks.len() * bytes);
 }
 
 /// The 32 values of a block.
@@ -102,9 +127,9 @@ impl<V: F32x16> Halves<V> {
 }
 
 /// Where a row goes in one form.
-pub(super) trait Target {
-    /// Fetches the memory of a row of `cols` values.
-    fn prefetch(&self, cols: usize);
+pub(super) trait Target: Sized {
+    /// Fetches the memory of some blocks of rows of a panel; blocks behind the last column may be among them.
+    fn prefetch(rows: &[Self], blocks: Range<usize>);
 
     /// Stores block `block` of the row, of which the first `len` values, an even number, exist.
     ///
@@ -118,8 +143,11 @@ pub(super) struct DenseRow(pub(super) *mut f32);
 
 impl Target for DenseRow {
     #[inline(always)]
-    fn prefetch(&self, cols: usize) {
-        prefetch::<true>(self.0.cast(), cols * size_of::<f32>());
+    fn prefetch(rows: &[Self], blocks: Range<usize>) {
+        for row in rows {
+            let start = row.0.wrapping_add(blocks.start * BLOCK).cast();
+            prefetch::<true>(start, blocks.len() * BLOCK * size_of::<f32>());
+        }
     }
 
     #[inline(always)]
@@ -147,8 +175,10 @@ pub(super) struct PanelRow<T> {
 /// Pairs of bf16.
 impl Target for PanelRow<u32> {
     #[inline(always)]
-    fn prefetch(&self, cols: usize) {
-        prefetch::<true>(self.panel.cast(), padded(cols) * size_of::<u16>() * self.width);
+    fn prefetch(rows: &[Self], blocks: Range<usize>) {
+        if let Some(Self { panel, width, .. }) = rows.first() {
+            prefetch_blocks(panel.cast(), blocks, BLOCK * size_of::<u16>() * width);
+        }
     }
 
     #[inline(always)]
@@ -174,8 +204,10 @@ pub(super) struct TileRow {
 
 impl Target for TileRow {
     #[inline(always)]
-    fn prefetch(&self, cols: usize) {
-        prefetch::<true>(self.panel.cast(), cols.next_multiple_of(BLOCK) * size_of::<u16>() * self.width);
+    fn prefetch(rows: &[Self], blocks: Range<usize>) {
+        if let Some(Self { panel, width, .. }) = rows.first() {
+            prefetch_blocks(panel.cast(), blocks, BLOCK * size_of::<u16>() * width);
+        }
     }
 
     #[inline(always)]
@@ -196,8 +228,10 @@ impl Target for TileRow {
 /// A NaN or an infinity makes the scale NaN, so that it reaches the result instead of being lost.
 impl Target for PanelRow<u8> {
     #[inline(always)]
-    fn prefetch(&self, cols: usize) {
-        prefetch::<true>(self.panel, cols / BLOCK * BLOCK_BYTES * self.width);
+    fn prefetch(rows: &[Self], blocks: Range<usize>) {
+        if let Some(Self { panel, width, .. }) = rows.first() {
+            prefetch_blocks(panel.cast(), blocks, BLOCK_BYTES * width);
+        }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::activations::{BLOCK, BLOCK_BYTES};
 use super::buffer::AlignedBuffer;
-use super::prepare::{PanelRow, PrepareRow};
+use super::prepare::{PanelRow, PrepareRows};
 use super::*;
 use crate::DType;
 use crate::ErrorKind;
@@ -267,7 +267,7 @@ fn wide_panel(x: &[f32], cols: usize, level: CpuLevel) -> AlignedBuffer {
     let mut panel = AlignedBuffer::zeroed(MAX_PANEL * cols / BLOCK * BLOCK_BYTES).unwrap();
     for (index, row) in x.chunks(cols).enumerate() {
         let target = PanelRow { panel: panel.as_mut_ptr(), width: MAX_PANEL, index };
-        level.run(PrepareRow { row, norm: None, target });
+        level.run(PrepareRows { rows: &[row], norm: None, targets: &[target] });
     }
     panel
 }
