@@ -9,6 +9,7 @@
 
 use std::time::Instant;
 
+use tinyvllm::ops::cpu::AlignedFloats;
 use tinyvllm::ops::cpu::matmul::{Activations, Forms, Mode, PackedMatrix, Part, matmul};
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
@@ -75,7 +76,7 @@ fn measure(dtype: DType, setup: &Setup) {
     for &rows in batches {
         let x: Vec<f32> = (0..rows * cols).map(|at| (at as f32 * 0.37).sin()).collect();
         let mut activations = Activations::new();
-        let mut out = vec![0.0; rows * outputs];
+        let mut out = AlignedFloats::zeroed(rows * outputs);
         let used = if rows > 64 { &matrices[..matrices.len().min(2)] } else { &matrices[..] };
         let (mut times, mut prepare_times) = (Vec::new(), Vec::new());
         for _ in 0..(200 / used.len()).clamp(5, 50) {

@@ -21,6 +21,7 @@ use std::sync::Mutex;
 use half::{bf16, f16};
 
 use self::kernel::{Merge, Partial, Piece, Source, TileScratch};
+use crate::AlignedFloats;
 use crate::AttentionMetadata;
 use crate::paged_cache::{CachePools, KvCacheDType, KvElement};
 use crate::pool::ThreadPool;
@@ -58,7 +59,7 @@ pub struct AttentionScratch {
     /// One for each thread; a task takes any that is free.
     workers: Vec<Mutex<TileScratch>>,
     /// Partial results, if the context is divided: `[tile][kv_head][piece][row]`.
-    partials: Vec<f32>,
+    partials: AlignedFloats,
 }
 
 /// Some consecutive tokens of one row of the step.
@@ -100,7 +101,7 @@ impl AttentionScratch {
             tiles: Vec::with_capacity(max_tiles),
             max_tiles,
             workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, shape))).collect(),
-            partials: vec![0.0; partials],
+            partials: AlignedFloats::zeroed(partials),
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::ops::context::{Backend, Context};
+use crate::ops::cpu::AlignedFloats;
 use crate::ops::gpu::{GpuBackend, GpuBuffer, Placement};
 use crate::ops::reference::ReferenceBuffer;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
@@ -19,7 +20,7 @@ pub struct Buffer {
 
 #[derive(Debug)]
 enum Memory {
-    Host(Vec<f32>),
+    Host(AlignedFloats),
     Gpu(Arc<GpuBackend>, GpuBuffer),
     Reference(ReferenceBuffer),
 }
@@ -28,7 +29,7 @@ impl Buffer {
     /// Zeros, for the device alone.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if a GPU has no memory.
+    /// [`crate::ErrorKind::Capacity`] if there is no memory.
     pub fn new(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
         Self::placed(context, max_rows, width, Placement::Private)
     }
@@ -36,14 +37,18 @@ impl Buffer {
     /// Zeros, for the device and for the host, which reads them in every step.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capacity`] if a GPU has no memory.
+    /// [`crate::ErrorKind::Capacity`] if there is no memory.
     pub fn shared(context: &Context, max_rows: usize, width: usize) -> Result<Self> {
         Self::placed(context, max_rows, width, Placement::Shared)
     }
 
     fn placed(context: &Context, max_rows: usize, width: usize, placement: Placement) -> Result<Self> {
         let memory = match context.backend() {
-            Backend::Cpu(_) => Memory::Host(vec![0.0; max_rows * width]),
+            Backend::Cpu(_) => {
+                let len = max_rows.saturating_mul(width);
+                let values = AlignedFloats::try_zeroed(len).ok_or_else(|| no_memory(max_rows, width))?;
+                Memory::Host(values)
+            }
             Backend::Gpu(gpu) => {
                 let buffer = gpu.device().allocate((max_rows * width * 4).max(16), placement)?;
                 Memory::Gpu(Arc::clone(gpu), buffer)
@@ -162,10 +167,22 @@ fn elsewhere() -> Error {
     Error::internal("a buffer is used on another device than it is on")
 }
 
+fn no_memory(max_rows: usize, width: usize) -> Error {
+    Error::new(ErrorKind::Capacity, format!("no memory for {max_rows} rows of {width} values"))
+        .with_hint("let a step have fewer tokens: --max-num-batched-tokens")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ops::cpu::CpuLevel;
+
+    #[test]
+    fn more_than_there_is_is_an_error() {
+        let context = Context::cpu(1, CpuLevel::detect());
+        let error = Buffer::new(&context, usize::MAX, 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Capacity);
+    }
 
     #[test]
     fn what_is_written_is_read_and_rows_are_checked() {

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 
 use super::kernel::{Run, SCORE_STRIDE, ScoreTile, ValueTile, weigh};
 use super::{SPLIT, with_free};
+use crate::AlignedFloats;
 use crate::AttentionMetadata;
 use crate::matmul::{Activations, Forms, PackedMatrix, matmul_rows};
 use crate::paged_cache::{CachePools, KvCacheDType, KvElement, KvLayout, LANES};
@@ -63,11 +64,11 @@ impl ExpandedShape {
 pub struct ExpandedScratch {
     shape: ExpandedShape,
     /// Rows of the cache, `[span][row_dim]`.
-    rows: Vec<f32>,
+    rows: AlignedFloats,
     /// Their latent parts in the form that products read.
     latent: Activations,
     /// The largest score and the sum so far of each token and head, `[tokens][heads][2]`.
-    totals: Vec<f32>,
+    totals: AlignedFloats,
     /// One for each thread.
     workers: Vec<Mutex<Worker>>,
 }
@@ -96,9 +97,9 @@ impl ExpandedScratch {
         latent.reserve(span, shape.rank, Forms::all(level));
         Self {
             shape,
-            rows: vec![0.0; span * shape.row_dim()],
+            rows: AlignedFloats::zeroed(span * shape.row_dim()),
             latent,
-            totals: vec![0.0; max_num_tokens * shape.num_heads * 2],
+            totals: AlignedFloats::zeroed(max_num_tokens * shape.num_heads * 2),
             workers: (0..num_threads).map(|_| Mutex::new(Worker::new(shape))).collect(),
         }
     }
@@ -107,15 +108,15 @@ impl ExpandedScratch {
 /// What a task needs.
 struct Worker {
     /// The piece's keys, `[group of sixteen positions][head_dim][16]`, and values, `[position][value_width]`.
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: AlignedFloats,
+    values: AlignedFloats,
     groups: Vec<Run>,
     /// Scaled queries, `[head_dim][tokens]`.
-    queries: Vec<f32>,
+    queries: AlignedFloats,
     /// `[tokens][SCORE_STRIDE]`.
-    scores: Vec<f32>,
+    scores: AlignedFloats,
     /// `[tokens][value_width]`.
-    results: Vec<f32>,
+    results: AlignedFloats,
 }
 
 impl Worker {
@@ -127,12 +128,12 @@ impl Worker {
             len: LANES,
         });
         Self {
-            keys: vec![0.0; SPLIT * shape.head_dim()],
-            values: vec![0.0; SPLIT * shape.value_width()],
+            keys: AlignedFloats::zeroed(SPLIT * shape.head_dim()),
+            values: AlignedFloats::zeroed(SPLIT * shape.value_width()),
             groups: groups.collect(),
-            queries: vec![0.0; TILE_TOKENS * shape.head_dim()],
-            scores: vec![0.0; TILE_TOKENS * SCORE_STRIDE],
-            results: vec![0.0; TILE_TOKENS * shape.value_width()],
+            queries: AlignedFloats::zeroed(TILE_TOKENS * shape.head_dim()),
+            scores: AlignedFloats::zeroed(TILE_TOKENS * SCORE_STRIDE),
+            results: AlignedFloats::zeroed(TILE_TOKENS * shape.value_width()),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::latent::LatentScratch;
 use super::{AttentionShape, SPLIT};
+use crate::AlignedFloats;
 use crate::paged_cache::{KvElement, KvLayout, LANES};
 use crate::simd::{F32x16, Kernel};
 
@@ -69,17 +70,17 @@ pub(super) struct TileScratch {
     /// Where the piece's positions lie, first in K and then in V.
     runs: Vec<Run>,
     /// Scaled queries, `[head_dim][rows]`.
-    queries: Vec<f32>,
+    queries: AlignedFloats,
     /// `[rows][SCORE_STRIDE]`: scores, then weights.
-    scores: Vec<f32>,
+    scores: AlignedFloats,
     /// Converted keys, then converted values.
-    staged: Vec<f32>,
+    staged: AlignedFloats,
     /// The piece: `[rows][padded head_dim]`, largest scores and sums. A sum of 0 means no position.
-    values: Vec<f32>,
+    values: AlignedFloats,
     maxima: Vec<f32>,
     sums: Vec<f32>,
     /// All pieces so far.
-    merged_values: Vec<f32>,
+    merged_values: AlignedFloats,
     merged_maxima: Vec<f32>,
     merged_sums: Vec<f32>,
     /// If values are the first ones of keys: the piece's positions in sixteens, and room for those that no group of
@@ -95,13 +96,13 @@ impl TileScratch {
             value_dim,
             latent: (value_dim != head_dim).then(|| LatentScratch::new(value_dim)),
             runs: Vec::with_capacity(MAX_RUNS),
-            queries: vec![0.0; rows * head_dim],
-            scores: vec![0.0; rows * SCORE_STRIDE],
-            staged: vec![0.0; STAGED],
-            values: vec![0.0; rows * width],
+            queries: AlignedFloats::zeroed(rows * head_dim),
+            scores: AlignedFloats::zeroed(rows * SCORE_STRIDE),
+            staged: AlignedFloats::zeroed(STAGED),
+            values: AlignedFloats::zeroed(rows * width),
             maxima: vec![0.0; rows],
             sums: vec![0.0; rows],
-            merged_values: vec![0.0; rows * width],
+            merged_values: AlignedFloats::zeroed(rows * width),
             merged_maxima: vec![0.0; rows],
             merged_sums: vec![0.0; rows],
         }

@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use super::buffer::{AlignedBuffer, SharedPointer};
 use super::grouped::RowGroup;
 use super::prepare::{DenseRow, PanelRow, PrepareRows, Target, TileRow};
 use crate::DType;
+use crate::memory::{AlignedBuffer, SharedPointer};
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
 

@@ -22,10 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use memmap2::{Mmap, MmapOptions};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::buffer::AlignedBuffer;
 use super::packed::PackedMatrix;
 use super::residency;
 use crate::DType;
+use crate::memory::AlignedBuffer;
 use crate::pool::ThreadPool;
 use crate::{Error, ErrorKind, Result};
 

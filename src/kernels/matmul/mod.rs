@@ -6,7 +6,6 @@
 //! (`kernels`; `tiles` for matrix units), and an output is computed by one task over all columns. Knows nothing of models.
 
 mod activations;
-mod buffer;
 mod file;
 mod grouped;
 mod kernels;
@@ -31,8 +30,8 @@ use std::ops::Range;
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
 use crate::DType;
+use crate::memory::SharedPointer;
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
-use buffer::SharedPointer;
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
 use prepare::prefetch;

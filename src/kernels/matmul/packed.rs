@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::buffer::{AlignedBuffer, SharedPointer};
 use super::file::MatrixFile;
 use super::layout::{self, TILE_ROWS};
 use crate::DType;
+use crate::memory::{AlignedBuffer, SharedPointer};
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
 use crate::{Error, ErrorKind, Result};

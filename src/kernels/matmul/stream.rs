@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use super::TASK_BYTES;
-use super::buffer::{AlignedBuffer, SharedPointer};
 use super::kernels::prefetch;
+use crate::memory::{AlignedBuffer, SharedPointer};
 use crate::pool::ThreadPool;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 

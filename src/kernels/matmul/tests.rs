@@ -4,11 +4,11 @@
 use half::{bf16, f16};
 
 use super::activations::{BLOCK, BLOCK_BYTES};
-use super::buffer::AlignedBuffer;
 use super::prepare::{PanelRow, PrepareRows};
 use super::*;
 use crate::DType;
 use crate::ErrorKind;
+use crate::memory::AlignedBuffer;
 use crate::simd::SoftwareTiles;
 
 /// A small generator of reproducible numbers.

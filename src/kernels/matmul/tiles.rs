@@ -10,7 +10,6 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::activations::MAX_PANEL;
-use super::buffer::AlignedBuffer;
 use super::kernels::PanelOutput;
 use super::layout::{TILE_ROWS, WORD};
 use super::packed::PackedMatrix;
@@ -19,6 +18,7 @@ use super::quantized::{
     add_minima, add_scaled, first_half,
 };
 use crate::DType;
+use crate::memory::AlignedBuffer;
 use crate::simd::{ByteTiles, CpuLevel, F32x16, Kernel, TileSums};
 
 thread_local! {

@@ -1,0 +1,151 @@
+//! Large zeroed memory for weights and activations.
+
+use std::ops::{Deref, DerefMut};
+
+use memmap2::MmapMut;
+
+/// Zeroed bytes that start at a page, on huge pages where the operating system gives them: at the speed of
+/// memory, a page table walk every 4 KB costs a third of the bandwidth.
+#[derive(Debug, Default)]
+pub(crate) struct AlignedBuffer(Option<MmapMut>);
+
+impl AlignedBuffer {
+    /// `len` zero bytes, or `None` if there is no memory for them.
+    ///
+    /// Pages are mapped when they are first written, so that the threads that fill the buffer also share
+    /// the work of mapping it.
+    pub(crate) fn zeroed(len: usize) -> Option<Self> {
+        if len == 0 {
+            return Some(Self::empty());
+        }
+        let map = MmapMut::map_anon(len).ok()?;
+        #[cfg(target_os = "linux")]
+        {
+            // Only a wish; without huge pages everything works the same.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        Some(Self(Some(map)))
+    }
+
+    /// No bytes.
+    pub(crate) const fn empty() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.as_slice().as_ptr()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_mut_slice().as_mut_ptr()
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.0.as_deref_mut().unwrap_or_default()
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+}
+
+/// Zeroed f32 that start at a page. What the system's allocator gives for large arrays starts sixteen bytes behind one,
+/// so that every vector of sixteen is in two cache lines.
+#[derive(Default)]
+pub struct AlignedFloats {
+    bytes: AlignedBuffer,
+    len: usize,
+}
+
+impl AlignedFloats {
+    /// `len` zeros, or `None` if there is no memory for them. Pages are mapped when they are first used.
+    #[must_use]
+    pub fn try_zeroed(len: usize) -> Option<Self> {
+        let bytes = AlignedBuffer::zeroed(len.checked_mul(size_of::<f32>())?)?;
+        Some(Self { bytes, len })
+    }
+
+    /// The same.
+    ///
+    /// # Panics
+    /// If there is no memory, as in `Vec`.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        Self::try_zeroed(len).unwrap_or_else(|| panic!("no memory for {len} values"))
+    }
+}
+
+impl std::fmt::Debug for AlignedFloats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AlignedFloats({})", self.len)
+    }
+}
+
+impl Deref for AlignedFloats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the bytes of `len` values start at a page, and any bits are an f32.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedFloats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above, and they are borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// A pointer that tasks on several threads may use, because each writes its own elements.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedPointer<T>(*mut T);
+
+// SAFETY: the users of a `SharedPointer` write disjoint elements and nobody reads them meanwhile.
+unsafe impl<T> Send for SharedPointer<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SharedPointer<T> {}
+
+impl<T> SharedPointer<T> {
+    pub(crate) fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    pub(crate) fn get(self) -> *mut T {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_start_at_a_line_and_are_zero() {
+        for len in [1, 17, 1 << 20] {
+            let mut floats = AlignedFloats::zeroed(len);
+            assert_eq!((floats.as_ptr().addr() % 64, floats.len()), (0, len));
+            assert!(floats.iter().all(|value| value.to_bits() == 0));
+            floats[len - 1] = 1.5;
+            assert_eq!(floats.last(), Some(&1.5));
+        }
+    }
+
+    #[test]
+    fn no_floats_and_too_many() {
+        assert!(AlignedFloats::zeroed(0).is_empty());
+        assert!(AlignedFloats::default().is_empty());
+        assert!(AlignedFloats::try_zeroed(usize::MAX).is_none());
+        assert!(AlignedFloats::try_zeroed(usize::MAX / 8).is_none());
+    }
+}
