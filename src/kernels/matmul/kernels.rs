@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 
-use super::layout::{TILE_ROWS, WORD};
+use super::layout::TILE_ROWS;
 use super::quantized::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::DType;
 use crate::simd::{CpuLevel, F32x16, Kernel};
@@ -30,7 +30,7 @@ pub(super) struct TileRow {
     pub(super) panel: *const u8,
     /// Bytes between the rows of an f32 panel.
     pub(super) stride: usize,
-    /// Rows of the panel: 1, 2, 4 or 8; for a matrix unit also 16.
+    /// Rows of the panel: 1, 2, 4 or 8.
     pub(super) width: usize,
 }
 
@@ -43,7 +43,6 @@ impl TileRow {
         match self.dtype {
             DType::F32 => self.with_format::<F32>(out, level),
             DType::F16 => self.with_format::<F16>(out, level),
-            DType::BF16 if level.has_matrix_unit() => self.with_bf16_tiles(out, level),
             DType::BF16 if level.has_bf16_dot() => self.with_bf16_dot(out, level),
             DType::BF16 => self.with_format::<BF16>(out, level),
             DType::Q4_0 => self.with_int8_dot::<Q4_0>(out, level),
@@ -83,33 +82,6 @@ impl TileRow {
             2 => level.run_bf16(TileKernel::<BF16Dot, 2>::new(self, out)),
             4 => level.run_bf16(TileKernel::<BF16Dot, 4>::new(self, out)),
             _ => level.run_bf16(TileKernel::<BF16Dot, 8>::new(self, out)),
-        }
-    }
-}
-
-impl TileRow {
-    /// The products of BF16 by a matrix unit, for every width: its rounding is not that of vectors, so that a single row
-    /// goes through it as well.
-    fn with_bf16_tiles(self, out: &mut [[f32; TILE_ROWS]], level: CpuLevel) {
-        let Some(mut unit) = level.bf16_unit(self.width) else { return };
-        let out = &mut out[..self.width];
-        // 32 columns are sixteen words of pairs.
-        let (num_blocks, rest) = (self.num_tiles / 16, self.num_tiles % 16);
-        let (mut weights, mut activations) = (self.tiles, self.panel);
-        // SAFETY: the tiles and the panel have these blocks, the panel one more if there is a rest.
-        unsafe {
-            for _ in 0..num_blocks {
-                prefetch(weights, 16 * WORD);
-                unit.add(activations, weights);
-                weights = weights.add(16 * WORD);
-                activations = activations.add(self.width * WORD);
-            }
-            if rest > 0 {
-                let mut last = [0; 16 * WORD];
-                weights.copy_to_nonoverlapping(last.as_mut_ptr(), rest * WORD);
-                unit.add(activations, last.as_ptr());
-            }
-            unit.store(out.as_mut_ptr().cast());
         }
     }
 }

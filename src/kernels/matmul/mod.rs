@@ -6,6 +6,7 @@
 //! (`kernels`; `tiles` for matrix units), and an output is computed by one task over all columns. Knows nothing of models.
 
 mod activations;
+mod dense_tiles;
 mod file;
 mod grouped;
 mod kernels;
@@ -32,6 +33,7 @@ use super::simd::{CpuLevel, F32x16, Kernel};
 use crate::DType;
 use crate::memory::SharedPointer;
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
+use dense_tiles::{DenseTiles, PANELS_AT_ONCE};
 use kernels::{PanelOutput, TileRow};
 use layout::TILE_ROWS;
 use prepare::prefetch;
@@ -284,7 +286,7 @@ const NO_PRODUCTS: PanelOutput = [[0.0; TILE_ROWS]; MAX_PANEL];
 #[expect(clippy::too_many_arguments, reason = "one call describes one piece of a product")]
 fn multiply_rows<const N: usize>(
     x: &Activations,
-    rows: Range<usize>,
+    mut rows: Range<usize>,
     num_rows: usize,
     matrices: [&PackedMatrix; N],
     tile_row: usize,
@@ -294,10 +296,22 @@ fn multiply_rows<const N: usize>(
 ) {
     let is_quantized = matrices.map(|matrix| matrix.dtype().is_quantized());
     let widest = widest_panel(num_rows, level);
+    if widest == MAX_PANEL && matrices.iter().all(|matrix| has_dense_tiles(matrix, level)) {
+        let mut products = [[[[0.0; TILE_ROWS]; MAX_PANEL]; PANELS_AT_ONCE]; N];
+        while rows.len() >= PANELS_AT_ONCE * MAX_PANEL {
+            for (matrix, products) in matrices.into_iter().zip(&mut products) {
+                multiply_dense_tiles(x, matrix, tile_row, rows.start, MAX_PANEL, products, level);
+            }
+            for panel in 0..PANELS_AT_ONCE {
+                write(rows.start, &mut products.each_mut().map(|products| &mut products[panel][..]));
+                rows.start += MAX_PANEL;
+            }
+        }
+    }
     let has_tiles = widest == MAX_PANEL && rows.len() >= MAX_PANEL && is_quantized.contains(&true);
     let unpacked = has_tiles.then(|| UnpackedRows::new(matrices, tile_row, level));
     // Products of BF16 take the thread's unit for themselves; beside them there is a new one for each panel.
-    let is_shared = matrices.iter().all(|matrix| matrix.dtype() != DType::BF16);
+    let is_shared = !matrices.iter().any(|matrix| has_dense_tiles(matrix, level));
     let mut unit = if has_tiles && is_shared { level.matrix_unit() } else { None };
     for (row, width) in panels(rows.start, rows.end, widest) {
         for (index, products) in products.iter_mut().enumerate() {
@@ -315,6 +329,29 @@ fn multiply_rows<const N: usize>(
     }
 }
 
+/// Whether products with the matrix, of any number of rows, go through a matrix unit that multiplies bf16.
+fn has_dense_tiles(matrix: &PackedMatrix, level: CpuLevel) -> bool {
+    level.has_matrix_unit() && matrix.dtype() == DType::BF16
+}
+
+/// `N` panels of `width` rows each from row `row` on times sixteen rows of `matrix`, by a matrix unit for bf16.
+fn multiply_dense_tiles<const N: usize>(
+    x: &Activations,
+    matrix: &PackedMatrix,
+    tile_row: usize,
+    row: usize,
+    width: usize,
+    products: &mut [PanelOutput; N],
+    level: CpuLevel,
+) {
+    let panel = x.bf16_panel(row);
+    let panel_bytes = x.bf16_panel(row + width).addr() - panel.addr();
+    let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
+    let task = DenseTiles { tiles, num_tiles, panel, panel_bytes, width };
+    // SAFETY: the panels have the matrix's columns, which the callers have checked.
+    unsafe { task.multiply(products, level) };
+}
+
 /// One panel times sixteen rows of `matrix`.
 fn multiply(
     x: &Activations,
@@ -326,6 +363,9 @@ fn multiply(
     level: CpuLevel,
 ) {
     let dtype = matrix.dtype();
+    if has_dense_tiles(matrix, level) {
+        return multiply_dense_tiles(x, matrix, tile_row, row, width, std::array::from_mut(products), level);
+    }
     let (tiles, num_tiles) = (matrix.tile_row(tile_row), matrix.tiles_per_row());
     let stride = x.dense_stride();
     let panel = match Forms::of([dtype], level) {

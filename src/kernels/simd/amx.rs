@@ -137,11 +137,48 @@ impl Drop for MatrixUnit {
     }
 }
 
-/// The matrix unit for products of bf16, configured for this thread: sums of up to sixteen input rows, each with sixteen
-/// weight rows. They are added in one order, and each row by itself.
+/// The matrix unit for products of bf16, configured for this thread: sums of up to four panels of up to sixteen input
+/// rows, each with sixteen weight rows. They are added in one order, and each row by itself.
 pub(crate) struct Bf16Unit(PhantomData<*const ()>);
 
+/// `sums += activations · weights`, in the registers of these numbers.
+macro_rules! add_bf16 {
+    ($sums:literal, $activations:literal, $weights:literal) => {
+        asm!(
+            concat!("tdpbf16ps tmm", $sums, ", tmm", $activations, ", tmm", $weights),
+            options(nostack, preserves_flags, nomem),
+        )
+    };
+}
+
+/// Reads rows of 64 bytes.
+macro_rules! load_bf16 {
+    ($register:literal, $from:expr) => {
+        asm!(
+            concat!("tileloadd tmm", $register, ", [{from} + {row}*1]"),
+            from = in(reg) $from,
+            row = in(reg) 64_usize,
+            options(nostack, preserves_flags, readonly),
+        )
+    };
+}
+
+/// Writes sums.
+macro_rules! store_bf16 {
+    ($register:literal, $to:ident) => {
+        asm!(
+            concat!("tilestored [{to} + {row}*1], tmm", $register),
+            to = in(reg) $to,
+            row = in(reg) 64_usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
 impl Bf16Unit {
+    /// Panels whose sums it has room for.
+    pub(crate) const MAX_PANELS: usize = 4;
+
     /// All sums are zero.
     ///
     /// # Safety
@@ -150,45 +187,67 @@ impl Bf16Unit {
         assert!((1..=16).contains(&num_rows), "{num_rows} rows in a tile");
         let mut config =
             TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
-        // Sums, activations, weights.
-        config.bytes_per_row[..3].fill(64);
-        config.rows[..3].copy_from_slice(&[num_rows as u8, num_rows as u8, 16]);
+        // Sums in registers 0 to 3, activations in 4 and 5, weights in 6.
+        config.bytes_per_row[..7].fill(64);
+        config.rows[..6].fill(num_rows as u8);
+        config.rows[6] = 16;
         // SAFETY: the caller's guarantee.
         unsafe {
             configure(&config);
-            asm!("tilezero tmm0", options(nostack, preserves_flags, nomem));
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, preserves_flags, nomem)
+            );
         }
         Self(PhantomData)
     }
 
-    /// Adds the products of 32 columns: rows of 32 bf16 with sixteen words of pairs, each of sixteen weight rows.
+    /// Adds the products of 32 columns of `PANELS` panels, one or all, which are `stride` bytes apart: rows of 32 bf16 with
+    /// sixteen words of pairs, each of sixteen weight rows.
     ///
     /// # Safety
     /// There are as many.
     #[inline(always)]
-    pub(crate) unsafe fn add(&mut self, activations: *const u8, weights: *const u8) {
+    pub(crate) unsafe fn add<const PANELS: usize>(
+        &mut self,
+        activations: *const u8,
+        stride: usize,
+        weights: *const u8,
+    ) {
         // SAFETY: the registers are configured as long as there is a value; the caller guarantees the bytes.
         unsafe {
-            asm!(
-                "tileloadd tmm1, [{from} + {row}*1]",
-                "tileloadd tmm2, [{by} + {row}*1]",
-                "tdpbf16ps tmm0, tmm1, tmm2",
-                from = in(reg) activations,
-                by = in(reg) weights,
-                row = in(reg) 64_usize,
-                options(nostack, preserves_flags, readonly),
-            );
+            load_bf16!("6", weights);
+            load_bf16!("4", activations);
+            add_bf16!("0", "4", "6");
+            if PANELS == Self::MAX_PANELS {
+                load_bf16!("5", activations.add(stride));
+                add_bf16!("1", "5", "6");
+                load_bf16!("4", activations.add(2 * stride));
+                add_bf16!("2", "4", "6");
+                load_bf16!("5", activations.add(3 * stride));
+                add_bf16!("3", "5", "6");
+            }
         }
     }
 
-    /// Writes the sums, sixteen f32 for each row.
+    /// Writes the sums of panel `panel`, sixteen f32 for each row.
     ///
     /// # Safety
     /// There is room for them.
     #[inline(always)]
-    pub(crate) unsafe fn store(&mut self, sums: *mut f32) {
+    pub(crate) unsafe fn store(&mut self, panel: usize, sums: *mut f32) {
         // SAFETY: as above.
-        unsafe { store!("0", sums) };
+        unsafe {
+            match panel {
+                0 => store_bf16!("0", sums),
+                1 => store_bf16!("1", sums),
+                2 => store_bf16!("2", sums),
+                _ => store_bf16!("3", sums),
+            }
+        }
     }
 }
 

@@ -33,11 +33,13 @@ pub(crate) enum Bf16Unit {}
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Bf16Unit {
-    pub(crate) unsafe fn add(&mut self, _: *const u8, _: *const u8) {
+    pub(crate) const MAX_PANELS: usize = 4;
+
+    pub(crate) unsafe fn add<const PANELS: usize>(&mut self, _: *const u8, _: usize, _: *const u8) {
         match *self {}
     }
 
-    pub(crate) unsafe fn store(&mut self, _: *mut f32) {
+    pub(crate) unsafe fn store(&mut self, _: usize, _: *mut f32) {
         match *self {}
     }
 }
