@@ -1,16 +1,16 @@
 //! Products with weights, and what is fused with them. Shapes are those of [`crate::ops`].
 
-use candle_core::Tensor;
-use candle_nn::ops::rms_norm_slow;
+use candle_core::{D, Tensor};
 
 use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer};
 use crate::ops::{Linear, Matrix, RmsNorm};
 
-/// `w · x / √(mean(x²) + eps)` over the last dimension. Not candle's `rms_norm`, which sums in f32 whatever the type.
+/// `w · x / √(mean(x²) + eps)` over the last dimension.
 pub(super) fn rms_norm(backend: &ReferenceBackend, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
     let weight = backend.tensor(&norm.weight, norm.weight.len())?;
-    Ok(rms_norm_slow(x, &weight, norm.eps)?)
+    let root_mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(norm.eps))?.sqrt()?;
+    Ok(x.broadcast_div(&root_mean_square)?.broadcast_mul(&weight)?)
 }
 
 /// `W·x + b` for each row of `x`.

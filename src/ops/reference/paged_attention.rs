@@ -1,7 +1,6 @@
 //! `softmax(q·Kᵀ · scale)·V` over the tokens of each row's sequence.
 
 use candle_core::{D, Device, Tensor};
-use candle_nn::ops::softmax;
 
 use super::Result;
 use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
@@ -61,11 +60,17 @@ pub(super) fn attention(
     let scores = (scores * shape.scale)?;
     let scores = scores.reshape((num_kv_heads, group, len, seq_len))?;
     let mask = backend.bring(&mask(len, seq_len, first_position, shape.sliding_window)?)?;
-    let weights = softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+    let weights = softmax(&scores.broadcast_add(&mask)?)?;
     let results =
         weights.reshape((num_kv_heads, shared, seq_len))?.matmul(&heads_of(values, num_kv_heads)?)?;
     let results = results.reshape((num_heads, len, value_dim))?.transpose(0, 1)?;
     Ok(results.reshape((len, num_heads * value_dim))?)
+}
+
+/// `eˣ / Σ eˣ` over the last dimension.
+fn softmax(x: &Tensor) -> Result<Tensor> {
+    let weights = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+    Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?)
 }
 
 /// `[len, seq_len]`: 0 where a token attends to a position, else -∞.

@@ -1,7 +1,6 @@
 //! Norms and rotation of queries and keys, and the way into the cache.
 
 use candle_core::{Device, Tensor};
-use candle_nn::rotary_emb::{rope, rope_i};
 
 use super::linear::rms_norm;
 use super::{Failure, Result};
@@ -47,7 +46,7 @@ pub(crate) fn rope_kv_write(
     qkv.set_rows(&Tensor::cat(&[&queries, &keys, &values], 1)?)
 }
 
-/// Cosines and sines of the angles of some positions, `[positions, pairs]`.
+/// Cosines and sines of the angles of some positions, `[positions, 1, pairs]`.
 pub(super) struct Rotation {
     style: RopeStyle,
     cos: Tensor,
@@ -64,7 +63,7 @@ impl Rotation {
             })
             .collect();
         // On the CPU: a GPU's fast functions lose large angles.
-        let angles = Tensor::from_vec(angles, (positions.len(), table.num_pairs()), &Device::Cpu)?;
+        let angles = Tensor::from_vec(angles, (positions.len(), 1, table.num_pairs()), &Device::Cpu)?;
         let angles = angles.to_dtype(backend.dtype())?;
         let factor = f64::from(table.factor());
         Ok(Self {
@@ -76,14 +75,21 @@ impl Rotation {
 
     /// Rotates the pairs of heads, `[positions, heads, head_dim]`; values behind the pairs stay as they are.
     pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
-        let (_, _, head_dim) = heads.dims3()?;
-        let num_rotated = 2 * self.cos.dim(1)?;
-        let rotated = heads.narrow(2, 0, num_rotated)?.transpose(0, 1)?.unsqueeze(0)?.contiguous()?;
-        let rotated = match self.style {
-            RopeStyle::HalfSplit => rope(&rotated, &self.cos, &self.sin)?,
-            RopeStyle::Interleaved => rope_i(&rotated, &self.cos, &self.sin)?,
+        let (num_positions, num_heads, head_dim) = heads.dims3()?;
+        let num_pairs = self.cos.dim(2)?;
+        let num_rotated = 2 * num_pairs;
+        // `[positions, heads, 2, pairs]` or `[positions, heads, pairs, 2]`: which dimension has the two of a pair.
+        let (shape, two) = match self.style {
+            RopeStyle::HalfSplit => ((num_positions, num_heads, 2, num_pairs), 2),
+            RopeStyle::Interleaved => ((num_positions, num_heads, num_pairs, 2), 3),
         };
-        let rotated = rotated.squeeze(0)?.transpose(0, 1)?;
+        let pairs = heads.narrow(2, 0, num_rotated)?.reshape(shape)?;
+        let [x, y] = [0, 1].map(|index| pairs.get_on_dim(two, index));
+        let (x, y) = (x?, y?);
+        let rotated_x = (x.broadcast_mul(&self.cos)? - y.broadcast_mul(&self.sin)?)?;
+        let rotated_y = (y.broadcast_mul(&self.cos)? + x.broadcast_mul(&self.sin)?)?;
+        let rotated = Tensor::stack(&[rotated_x, rotated_y], two)?;
+        let rotated = rotated.reshape((num_positions, num_heads, num_rotated))?;
         if num_rotated == head_dim {
             return Ok(rotated);
         }
