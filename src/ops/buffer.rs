@@ -190,6 +190,7 @@ mod tests {
         let mut buffer = Buffer::new(&context, 3, 2).unwrap();
         buffer.write(2, |values| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0])).unwrap();
         assert_eq!(buffer.read(3, <[f32]>::to_vec).unwrap(), [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
+        assert_eq!(buffer.read(3, |values| values.as_ptr().addr() % 64).unwrap(), 0, "vectors cross lines");
         assert!(buffer.read(4, <[f32]>::len).unwrap_err().message().contains("4 rows"));
         assert!(buffer.write(4, |_| ()).is_err());
     }
