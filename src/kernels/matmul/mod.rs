@@ -3,7 +3,8 @@
 //! The promise: the bits of an output row depend on that input row, the weights and the level alone. Not on
 //! the other rows, the number of threads or how the work is divided. Three things give it: rows are
 //! quantised one by one (`activations`), a kernel adds the columns in one order for every panel width
-//! (`kernels`; `tiles` for matrix units), and an output is computed by one task over all columns. Knows nothing of models.
+//! (`kernels`; `tiles` and `dense_tiles` for matrix units), and an output is computed by one task over all columns. Knows
+//! nothing of models.
 
 mod activations;
 mod dense_tiles;

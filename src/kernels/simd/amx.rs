@@ -163,18 +163,6 @@ macro_rules! load_bf16 {
     };
 }
 
-/// Writes sums.
-macro_rules! store_bf16 {
-    ($register:literal, $to:ident) => {
-        asm!(
-            concat!("tilestored [{to} + {row}*1], tmm", $register),
-            to = in(reg) $to,
-            row = in(reg) 64_usize,
-            options(nostack, preserves_flags),
-        )
-    };
-}
-
 impl Bf16Unit {
     /// Panels whose sums it has room for.
     pub(crate) const MAX_PANELS: usize = 4;
@@ -242,10 +230,10 @@ impl Bf16Unit {
         // SAFETY: as above.
         unsafe {
             match panel {
-                0 => store_bf16!("0", sums),
-                1 => store_bf16!("1", sums),
-                2 => store_bf16!("2", sums),
-                _ => store_bf16!("3", sums),
+                0 => store!("0", sums),
+                1 => store!("1", sums),
+                2 => store!("2", sums),
+                _ => store!("3", sums),
             }
         }
     }
