@@ -55,7 +55,6 @@ impl AlignedBuffer {
 
 /// Zeroed f32 that start at a page. What the system's allocator gives for large arrays starts sixteen bytes behind one,
 /// so that every vector of sixteen is in two cache lines.
-#[derive(Default)]
 pub struct AlignedFloats {
     bytes: AlignedBuffer,
     len: usize,
@@ -144,7 +143,6 @@ mod tests {
     #[test]
     fn no_floats_and_too_many() {
         assert!(AlignedFloats::zeroed(0).is_empty());
-        assert!(AlignedFloats::default().is_empty());
         assert!(AlignedFloats::try_zeroed(usize::MAX).is_none());
         assert!(AlignedFloats::try_zeroed(usize::MAX / 8).is_none());
     }

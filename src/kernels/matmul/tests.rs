@@ -324,12 +324,12 @@ fn a_matrix_unit_has_the_bits_of_vectors() {
 #[test]
 fn blocks_of_rows_leave_no_gap() {
     // Wide rows, so that several blocks of rows and several tasks are needed.
-    for dtype in [DType::Q4_0, DType::F16] {
+    for dtype in [DType::Q4_0, DType::F16, DType::BF16] {
         let level = CpuLevel::detect();
         let case = case(dtype, 50, 10_944, level);
         let x = Random(6).values(100 * 10_944);
         let all = case.multiply(&x, &ThreadPool::new(3), level);
-        for row in [0, 7, 8, 31, 32, 99] {
+        for row in [0, 7, 8, 31, 32, 63, 64, 99] {
             let alone = case.multiply(&x[row * 10_944..][..10_944], &ThreadPool::new(1), level);
             assert_eq!(all[row * 50..][..50], alone, "{dtype} row {row}");
         }
@@ -408,9 +408,12 @@ fn swiglu_joins_two_products() {
 fn swiglu_of_two_types() {
     let pool = ThreadPool::new(2);
     for &level in CpuLevel::available() {
-        for (first, second) in
-            [(DType::Q8_0, DType::BF16), (DType::BF16, DType::Q4_0), (DType::F16, DType::Q5_1)]
-        {
+        for (first, second) in [
+            (DType::Q8_0, DType::BF16),
+            (DType::BF16, DType::Q4_0),
+            (DType::F16, DType::Q5_1),
+            (DType::BF16, DType::BF16),
+        ] {
             let (gate, up) = (case(first, 37, 160, level), case(second, 37, 160, level));
             let x = Random(17).values(67 * 160);
             let mut activations = Activations::new();

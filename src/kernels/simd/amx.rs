@@ -104,16 +104,31 @@ macro_rules! multiply {
     };
 }
 
-/// Writes the sums in the register of this number.
-macro_rules! store {
-    ($register:literal, $sums:ident) => {
-        asm!(
-            concat!("tilestored [{sums} + {row}*1], tmm", $register),
-            sums = in(reg) $sums,
-            row = in(reg) 64_usize,
-            options(nostack, preserves_flags),
-        )
-    };
+/// Writes the sums in register `register`, 0 to 3: rows of 64 bytes.
+///
+/// # Safety
+/// The registers are configured, and there is room for the rows.
+#[inline(always)]
+unsafe fn store(register: usize, sums: *mut u8) {
+    macro_rules! store {
+        ($register:literal) => {
+            asm!(
+                concat!("tilestored [{sums} + {row}*1], tmm", $register),
+                sums = in(reg) sums,
+                row = in(reg) 64_usize,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: the caller's guarantee.
+    unsafe {
+        match register {
+            0 => store!("0"),
+            1 => store!("1"),
+            2 => store!("2"),
+            _ => store!("3"),
+        }
+    }
 }
 
 /// The matrix unit, configured for this thread. When it is dropped the registers are empty again, so that the system has
@@ -228,14 +243,7 @@ impl Bf16Unit {
     #[inline(always)]
     pub(crate) unsafe fn store(&mut self, panel: usize, sums: *mut f32) {
         // SAFETY: as above.
-        unsafe {
-            match panel {
-                0 => store!("0", sums),
-                1 => store!("1", sums),
-                2 => store!("2", sums),
-                _ => store!("3", sums),
-            }
-        }
+        unsafe { store(panel, sums.cast()) };
     }
 }
 
@@ -275,13 +283,6 @@ unsafe impl ByteTiles for MatrixUnit {
     #[inline(always)]
     unsafe fn store(&mut self, slot: usize, sums: *mut TileSums) {
         // SAFETY: as above.
-        unsafe {
-            match slot {
-                0 => store!("0", sums),
-                1 => store!("1", sums),
-                2 => store!("2", sums),
-                _ => store!("3", sums),
-            }
-        }
+        unsafe { store(slot, sums.cast()) };
     }
 }
