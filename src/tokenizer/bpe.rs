@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
 
-use super::byte_level;
 use crate::{Error, Result};
 
 /// The parts of a byte-pair model.
@@ -32,8 +31,6 @@ pub(super) struct BpeParts {
 #[derive(Debug)]
 pub(super) struct BpeModel {
     model: BPE,
-    /// Characters of the byte alphabet that have no token; empty for all real vocabularies.
-    missing: HashSet<char>,
 }
 
 impl BpeModel {
@@ -65,14 +62,6 @@ impl BpeModel {
         }
         let unk = parts.unk_token.clone();
         parts.vocab.retain(|token, _| !control.contains(token) || Some(token) == unk.as_ref());
-        let missing = if unk.is_some() || parts.byte_fallback {
-            HashSet::new()
-        } else {
-            (0..=u8::MAX)
-                .map(byte_level::char_of_byte)
-                .filter(|c| !parts.vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str))
-                .collect()
-        };
         let mut builder = BPE::builder()
             .vocab_and_merges(parts.vocab, merges)
             .ignore_merges(parts.ignore_merges)
@@ -84,22 +73,15 @@ impl BpeModel {
         let model = builder.build().map_err(|error| {
             Error::invalid_model(format!("the vocabulary and merges do not fit together: {error}"))
         })?;
-        Ok(Self { model, missing })
+        Ok(Self { model })
     }
 
-    /// Appends the ids of `piece`, which is in the vocabulary's characters.
+    /// Appends the ids of `piece`, which is in the vocabulary's characters. A character without a token is left out
+    /// where nothing stands for unknown ones.
     ///
     /// # Errors
-    /// If the vocabulary has no token for a byte of it.
+    /// If the library has one.
     pub(super) fn encode(&self, piece: &str, ids: &mut Vec<u32>) -> Result<()> {
-        if !self.missing.is_empty()
-            && let Some(byte) =
-                piece.chars().find(|c| self.missing.contains(c)).and_then(byte_level::byte_of_char)
-        {
-            return Err(Error::invalid_request(format!(
-                "the text contains the byte 0x{byte:02X}, for which the vocabulary has no token"
-            )));
-        }
         let tokens = self
             .model
             .tokenize(piece)
@@ -147,9 +129,11 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_without_a_token_is_an_error() {
+    fn a_byte_without_a_token_is_left_out() {
         let model = BpeModel::new(parts(&["a", "b", "ab"], &[("a", "b")]), &HashSet::new()).unwrap();
         assert_eq!(encode(&model, "aba").unwrap(), [2, 0]);
-        assert!(encode(&model, "aĠ").unwrap_err().message().contains("byte 0x20"));
+        // What then stand side by side merge, as in the library that the vocabularies were made with.
+        assert_eq!(encode(&model, "aĠbĠ").unwrap(), [2]);
+        assert!(encode(&model, "Ġ").unwrap().is_empty());
     }
 }

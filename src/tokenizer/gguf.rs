@@ -95,7 +95,7 @@ fn byte_level_bpe(
         added,
         Pipeline::Bpe(Box::new(BpePipeline {
             normalizer: None,
-            pieces: Pieces::ByteLevel(pre.splits),
+            pieces: Pieces::ByteLevel { splits: pre.splits, byte_splits: pre.byte_splits },
             model,
         })),
     )

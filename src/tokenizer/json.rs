@@ -14,7 +14,7 @@ use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper, PreTokeni
 use super::added::{AddedToken, AddedTokens};
 use super::bpe::{BpeModel, BpeParts};
 use super::pipeline::{BpePipeline, Pieces};
-use super::split::SplitRegex;
+use super::split::Splitter;
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Pipeline, Tokenizer, byte_level, spm};
 use crate::{Error, Result};
@@ -253,7 +253,7 @@ fn pieces(pre_tokenizer: &Value) -> Result<Pieces> {
         return Ok(Pieces::Whole);
     }
     match byte_level_splits(&steps(pre_tokenizer, "pretokenizers"))? {
-        Some(splits) => Ok(Pieces::ByteLevel(splits)),
+        Some(splits) => Ok(Pieces::ByteLevel { splits, byte_splits: Vec::new() }),
         None => PreTokenizerWrapper::deserialize(pre_tokenizer).map(Pieces::Library).map_err(|error| {
             Error::invalid_model(format!("the pre_tokenizer of tokenizer.json is not valid: {error}"))
         }),
@@ -261,7 +261,7 @@ fn pieces(pre_tokenizer: &Value) -> Result<Pieces> {
 }
 
 /// The expressions, if the steps are splits by expressions followed by the byte-level step.
-fn byte_level_splits(steps: &[&Value]) -> Result<Option<Vec<SplitRegex>>> {
+fn byte_level_splits(steps: &[&Value]) -> Result<Option<Vec<Splitter>>> {
     const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
     let Some((last, before)) = steps.split_last() else { return Ok(None) };
     if last["type"] != "ByteLevel" || last["add_prefix_space"] != false {
@@ -283,7 +283,7 @@ fn byte_level_splits(steps: &[&Value]) -> Result<Option<Vec<SplitRegex>>> {
     if last["use_regex"] != false {
         patterns.push(GPT2);
     }
-    patterns.into_iter().map(SplitRegex::new).collect::<Result<_>>().map(Some)
+    patterns.into_iter().map(Splitter::at).collect::<Result<_>>().map(Some)
 }
 
 /// From a token's spelling to its bytes.

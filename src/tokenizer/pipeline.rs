@@ -9,7 +9,7 @@ use tokenizers::{
 use super::added::{AddedTokens, Fragment};
 use super::bpe::BpeModel;
 use super::byte_level;
-use super::split::SplitRegex;
+use super::split::Splitter;
 use crate::{Error, Result};
 
 /// A stretch of text, in bytes.
@@ -26,8 +26,8 @@ pub(super) struct BpePipeline {
 /// How text is cut into pieces that are encoded on their own.
 #[derive(Debug)]
 pub(super) enum Pieces {
-    /// By expressions, one after the other; then bytes are written as characters.
-    ByteLevel(Vec<SplitRegex>),
+    /// By expressions, one after the other, before and after bytes are written as characters.
+    ByteLevel { splits: Vec<Splitter>, byte_splits: Vec<Splitter> },
     /// As the file says, by the library.
     Library(PreTokenizerWrapper),
     /// Not at all.
@@ -68,10 +68,10 @@ impl BpePipeline {
         added: &AddedTokens,
         ids: &mut Vec<u32>,
     ) -> Result<()> {
-        if let (None, false, Pieces::ByteLevel(splits)) =
+        if let (None, false, Pieces::ByteLevel { splits, byte_splits }) =
             (&self.normalizer, added.has_normalized(), &self.pieces)
         {
-            return self.encode_byte_level(&source.text[span], splits, ids);
+            return self.encode_byte_level(&source.text[span], splits, byte_splits, ids);
         }
         let aligned = source.aligned.get_or_insert_with(|| NormalizedString::from(source.text));
         // The slice remembers where it stood in the text, which some pre-tokenizers ask for. Nothing is
@@ -93,7 +93,9 @@ impl BpePipeline {
 
     fn encode_normalized(&self, text: &NormalizedString, span: Span, ids: &mut Vec<u32>) -> Result<()> {
         match &self.pieces {
-            Pieces::ByteLevel(splits) => self.encode_byte_level(&text.get()[span], splits, ids),
+            Pieces::ByteLevel { splits, byte_splits } => {
+                self.encode_byte_level(&text.get()[span], splits, byte_splits, ids)
+            }
             Pieces::Whole => self.model.encode(&text.get()[span], ids),
             Pieces::Library(pre_tokenizer) => {
                 let mut pieces = PreTokenizedString::from(slice(text, Range::Normalized(span))?);
@@ -108,20 +110,39 @@ impl BpePipeline {
         }
     }
 
-    fn encode_byte_level(&self, text: &str, splits: &[SplitRegex], ids: &mut Vec<u32>) -> Result<()> {
-        let mut pieces = vec![text];
-        for split in splits {
-            let mut next = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                split.split(piece, &mut next);
+    fn encode_byte_level(
+        &self,
+        text: &str,
+        splits: &[Splitter],
+        byte_splits: &[Splitter],
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        for piece in cut(text, splits) {
+            let characters = byte_level::encode_text(piece);
+            match byte_splits {
+                [] => self.model.encode(&characters, ids)?,
+                _ => {
+                    for piece in cut(&characters, byte_splits) {
+                        self.model.encode(piece, ids)?;
+                    }
+                }
             }
-            pieces = next;
-        }
-        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-            self.model.encode(&byte_level::encode_text(piece), ids)?;
         }
         Ok(())
     }
+}
+
+/// The pieces that are left when each splitter has cut those of the one before.
+fn cut<'t>(text: &'t str, splits: &[Splitter]) -> Vec<&'t str> {
+    let mut pieces: Vec<&str> = (!text.is_empty()).then_some(text).into_iter().collect();
+    for split in splits {
+        let mut next = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            split.split(piece, &mut next);
+        }
+        pieces = next;
+    }
+    pieces
 }
 
 /// Cuts out the added tokens that are looked for in normalised text, which came from `span`.

@@ -9,10 +9,73 @@ use tokenizers::utils::SysRegex;
 use crate::{Error, Result};
 
 const LOOKAHEAD_TAIL: &str = r"|\s+(?!\S)|\s+";
-const NEWLINE_RUN: &str = r"|\s*[\r\n]+";
+/// The same for runs of blanks that are cut into pieces of powers of two.
+const POWERS_TAIL: &str = concat!(
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)",
+    r"|\s{1,2}(?!\S)|\s{1}",
+);
+const POWERS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
+/// What may stand before such an ending: runs that end in a line end, or line ends one by one.
+const LINE_END_RUNS: [&str; 2] = [r"|\s*[\r\n]+", r"|\s*[\r\n]"];
+const LINE_END: &str = r"|[\r\n]";
 /// Every character that `\s` matches, twice, so that an expression which wants a run finds one.
 const ALL_WHITESPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\
     \u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
+
+/// One way of cutting text into pieces.
+#[derive(Debug)]
+pub(super) enum Splitter {
+    /// Matches, and the text between them.
+    At(SplitRegex),
+    /// The same, and each match in groups of three characters, counted from its end. With `not_before`, what it
+    /// matches must not follow.
+    Thousands { digits: SysRegex, not_before: Option<SysRegex> },
+}
+
+impl Splitter {
+    /// # Errors
+    /// If `pattern` is not a regular expression that the matcher knows.
+    pub(super) fn at(pattern: &str) -> Result<Self> {
+        SplitRegex::new(pattern).map(Self::At)
+    }
+
+    /// Runs of what `digits` matches; with `before_no_word`, none before a letter or what else words consist of.
+    ///
+    /// # Errors
+    /// As [`Self::at`].
+    pub(super) fn thousands(digits: &str, before_no_word: bool) -> Result<Self> {
+        let not_before = before_no_word.then(|| compile(r"\w")).transpose()?;
+        Ok(Self::Thousands { digits: compile(digits)?, not_before })
+    }
+
+    /// Appends the pieces of `text`, in order and without gaps.
+    pub(super) fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
+        let (digits, not_before) = match self {
+            Self::At(regex) => return regex.split(text, pieces),
+            Self::Thousands { digits, not_before } => (digits, not_before),
+        };
+        // A lookahead would make each run a search through the whole run for each of its digits.
+        let is_refused = |end: usize| {
+            let next = text[end..].chars().next().map_or(end, |next| end + next.len_utf8());
+            not_before.as_ref().is_some_and(|regex| regex.find_iter(&text[end..next]).next().is_some())
+        };
+        let mut done = 0;
+        for (start, end) in digits.find_iter(text).filter(|(_, end)| !is_refused(*end)) {
+            pieces.extend((done < start).then(|| &text[done..start]));
+            let run = &text[start..end];
+            let num_chars = run.chars().count();
+            let ends = run.char_indices().enumerate().skip(1);
+            let ends = ends.filter(|(index, _)| (num_chars - index).is_multiple_of(3)).map(|(_, (at, _))| at);
+            let mut from = 0;
+            for to in ends.chain([run.len()]) {
+                pieces.push(&run[from..to]);
+                from = to;
+            }
+            done = end;
+        }
+        pieces.extend((done < text.len()).then(|| &text[done..]));
+    }
+}
 
 /// An expression whose matches, and the text between them, become pieces.
 #[derive(Debug)]
@@ -28,28 +91,21 @@ enum Blanks {
     Whole,
     /// Give the last character back to the text that follows.
     GiveBackLast,
-    /// The same, except that a run which ends in a line break was matched as such and stays whole.
-    GiveBackLastUnlessNewline,
+    /// The same, except that a run which ends in a line end was matched as such and stays whole.
+    GiveBackLastUnlessLineEnd,
+    /// The largest power of two that leaves a character to the text that follows, and so on; lines as above.
+    Powers,
 }
 
 impl SplitRegex {
     /// # Errors
     /// If `pattern` is not a regular expression that the matcher knows.
     pub(super) fn new(pattern: &str) -> Result<Self> {
-        let compile = |pattern: &str| {
-            SysRegex::new(pattern).map_err(|error| {
-                Error::invalid_model(format!(
-                    "the pre-tokenizer's expression {pattern:?} is not valid: {error}"
-                ))
-            })
-        };
-        if let Some(head) = pattern.strip_suffix(LOOKAHEAD_TAIL) {
-            let words = head.strip_suffix(NEWLINE_RUN);
-            if ignores_context(words.unwrap_or(head)) && !matches_blanks(&compile(words.unwrap_or(head))?) {
-                let blanks =
-                    if words.is_some() { Blanks::GiveBackLastUnlessNewline } else { Blanks::GiveBackLast };
-                return Ok(Self { regex: compile(&format!(r"{head}|\s+"))?, blanks });
-            }
+        if let Some((head, words, blanks)) = without_lookahead(pattern)
+            && ignores_context(words)
+            && !matches_blanks(&compile(words)?)
+        {
+            return Ok(Self { regex: compile(&format!(r"{head}|\s+"))?, blanks });
         }
         Ok(Self { regex: compile(pattern)?, blanks: Blanks::Whole })
     }
@@ -60,44 +116,80 @@ impl SplitRegex {
         'rest: loop {
             let base = done;
             for (start, end) in self.regex.find_iter(&text[base..]) {
-                let (start, mut end) = (base + start, base + end);
-                if start == end {
-                    continue;
+                let (start, end) = (base + start, base + end);
+                let text_follows = end < text.len();
+                // A match of nothing cuts, too.
+                pieces.extend((done < start).then(|| &text[done..start]));
+                done = start;
+                let mut num_blanks = self.num_blanks(&text[start..end], text_follows);
+                while num_blanks > 0 {
+                    // The last one may be part of a piece with the text that follows.
+                    if num_blanks == 1 && text_follows && done > start {
+                        continue 'rest;
+                    }
+                    let num_taken = self.blanks.num_taken(num_blanks, text_follows);
+                    let rest = &text[done..end];
+                    let length = rest.char_indices().nth(num_taken).map_or(rest.len(), |(at, _)| at);
+                    pieces.push(&rest[..length]);
+                    done += length;
+                    num_blanks -= num_taken;
                 }
-                let kept = self.without_last_blank(&text[start..end], end < text.len());
-                let shortened = kept < end - start;
-                end = start + kept;
-                if done < start {
-                    pieces.push(&text[done..start]);
-                }
-                pieces.push(&text[start..end]);
+                pieces.extend((done < end).then(|| &text[done..end]));
                 done = end;
-                if shortened {
-                    continue 'rest;
-                }
             }
             break;
         }
-        if done < text.len() {
-            pieces.push(&text[done..]);
-        }
+        pieces.extend((done < text.len()).then(|| &text[done..]));
     }
 
-    /// How many bytes of the match to keep.
-    fn without_last_blank(&self, matched: &str, text_follows: bool) -> usize {
-        let Some(last) = matched.chars().next_back() else { return 0 };
-        let give_back = match self.blanks {
+    /// The characters of a match that is a run of blanks which may be cut; 0 for any other match.
+    fn num_blanks(&self, matched: &str, text_follows: bool) -> usize {
+        let ends_line = matched.ends_with(['\r', '\n']);
+        let may_be_cut = match self.blanks {
             Blanks::Whole => false,
-            Blanks::GiveBackLast => true,
-            Blanks::GiveBackLastUnlessNewline => !matches!(last, '\r' | '\n'),
+            Blanks::GiveBackLast => text_follows,
+            Blanks::GiveBackLastUnlessLineEnd => text_follows && !ends_line,
+            Blanks::Powers => !ends_line,
         };
-        let rest = matched.len() - last.len_utf8();
-        if give_back && text_follows && rest > 0 && matched.chars().all(char::is_whitespace) {
-            rest
-        } else {
-            matched.len()
+        match may_be_cut && matched.chars().all(char::is_whitespace) {
+            true => matched.chars().count(),
+            false => 0,
         }
     }
+}
+
+impl Blanks {
+    /// How many characters of a run of blanks are the next piece.
+    fn num_taken(self, num_blanks: usize, text_follows: bool) -> usize {
+        let most = num_blanks - usize::from(text_follows);
+        match self {
+            Self::Powers => POWERS.into_iter().find(|power| *power <= most).unwrap_or(1),
+            _ => most.max(1),
+        }
+    }
+}
+
+fn without_lines(head: &str) -> Option<&str> {
+    LINE_END_RUNS.iter().find_map(|lines| head.strip_suffix(lines))
+}
+
+/// The expression without its ending, the same without what takes line ends, and how to do what the ending does.
+fn without_lookahead(pattern: &str) -> Option<(&str, &str, Blanks)> {
+    if let Some(head) = pattern.strip_suffix(POWERS_TAIL) {
+        return without_lines(head).map(|words| (head, words, Blanks::Powers));
+    }
+    let head = pattern.strip_suffix(LOOKAHEAD_TAIL)?;
+    Some(match (without_lines(head), head.strip_suffix(LINE_END)) {
+        (Some(words), _) => (head, words, Blanks::GiveBackLastUnlessLineEnd),
+        (None, Some(words)) => (head, words, Blanks::GiveBackLast),
+        (None, None) => (head, head, Blanks::GiveBackLast),
+    })
+}
+
+fn compile(pattern: &str) -> Result<SysRegex> {
+    SysRegex::new(pattern).map_err(|error| {
+        Error::invalid_model(format!("the pre-tokenizer's expression {pattern:?} is not valid: {error}"))
+    })
 }
 
 /// Whether a match never depends on what stands before it, so that matching may resume anywhere.
@@ -123,6 +215,8 @@ mod tests {
     const LLAMA: &str =
         r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     const GPT2: &str = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+    const SPARK: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|[\r\n]|\s+(?!\S)|\s+";
+    const ONE_LINE: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 
     fn split<'t>(regex: &SplitRegex, text: &'t str) -> Vec<&'t str> {
         let mut pieces = Vec::new();
@@ -131,8 +225,10 @@ mod tests {
     }
 
     /// Each expression as this module runs it and as it is written.
-    static REGEXES: LazyLock<[(SplitRegex, SplitRegex); 2]> = LazyLock::new(|| {
-        [LLAMA, GPT2].map(|pattern| {
+    static REGEXES: LazyLock<[(SplitRegex, SplitRegex); 5]> = LazyLock::new(|| {
+        let powers = format!("[^\\r\\n\\p{{L}}\\p{{N}}]?\\p{{L}}+|\\s*[\\r\\n]+{POWERS_TAIL}");
+        [LLAMA, GPT2, SPARK, ONE_LINE, &powers].map(|pattern| {
+            assert_ne!(SplitRegex::new(pattern).unwrap().blanks, Blanks::Whole, "{pattern}");
             let as_written = SplitRegex { regex: SysRegex::new(pattern).unwrap(), blanks: Blanks::Whole };
             (SplitRegex::new(pattern).unwrap(), as_written)
         })
@@ -140,7 +236,7 @@ mod tests {
 
     #[test]
     fn known_endings_need_no_lookahead() {
-        assert_eq!(SplitRegex::new(LLAMA).unwrap().blanks, Blanks::GiveBackLastUnlessNewline);
+        assert_eq!(SplitRegex::new(LLAMA).unwrap().blanks, Blanks::GiveBackLastUnlessLineEnd);
         assert_eq!(SplitRegex::new(GPT2).unwrap().blanks, Blanks::GiveBackLast);
         assert_eq!(SplitRegex::new(r"\p{N}").unwrap().blanks, Blanks::Whole);
         // Alternatives that match blanks themselves, or look around, leave the expression as it is.
@@ -156,6 +252,27 @@ mod tests {
     }
 
     #[test]
+    fn long_runs_of_digits_are_cut_from_their_end() {
+        let splitter = Splitter::thousands(r"\d+", true).unwrap();
+        let check = |text: &str, expected: &[&str]| {
+            let mut pieces = Vec::new();
+            splitter.split(text, &mut pieces);
+            assert_eq!(pieces, expected);
+        };
+        check("a 1234567, 123 12 ٣٤٥٦x", &["a ", "1", "234", "567", ", ", "123", " ", "12", " ٣٤٥٦x"]);
+        check("", &[]);
+        let mut pieces = Vec::new();
+        let text = "1".repeat(1_000_000);
+        splitter.split(&text, &mut pieces);
+        assert_eq!((pieces.len(), pieces[0]), (333_334, "1"));
+    }
+
+    #[test]
+    fn a_match_of_nothing_cuts() {
+        assert_eq!(split(&SplitRegex::new("(?=b)").unwrap(), "abab"), ["a", "ba", "b"]);
+    }
+
+    #[test]
     fn invalid_expressions_are_errors() {
         assert!(SplitRegex::new("(").unwrap_err().message().contains("not valid"));
         assert!(SplitRegex::new(r"(|\s+(?!\S)|\s+").is_err());
@@ -163,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_equal_those_of_the_lookahead(text in r"([a1!é \t\r\n\u{3000}]|  |\n ){0,40}") {
+        fn pieces_equal_those_of_the_lookahead(text in r"([a1!é \t\r\n\u{3000}]|  |\n | {5,40}){0,40}") {
             for (regex, with_lookahead) in REGEXES.iter() {
                 let pieces = split(regex, &text);
                 prop_assert_eq!(&pieces, &split(with_lookahead, &text));
