@@ -8,6 +8,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,10 @@ use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
-use tinyvllm::weights::{Checkpoint, Quantization, Quantizer};
+use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
+
+#[path = "models/packed.rs"]
+mod packed;
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -57,6 +61,8 @@ struct Setup {
     block_size: usize,
     dtype: KvCacheDType,
     quantization: Option<Quantization>,
+    /// All matrices in F32, whatever the folder has.
+    in_single_precision: bool,
     /// As at the second start with experts in a file: the first one has made it.
     experts_in_file: bool,
 }
@@ -69,6 +75,7 @@ impl Default for Setup {
             block_size: BLOCK_SIZE,
             dtype: KvCacheDType::F32,
             quantization: None,
+            in_single_precision: false,
             experts_in_file: false,
         }
     }
@@ -82,8 +89,10 @@ impl Instance {
             Kernels::Cpu(level) => Context::cpu(setup.num_threads, level),
             Kernels::Reference => Context::reference(ReferenceBackend::cpu()),
         });
+        let single = || Quantizer::to_dense(DType::F32, NonZeroUsize::MIN);
+        let quantizer = setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
         let mut options = LoadOptions {
-            quantizer: setup.quantization.map(|kind| Quantizer::new(kind, &checkpoint, None)),
+            quantizer: quantizer.or_else(|| setup.in_single_precision.then(single)),
             expert_file: None,
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,

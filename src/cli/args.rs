@@ -205,7 +205,7 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) dtype: DenseDType,
-    /// Quantise dense weights while loading: q4_0, q8_0, q4_k
+    /// Quantise dense weights while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k
     #[arg(long, value_parser = parse_value::<Quantization>, value_name = "TYPE")]
     pub(crate) quantization: Option<Quantization>,
     /// Longest sequence in tokens, prompt and output together [default: the model's]

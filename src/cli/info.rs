@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use tinyvllm::llm::{Llm, ModelReport};
 use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
+use tinyvllm::weights::TypeSummary;
 
 use super::args::InfoArgs;
 use super::console::Console;
@@ -79,12 +80,18 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
     );
     let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, value.clone())).collect();
     section("config", &config);
-    let types = report.types.iter().map(|summary| {
-        let plural = if summary.num_tensors == 1 { "tensor" } else { "tensors" };
-        let size = human_bytes(summary.num_bytes);
-        line(&summary.type_name, format!("{} {plural}, {size}", summary.num_tensors))
-    });
-    section("weights", &types.collect::<Vec<_>>());
+    let types = |summaries: &[TypeSummary]| -> Vec<_> {
+        let type_line = |summary: &TypeSummary| {
+            let plural = if summary.num_tensors == 1 { "tensor" } else { "tensors" };
+            let size = human_bytes(summary.num_bytes);
+            line(&summary.type_name, format!("{} {plural}, {size}", summary.num_tensors))
+        };
+        summaries.iter().map(type_line).collect()
+    };
+    section("weights", &types(&report.types));
+    if let Some(loaded) = &report.loaded_types {
+        section("weights as loaded", &types(loaded));
+    }
 
     let mut memory = vec![
         line("weights", human_bytes(report.demand.weight_bytes).to_string()),
@@ -112,6 +119,9 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
     }
     section("memory", &memory);
     section("generation", &generation_lines(report, bandwidth));
+    for notice in &report.notices {
+        let _ = writeln!(text, "note: {notice}");
+    }
     text
 }
 
@@ -154,17 +164,16 @@ fn generation_lines(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Vec<
 fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
     let config: Map<_, _> =
         report.config.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-    let types: Vec<_> = report
-        .types
-        .iter()
-        .map(|summary| {
+    let types = |summaries: &[TypeSummary]| -> Vec<Value> {
+        let entry = |summary: &TypeSummary| {
             json!({
                 "type": summary.type_name,
                 "num_tensors": summary.num_tensors,
                 "num_bytes": summary.num_bytes,
             })
-        })
-        .collect();
+        };
+        summaries.iter().map(entry).collect()
+    };
     let plan = match &report.plan {
         Ok(MemoryPlan { engine: plan, .. }) => json!({
             "max_model_len": plan.max_model_len,
@@ -196,7 +205,9 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         "name": report.name,
         "architecture": report.architecture,
         "config": config,
-        "weight_types": types,
+        "weight_types": types(&report.types),
+        "loaded_weight_types": types(report.loaded_types.as_ref().unwrap_or(&report.types)),
+        "notices": report.notices,
         "num_parameters": traffic.num_parameters,
         "num_active_parameters": traffic.num_active_parameters(),
         "weight_bytes_per_token": {

@@ -105,6 +105,7 @@ pub(crate) fn load(args: &ModelArgs, options: &LlmOptions, console: Console) -> 
     let model = resolve(args, console)?;
     let llm = Llm::load(&model, options, &Progress::new(console))?;
     console.note(llm.summary());
+    llm.notices().iter().for_each(|notice| console.note(format_args!("note: {notice}")));
     if let Some(line) = llm.expert_summary() {
         console.note(line);
     }

@@ -17,6 +17,9 @@ const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
 ];
 
 const INDEX: &str = "model.safetensors.index.json";

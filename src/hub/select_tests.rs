@@ -43,6 +43,10 @@ fn a_folder_takes_only_what_it_needs() {
             Weights::Files(files("model-00001-of-00002.safetensors model-00002-of-00002.safetensors")),
         ),
     );
+    check(
+        "config.json model.safetensors quantize_config.json",
+        folder("config.json quantize_config.json", Weights::Files(files("model.safetensors"))),
+    );
     // A repository with both kinds is a folder unless a type is asked for.
     check(
         "config.json model.safetensors name-Q4_0.gguf name-Q8_0.gguf",

@@ -67,6 +67,7 @@ impl<'a> Loader<'a> {
         on_progress: &'a (dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self> {
         checkpoint.ensure_supported()?;
+        let quantizer = quantizer.or_else(|| checkpoint.has_packed().then(|| Quantizer::unpacking(None)));
         Ok(Self {
             checkpoint,
             context,
@@ -111,7 +112,7 @@ impl<'a> Loader<'a> {
         let tensor = self.take(name)?.expect_shape(&[rows, cols])?;
         let bytes: Vec<u8> = tensor.to_f32()?.iter().flat_map(|value| value.to_le_bytes()).collect();
         let matrix = Matrix::from_bytes(self.context, DType::F32, &bytes, rows, cols)?;
-        self.progress.advance(tensor.data.len());
+        self.progress.advance(tensor.num_bytes());
         tensor.release();
         Ok(matrix)
     }
@@ -136,16 +137,16 @@ impl<'a> Loader<'a> {
                 && let Some(matrix) = Matrix::next_in_file(file, dtype, rows, cols)?
             {
                 matrices.push(matrix);
-                self.progress.advance(first.data.len());
+                self.progress.advance(first.num_bytes());
                 rest = &rest[1..];
                 continue;
             }
             let Some(quantizer) = self.quantizer_for(first) else {
-                matrices.push(self.copy(first, first.data.len(), file)?);
+                matrices.push(self.copy(first, first.num_bytes(), file)?);
                 rest = &rest[1..];
                 continue;
             };
-            let num = (GROUP_BYTES / first.data.len().max(1)).max(1);
+            let num = (GROUP_BYTES / first.num_bytes().max(1)).max(1);
             let num = rest.iter().take(num).take_while(|tensor| quantizer.applies_to(tensor)).count();
             let (group, others) = rest.split_at(num);
             let progress = &self.progress;
@@ -207,7 +208,7 @@ impl<'a> Loader<'a> {
             return Err(Error::internal(format!("tensor {:?} is no matrix", tensor.name)));
         };
         let dtype = match self.quantizer_for(tensor) {
-            Some(quantizer) => quantizer.dtype_of(tensor.name, tensor.shape),
+            Some(quantizer) => quantizer.loaded_dtype_of(tensor),
             None => tensor.dtype,
         };
         Ok((dtype, rows, cols))
@@ -263,7 +264,7 @@ impl<'a> Loader<'a> {
     pub fn matrix_dtype(&self, name: &str) -> Result<DType> {
         let tensor = self.checkpoint.tensor(name)?;
         let quantizer = self.quantizer.as_ref().filter(|quantizer| quantizer.applies_to(&tensor));
-        Ok(quantizer.map_or(tensor.dtype, |quantizer| quantizer.dtype_of(tensor.name, tensor.shape)))
+        Ok(quantizer.map_or(tensor.dtype, |quantizer| quantizer.loaded_dtype_of(&tensor)))
     }
 
     /// The matrix `{name}.weight` of the shape `[num · rows, cols]`, in pieces of `rows` rows.
@@ -283,11 +284,28 @@ impl<'a> Loader<'a> {
     /// As [`Self::matrix`].
     pub fn matrix_by_columns(&self, name: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
         let all = self.take(&format!("{name}.weight"))?.expect_shape(&[rows, num * cols])?;
+        let bytes_of = |index: usize| all.num_bytes() * (index + 1) / num - all.num_bytes() * index / num;
         let piece = |index: usize| {
             let piece = all.columns(index * cols, cols)?;
-            self.repack_made(&piece.as_raw(), all.data.len() / num)
+            self.repack_made(&piece.as_raw(), bytes_of(index))
         };
-        let pieces = (0..num).map(piece).collect();
+        let pieces = match self.quantizer_for(&all).filter(|_| all.is_packed()) {
+            Some(_) if self.context.is_dry_run() => {
+                let dtype = self.planned(&all)?.0;
+                (0..num).map(|_| Matrix::without_weights(self.context, dtype, rows, cols)).collect()
+            }
+            // What lies in no columns is converted as a whole.
+            Some(quantizer) => {
+                let progress = &self.progress;
+                let converted = quantizer
+                    .quantize(std::slice::from_ref(&all), &|num_bytes| progress.advance(num_bytes))?;
+                let all =
+                    converted.first().ok_or_else(|| Error::internal("a tensor is not there converted"))?;
+                let piece = |index| self.place(&all.as_raw().columns(index * cols, cols)?.as_raw(), None);
+                (0..num).map(piece).collect()
+            }
+            None => (0..num).map(piece).collect(),
+        };
         all.release();
         pieces
     }
@@ -333,8 +351,11 @@ impl<'a> Loader<'a> {
             for head in 0..num_heads {
                 let own = both.rows(head * head_dim, &key_shape)?;
                 // What the one counts of the file, the other does not count again.
-                let num_bytes = if wants_transposed { 0 } else { own.data.len() };
-                keys.push(self.repack_made(&own.transposed(DType::F16)?.as_raw(), num_bytes)?);
+                let num_bytes = if wants_transposed { 0 } else { own.num_bytes() };
+                // What somebody has chosen a type for is not rounded before it has that type.
+                let is_chosen = self.quantizer_for(&own).is_some_and(Quantizer::is_chosen);
+                let turned = if own.is_packed() && is_chosen { DType::F32 } else { DType::F16 };
+                keys.push(self.repack_made(&own.transposed(turned)?.as_raw(), num_bytes)?);
                 if wants_transposed {
                     transposed.push(self.repack(&own)?);
                 }
@@ -373,7 +394,7 @@ impl<'a> Loader<'a> {
     /// If it is missing or has another shape.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         let tensor = self.take(name)?.expect_shape(&[len])?;
-        self.progress.advance(tensor.data.len());
+        self.progress.advance(tensor.num_bytes());
         tensor.to_f32()
     }
 

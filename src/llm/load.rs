@@ -183,8 +183,10 @@ impl Llm {
         let MemoryPlan { engine: engine_config, experts_in_file } = plan.clone();
         let context = Arc::new(new_context(options, device)?);
         let in_file = demand.experts.filter(|_| experts_in_file);
+        let quantizer = opened.quantizer(options)?;
+        let notices = opened.notices(quantizer.as_ref());
         let load_options = models::LoadOptions {
-            quantizer: opened.quantizer(options)?,
+            quantizer,
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
@@ -257,6 +259,7 @@ impl Llm {
             context,
             weight_traffic,
             expert_file: load_options.expert_file,
+            notices,
             load_time: start.elapsed(),
         })
     }
@@ -342,6 +345,13 @@ impl OpenedModel {
         }))
     }
 
+    /// What has to be said of the model, a line each.
+    pub(super) fn notices(&self, quantizer: Option<&Quantizer>) -> Vec<String> {
+        let mut notices = self.checkpoint.notices(quantizer.is_some_and(Quantizer::is_chosen));
+        notices.extend(quantizer.and_then(|quantizer| quantizer.notice(&self.checkpoint)));
+        notices
+    }
+
     /// What converts weights at load, if anything was asked for.
     pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
         let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
@@ -354,7 +364,7 @@ impl OpenedModel {
                 Ok(Some(Quantizer::new(quantization, &self.checkpoint, Some(num_threads))))
             }
             (None, Some(dtype)) => Ok(Some(Quantizer::to_dense(dtype, num_threads))),
-            (None, None) => Ok(None),
+            (None, None) => Ok(self.checkpoint.has_packed().then(|| Quantizer::unpacking(Some(num_threads)))),
         }
     }
 }

@@ -43,6 +43,7 @@ pub struct Llm {
     context: Arc<Context>,
     weight_traffic: WeightTraffic,
     expert_file: Option<Arc<MatrixFile>>,
+    notices: Vec<String>,
     load_time: Duration,
 }
 
@@ -128,6 +129,12 @@ impl Llm {
     #[must_use]
     pub fn expert_summary(&self) -> Option<String> {
         self.expert_file().map(expert_file::summary)
+    }
+
+    /// What has to be said of the model and of what was asked for, a line each.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
     }
 
     /// Encodes a prompt as it is; text that spells a special token becomes that token.

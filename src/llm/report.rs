@@ -22,6 +22,10 @@ pub struct ModelReport {
     pub config: Vec<(&'static str, String)>,
     /// How much of the weights is stored in which type.
     pub types: Vec<TypeSummary>,
+    /// How much is kept in which type when it is loaded, where that is converted.
+    pub loaded_types: Option<Vec<TypeSummary>>,
+    /// What has to be said of the model and of what was asked for, a line each.
+    pub notices: Vec<String>,
     /// What steps read of the weights.
     pub traffic: WeightTraffic,
     /// What the memory plan was made from.
@@ -75,6 +79,8 @@ impl Llm {
         let demand = opened.demand(options, &options.open_device()?)?;
         let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;
+        let quantizer = opened.quantizer(options)?;
+        let quantizer = quantizer.as_ref();
         let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
         let mut entries = vec![
             ("vocab_size", config.vocab_size.to_string()),
@@ -125,7 +131,11 @@ impl Llm {
             architecture: config.architecture.hf_name.to_owned(),
             config: entries,
             types: opened.checkpoint.type_summaries(),
-            traffic: WeightTraffic::of(&opened.checkpoint, config, opened.quantizer(options)?.as_ref())?,
+            loaded_types: quantizer
+                .map(|quantizer| quantizer.type_summaries(&opened.checkpoint))
+                .transpose()?,
+            notices: opened.notices(quantizer),
+            traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer)?,
             sliding_window: config.sliding_window,
             demand,
             expert_file: match &plan {

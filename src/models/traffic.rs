@@ -65,7 +65,12 @@ impl WeightTraffic {
         for name in checkpoint.tensor_names() {
             // One that cannot be read is either refused at load or one that no model uses.
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
-            traffic.add(config, quantizer, name, tensor.shape, tensor.dtype)?;
+            // One that is converted anyhow gets the type that was asked for.
+            let stored = match quantizer {
+                Some(quantizer) if tensor.is_packed() => quantizer.loaded_dtype_of(&tensor),
+                _ => tensor.dtype,
+            };
+            traffic.add(config, quantizer, name, tensor.shape, stored)?;
         }
         Ok(traffic)
     }

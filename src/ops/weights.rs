@@ -36,12 +36,12 @@ impl Matrix {
             )));
         };
         match context.backend() {
-            Backend::Cpu(_) => Self::from_bytes(context, tensor.dtype, tensor.data, rows, cols),
+            Backend::Cpu(_) => Self::from_bytes(context, tensor.dtype, tensor.data()?, rows, cols),
             Backend::Gpu(gpu) => {
                 GpuMatrix::new(gpu, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Gpu(matrix)))
             }
             Backend::Reference(reference) => {
-                ReferenceMatrix::new(reference, tensor.dtype, tensor.share(), rows, cols)
+                ReferenceMatrix::new(reference, tensor.dtype, tensor.share()?, rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
                     .map_err(Error::from)
             }
@@ -94,7 +94,7 @@ impl Matrix {
         let (Backend::Cpu(cpu), &[rows, cols]) = (context.backend(), tensor.shape) else {
             return Err(elsewhere("a file of packed matrices"));
         };
-        file.add(tensor.dtype, tensor.data, rows, cols, &cpu.pool)
+        file.add(tensor.dtype, tensor.data()?, rows, cols, &cpu.pool)
             .map(|packed| Self(MatrixStorage::Cpu(packed)))
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }

@@ -354,8 +354,9 @@ fn start_loading(
     let (done, loaded) = tokio::sync::oneshot::channel();
     let work = move || {
         let result = load(app.loading()).and_then(|llm| {
-            let lines = [Some(llm.summary()), llm.expert_summary()];
-            let summary = lines.into_iter().flatten().collect::<Vec<_>>().join("\n");
+            let notices = llm.notices().iter().map(|notice| format!("note: {notice}"));
+            let lines = [Some(llm.summary()), llm.expert_summary()].into_iter().flatten().chain(notices);
+            let summary = lines.collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {
                 // A server that is gone needs no news.
                 let _ = fail.send(error.to_string());

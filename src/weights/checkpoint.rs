@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::gguf::{GgufFile, Metadata};
+use super::quantized::QuantConfig;
 use super::safetensors::{self, INDEX_FILE, SINGLE_FILE, SafetensorsFiles};
 use super::{FileStamp, RawTensor, names};
 use crate::{Error, ErrorKind, Result};
@@ -28,7 +29,12 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Source {
     Gguf(GgufFile),
-    Folder { files: SafetensorsFiles, config: Value, generation_config: Option<Value> },
+    Folder {
+        files: Box<SafetensorsFiles>,
+        config: Value,
+        generation_config: Option<Value>,
+        quantized: QuantConfig,
+    },
 }
 
 /// What is known of a tensor without reading it.
@@ -53,6 +59,22 @@ pub struct TypeSummary {
     pub num_tensors: usize,
     /// Their bytes; 0 for a type of unknown size.
     pub num_bytes: u64,
+}
+
+impl TypeSummary {
+    /// From the type and the bytes of each tensor; the type with the most bytes comes first.
+    pub(super) fn of(tensors: impl IntoIterator<Item = (String, usize)>) -> Vec<Self> {
+        let mut types = BTreeMap::<String, (usize, u64)>::new();
+        for (type_name, bytes) in tensors {
+            let (num_tensors, num_bytes) = types.entry(type_name).or_default();
+            *num_tensors += 1;
+            *num_bytes += bytes as u64;
+        }
+        let summary = |(type_name, (num_tensors, num_bytes))| Self { type_name, num_tensors, num_bytes };
+        let mut summaries: Vec<_> = types.into_iter().map(summary).collect();
+        summaries.sort_by_key(|summary| std::cmp::Reverse(summary.num_bytes));
+        summaries
+    }
 }
 
 impl Checkpoint {
@@ -196,13 +218,18 @@ impl Checkpoint {
                 .collect(),
             Source::Folder { files, .. } => files
                 .tensors()
-                .iter()
                 .map(|tensor| TensorSummary {
                     name: &tensor.name,
                     type_name: tensor.stored_type.to_string(),
                     shape: &tensor.shape,
                     num_bytes: tensor.range.len(),
                 })
+                .chain(files.packed().iter().map(|tensor| TensorSummary {
+                    name: tensor.name(),
+                    type_name: tensor.method().to_owned(),
+                    shape: tensor.shape(),
+                    num_bytes: tensor.num_bytes(),
+                }))
                 .collect(),
         }
     }
@@ -210,18 +237,7 @@ impl Checkpoint {
     /// How the weights are stored, the type with the most bytes first.
     #[must_use]
     pub fn type_summaries(&self) -> Vec<TypeSummary> {
-        let mut types = BTreeMap::<String, (usize, u64)>::new();
-        for tensor in self.tensors() {
-            let (num_tensors, num_bytes) = types.entry(tensor.type_name).or_default();
-            *num_tensors += 1;
-            *num_bytes += tensor.num_bytes as u64;
-        }
-        let mut summaries: Vec<_> = types
-            .into_iter()
-            .map(|(type_name, (num_tensors, num_bytes))| TypeSummary { type_name, num_tensors, num_bytes })
-            .collect();
-        summaries.sort_by_key(|summary| std::cmp::Reverse(summary.num_bytes));
-        summaries
+        TypeSummary::of(self.tensors().into_iter().map(|tensor| (tensor.type_name, tensor.num_bytes)))
     }
 
     /// Checks that every tensor has a type that can be read.
@@ -231,19 +247,38 @@ impl Checkpoint {
     pub fn ensure_supported(&self) -> Result<()> {
         match &self.source {
             Source::Gguf(file) => file.ensure_supported(),
-            Source::Folder { files, .. } => {
+            Source::Folder { files, quantized, .. } => {
                 // Masks and the like may have any type, because nobody reads them.
                 let bad = |tensor: &&safetensors::StoredTensor| {
                     tensor.dtype().is_none() && !names::is_derived(&tensor.name)
                 };
-                files
-                    .tensors()
-                    .iter()
-                    .find(bad)
-                    .map_or(Ok(()), |tensor| Err(safetensors::unsupported(tensor)))
+                let bad = files.tensors().find(bad);
+                files.packed().ensure_supported().and_then(|()| match bad {
+                    Some(tensor) => Err(quantized.explain(safetensors::unsupported(tensor))),
+                    None => Ok(()),
+                })
             }
         }
         .map_err(|error| self.in_path(error))
+    }
+
+    /// Whether a folder keeps matrices in forms of other programs, so that a [`Quantizer`](super::Quantizer) has to
+    /// convert them.
+    #[must_use]
+    pub fn has_packed(&self) -> bool {
+        match &self.source {
+            Source::Gguf(_) => false,
+            Source::Folder { files, .. } => !files.packed().is_empty(),
+        }
+    }
+
+    /// What has to be said of such matrices, a line each. `is_converted` says that the user has chosen a type for them.
+    #[must_use]
+    pub fn notices(&self, is_converted: bool) -> Vec<String> {
+        match &self.source {
+            Source::Gguf(_) => Vec::new(),
+            Source::Folder { files, .. } => files.packed().notices(is_converted),
+        }
     }
 
     /// The tensors for which `is_used` is false, less those that hold no weights (rotary frequencies and
@@ -263,8 +298,10 @@ impl Checkpoint {
                 .with_hint("fetch config.json and the tokenizer files into the same folder")
         })?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
-        let files = SafetensorsFiles::open(path)?;
-        Ok(Self { path: Some(path.to_owned()), source: Source::Folder { files, config, generation_config } })
+        let quantized = QuantConfig::new(&config, |name| read_json(&path.join(name)))?;
+        let files = Box::new(SafetensorsFiles::open(path, &quantized)?);
+        let source = Source::Folder { files, config, generation_config, quantized };
+        Ok(Self { path: Some(path.to_owned()), source })
     }
 
     fn in_path(&self, error: Error) -> Error {

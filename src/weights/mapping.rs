@@ -130,6 +130,11 @@ impl SharedBytes {
         Self { mapping: Arc::clone(mapping), range }
     }
 
+    /// Lets the operating system take back the memory of the bytes, which stay readable.
+    pub(super) fn release(&self) {
+        self.mapping.release(self.range.clone());
+    }
+
     /// Bytes that are in no file.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();

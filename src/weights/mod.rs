@@ -10,6 +10,7 @@ pub mod gguf;
 mod mapping;
 mod names;
 mod quantize;
+mod quantized;
 mod safetensors;
 mod tensor;
 #[cfg(test)]

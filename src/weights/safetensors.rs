@@ -14,7 +14,8 @@ use ::safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use super::mapping::{FileStamp, Mapping};
-use super::{DType, RawTensor, foreign, names};
+use super::quantized::{PackedTensors, Part, QuantConfig};
+use super::{DType, RawTensor, SharedBytes, foreign, names};
 use crate::{Error, ErrorKind, Result};
 
 /// The file of an unsharded checkpoint.
@@ -34,6 +35,7 @@ pub(super) struct SafetensorsFiles {
     tensors: Vec<StoredTensor>,
     /// Canonical name → position in `tensors`.
     index: HashMap<String, usize>,
+    packed: PackedTensors,
 }
 
 /// A tensor as a header describes it.
@@ -41,6 +43,8 @@ pub(super) struct SafetensorsFiles {
 pub(super) struct StoredTensor {
     /// The canonical name, or the file's own if it has none.
     pub(super) name: String,
+    /// The file's own.
+    file_name: String,
     pub(super) stored_type: Dtype,
     pub(super) shape: Vec<usize>,
     pub(super) range: Range<usize>,
@@ -71,9 +75,31 @@ impl SafetensorsFiles {
         folder.join(SINGLE_FILE).exists() || folder.join(INDEX_FILE).exists()
     }
 
-    /// Opens the checkpoint in `folder`, the single file if there is one.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
-        let mut files = Self { parts: Vec::new(), tensors: Vec::new(), index: HashMap::new() };
+    /// Opens the checkpoint in `folder`, the single file if there is one. `config` says what tensors do not of how
+    /// they were quantised.
+    pub(super) fn open(folder: &Path, config: &QuantConfig) -> Result<Self> {
+        let mut files = Self::open_files(folder)?;
+        let part = |tensor: &StoredTensor| {
+            let bytes = SharedBytes::new(&files.parts[tensor.part], tensor.range.clone());
+            Part::new(&tensor.file_name, tensor.stored_type, &tensor.shape, bytes)
+        };
+        let parts: Vec<_> = files.tensors.iter().map(part).collect();
+        files.packed = PackedTensors::find(&parts, config);
+        for (index, tensor) in files.tensors.iter().enumerate() {
+            if files.packed.is_part(index) {
+                files.index.remove(&tensor.name);
+            }
+        }
+        Ok(files)
+    }
+
+    fn open_files(folder: &Path) -> Result<Self> {
+        let mut files = Self {
+            parts: Vec::new(),
+            tensors: Vec::new(),
+            index: HashMap::new(),
+            packed: PackedTensors::default(),
+        };
         let single = folder.join(SINGLE_FILE);
         if single.exists() {
             files.add(&single)?;
@@ -112,8 +138,18 @@ impl SafetensorsFiles {
         Ok(files)
     }
 
-    pub(super) fn tensors(&self) -> &[StoredTensor] {
-        &self.tensors
+    /// Those that are not parts of [`Self::packed`].
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
+        self.tensors
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !self.packed.is_part(*index))
+            .map(|(_, tensor)| tensor)
+    }
+
+    /// Matrices that other programs have quantised.
+    pub(super) fn packed(&self) -> &PackedTensors {
+        &self.packed
     }
 
     /// The files that are mapped.
@@ -126,14 +162,18 @@ impl SafetensorsFiles {
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
-        self.index.contains_key(name)
+        self.index.contains_key(name) || self.packed.contains(name)
     }
 
     pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.index.get(name).map(|index| &self.tensors[*index].shape[..])
+        let stored = self.index.get(name).map(|index| &self.tensors[*index].shape[..]);
+        stored.or_else(|| Some(self.packed.get(name)?.ok()?.shape()))
     }
 
     pub(super) fn tensor(&self, name: &str) -> Result<RawTensor<'_>> {
+        if let Some(packed) = self.packed.get(name) {
+            return packed.map(RawTensor::packed);
+        }
         let Some(&index) = self.index.get(name) else {
             let theirs = names::hugging_face(name).map(|name| format!(" ({name})")).unwrap_or_default();
             return Err(Error::invalid_model(format!("the checkpoint has no tensor {name:?}{theirs}")));
@@ -207,7 +247,8 @@ fn parse_header(bytes: &[u8]) -> Result<Vec<StoredTensor>> {
             return Err(Error::invalid_model(format!("tensor {name:?} lies outside of the file")));
         }
         tensors.push(StoredTensor {
-            name: names::canonical(&name).unwrap_or(name),
+            name: names::canonical(&name).unwrap_or_else(|| name.clone()),
+            file_name: name,
             stored_type: info.dtype,
             shape: info.shape.clone(),
             range: data_start + start..data_start + end,

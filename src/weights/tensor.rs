@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::mapping::{Mapping, SharedBytes};
+use super::quantized::PackedTensor;
 use super::{DType, blocks};
 use crate::{Error, Result};
 
-/// A borrowed view of one tensor of a checkpoint: undecoded bytes with their type and shape.
+/// A borrowed view of one tensor of a checkpoint: undecoded bytes with their type and shape, or rows of a matrix that
+/// a folder keeps in a form of its own, which a [`Quantizer`](super::Quantizer) converts to the type.
 #[derive(Debug, Clone)]
 pub struct RawTensor<'a> {
     /// The canonical name.
@@ -16,10 +18,15 @@ pub struct RawTensor<'a> {
     pub dtype: DType,
     /// Row-major dimensions, `[out, in]` for a matrix.
     pub shape: &'a [usize],
+    contents: Contents<'a>,
+}
+
+#[derive(Debug, Clone)]
+enum Contents<'a> {
     /// Rows one after the other, each a whole number of blocks.
-    pub data: &'a [u8],
-    mapping: &'a Arc<Mapping>,
-    range: Range<usize>,
+    Stored { mapping: &'a Arc<Mapping>, range: Range<usize> },
+    /// Some rows of a matrix in another form.
+    Packed { tensor: &'a PackedTensor, rows: Range<usize> },
 }
 
 impl<'a> RawTensor<'a> {
@@ -31,7 +38,51 @@ impl<'a> RawTensor<'a> {
         mapping: &'a Arc<Mapping>,
         range: Range<usize>,
     ) -> Self {
-        Self { name, dtype, shape, data: &mapping[range.clone()], mapping, range }
+        Self { name, dtype, shape, contents: Contents::Stored { mapping, range } }
+    }
+
+    /// A matrix that has to be converted to be of its type.
+    pub(super) fn packed(tensor: &'a PackedTensor) -> Self {
+        Self {
+            name: tensor.name(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            contents: Contents::Packed { tensor, rows: 0..tensor.num_rows() },
+        }
+    }
+
+    /// Rows one after the other, each a whole number of blocks.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if the tensor has to be converted first.
+    pub fn data(&self) -> Result<&'a [u8]> {
+        match &self.contents {
+            Contents::Stored { mapping, range } => Ok(&mapping[range.clone()]),
+            Contents::Packed { .. } => Err(self.unconverted()),
+        }
+    }
+
+    /// Bytes in the file.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        match &self.contents {
+            Contents::Stored { range, .. } => range.len(),
+            Contents::Packed { tensor, rows } => tensor.bytes_of(rows),
+        }
+    }
+
+    /// Whether the file keeps it in a form from which it has to be converted to be of its type.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        matches!(self.contents, Contents::Packed { .. })
+    }
+
+    /// What the file keeps in another form, and which rows of it these are.
+    pub(super) fn packed_rows(&self) -> Option<(&'a PackedTensor, Range<usize>)> {
+        match &self.contents {
+            Contents::Stored { .. } => None,
+            Contents::Packed { tensor, rows } => Some((tensor, rows.clone())),
+        }
     }
 
     /// Number of elements.
@@ -69,7 +120,7 @@ impl<'a> RawTensor<'a> {
         if index >= *num || shape.len() < 2 {
             return Err(self.no_stack(index));
         }
-        Ok(self.part(shape, index * (self.data.len() / num), self.data.len() / num))
+        Ok(self.part(shape, index, *num))
     }
 
     /// Some neighbouring rows of a matrix, of the shape `[rows, cols]` that the caller has at hand.
@@ -79,16 +130,32 @@ impl<'a> RawTensor<'a> {
     pub fn rows(&self, first: usize, shape: &'a [usize]) -> Result<Self> {
         match (self.shape, shape) {
             (&[all, own_cols], &[rows, cols]) if own_cols == cols && first + rows <= all => {
-                let row_bytes = self.data.len() / all.max(1);
-                Ok(self.part(shape, first * row_bytes, rows * row_bytes))
+                Ok(Self { shape, ..self.pieces(first..first + rows, all) })
             }
             _ => Err(self.no_stack(first)),
         }
     }
 
-    fn part(&self, shape: &'a [usize], start: usize, len: usize) -> Self {
-        let start = self.range.start + start;
-        Self::new(self.name, self.dtype, shape, self.mapping, start..start + len)
+    /// Piece `index` of `num` equal ones.
+    fn part(&self, shape: &'a [usize], index: usize, num: usize) -> Self {
+        Self { shape, ..self.pieces(index..index + 1, num) }
+    }
+
+    /// Some neighbours of `num` equal pieces, with the shape of all.
+    fn pieces(&self, pieces: Range<usize>, num: usize) -> Self {
+        let inside = |all: &Range<usize>| {
+            let len = all.len() / num.max(1);
+            all.start + pieces.start * len..all.start + pieces.end * len
+        };
+        let contents = match &self.contents {
+            Contents::Stored { mapping, range } => Contents::Stored { mapping, range: inside(range) },
+            Contents::Packed { tensor, rows } => Contents::Packed { tensor, rows: inside(rows) },
+        };
+        Self { contents, ..self.clone() }
+    }
+
+    fn unconverted(&self) -> Error {
+        Error::internal(format!("tensor {:?} is used before it was converted to {}", self.name, self.dtype))
     }
 
     fn no_stack(&self, index: usize) -> Error {
@@ -104,8 +171,13 @@ impl<'a> RawTensor<'a> {
     /// None for a tensor that came from a checkpoint, whose sizes were checked.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.num_elements()];
-        blocks::dequantize(self.dtype, self.data, &mut values)
-            .map_err(|error| error.context(format!("tensor {:?}", self.name)))?;
+        match &self.contents {
+            Contents::Packed { tensor, rows } => tensor.values(rows.clone(), &mut values),
+            Contents::Stored { mapping, range } => {
+                blocks::dequantize(self.dtype, &mapping[range.clone()], &mut values)
+                    .map_err(|error| error.context(format!("tensor {:?}", self.name)))?;
+            }
+        }
         Ok(values)
     }
 
@@ -117,9 +189,9 @@ impl<'a> RawTensor<'a> {
     pub fn transposed(&self, quantized: DType) -> Result<OwnedTensor> {
         let &[rows, cols] = self.shape else { return Err(self.no_stack(0)) };
         let shape = [cols, rows];
-        if !self.dtype.is_quantized() {
-            let len = self.dtype.block_bytes();
-            let values = exchanged(rows, cols).flat_map(|at| &self.data[at * len..][..len]);
+        if !self.dtype.is_quantized() && !self.is_packed() {
+            let (len, data) = (self.dtype.block_bytes(), self.data()?);
+            let values = exchanged(rows, cols).flat_map(|at| &data[at * len..][..len]);
             return Ok(OwnedTensor::new(self.name, self.dtype, &shape, values.copied().collect()));
         }
         let values = self.to_f32()?;
@@ -134,7 +206,8 @@ impl<'a> RawTensor<'a> {
     /// Some neighbouring columns of a matrix, whole blocks of them.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix, does not have them, or they are not whole blocks.
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix, does not have them, or they are not whole blocks;
+    /// [`crate::ErrorKind::Internal`] if it has to be converted first.
     pub fn columns(&self, first: usize, num: usize) -> Result<OwnedTensor> {
         let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
         match self.shape {
@@ -143,7 +216,7 @@ impl<'a> RawTensor<'a> {
                     && [cols, first, num].iter().all(|len| len.is_multiple_of(block_len)) =>
             {
                 let [begin, end] = [first, first + num].map(|column| column / block_len * block_bytes);
-                let rows_of_bytes = self.data.chunks_exact((cols / block_len * block_bytes).max(1));
+                let rows_of_bytes = self.data()?.chunks_exact((cols / block_len * block_bytes).max(1));
                 let bytes = rows_of_bytes.flat_map(|row| &row[begin..end]).copied().collect();
                 Ok(OwnedTensor::new(self.name, self.dtype, &[rows, num], bytes))
             }
@@ -153,19 +226,31 @@ impl<'a> RawTensor<'a> {
 
     /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
     pub fn release(&self) {
-        self.mapping.release(self.range.clone());
+        match &self.contents {
+            Contents::Stored { mapping, range } => mapping.release(range.clone()),
+            // The rows of most methods lie in all of it.
+            Contents::Packed { tensor, rows } if rows.end == tensor.num_rows() => tensor.release(),
+            Contents::Packed { .. } => {}
+        }
     }
 
     /// The same of some of the bytes, counted from the tensor's first one.
     pub(super) fn release_part(&self, bytes: Range<usize>) {
-        let end = self.range.end.min(self.range.start + bytes.end);
-        self.mapping.release(self.range.start + bytes.start..end);
+        if let Contents::Stored { mapping, range } = &self.contents {
+            let end = range.end.min(range.start + bytes.end);
+            mapping.release(range.start + bytes.start..end);
+        }
     }
 
     /// The bytes with a share in the mapped file, for weights that outlive the checkpoint.
-    #[must_use]
-    pub fn share(&self) -> SharedBytes {
-        SharedBytes::new(self.mapping, self.range.clone())
+    ///
+    /// # Errors
+    /// As [`Self::data`].
+    pub fn share(&self) -> Result<SharedBytes> {
+        match &self.contents {
+            Contents::Stored { mapping, range } => Ok(SharedBytes::new(mapping, range.clone())),
+            Contents::Packed { .. } => Err(self.unconverted()),
+        }
     }
 }
 

@@ -93,6 +93,22 @@ fn info_tells_configuration_types_and_memory() {
     assert!(small[0]["tokenizer_vocab_size"].is_null());
 }
 
+/// No row of this model is a multiple of 256.
+#[test]
+fn what_quantisation_makes_of_a_model_is_told() {
+    let told = "--quantization q4_k: 23 of 23 matrices have rows that are no multiple of 256 values";
+    let info = tinyvllm("info --memory-bandwidth 20 --quantization q4_k").model(tiny_llama()).run().success();
+    for word in ["F32", "weights as loaded", "Q5_0   22 tensors", "Q8_0   1 tensor", told] {
+        assert!(info.contains(word), "{info} should say {word}");
+    }
+    let object = tinyvllm("info --json --quantization q4_1").model(tiny_llama()).run().json().remove(0);
+    assert_eq!(object["loaded_weight_types"][0]["type"], "Q4_1");
+    assert_eq!(object["notices"], serde_json::json!([]));
+    let words = "generate --prompt-ids 5 --max-tokens 1 --ignore-eos --quantization q4_k";
+    let run = tinyvllm(words).model(tiny_llama()).run();
+    assert_eq!(run.stderr.matches(told).count(), 1, "{}", run.stderr);
+}
+
 /// Without a folder given, the file lies in the user's cache folder.
 #[test]
 fn experts_in_a_file_are_told_before_and_after_loading() {

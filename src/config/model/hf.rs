@@ -210,11 +210,6 @@ fn refuse_unsupported(file: Json<'_>, architecture: &Architecture) -> Result<()>
     {
         return refuse("attention_bias", &bias);
     }
-    if let Some(quantization) = file.present("quantization_config") {
-        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
-        return Err(Error::unsupported(format!("weights quantised by {method:?} are not supported"))
-            .with_hint("use the unquantised model with --quantization, or a GGUF file"));
-    }
     Ok(())
 }
 

@@ -169,7 +169,6 @@ fn what_cannot_be_computed_is_refused_by_name() {
         (json!({"num_local_experts": 8}), "num_local_experts = 8"),
         (json!({"kv_lora_rank": 512}), "kv_lora_rank = 512"),
         (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping = 30"),
-        (json!({"quantization_config": {"quant_method": "gptq"}}), "\"gptq\""),
         (json!({"rope_scaling": {"type": "longrope"}}), "\"longrope\""),
         (
             json!({"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "x"]}),

@@ -1,6 +1,6 @@
-//! Encoders of the 256-value super-blocks Q4_K and Q6_K.
+//! Encoders of the 256-value super-blocks Q4_K, Q5_K and Q6_K.
 //!
-//! Both minimise the weighted square error Σ w·(x − x̂)² in three stages: a grid search over the step size
+//! All minimise the weighted square error Σ w·(x − x̂)² in three stages: a grid search over the step size
 //! of each sub-block on its own, with a least-squares fit for every candidate; rounding of the sub-block
 //! scales to the format's integers, with their neighbours tried as well; and a last least-squares fit of
 //! the super-block's f16 factors to the codes found. Weights are σ + |x| with σ the sub-block's root mean
@@ -14,16 +14,36 @@ use half::f16;
 use super::store_f16;
 use crate::Result;
 
-/// Step sizes tried for Q4_K, as the number of steps that span the range of the sub-block.
-const Q4_K_STEPS: [f32; 6] = [15.0, 13.6, 14.2, 14.6, 15.4, 16.0];
+/// Step sizes tried for Q4_K and Q5_K, as how many steps more or fewer than there are codes for span the range of the
+/// sub-block.
+const AFFINE_STEPS: [f32; 6] = [0.0, -1.4, -0.8, -0.4, 0.4, 1.0];
 /// Step sizes tried for Q6_K, as the code that the value of largest magnitude gets, negated.
 const Q6_K_STEPS: [f32; 7] = [32.0, 31.1, 31.4, 31.7, 32.3, 32.6, 32.9];
 
 const LANES: usize = 8;
 
 pub(super) fn q4_k(values: &[f32; 256], block: &mut [u8; 144]) -> Result<()> {
+    let (head, nibbles) = block.split_at_mut(16);
+    let codes = super_block(values, 15.0, head)?;
+    store_nibbles(&codes, nibbles);
+    Ok(())
+}
+
+pub(super) fn q5_k(values: &[f32; 256], block: &mut [u8; 176]) -> Result<()> {
+    let (head, rest) = block.split_at_mut(16);
+    let (high, nibbles) = rest.split_at_mut(32);
+    let codes = super_block(values, 31.0, head)?;
+    store_nibbles(&codes.map(|codes| codes.map(|code| code & 15)), nibbles);
+    for (l, byte) in high.iter_mut().enumerate() {
+        *byte = codes.iter().enumerate().fold(0, |bits, (j, codes)| bits | ((codes[l] >> 4) << j));
+    }
+    Ok(())
+}
+
+/// The codes, up to `max_code`, of a super-block with minima, whose factors and levels go into `head`.
+fn super_block(values: &[f32; 256], max_code: f32, head: &mut [u8]) -> Result<[[u8; 32]; 8]> {
     let (values, _) = values.as_chunks::<32>();
-    let sub_blocks: [SubBlock<'_>; 8] = std::array::from_fn(|j| SubBlock::new(&values[j]));
+    let sub_blocks: [SubBlock<'_>; 8] = std::array::from_fn(|j| SubBlock::new(&values[j], max_code));
     let fits = sub_blocks.each_ref().map(fit_affine);
     let largest = |part: fn(&Affine) -> f32| fits.iter().map(part).fold(0.0_f32, f32::max);
     let mut factors = Factors::new(largest(|fit| fit.scale) / 63.0, largest(|fit| fit.min) / 63.0);
@@ -33,17 +53,19 @@ pub(super) fn q4_k(values: &[f32; 256], block: &mut [u8; 144]) -> Result<()> {
         factors = refitted;
     }
 
-    store_f16(factors.scale, &mut block[0..2])?;
-    store_f16(factors.min, &mut block[2..4])?;
-    pack_levels(&levels, &mut block[4..16]);
-    for (pair, bytes) in block[16..].chunks_exact_mut(32).enumerate() {
-        let low = affine_codes(&values[2 * pair], levels[2 * pair].under(factors));
-        let high = affine_codes(&values[2 * pair + 1], levels[2 * pair + 1].under(factors));
+    store_f16(factors.scale, &mut head[0..2])?;
+    store_f16(factors.min, &mut head[2..4])?;
+    pack_levels(&levels, &mut head[4..16]);
+    Ok(std::array::from_fn(|j| sub_blocks[j].codes(levels[j].under(factors))))
+}
+
+/// Two sub-blocks share 32 bytes: the even one has the low halves.
+fn store_nibbles(codes: &[[u8; 32]; 8], out: &mut [u8]) {
+    for (pair, bytes) in codes.as_chunks::<2>().0.iter().zip(out.chunks_exact_mut(32)) {
         for (l, byte) in bytes.iter_mut().enumerate() {
-            *byte = low[l] as u8 | ((high[l] as u8) << 4);
+            *byte = pair[0][l] | (pair[1][l] << 4);
         }
     }
-    Ok(())
 }
 
 pub(super) fn q6_k(values: &[f32; 256], block: &mut [u8; 210]) -> Result<()> {
@@ -74,7 +96,7 @@ pub(super) fn q6_k(values: &[f32; 256], block: &mut [u8; 210]) -> Result<()> {
     Ok(())
 }
 
-/// A sub-block's code before rounding: x ≈ scale·q − min, with both ≥ 0 and q in 0..=15.
+/// A sub-block's code before rounding: x ≈ scale·q − min, with both ≥ 0 and q in 0..=15, or 0..=31.
 #[derive(Clone, Copy)]
 struct Affine {
     scale: f32,
@@ -110,6 +132,8 @@ impl Levels {
 /// A sub-block with its weights and the sums over them that no choice of codes changes.
 struct SubBlock<'a> {
     x: &'a [f32; 32],
+    /// The largest code.
+    max_code: f32,
     weights: [f32; 32],
     sum_w: f32,
     sum_wx: f32,
@@ -125,10 +149,17 @@ struct CodeSums {
 }
 
 impl<'a> SubBlock<'a> {
-    fn new(x: &'a [f32; 32]) -> Self {
+    fn new(x: &'a [f32; 32], max_code: f32) -> Self {
         let weights = importance(x);
         let sum = |term: fn(f32, f32) -> f32| x.iter().zip(&weights).map(|(x, w)| term(*x, *w)).sum();
-        Self { x, weights, sum_w: sum(|_, w| w), sum_wx: sum(|x, w| w * x), sum_wxx: sum(|x, w| w * x * x) }
+        let (sum_w, sum_wx, sum_wxx) = (sum(|_, w| w), sum(|x, w| w * x), sum(|x, w| w * x * x));
+        Self { x, max_code, weights, sum_w, sum_wx, sum_wxx }
+    }
+
+    /// The nearest codes.
+    fn codes(&self, Affine { scale, min }: Affine) -> [u8; 32] {
+        let inverse = reciprocal(scale);
+        self.x.map(|x| affine_code(x, min, inverse, self.max_code) as u8)
     }
 
     /// The sums for the codes nearest to the values under `scale` and `min`.
@@ -137,7 +168,7 @@ impl<'a> SubBlock<'a> {
         let mut lanes = [[0.0_f32; LANES]; 3];
         for (x, weights) in self.x.as_chunks::<LANES>().0.iter().zip(self.weights.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
-                let q = affine_code(x[lane], min, inverse);
+                let q = affine_code(x[lane], min, inverse, self.max_code);
                 let wq = weights[lane] * q;
                 lanes[0][lane] += wq;
                 lanes[1][lane] += wq * q;
@@ -178,10 +209,11 @@ fn fit_affine(sub_block: &SubBlock<'_>) -> Affine {
     if range < f32::MIN_POSITIVE * 64.0 {
         return Affine { scale: 0.0, min: 0.0 };
     }
-    let mut best = Affine { scale: range / 15.0, min: -low };
+    let mut best = Affine { scale: range / sub_block.max_code, min: -low };
     let mut best_error = f32::INFINITY;
-    for steps in Q4_K_STEPS {
-        let sums = sub_block.code_sums(Affine { scale: range / steps, min: -low });
+    for more in AFFINE_STEPS {
+        let scale = range / (sub_block.max_code + more);
+        let sums = sub_block.code_sums(Affine { scale, min: -low });
         let Some(fit) = sub_block.fit(sums) else { continue };
         let error = sub_block.error(sums, fit);
         if error < best_error {
@@ -242,13 +274,8 @@ fn total_error(sub_blocks: &[SubBlock<'_>; 8], levels: &[Levels; 8], factors: Fa
 }
 
 /// The code of `x`, before clamping, is `(x + min)·inverse`.
-fn affine_code(x: f32, min: f32, inverse: f32) -> f32 {
-    round_positive(((x + min) * inverse).clamp(0.0, 15.0))
-}
-
-fn affine_codes(x: &[f32; 32], Affine { scale, min }: Affine) -> [f32; 32] {
-    let inverse = reciprocal(scale);
-    x.map(|x| affine_code(x, min, inverse))
+fn affine_code(x: f32, min: f32, inverse: f32, max_code: f32) -> f32 {
+    round_positive(((x + min) * inverse).clamp(0.0, max_code))
 }
 
 /// The inverse of the unpacking in `decode`.

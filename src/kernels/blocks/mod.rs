@@ -35,19 +35,12 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// True if [`quantize`] can produce `dtype`.
-#[must_use]
-pub fn can_quantize(dtype: DType) -> bool {
-    !matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q5K)
-}
-
 /// Packs f32 values into whole blocks of `dtype`.
 ///
-/// Q4_0, Q5_0 and Q8_0 follow ggml's reference rounding, so the bytes equal those of other GGUF writers.
-/// Q4_K and Q6_K search for the scales with the least weighted error.
+/// Types of 32 values follow ggml's reference rounding, so the bytes equal those of other GGUF writers.
+/// Q4_K, Q5_K and Q6_K search for the scales with the least weighted error.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Unsupported`] if there is no encoder for `dtype` (see [`can_quantize`]);
 /// [`crate::ErrorKind::InvalidModel`] if the lengths do not fit together, or if a value is infinite, not a
 /// number, or too large for the f16 numbers of the format.
 pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
@@ -69,15 +62,25 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
             Ok(())
         }),
         DType::Q4_0 => encode_blocks(values, out, encode::q4_0),
+        DType::Q4_1 => encode_blocks(values, out, encode::q4_1),
         DType::Q5_0 => encode_blocks(values, out, encode::q5_0),
+        DType::Q5_1 => encode_blocks(values, out, encode::q5_1),
         DType::Q8_0 => encode_blocks(values, out, encode::q8_0),
         DType::Q4K => encode_blocks(values, out, encode_k::q4_k),
+        DType::Q5K => encode_blocks(values, out, encode_k::q5_k),
         DType::Q6K => encode_blocks(values, out, encode_k::q6_k),
-        DType::Q4_1 | DType::Q5_1 | DType::Q5K => {
-            Err(Error::unsupported(format!("values cannot be quantised to {dtype}"))
-                .with_hint("use q4_0, q8_0 or q4_k"))
-        }
     }
+}
+
+/// Packs 32 integers, less their zero, with their scale into a block of Q4_0, Q5_0 or Q8_0, of which they have to be in
+/// range. The scale is rounded to half precision.
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidModel`] if `out` is no block or the scale is beyond the range of f16;
+/// [`crate::ErrorKind::Unsupported`] for another type.
+pub fn pack(dtype: DType, scale: f32, codes: &[i8; 32], out: &mut [u8]) -> Result<()> {
+    check_lengths(dtype, codes.len(), out.len())?;
+    encode::integers(dtype, scale, codes, out)
 }
 
 fn check_lengths(dtype: DType, num_values: usize, num_bytes: usize) -> Result<()> {

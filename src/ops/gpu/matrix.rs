@@ -25,10 +25,11 @@ impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
         let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
-        if layout.is_as_in_file() && (tensor.data.as_ptr() as usize).is_multiple_of(UNIT) {
-            check(tensor.dtype, tensor.data, rows, cols)?;
-            if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share())? {
-                let num_bytes = tensor.data.len();
+        let data = tensor.data()?;
+        if layout.is_as_in_file() && (data.as_ptr() as usize).is_multiple_of(UNIT) {
+            check(tensor.dtype, data, rows, cols)?;
+            if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share()?)? {
+                let num_bytes = data.len();
                 let (planes, is_tiled) = (layout.planes(), layout.is_tiled());
                 return Ok(Self {
                     dtype: tensor.dtype,
@@ -42,7 +43,7 @@ impl GpuMatrix {
                 });
             }
         }
-        Self::from_bytes(gpu, tensor.dtype, tensor.data, rows, cols)
+        Self::from_bytes(gpu, tensor.dtype, data, rows, cols)
     }
 
     /// Repacks the row-major `bytes` of a file.

@@ -35,7 +35,7 @@ fn tensors_have_their_data() {
     let tensor = file.tensor("output_norm.weight").unwrap();
     assert_eq!((tensor.name, tensor.dtype, tensor.shape), ("output_norm.weight", DType::F32, [4].as_slice()));
     assert_eq!(tensor.to_f32().unwrap(), [1.0, 2.0, 3.0, 4.0]);
-    let shared = tensor.share();
+    let shared = tensor.share().unwrap();
     assert_eq!(file.total_bytes(), sample.bytes().len() as u64);
     drop(file);
     assert_eq!(&shared[..4], 1.0_f32.to_le_bytes());
