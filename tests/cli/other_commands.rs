@@ -98,7 +98,7 @@ fn info_tells_configuration_types_and_memory() {
 fn what_quantisation_makes_of_a_model_is_told() {
     let told = "--quantization q4_k: 23 of 23 matrices have rows that are no multiple of 256 values";
     let info = tinyvllm("info --memory-bandwidth 20 --quantization q4_k").model(tiny_llama()).run().success();
-    for word in ["F32", "weights as loaded", "Q5_0   22 tensors", "Q8_0   1 tensor", told] {
+    for word in ["F32", "weights as loaded", "Q5_0  22 tensors", "Q8_0  1 tensor", told] {
         assert!(info.contains(word), "{info} should say {word}");
     }
     let object = tinyvllm("info --json --quantization q4_1").model(tiny_llama()).run().json().remove(0);
