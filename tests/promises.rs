@@ -207,7 +207,8 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
         check("multi-step", &|limits| limits.num_scheduler_steps = 5);
         // A cache that holds the longest sequence and little more.
         let config = ModelConfig::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
-        let bytes = 256 * KvCache::bytes_per_token(&config, 8, LlmOptions::default().kv_cache_dtype) as u64;
+        let bytes =
+            256 * KvCache::bytes_per_token(&config, 8, LlmOptions::default().kv_cache_dtype.planned()) as u64;
         check("preemption", &|limits| {
             (limits.block_size, limits.kv_cache_memory_bytes) = (8, Some(bytes));
         });

@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use tinyvllm::chat::ChatConfig;
-use tinyvllm::llm::{DenseDType, DeviceChoice, KernelChoice, LlmOptions};
-use tinyvllm::ops::KvCacheDType;
+use tinyvllm::llm::{
+    DenseDType, DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, LlmOptions,
+};
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::{EngineLimits, ExpertWeights};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
@@ -211,14 +212,14 @@ pub(crate) struct EngineArgs {
     /// Longest sequence in tokens, prompt and output together [default: the model's]
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N")]
     pub(crate) max_model_len: Option<usize>,
-    /// Type of cached keys and values: auto (f16), f16, bf16, f32
+    /// Type of cached keys and values: auto (f16, or bf16 for a model whose keys f16 does not hold), f16, bf16, f32
     #[arg(
         long,
-        value_parser = parse_value::<KvCacheDType>,
+        value_parser = parse_value::<KvCacheChoice>,
         value_name = "TYPE",
         hide_short_help = true
     )]
-    pub(crate) kv_cache_dtype: Option<KvCacheDType>,
+    pub(crate) kv_cache_dtype: Option<KvCacheChoice>,
     /// Memory for keys and values, such as 512M or 2G [default: half of what is free, on NVIDIA GPUs all of it]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
@@ -298,6 +299,7 @@ impl EngineArgs {
             cpu_level: self.cpu_level,
             quantization: self.quantization,
             dtype: self.dtype,
+            generation_config: GenerationConfigChoice::Auto,
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or_default(),
             limits: EngineLimits {
                 max_model_len: self.max_model_len,
@@ -320,21 +322,21 @@ impl EngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: what is left of the context]
+    /// Most tokens to generate [default: the model's, or what is left of the context]
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
-    /// 0 always takes the most likely token, higher values vary more
-    #[arg(long, default_value_t = 0.7, value_name = "X")]
-    pub(crate) temperature: f32,
-    /// Sample from the most likely tokens that together have this probability
-    #[arg(long, default_value_t = 0.95, value_name = "X", hide_short_help = true)]
-    pub(crate) top_p: f32,
-    /// Sample from this many most likely tokens; 0 is all
-    #[arg(long, default_value_t = 0, value_name = "N", hide_short_help = true)]
-    pub(crate) top_k: usize,
-    /// Drop tokens less likely than this times the most likely one
-    #[arg(long, default_value_t = 0.0, value_name = "X", hide_short_help = true)]
-    pub(crate) min_p: f32,
+    /// 0 always takes the most likely token, higher values vary more [default: the model's, or 0.7]
+    #[arg(long, value_name = "X")]
+    pub(crate) temperature: Option<f32>,
+    /// Sample from the most likely tokens that together have this probability [default: the model's, or 0.95]
+    #[arg(long, value_name = "X", hide_short_help = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Sample from this many most likely tokens; 0 is all [default: the model's, or 0]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) top_k: Option<usize>,
+    /// Drop tokens less likely than this times the most likely one [default: the model's, or 0]
+    #[arg(long, value_name = "X", hide_short_help = true)]
+    pub(crate) min_p: Option<f32>,
     /// Makes every request reproducible, each by itself [default: a new one for each]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -350,9 +352,9 @@ pub(crate) struct SamplingArgs {
     /// Do not end at the model's own end tokens
     #[arg(long, hide_short_help = true)]
     pub(crate) ignore_eos: bool,
-    /// Above 1, tokens that were there before become less likely
-    #[arg(long, default_value_t = 1.0, hide_short_help = true, value_name = "X")]
-    pub(crate) repetition_penalty: f32,
+    /// Above 1, tokens that were there before become less likely [default: the model's, or 1]
+    #[arg(long, hide_short_help = true, value_name = "X")]
+    pub(crate) repetition_penalty: Option<f32>,
     /// Subtracted from the logits of tokens in the output
     #[arg(long, default_value_t = 0.0, hide_short_help = true, value_name = "X")]
     pub(crate) presence_penalty: f32,
@@ -365,14 +367,17 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The library's form of these flags.
-    pub(crate) fn params(&self) -> SamplingParams {
+    /// The library's form of these flags, with what the model's files say where none was given. `max_tokens` depends on
+    /// the prompt: see `Llm::default_max_tokens`.
+    pub(crate) fn params(&self, model: &SamplingDefaults) -> SamplingParams {
+        let own = SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() };
+        let defaults = model.apply(own);
         SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             seed: self.seed,
@@ -408,6 +413,22 @@ pub(crate) struct TemplateArgs {
     pub(crate) chat_template: Option<PathBuf>,
 }
 
+/// What requests have that say nothing themselves.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct GenerationConfigArgs {
+    /// Sampling where nothing is asked for: auto (the model's own files), vllm (none of it), or a folder with a
+    /// generation_config.json
+    #[arg(
+        long,
+        default_value = "auto",
+        value_parser = parse_value::<GenerationConfigChoice>,
+        value_name = "FOLDER",
+        hide_short_help = true
+    )]
+    pub(crate) generation_config: GenerationConfigChoice,
+}
+
 /// Whether a model that can reason before it answers does.
 #[derive(Debug, Clone, Copy, Default, Args)]
 #[command(next_help_heading = "Prompt")]
@@ -434,6 +455,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]
@@ -489,6 +512,8 @@ pub(crate) struct ChatArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
+    #[command(flatten)]
+    pub(crate) generation: GenerationConfigArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
     #[command(flatten)]
@@ -595,7 +620,7 @@ mod tests {
         assert_eq!((options.limits.max_model_len, options.limits.gpu_memory_utilization), (Some(64), 0.5));
         assert!(options.limits.enable_prefix_caching);
         assert_eq!((options.device, options.quantization), (DeviceChoice::Cuda(1), Some(Quantization::Q4K)));
-        let params = sampling.params();
+        let params = sampling.params(&SamplingDefaults::default());
         assert_eq!((params.logit_bias[&5], params.stop_token_ids), (-1.5, vec![1, 2]));
         assert_eq!(params.temperature, 0.0);
     }

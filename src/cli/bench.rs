@@ -135,7 +135,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         measure::check_generation(&llm, batch_size, context_len, plan.output_len)?;
     }
     let block_size = llm.engine().config().block_size;
-    let kv_bytes_per_token = KvCache::bytes_per_token(llm.model_config(), block_size, options.kv_cache_dtype);
+    let kv_bytes_per_token =
+        KvCache::bytes_per_token(llm.model_config(), block_size, options.kv_cache_dtype.planned());
     let report = measure_all(&llm, &plan, kv_bytes_per_token, console)?;
     let mut output = io::stdout().lock();
     if args.json {

@@ -11,7 +11,7 @@ use rustyline::{Behavior, Config, Editor};
 use tinyvllm::chat::{AnswerFormat, Chat, ChatOptions, Conversation};
 use tinyvllm::engine::FinishReason;
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 use tinyvllm::{Error, ErrorKind};
 
 use super::answer::AnswerRender;
@@ -34,7 +34,11 @@ Ctrl-C   stop the answer";
 /// As [`chat`].
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
-    let options = LlmOptions { chat: chat_config(&args.template)?, ..args.engine.options() };
+    let options = LlmOptions {
+        chat: chat_config(&args.template)?,
+        generation_config: args.generation.generation_config.clone(),
+        ..args.engine.options()
+    };
     chat(&model, &options, &args.sampling, &args.system, args.thinking, Console::new(args.messages))
 }
 
@@ -51,8 +55,7 @@ pub(crate) fn chat(
     thinking: ThinkingArgs,
     console: Console,
 ) -> anyhow::Result<ExitCode> {
-    let params = sampling.params();
-    params.validate(usize::MAX)?;
+    sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     let Some(format) = llm.chat().map(Chat::answer_format) else {
@@ -60,6 +63,7 @@ pub(crate) fn chat(
             .with_hint("let it continue a text with --raw --prompt TEXT")
             .into());
     };
+    let params = sampling.params(llm.sampling_defaults());
     let answers =
         Answers { llm: &llm, format, options: chat_options(&llm, thinking)?, params, interrupt, console };
     let mut input = Input::open(console)?;
@@ -146,7 +150,9 @@ impl Answers<'_> {
     fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
         let prompt = self.llm.encode_chat(conversation.messages(), &self.options)?;
         let visible_special = self.llm.visible_special(self.format);
-        Ok((self.llm.submit_with(prompt.clone(), self.params.clone(), visible_special)?, prompt))
+        let mut params = self.params.clone();
+        params.max_tokens = params.max_tokens.or_else(|| self.llm.default_max_tokens(prompt.len(), &params));
+        Ok((self.llm.submit_with(prompt.clone(), params, visible_special)?, prompt))
     }
 }
 

@@ -11,7 +11,7 @@ use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::demo;
 use tinyvllm::engine::FinishReason;
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
-use tinyvllm::sampling::SamplingParams;
+use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
 use super::args::GenerateArgs;
 use super::console::{Console, Style, paint};
@@ -58,21 +58,26 @@ enum Prompt {
 /// If there is no prompt, the model cannot be loaded, a request is not valid, or output fails.
 pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
-    let mut params = SamplingParams {
+    let params_for = |defaults: &SamplingDefaults| SamplingParams {
         n: args.output.num_sequences,
         logprobs: args.output.logprobs,
-        ..args.sampling.params()
+        ..args.sampling.params(defaults)
     };
     // Everything but token ids can be checked before a model is there.
-    params.validate(usize::MAX)?;
+    params_for(&SamplingDefaults::default()).validate(usize::MAX)?;
     let task = choose_task(args, caller, console)?;
-    let options = LlmOptions { chat: load::chat_config(&args.template)?, ..args.engine.options() };
+    let options = LlmOptions {
+        chat: load::chat_config(&args.template)?,
+        generation_config: args.generation.generation_config.clone(),
+        ..args.engine.options()
+    };
     if task == Task::Chat {
         let (model, sampling) = (&args.model, &args.sampling);
         return chat::chat(model, &options, sampling, &args.system, args.thinking, console);
     }
     let interrupt = Interrupt::install()?;
     let llm = load::load(&args.model, &options, console)?;
+    let mut params = params_for(llm.sampling_defaults());
     let is_demo = task == Task::Demo;
     let prompts = match task {
         Task::Prompts(prompts) => prompts,
@@ -104,7 +109,9 @@ fn generate(
     // All before the first token is read, so that they run as one batch and a bad one stops the run
     // before there is output.
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
-        let stream = llm.submit(prompt.clone(), params.clone());
+        let mut params = params.clone();
+        params.max_tokens = params.max_tokens.or_else(|| llm.default_max_tokens(prompt.len(), &params));
+        let stream = llm.submit(prompt.clone(), params);
         stream.map_err(
             |error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error },
         )

@@ -14,7 +14,7 @@ use tinyvllm::server::{
     AccessLog, AccessRecord, Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig,
 };
 
-use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
+use super::args::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::interrupt;
 use super::load::{chat_config, merge_model, resolve};
@@ -35,6 +35,8 @@ pub(crate) struct ServeArgs {
     model: ModelArgs,
     #[command(flatten)]
     template: TemplateArgs,
+    #[command(flatten)]
+    generation: GenerationConfigArgs,
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
@@ -176,7 +178,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         reasoning: args.server.reasoning_parser,
         ..chat_config(&args.template)?
     };
-    let options = LlmOptions { chat, ..args.engine.options() };
+    let generation_config = args.generation.generation_config.clone();
+    let options = LlmOptions { chat, generation_config, ..args.engine.options() };
     let server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
     options.open_device()?;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use safetensors::{Dtype, SafeTensors};
 use tinyvllm::engine::{Event, FinishReason, Request, RequestStream};
-use tinyvllm::llm::Llm;
+use tinyvllm::llm::{KvCacheChoice, Llm};
 use tinyvllm::ops::KvCacheDType;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, Result};
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let reference = Reference::read(&args.reference)?;
     let mut options = args.engine.options();
     // Half precision would be the largest difference by far.
-    options.kv_cache_dtype = args.engine.kv_cache_dtype.unwrap_or(KvCacheDType::F32);
+    options.kv_cache_dtype = args.engine.kv_cache_dtype.unwrap_or(KvCacheChoice::Fixed(KvCacheDType::F32));
     let interrupt = Interrupt::install()?;
     let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
 

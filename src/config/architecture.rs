@@ -3,14 +3,19 @@
 //! A model that differs from its relatives only in the ways listed here is one entry of
 //! [`ARCHITECTURES`]; one with attention of its own is an entry with a new [`Decoder`] and a file in `layers`.
 
+use crate::config::defaults::HfDefaults;
 use crate::config::{RopeStyle, Scoring};
 use crate::{Error, Result};
 
 /// A model architecture that can be run.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Architecture {
     /// Its name in `architectures` of a Hugging Face `config.json`.
     pub hf_name: &'static str,
+    /// Its names under `model_type` there.
+    pub hf_model_types: &'static [&'static str],
+    /// What a `config.json` leaves out.
+    pub(crate) hf_defaults: HfDefaults,
     /// Its names under `general.architecture` in GGUF files, the usual one first. Several architectures may
     /// share one.
     pub gguf_names: &'static [&'static str],
@@ -51,25 +56,32 @@ pub enum Decoder {
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
 pub static ARCHITECTURES: [Architecture; 9] = [
-    Architecture::llama_like("LlamaForCausalLM", &["llama"], RopeStyle::Interleaved),
-    Architecture::llama_like("MistralForCausalLM", &["llama"], RopeStyle::Interleaved),
+    Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
+        gguf_names: &["llama"],
+        ..Architecture::llama_like("MistralForCausalLM", &["mistral"], HfDefaults::MISTRAL)
+            .interleaved_in_gguf()
+    },
+    Architecture {
+        gguf_names: &["llama"],
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Softmax,
             hf_normalize: true,
             gguf_normalize: true,
         }),
-        ..Architecture::llama_like("MixtralForCausalLM", &["llama"], RopeStyle::Interleaved)
+        ..Architecture::llama_like("MixtralForCausalLM", &["mixtral"], HfDefaults::MIXTRAL)
+            .interleaved_in_gguf()
     },
     Architecture {
         qkv_bias: true,
-        ..Architecture::llama_like("Qwen2ForCausalLM", &["qwen2"], RopeStyle::HalfSplit)
+        ..Architecture::llama_like("Qwen2ForCausalLM", &["qwen2"], HfDefaults::QWEN2)
     },
     Architecture {
         qk_norm: true,
-        ..Architecture::llama_like("Qwen3ForCausalLM", &["qwen3"], RopeStyle::HalfSplit)
+        ..Architecture::llama_like("Qwen3ForCausalLM", &["qwen3"], HfDefaults::QWEN3)
     },
     Architecture {
+        gguf_names: &["qwen3moe"],
         qk_norm: true,
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Softmax,
@@ -77,7 +89,7 @@ pub static ARCHITECTURES: [Architecture; 9] = [
             // Its files have no key for it, and the models that there are normalise.
             gguf_normalize: true,
         }),
-        ..Architecture::llama_like("Qwen3MoeForCausalLM", &["qwen3moe"], RopeStyle::HalfSplit)
+        ..Architecture::llama_like("Qwen3MoeForCausalLM", &["qwen3_moe"], HfDefaults::QWEN3_MOE)
     },
     Architecture {
         router: Some(RouterDefaults {
@@ -85,9 +97,9 @@ pub static ARCHITECTURES: [Architecture; 9] = [
             hf_normalize: false,
             gguf_normalize: false,
         }),
-        ..Architecture::deepseek_like("DeepseekV2ForCausalLM", &["deepseek2"])
+        ..Architecture::deepseek_like("DeepseekV2ForCausalLM", &["deepseek_v2"], HfDefaults::DEEPSEEK_V2)
     },
-    Architecture::deepseek_like("YoutuForCausalLM", &["deepseek2"]),
+    Architecture::deepseek_like("YoutuForCausalLM", &["youtu", "youtu_llm"], HfDefaults::YOUTU),
     Architecture {
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Sigmoid,
@@ -95,21 +107,25 @@ pub static ARCHITECTURES: [Architecture; 9] = [
             gguf_normalize: false,
         }),
         // The second name is that of early conversions, with the same tensors.
-        ..Architecture::deepseek_like("Glm4MoeLiteForCausalLM", &["deepseek2", "glm4moelite"])
+        gguf_names: &["deepseek2", "glm4moelite"],
+        ..Architecture::deepseek_like("Glm4MoeLiteForCausalLM", &["glm4_moe_lite"], HfDefaults::GLM4_MOE_LITE)
     },
 ];
 
 impl Architecture {
+    /// One whose GGUF files have the name of its folders, and the same order of rows.
     const fn llama_like(
         hf_name: &'static str,
-        gguf_names: &'static [&'static str],
-        gguf_rope_style: RopeStyle,
+        hf_model_types: &'static [&'static str],
+        hf_defaults: HfDefaults,
     ) -> Self {
         Self {
             hf_name,
-            gguf_names,
+            hf_model_types,
+            hf_defaults,
+            gguf_names: hf_model_types,
             hf_rope_style: RopeStyle::HalfSplit,
-            gguf_rope_style,
+            gguf_rope_style: RopeStyle::HalfSplit,
             qkv_bias: false,
             qk_norm: false,
             router: None,
@@ -117,11 +133,21 @@ impl Architecture {
         }
     }
 
-    const fn deepseek_like(hf_name: &'static str, gguf_names: &'static [&'static str]) -> Self {
+    /// The same with rows that the converter has moved.
+    const fn interleaved_in_gguf(self) -> Self {
+        Self { gguf_rope_style: RopeStyle::Interleaved, ..self }
+    }
+
+    const fn deepseek_like(
+        hf_name: &'static str,
+        hf_model_types: &'static [&'static str],
+        hf_defaults: HfDefaults,
+    ) -> Self {
         Self {
+            gguf_names: &["deepseek2"],
             hf_rope_style: RopeStyle::Interleaved,
             decoder: Decoder::DeepSeek,
-            ..Self::llama_like(hf_name, gguf_names, RopeStyle::Interleaved)
+            ..Self::llama_like(hf_name, hf_model_types, hf_defaults).interleaved_in_gguf()
         }
     }
 
@@ -131,15 +157,35 @@ impl Architecture {
         self.decoder == Decoder::DeepSeek
     }
 
-    /// The architecture that a `config.json` calls `name`.
+    /// The architecture that a `config.json` calls `name`, in whatever case. A folder with the model alone, without
+    /// what is made of its output, has `Model` in the place of `ForCausalLM`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] with the names that are known.
     pub fn from_hf_name(name: &str) -> Result<&'static Self> {
+        let is_named = |architecture: &&Self| {
+            let own = architecture.hf_name;
+            let model = own.strip_suffix("ForCausalLM").map(|stem| format!("{stem}Model"));
+            own.eq_ignore_ascii_case(name) || model.is_some_and(|model| model.eq_ignore_ascii_case(name))
+        };
         ARCHITECTURES
             .iter()
-            .find(|architecture| architecture.hf_name == name)
+            .find(is_named)
             .ok_or_else(|| unknown(name, ARCHITECTURES.iter().map(|architecture| architecture.hf_name)))
+    }
+
+    /// The architecture that a `config.json` without the name of a class calls `model_type`.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] with the names that are known.
+    pub fn from_model_type(model_type: &str) -> Result<&'static Self> {
+        let named = |architecture: &&Self| architecture.hf_model_types.contains(&model_type);
+        ARCHITECTURES.iter().find(named).ok_or_else(|| {
+            unknown(
+                model_type,
+                ARCHITECTURES.iter().flat_map(|architecture| architecture.hf_model_types).copied(),
+            )
+        })
     }
 
     /// The first architecture that a GGUF file calls `name`, preferably one that has experts if the file

@@ -2,6 +2,7 @@
 //! starts.
 
 mod architecture;
+mod defaults;
 mod engine;
 mod model;
 

@@ -11,12 +11,16 @@ use crate::{Error, Result};
 mod experts;
 mod gguf;
 mod hf;
+mod hf_rope;
+mod json;
 mod latent;
 
 /// Most rows and columns of a matrix, so that no product of dimensions overflows.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
+/// Longest sequence that a scaling makes possible, which is the longest of the engine.
+const MAX_SCALED_LEN: usize = 1 << 24;
 
 /// The configuration of a decoder-only language model.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,8 +47,17 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// The longest sequence that the model was made for.
+    /// The longest sequence that the model was made for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
+    /// The longest sequence that is computed best, and longer ones are for those who ask.
+    pub usual_model_len: usize,
+    /// What to tell those who ask for a longer one than `max_position_embeddings`, if there is a reason beside its
+    /// training.
+    pub context_hint: Option<&'static str>,
+    /// The query, key and value projections have biases.
+    pub qkv_bias: bool,
+    /// The projection behind attention has a bias.
+    pub output_bias: bool,
     /// The embedding matrix is also the language-model head.
     pub tie_word_embeddings: bool,
     /// A token attends to itself and the `sliding_window - 1` tokens before it; all of them if none.
@@ -58,6 +71,61 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text, as the model's files list them. The tokenizer may know more.
     pub eos_token_ids: Vec<u32>,
+    /// What of the files counts otherwise than their authors may think, a line each.
+    pub notices: Vec<String>,
+}
+
+/// How long sequences may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Window {
+    longest: usize,
+    usual: usize,
+    hint: Option<&'static str>,
+}
+
+impl Window {
+    fn plain(max_position_embeddings: usize) -> Self {
+        Self { longest: max_position_embeddings, usual: max_position_embeddings, hint: None }
+    }
+
+    /// With a scaling that makes longer sequences possible than `max_position_embeddings`, if the file has not counted
+    /// it in. `original` is the context before scaling, where a file names it.
+    fn of(scaling: &RopeScaling, original: Option<usize>, max_position_embeddings: usize) -> Self {
+        match scaling {
+            RopeScaling::Linear { factor } | RopeScaling::Yarn { factor, .. } => {
+                let original = original.unwrap_or(max_position_embeddings);
+                let scaled = (original as f64 * factor).round() as usize;
+                Self::plain(max_position_embeddings.max(scaled.min(MAX_SCALED_LEN)))
+            }
+            // What is longer takes other divisors, for all of its tokens: it is for those who ask.
+            RopeScaling::Long { original_context, .. } => Self {
+                usual: max_position_embeddings.min(*original_context),
+                ..Self::plain(max_position_embeddings)
+            },
+            // Its factor is for wavelengths, and its files count it in.
+            RopeScaling::Llama3 { .. } | RopeScaling::FreqFactors | RopeScaling::None => {
+                Self::plain(max_position_embeddings)
+            }
+        }
+    }
+
+    /// What has to be said of it.
+    fn notice(self) -> Option<String> {
+        let Self { longest, usual, .. } = self;
+        (usual < longest).then(|| {
+            format!(
+                "the context is {usual} tokens unless --max-model-len asks for more, up to {longest}; then rotary \
+                 positions have the divisors for long sequences, in short ones too"
+            )
+        })
+    }
+
+    fn at_most(self, len: usize, hint: &'static str) -> Self {
+        if self.longest <= len {
+            return self;
+        }
+        Self { longest: len, usual: self.usual.min(len), hint: Some(hint) }
+    }
 }
 
 /// Multi-head latent attention. A query head has `qk_nope_head_dim` values without a position and behind them the
@@ -161,6 +229,18 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// What sine and cosine are multiplied by.
         attention_factor: f64,
+        /// The ends of the ramp are whole pairs.
+        truncate: bool,
+    },
+    /// Each pair has its own divisor, and another one where sequences may be longer than `original_context`.
+    Long {
+        /// The divisors for short and for long sequences; none if they are in the tensors `rope_factors_short.weight`
+        /// and `rope_factors_long.weight` of the checkpoint.
+        divisors: Option<(Vec<f64>, Vec<f64>)>,
+        /// The context length before scaling.
+        original_context: usize,
+        /// What sine and cosine are multiplied by.
+        attention_factor: f64,
     },
     /// Each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
     FreqFactors,
@@ -177,10 +257,32 @@ impl ModelConfig {
             (Some(metadata), _) => Self::from_gguf(metadata, |name| checkpoint.shape(name)),
             (None, Some(config)) => {
                 let has_tensor = |name: &str| checkpoint.contains(name);
-                Self::from_hf(config, checkpoint.generation_config_json(), has_tensor)
+                let config = Self::from_hf(config, checkpoint.generation_config_json(), has_tensor)?;
+                config.with_own_head(checkpoint)
             }
             (None, None) => Err(Error::internal("a checkpoint is neither a GGUF file nor a folder")),
         }
+    }
+
+    /// A head that is not the embedding counts, whatever the switch says: somebody has trained it.
+    fn with_own_head(mut self, checkpoint: &Checkpoint) -> Result<Self> {
+        let (embedding, head) = ("token_embd.weight", "output.weight");
+        if self.tie_word_embeddings && checkpoint.contains(embedding) && checkpoint.contains(head) {
+            let (embedding, head) = (checkpoint.tensor(embedding)?, checkpoint.tensor(head)?);
+            // What has to be converted first is a matrix of its own: nobody keeps an embedding like that.
+            let is_same = embedding.dtype == head.dtype
+                && embedding.shape == head.shape
+                && matches!((embedding.data(), head.data()), (Ok(one), Ok(other)) if one == other);
+            if !is_same {
+                self.tie_word_embeddings = false;
+                self.notices.push(
+                    "config.json ties lm_head.weight to the embedding (tie_word_embeddings), but the weights have \
+                     another one, which counts"
+                        .to_owned(),
+                );
+            }
+        }
+        Ok(self)
     }
 
     /// Values of all query heads.
@@ -229,7 +331,7 @@ impl ModelConfig {
         }
         self.rope.validate()?;
         if let Some(latent) = &self.latent_attention {
-            latent.validate(&self.rope, self.sliding_window)?;
+            latent.validate(self.sliding_window)?;
         }
         if let Some(experts) = &self.experts {
             experts.validate(self.num_layers)?;
@@ -239,7 +341,8 @@ impl ModelConfig {
             if *id as usize >= vocab_size {
                 return Err(Error::invalid_model(format!(
                     "the special token {id} is outside the vocabulary of {vocab_size} tokens"
-                )));
+                ))
+                .with_hint("correct bos_token_id or eos_token_id, or leave it out"));
             }
         }
         Ok(self)
@@ -283,7 +386,13 @@ impl RopeConfig {
                 positive("original_max_position_embeddings", original_context as f64)?;
                 ordered(("low_freq_factor", low_freq_factor), ("high_freq_factor", high_freq_factor))
             }
-            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            RopeScaling::Long { original_context, attention_factor, .. } => {
+                positive("original_max_position_embeddings", original_context as f64)?;
+                positive("the rope attention factor", attention_factor)
+            }
+            RopeScaling::Yarn {
+                factor, original_context, beta_fast, beta_slow, attention_factor, ..
+            } => {
                 positive("the rope scaling factor", factor)?;
                 positive("original_max_position_embeddings", original_context as f64)?;
                 positive("beta_slow", beta_slow)?;

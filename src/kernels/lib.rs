@@ -15,6 +15,7 @@ mod memory;
 pub mod noise;
 pub mod paged_cache;
 pub mod pool;
+pub mod range;
 pub mod rope;
 pub mod rows;
 pub mod simd;

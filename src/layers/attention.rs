@@ -40,7 +40,7 @@ pub trait SelfAttention: fmt::Debug + Send + Sized {
 impl SelfAttention for Attention {
     fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
         let hidden = config.hidden_size;
-        let has_bias = config.architecture.qkv_bias;
+        let has_bias = config.qkv_bias;
         let projection = |name: &str, outputs: usize| {
             loader.linear(&format!("{prefix}.{name}"), outputs, hidden, has_bias)
         };
@@ -61,7 +61,12 @@ impl SelfAttention for Attention {
             q: projection("attn_q", config.q_size())?,
             k: projection("attn_k", config.kv_size())?,
             v: projection("attn_v", config.kv_size())?,
-            output: loader.linear(&format!("{prefix}.attn_output"), hidden, config.q_size(), false)?,
+            output: loader.linear(
+                &format!("{prefix}.attn_output"),
+                hidden,
+                config.q_size(),
+                config.output_bias,
+            )?,
             head_norms,
         })
     }

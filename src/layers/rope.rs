@@ -12,12 +12,28 @@ use crate::ops::RopeTable;
 /// # Errors
 /// If the divisors of the frequencies have to come from the checkpoint and are not there.
 pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) -> Result<RopeTable> {
-    let divisors = match config.scaling {
+    let divisors = match &config.scaling {
         RopeScaling::FreqFactors => Some(loader.vector("rope_freqs.weight", config.dim / 2)?),
+        RopeScaling::Long { divisors, original_context, .. } => {
+            let is_long = max_positions > *original_context;
+            Some(match divisors {
+                Some((short, long)) => {
+                    let divisors = if is_long { long } else { short };
+                    divisors.iter().map(|divisor| *divisor as f32).collect()
+                }
+                None => {
+                    let names = ["rope_factors_short.weight", "rope_factors_long.weight"];
+                    loader.ignore(names[usize::from(!is_long)]);
+                    loader.vector(names[usize::from(is_long)], config.dim / 2)?
+                }
+            })
+        }
         _ => None,
     };
     let factor = match config.scaling {
-        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
+            attention_factor as f32
+        }
         _ => 1.0,
     };
     let frequencies = frequencies(config, divisors.as_deref());
@@ -30,7 +46,9 @@ fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
     let base = |pair: usize| config.theta.powf(-2.0 * pair as f64 / dim);
     let frequency = |pair: usize| match config.scaling {
         RopeScaling::None => base(pair),
-        RopeScaling::FreqFactors => base(pair) / divisors.map_or(1.0, |divisors| f64::from(divisors[pair])),
+        RopeScaling::FreqFactors | RopeScaling::Long { .. } => {
+            base(pair) / divisors.map_or(1.0, |divisors| f64::from(divisors[pair]))
+        }
         RopeScaling::Linear { factor } => base(pair) / factor,
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let wavelength = 2.0 * PI / base(pair);
@@ -44,13 +62,14 @@ fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
                 base(pair) * ((1.0 - smooth) / factor + smooth)
             }
         }
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } => {
             // The pair that makes this many rotations in the original context.
             let pair_of = |rotations: f64| {
                 dim * (original_context as f64 / (2.0 * PI * rotations)).ln() / (2.0 * config.theta.ln())
             };
-            let low = pair_of(beta_fast).floor().max(0.0);
-            let high = pair_of(beta_slow).ceil().min(dim - 1.0);
+            let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
+            let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+            let (low, high) = (low.max(0.0), high.min(dim - 1.0));
             let ramp = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
             base(pair) / factor * ramp + base(pair) * (1.0 - ramp)
         }
@@ -110,6 +129,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: 1.0,
+            truncate: true,
         };
         let plain = scaled(1e4, 64, RopeScaling::None);
         let scaled = scaled(1e4, 64, scaling);
@@ -123,6 +143,23 @@ mod tests {
         // A third of the ramp between: (14 - 10) / (23 - 10).
         let ramp = 4.0 / 13.0;
         assert!((scaled[14] / plain[14] - (ramp / 40.0 + 1.0 - ramp)).abs() < 1e-5);
+    }
+
+    #[test]
+    fn the_ramp_of_yarn_may_end_between_pairs() {
+        let scaling = RopeScaling::Yarn {
+            factor: 40.0,
+            original_context: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.0,
+            truncate: false,
+        };
+        let (plain, scaled) = (scaled(1e4, 64, RopeScaling::None), scaled(1e4, 64, scaling));
+        for (pair, expected) in [(10, 1.0), (11, 0.957_266), (14, 0.714_35), (22, 0.066_574), (23, 0.025)] {
+            let actual = scaled[pair] / plain[pair];
+            assert!((actual - expected).abs() < 1e-5, "pair {pair}: {actual}, wanted {expected}");
+        }
     }
 
     #[test]

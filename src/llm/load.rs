@@ -9,7 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use super::{DeviceChoice, KernelChoice, Llm, OpenedDevice, expert_file};
+use super::generation_config::GenerationConfig;
+use super::kv_cache_choice::ChosenKvCache;
+use super::{
+    DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, Llm, OpenedDevice, expert_file,
+};
 use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
@@ -19,7 +23,7 @@ use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::Gpu;
-use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, MemoryBandwidth, measure_bandwidth};
+use crate::ops::{Context, EXPANDED_GROUP, KvCache, MemoryBandwidth, measure_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
     plan_memory,
@@ -50,8 +54,10 @@ pub struct LlmOptions {
     pub quantization: Option<Quantization>,
     /// `--dtype`: the type of dense weights that are not quantised.
     pub dtype: DenseDType,
+    /// `--generation-config`: where the defaults of requests are from.
+    pub generation_config: GenerationConfigChoice,
     /// `--kv-cache-dtype`.
-    pub kv_cache_dtype: KvCacheDType,
+    pub kv_cache_dtype: KvCacheChoice,
     /// Context length, batch sizes and memory.
     pub limits: EngineLimits,
     /// `--expert-weights-dir`: the folder of experts that stay in a file; by default in the user's cache folder.
@@ -171,7 +177,7 @@ impl Llm {
     /// memory; if limits contradict each other. Nothing heavy is done before these checks.
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
-        let opened = OpenedModel::open(model, &options.chat)?;
+        let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
         let demand = opened.demand(options, &device)?;
         let plan = plan_memory(&demand, &options.limits)?;
@@ -181,10 +187,18 @@ impl Llm {
             _ => error,
         };
         let MemoryPlan { engine: engine_config, experts_in_file } = plan.clone();
+        let rounds_queries = matches!(device, OpenedDevice::Gpu(_));
         let context = Arc::new(new_context(options, device)?);
+        let kv_cache = options.kv_cache_dtype.choose(
+            &opened.checkpoint,
+            &opened.config,
+            rounds_queries,
+            num_threads(options),
+        )?;
+        let ChosenKvCache { dtype: kv_cache_dtype, notice, broken_logits_hint } = kv_cache;
         let in_file = demand.experts.filter(|_| experts_in_file);
         let quantizer = opened.quantizer(options)?;
-        let notices = opened.notices(quantizer.as_ref());
+        let notices = opened.notices(quantizer.as_ref()).into_iter().chain(notice).collect();
         let load_options = models::LoadOptions {
             quantizer,
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
@@ -204,7 +218,7 @@ impl Llm {
         // A GPU's kernels are compiled meanwhile, not in somebody's request.
         let is_wanted = AtomicBool::new(true);
         let compile = || {
-            let dtype = options.kv_cache_dtype;
+            let dtype = kv_cache_dtype;
             models::compile_kernels(
                 checkpoint,
                 config,
@@ -231,7 +245,7 @@ impl Llm {
             &opened.config,
             engine_config.num_blocks,
             engine_config.block_size,
-            options.kv_cache_dtype,
+            kv_cache_dtype,
         )
         .map_err(with_plan)?;
         let weight_traffic = WeightTraffic::of(checkpoint, config, load_options.quantizer.as_ref())?;
@@ -242,7 +256,11 @@ impl Llm {
                 None => opened.config.eos_token_ids.clone(),
             },
             max_position_embeddings: opened.config.max_position_embeddings,
-            broken_logits_hint: load_options.expert_file.as_deref().map(expert_file::damage_hint),
+            broken_logits_hint: load_options
+                .expert_file
+                .as_deref()
+                .map(expert_file::damage_hint)
+                .or(broken_logits_hint),
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
@@ -259,6 +277,7 @@ impl Llm {
             context,
             weight_traffic,
             expert_file: load_options.expert_file,
+            sampling_defaults: opened.generation.defaults,
             notices,
             load_time: start.elapsed(),
         })
@@ -272,15 +291,21 @@ pub(super) struct OpenedModel {
     pub(super) config: ModelConfig,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     pub(super) chat: Option<Chat>,
+    pub(super) generation: GenerationConfig,
 }
 
 impl OpenedModel {
-    pub(super) fn open(model: &ResolvedModel, chat: &ChatConfig) -> Result<Self> {
+    pub(super) fn open(model: &ResolvedModel, options: &LlmOptions) -> Result<Self> {
+        let chat = &options.chat;
         let checkpoint = match &model.files {
             ModelFiles::Demo => Checkpoint::from_static(demo::MODEL)?,
             ModelFiles::Gguf(path) | ModelFiles::Folder(path) => Checkpoint::open(path)?,
         };
-        let config = ModelConfig::from_checkpoint(&checkpoint)?;
+        let mut config = ModelConfig::from_checkpoint(&checkpoint)?;
+        let generation = GenerationConfig::read(&options.generation_config, &checkpoint)?;
+        if let Some(ids) = &generation.eos_token_ids {
+            config.eos_token_ids.clone_from(ids);
+        }
         checkpoint.ensure_supported()?;
         let tokenizer = load_tokenizer(&checkpoint)?.map(Arc::new);
         let chat = match &tokenizer {
@@ -289,7 +314,7 @@ impl OpenedModel {
             }
             _ => None,
         };
-        Ok(Self { checkpoint, config, tokenizer, chat })
+        Ok(Self { checkpoint, config, tokenizer, chat, generation })
     }
 
     /// What the memory plan is made from.
@@ -306,7 +331,7 @@ impl OpenedModel {
             }
         };
         let block_size = options.limits.block_size.max(1);
-        let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype);
+        let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype.planned());
         let weight_bytes = match self.quantizer(options)? {
             Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
             None => self.checkpoint.total_bytes(),
@@ -315,6 +340,8 @@ impl OpenedModel {
             weight_bytes,
             kv_bytes_per_token: per_token as u64,
             max_position_embeddings: self.config.max_position_embeddings,
+            usual_model_len: self.config.usual_model_len,
+            context_hint: self.config.context_hint,
             available_bytes: available_bytes.saturating_sub(OVERHEAD_BYTES),
             is_gpu_memory: device.has_own_memory(),
             useful_batched_tokens: device.useful_batched_tokens(),
@@ -349,13 +376,13 @@ impl OpenedModel {
     pub(super) fn notices(&self, quantizer: Option<&Quantizer>) -> Vec<String> {
         let mut notices = self.checkpoint.notices(quantizer.is_some_and(Quantizer::is_chosen));
         notices.extend(quantizer.and_then(|quantizer| quantizer.notice(&self.checkpoint)));
+        notices.extend(self.config.notices.iter().chain(&self.generation.notices).cloned());
         notices
     }
 
     /// What converts weights at load, if anything was asked for.
     pub(super) fn quantizer(&self, options: &LlmOptions) -> Result<Option<Quantizer>> {
-        let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
-        let num_threads = NonZeroUsize::new(num_threads).unwrap_or(NonZeroUsize::MIN);
+        let num_threads = NonZeroUsize::new(num_threads(options)).unwrap_or(NonZeroUsize::MIN);
         match (options.quantization, options.dtype.dtype()) {
             (Some(_), Some(dtype)) => {
                 Err(Error::invalid_request(format!("--dtype {dtype} and --quantization exclude each other")))
@@ -387,8 +414,12 @@ fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
 }
 
+fn num_threads(options: &LlmOptions) -> usize {
+    options.threads.unwrap_or_else(ThreadPool::default_num_threads)
+}
+
 fn new_context(options: &LlmOptions, device: OpenedDevice) -> Result<Context> {
-    let num_threads = options.threads.unwrap_or_else(ThreadPool::default_num_threads);
+    let num_threads = num_threads(options);
     if num_threads == 0 || num_threads > 1_024 {
         return Err(Error::invalid_request(format!(
             "--threads is {num_threads}; it must be at least 1 and at most 1024"

@@ -5,6 +5,8 @@
 mod cache_folder;
 mod device;
 mod expert_file;
+mod generation_config;
+mod kv_cache_choice;
 mod load;
 mod report;
 mod text_decoder;
@@ -15,6 +17,8 @@ use std::time::Duration;
 
 use cache_folder::cache_folder;
 pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
+pub use generation_config::GenerationConfigChoice;
+pub use kv_cache_choice::KvCacheChoice;
 pub use load::{DenseDType, LlmOptions, LoadProgress, NoProgress};
 pub use report::ModelReport;
 pub use text_decoder::{TextDecoder, TextOptions};
@@ -27,7 +31,7 @@ use crate::grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarSpec, Reas
 use crate::models::WeightTraffic;
 use crate::ops::Context;
 use crate::ops::cpu::matmul::MatrixFile;
-use crate::sampling::{Constraint, SamplingParams};
+use crate::sampling::{Constraint, SamplingDefaults, SamplingParams};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, ErrorKind, Result};
 
@@ -43,6 +47,7 @@ pub struct Llm {
     context: Arc<Context>,
     weight_traffic: WeightTraffic,
     expert_file: Option<Arc<MatrixFile>>,
+    sampling_defaults: SamplingDefaults,
     notices: Vec<String>,
     load_time: Duration,
 }
@@ -108,6 +113,25 @@ impl Llm {
         self.load_time
     }
 
+    /// What requests have that say nothing themselves, from the model's files.
+    #[must_use]
+    pub fn sampling_defaults(&self) -> &SamplingDefaults {
+        &self.sampling_defaults
+    }
+
+    /// Most tokens to generate after a prompt of so many, where the request does not say.
+    #[must_use]
+    pub fn default_max_tokens(&self, num_prompt_tokens: usize, params: &SamplingParams) -> Option<usize> {
+        let left = self.engine.config().max_model_len.saturating_sub(num_prompt_tokens);
+        self.sampling_defaults.max_tokens_for(left, params.min_tokens)
+    }
+
+    /// What has to be said of the model and of what was asked for, a line each.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
     /// One line that says what runs where.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -129,12 +153,6 @@ impl Llm {
     #[must_use]
     pub fn expert_summary(&self) -> Option<String> {
         self.expert_file().map(expert_file::summary)
-    }
-
-    /// What has to be said of the model and of what was asked for, a line each.
-    #[must_use]
-    pub fn notices(&self) -> &[String] {
-        &self.notices
     }
 
     /// Encodes a prompt as it is; text that spells a special token becomes that token.

@@ -75,7 +75,7 @@ impl Llm {
     /// # Errors
     /// If a file is damaged, or the model is none that can be run.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
-        let opened = OpenedModel::open(model, &options.chat)?;
+        let opened = OpenedModel::open(model, options)?;
         let demand = opened.demand(options, &options.open_device()?)?;
         let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;

@@ -4,6 +4,7 @@
 //! there are is listed in [`crate::config::ARCHITECTURES`]; [`layers`](crate::layers) has their parts.
 
 mod batch;
+mod cached_range;
 mod decoder;
 mod first_use;
 mod traffic;
@@ -19,6 +20,7 @@ use crate::{Error, Result};
 
 pub use crate::layers::LoadProgress;
 pub use batch::InputBatch;
+pub use cached_range::{CachedRange, cached_range};
 pub use first_use::compile_kernels;
 pub use traffic::{ExpertTraffic, WeightTraffic};
 

@@ -23,8 +23,12 @@ pub struct MemoryDemand {
     pub weight_bytes: u64,
     /// Bytes of K and V for one token in all layers.
     pub kv_bytes_per_token: u64,
-    /// The longest sequence that the model was trained for.
+    /// The longest sequence that the model was trained for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
+    /// The longest sequence unless a longer one is asked for; at most as long.
+    pub usual_model_len: usize,
+    /// Why a longer one than `max_position_embeddings` is not possible, if there is more to say than its training.
+    pub context_hint: Option<&'static str>,
     /// Bytes that may be used in all.
     pub available_bytes: u64,
     /// Whether they are of a GPU's own memory: what is not for this process has been left out, so that the cache may
@@ -194,7 +198,7 @@ pub fn plan_memory(demand: &MemoryDemand, limits: &EngineLimits) -> Result<Memor
                 .with_hint("leave --expert-weights out"))
         }
         (ExpertWeights::Auto, Some(experts)) => {
-            let wanted = limits.max_model_len.unwrap_or(demand.max_position_embeddings).min(USEFUL_CONTEXT);
+            let wanted = limits.max_model_len.unwrap_or(demand.usual_model_len).min(USEFUL_CONTEXT);
             match in_memory() {
                 Ok(plan) if plan.engine.max_model_len >= wanted => Ok(plan),
                 Ok(plan) => {
@@ -246,10 +250,14 @@ fn plan_with(
     if let Some(wanted) = limits.max_model_len
         && wanted > demand.max_position_embeddings
     {
+        let made_for = demand.max_position_embeddings;
         return Err(Error::invalid_request(format!(
-            "--max-model-len is {wanted}, but the model was trained for {} tokens",
-            demand.max_position_embeddings
-        )));
+            "--max-model-len is {wanted}, but the model was made for {made_for} tokens"
+        ))
+        .with_hint(match demand.context_hint {
+            Some(hint) => format!("give at most {made_for}: {hint}"),
+            None => format!("give at most {made_for}, or a model whose rope scaling is for more"),
+        }));
     }
     if let Some(wanted) = limits.kv_cache_memory_bytes
         && wanted > left
@@ -272,7 +280,7 @@ fn plan_with(
     let budget = limits.kv_cache_memory_bytes.unwrap_or((left as f64 * share) as u64);
     let block_bytes = demand.kv_bytes_per_token.max(1).saturating_mul(limits.block_size as u64);
     let affordable = usize::try_from(budget / block_bytes).unwrap_or(usize::MAX);
-    let longest = limits.max_model_len.unwrap_or(demand.max_position_embeddings);
+    let longest = limits.max_model_len.unwrap_or(demand.usual_model_len);
     let useful = longest.div_ceil(limits.block_size).saturating_mul(limits.max_num_seqs.max(1));
     let num_blocks = affordable.min(useful).min(u32::MAX as usize / limits.block_size);
     let capacity = num_blocks * limits.block_size;
@@ -289,7 +297,7 @@ fn plan_with(
             .with_hint("lower --max-model-len or raise --kv-cache-memory-bytes"));
         }
         Some(wanted) => wanted,
-        None => demand.max_position_embeddings.min(capacity),
+        None => demand.usual_model_len.min(capacity),
     };
     let config = EngineConfig {
         max_model_len,
@@ -338,6 +346,8 @@ mod tests {
         weight_bytes: 600 << 20,
         kv_bytes_per_token: 22 << 10,
         max_position_embeddings: 2_048,
+        usual_model_len: 2_048,
+        context_hint: None,
         available_bytes: 8 << 30,
         is_gpu_memory: false,
         useful_batched_tokens: 512,
@@ -363,7 +373,7 @@ mod tests {
         let config = plan_memory(&tight, &EngineLimits::default()).unwrap().engine;
         assert_eq!(config.max_model_len, 2_048);
         assert_eq!(config.num_blocks, (50 << 20) / (32 * (22 << 10)));
-        let long = MemoryDemand { max_position_embeddings: 1 << 20, ..tight };
+        let long = MemoryDemand { max_position_embeddings: 1 << 20, usual_model_len: 1 << 20, ..tight };
         let config = plan_memory(&long, &EngineLimits::default()).unwrap().engine;
         assert_eq!(config.max_model_len, config.kv_cache_tokens(), "the context shrinks to the cache");
     }

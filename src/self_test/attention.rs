@@ -246,12 +246,17 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
             scaling: RopeScaling::None,
         },
         max_position_embeddings: 1 << 16,
+        usual_model_len: 1 << 16,
+        context_hint: None,
+        qkv_bias: false,
+        output_bias: false,
         tie_word_embeddings: true,
         sliding_window: None,
         latent_attention: None,
         experts: None,
         bos_token_id: None,
         eos_token_ids: Vec::new(),
+        notices: Vec::new(),
     }
 }
 

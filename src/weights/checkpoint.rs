@@ -299,7 +299,10 @@ impl Checkpoint {
         })?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
         let quantized = QuantConfig::new(&config, |name| read_json(&path.join(name)))?;
-        let files = Box::new(SafetensorsFiles::open(path, &quantized)?);
+        let mut files = Box::new(SafetensorsFiles::open(path, &quantized)?);
+        if config.get("tie_word_embeddings") != Some(&Value::Bool(false)) {
+            files.take_head_for_embedding();
+        }
         let source = Source::Folder { files, config, generation_config, quantized };
         Ok(Self { path: Some(path.to_owned()), source })
     }

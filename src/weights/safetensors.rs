@@ -183,6 +183,19 @@ impl SafetensorsFiles {
         Ok(RawTensor::new(&stored.name, dtype, &stored.shape, &self.parts[stored.part], stored.range.clone()))
     }
 
+    /// Where the head is there and the embedding is not, it is the embedding of a model that has one matrix for both:
+    /// some writers keep that name of the two.
+    pub(super) fn take_head_for_embedding(&mut self) {
+        const EMBEDDING: &str = "token_embd.weight";
+        if self.contains(EMBEDDING) {
+            return;
+        }
+        if let Some(index) = self.index.remove("output.weight") {
+            EMBEDDING.clone_into(&mut self.tensors[index].name);
+            self.index.insert(EMBEDDING.to_owned(), index);
+        }
+    }
+
     fn add(&mut self, path: &Path) -> Result<()> {
         let mapping = Mapping::open(path)?;
         let part = self.parts.len();

@@ -16,6 +16,7 @@ mod fake;
 mod generate;
 mod other_commands;
 mod program;
+mod settings;
 #[cfg(unix)]
 mod terminal;
 mod verify;

@@ -43,7 +43,7 @@ fn load(gpu: Arc<Recorder>, case: Case, progress: &dyn LoadProgress) -> Llm {
     let mut options = LlmOptions {
         gpu: Some(gpu),
         quantization: case.quantization,
-        kv_cache_dtype: case.dtype,
+        kv_cache_dtype: case.dtype.into(),
         ..LlmOptions::default()
     };
     options.limits.max_model_len = Some(512);

@@ -107,6 +107,11 @@ impl Server {
         nix::sys::signal::kill(id, signal).unwrap();
     }
 
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
     /// Waits for the program to end by itself; also returns what it logged.
     pub(crate) fn wait(mut self) -> (ExitStatus, Vec<String>) {
         let status = self.child.wait().unwrap();

@@ -148,3 +148,42 @@ fn only_the_sender_is_told_and_only_of_the_latest() {
     let answer = server.post(COMPLETIONS, &json!({"prompt": "x", "max_tokens": 1})).success();
     assert_eq!(server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).status, 404);
 }
+
+#[test]
+fn what_a_request_does_not_say_is_as_the_models_files_say_on_every_interface() {
+    let folder = tempfile::tempdir().unwrap();
+    let values = json!({
+        "temperature": 1.5, "top_k": 7, "top_p": 0.5, "min_p": 0.01, "repetition_penalty": 1.25, "max_new_tokens": 3,
+        "do_sample": true, "num_beams": 4,
+    });
+    std::fs::write(folder.path().join("generation_config.json"), values.to_string()).unwrap();
+    let server =
+        Server::start(&format!("--max-model-len 256 --generation-config {}", folder.path().display()));
+    let message = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body, limit) in [
+        ("/v1/completions", json!({"prompt": "Once"}), 3),
+        ("/v1/chat/completions", json!({"messages": message}), 3),
+        ("/v1/responses", json!({"input": "Hi"}), 3),
+        ("/v1/messages", json!({"messages": message, "max_tokens": 2}), 2),
+    ] {
+        let ask = |change: &Value| {
+            let mut body = body.clone();
+            for (name, value) in change.as_object().unwrap() {
+                body[name] = value.clone();
+            }
+            let answer = server.post(path, &body).success();
+            let told = server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).success();
+            let params = &told["sampling_params"];
+            ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"]
+                .map(|name| params[name].as_f64().unwrap())
+        };
+        assert_eq!(ask(&json!({})), [1.5, 7.0, 0.5, 0.01, 1.25, f64::from(limit)], "{path}");
+        let own = json!({"temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1});
+        assert_eq!(ask(&own), [0.0, 0.0, 1.0, 0.0, 1.0, f64::from(limit)], "{path}");
+    }
+    let longer = explain(&server, &json!({"prompt": "Once", "max_tokens": 5}));
+    assert_eq!(longer["sampling_params"]["max_tokens"], 5);
+    let log = server.log();
+    let says = |text: &str| log.iter().any(|line| line.starts_with("note: ") && line.contains(text));
+    assert!(says("temperature 1.5, top_k 7, top_p 0.5") && says("num_beams"), "{log:?}");
+}

@@ -4,7 +4,7 @@
 //! probabilities without the bias, division by their sum, the factor. What a file wants otherwise is refused.
 
 use super::gguf::Keys;
-use super::hf::Json;
+use super::json::Json;
 use super::{ExpertsConfig, MAX_LAYERS, MAX_SIZE, Scoring, in_range};
 use crate::config::architecture::{Architecture, RouterDefaults};
 use crate::{Error, Result};
@@ -103,7 +103,10 @@ impl ExpertsConfig {
         for key in HF_NUM_EXPERTS {
             num_experts = num_experts.or(file.usize(key)?.filter(|count| *count > 0));
         }
-        let num_experts = match num_experts {
+        let defaults = architecture.hf_defaults.experts;
+        let is_missing = HF_NUM_EXPERTS.iter().all(|key| file.is_missing(key));
+        let has_routers = || (0..num_layers.min(MAX_LAYERS)).any(|layer| has_router(layer, &has_tensor));
+        let num_experts = match num_experts.or(defaults.num_experts.filter(|_| is_missing && has_routers())) {
             Some(num_experts) => num_experts,
             None if architecture.has_latent_attention() => return Ok(None),
             None => {
@@ -124,13 +127,17 @@ impl ExpertsConfig {
         if num_dense_layers >= num_layers {
             return Ok(None);
         }
-        let width = file.usize("moe_intermediate_size")?.unwrap_or(intermediate_size);
-        let num_shared = file.usize("n_shared_experts")?.unwrap_or(0);
-        let chosen = HfChoice::read(file, router, || has_selection_bias(num_dense_layers, &has_tensor))?;
+        let width =
+            file.usize("moe_intermediate_size")?.or(defaults.intermediate_size).unwrap_or(intermediate_size);
+        // `null` is none.
+        let default_shared = if file.is_missing("n_shared_experts") { defaults.num_shared } else { 0 };
+        let num_shared = file.usize("n_shared_experts")?.unwrap_or(default_shared);
+        let finds_bias = || has_selection_bias(num_dense_layers, &has_tensor);
+        let chosen = HfChoice::read(file, architecture, router, finds_bias)?;
         Ok(Some(Self {
             num_dense_layers,
             num_experts,
-            num_experts_per_tok: file.required_usize("num_experts_per_tok")?,
+            num_experts_per_tok: file.usize_or("num_experts_per_tok", defaults.num_experts_per_tok)?,
             intermediate_size: width,
             shared_intermediate_size: Some(num_shared.saturating_mul(width)).filter(|width| *width > 0),
             scoring: chosen.scoring,
@@ -197,25 +204,32 @@ struct HfChoice {
 }
 
 impl HfChoice {
-    fn read(file: Json<'_>, router: RouterDefaults, finds_bias: impl Fn() -> bool) -> Result<Self> {
+    fn read(
+        file: Json<'_>,
+        architecture: &Architecture,
+        router: RouterDefaults,
+        finds_bias: impl Fn() -> bool,
+    ) -> Result<Self> {
         let scoring = match file.str("scoring_func")? {
             None => router.hf_scoring,
             Some("softmax") => Scoring::Softmax,
             Some("sigmoid") => Scoring::Sigmoid,
             Some(other) => {
-                return Err(Error::unsupported(format!("scoring_func = {other:?} is not supported")));
+                return Err(Error::unsupported(format!("scoring_func = {other:?} is not supported"))
+                    .with_hint("softmax and sigmoid can be computed"));
             }
         };
         let num_groups = file.usize("n_group")?.unwrap_or(1).max(1);
         let num_groups_per_tok = file.usize("topk_group")?.unwrap_or(num_groups);
-        let method = file.str("topk_method")?;
+        let method = file.str("topk_method")?.or(architecture.hf_defaults.experts.topk_method);
         let (has_selection_bias, has_groups) = match method {
             None => (finds_bias(), true),
             Some("greedy") => (false, false),
             Some("group_limited_greedy") => (false, true),
             Some("noaux_tc") => (true, true),
             Some(other) => {
-                return Err(Error::unsupported(format!("topk_method = {other:?} is not supported")));
+                return Err(Error::unsupported(format!("topk_method = {other:?} is not supported"))
+                    .with_hint("greedy, group_limited_greedy and noaux_tc can be computed"));
             }
         };
         let (num_groups, num_groups_per_tok) =
@@ -231,21 +245,20 @@ impl HfChoice {
         {
             return Err(Error::unsupported(format!(
                 "topk_method = {method:?} with groups and the probabilities of a {scoring:?} is not supported"
-            )));
+            ))
+            .with_hint(format!("groups are compared as by {expected:?} there")));
         }
         let normalize = file.bool("norm_topk_prob")?.unwrap_or(router.hf_normalize);
-        let scale = match file.f64("routed_scaling_factor")? {
-            Some(scale) => scale,
-            None if scoring == Scoring::Softmax => 1.0,
-            // Each model with sigmoids has another default.
-            None => return Err(Error::invalid_model("routed_scaling_factor is missing")),
-        };
+        let scale = file.f64("routed_scaling_factor")?.unwrap_or(architecture.hf_defaults.experts.scale);
         // DeepSeek's own code for V2 either normalises or scales, transformers' does not normalise, llama.cpp
         // does both. No published model needs an answer.
         if scoring == Scoring::Softmax && normalize && scale != 1.0 {
             return Err(Error::unsupported(format!(
                 "norm_topk_prob = true with routed_scaling_factor = {scale} and a softmax is not supported"
-            )));
+            ))
+            .with_hint(
+                "implementations differ; take the one that the model was trained without out of config.json",
+            ));
         }
         Ok(Self { scoring, has_selection_bias, num_groups, num_groups_per_tok, normalize, scale })
     }
@@ -261,27 +274,37 @@ fn refuse_other_layers(file: Json<'_>) -> Result<()> {
                 .with_hint("models with experts in all layers but the first ones can be run"));
         }
     }
-    if let Some(layers) = file.list("mlp_only_layers")?
-        && !layers.is_empty()
-    {
-        return Err(Error::unsupported(format!(
-            "{} layers without experts (mlp_only_layers) are not supported",
-            layers.len()
-        ))
-        .with_hint("models with experts in all layers but the first ones can be run"));
-    }
     // The gated expert beside the others of Qwen2-MoE.
     if let Some(width) = file.usize("shared_expert_intermediate_size")?.filter(|width| *width > 0) {
         return Err(Error::unsupported(format!(
             "shared_expert_intermediate_size = {width} is not supported"
-        )));
+        ))
+        .with_hint("a model without that network runs if the key is taken out of config.json"));
     }
     Ok(())
 }
 
-/// Layers before the first one with experts, in either spelling.
+/// The number of layers that `mlp_only_layers` lists, which have to be the first ones; none without the key.
+fn listed_dense_layers(file: Json<'_>) -> Result<Option<usize>> {
+    let Some(listed) = file.numbers("mlp_only_layers")? else { return Ok(None) };
+    let is_listed = |layer: usize| listed.contains(&(layer as f64));
+    let num_first = (0..listed.len()).take_while(|layer| is_listed(*layer)).count();
+    if listed.iter().any(|layer| *layer >= num_first as f64) {
+        return Err(Error::unsupported(format!(
+            "{} layers without experts (mlp_only_layers) that are not the first ones are not supported",
+            listed.len()
+        ))
+        .with_hint("models with experts in all layers but the first ones can be run"));
+    }
+    Ok(Some(num_first))
+}
+
+/// Layers before the first one with experts, in any spelling.
 fn hf_dense_layers(file: Json<'_>, num_layers: usize) -> Result<Option<usize>> {
-    let count = file.usize("first_k_dense_replace")?;
+    let count = match file.usize("first_k_dense_replace")? {
+        Some(count) => Some(count),
+        None => listed_dense_layers(file)?,
+    };
     let Some(kinds) = file.list("mlp_layer_types")? else { return Ok(count) };
     if kinds.len() != num_layers {
         return Err(Error::invalid_model(format!(

@@ -1,6 +1,6 @@
 //! The model's keys in a GGUF header.
 
-use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling};
+use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling, Window};
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, Result};
@@ -76,6 +76,8 @@ impl ModelConfig {
             let rope = rope(keys.usize("rope.dimension_count")?.unwrap_or(head_dim))?;
             (num_kv_heads, head_dim, rope, None)
         };
+        let original_context = keys.usize("rope.scaling.original_context_length")?;
+        let window = Window::of(&rope.scaling, original_context, max_position_embeddings);
         Ok(Self {
             architecture,
             vocab_size,
@@ -88,7 +90,11 @@ impl ModelConfig {
             intermediate_size,
             rms_norm_eps,
             rope,
-            max_position_embeddings,
+            max_position_embeddings: window.longest,
+            usual_model_len: window.usual,
+            context_hint: window.hint,
+            qkv_bias: architecture.qkv_bias || has_tensor("blk.0.attn_q.bias"),
+            output_bias: has_tensor("blk.0.attn_output.bias"),
             tie_word_embeddings: !has_tensor("output.weight"),
             sliding_window: keys.usize("attention.sliding_window")?.filter(|window| *window > 0),
             latent_attention,
@@ -99,9 +105,22 @@ impl ModelConfig {
                 intermediate_size,
                 has_tensor,
             )?,
-            bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id"),
-            eos_token_ids: metadata.token_id("tokenizer.ggml.eos_token_id").into_iter().collect(),
+            bos_token_id: token_id(metadata, "tokenizer.ggml.bos_token_id")?,
+            eos_token_ids: token_id(metadata, "tokenizer.ggml.eos_token_id")?.into_iter().collect(),
+            notices: window.notice().into_iter().collect(),
         })
+    }
+}
+
+/// A token id; −1, of either width, stands for none.
+fn token_id(metadata: &Metadata, key: &str) -> Result<Option<u32>> {
+    match metadata.get(key) {
+        None | Some(Value::Signed(-1) | Value::Unsigned(0xffff_ffff)) => Ok(None),
+        Some(value) => match metadata.token_id(key) {
+            Some(id) => Ok(Some(id)),
+            None => Err(Error::invalid_model(format!("{key} is {value:?}, not a token id"))
+                .with_hint("correct the key, or take it out of the file if the model has no such token")),
+        },
     }
 }
 
@@ -141,7 +160,8 @@ fn head_dim(keys: &Keys<'_>, hidden_size: usize, num_heads: usize) -> Result<usi
         Some(value_dim) if value_dim != head_dim => Err(Error::unsupported(format!(
             "{} is {value_dim}, but keys have {head_dim} values",
             keys.name("attention.value_length")
-        ))),
+        ))
+        .with_hint("models whose keys and values are as wide as each other can be run")),
         _ => Ok(head_dim),
     }
 }
@@ -169,7 +189,8 @@ impl Keys<'_> {
         match read(self.metadata, &key) {
             Some(read) => Ok(Some(read)),
             None if matches!(value, Value::Integers(_)) => {
-                Err(Error::unsupported(format!("{key} differs between layers, which is not supported")))
+                Err(Error::unsupported(format!("{key} differs between layers, which is not supported"))
+                    .with_hint("models whose layers are alike can be run"))
             }
             None => Err(Error::invalid_model(format!("{key} is {value:?}, not {kind}"))),
         }
@@ -197,6 +218,7 @@ impl Keys<'_> {
 
     pub(super) fn unsupported(&self, key: &str, value: &dyn std::fmt::Display) -> Error {
         Error::unsupported(format!("{} = {value} is not supported", self.name(key)))
+            .with_hint("a model that was trained without it runs if the key is taken out of the file")
     }
 }
 
@@ -206,11 +228,6 @@ fn rope_scaling(
     max_position_embeddings: usize,
     has_tensor: &impl Fn(&str) -> bool,
 ) -> Result<RopeScaling> {
-    for name in ["rope_factors_long.weight", "rope_factors_short.weight"] {
-        if has_tensor(name) {
-            return Err(Error::unsupported(format!("rope scaling by the tensor {name} is not supported")));
-        }
-    }
     let factor = match keys.f64("rope.scaling.factor")? {
         Some(factor) => Some(factor),
         // The key's name in the first files with scaling.
@@ -225,8 +242,11 @@ fn rope_scaling(
         (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
         (Some("yarn"), Some(factor)) => yarn(keys, architecture, factor, max_position_embeddings)?,
         (Some("linear" | "yarn"), None) => return Err(keys.missing("rope.scaling.factor")),
+        (Some("longrope"), _) => long_rope(keys, max_position_embeddings, has_tensor)?,
         (Some(other), _) => {
-            return Err(Error::unsupported(format!("the rope scaling type {other:?} is not supported")));
+            let key = keys.name("rope.scaling.type");
+            return Err(Error::unsupported(format!("{key} = {other:?} is not supported"))
+                .with_hint("supported are none, linear, yarn and longrope"));
         }
     };
     if !has_tensor("rope_freqs.weight") {
@@ -236,8 +256,31 @@ fn rope_scaling(
         RopeScaling::None => Ok(RopeScaling::FreqFactors),
         other => Err(Error::unsupported(format!(
             "the file has rope_freqs.weight and rope scaling {other:?}, and both together are not supported"
-        ))),
+        ))
+        .with_hint("convert the model again, with one of them")),
     }
+}
+
+fn long_rope(
+    keys: &Keys<'_>,
+    max_position_embeddings: usize,
+    has_tensor: &impl Fn(&str) -> bool,
+) -> Result<RopeScaling> {
+    for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+        if !has_tensor(name) {
+            return Err(Error::invalid_model(format!(
+                "{} is \"longrope\", but the file has no {name}",
+                keys.name("rope.scaling.type")
+            )));
+        }
+    }
+    Ok(RopeScaling::Long {
+        divisors: None,
+        original_context: keys
+            .usize("rope.scaling.original_context_length")?
+            .unwrap_or(max_position_embeddings),
+        attention_factor: keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0),
+    })
 }
 
 fn yarn(
@@ -270,5 +313,6 @@ fn yarn(
         beta_fast: keys.f64("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.f64("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor,
+        truncate: true,
     })
 }

@@ -1,14 +1,17 @@
 //! `config.json` and `generation_config.json` of a Hugging Face folder.
 //!
-//! Both the spelling of transformers 5 (`dtype`, `rope_parameters`) and the one before it are read. A key
-//! that changes what the model computes and that nothing here implements is refused, not skipped.
+//! Both the spelling of transformers 5 (`dtype`, `rope_parameters`) and the one before it are read, and what is missing
+//! is as in the architecture's class there. A key that changes what the model computes and that nothing here implements
+//! is refused, not skipped; one that means nothing for this model is named in a notice.
 
 use serde_json::Value;
 
 use super::experts::HF_NUM_EXPERTS;
-use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling};
-use crate::config::RopeStyle;
+use super::hf_rope::{rope, rope_parameters};
+use super::json::{Json, shown};
+use super::{ExpertsConfig, LatentAttentionConfig, MAX_LAYERS, ModelConfig};
 use crate::config::architecture::Architecture;
+use crate::config::defaults::HfWindow;
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.
@@ -24,8 +27,13 @@ const NEUTRAL_NUMBERS: [(&str, f64); 9] = [
     ("index_topk", 0.0),
 ];
 
-/// Switches that change the computation when they are on.
-const NEUTRAL_SWITCHES: [&str; 3] = ["mlp_bias", "attention_output_bias", "use_qk_norm"];
+/// Switches for tensors that nothing here computes with, and the tensor of the first layer that is there if they are
+/// on.
+const SWITCHED_TENSORS: [(&str, &str); 3] = [
+    ("mlp_bias", "blk.0.ffn_up.bias"),
+    ("attention_output_bias", "blk.0.attn_output.bias"),
+    ("use_qk_norm", "blk.0.attn_q_norm.weight"),
+];
 
 impl ModelConfig {
     /// Reads `config.json`, and `generation_config.json` if there is one, whose special tokens win.
@@ -50,33 +58,57 @@ impl ModelConfig {
         generation_config: Option<&Value>,
         has_tensor: impl Fn(&str) -> bool,
     ) -> Result<Self> {
-        let name = file
-            .present("architectures")
-            .and_then(|names| names.get(0))
-            .and_then(Value::as_str)
-            .ok_or_else(|| Error::invalid_model("there is no \"architectures\" with a name in it"))?;
-        let architecture = Architecture::from_hf_name(name)?;
-        refuse_unsupported(file, architecture)?;
+        let architecture = architecture(file)?;
+        let defaults = &architecture.hf_defaults;
+        let mut notices = Vec::new();
+        refuse_unsupported(file, architecture, &has_tensor, &mut notices)?;
 
         let hidden_size = file.required_usize("hidden_size")?;
         let num_heads = file.required_usize("num_attention_heads")?;
         let num_layers = file.required_usize("num_hidden_layers")?;
         let intermediate_size = file.required_usize("intermediate_size")?;
-        let max_position_embeddings = file.required_usize("max_position_embeddings")?;
-        let (num_kv_heads, head_dim, rope, latent_attention) = if architecture.has_latent_attention() {
-            // Here `head_dim` is the rotated part alone, and `num_key_value_heads` says nothing.
-            let rope_dim = file.required_usize("qk_rope_head_dim")?;
-            let rope = rope(file, architecture, rope_dim, max_position_embeddings)?;
-            let latent = LatentAttentionConfig::from_hf(file, rope_parameters(file), &rope)?;
-            (1, latent.qk_nope_head_dim.saturating_add(rope_dim), rope, Some(latent))
-        } else {
-            let head_dim = match file.usize("head_dim")? {
-                Some(head_dim) => head_dim,
-                None => hidden_size.checked_div(num_heads).unwrap_or(0),
-            };
-            let num_kv_heads = file.usize("num_key_value_heads")?.unwrap_or(num_heads);
-            (num_kv_heads, head_dim, rope(file, architecture, head_dim, max_position_embeddings)?, None)
+        let max_position_embeddings =
+            file.usize_or("max_position_embeddings", Some(defaults.max_position_embeddings))?;
+        let sliding = sliding_window(file, architecture, num_layers, &mut notices)?;
+        let has_window = matches!(sliding, Sliding::All(_));
+        let parameters = rope_parameters(file, has_window, &mut notices)?;
+        let mut rope = |head_dim: usize| {
+            rope(file, parameters, architecture, head_dim, max_position_embeddings, &mut notices)
         };
+        let (num_kv_heads, head_dim, (rope, window), latent_attention) =
+            if architecture.has_latent_attention() {
+                // Here `head_dim` is the rotated part alone, and `num_key_value_heads` says nothing.
+                let rope_dim = file.usize_or("qk_rope_head_dim", Some(64))?;
+                let (rope, window) = rope(rope_dim)?;
+                let latent = LatentAttentionConfig::from_hf(
+                    file,
+                    architecture,
+                    parameters,
+                    (rope_dim, &rope),
+                    &has_tensor,
+                )?;
+                (1, latent.qk_nope_head_dim.saturating_add(rope_dim), (rope, window), Some(latent))
+            } else {
+                let head_dim = match file.usize("head_dim")? {
+                    Some(head_dim) => head_dim,
+                    None if file.is_missing("head_dim") && defaults.head_dim.is_some() => {
+                        defaults.head_dim.unwrap_or_default()
+                    }
+                    None => hidden_size.checked_div(num_heads).unwrap_or(0),
+                };
+                // `null` is as many as query heads, whatever the class has for a missing key.
+                let default = defaults.num_kv_heads.filter(|_| file.is_missing("num_key_value_heads"));
+                let num_kv_heads = file.usize_or("num_key_value_heads", default.or(Some(num_heads)))?;
+                (num_kv_heads, head_dim, rope(head_dim)?, None)
+            };
+        let window = match sliding {
+            Sliding::Some(len) => window.at_most(
+                len,
+                "some of the layers have a sliding window of that length, which is supported in all of them or in none",
+            ),
+            Sliding::None | Sliding::All(_) => window,
+        };
+        notices.extend(window.notice());
         let generation =
             Json { name: "generation_config.json", value: generation_config.unwrap_or(&Value::Null) };
         let mut eos_token_ids = generation.token_ids("eos_token_id")?;
@@ -84,6 +116,7 @@ impl ModelConfig {
             eos_token_ids = file.token_ids("eos_token_id")?;
         }
         let bos_token_ids = file.token_ids("bos_token_id")?;
+        let has_biases = file.bool("attention_bias")? == Some(true) && defaults.has_attention_bias_key;
         Ok(Self {
             architecture,
             vocab_size: file.required_usize("vocab_size")?,
@@ -94,221 +127,212 @@ impl ModelConfig {
             num_kv_heads,
             head_dim,
             intermediate_size,
-            rms_norm_eps: file.f64("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: file.f64("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
             rope,
-            max_position_embeddings,
-            // Old files leave the switch out where the tensors tell.
-            tie_word_embeddings: file
-                .bool("tie_word_embeddings")?
-                .unwrap_or_else(|| !has_tensor("output.weight")),
-            sliding_window: sliding_window(file)?,
+            max_position_embeddings: window.longest,
+            usual_model_len: window.usual,
+            context_hint: window.hint,
+            // Biases that the file leaves out are zero.
+            qkv_bias: architecture.qkv_bias || (has_biases && has_tensor("blk.0.attn_q.bias")),
+            output_bias: has_biases && has_tensor("blk.0.attn_output.bias"),
+            tie_word_embeddings: is_tied(file, architecture, &has_tensor)?,
+            sliding_window: match sliding {
+                Sliding::All(window) => Some(window),
+                Sliding::None | Sliding::Some(_) => None,
+            },
             latent_attention,
             experts: ExpertsConfig::from_hf(file, architecture, num_layers, intermediate_size, has_tensor)?,
             bos_token_id: bos_token_ids.first().copied(),
             eos_token_ids,
+            notices,
         })
     }
 }
 
-/// An object with typed getters. `null` reads as absent; a value of the wrong kind is an error.
-#[derive(Clone, Copy)]
-pub(super) struct Json<'a> {
-    name: &'a str,
-    value: &'a Value,
-}
-
-impl<'a> Json<'a> {
-    fn present(&self, key: &str) -> Option<&'a Value> {
-        self.value.get(key).filter(|value| !value.is_null())
-    }
-
-    fn typed<T>(&self, key: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        self.present(key)
-            .map(|value| {
-                read(value).ok_or_else(|| {
-                    Error::invalid_model(format!("{key} in {} is {value}, not {kind}", self.name))
-                })
-            })
-            .transpose()
-    }
-
-    pub(super) fn usize(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a non-negative integer", |value| usize::try_from(value.as_u64()?).ok())
-    }
-
-    pub(super) fn required_usize(&self, key: &str) -> Result<usize> {
-        self.usize(key)?.ok_or_else(|| Error::invalid_model(format!("{key} is missing")))
-    }
-
-    pub(super) fn f64(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", Value::as_f64)
-    }
-
-    fn required_f64(&self, key: &str) -> Result<f64> {
-        self.f64(key)?.ok_or_else(|| Error::invalid_model(format!("{key} is missing in {}", self.name)))
-    }
-
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "true or false", Value::as_bool)
-    }
-
-    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>> {
-        self.typed(key, "a string", Value::as_str)
-    }
-
-    pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>> {
-        self.typed(key, "a list", |value| value.as_array().map(Vec::as_slice))
-    }
-
-    /// One id or a list of them.
-    fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
-        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let read = |value: &Value| match value {
-            Value::Array(values) => values.iter().map(id).collect(),
-            value => Some(vec![id(value)?]),
-        };
-        Ok(self.typed(key, "a token id or a list of them", read)?.unwrap_or_default())
-    }
-}
-
-fn refuse_unsupported(file: Json<'_>, architecture: &Architecture) -> Result<()> {
-    let refuse = |key: &str, value: &dyn std::fmt::Display| {
-        Err(Error::unsupported(format!("{key} = {value} is not supported for {}", architecture.hf_name)))
+/// The entry of the registry that `architectures` names, or else `model_type`.
+fn architecture(file: Json<'_>) -> Result<&'static Architecture> {
+    let names: Vec<&Value> = match file.present("architectures") {
+        Some(Value::Array(names)) => names.iter().collect(),
+        Some(name) => vec![name],
+        None => Vec::new(),
     };
-    for key in ["hidden_act", "hidden_activation"] {
-        if let Some(activation) = file.str(key)?
-            && activation != "silu"
-            && activation != "swish"
-        {
-            return refuse(key, &format!("{activation:?}"));
+    let mut unknown = None;
+    for name in names {
+        let text = name.as_str().ok_or_else(|| {
+            Error::invalid_model(format!("architectures has {}, which is not a name", shown(name)))
+        })?;
+        match Architecture::from_hf_name(text) {
+            Ok(architecture) => return Ok(architecture),
+            Err(error) => unknown = unknown.or(Some(error)),
         }
     }
-    let experts = HF_NUM_EXPERTS.iter().filter(|_| architecture.router.is_none());
-    let latent = ["kv_lora_rank"].iter().filter(|_| !architecture.has_latent_attention());
-    let no_use = experts.chain(latent).map(|key| (*key, 0.0));
-    for (key, neutral) in NEUTRAL_NUMBERS.into_iter().chain(no_use) {
-        if let Some(value) = file.f64(key)?
+    match (unknown, file.str("model_type")?) {
+        (Some(error), _) => Err(error),
+        (None, Some(model_type)) => Architecture::from_model_type(model_type),
+        (None, None) => Err(Error::invalid_model("there are neither \"architectures\" nor a \"model_type\"")
+            .with_hint(
+                "add \"architectures\" with the name of the model's class, such as [\"LlamaForCausalLM\"]",
+            )),
+    }
+}
+
+fn refuse_unsupported(
+    file: Json<'_>,
+    architecture: &Architecture,
+    has_tensor: &impl Fn(&str) -> bool,
+    notices: &mut Vec<String>,
+) -> Result<()> {
+    let name = architecture.hf_name;
+    let refuse = |key: &str, value: &dyn std::fmt::Display| {
+        Err(Error::unsupported(format!("{key} = {value} is not supported for {name}")).with_hint(format!(
+            "a model that was trained without it runs if {key} is taken out of config.json"
+        )))
+    };
+    let mut ignore = |key: &str, value: &dyn std::fmt::Display, why: &str| {
+        notices.push(format!("{key} = {value} in config.json is ignored: {why}"));
+    };
+    // The second name is that of other models' classes.
+    let activation = match file.str("hidden_act")? {
+        Some(activation) => Some(("hidden_act", activation)),
+        None => file.str("hidden_activation")?.map(|activation| ("hidden_activation", activation)),
+    };
+    if let Some((key, activation)) = activation
+        && !["silu", "swish", "swiglu"].iter().any(|known| activation.eq_ignore_ascii_case(known))
+    {
+        return Err(Error::unsupported(format!("{key} = {activation:?} is not supported for {name}"))
+            .with_hint("models with \"silu\" can be run"));
+    }
+    for (key, neutral) in NEUTRAL_NUMBERS {
+        if file.present(key) != Some(&Value::Bool(false))
+            && let Some(value) = file.f64(key)?
             && value != neutral
         {
             return refuse(key, &value);
         }
     }
-    for key in NEUTRAL_SWITCHES {
-        if file.bool(key)? == Some(true) {
-            return refuse(key, &true);
+    let has_router = || {
+        let layers = 0..file.usize("num_hidden_layers").ok().flatten().unwrap_or(0).min(MAX_LAYERS);
+        layers.into_iter().any(|layer| has_tensor(&format!("blk.{layer}.ffn_gate_inp.weight")))
+    };
+    for key in HF_NUM_EXPERTS {
+        if architecture.router.is_none()
+            && let Some(value) = file.usize(key)?.filter(|value| *value > 0)
+        {
+            if has_router() {
+                return Err(Error::unsupported(format!("{key} = {value} is not supported for {name}"))
+                    .with_hint("models with experts name a class with experts in \"architectures\""));
+            }
+            ignore(key, &value, "there are no experts in the weights");
         }
     }
-    if let Some(interleave) = file.bool("rope_interleave")?
-        && interleave != (architecture.hf_rope_style == RopeStyle::Interleaved)
+    if let Some(rank) =
+        file.usize("kv_lora_rank")?.filter(|rank| *rank > 0 && !architecture.has_latent_attention())
     {
-        return refuse("rope_interleave", &interleave);
+        if has_tensor("blk.0.attn_kv_a_mqa.weight") {
+            return Err(Error::unsupported(format!("kv_lora_rank = {rank} is not supported for {name}"))
+                .with_hint("models with latent attention name a class with it in \"architectures\""));
+        }
+        ignore("kv_lora_rank", &rank, "there is no latent attention in the weights");
     }
-    // Architectures with biases by nature have no such key; for the others it would mean an output bias
-    // as well.
+    for (key, tensor) in SWITCHED_TENSORS {
+        let is_by_nature = key == "use_qk_norm" && architecture.qk_norm;
+        if file.bool(key)? == Some(true) && !is_by_nature {
+            if has_tensor(tensor) {
+                return refuse(key, &true);
+            }
+            ignore(key, &true, &format!("the weights have no {tensor}"));
+        }
+    }
     if let Some(bias) = file.bool("attention_bias")?
         && bias != architecture.qkv_bias
+        && !architecture.hf_defaults.has_attention_bias_key
     {
-        return refuse("attention_bias", &bias);
+        if architecture.has_latent_attention() && bias && has_tensor("blk.0.attn_kv_a_mqa.bias") {
+            return refuse("attention_bias", &bias);
+        }
+        ignore("attention_bias", &bias, &format!("it means nothing for {name}"));
     }
     Ok(())
 }
 
-/// The rope parameters under either name.
-fn rope_parameters(file: Json<'_>) -> Json<'_> {
-    let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| file.present(key));
-    Json { name: "the rope parameters", value: nested.unwrap_or(&Value::Null) }
+/// Whether the embedding is also the head. Many files leave the switch out where the tensors tell.
+fn is_tied(file: Json<'_>, architecture: &Architecture, has_tensor: &impl Fn(&str) -> bool) -> Result<bool> {
+    match (file.bool("tie_word_embeddings")?, has_tensor("output.weight")) {
+        (Some(is_tied), true) => Ok(is_tied),
+        (None, true) => Ok(architecture.hf_defaults.tie_word_embeddings),
+        (Some(true) | None, false) => Ok(true),
+        (Some(false), false) => {
+            Err(Error::invalid_model("tie_word_embeddings is false, but the weights have no lm_head.weight")
+                .with_hint(
+                    "get the part that is missing; or, if the embedding is the head of this model, write \
+             \"tie_word_embeddings\": true into config.json",
+                ))
+        }
+    }
 }
 
-fn rope(
+/// Layers with a sliding window.
+enum Sliding {
+    None,
+    All(usize),
+    /// Some of the layers, which makes no difference up to that length.
+    Some(usize),
+}
+
+/// The window of a file, as the architecture's class takes it.
+fn sliding_window(
     file: Json<'_>,
     architecture: &Architecture,
-    head_dim: usize,
-    max_position_embeddings: usize,
-) -> Result<RopeConfig> {
-    let parameters = rope_parameters(file);
-    let theta = match parameters.f64("rope_theta")? {
-        Some(theta) => theta,
-        None => file.f64("rope_theta")?.unwrap_or(10_000.0),
-    };
-    let partial = match parameters.f64("partial_rotary_factor")? {
-        Some(factor) => Some(factor),
-        None => file.f64("partial_rotary_factor")?,
-    };
-    let dim = match partial {
-        Some(factor) if factor > 0.0 && factor <= 1.0 => (head_dim as f64 * factor) as usize,
-        Some(factor) => {
-            return Err(Error::invalid_model(format!(
-                "partial_rotary_factor is {factor}, but has to be above 0 and at most 1"
-            )));
+    num_layers: usize,
+    notices: &mut Vec<String>,
+) -> Result<Sliding> {
+    let (default, is_switched) = match architecture.hf_defaults.window {
+        HfWindow::Unknown => {
+            if let Some(window) = file.present("sliding_window") {
+                let (window, name) = (shown(window), architecture.hf_name);
+                notices.push(format!(
+                    "sliding_window = {window} in config.json is ignored: it means nothing for {name}"
+                ));
+            }
+            return Ok(Sliding::None);
         }
-        None => head_dim,
+        HfWindow::All(default) => (default, false),
+        HfWindow::SwitchedAll | HfWindow::SwitchedLast(_) => (Some(4_096), true),
     };
-    let kind = match parameters.str("rope_type")? {
-        Some(kind) => kind,
-        None => parameters.str("type")?.unwrap_or("default"),
-    };
-    let original_context = parameters.usize("original_max_position_embeddings")?;
-    let scaling = match kind {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: parameters.required_f64("factor")? },
-        "llama3" => RopeScaling::Llama3 {
-            factor: parameters.required_f64("factor")?,
-            low_freq_factor: parameters.required_f64("low_freq_factor")?,
-            high_freq_factor: parameters.required_f64("high_freq_factor")?,
-            original_context: original_context.ok_or_else(|| {
-                Error::invalid_model("original_max_position_embeddings is missing in the rope parameters")
-            })?,
-        },
-        "yarn" => yarn(parameters, original_context.unwrap_or(max_position_embeddings))?,
-        other => return Err(Error::unsupported(format!("the rope type {other:?} is not supported"))),
-    };
-    Ok(RopeConfig { theta, dim, style: architecture.hf_rope_style, scaling })
-}
-
-fn yarn(parameters: Json<'_>, original_context: usize) -> Result<RopeScaling> {
-    let factor = parameters.required_f64("factor")?;
-    let mscale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
-    let attention_factor = match parameters.f64("attention_factor")? {
-        Some(attention_factor) => attention_factor,
-        None => match (parameters.f64("mscale")?, parameters.f64("mscale_all_dim")?) {
-            (Some(own), Some(all_dim)) if own != 0.0 && all_dim != 0.0 => mscale(own) / mscale(all_dim),
-            _ => mscale(1.0),
-        },
-    };
-    if parameters.bool("truncate")? == Some(false) {
-        return Err(Error::unsupported("yarn scaling with truncate = false is not supported"));
+    let switch = file.bool("use_sliding_window")?;
+    if switch == Some(false) || (is_switched && switch != Some(true)) {
+        return Ok(Sliding::None);
     }
-    Ok(RopeScaling::Yarn {
-        factor,
-        original_context,
-        beta_fast: parameters.f64("beta_fast")?.unwrap_or(32.0),
-        beta_slow: parameters.f64("beta_slow")?.unwrap_or(1.0),
-        attention_factor,
+    let default = default.filter(|_| file.is_missing("sliding_window"));
+    let Some(window) = file.usize("sliding_window")?.or(default) else { return Ok(Sliding::None) };
+    let num_sliding = match (file.list("layer_types")?, architecture.hf_defaults.window) {
+        (Some(kinds), _) => {
+            let is = |value: &&Value, kind: &str| value.as_str() == Some(kind);
+            if let Some(other) =
+                kinds.iter().find(|kind| !is(kind, "sliding_attention") && !is(kind, "full_attention"))
+            {
+                return Err(Error::unsupported(format!(
+                    "layer_types has {}, which is not supported",
+                    shown(other)
+                ))
+                .with_hint("layers of the kinds full_attention and sliding_attention can be run"));
+            }
+            if kinds.len() != num_layers {
+                return Err(Error::invalid_model(format!(
+                    "layer_types has {} entries for {num_layers} layers",
+                    kinds.len()
+                )));
+            }
+            kinds.iter().filter(|kind| is(kind, "sliding_attention")).count()
+        }
+        (None, HfWindow::SwitchedLast(default)) => {
+            num_layers.saturating_sub(file.usize_or("max_window_layers", Some(default))?)
+        }
+        (None, _) => num_layers,
+    };
+    Ok(match num_sliding {
+        0 => Sliding::None,
+        all if all == num_layers => Sliding::All(window),
+        _ => Sliding::Some(window),
     })
-}
-
-/// The window, if every layer has it. Files list the kind of each layer or switch the window off.
-fn sliding_window(file: Json<'_>) -> Result<Option<usize>> {
-    let Some(window) = file.usize("sliding_window")? else { return Ok(None) };
-    if file.bool("use_sliding_window")? == Some(false) {
-        return Ok(None);
-    }
-    if let Some(Value::Array(kinds)) = file.present("layer_types") {
-        let sliding = kinds.iter().filter(|kind| kind.as_str() == Some("sliding_attention")).count();
-        return match sliding {
-            0 => Ok(None),
-            all if all == kinds.len() => Ok(Some(window)),
-            some => Err(Error::unsupported(format!(
-                "{some} of {} layers have a sliding window, which is not supported",
-                kinds.len()
-            ))
-            .with_hint("models with a window in all layers or in none can be run")),
-        };
-    }
-    if file.bool("use_sliding_window")? == Some(true)
-        && file.usize("max_window_layers")?.is_some_and(|n| n > 0)
-    {
-        return Err(Error::unsupported("a sliding window in some of the layers is not supported"));
-    }
-    Ok(Some(window))
 }

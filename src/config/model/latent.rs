@@ -1,8 +1,9 @@
 //! Latent attention in the files of either format: the widths of its projections and the scale of its scores.
 
 use super::gguf::Keys;
-use super::hf::Json;
+use super::json::Json;
 use super::{LatentAttentionConfig, MAX_HEAD_DIM, MAX_SIZE, RopeConfig, RopeScaling, in_range};
+use crate::config::architecture::Architecture;
 use crate::{Error, Result};
 
 /// Hugging Face's models have it in the norms of the low ranks, whatever `rms_norm_eps` says.
@@ -14,10 +15,16 @@ fn softmax_scale(head_dim: usize, mscale: f64) -> f32 {
     (mscale * mscale / (head_dim as f64).sqrt()) as f32
 }
 
-/// `mscale` of a yarn scaling, from its weight of the logarithm of the factor.
+/// `mscale` of a scaling, from its weight of the logarithm of the factor.
 fn mscale(scaling: &RopeScaling, log_multiplier: f64) -> f64 {
     match scaling {
-        RopeScaling::Yarn { factor, .. } if *factor > 1.0 => 1.0 + log_multiplier * factor.ln(),
+        RopeScaling::Yarn { factor, .. }
+        | RopeScaling::Linear { factor }
+        | RopeScaling::Llama3 { factor, .. }
+            if *factor > 1.0 =>
+        {
+            1.0 + log_multiplier * factor.ln()
+        }
         _ => 1.0,
     }
 }
@@ -45,32 +52,44 @@ impl LatentAttentionConfig {
         })
     }
 
-    /// Latent attention in a Hugging Face folder.
-    pub(super) fn from_hf(file: Json<'_>, rope_parameters: Json<'_>, rope: &RopeConfig) -> Result<Self> {
-        let rope_dim = file.required_usize("qk_rope_head_dim")?;
+    /// Latent attention in a Hugging Face folder. `rope_dim` is the rotated width that the file says, of which the rope
+    /// may rotate less.
+    pub(super) fn from_hf(
+        file: Json<'_>,
+        architecture: &Architecture,
+        rope_parameters: Json<'_>,
+        (rope_dim, rope): (usize, &RopeConfig),
+        has_tensor: &impl Fn(&str) -> bool,
+    ) -> Result<Self> {
         if rope.dim != rope_dim {
             return Err(Error::unsupported(format!(
                 "rotating {} of the {rope_dim} values of qk_rope_head_dim is not supported",
                 rope.dim
-            )));
+            ))
+            .with_hint("take partial_rotary_factor out of config.json if all of them are rotated"));
         }
         if file.bool("use_mla")? == Some(false) {
-            return Err(Error::unsupported("use_mla = false is not supported"));
+            return Err(Error::unsupported("use_mla = false is not supported")
+                .with_hint("the weights of this model without latent attention need a class of their own"));
         }
-        let qk_nope_head_dim = file.required_usize("qk_nope_head_dim")?;
+        let defaults = architecture.hf_defaults.latent;
+        let qk_nope_head_dim = file.usize_or("qk_nope_head_dim", Some(defaults.qk_nope_head_dim))?;
         let log_multiplier = 0.1 * rope_parameters.f64("mscale_all_dim")?.unwrap_or(0.0);
         let head_dim = qk_nope_head_dim.saturating_add(rope_dim);
+        // `null` is one projection of queries, and a missing key what the weights have.
+        let has_rank = file.is_missing("q_lora_rank") && has_tensor("blk.0.attn_q_a.weight");
+        let default_rank = has_rank.then_some(defaults.q_lora_rank);
         Ok(Self {
-            q_lora_rank: file.usize("q_lora_rank")?.filter(|rank| *rank > 0),
-            kv_lora_rank: file.required_usize("kv_lora_rank")?,
+            q_lora_rank: file.usize("q_lora_rank")?.or(default_rank).filter(|rank| *rank > 0),
+            kv_lora_rank: file.usize_or("kv_lora_rank", Some(512))?,
             qk_nope_head_dim,
-            v_head_dim: file.required_usize("v_head_dim")?,
+            v_head_dim: file.usize_or("v_head_dim", Some(defaults.v_head_dim))?,
             softmax_scale: softmax_scale(head_dim, mscale(&rope.scaling, log_multiplier)),
             lora_norm_eps: HF_LORA_NORM_EPS,
         })
     }
 
-    pub(super) fn validate(&self, rope: &RopeConfig, sliding_window: Option<usize>) -> Result<()> {
+    pub(super) fn validate(&self, sliding_window: Option<usize>) -> Result<()> {
         if let Some(rank) = self.q_lora_rank {
             in_range("q_lora_rank", rank, MAX_SIZE)?;
         }
@@ -83,16 +102,11 @@ impl LatentAttentionConfig {
                 self.softmax_scale
             )));
         }
-        if !matches!(rope.scaling, RopeScaling::None | RopeScaling::Yarn { .. }) {
-            return Err(Error::unsupported(format!(
-                "the rope scaling {:?} with latent attention is not supported",
-                rope.scaling
-            )));
-        }
         if let Some(window) = sliding_window {
             return Err(Error::unsupported(format!(
                 "a sliding window of {window} tokens with latent attention is not supported"
-            )));
+            ))
+            .with_hint("take the window out of the file if the model was trained without one"));
         }
         Ok(())
     }

@@ -2,10 +2,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ErrorKind;
+use crate::config::ARCHITECTURES;
 use crate::weights::gguf::{self, Metadata};
 
 mod experts;
 mod latent;
+mod settings;
 
 /// A small valid `config.json`.
 fn base() -> Value {
@@ -51,15 +53,25 @@ fn what_is_missing_has_its_default() {
 #[test]
 fn tied_embeddings_are_as_the_switch_says_or_as_the_tensors_show() {
     for (switch, has_head, expected) in [
-        (json!(true), true, true),
-        (json!(true), false, true),
-        (json!(false), false, false),
-        (Value::Null, false, true),
-        (Value::Null, true, false),
+        (json!(true), true, Some(true)),
+        (json!(true), false, Some(true)),
+        (json!(false), true, Some(false)),
+        (json!(false), false, None),
+        (Value::Null, false, Some(true)),
+        (Value::Null, true, Some(false)),
     ] {
         let config = changed(&json!({"tie_word_embeddings": switch}));
-        let config = ModelConfig::from_hf(&config, None, |name| has_head && name == "output.weight").unwrap();
-        assert_eq!(config.tie_word_embeddings, expected, "{switch}, {has_head}");
+        let config = ModelConfig::from_hf(&config, None, |name| has_head && name == "output.weight");
+        match (config, expected) {
+            (Ok(config), Some(expected)) => {
+                assert_eq!(config.tie_word_embeddings, expected, "{switch}, {has_head}")
+            }
+            (Err(error), None) => {
+                assert!(error.message().contains("no lm_head.weight"), "{error}");
+                assert!(error.hint().unwrap().contains("\"tie_word_embeddings\": true"), "{error:?}");
+            }
+            (config, _) => panic!("{switch}, {has_head}: {config:?}"),
+        }
     }
 }
 
@@ -120,6 +132,7 @@ fn rope_is_read_in_both_spellings() {
         beta_fast: 32.0,
         beta_slow: 1.0,
         attention_factor,
+        truncate: true,
     };
     check(
         json!({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
@@ -142,18 +155,6 @@ fn rope_is_read_in_both_spellings() {
 }
 
 #[test]
-fn a_sliding_window_counts_only_where_it_is_used() {
-    let check = |changes: Value, expected: Option<usize>| {
-        assert_eq!(read(&changes).unwrap().sliding_window, expected, "{changes}");
-    };
-    check(json!({"sliding_window": null}), None);
-    check(json!({"sliding_window": 256}), Some(256));
-    check(json!({"sliding_window": 256, "use_sliding_window": false}), None);
-    check(json!({"sliding_window": 256, "layer_types": ["full_attention", "full_attention"]}), None);
-    check(json!({"sliding_window": 256, "layer_types": vec!["sliding_attention"; 3]}), Some(256));
-}
-
-#[test]
 fn what_cannot_be_computed_is_refused_by_name() {
     let check = |kind: ErrorKind, changes: Value, expected: &str| {
         let error = read(&changes).unwrap_err();
@@ -164,22 +165,18 @@ fn what_cannot_be_computed_is_refused_by_name() {
     for (changes, expected) in [
         (json!({"architectures": ["MambaForCausalLM"]}), "\"MambaForCausalLM\" is not supported"),
         (json!({"hidden_act": "gelu"}), "hidden_act = \"gelu\""),
-        (json!({"attention_bias": true}), "attention_bias = true"),
         (json!({"mlp_bias": true}), "mlp_bias = true"),
         (json!({"num_local_experts": 8}), "num_local_experts = 8"),
         (json!({"kv_lora_rank": 512}), "kv_lora_rank = 512"),
         (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping = 30"),
-        (json!({"rope_scaling": {"type": "longrope"}}), "\"longrope\""),
+        (json!({"rope_scaling": {"type": "ntk"}}), "rope_type = \"ntk\""),
         (
-            json!({"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "x"]}),
-            "1 of 3 layers",
-        ),
-        (
-            json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 2}),
-            "some of the layers",
+            json!({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4, "layer_types": ["x"]}),
+            "layer_types has \"x\"",
         ),
     ] {
-        check(ErrorKind::Unsupported, changes, expected);
+        check(ErrorKind::Unsupported, changes.clone(), expected);
+        assert!(read(&changes).unwrap_err().hint().is_some(), "{changes} has no way out");
     }
     for (changes, expected) in [
         (json!({"architectures": []}), "architectures"),
@@ -195,11 +192,14 @@ fn what_cannot_be_computed_is_refused_by_name() {
         (json!({"head_dim": 5000}), "head_dim is 5000"),
         (json!({"vocab_size": 0}), "vocab_size is 0"),
         (json!({"max_position_embeddings": 0}), "max_position_embeddings is 0"),
-        (json!({"sliding_window": 0}), "sliding_window is 0"),
+        (
+            json!({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4, "sliding_window": 0}),
+            "sliding_window is 0",
+        ),
         (json!({"rms_norm_eps": 0}), "rms_norm_eps is 0"),
         (json!({"rope_theta": -1}), "rope_theta is -1"),
         (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor is 1.5"),
-        (json!({"rope_scaling": {"type": "linear"}}), "factor is missing in the rope parameters"),
+        (json!({"rope_scaling": {"type": "linear"}}), "factor is missing in rope_scaling"),
         (json!({"rope_scaling": {"type": "linear", "factor": 0}}), "factor is 0"),
         (json!({"eos_token_id": 288}), "special token 288"),
         (json!({"eos_token_id": "x"}), "eos_token_id in config.json is \"x\""),
@@ -214,11 +214,23 @@ fn what_cannot_be_computed_is_refused_by_name() {
 }
 
 #[test]
-fn architectures_with_biases_by_nature_may_say_so() {
-    let config = read(&json!({"architectures": ["Qwen2ForCausalLM"], "attention_bias": true})).unwrap();
-    assert!(config.architecture.qkv_bias && !config.architecture.qk_norm);
-    let config = read(&json!({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false})).unwrap();
-    assert!(!config.architecture.qkv_bias && config.architecture.qk_norm);
+fn biases_are_by_nature_or_switched_on_and_there() {
+    let check = |name: &str, bias: Value, has: &[&str], expected: (bool, bool)| {
+        let config =
+            changed(&json!({"architectures": [name], "attention_bias": bias, "num_key_value_heads": 4}));
+        let has_tensor = |name: &str| !name.ends_with(".bias") || has.contains(&name);
+        let config = ModelConfig::from_hf(&config, None, has_tensor).unwrap();
+        assert_eq!((config.qkv_bias, config.output_bias), expected, "{name}, {bias}, {has:?}");
+        config.notices
+    };
+    let (qkv, output) = ("blk.0.attn_q.bias", "blk.0.attn_output.bias");
+    check("LlamaForCausalLM", json!(true), &[qkv, output], (true, true));
+    check("LlamaForCausalLM", json!(true), &[qkv], (true, false));
+    check("LlamaForCausalLM", json!(false), &[], (false, false));
+    check("Qwen3ForCausalLM", json!(true), &[qkv, output], (true, true));
+    assert!(check("Qwen2ForCausalLM", json!(true), &[qkv], (true, false)).is_empty());
+    let notices = check("MistralForCausalLM", json!(true), &[], (false, false));
+    assert!(notices[0].contains("attention_bias = true"), "{notices:?}");
 }
 
 /// Metadata of a small valid file of arch `llama`, with entries replaced.
@@ -273,6 +285,18 @@ fn gguf_metadata_has_defaults_and_all_widths_of_integers() {
 }
 
 #[test]
+fn no_token_has_several_spellings_in_gguf() {
+    for none in [gguf::Value::Signed(-1), gguf::Value::Unsigned(u64::from(u32::MAX))] {
+        let changes = [
+            ("tokenizer.ggml.bos_token_id", Some(none.clone())),
+            ("tokenizer.ggml.eos_token_id", Some(none)),
+        ];
+        let config = ModelConfig::from_gguf(&metadata(&changes), |_| None).unwrap();
+        assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
+    }
+}
+
+#[test]
 fn gguf_rope_scaling_is_named_or_follows_from_a_factor() {
     let read = |changes: &[(&str, Option<gguf::Value>)]| {
         ModelConfig::from_gguf(&metadata(changes), |_| None).map(|config| config.rope.scaling)
@@ -288,11 +312,26 @@ fn gguf_rope_scaling_is_named_or_follows_from_a_factor() {
         beta_fast: 32.0,
         beta_slow: 1.0,
         attention_factor: 0.1 * 4.0_f64.ln() + 1.0,
+        truncate: true,
     };
     assert_eq!(read(&[kind("yarn"), factor.clone()]).unwrap(), expected);
+    let config = ModelConfig::from_gguf(&metadata(&[kind("yarn"), factor.clone()]), |_| None).unwrap();
+    assert_eq!(config.max_position_embeddings, 2048);
     assert!(read(&[kind("yarn")]).unwrap_err().message().contains("rope.scaling.factor is missing"));
-    let error = read(&[kind("longrope"), factor]).unwrap_err();
+    let error = read(&[kind("longrope"), factor.clone()]).unwrap_err();
+    assert!(error.message().contains("no rope_factors_short.weight"), "{error}");
+    let error = read(&[kind("ntk"), factor]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let changes = [
+        kind("longrope"),
+        ("llama.rope.scaling.attn_factor", Some(gguf::Value::Float(1.25))),
+        ("llama.rope.scaling.original_context_length", Some(gguf::Value::Unsigned(128))),
+    ];
+    let has = |name: &str| name.starts_with("rope_factors_").then_some(&[8][..]);
+    let config = ModelConfig::from_gguf(&metadata(&changes), has).unwrap();
+    let expected = RopeScaling::Long { divisors: None, original_context: 128, attention_factor: 1.25 };
+    assert_eq!(config.rope.scaling, expected);
+    assert_eq!((config.usual_model_len, config.max_position_embeddings), (128, 512));
 }
 
 #[test]
@@ -309,6 +348,12 @@ fn gguf_mistakes_name_the_key() {
         (ErrorKind::InvalidModel, "llama.block_count", None, "llama.block_count is missing"),
         (ErrorKind::InvalidModel, "llama.attention.head_count", number(0), "num_attention_heads is 0"),
         (ErrorKind::InvalidModel, "llama.attention.head_count_kv", number(3), "not a multiple"),
+        (
+            ErrorKind::InvalidModel,
+            "tokenizer.ggml.eos_token_id",
+            Some(gguf::Value::String("2".into())),
+            "tokenizer.ggml.eos_token_id is String(\"2\"), not a token id",
+        ),
         (
             ErrorKind::InvalidModel,
             "llama.embedding_length",

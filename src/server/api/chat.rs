@@ -27,7 +27,7 @@ pub(in super::super) async fn handle(
 }
 
 pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
-    let mut params = sampling::parse(&mut fields)?;
+    let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.max_tokens = max_tokens(&mut fields)?;
     params.logprobs = logprobs(&mut fields)?;
     let tools = ToolRequest::parse(&mut fields)?;

@@ -37,7 +37,7 @@ enum Prompt {
 }
 
 pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
-    let mut params = sampling::parse(&mut fields)?;
+    let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     let max_tokens = fields.unsigned("max_tokens")?;
@@ -64,7 +64,10 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
         let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
         params.max_tokens = Some(match max_tokens {
             // A window that is almost full is no reason to refuse what nobody asked for.
-            None => DEFAULT_MAX_TOKENS.min(left).max(1),
+            None => {
+                let default = model.llm.default_max_tokens(prompt_token_ids.len(), &params);
+                default.map_or(DEFAULT_MAX_TOKENS, |most| most.min(DEFAULT_MAX_TOKENS)).min(left).max(1)
+            }
             // With `echo` the prompt alone can be wanted. It must fit as any other.
             Some(0) if echo => 1,
             Some(given) => given,

@@ -98,6 +98,8 @@ impl Conversation {
         let turns = turn_format(model, &prompt_token_ids, &self.tools, answers.includes_reasoning)?;
         options.text.visible_special = model.llm.visible_special(turns.answers);
         let engine = model.llm.engine();
+        params.max_tokens =
+            params.max_tokens.or_else(|| model.llm.default_max_tokens(prompt_token_ids.len(), &params));
         if answers.clamps_max_tokens {
             let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
             params.max_tokens = params.max_tokens.map(|wanted| wanted.min(left.max(1)));

@@ -6,14 +6,15 @@ use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, wrong_type};
-use crate::sampling::SamplingParams;
+use crate::sampling::{SamplingDefaults, SamplingParams};
 
-/// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ.
-pub(super) fn parse(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
-    let defaults = SamplingParams::default();
+/// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ. What a request
+/// does not say is as the model's files say.
+pub(super) fn parse(fields: &mut Fields, model: &SamplingDefaults) -> Result<SamplingParams, ApiError> {
+    let defaults = model.apply(SamplingParams::default());
     Ok(SamplingParams {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
-        top_k: top_k(fields)?,
+        top_k: top_k(fields)?.unwrap_or(defaults.top_k),
         top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
         min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
@@ -30,7 +31,6 @@ pub(super) fn parse(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
     })
 }
 
-/// vLLM's −1 is the same as 0: all tokens.
 /// The parameters as a client would write them, without its texts.
 pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value> {
     let fields: [(&str, Value); 14] = [
@@ -58,10 +58,12 @@ pub(super) fn short(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-fn top_k(fields: &mut Fields) -> Result<usize, ApiError> {
-    match fields.integer("top_k")?.unwrap_or(0) {
-        -1 => Ok(0),
-        top_k => usize::try_from(top_k).map_err(|_| {
+/// vLLM's −1 is the same as 0: all tokens.
+fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    match fields.integer("top_k")? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(0)),
+        Some(top_k) => usize::try_from(top_k).map(Some).map_err(|_| {
             ApiError::invalid(
                 "top_k",
                 format!("top_k is {top_k}; it must be at least 0, or -1 for all tokens"),

@@ -159,11 +159,15 @@ fn the_first_layers_may_be_dense_in_several_spellings() {
     assert_eq!(dense(json!({"first_k_dense_replace": 3})), 3);
     assert_eq!(dense(json!({"first_k_dense_replace": null, "mlp_layer_types": kinds(2)})), 2);
     assert_eq!(dense(json!({"mlp_layer_types": kinds(1)})), 1);
+    let listed = with(qwen3_moe(), &json!({"mlp_only_layers": [1, 0]}));
+    assert_eq!(experts(from_hf(&listed)).num_dense_layers, 2);
     // Neither: the tensors.
     let silent = with(glm_flash(), &json!({"first_k_dense_replace": null}));
-    let config = ModelConfig::from_hf(&silent, None, |name| name == "blk.4.ffn_gate_inp.weight");
+    let config = ModelConfig::from_hf(&silent, None, |name| {
+        ["blk.4.ffn_gate_inp.weight", "output.weight"].contains(&name)
+    });
     assert_eq!(experts(config).num_dense_layers, 4);
-    let error = ModelConfig::from_hf(&silent, None, |_| false).unwrap_err();
+    let error = ModelConfig::from_hf(&silent, None, |name| name == "output.weight").unwrap_err();
     assert!(error.message().contains("all routers are missing"), "{error}");
 
     assert_eq!(read(json!({"first_k_dense_replace": 47})).unwrap().experts, None);
@@ -230,7 +234,7 @@ fn experts_that_cannot_be_computed_are_refused() {
     };
     for (config, changes, expected) in [
         (qwen3_moe(), json!({"decoder_sparse_step": 2}), "decoder_sparse_step = 2"),
-        (qwen3_moe(), json!({"mlp_only_layers": [0, 1]}), "2 layers without experts (mlp_only_layers)"),
+        (qwen3_moe(), json!({"mlp_only_layers": [0, 2]}), "2 layers without experts (mlp_only_layers)"),
         (
             qwen3_moe(),
             json!({"shared_expert_intermediate_size": 512}),
@@ -251,9 +255,9 @@ fn experts_that_cannot_be_computed_are_refused() {
         check(ErrorKind::Unsupported, config, changes, expected);
     }
     for (config, changes, expected) in [
-        (mixtral(), json!({"num_local_experts": null}), "the number of experts is missing"),
+        (mixtral(), json!({"num_local_experts": 0}), "the number of experts is missing"),
         (mixtral(), json!({"num_local_experts": 1025}), "the number of experts is 1025"),
-        (mixtral(), json!({"num_experts_per_tok": null}), "num_experts_per_tok is missing"),
+        (deepseek_v2_lite(), json!({"num_experts_per_tok": null}), "num_experts_per_tok is missing"),
         (mixtral(), json!({"num_experts_per_tok": 9}), "num_experts_per_tok is 9"),
         (mixtral(), json!({"num_experts_per_tok": 0}), "num_experts_per_tok is 0"),
         (qwen3_moe(), json!({"moe_intermediate_size": 0}), "the width of experts is 0"),
@@ -262,7 +266,6 @@ fn experts_that_cannot_be_computed_are_refused() {
             json!({"n_shared_experts": u64::MAX}),
             "the width of shared experts is 18446744073709551615",
         ),
-        (glm_flash(), json!({"routed_scaling_factor": null}), "routed_scaling_factor is missing"),
         (glm_flash(), json!({"routed_scaling_factor": -1}), "the factor on the weights of experts is -1"),
     ] {
         check(ErrorKind::InvalidModel, config, changes, expected);

@@ -268,6 +268,7 @@ fn check_deepseek_v2_lite(config: &ModelConfig) {
                 beta_fast: 32.0,
                 beta_slow: 1.0,
                 attention_factor: 1.0,
+                truncate: true,
             },
         }
     );
@@ -440,11 +441,8 @@ fn the_factor_of_yarn_is_on_the_scores() {
 #[test]
 fn what_latent_attention_cannot_do_is_refused() {
     for (changes, expected) in [
-        (json!({"rope_interleave": false}), "rope_interleave = false"),
         (json!({"use_mla": false}), "use_mla = false"),
         (json!({"partial_rotary_factor": 0.5}), "rotating 32 of the 64 values"),
-        (json!({"sliding_window": 4096}), "a sliding window of 4096 tokens"),
-        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "Linear"),
         (json!({"attention_bias": true}), "attention_bias = true"),
         (json!({"index_topk": 2048}), "index_topk = 2048"),
     ] {
@@ -453,9 +451,7 @@ fn what_latent_attention_cannot_do_is_refused() {
         assert!(error.message().contains(expected), "{changes}: {error}");
     }
     for (changes, expected) in [
-        (json!({"kv_lora_rank": null}), "kv_lora_rank is missing"),
         (json!({"kv_lora_rank": 0}), "kv_lora_rank is 0"),
-        (json!({"qk_rope_head_dim": null}), "qk_rope_head_dim is missing"),
         (json!({"qk_rope_head_dim": 63}), "rotated in pairs"),
         (json!({"qk_nope_head_dim": 0}), "qk_nope_head_dim is 0"),
         (json!({"qk_nope_head_dim": u64::MAX}), "head_dim is 18446744073709551615"),
@@ -469,9 +465,20 @@ fn what_latent_attention_cannot_do_is_refused() {
     deepseek_v2_lite_gguf()
         .numbers(&[("rope.scaling.attn_factor", 0.5)])
         .refused(ErrorKind::Unsupported, "rope.scaling.attn_factor = 0.5");
-    // Models without it.
-    let error = read(&json!({"rope_interleave": true})).unwrap_err();
-    assert!(error.message().contains("rope_interleave = true"), "{error}");
+    // What the class has no use for.
+    for (changes, expected) in [
+        (json!({"rope_interleave": false}), "rope_interleave = false"),
+        (json!({"sliding_window": 4096}), "sliding_window = 4096"),
+    ] {
+        let config = from_hf(&with(deepseek_v2_lite(), &changes)).unwrap();
+        assert_eq!((config.rope.style, config.sliding_window), (RopeStyle::Interleaved, None));
+        assert!(config.notices[0].contains(expected), "{:?}", config.notices);
+    }
+    let config = from_hf(&with(glm_flash(), &json!({"rope_interleave": false}))).unwrap();
+    assert_eq!((config.rope.style, config.notices.len()), (RopeStyle::HalfSplit, 0));
+    let linear = json!({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": null});
+    let config = from_hf(&with(glm_flash(), &linear)).unwrap();
+    assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 2.0 });
 }
 
 fn fixture(path: &str) -> PathBuf {

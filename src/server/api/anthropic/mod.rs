@@ -94,14 +94,16 @@ impl Question {
 
 fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<MessageStyle>>, ApiError> {
     let question = Question::parse(&mut fields)?;
-    let mut params = sampling::parse(&mut fields)?;
+    // The model's own may be higher.
+    let has_temperature = fields.look("temperature").is_some_and(|value| !value.is_null());
+    let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     if params.n != 1 {
         return Err(ApiError::unsupported(
             "n",
             format!("n is {}; there is one answer to messages", params.n),
         ));
     }
-    if params.temperature > MAX_TEMPERATURE {
+    if has_temperature && params.temperature > MAX_TEMPERATURE {
         let message =
             format!("temperature is {}; it must be from 0 to {MAX_TEMPERATURE}", params.temperature);
         return Err(ApiError::invalid("temperature", message));

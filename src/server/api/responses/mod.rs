@@ -47,7 +47,7 @@ fn parse(
     caller: Caller,
 ) -> Result<Prepared<BlockForm<ResponseStyle>>, ApiError> {
     let question = Question::parse(&mut fields, &app.memory, caller)?;
-    let mut params = sampling::parse(&mut fields)?;
+    let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     if params.n != 1 {
         let message = format!("n is {}; a response is one answer", params.n);
         return Err(ApiError::unsupported("n", message));

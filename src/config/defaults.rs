@@ -1,0 +1,151 @@
+//! What the classes of Hugging Face's models have where a `config.json` has no such key.
+
+/// Values of an architecture's class. Those without which nothing can be known of a model (its width, its layers,
+/// its vocabulary) have no default here: every writer writes them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HfDefaults {
+    /// None is as many as query heads.
+    pub(crate) num_kv_heads: Option<usize>,
+    /// None is the width divided by the query heads.
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) max_position_embeddings: usize,
+    pub(crate) rms_norm_eps: f64,
+    pub(crate) rope_theta: f64,
+    pub(crate) tie_word_embeddings: bool,
+    pub(crate) window: HfWindow,
+    /// The class has `attention_bias`, of the query, key, value and output projections.
+    pub(crate) has_attention_bias_key: bool,
+    /// The class has `rope_interleave`.
+    pub(crate) has_interleave_key: bool,
+    pub(crate) latent: HfLatentDefaults,
+    pub(crate) experts: HfExpertsDefaults,
+}
+
+/// Which layers have the sliding window of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HfWindow {
+    /// None: the class knows of no window.
+    Unknown,
+    /// All, with this one where the key is missing.
+    All(Option<usize>),
+    /// All if `use_sliding_window` is on.
+    SwitchedAll,
+    /// The last ones from `max_window_layers` (by default this one) on if `use_sliding_window` is on, or those that
+    /// `layer_types` names.
+    SwitchedLast(usize),
+}
+
+/// Widths of latent attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HfLatentDefaults {
+    pub(crate) q_lora_rank: usize,
+    pub(crate) qk_nope_head_dim: usize,
+    pub(crate) v_head_dim: usize,
+}
+
+/// Experts and their router; none where the file has to say.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HfExpertsDefaults {
+    pub(crate) num_experts: Option<usize>,
+    pub(crate) num_experts_per_tok: Option<usize>,
+    /// None is the width of the network without experts.
+    pub(crate) intermediate_size: Option<usize>,
+    pub(crate) num_shared: usize,
+    pub(crate) topk_method: Option<&'static str>,
+    pub(crate) scale: f64,
+}
+
+impl HfDefaults {
+    pub(crate) const LLAMA: Self = Self {
+        num_kv_heads: None,
+        head_dim: None,
+        max_position_embeddings: 2_048,
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e4,
+        tie_word_embeddings: false,
+        window: HfWindow::Unknown,
+        has_attention_bias_key: true,
+        has_interleave_key: false,
+        latent: HfLatentDefaults { q_lora_rank: 1_536, qk_nope_head_dim: 128, v_head_dim: 128 },
+        experts: HfExpertsDefaults {
+            num_experts: None,
+            num_experts_per_tok: None,
+            intermediate_size: None,
+            num_shared: 0,
+            topk_method: None,
+            scale: 1.0,
+        },
+    };
+    pub(crate) const MISTRAL: Self = Self {
+        num_kv_heads: Some(8),
+        max_position_embeddings: 131_072,
+        window: HfWindow::All(Some(4_096)),
+        has_attention_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const MIXTRAL: Self = Self {
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e6,
+        window: HfWindow::All(None),
+        experts: HfExpertsDefaults {
+            num_experts: Some(8),
+            num_experts_per_tok: Some(2),
+            ..Self::LLAMA.experts
+        },
+        ..Self::MISTRAL
+    };
+    pub(crate) const QWEN2: Self = Self {
+        num_kv_heads: Some(32),
+        max_position_embeddings: 32_768,
+        window: HfWindow::SwitchedLast(28),
+        has_attention_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const QWEN3: Self = Self { head_dim: Some(128), has_attention_bias_key: true, ..Self::QWEN2 };
+    pub(crate) const QWEN3_MOE: Self = Self {
+        num_kv_heads: Some(4),
+        window: HfWindow::SwitchedAll,
+        has_attention_bias_key: true,
+        experts: HfExpertsDefaults {
+            num_experts: Some(128),
+            num_experts_per_tok: Some(8),
+            intermediate_size: Some(768),
+            ..Self::LLAMA.experts
+        },
+        ..Self::QWEN2
+    };
+    pub(crate) const DEEPSEEK_V2: Self = Self {
+        has_attention_bias_key: false,
+        experts: HfExpertsDefaults {
+            num_experts: Some(64),
+            num_experts_per_tok: None,
+            intermediate_size: Some(1_407),
+            num_shared: 2,
+            topk_method: Some("greedy"),
+            scale: 1.0,
+        },
+        ..Self::LLAMA
+    };
+    pub(crate) const YOUTU: Self = Self {
+        max_position_embeddings: 131_072,
+        tie_word_embeddings: true,
+        has_attention_bias_key: false,
+        has_interleave_key: true,
+        ..Self::LLAMA
+    };
+    pub(crate) const GLM4_MOE_LITE: Self = Self {
+        max_position_embeddings: 202_752,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+        latent: HfLatentDefaults { q_lora_rank: 768, qk_nope_head_dim: 192, v_head_dim: 256 },
+        experts: HfExpertsDefaults {
+            num_experts: Some(64),
+            num_experts_per_tok: Some(4),
+            intermediate_size: Some(1_536),
+            num_shared: 1,
+            topk_method: None,
+            scale: 1.8,
+        },
+        ..Self::YOUTU
+    };
+}

@@ -1,0 +1,231 @@
+//! Rotary positions of a Hugging Face folder: which of two spellings counts, what is missing in it, and how long
+//! sequences may be with it.
+
+use serde_json::Value;
+
+use super::json::{Json, shown};
+use super::{RopeConfig, RopeScaling, Window};
+use crate::config::RopeStyle;
+use crate::config::architecture::Architecture;
+use crate::{Error, Result};
+
+/// Kinds of layers that have parameters of their own, in files of models with several kinds.
+const LAYER_KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// The parameters that count. `rope_scaling` comes first, as in transformers 5: there it is the older spelling, which
+/// somebody has put beside the newer one to change it.
+pub(super) fn rope_parameters<'a>(
+    file: Json<'a>,
+    has_window: bool,
+    notices: &mut Vec<String>,
+) -> Result<Json<'a>> {
+    let (scaling, parameters) = (file.object("rope_scaling")?, file.object("rope_parameters")?);
+    let parameters = match (scaling, parameters) {
+        (Some(scaling), Some(other)) => {
+            if says_else(scaling, other) {
+                let has_base = scaling.present("rope_theta").or_else(|| file.present("rope_theta")).is_some();
+                let theta = if !has_base && other.present("rope_theta").is_some() {
+                    ", and rope_theta is not taken from there either; write it into rope_scaling or beside it"
+                } else {
+                    ""
+                };
+                notices.push(format!(
+                    "config.json has rope_scaling and rope_parameters, which differ; rope_scaling counts, as in \
+                     transformers{theta}"
+                ));
+            }
+            Some(scaling)
+        }
+        (scaling, parameters) => scaling.or(parameters),
+    };
+    match parameters {
+        Some(parameters) => of_layers(parameters, has_window),
+        None => Ok(Json { name: "the rope parameters", value: &Value::Null }),
+    }
+}
+
+/// Whether the second one has a value that the first one has not, or has otherwise.
+fn says_else(one: Json<'_>, other: Json<'_>) -> bool {
+    let fields = other.value.as_object().into_iter().flatten();
+    fields.filter(|(key, value)| *key != "type" && !value.is_null()).any(|(key, value)| {
+        let is_default = key == "rope_type" && value == "default";
+        one.present(key).map_or(!is_default, |own| own != value)
+    })
+}
+
+/// The parameters of the layers that there are, where each kind of layer has its own.
+fn of_layers(parameters: Json<'_>, has_window: bool) -> Result<Json<'_>> {
+    let own = |kind: &'static str| parameters.object(kind);
+    let [full, sliding] = LAYER_KINDS.map(own);
+    let (full, sliding) = (full?, sliding?);
+    let own = match (full, sliding) {
+        (None, None) => return Ok(parameters),
+        (Some(full), Some(sliding)) if full.value == sliding.value => Some(full),
+        _ if has_window => sliding,
+        _ => full,
+    };
+    own.ok_or_else(|| {
+        let kind = if has_window { "sliding_attention" } else { "full_attention" };
+        Error::invalid_model(format!("{kind} is missing in {}", parameters.name))
+            .with_hint("all layers of this model are of that kind")
+    })
+}
+
+/// Rotary positions of heads of `head_dim` values, and how long sequences may be.
+pub(super) fn rope(
+    file: Json<'_>,
+    parameters: Json<'_>,
+    architecture: &Architecture,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    notices: &mut Vec<String>,
+) -> Result<(RopeConfig, Window)> {
+    let either = |key: &str| match parameters.f64(key)? {
+        Some(value) => Ok(Some(value)),
+        None => file.f64(key),
+    };
+    let theta = either("rope_theta")?.unwrap_or(architecture.hf_defaults.rope_theta);
+    let dim = match either("partial_rotary_factor")? {
+        Some(factor) if factor > 0.0 && factor <= 1.0 => (head_dim as f64 * factor) as usize,
+        Some(factor) => {
+            return Err(Error::invalid_model(format!(
+                "partial_rotary_factor is {factor}, but has to be above 0 and at most 1"
+            )));
+        }
+        None => head_dim,
+    };
+    let kind = match parameters.str("rope_type")? {
+        Some(kind) => kind,
+        None => parameters.str("type")?.unwrap_or("default"),
+    };
+    // Some models have it beside the parameters, where it counts more.
+    let original_context = match file.usize("original_max_position_embeddings")? {
+        Some(context) => Some(context),
+        None => parameters.usize("original_max_position_embeddings")?,
+    };
+    let context = original_context.unwrap_or(max_position_embeddings);
+    let scaling = match kind {
+        // Text alone has the same position on all axes of mrope, which then is the plain rotation.
+        "default" | "mrope" => RopeScaling::None,
+        // It changes nothing in sequences that fit the window without it.
+        "dynamic" => {
+            notices.push(format!(
+                "rope_type \"dynamic\" changes only what is longer than max_position_embeddings, which is where the \
+                 context ends here: {max_position_embeddings} tokens"
+            ));
+            let window = Window {
+                hint: Some("\"dynamic\" rope scaling is not supported beyond; \"yarn\" and \"linear\" are"),
+                ..Window::plain(max_position_embeddings)
+            };
+            return Ok((
+                RopeConfig {
+                    theta,
+                    dim,
+                    style: style(file, architecture, notices)?,
+                    scaling: RopeScaling::None,
+                },
+                window,
+            ));
+        }
+        "linear" => RopeScaling::Linear { factor: parameters.required_f64("factor")? },
+        "llama3" => RopeScaling::Llama3 {
+            factor: parameters.required_f64("factor")?,
+            low_freq_factor: parameters.required_f64("low_freq_factor")?,
+            high_freq_factor: parameters.required_f64("high_freq_factor")?,
+            original_context: context,
+        },
+        "yarn" => yarn(parameters, original_context, max_position_embeddings)?,
+        // The second name is that of the first files.
+        "longrope" | "su" => long_rope(parameters, context, max_position_embeddings, dim)?,
+        other => {
+            return Err(Error::unsupported(format!("rope_type = {other:?} is not supported")).with_hint(
+                "supported are default, linear, llama3, yarn, longrope, dynamic (up to max_position_embeddings) and \
+                 mrope (for text)",
+            ));
+        }
+    };
+    let window = Window::of(&scaling, original_context, max_position_embeddings);
+    Ok((RopeConfig { theta, dim, style: style(file, architecture, notices)?, scaling }, window))
+}
+
+/// Which values make a pair. Some classes have a switch for it.
+fn style(file: Json<'_>, architecture: &Architecture, notices: &mut Vec<String>) -> Result<RopeStyle> {
+    let usual = architecture.hf_rope_style;
+    let Some(is_interleaved) = file.bool("rope_interleave")? else { return Ok(usual) };
+    let style = if is_interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
+    if architecture.hf_defaults.has_interleave_key || style == usual {
+        return Ok(style);
+    }
+    notices.push(format!(
+        "rope_interleave = {is_interleaved} in config.json means nothing for {} and is ignored",
+        architecture.hf_name
+    ));
+    Ok(usual)
+}
+
+/// `factor`, or what takes the original context to the model's where the file says `null`.
+fn factor(parameters: Json<'_>, original: Option<usize>, max_position_embeddings: usize) -> Result<f64> {
+    match (parameters.f64("factor")?, original) {
+        (Some(factor), _) => Ok(factor),
+        (None, Some(original)) if original > 0 => Ok(max_position_embeddings as f64 / original as f64),
+        (None, _) => parameters.required_f64("factor"),
+    }
+}
+
+fn yarn(
+    parameters: Json<'_>,
+    original_context: Option<usize>,
+    max_position_embeddings: usize,
+) -> Result<RopeScaling> {
+    let factor = factor(parameters, original_context, max_position_embeddings)?;
+    let mscale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+    let attention_factor = match parameters.f64("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None => match (parameters.f64("mscale")?, parameters.f64("mscale_all_dim")?) {
+            (Some(own), Some(all_dim)) if own != 0.0 && all_dim != 0.0 => mscale(own) / mscale(all_dim),
+            _ => mscale(1.0),
+        },
+    };
+    // 0 stands for the default, as in transformers.
+    let beta = |key: &str, default: f64| {
+        Ok::<_, Error>(parameters.f64(key)?.filter(|beta| *beta != 0.0).unwrap_or(default))
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context: original_context.unwrap_or(max_position_embeddings),
+        beta_fast: beta("beta_fast", 32.0)?,
+        beta_slow: beta("beta_slow", 1.0)?,
+        attention_factor,
+        truncate: parameters.bool("truncate")?.unwrap_or(true),
+    })
+}
+
+fn long_rope(
+    parameters: Json<'_>,
+    original_context: usize,
+    max_position_embeddings: usize,
+    dim: usize,
+) -> Result<RopeScaling> {
+    let divisors = |key: &str| {
+        let divisors = parameters
+            .numbers(key)?
+            .ok_or_else(|| Error::invalid_model(format!("{key} is missing in {}", parameters.name)))?;
+        if divisors.len() != dim / 2 || divisors.iter().any(|divisor| *divisor <= 0.0) {
+            return Err(Error::invalid_model(format!(
+                "{key} in {} is {}, but has to be {} positive numbers, one for each pair that is rotated",
+                parameters.name,
+                parameters.present(key).map(shown).unwrap_or_default(),
+                dim / 2
+            )));
+        }
+        Ok(divisors)
+    };
+    let (short, long) = (divisors("short_factor")?, divisors("long_factor")?);
+    let factor = factor(parameters, Some(original_context), max_position_embeddings)?;
+    let attention_factor = match parameters.f64("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original_context as f64).ln()).sqrt(),
+    };
+    Ok(RopeScaling::Long { divisors: Some((short, long)), original_context, attention_factor })
+}

@@ -1,0 +1,111 @@
+//! How large cached keys and values can be, from the weights: half precision does not hold them all.
+//!
+//! What a projection is given has been normalised, so its length is known, and with it what a row of weights can make of
+//! it. That is a bound for any input; of published models it is far below what half precision holds.
+
+use std::thread;
+
+use crate::Result;
+use crate::config::{ModelConfig, RopeScaling};
+use crate::ops::cpu::range::ProductRange;
+use crate::weights::Checkpoint;
+
+/// What weights that are converted at load may be larger than those of the file.
+const CONVERSION: f32 = 1.05;
+
+/// The range of what is cached.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CachedRange {
+    /// The layer with the largest bound.
+    pub layer: usize,
+    /// No cached value is larger than this.
+    pub at_most: f32,
+    /// Some cached value is always at least this large; 0 if none is.
+    pub at_least: f32,
+}
+
+/// Reads the weights of keys and values with this many threads, and those of queries where these are rounded to the type
+/// of keys. None if they cannot be read, which whoever loads them says, or if some are not numbers.
+#[must_use]
+pub fn cached_range(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    has_queries: bool,
+    num_threads: usize,
+) -> Option<CachedRange> {
+    let num_threads = num_threads.clamp(1, config.num_layers.max(1));
+    let of_thread = |first: usize| {
+        let layers = (first..config.num_layers).step_by(num_threads);
+        layers
+            .map(|layer| Some((layer, of_layer(checkpoint, config, layer, has_queries).ok()?)))
+            .collect::<Option<Vec<_>>>()
+    };
+    let ranges = thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|first| scope.spawn(move || of_thread(first))).collect();
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect::<Option<Vec<_>>>()
+    })?;
+    let mut largest: Option<CachedRange> = None;
+    for (layer, ProductRange { at_most, at_least }) in ranges.into_iter().flatten() {
+        if !at_most.is_finite() {
+            return None;
+        }
+        let range = CachedRange { layer, at_most: at_most * CONVERSION, at_least: at_least / CONVERSION };
+        largest = Some(match largest {
+            Some(other) if other.at_most >= range.at_most => {
+                CachedRange { at_least: other.at_least.max(range.at_least), ..other }
+            }
+            Some(other) => CachedRange { at_least: other.at_least.max(range.at_least), ..range },
+            None => range,
+        });
+    }
+    largest
+}
+
+fn of_layer(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    layer: usize,
+    has_queries: bool,
+) -> Result<ProductRange> {
+    let read = |name: &str| checkpoint.tensor(&format!("blk.{layer}.{name}"))?.to_f32();
+    let norm = read("attn_norm.weight")?;
+    let length = (config.hidden_size as f32).sqrt();
+    // A normalised vector with a scale of its own.
+    let normalised = |scale: &[f32]| {
+        let largest = scale.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let at_most = largest * (scale.len() as f32).sqrt();
+        ProductRange { at_most, at_least: 0.0 }
+    };
+    // Rotation makes of two values one as long as both, and some scalings make it longer.
+    let factor = match config.rope.scaling {
+        RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
+            attention_factor as f32
+        }
+        _ => 1.0,
+    };
+    let rotated = |range: ProductRange| ProductRange {
+        at_most: range.at_most * factor * std::f32::consts::SQRT_2,
+        // The first token is not rotated.
+        at_least: range.at_least * factor,
+    };
+    if let Some(latent) = &config.latent_attention {
+        let rows = read("attn_kv_a_mqa.weight")?;
+        let first = latent.kv_lora_rank.saturating_mul(config.hidden_size).min(rows.len());
+        let keys = ProductRange::of(&rows[first..], &norm, None, length);
+        return Ok(normalised(&read("attn_kv_a_norm.weight")?).and(rotated(keys)));
+    }
+    let projected = |name: &str| {
+        let bias = config.qkv_bias.then(|| read(&format!("{name}.bias"))).transpose()?;
+        let rows = read(&format!("{name}.weight"))?;
+        Ok::<_, crate::Error>(ProductRange::of(&rows, &norm, bias.as_deref(), length))
+    };
+    let heads = |name: &str| match config.architecture.qk_norm {
+        true => Ok(normalised(&read(&format!("{name}_norm.weight"))?)),
+        false => projected(name),
+    };
+    let mut range = rotated(heads("attn_k")?).and(projected("attn_v")?);
+    if has_queries {
+        range = range.and(rotated(heads("attn_q")?));
+    }
+    Ok(range)
+}
