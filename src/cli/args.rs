@@ -191,6 +191,9 @@ pub(crate) struct EngineArgs {
     /// Threads [default: as many as the system grants this process]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// How the tokenizer of a GGUF file splits text, for files that name no pre-tokenizer or a wrong one
+    #[arg(long, value_name = "NAME", help_heading = "Model", hide_short_help = true)]
+    pub(crate) pre_tokenizer: Option<String>,
     /// Keep each thread on a processor of its own (Linux); for machines that do nothing else
     #[arg(long, hide_short_help = true)]
     pub(crate) pin_threads: bool,
@@ -313,6 +316,7 @@ impl EngineArgs {
                 expert_weights: self.expert_weights,
             },
             expert_weights_dir: self.expert_weights_dir.clone(),
+            pre_tokenizer: self.pre_tokenizer.clone(),
             chat: ChatConfig::default(),
         }
     }

@@ -18,7 +18,7 @@ use super::answer::AnswerRender;
 use super::args::{ChatArgs, ModelArgs, SamplingArgs, SystemArgs, ThinkingArgs};
 use super::console::{Console, print_error};
 use super::interrupt::Interrupt;
-use super::load::{chat_config, chat_options, load, merge_model};
+use super::load::{chat_config, chat_options, encode_noting, load, merge_model};
 use super::render::render_request;
 use super::timings::Summary;
 
@@ -58,6 +58,7 @@ pub(crate) fn chat(
     sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
+    llm.require_tokenizer()?;
     let Some(format) = llm.chat().map(Chat::answer_format) else {
         return Err(Error::new(ErrorKind::Unsupported, "the model has no chat template, so it cannot chat")
             .with_hint("let it continue a text with --raw --prompt TEXT")
@@ -148,7 +149,8 @@ impl Answers<'_> {
     }
 
     fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
-        let prompt = self.llm.encode_chat(conversation.messages(), &self.options)?;
+        let encode = || self.llm.encode_chat(conversation.messages(), &self.options);
+        let prompt = encode_noting(self.console, encode)?;
         let visible_special = self.llm.visible_special(self.format);
         let mut params = self.params.clone();
         params.max_tokens = params.max_tokens.or_else(|| self.llm.default_max_tokens(prompt.len(), &params));

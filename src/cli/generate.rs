@@ -83,7 +83,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
         Task::Prompts(prompts) => prompts,
         Task::Demo | Task::Chat => vec![Prompt::Text(demo::PROMPT.to_owned())],
     };
-    let encoded = encode(&llm, &prompts, args, is_demo, console)?;
+    let encoded = load::encode_noting(console, || encode(&llm, &prompts, args, is_demo, console))?;
     if is_demo {
         let num_prompt = encoded.first().map_or(0, Vec::len);
         let left = llm.engine().config().max_model_len.saturating_sub(num_prompt);

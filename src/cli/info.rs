@@ -71,6 +71,9 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
             line(
                 "tokenizer",
                 match report.tokenizer_vocab_size {
+                    None if report.has_broken_tokenizer => {
+                        "cannot be used; give prompts with --prompt-ids".to_owned()
+                    }
                     Some(size) => format!("{size} tokens"),
                     None => "none; give prompts with --prompt-ids".to_owned(),
                 },

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tinyvllm::chat::{ChatConfig, ChatOptions};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
+use tinyvllm::tokenizer::dropped_in;
 use tinyvllm::{Error, ErrorKind};
 
 use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
@@ -77,6 +78,18 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
             .with_hint("leave --no-thinking out, or give a template with --chat-template")
     })?;
     Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
+}
+
+/// Encodes text, and says what of it is left out because the vocabulary has no token for it.
+pub(crate) fn encode_noting<T>(console: Console, encode: impl FnOnce() -> T) -> T {
+    let (encoded, dropped) = dropped_in(encode);
+    if !dropped.is_empty() {
+        console.note(format_args!(
+            "note: the vocabulary has no token for {}, which is left out of the prompt",
+            dropped.join(", ")
+        ));
+    }
+    encoded
 }
 
 /// Opens the device, before gigabytes are downloaded for one that is not there, and says why a GPU is not used.

@@ -16,6 +16,7 @@ use llguidance::{Matcher, ParserFactory};
 use super::cache::GrammarCache;
 use super::matcher::{Grammar, failure};
 use super::spec::GrammarSpec;
+use super::unwritable;
 use super::vocabulary::token_env;
 use super::watchdog::{counter_of_this_thread, read_counter};
 use crate::tokenizer::Tokenizer;
@@ -72,6 +73,7 @@ impl GrammarCompiler {
             return Ok(grammar);
         }
         spec.check_size()?;
+        unwritable::check(spec, &|c| self.tokenizer.can_write(c))?;
         let factory = Arc::clone(self.factory()?);
         let slot = Slot::take(&self.slots)?;
         let (sender, result) = mpsc::sync_channel(1);

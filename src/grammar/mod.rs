@@ -13,6 +13,7 @@ mod gbnf;
 mod matcher;
 pub(crate) mod schema;
 mod spec;
+mod unwritable;
 mod vocabulary;
 mod watchdog;
 

@@ -29,6 +29,7 @@ use crate::runner::{
     plan_memory,
 };
 use crate::tokenizer::Tokenizer;
+use crate::weights::gguf::Value;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
 use crate::{Error, ErrorKind, Result, demo};
 
@@ -62,6 +63,8 @@ pub struct LlmOptions {
     pub limits: EngineLimits,
     /// `--expert-weights-dir`: the folder of experts that stay in a file; by default in the user's cache folder.
     pub expert_weights_dir: Option<PathBuf>,
+    /// `--pre-tokenizer`: how a GGUF file's tokenizer splits text, in place of what the file says.
+    pub pre_tokenizer: Option<String>,
     /// The chat template, and how answers are taken apart.
     pub chat: ChatConfig,
 }
@@ -272,6 +275,7 @@ impl Llm {
             engine,
             chat: opened.chat,
             tokenizer: opened.tokenizer,
+            tokenizer_error: opened.tokenizer_error,
             grammars,
             config: opened.config,
             context,
@@ -290,6 +294,8 @@ pub(super) struct OpenedModel {
     pub(super) checkpoint: Checkpoint,
     pub(super) config: ModelConfig,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    /// Why there is none, if the files have one.
+    pub(super) tokenizer_error: Option<Error>,
     pub(super) chat: Option<Chat>,
     pub(super) generation: GenerationConfig,
 }
@@ -307,14 +313,20 @@ impl OpenedModel {
             config.eos_token_ids.clone_from(ids);
         }
         checkpoint.ensure_supported()?;
-        let tokenizer = load_tokenizer(&checkpoint)?.map(Arc::new);
+        let (tokenizer, tokenizer_error) = match load_tokenizer(&checkpoint, options.pre_tokenizer.as_deref())
+        {
+            Ok(tokenizer) => (tokenizer.map(Arc::new), None),
+            // Who speaks in token ids needs none.
+            Err(error) if may_go_without(&error) => (None, Some(error)),
+            Err(error) => return Err(error),
+        };
         let chat = match &tokenizer {
             Some(tokenizer) if tokenizer.chat_template().is_some() || chat.template.is_some() => {
                 Some(Chat::with_config(tokenizer, chat)?)
             }
             _ => None,
         };
-        Ok(Self { checkpoint, config, tokenizer, chat, generation })
+        Ok(Self { checkpoint, config, tokenizer, tokenizer_error, chat, generation })
     }
 
     /// What the memory plan is made from.
@@ -377,6 +389,10 @@ impl OpenedModel {
         let mut notices = self.checkpoint.notices(quantizer.is_some_and(Quantizer::is_chosen));
         notices.extend(quantizer.and_then(|quantizer| quantizer.notice(&self.checkpoint)));
         notices.extend(self.config.notices.iter().chain(&self.generation.notices).cloned());
+        notices.extend(self.tokenizer.iter().flat_map(|tokenizer| tokenizer.notices()).cloned());
+        notices.extend(self.tokenizer_error.as_ref().map(|error| {
+            format!("the tokenizer cannot be used, so that only token ids work: {}", error.message())
+        }));
         notices
     }
 
@@ -396,13 +412,34 @@ impl OpenedModel {
     }
 }
 
+/// Whether a model may be used without its tokenizer, because that is what is wrong.
+fn may_go_without(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidModel | ErrorKind::Unsupported | ErrorKind::NotFound)
+}
+
 /// A folder may be without a tokenizer; then the model takes token ids only.
-fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+fn load_tokenizer(checkpoint: &Checkpoint, pre_tokenizer: Option<&str>) -> Result<Option<Tokenizer>> {
+    // What was chosen by hand is wanted.
+    let chosen = |error: Error| match pre_tokenizer {
+        Some(_) if may_go_without(&error) => {
+            let again = Error::invalid_request(error.message());
+            error.hint().map(str::to_owned).into_iter().fold(again, Error::with_hint)
+        }
+        _ => error,
+    };
     if let Some(metadata) = checkpoint.gguf_metadata() {
         return match metadata.get("tokenizer.ggml.model") {
-            Some(_) => Tokenizer::from_gguf(metadata).map(Some),
+            // These say in this way that they have none.
+            Some(Value::String(model)) if matches!(model.as_str(), "none" | "no_vocab") => Ok(None),
+            Some(_) => Tokenizer::from_gguf_with(metadata, pre_tokenizer).map(Some).map_err(chosen),
             None => Ok(None),
         };
+    }
+    if let Some(name) = pre_tokenizer {
+        return Err(Error::invalid_request(format!(
+            "--pre-tokenizer {name} is for GGUF files; tokenizer.json says itself how text is split"
+        ))
+        .with_hint("leave --pre-tokenizer out"));
     }
     match checkpoint.path() {
         Some(folder) if has_tokenizer(folder) => Tokenizer::from_dir(folder).map(Some),

@@ -41,6 +41,8 @@ pub struct Llm {
     name: String,
     engine: Engine,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// Why there is none, if the files have one.
+    tokenizer_error: Option<Error>,
     grammars: Option<GrammarCompiler>,
     chat: Option<Chat>,
     config: ModelConfig,
@@ -278,10 +280,20 @@ impl Llm {
         TextDecoder::new(self.tokenizer.as_ref(), params, options)
     }
 
-    fn require_tokenizer(&self) -> Result<&Tokenizer> {
-        self.tokenizer.as_deref().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, format!("{} has no tokenizer", self.name))
-                .with_hint("give the prompt in token ids with --prompt-ids")
+    /// The tokenizer, without which there is no text.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has none, or one that cannot be used, with the reason.
+    pub fn require_tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_deref().ok_or_else(|| match &self.tokenizer_error {
+            None => Error::unsupported(format!("{} has no tokenizer", self.name))
+                .with_hint("give the prompt in token ids with --prompt-ids"),
+            Some(error) => {
+                let message = format!("the tokenizer of {} cannot be used: {}", self.name, error.message());
+                let hint = error.hint().map(|hint| format!("{hint}; ")).unwrap_or_default();
+                Error::unsupported(message)
+                    .with_hint(format!("{hint}prompts in token ids work, with --prompt-ids"))
+            }
         })
     }
 }

@@ -38,6 +38,8 @@ pub struct ModelReport {
     pub expert_file: Option<PathBuf>,
     /// Tokens of the tokenizer, if there is one.
     pub tokenizer_vocab_size: Option<usize>,
+    /// Whether the files have a tokenizer that cannot be used; a notice says why.
+    pub has_broken_tokenizer: bool,
     /// Whether there is a chat template.
     pub has_chat_template: bool,
 }
@@ -143,6 +145,7 @@ impl Llm {
                 _ => None,
             },
             plan,
+            has_broken_tokenizer: opened.tokenizer_error.is_some(),
             tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),
             has_chat_template: opened.chat.is_some(),
         })

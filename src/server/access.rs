@@ -79,6 +79,7 @@ pub trait AccessLog: Send + Sync {
 pub(super) struct Note {
     tokens: Arc<Mutex<Option<TokenCounts>>>,
     ignored: Arc<Mutex<Vec<String>>>,
+    dropped: Arc<Mutex<Vec<String>>>,
     cut: Arc<Mutex<Option<String>>>,
     request_id: Arc<str>,
 }
@@ -92,6 +93,11 @@ impl Note {
     /// Fields of the body that nobody read, for the header of the answer.
     pub(super) fn set_ignored(&self, names: Vec<String>) {
         *self.ignored.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    /// What of the prompt has no token, for the header of the answer.
+    pub(super) fn set_dropped(&self, names: Vec<String>) {
+        *self.dropped.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
     /// The answer ends here for this reason. The first one counts.
@@ -168,9 +174,12 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     if is_anthropic(&line.record.path) {
         response = for_anthropic(response, &id);
     }
-    let names = std::mem::take(&mut *line.note.ignored.lock().unwrap_or_else(PoisonError::into_inner));
-    if let Some(value) = ignored::header(&names) {
-        response.headers_mut().insert(ignored::HEADER, value);
+    let told = [(ignored::HEADER, &line.note.ignored), (ignored::DROPPED_HEADER, &line.note.dropped)];
+    for (name, names) in told {
+        let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(value) = ignored::header(&names) {
+            response.headers_mut().insert(name, value);
+        }
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);

@@ -95,7 +95,11 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request<Body>, n
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        insert(headers, header::ACCESS_CONTROL_EXPOSE_HEADERS, "x-request-id, x-ignored-fields, retry-after");
+        insert(
+            headers,
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            "x-request-id, x-ignored-fields, x-dropped-bytes, retry-after",
+        );
     }
     response
 }

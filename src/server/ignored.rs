@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::{HeaderName, HeaderValue};
 
+/// Names what the vocabulary has no token for and what is therefore no part of the prompt: bytes (`0x07`) and
+/// characters (`U+4E00`).
+pub(super) const DROPPED_HEADER: HeaderName = HeaderName::from_static("x-dropped-bytes");
 /// Names the fields of a request that mean nothing here.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ignored-fields");
 /// Most names that are told of one request.
@@ -74,8 +77,7 @@ pub(super) fn header(names: &[String]) -> Option<HeaderValue> {
 pub(super) struct Told(Mutex<HashSet<String>>);
 
 impl Told {
-    /// What is to be logged of these names, if anything.
-    pub(super) fn notice(&self, names: &[String]) -> Option<String> {
+    fn new_names(&self, names: &[String]) -> Vec<String> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = Vec::new();
         for name in names.iter().map(|name| anywhere(name)) {
@@ -83,6 +85,21 @@ impl Told {
                 new.push(name);
             }
         }
+        new
+    }
+
+    /// What is to be logged of bytes and characters that were left out of prompts, if anything.
+    pub(super) fn dropped_notice(&self, names: &[String]) -> Option<String> {
+        let new = self.new_names(names);
+        (!new.is_empty()).then(|| {
+            let names = new.join(", ");
+            format!("prompts have what the vocabulary has no token for, which is left out: {names}")
+        })
+    }
+
+    /// What is to be logged of these names of fields, if anything.
+    pub(super) fn notice(&self, names: &[String]) -> Option<String> {
+        let new = self.new_names(names);
         let (what, them) = match new.len() {
             0 => return None,
             1 => ("a field that means nothing here and is", "it"),
@@ -125,5 +142,10 @@ mod tests {
         let many: Vec<String> = (0..1_000).map(|index| index.to_string()).collect();
         assert!(told.notice(&many).is_some());
         assert_eq!(told.notice(&["another".to_owned()]), None);
+        let told = Told::default();
+        let dropped = ["0x07".to_owned(), "U+4E00".to_owned()];
+        assert!(told.dropped_notice(&dropped[..1]).unwrap().ends_with(": 0x07"));
+        assert!(told.dropped_notice(&dropped).unwrap().ends_with(": U+4E00"));
+        assert_eq!(told.dropped_notice(&dropped), None);
     }
 }

@@ -45,6 +45,7 @@ pub(super) struct App {
     pub(super) memory: Memory,
     pub(super) http: HttpCounts,
     told: Told,
+    told_dropped: Told,
     loading: Loading,
     model: OnceLock<Arc<Model>>,
     is_draining: AtomicBool,
@@ -83,6 +84,7 @@ impl App {
             memory: Memory::new(config.responses_memory),
             http: HttpCounts::default(),
             told: Told::default(),
+            told_dropped: Told::default(),
             config,
             is_on_loopback,
             log,
@@ -128,6 +130,13 @@ impl App {
             self.log.notice(&message);
         }
         Ok(())
+    }
+
+    /// Says once in the log that prompts have these bytes and characters, which are left out.
+    pub(super) fn tell_dropped(&self, names: &[String]) {
+        if let Some(message) = self.told_dropped.dropped_notice(names) {
+            self.log.notice(&message);
+        }
     }
 
     /// Room for a request whose body nobody has read. A refusal is held back for a moment: clients that come again at

@@ -113,6 +113,18 @@ impl AddedTokens {
         Ok(added)
     }
 
+    /// Makes a token a control token that was none, or not looked for at all.
+    pub(super) fn add_control(&mut self, id: u32, text: &str) {
+        let index = self.tokens.iter().position(|token| token.id == id).unwrap_or_else(|| {
+            self.raw.insert(text.as_bytes(), self.tokens.len());
+            self.ids.insert(text.to_owned(), id);
+            self.tokens.push(AddedToken::control(id, text));
+            self.tokens.len() - 1
+        });
+        self.tokens[index].control = true;
+        self.guarded.insert(text.as_bytes(), index);
+    }
+
     /// The id of the token spelled exactly `text`.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.ids.get(text).copied()

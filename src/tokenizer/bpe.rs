@@ -1,13 +1,15 @@
-//! Byte-pair encoding: builds the library's model from parts that were checked here.
+//! From pieces to ids: builds the library's models from parts that were checked here.
 //!
 //! The library trusts its input (a merge longer than every token makes it panic), so every merge is looked
 //! up first. Control tokens are left out of the model: no text can produce them.
 
 use std::collections::HashSet;
 
-use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{Model as _, ModelWrapper};
 
+use super::dropped::{self, Alphabet};
+use super::{byte_level, spm};
 use crate::{Error, Result};
 
 /// The parts of a byte-pair model.
@@ -25,26 +27,77 @@ pub(super) struct BpeParts {
     pub(super) unk_token: Option<String>,
     /// Neighbouring unknown characters become one unknown token.
     pub(super) fuse_unk: bool,
+    /// What stands before tokens that begin no word.
+    pub(super) continuing_subword_prefix: Option<String>,
+    /// What stands behind tokens that end one.
+    pub(super) end_of_word_suffix: Option<String>,
+    /// What the characters of tokens stand for.
+    pub(super) alphabet: Alphabet,
 }
 
-/// A byte-pair model.
+/// Makes pieces into ids.
 #[derive(Debug)]
-pub(super) struct BpeModel {
-    model: BPE,
+pub(super) struct PieceModel {
+    model: ModelWrapper,
+    alphabet: Alphabet,
+    /// What has a token, where characters without one are left out.
+    known: Option<Known>,
+    /// Control tokens that the library's model has all the same; no piece becomes one.
+    control: HashSet<u32>,
 }
 
-impl BpeModel {
+/// The characters that have tokens.
+#[derive(Debug)]
+struct Known {
+    characters: HashSet<char>,
+    /// Bytes that characters without a token become.
+    bytes: HashSet<u8>,
+}
+
+impl Known {
+    /// None if everything has a token.
+    fn of(parts: &BpeParts) -> Option<Self> {
+        let single = |token: &String| {
+            let mut characters = token.chars();
+            characters.next().filter(|_| characters.next().is_none())
+        };
+        let characters: HashSet<char> = parts.vocab.keys().filter_map(single).collect();
+        let is_written = |byte: &u8| !matches!(byte, 0xC0 | 0xC1 | 0xF5..);
+        let mut all = (0..=u8::MAX).filter(is_written);
+        let has_all = match parts.alphabet {
+            Alphabet::Bytes => all.all(|byte| characters.contains(&byte_level::char_of_byte(byte))),
+            Alphabet::Characters => false,
+        };
+        let is_byte = |token: &String| spm::byte_of_token(token).filter(|_| parts.byte_fallback);
+        let bytes = parts.vocab.keys().filter_map(is_byte).collect();
+        (!has_all).then_some(Self { characters, bytes })
+    }
+
+    fn contains(&self, c: char) -> bool {
+        self.characters.contains(&c)
+            || !self.bytes.is_empty()
+                && c.encode_utf8(&mut [0; 4]).bytes().all(|byte| self.bytes.contains(&byte))
+    }
+}
+
+impl PieceModel {
     /// `control` are the tokens that text must not produce.
     ///
     /// # Errors
     /// If a merge names a token that is not in the vocabulary, or makes one that is not.
-    pub(super) fn new(mut parts: BpeParts, control: &HashSet<String>) -> Result<Self> {
+    pub(super) fn bpe(mut parts: BpeParts, control: &HashSet<String>) -> Result<Self> {
+        let prefix = parts.continuing_subword_prefix.clone().unwrap_or_default();
         let mut merged = String::new();
         let mut merges = Vec::with_capacity(parts.merges.len());
-        for (rank, (left, right)) in parts.merges.into_iter().enumerate() {
+        for (rank, (left, right)) in std::mem::take(&mut parts.merges).into_iter().enumerate() {
+            let Some(continued) = right.strip_prefix(&prefix) else {
+                return Err(Error::invalid_model(format!(
+                    "merge {rank} ({left:?} and {right:?}) has no {prefix:?} before its second part"
+                )));
+            };
             merged.clear();
             merged.push_str(&left);
-            merged.push_str(&right);
+            merged.push_str(continued);
             if let Some(token) = [&left, &right, &merged].into_iter().find(|&t| !parts.vocab.contains_key(t))
             {
                 return Err(Error::invalid_model(format!(
@@ -62,6 +115,8 @@ impl BpeModel {
         }
         let unk = parts.unk_token.clone();
         parts.vocab.retain(|token, _| !control.contains(token) || Some(token) == unk.as_ref());
+        let marks_ends = !prefix.is_empty() || parts.end_of_word_suffix.is_some();
+        let known = if unk.is_some() || marks_ends { None } else { Known::of(&parts) };
         let mut builder = BPE::builder()
             .vocab_and_merges(parts.vocab, merges)
             .ignore_merges(parts.ignore_merges)
@@ -70,23 +125,46 @@ impl BpeModel {
         if let Some(unk) = unk {
             builder = builder.unk_token(unk);
         }
+        if !prefix.is_empty() {
+            builder = builder.continuing_subword_prefix(prefix);
+        }
+        if let Some(suffix) = parts.end_of_word_suffix {
+            builder = builder.end_of_word_suffix(suffix);
+        }
         let model = builder.build().map_err(|error| {
             Error::invalid_model(format!("the vocabulary and merges do not fit together: {error}"))
         })?;
-        Ok(Self { model })
+        Ok(Self { model: model.into(), alphabet: parts.alphabet, known, control: HashSet::new() })
+    }
+
+    /// A model of another kind, as the library has read it. No piece becomes one of the tokens in `control`.
+    pub(super) fn other(model: ModelWrapper, control: HashSet<u32>) -> Self {
+        Self { model, alphabet: Alphabet::Characters, known: None, control }
+    }
+
+    /// Whether a piece that is a token is taken whole.
+    fn takes_whole(&self, piece: &str) -> bool {
+        let ModelWrapper::BPE(bpe) = &self.model else { return false };
+        bpe.ignore_merges && bpe.token_to_id(piece).is_some()
     }
 
     /// Appends the ids of `piece`, which is in the vocabulary's characters. A character without a token is left out
-    /// where nothing stands for unknown ones.
+    /// where nothing stands for unknown ones; see [`super::dropped_in`].
     ///
     /// # Errors
     /// If the library has one.
     pub(super) fn encode(&self, piece: &str, ids: &mut Vec<u32>) -> Result<()> {
+        if let Some(known) = &self.known {
+            let mut missing = piece.chars().filter(|c| !known.contains(*c)).peekable();
+            if missing.peek().is_some() && !self.takes_whole(piece) {
+                missing.for_each(|c| dropped::note(c, self.alphabet));
+            }
+        }
         let tokens = self
             .model
             .tokenize(piece)
             .map_err(|error| Error::invalid_request(format!("the text cannot be tokenized: {error}")))?;
-        ids.extend(tokens.iter().map(|token| token.id));
+        ids.extend(tokens.iter().map(|token| token.id).filter(|id| !self.control.contains(id)));
         Ok(())
     }
 
@@ -108,7 +186,7 @@ mod tests {
         }
     }
 
-    fn encode(model: &BpeModel, piece: &str) -> Result<Vec<u32>> {
+    fn encode(model: &PieceModel, piece: &str) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         model.encode(piece, &mut ids).map(|()| ids)
     }
@@ -116,7 +194,7 @@ mod tests {
     #[test]
     fn merges_must_stay_inside_the_vocabulary() {
         for merges in [[("a", "x")], [("x", "a")], [("b", "a")], [("ab", "ab")]] {
-            let error = BpeModel::new(parts(&["a", "b", "ab"], &merges), &HashSet::new()).unwrap_err();
+            let error = PieceModel::bpe(parts(&["a", "b", "ab"], &merges), &HashSet::new()).unwrap_err();
             assert!(error.message().contains("which the vocabulary lacks"), "{error:?}");
         }
     }
@@ -125,15 +203,30 @@ mod tests {
     fn no_text_becomes_a_control_token() {
         let control = HashSet::from(["ab".to_owned()]);
         let parts = BpeParts { ignore_merges: true, ..parts(&["a", "b", "ab"], &[("a", "b")]) };
-        assert_eq!(encode(&BpeModel::new(parts, &control).unwrap(), "ab").unwrap(), [0, 1]);
+        assert_eq!(encode(&PieceModel::bpe(parts, &control).unwrap(), "ab").unwrap(), [0, 1]);
     }
 
     #[test]
     fn a_byte_without_a_token_is_left_out() {
-        let model = BpeModel::new(parts(&["a", "b", "ab"], &[("a", "b")]), &HashSet::new()).unwrap();
+        let model = PieceModel::bpe(parts(&["a", "b", "ab"], &[("a", "b")]), &HashSet::new()).unwrap();
         assert_eq!(encode(&model, "aba").unwrap(), [2, 0]);
         // What then stand side by side merge, as in the library that the vocabularies were made with.
         assert_eq!(encode(&model, "aĠbĠ").unwrap(), [2]);
         assert!(encode(&model, "Ġ").unwrap().is_empty());
+        let dropped = |piece| dropped::dropped_in(|| encode(&model, piece).unwrap()).1;
+        assert_eq!(dropped("aĠbĠć字"), ["0x07", "0x20", "U+5B57"]);
+        assert_eq!(dropped("ab"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn bytes_stand_for_characters_where_all_of_them_are_there() {
+        let parts = BpeParts {
+            byte_fallback: true,
+            alphabet: Alphabet::Characters,
+            ..parts(&["a", "<0xC3>", "<0xA9>"], &[])
+        };
+        let model = PieceModel::bpe(parts, &HashSet::new()).unwrap();
+        let (ids, dropped) = dropped::dropped_in(|| encode(&model, "aéèa").unwrap());
+        assert_eq!((ids, dropped), (vec![0, 1, 2, 0], vec!["U+00E8".to_owned()]));
     }
 }

@@ -40,6 +40,11 @@ impl Tokenizer {
             tokenizer.eos_token_id = Some(eos);
             tokenizer.eos_token_ids = vec![eos];
         }
+        for key in ["bos_token", "eos_token"] {
+            if let Some(text) = named(key).filter(|text| !text.is_empty()) {
+                tokenizer.set_control(text, key);
+            }
+        }
         match (config["add_bos_token"].as_bool(), tokenizer.bos_token_id) {
             (Some(true), Some(bos)) if !tokenizer.prefix_token_ids.contains(&bos) => {
                 tokenizer.prefix_token_ids.insert(0, bos);
@@ -49,6 +54,18 @@ impl Tokenizer {
         }
         tokenizer.chat_templates = chat_templates(folder, &config)?;
         Ok(tokenizer)
+    }
+}
+
+impl Tokenizer {
+    /// What the config calls the beginning or end of a sequence is no text, whatever tokenizer.json says of it.
+    fn set_control(&mut self, text: &str, key: &str) {
+        let Some(id) = self.token_id(text).filter(|id| !self.is_special(*id)) else { return };
+        self.vocabulary.set_control(id);
+        self.added.add_control(id, text);
+        self.notices.push(format!(
+            "{text:?}: in tokenizer.json the token is ordinary text, but it is the {key} of the model; taken as control"
+        ));
     }
 }
 
@@ -155,6 +172,24 @@ mod tests {
         assert_eq!((tokenizer.bos_token_id(), tokenizer.add_bos()), (Some(2), false));
         let special = r#"{"eos_token": {"content": "</s>"}, "bos_token": null}"#;
         assert_eq!(open(&[("special_tokens_map.json", special)]).unwrap().eos_token_ids(), [3]);
+    }
+
+    #[test]
+    fn the_end_of_a_sequence_is_a_control_token() {
+        let text = TOKENIZER.replace(r#""</s>", "special": true"#, r#""</s>", "special": false"#);
+        for (json, eos, num_notices) in
+            [(text.as_str(), "</s>", 1), (TOKENIZER, "</s>", 0), (TOKENIZER, "b", 1)]
+        {
+            let config = format!(r#"{{"eos_token": "{eos}"}}"#);
+            let files = [("tokenizer.json", json), ("tokenizer_config.json", config.as_str())];
+            let tokenizer = Tokenizer::from_dir(folder(&files).path()).unwrap();
+            assert_eq!(tokenizer.notices().len(), num_notices, "{:?}", tokenizer.notices());
+            let id = tokenizer.eos_token_ids()[0];
+            assert!(tokenizer.is_special(id));
+            let prompt = format!("a{eos}");
+            assert_eq!(tokenizer.encode_prompt(&prompt, false).unwrap(), [0, id]);
+            assert_eq!(tokenizer.find_special(&prompt), [1..prompt.len()]);
+        }
     }
 
     #[test]

@@ -1,31 +1,34 @@
 //! The tokenizer inside a GGUF header (`tokenizer.ggml.*`).
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+mod tokens;
 
-use tokenizers::models::bpe::Vocab;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::OnceLock;
 
-use super::added::{AddedToken, AddedTokens};
-use super::bpe::{BpeModel, BpeParts};
-use super::pipeline::{BpePipeline, Pieces};
-use super::pre::PreTokenizer;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
+use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+
+use self::tokens::{TokenType, Tokens};
+use super::added::AddedTokens;
+use super::bpe::{BpeParts, PieceModel};
+use super::dropped::Alphabet;
+use super::pipeline::{PiecePipeline, Pieces};
+use super::pre::{self, PreTokenizer, Writing};
 use super::spm::{self, SpmModel, SpmParts};
-use super::vocabulary::{TokenKind, Vocabulary};
+use super::vocabulary::Vocabulary;
 use super::{Pipeline, Tokenizer, byte_level};
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, ErrorKind, Result};
 
-/// `tokenizer.ggml.token_type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TokenType {
-    Normal,
-    Unknown,
-    Control,
-    UserDefined,
-    Unused,
-    Byte,
-}
+const PRE_KEY: &str = "tokenizer.ggml.pre";
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+/// Longer words are one unknown token of BERT's.
+const MAX_WORDPIECE_CHARS: usize = 100;
 
-/// What the two kinds of tokenizer assume when a key is missing.
+/// What the kinds of tokenizer assume when a key is missing.
 #[derive(Debug, Clone, Copy)]
 struct Defaults {
     bos: Option<u32>,
@@ -40,102 +43,224 @@ impl Tokenizer {
     /// [`ErrorKind::NotFound`] if the file has none, [`ErrorKind::Unsupported`] for a type or
     /// pre-tokenizer that is not known, [`ErrorKind::InvalidModel`] if its parts contradict each other.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self> {
-        let Some(model) = metadata.str("tokenizer.ggml.model") else {
+        Self::from_gguf_with(metadata, None)
+    }
+
+    /// The same with a pre-tokenizer that was chosen by hand, for files that name none or a wrong one.
+    ///
+    /// # Errors
+    /// As [`Self::from_gguf`], and [`ErrorKind::InvalidRequest`] if a tokenizer of this type has no pre-tokenizer.
+    pub fn from_gguf_with(metadata: &Metadata, pre_tokenizer: Option<&str>) -> Result<Self> {
+        let Some(model) = metadata.checked("tokenizer.ggml.model", Metadata::str, "a text")? else {
             return Err(Error::new(
                 ErrorKind::NotFound,
                 "the file has no tokenizer: the key tokenizer.ggml.model is missing",
             )
             .with_hint("pass token ids instead of text"));
         };
-        let tokens = metadata
-            .strings("tokenizer.ggml.tokens")
-            .filter(|tokens| !tokens.is_empty())
-            .ok_or_else(|| {
-                Error::invalid_model("tokenizer.ggml.tokens is missing or empty, expected a list of strings")
-            })?;
-        if u32::try_from(tokens.len()).is_err() {
-            return Err(Error::invalid_model(format!("tokenizer.ggml.tokens has {} entries", tokens.len())));
+        let mut tokens = Tokens::read(metadata)?;
+        let is_bpe = matches!(model, "gpt2" | "gemma4" | "whitespace");
+        if let (Some(name), false) = (pre_tokenizer, is_bpe) {
+            return Err(Error::invalid_request(format!(
+                "--pre-tokenizer {name} is for byte-pair vocabularies, and the tokenizer of the file is of the type \
+                 {model:?}"
+            ))
+            .with_hint("leave --pre-tokenizer out"));
         }
-        let types = token_types(metadata, tokens.len())?;
-        let vocab = distinct(tokens)?;
-        match model {
-            "gpt2" => byte_level_bpe(metadata, tokens, &types, vocab),
-            "llama" => sentencepiece(metadata, tokens, &types),
-            other => Err(Error::unsupported(format!("the tokenizer type {other:?} is not known"))
-                .with_hint("known ones are gpt2 (byte-level BPE) and llama (SentencePiece BPE)")),
-        }
+        let mut tokenizer = match model {
+            "gpt2" | "gemma4" | "whitespace" => byte_pairs(metadata, model, pre_tokenizer, &mut tokens)?,
+            "llama" => sentencepiece(metadata, &mut tokens)?,
+            "bert" => wordpiece(metadata, &mut tokens)?,
+            other => {
+                return Err(Error::unsupported(format!("the tokenizer type {other:?} is not known")).with_hint(
+                    "known ones are gpt2 and gemma4 (byte pairs), llama (SentencePiece) and bert (WordPiece); token \
+                     ids work all the same",
+                ));
+            }
+        };
+        tokenizer.notices = tokens.notices;
+        Ok(tokenizer)
     }
 }
 
-fn byte_level_bpe(
+/// Which pre-tokenizer the file means.
+fn pre_tokenizer(
     metadata: &Metadata,
-    tokens: &[String],
-    types: &[TokenType],
-    vocab: Vocab,
-) -> Result<Tokenizer> {
-    let pre = metadata.str("tokenizer.ggml.pre").ok_or_else(|| {
-        Error::unsupported("tokenizer.ggml.pre is missing, so how the tokenizer splits text is not known")
-            .with_hint("use a file made by a newer converter, or the original folder")
-    })?;
-    let pre = PreTokenizer::from_name(pre)?;
-    let merges = metadata.strings("tokenizer.ggml.merges").ok_or_else(|| {
-        Error::invalid_model("tokenizer.ggml.merges is missing, expected a list of strings")
-    })?;
-    let merges = merges.iter().enumerate().map(parse_merge).collect::<Result<_>>()?;
-    let control: HashSet<String> = special_texts(tokens, types);
-    let parts = BpeParts { vocab, merges, ignore_merges: pre.ignore_merges, ..BpeParts::default() };
-    let model = BpeModel::new(parts, &control)?;
-    // The unknown token is never looked for in text.
-    let added = added_tokens(tokens, types, |kind| kind == TokenType::Control)?;
-    let vocabulary = vocabulary(tokens, types, |token, _| byte_level::decode_token(token))?;
-    finish(
-        metadata,
-        Defaults { bos: None, eos: None, add_bos: pre.add_bos },
-        vocabulary,
-        added,
-        Pipeline::Bpe(Box::new(BpePipeline {
-            normalizer: None,
-            pieces: Pieces::ByteLevel { splits: pre.splits, byte_splits: pre.byte_splits },
-            model,
-        })),
-    )
+    model: &str,
+    chosen: Option<&str>,
+    notices: &mut Vec<String>,
+) -> Result<PreTokenizer> {
+    let named = metadata.checked(PRE_KEY, Metadata::str, "a text")?.filter(|name| !name.is_empty());
+    let name = match (chosen, model, named) {
+        (Some(name), _, _) => name,
+        (None, "gemma4", _) => "gemma4",
+        (None, _, Some(name)) if name != pre::DEFAULT => name,
+        (None, "whitespace", _) => "whitespace",
+        (None, _, name) => {
+            let why = match name {
+                None => format!("{PRE_KEY} is missing"),
+                Some(_) => format!("{PRE_KEY} is {:?}", pre::DEFAULT),
+            };
+            notices.push(format!(
+                "WARNING: the file does not say how its tokenizer splits text ({why}): a general rule is taken, with \
+                 which answers may be worse without a sign of it; if you know the right one, give --pre-tokenizer NAME"
+            ));
+            pre::DEFAULT
+        }
+    };
+    PreTokenizer::from_name(name)
 }
 
-fn sentencepiece(metadata: &Metadata, tokens: &[String], types: &[TokenType]) -> Result<Tokenizer> {
-    let scores = metadata
-        .floats("tokenizer.ggml.scores")
-        .ok_or_else(|| Error::invalid_model("tokenizer.ggml.scores is missing, expected a list of floats"))?;
-    if scores.len() != tokens.len() {
-        return Err(Error::invalid_model(format!(
-            "tokenizer.ggml.scores has {} entries, expected one for each of the {} tokens",
-            scores.len(),
-            tokens.len()
-        )));
+fn byte_pairs(
+    metadata: &Metadata,
+    model: &str,
+    chosen: Option<&str>,
+    tokens: &mut Tokens<'_>,
+) -> Result<Tokenizer> {
+    let pre = pre_tokenizer(metadata, model, chosen, &mut tokens.notices)?;
+    let merges = metadata
+        .checked("tokenizer.ggml.merges", Metadata::strings, "a list of strings")?
+        .or(metadata.get("tokenizer.ggml.merges").map(|_| &[] as &[String]))
+        .ok_or_else(|| {
+            Error::invalid_model("tokenizer.ggml.merges is missing, expected a list of strings")
+        })?;
+    let merges = merges.iter().enumerate().map(parse_merge).collect::<Result<_>>()?;
+    let vocab = tokens.vocab();
+    // The unknown token is never looked for in text.
+    let added = tokens.added(&vocab, |kind| kind == TokenType::Control)?;
+    let alphabet = match pre.writing {
+        Writing::Bytes => Alphabet::Bytes,
+        Writing::Marked | Writing::Words => Alphabet::Characters,
+    };
+    let parts = BpeParts {
+        vocab,
+        merges,
+        ignore_merges: pre.ignore_merges,
+        byte_fallback: pre.writing == Writing::Marked,
+        alphabet,
+        ..BpeParts::default()
+    };
+    let model = PieceModel::bpe(parts, &tokens.control_texts())?;
+    let vocabulary = tokens.vocabulary(|token, kind| match pre.writing {
+        Writing::Bytes => byte_level::decode_token(token),
+        Writing::Marked => marked_bytes(token, kind),
+        Writing::Words => token.as_bytes().to_vec(),
+    })?;
+    let pieces = match pre.writing {
+        Writing::Bytes => Pieces::ByteLevel { splits: pre.splits, byte_splits: pre.byte_splits },
+        Writing::Marked => Pieces::Marked,
+        Writing::Words => Pieces::Library(PreTokenizerWrapper::WhitespaceSplit(WhitespaceSplit)),
+    };
+    let pipeline = Pipeline::Pieces(Box::new(PiecePipeline { normalizer: None, pieces, model }));
+    let defaults = Defaults { bos: None, eos: None, add_bos: pre.add_bos };
+    let mut tokenizer = finish(metadata, defaults, vocabulary, added, pipeline)?;
+    // The first files of these models say no where their makers' say yes.
+    if pre.always_adds_bos && tokenizer.prefix_token_ids.is_empty() && tokenizer.bos_token_id.is_some() {
+        tokenizer.prefix_token_ids.extend(tokenizer.bos_token_id);
+        tokens.notices.push(
+            "tokenizer.ggml.add_bos_token is false, but prompts of this kind of model begin with a token of their own; \
+             it is added"
+                .to_owned(),
+        );
     }
+    Ok(tokenizer)
+}
+
+fn sentencepiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> {
+    let scores = scores(metadata, tokens.len())?;
+    let vocab = tokens.vocab();
     let with_type = |wanted: TokenType| {
-        tokens.iter().zip(0u32..).zip(types).filter(move |(_, kind)| **kind == wanted).map(|(token, _)| token)
+        tokens.iter().filter(move |(_, _, kind)| *kind == wanted).map(|(id, text, _)| (text, id))
     };
     let unknown = special_id(metadata, "unknown", tokens.len())?
         .or_else(|| with_type(TokenType::Unknown).next().map(|(_, id)| id));
-    let add_space_prefix = metadata.bool("tokenizer.ggml.add_space_prefix").unwrap_or(true);
+    let add_space_prefix = flag(metadata, "add_space_prefix")?.unwrap_or(true);
     let model = SpmModel::new(SpmParts {
         tokens: with_type(TokenType::Normal)
-            .map(|(token, id)| (token.clone(), id, scores[id as usize]))
+            .filter(|(text, id)| vocab.get(*text) == Some(id))
+            .map(|(text, id)| (text.clone(), id, scores[id as usize]))
             .collect(),
-        bytes: with_type(TokenType::Byte).map(|(token, id)| (token.clone(), id)).collect(),
+        bytes: with_type(TokenType::Byte).map(|(text, id)| (text.clone(), id)).collect(),
         unknown,
         add_space_prefix,
     })?;
-    let added = added_tokens(tokens, types, |kind| matches!(kind, TokenType::Control | TokenType::Unknown))?;
-    let vocabulary = vocabulary(tokens, types, |token, kind| match (kind, spm::byte_of_token(token)) {
-        (TokenType::Byte, Some(byte)) => vec![byte],
-        _ => token.replace(spm::SPACE, " ").into_bytes(),
-    })?;
+    let is_control = |kind| matches!(kind, TokenType::Control | TokenType::Unknown);
+    let added = tokens.added(&vocab, is_control)?;
+    let vocabulary = tokens.vocabulary(marked_bytes)?;
     let exists = |id: u32| ((id as usize) < tokens.len()).then_some(id);
     let defaults = Defaults { bos: exists(1), eos: exists(2), add_bos: true };
     let mut tokenizer = finish(metadata, defaults, vocabulary, added, Pipeline::Spm(model))?;
     tokenizer.num_leading_spaces = usize::from(add_space_prefix);
     Ok(tokenizer)
+}
+
+/// BERT's words: tokens that begin one are marked with SentencePiece's blank in these files.
+fn wordpiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> {
+    const CONTINUED: &str = "##";
+    let vocab = tokens.vocab();
+    let added = tokens.added(&vocab, |kind| kind == TokenType::Control)?;
+    let control: HashSet<u32> =
+        tokens.iter().filter(|(_, _, kind)| *kind == TokenType::Control).map(|(id, ..)| id).collect();
+    let unknown = special_id(metadata, "unknown", tokens.len())?;
+    let unk_token = unknown.and_then(|id| tokens.iter().find(|(other, ..)| *other == id));
+    let (unknown, unk_token, _) = unk_token.ok_or_else(|| {
+        Error::invalid_model(
+            "tokenizer.ggml.unknown_token_id is missing, which tokenizers of the type bert need",
+        )
+    })?;
+    let words = tokens.iter().filter(|(id, ..)| !control.contains(id) || *id == unknown);
+    let words = words.map(|(id, text, _)| match text.strip_prefix(spm::SPACE) {
+        _ if id == unknown => (text.clone(), id),
+        Some(word) => (word.to_owned(), id),
+        None => (format!("{CONTINUED}{text}"), id),
+    });
+    let model = WordPiece::builder()
+        .vocab(words.collect::<tokenizers::models::bpe::Vocab>())
+        .unk_token(unk_token.clone())
+        .continuing_subword_prefix(CONTINUED.to_owned())
+        .max_input_chars_per_word(MAX_WORDPIECE_CHARS)
+        .build()
+        .map_err(|error| Error::invalid_model(format!("the vocabulary is none of BERT's: {error}")))?;
+    let lowercase = flag(metadata, "normalizer.lowercase")?.unwrap_or(true);
+    let strip_accents = flag(metadata, "normalizer.strip_accents")?.unwrap_or(lowercase);
+    let normalizer = BertNormalizer::new(true, true, Some(strip_accents), lowercase);
+    let pipeline = Pipeline::Pieces(Box::new(PiecePipeline {
+        normalizer: Some(NormalizerWrapper::BertNormalizer(normalizer).into()),
+        pieces: Pieces::Library(PreTokenizerWrapper::BertPreTokenizer(BertPreTokenizer)),
+        model: PieceModel::other(model.into(), HashSet::new()),
+    }));
+    let vocabulary = tokens.vocabulary(marked_bytes)?;
+    let cls = special_id(metadata, "cls", tokens.len())?;
+    let defaults = Defaults { bos: cls, eos: None, add_bos: cls.is_some() };
+    let mut tokenizer = finish(metadata, defaults, vocabulary, added, pipeline)?;
+    tokenizer.num_leading_spaces = 1;
+    Ok(tokenizer)
+}
+
+/// The bytes of a token in which a character stands for the blank and others for bytes.
+fn marked_bytes(token: &str, kind: TokenType) -> Vec<u8> {
+    match (kind, spm::byte_of_token(token)) {
+        (TokenType::Byte, Some(byte)) => vec![byte],
+        _ => token.replace(spm::SPACE, " ").into_bytes(),
+    }
+}
+
+fn scores(metadata: &Metadata, num_tokens: usize) -> Result<Vec<f32>> {
+    const KEY: &str = "tokenizer.ggml.scores";
+    let whole = metadata.integers(KEY).map(|scores| scores.iter().map(|score| *score as f32).collect());
+    let scores: Option<Vec<f32>> = match whole {
+        Some(whole) => Some(whole),
+        None => metadata.checked(KEY, Metadata::floats, "a list of numbers")?.map(<[f32]>::to_vec),
+    };
+    let scores = scores
+        .ok_or_else(|| Error::invalid_model("tokenizer.ggml.scores is missing, expected a list of floats"))?;
+    if scores.len() != num_tokens {
+        return Err(Error::invalid_model(format!(
+            "tokenizer.ggml.scores has {} entries, expected one for each of the {num_tokens} tokens",
+            scores.len()
+        )));
+    }
+    Ok(scores)
 }
 
 fn finish(
@@ -152,7 +277,8 @@ fn finish(
     for key in ["eot", "eom"] {
         eos_token_ids.extend(special_id(metadata, key, num_tokens)?);
     }
-    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token").unwrap_or(defaults.add_bos);
+    let add_bos = flag(metadata, "add_bos_token")?.unwrap_or(defaults.add_bos);
+    let templates = text_under(metadata, TEMPLATE_KEY);
     Ok(Tokenizer {
         vocabulary,
         added,
@@ -161,44 +287,11 @@ fn finish(
         eos_token_id,
         eos_token_ids: eos_token_ids.into_iter().collect(),
         prefix_token_ids: bos_token_id.filter(|_| add_bos).into_iter().collect(),
-        chat_templates: chat_templates(metadata),
+        chat_templates: templates.map(|(name, source)| (name.to_owned(), source.to_owned())).collect(),
         num_leading_spaces: 0,
+        notices: Vec::new(),
+        single: OnceLock::new(),
     })
-}
-
-fn token_types(metadata: &Metadata, num_tokens: usize) -> Result<Vec<TokenType>> {
-    // Files without types exist; all their tokens are text.
-    let Some(types) = metadata.integers("tokenizer.ggml.token_type") else {
-        return Ok(vec![TokenType::Normal; num_tokens]);
-    };
-    if types.len() != num_tokens {
-        return Err(Error::invalid_model(format!(
-            "tokenizer.ggml.token_type has {} entries, expected one for each of the {num_tokens} tokens",
-            types.len()
-        )));
-    }
-    let parse = |(id, kind): (usize, &i64)| match kind {
-        // 0 is "undefined", which some converters write for ordinary tokens.
-        0 | 1 => Ok(TokenType::Normal),
-        2 => Ok(TokenType::Unknown),
-        3 => Ok(TokenType::Control),
-        4 => Ok(TokenType::UserDefined),
-        5 => Ok(TokenType::Unused),
-        6 => Ok(TokenType::Byte),
-        other => Err(Error::invalid_model(format!("token {id} has the type {other}, expected 1 to 6"))),
-    };
-    types.iter().enumerate().map(parse).collect()
-}
-
-/// Token text → id.
-fn distinct(tokens: &[String]) -> Result<Vocab> {
-    let mut ids = Vocab::with_capacity(tokens.len());
-    for (token, id) in tokens.iter().zip(0..) {
-        if let Some(other) = ids.insert(token.clone(), id) {
-            return Err(Error::invalid_model(format!("tokens {other} and {id} are both {token:?}")));
-        }
-    }
-    Ok(ids)
 }
 
 /// A merge is two tokens with a blank between them; the first token may itself be a blank.
@@ -212,46 +305,13 @@ fn parse_merge((rank, merge): (usize, &String)) -> Result<(String, String)> {
         })
 }
 
-fn special_texts(tokens: &[String], types: &[TokenType]) -> HashSet<String> {
-    let special = tokens.iter().zip(types).filter(|(_, kind)| **kind == TokenType::Control);
-    special.map(|(token, _)| token.clone()).collect()
-}
-
-fn added_tokens(
-    tokens: &[String],
-    types: &[TokenType],
-    is_control: impl Fn(TokenType) -> bool,
-) -> Result<AddedTokens> {
-    let added = tokens
-        .iter()
-        .zip(0u32..)
-        .zip(types)
-        .filter_map(|((token, id), kind)| match kind {
-            kind if is_control(*kind) => Some(AddedToken::control(id, token)),
-            TokenType::UserDefined => Some(AddedToken::user_defined(id, token)),
-            _ => None,
-        })
-        .collect();
-    AddedTokens::new(added, |text| Ok(text.to_owned()))
-}
-
-fn vocabulary(
-    tokens: &[String],
-    types: &[TokenType],
-    decode: impl Fn(&str, TokenType) -> Vec<u8>,
-) -> Result<Vocabulary> {
-    Vocabulary::new(tokens.iter().zip(0u32..).zip(types).map(|((token, id), kind)| match kind {
-        TokenType::Control | TokenType::Unknown => (id, token.as_bytes().to_vec(), TokenKind::Control),
-        TokenType::UserDefined => (id, token.as_bytes().to_vec(), TokenKind::Text),
-        TokenType::Normal | TokenType::Unused | TokenType::Byte => {
-            (id, decode(token, *kind), TokenKind::Text)
-        }
-    }))
+fn flag(metadata: &Metadata, name: &str) -> Result<Option<bool>> {
+    metadata.checked(&format!("tokenizer.ggml.{name}"), Metadata::bool, "true or false")
 }
 
 fn special_id(metadata: &Metadata, name: &str, num_tokens: usize) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
-    match metadata.token_id(&key) {
+    match metadata.checked_token_id(&key)? {
         Some(id) if id as usize >= num_tokens => {
             Err(Error::invalid_model(format!("{key} is {id}, but there are only {num_tokens} tokens")))
         }
@@ -259,186 +319,21 @@ fn special_id(metadata: &Metadata, name: &str, num_tokens: usize) -> Result<Opti
     }
 }
 
-fn chat_templates(metadata: &Metadata) -> BTreeMap<String, String> {
-    const KEY: &str = "tokenizer.chat_template";
-    let named = metadata.entries.range(KEY.to_owned()..).take_while(|(key, _)| key.starts_with(KEY));
-    named
-        .filter_map(|(key, value)| {
-            let name = match key[KEY.len()..].strip_prefix('.') {
-                Some(name) => name,
-                None if key == KEY => "default",
-                None => return None,
-            };
-            match value {
-                Value::String(source) => Some((name.to_owned(), source.clone())),
-                _ => None,
-            }
-        })
-        .collect()
+/// The texts under a key and under what follows it after a dot, with names; that of the key itself is `default`.
+fn text_under<'m>(metadata: &'m Metadata, key: &'static str) -> impl Iterator<Item = (&'m str, &'m str)> {
+    let named = metadata.entries.range(key.to_owned()..).take_while(move |(found, _)| found.starts_with(key));
+    named.filter_map(move |(found, value)| {
+        let name = match found[key.len()..].strip_prefix('.') {
+            Some(name) => name,
+            None if found == key => "default",
+            None => return None,
+        };
+        match value {
+            Value::String(source) => Some((name, source.as_str())),
+            _ => None,
+        }
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn strings(values: &[&str]) -> Value {
-        Value::Strings(values.iter().map(|value| (*value).to_owned()).collect())
-    }
-
-    fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
-        let entry = |(key, value): (&str, Value)| match key {
-            "template" => ("tokenizer.chat_template".to_owned(), value),
-            key if key.starts_with("template.") => (format!("tokenizer.chat_{key}"), value),
-            key => (format!("tokenizer.ggml.{key}"), value),
-        };
-        Metadata { entries: entries.into_iter().map(entry).collect() }
-    }
-
-    fn bpe(changes: Vec<(&'static str, Value)>) -> Metadata {
-        let mut entries = vec![
-            ("model", Value::String("gpt2".into())),
-            ("pre", Value::String("qwen2".into())),
-            ("tokens", strings(&["a", "b", "ab", "<e>", "<u>"])),
-            ("merges", strings(&["a b"])),
-            ("token_type", Value::Integers(vec![1, 1, 1, 3, 4])),
-        ];
-        entries.extend(changes);
-        metadata(entries)
-    }
-
-    fn spm(changes: Vec<(&'static str, Value)>) -> Metadata {
-        let mut entries = vec![
-            ("model", Value::String("llama".into())),
-            ("tokens", strings(&["<unk>", "<s>", "</s>", "▁", "a"])),
-            ("scores", Value::Floats(vec![0.0, 0.0, 0.0, -1.0, -2.0])),
-            ("token_type", Value::Integers(vec![2, 3, 3, 1, 1])),
-        ];
-        entries.extend(changes);
-        metadata(entries)
-    }
-
-    #[test]
-    fn defaults_follow_the_type() {
-        let tokenizer = Tokenizer::from_gguf(&spm(vec![])).unwrap();
-        assert_eq!(tokenizer.encode_prompt("a", tokenizer.add_bos()).unwrap(), [1, 3, 4]);
-        assert_eq!((tokenizer.bos_token_id(), tokenizer.stop_token_ids(&[])), (Some(1), vec![2]));
-        let tokenizer = Tokenizer::from_gguf(&bpe(vec![("bos_token_id", Value::Unsigned(3))])).unwrap();
-        assert_eq!((tokenizer.bos_token_id(), tokenizer.add_bos()), (Some(3), false));
-        let tokenizer = Tokenizer::from_gguf(&bpe(vec![
-            ("bos_token_id", Value::Unsigned(3)),
-            ("pre", Value::String("llama-bpe".into())),
-        ]))
-        .unwrap();
-        assert_eq!(tokenizer.encode_prompt("ab", true).unwrap(), [3, 2]);
-        assert_eq!(tokenizer.encode_prompt("<e>ab", true).unwrap(), [3, 2]);
-    }
-
-    #[test]
-    fn types_decide_what_text_may_become() {
-        let tokenizer = Tokenizer::from_gguf(&bpe(vec![
-            ("tokens", strings(&["a", "b", "ab", "<e>", "<u>", "<", "e", ">"])),
-            ("token_type", Value::Integers(vec![1, 1, 1, 3, 4, 1, 1, 1])),
-        ]))
-        .unwrap();
-        use super::super::SpecialTokens::{AsText, Parse};
-        assert_eq!(tokenizer.encode("a<e><u>", Parse).unwrap(), [0, 3, 4]);
-        assert_eq!(tokenizer.encode("a<e><u>", AsText).unwrap(), [0, 5, 6, 7, 4]);
-        assert_eq!(tokenizer.decode(&[0, 3, 4], true), "a<u>");
-        assert_eq!(tokenizer.decode(&[0, 3, 4, 99], false), "a<e><u>");
-    }
-
-    #[test]
-    fn chat_templates_are_found_by_name() {
-        let text = |text: &str| Value::String(text.into());
-        let tokenizer = Tokenizer::from_gguf(&bpe(vec![
-            ("template", text("main")),
-            ("template.tool_use", text("tools")),
-        ]))
-        .unwrap();
-        assert_eq!(tokenizer.chat_template(), Some("main"));
-        assert_eq!(tokenizer.named_chat_template("tool_use"), Some("tools"));
-        assert_eq!(tokenizer.chat_template_names().collect::<Vec<_>>(), ["default", "tool_use"]);
-    }
-
-    #[test]
-    fn stop_tokens_are_the_union_of_all_sources() {
-        let tokens = strings(&["a", "<e>", "<|eot_id|>", "<|im_end|>", "</s>"]);
-        let tokenizer = Tokenizer::from_gguf(&bpe(vec![
-            ("tokens", tokens),
-            ("merges", strings(&[])),
-            ("token_type", Value::Integers(vec![1, 3, 3, 3, 1])),
-            ("eos_token_id", Value::Signed(1)),
-            ("eot_token_id", Value::Unsigned(2)),
-        ]))
-        .unwrap();
-        assert_eq!(tokenizer.eos_token_ids(), [1, 2]);
-        // "</s>" is ordinary text in this file, so it does not stop.
-        assert_eq!(tokenizer.stop_token_ids(&[0]), [0, 1, 2, 3]);
-    }
-
-    #[test]
-    fn contradictions_are_errors_that_name_them() {
-        let check = |metadata: Metadata, expected: &str| {
-            let error = Tokenizer::from_gguf(&metadata).unwrap_err();
-            assert!(error.message().contains(expected), "{error:?} should contain {expected:?}");
-        };
-        check(Metadata::default(), "tokenizer.ggml.model is missing");
-        check(bpe(vec![("model", Value::String("bert".into()))]), "\"bert\"");
-        check(bpe(vec![("pre", Value::String("future".into()))]), "\"future\"");
-        check(bpe(vec![("pre", Value::Unsigned(1))]), "pre is missing");
-        check(bpe(vec![("tokens", strings(&[]))]), "missing or empty");
-        check(bpe(vec![("tokens", Value::Unsigned(5))]), "missing or empty");
-        check(bpe(vec![("tokens", strings(&["a", "b", "ab", "<e>", "a"]))]), "tokens 0 and 4 are both");
-        check(bpe(vec![("merges", Value::Unsigned(5))]), "merges is missing");
-        check(bpe(vec![("merges", strings(&["ab"]))]), "merge 0 is \"ab\"");
-        check(bpe(vec![("merges", strings(&["a "]))]), "merge 0 is \"a \"");
-        check(bpe(vec![("merges", strings(&["a b", "b a"]))]), "merge 1");
-        check(bpe(vec![("token_type", Value::Integers(vec![1]))]), "has 1 entries");
-        check(bpe(vec![("token_type", Value::Integers(vec![1, 1, 1, 3, 9]))]), "token 4 has the type 9");
-        check(bpe(vec![("eos_token_id", Value::Unsigned(5))]), "eos_token_id is 5, but there are only 5");
-        check(bpe(vec![("bos_token_id", Value::Unsigned(99))]), "bos_token_id is 99");
-        check(spm(vec![("scores", Value::Unsigned(1))]), "scores is missing");
-        check(spm(vec![("scores", Value::Floats(vec![1.0]))]), "scores has 1 entries");
-        check(spm(vec![("scores", Value::Floats(vec![f32::NAN; 5]))]), "not a number");
-        check(spm(vec![("token_type", Value::Integers(vec![2, 3, 3, 6, 1]))]), "byte token");
-        check(spm(vec![("unknown_token_id", Value::Unsigned(77))]), "unknown_token_id is 77");
-    }
-
-    fn value() -> impl Strategy<Value = Value> {
-        let word = prop::sample::select(vec![
-            "a", "b", "ab", "a b", " ", "", "▁", "<0x41>", "<s>", "gpt2", "llama", "qwen2",
-        ]);
-        prop_oneof![
-            any::<u64>().prop_map(Value::Unsigned),
-            (0u64..6).prop_map(Value::Unsigned),
-            any::<bool>().prop_map(Value::Bool),
-            word.clone().prop_map(|word| Value::String(word.into())),
-            prop::collection::vec(word.prop_map(String::from), 0..6).prop_map(Value::Strings),
-            prop::collection::vec(-1i64..8, 0..6).prop_map(Value::Integers),
-            prop::collection::vec(any::<f32>(), 0..6).prop_map(Value::Floats),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn damaged_metadata_never_panics(
-            changes in prop::collection::vec(
-                (prop::sample::select(vec![
-                    "model", "pre", "tokens", "merges", "scores", "token_type", "bos_token_id", "eos_token_id",
-                    "unknown_token_id", "add_bos_token", "add_space_prefix", "template",
-                ]), value()),
-                0..4,
-            ),
-            is_spm in any::<bool>(),
-            text in any::<String>(),
-        ) {
-            let metadata = if is_spm { spm(changes) } else { bpe(changes) };
-            if let Ok(tokenizer) = Tokenizer::from_gguf(&metadata)
-                && let Ok(ids) = tokenizer.encode_prompt(&text, true)
-            {
-                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
-            }
-        }
-    }
-}
+mod tests;

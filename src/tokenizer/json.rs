@@ -1,29 +1,35 @@
 //! `tokenizer.json`, the format of the `tokenizers` library.
 //!
-//! Its parts are checked here before the library sees them, and only what a language model's decoder
-//! needs is accepted: byte-pair models and decoders that work token by token.
+//! Its parts are checked here before the library sees them. A decoder has to work token by token, because text is
+//! handed out while it is generated.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod decoder;
+mod model;
+
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde_json::Value;
-use tokenizers::models::bpe::Vocab;
-use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{NormalizedString, PreTokenizerWrapper};
 
+use self::decoder::Decoder;
+use self::model::{Model, ReadModel};
 use super::added::{AddedToken, AddedTokens};
-use super::bpe::{BpeModel, BpeParts};
-use super::pipeline::{BpePipeline, Pieces};
+use super::dropped::Alphabet;
+use super::normalizer::{Allowance, Normalizer};
+use super::pipeline::{PiecePipeline, Pieces};
 use super::split::Splitter;
 use super::vocabulary::{TokenKind, Vocabulary};
-use super::{Pipeline, Tokenizer, byte_level, spm};
+use super::{Pipeline, Tokenizer};
 use crate::{Error, Result};
 
 #[derive(Deserialize)]
 struct File {
     model: Model,
     #[serde(default)]
-    normalizer: Option<NormalizerWrapper>,
+    normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
@@ -32,36 +38,6 @@ struct File {
     decoder: Value,
     #[serde(default)]
     added_tokens: Vec<Added>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    /// Old files leave the type out; they are byte-pair models.
-    #[serde(rename = "type", default)]
-    kind: Option<String>,
-    #[serde(default)]
-    vocab: Value,
-    #[serde(default)]
-    merges: Vec<Merge>,
-    #[serde(default)]
-    unk_token: Option<String>,
-    #[serde(default)]
-    continuing_subword_prefix: Option<String>,
-    #[serde(default)]
-    end_of_word_suffix: Option<String>,
-    #[serde(default)]
-    fuse_unk: bool,
-    #[serde(default)]
-    byte_fallback: bool,
-    #[serde(default)]
-    ignore_merges: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Pair(String, String),
-    Joined(String),
 }
 
 #[derive(Deserialize)]
@@ -101,39 +77,29 @@ impl Tokenizer {
         let file: File = serde_json::from_slice(json).map_err(|error| {
             Error::invalid_model(format!("not a valid tokenizer.json: {error}")).with_source(error)
         })?;
-        let vocab = vocab(&file.model)?;
         let decoder = Decoder::from_json(&file.decoder)?;
         let pieces = pieces(&file.pre_tokenizer)?;
         let added: Vec<AddedToken> = file.added_tokens.into_iter().map(AddedToken::from).collect();
+        let alphabet = if decoder.is_byte_level() { Alphabet::Bytes } else { Alphabet::Characters };
+        let control = added.iter().filter(|token| token.control);
+        let control = control.map(|token| (token.content.clone(), token.id)).collect();
+        let ReadModel { model, tokens } = file.model.read(alphabet, &control)?;
         let ids: HashMap<&str, u32> = added.iter().map(|token| (token.content.as_str(), token.id)).collect();
         let prefix_token_ids = prefix_token_ids(&file.post_processor, |text| {
-            ids.get(text).or_else(|| vocab.get(text)).copied()
+            ids.get(text).or_else(|| tokens.get(text)).copied()
         })?;
-        let control: HashSet<String> =
-            added.iter().filter(|token| token.control).map(|token| token.content.clone()).collect();
-        let plain = vocab.iter().map(|(text, id)| (*id, decoder.decode(text), TokenKind::Text));
+        let plain = tokens.iter().map(|(text, id)| (*id, decoder.decode(text), TokenKind::Text));
         let vocabulary = Vocabulary::new(plain.chain(added.iter().map(|token| {
             let kind = if token.control { TokenKind::Control } else { TokenKind::Text };
             (token.id, decoder.decode_added(token), kind)
         })))?;
-        let model = BpeModel::new(
-            BpeParts {
-                vocab,
-                merges: file.model.merges.into_iter().enumerate().map(split_merge).collect::<Result<_>>()?,
-                ignore_merges: file.model.ignore_merges,
-                byte_fallback: file.model.byte_fallback,
-                unk_token: file.model.unk_token,
-                fuse_unk: file.model.fuse_unk,
-            },
-            &control,
-        )?;
-        let normalizer = file.normalizer;
+        let normalizer = Normalizer::from_json(&file.normalizer)?;
         let added = AddedTokens::new(added, |text| match &normalizer {
             None => Ok(text.to_owned()),
             Some(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
-                normalizer.normalize(&mut normalized).map_err(|error| {
-                    Error::invalid_model(format!("the added token {text:?} cannot be normalised: {error}"))
+                normalizer.normalize(&mut normalized, &mut Allowance::of(text)).map_err(|error| {
+                    Error::invalid_model(format!("the added token {text:?}: {}", error.message()))
                 })?;
                 Ok(normalized.get().to_owned())
             }
@@ -141,13 +107,15 @@ impl Tokenizer {
         Ok(Self {
             vocabulary,
             added,
-            pipeline: Pipeline::Bpe(Box::new(BpePipeline { normalizer, pieces, model })),
+            pipeline: Pipeline::Pieces(Box::new(PiecePipeline { normalizer, pieces, model })),
             bos_token_id: prefix_token_ids.first().copied(),
             eos_token_id: None,
             eos_token_ids: Vec::new(),
             prefix_token_ids,
             chat_templates: BTreeMap::new(),
             num_leading_spaces: decoder.num_leading_spaces(),
+            notices: Vec::new(),
+            single: OnceLock::new(),
         })
     }
 }
@@ -166,54 +134,14 @@ impl From<Added> for AddedToken {
     }
 }
 
-fn vocab(model: &Model) -> Result<Vocab> {
-    let unsupported =
-        |what: &str| Error::unsupported(format!("tokenizer.json has {what}, which is not supported"));
-    if let Some(kind) = model.kind.as_deref().filter(|kind| *kind != "BPE") {
-        return Err(unsupported(&format!("a model of type {kind:?}")).with_hint("the supported type is BPE"));
-    }
-    let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    if is_set(&model.continuing_subword_prefix) {
-        return Err(unsupported("a continuing_subword_prefix"));
-    }
-    if is_set(&model.end_of_word_suffix) {
-        return Err(unsupported("an end_of_word_suffix"));
-    }
-    let entries = model.vocab.as_object().filter(|entries| !entries.is_empty()).ok_or_else(|| {
-        Error::invalid_model("model.vocab is missing or empty, expected an object of tokens and ids")
-    })?;
-    let mut texts = HashMap::with_capacity(entries.len());
-    let mut vocab = Vocab::with_capacity(entries.len());
-    for (text, id) in entries {
-        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-            Error::invalid_model(format!("the id of token {text:?} is {id}, expected a whole number"))
-        })?;
-        if let Some(other) = texts.insert(id, text) {
-            return Err(Error::invalid_model(format!(
-                "the tokens {other:?} and {text:?} have the same id {id}"
-            )));
-        }
-        vocab.insert(text.clone(), id);
-    }
-    Ok(vocab)
-}
-
-fn split_merge((rank, merge): (usize, Merge)) -> Result<(String, String)> {
-    match merge {
-        Merge::Pair(left, right) => Ok((left, right)),
-        Merge::Joined(joined) => match joined.split_once(' ') {
-            Some((left, right)) if !right.contains(' ') => Ok((left.to_owned(), right.to_owned())),
-            _ => Err(Error::invalid_model(format!(
-                "merge {rank} is {joined:?}, expected two tokens with a blank between them"
-            ))),
-        },
-    }
-}
-
 /// The special tokens that the post-processor puts before a single text.
 fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for step in steps(post_processor, "processors") {
+        // Those of BERT and RoBERTa have the token at the beginning and its id.
+        if let Some(id) = step["cls"][1].as_u64().and_then(|id| u32::try_from(id).ok()) {
+            ids.push(id);
+        }
         if step["type"] != "TemplateProcessing" {
             continue;
         }
@@ -284,86 +212,6 @@ fn byte_level_splits(steps: &[&Value]) -> Result<Option<Vec<Splitter>>> {
         patterns.push(GPT2);
     }
     patterns.into_iter().map(Splitter::at).collect::<Result<_>>().map(Some)
-}
-
-/// From a token's spelling to its bytes.
-#[derive(Debug, Default)]
-struct Decoder {
-    byte_level: bool,
-    byte_fallback: bool,
-    /// Texts to replace, in order.
-    replace: Vec<(String, String)>,
-    num_leading_spaces: usize,
-}
-
-impl Decoder {
-    fn from_json(decoder: &Value) -> Result<Self> {
-        let mut rules = Self::default();
-        let unsupported = |step: &Value| {
-            Error::unsupported(format!("tokenizer.json has the decoder step {step}, which is not supported"))
-        };
-        if decoder.is_null() {
-            return Err(Error::unsupported(
-                "tokenizer.json has no decoder, so its tokens cannot become text",
-            ));
-        }
-        for step in steps(decoder, "decoders") {
-            match step["type"].as_str() {
-                Some("ByteLevel") => rules.byte_level = true,
-                Some("ByteFallback") => rules.byte_fallback = true,
-                Some("Fuse") => {}
-                Some("Replace") => {
-                    let pattern = step["pattern"]["String"].as_str().filter(|text| !text.is_empty());
-                    let (Some(from), Some(to)) = (pattern, step["content"].as_str()) else {
-                        return Err(unsupported(step));
-                    };
-                    rules.replace.push((from.to_owned(), to.to_owned()));
-                }
-                Some("Strip") if step["content"] == " " && step["stop"] == 0 => {
-                    let start = step["start"].as_u64().and_then(|start| usize::try_from(start).ok());
-                    rules.num_leading_spaces = start.ok_or_else(|| unsupported(step))?;
-                }
-                Some("Metaspace") => {
-                    let replacement = step["replacement"].as_str().filter(|text| !text.is_empty());
-                    rules
-                        .replace
-                        .push((replacement.ok_or_else(|| unsupported(step))?.to_owned(), " ".to_owned()));
-                    let keeps_space = step["prepend_scheme"] == "never" || step["add_prefix_space"] == false;
-                    rules.num_leading_spaces = usize::from(!keeps_space);
-                }
-                _ => return Err(unsupported(step)),
-            }
-        }
-        Ok(rules)
-    }
-
-    fn num_leading_spaces(&self) -> usize {
-        self.num_leading_spaces
-    }
-
-    fn decode(&self, token: &str) -> Vec<u8> {
-        if self.byte_level {
-            return byte_level::decode_token(token);
-        }
-        if let Some(byte) = spm::byte_of_token(token).filter(|_| self.byte_fallback) {
-            return vec![byte];
-        }
-        let mut text = token.to_owned();
-        for (from, to) in &self.replace {
-            text = text.replace(from, to);
-        }
-        text.into_bytes()
-    }
-
-    /// Added tokens are written as the text they stand for, except that where a character stands for a
-    /// space it does so in them too.
-    fn decode_added(&self, token: &AddedToken) -> Vec<u8> {
-        if self.byte_level || token.control {
-            token.content.as_bytes().to_vec()
-        } else {
-            self.decode(&token.content)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -10,9 +10,11 @@ mod added;
 mod bpe;
 mod byte_level;
 mod detokenizer;
+mod dropped;
 mod folder;
 mod gguf;
 mod json;
+mod normalizer;
 mod pipeline;
 mod pre;
 mod split;
@@ -20,15 +22,17 @@ mod spm;
 mod stop;
 mod vocabulary;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::OnceLock;
 
 use self::added::AddedTokens;
-use self::pipeline::{BpePipeline, Source, Span};
+use self::pipeline::{PiecePipeline, Source, Span};
 use self::spm::SpmModel;
 use self::vocabulary::{TokenKind, Vocabulary};
 use crate::Result;
 
 pub use self::detokenizer::Detokenizer;
+pub use self::dropped::dropped_in;
 pub use self::stop::{StopMatcher, StopOutcome};
 
 /// What to do with text that spells a special token.
@@ -41,17 +45,26 @@ pub enum SpecialTokens {
 }
 
 /// Tokens whose text ends an answer in every model that has them. Files often fail to list them.
-const END_TEXTS: [&str; 9] = [
+const END_TEXTS: [&str; 16] = [
     "</s>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
+    "<|return|>",
+    "<|call|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<end_of_turn>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<EOT>",
+    "[EOT]",
+    "[e~[",
     "<｜end▁of▁sentence｜>",
 ];
+/// With all of these, an answer has several messages, and `<|end|>` ends only one of them.
+const END_OF_MESSAGE: (&str, [&str; 2]) = ("<|end|>", ["<|return|>", "<|call|>"]);
 
 /// A tokenizer with the special tokens and chat templates that came with it.
 #[derive(Debug)]
@@ -70,22 +83,27 @@ pub struct Tokenizer {
     chat_templates: BTreeMap<String, String>,
     /// Leading spaces that decoding takes off, because encoding puts them there.
     num_leading_spaces: usize,
+    /// What whoever runs the model should know of the file.
+    notices: Vec<String>,
+    /// What tokens of one character at most stand for, listed when somebody asks.
+    single: OnceLock<HashSet<Vec<u8>>>,
 }
 
 /// From text without added tokens to ids.
 #[derive(Debug)]
 enum Pipeline {
-    /// Byte-pair encoding of pieces.
-    Bpe(Box<BpePipeline>),
+    /// Each piece on its own.
+    Pieces(Box<PiecePipeline>),
     /// Merging by score.
     Spm(SpmModel),
 }
 
 impl Tokenizer {
-    /// Encodes text, without adding anything to it.
+    /// Encodes text, without adding anything to it. What the vocabulary has no token for is left out where nothing
+    /// stands for unknown characters; [`dropped_in`] says what that was.
     ///
     /// # Errors
-    /// If the vocabulary has no tokens for a character of the text.
+    /// If the text cannot be normalised or split as the file says.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
         match special {
             SpecialTokens::Parse => self.encode_protected(text, &[]),
@@ -114,9 +132,9 @@ impl Tokenizer {
         for fragment in source.split(&self.added) {
             match (fragment.id, &self.pipeline) {
                 (Some(id), _) => ids.push(id),
-                (None, Pipeline::Spm(model)) => model.encode(&text[fragment.range], &mut ids)?,
-                (None, Pipeline::Bpe(bpe)) => {
-                    bpe.encode(&mut source, fragment.range, &self.added, &mut ids)?;
+                (None, Pipeline::Spm(model)) => model.encode(&text[fragment.range], &mut ids),
+                (None, Pipeline::Pieces(pipeline)) => {
+                    pipeline.encode(&mut source, fragment.range, &self.added, &mut ids)?;
                 }
             }
         }
@@ -174,7 +192,7 @@ impl Tokenizer {
     #[must_use]
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.added.id(text).or_else(|| match &self.pipeline {
-            Pipeline::Bpe(bpe) => bpe.model.id(text),
+            Pipeline::Pieces(pipeline) => pipeline.model.id(text),
             Pipeline::Spm(model) => model.id(text),
         })
     }
@@ -207,7 +225,10 @@ impl Tokenizer {
     /// those known by their text.
     #[must_use]
     pub fn stop_token_ids(&self, generation_config: &[u32]) -> Vec<u32> {
-        let by_text = END_TEXTS.iter().filter_map(|text| self.added.id(text));
+        let (end_of_message, ends) = END_OF_MESSAGE;
+        let has_messages = ends.iter().all(|text| self.added.id(text).is_some());
+        let is_end = |text: &&&str| !has_messages || **text != end_of_message;
+        let by_text = END_TEXTS.iter().filter(is_end).filter_map(|text| self.added.id(text));
         let all: BTreeSet<u32> =
             self.eos_token_ids.iter().chain(generation_config).copied().chain(by_text).collect();
         all.into_iter().collect()
@@ -228,6 +249,24 @@ impl Tokenizer {
     /// The names of all chat templates.
     pub fn chat_template_names(&self) -> impl Iterator<Item = &str> {
         self.chat_templates.keys().map(String::as_str)
+    }
+
+    /// What was found in the files that is not as it should be, and what was made of it; a line each.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// Whether there is a token for this character alone, or tokens for its bytes.
+    pub(crate) fn can_write(&self, c: char) -> bool {
+        let mut buffer = [0; 4];
+        let bytes = c.encode_utf8(&mut buffer).as_bytes();
+        let single = self.single.get_or_init(|| {
+            let ids = 0..u32::try_from(self.vocab_size()).unwrap_or(u32::MAX);
+            let text = ids.filter(|id| !self.is_special(*id)).map(|id| self.token_bytes(id));
+            text.filter(|bytes| (1..=4).contains(&bytes.len())).map(<[u8]>::to_vec).collect()
+        });
+        single.contains(bytes) || bytes.iter().all(|byte| single.contains(std::slice::from_ref(byte)))
     }
 
     /// The spans of `text` that spell special tokens.

@@ -1,15 +1,16 @@
-//! Byte-pair encoding from raw text: normalise, cut into pieces, write as the vocabulary does, merge.
+//! From raw text to ids, piece by piece: normalise, cut into pieces, write as the vocabulary does, look up.
 
 use tokenizers::normalizer::Range;
 use tokenizers::{
-    NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
-    PreTokenizer as _, PreTokenizerWrapper,
+    NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _,
+    PreTokenizerWrapper,
 };
 
 use super::added::{AddedTokens, Fragment};
-use super::bpe::BpeModel;
-use super::byte_level;
+use super::bpe::PieceModel;
+use super::normalizer::{Allowance, Normalizer};
 use super::split::Splitter;
+use super::{byte_level, spm};
 use crate::{Error, Result};
 
 /// A stretch of text, in bytes.
@@ -17,10 +18,10 @@ pub(super) type Span = std::ops::Range<usize>;
 
 /// The steps from text without added tokens to ids.
 #[derive(Debug)]
-pub(super) struct BpePipeline {
-    pub(super) normalizer: Option<NormalizerWrapper>,
+pub(super) struct PiecePipeline {
+    pub(super) normalizer: Option<Normalizer>,
     pub(super) pieces: Pieces,
-    pub(super) model: BpeModel,
+    pub(super) model: PieceModel,
 }
 
 /// How text is cut into pieces that are encoded on their own.
@@ -28,6 +29,8 @@ pub(super) struct BpePipeline {
 pub(super) enum Pieces {
     /// By expressions, one after the other, before and after bytes are written as characters.
     ByteLevel { splits: Vec<Splitter>, byte_splits: Vec<Splitter> },
+    /// Not at all, and blanks are written as the character that stands for them.
+    Marked,
     /// As the file says, by the library.
     Library(PreTokenizerWrapper),
     /// Not at all.
@@ -42,12 +45,14 @@ pub(super) struct Source<'t> {
     protected: &'t [Span],
     /// The text with its alignment, made when a step asks for it.
     aligned: Option<NormalizedString>,
+    /// What normalising may still make of its parts.
+    allowance: Allowance,
 }
 
 impl<'t> Source<'t> {
     /// `protected` spans are sorted and disjoint.
     pub(super) fn new(text: &'t str, protected: &'t [Span]) -> Self {
-        Self { text, protected, aligned: None }
+        Self { text, protected, aligned: None, allowance: Allowance::of(text) }
     }
 
     /// Cuts out the added tokens that are looked for in raw text.
@@ -56,11 +61,11 @@ impl<'t> Source<'t> {
     }
 }
 
-impl BpePipeline {
+impl PiecePipeline {
     /// Appends the ids of a span of the source that contains no added token in its raw form.
     ///
     /// # Errors
-    /// If the vocabulary has no token for a byte of it.
+    /// If the library cannot normalise, split or tokenize it.
     pub(super) fn encode(
         &self,
         source: &mut Source<'_>,
@@ -73,14 +78,15 @@ impl BpePipeline {
         {
             return self.encode_byte_level(&source.text[span], splits, byte_splits, ids);
         }
+        if let (None, false, Pieces::Marked) = (&self.normalizer, added.has_normalized(), &self.pieces) {
+            return self.model.encode(&mark(&source.text[span]), ids);
+        }
         let aligned = source.aligned.get_or_insert_with(|| NormalizedString::from(source.text));
         // The slice remembers where it stood in the text, which some pre-tokenizers ask for. Nothing is
         // normalised yet, so both kinds of offset are the same, and this one is looked up in no time.
         let mut normalized = slice(aligned, Range::Normalized(span.clone()))?;
         if let Some(normalizer) = &self.normalizer {
-            normalizer
-                .normalize(&mut normalized)
-                .map_err(|error| Error::invalid_request(format!("the text cannot be normalised: {error}")))?;
+            normalizer.normalize(&mut normalized, &mut source.allowance)?;
         }
         for part in split_normalized(added, &normalized, &span, source.protected) {
             match part.id {
@@ -97,6 +103,7 @@ impl BpePipeline {
                 self.encode_byte_level(&text.get()[span], splits, byte_splits, ids)
             }
             Pieces::Whole => self.model.encode(&text.get()[span], ids),
+            Pieces::Marked => self.model.encode(&mark(&text.get()[span]), ids),
             Pieces::Library(pre_tokenizer) => {
                 let mut pieces = PreTokenizedString::from(slice(text, Range::Normalized(span))?);
                 pre_tokenizer
@@ -132,8 +139,13 @@ impl BpePipeline {
     }
 }
 
+/// The text with the character that stands for a blank in SentencePiece's vocabularies.
+fn mark(text: &str) -> String {
+    text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }).collect()
+}
+
 /// The pieces that are left when each splitter has cut those of the one before.
-fn cut<'t>(text: &'t str, splits: &[Splitter]) -> Vec<&'t str> {
+pub(super) fn cut<'t>(text: &'t str, splits: &[Splitter]) -> Vec<&'t str> {
     let mut pieces: Vec<&str> = (!text.is_empty()).then_some(text).into_iter().collect();
     for split in splits {
         let mut next = Vec::with_capacity(pieces.len());

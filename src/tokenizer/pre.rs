@@ -18,8 +18,23 @@ pub(super) struct PreTokenizer {
     pub(super) byte_splits: Vec<Splitter>,
     /// A piece that is a token is taken whole, without going through the merges.
     pub(super) ignore_merges: bool,
+    /// What the vocabulary's characters stand for.
+    pub(super) writing: Writing,
     /// Whether a beginning-of-sequence token is added when the file does not say.
     pub(super) add_bos: bool,
+    /// Whether one is added although the file says no.
+    pub(super) always_adds_bos: bool,
+}
+
+/// How pieces are written for the vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writing {
+    /// A character for each byte.
+    Bytes,
+    /// As they are, with SentencePiece's mark for a blank; what has no token as bytes (`<0x0A>`).
+    Marked,
+    /// Words as they are, without the blanks between them.
+    Words,
 }
 
 /// Names with the same meaning.
@@ -36,16 +51,26 @@ enum Flag {
     WholeTokens,
     /// Prompts begin with a token of their own, unless the file says otherwise.
     AddBos,
+    /// So they do even if it says otherwise.
+    AlwaysBos,
+    /// [`Writing::Marked`].
+    Marked,
+    /// [`Writing::Words`].
+    Words,
 }
 
-use Flag::{AddBos, WholeTokens};
+use Flag::{AddBos, AlwaysBos, Marked, WholeTokens, Words};
 
 const fn row(names: &'static [&'static str], rule: fn() -> Rule, flags: &'static [Flag]) -> Row {
     Row { names, rule, flags }
 }
 
+/// What files without a name are taken for, and some with one.
+pub(super) const DEFAULT: &str = "default";
+
 #[rustfmt::skip]
 const TABLE: &[Row] = &[
+    row(&[DEFAULT], rules::unnamed, &[]),
     row(&["gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "a.x-4.0", "gigachat", "exaone4",
         "granite-docling", "modern-bert", "roberta-bpe", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es",
         "jina-v2-de", "jina-v2-code"], rules::gpt2, &[]),
@@ -81,6 +106,9 @@ const TABLE: &[Row] = &[
     row(&["viking"], rules::viking, &[]),
     row(&["falcon"], rules::falcon, &[]),
     row(&["chameleon"], rules::chameleon, &[AddBos]),
+    row(&["gemma4", "granite-embed-multi-311m"], rules::whole, &[Marked, AddBos, AlwaysBos]),
+    row(&["sarvam-moe"], rules::whole, &[Marked]),
+    row(&["whitespace"], rules::whole, &[Words]),
 ];
 
 impl PreTokenizer {
@@ -88,8 +116,10 @@ impl PreTokenizer {
     /// [`crate::ErrorKind::Unsupported`] for a name that is not in the list.
     pub(super) fn from_name(name: &str) -> Result<Self> {
         let row = TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
-            Error::unsupported(format!("the pre-tokenizer {name:?} is not known"))
-                .with_hint(format!("known ones are {}", names().collect::<Vec<_>>().join(", ")))
+            Error::unsupported(format!("the pre-tokenizer {name:?} is not known")).with_hint(format!(
+                "choose one with --pre-tokenizer NAME, or give token ids instead of text; known ones are {}",
+                names().collect::<Vec<_>>().join(", ")
+            ))
         })?;
         let Rule { cuts, byte_cuts } = (row.rule)();
         let splitters = |cuts: Vec<Cut>| cuts.into_iter().map(splitter).collect::<Result<Vec<_>>>();
@@ -97,7 +127,13 @@ impl PreTokenizer {
             splits: splitters(cuts)?,
             byte_splits: splitters(byte_cuts)?,
             ignore_merges: row.flags.contains(&WholeTokens),
+            writing: match (row.flags.contains(&Marked), row.flags.contains(&Words)) {
+                (true, _) => Writing::Marked,
+                (_, true) => Writing::Words,
+                _ => Writing::Bytes,
+            },
             add_bos: row.flags.contains(&AddBos),
+            always_adds_bos: row.flags.contains(&AlwaysBos),
         })
     }
 }
@@ -111,7 +147,7 @@ fn splitter(cut: Cut) -> Result<Splitter> {
     match cut {
         Cut::At(expression) => Splitter::at(&expression),
         Cut::Thousands(Digits::Numbers) => Splitter::thousands(r"\p{N}+", false),
-        Cut::Thousands(Digits::Decimal) => Splitter::thousands(r"\d+", false),
+        Cut::Thousands(Digits::BetweenDecimal) => Splitter::between_thousands(r"\d+"),
         Cut::Thousands(Digits::DecimalBeforeNoWord) => Splitter::thousands(r"\d+", true),
     }
 }

@@ -27,9 +27,20 @@ const ALL_WHITESPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{20
 pub(super) enum Splitter {
     /// Matches, and the text between them.
     At(SplitRegex),
-    /// The same, and each match in groups of three characters, counted from its end. With `not_before`, what it
-    /// matches must not follow.
-    Thousands { digits: SysRegex, not_before: Option<SysRegex> },
+    /// Runs of digits in groups of three, counted from their ends.
+    Thousands(Thousands),
+}
+
+/// How runs of digits are cut into groups of three, counted from their ends. As expressions say it, with a lookahead,
+/// each digit would be a search through the rest of its run.
+#[derive(Debug)]
+pub(super) struct Thousands {
+    digits: SysRegex,
+    /// What must not follow a run that is cut.
+    not_before: Option<SysRegex>,
+    /// Cut only where a number of whole groups follows, so that the first digits stay with what is before them, and
+    /// the last with what is behind them.
+    only_between: bool,
 }
 
 impl Splitter {
@@ -39,41 +50,57 @@ impl Splitter {
         SplitRegex::new(pattern).map(Self::At)
     }
 
-    /// Runs of what `digits` matches; with `before_no_word`, none before a letter or what else words consist of.
+    /// Each run of what `digits` matches is cut off from what is around it, and into groups. With `before_no_word`, none
+    /// before a letter or what else words consist of.
     ///
     /// # Errors
     /// As [`Self::at`].
     pub(super) fn thousands(digits: &str, before_no_word: bool) -> Result<Self> {
         let not_before = before_no_word.then(|| compile(r"\w")).transpose()?;
-        Ok(Self::Thousands { digits: compile(digits)?, not_before })
+        Ok(Self::Thousands(Thousands { digits: compile(digits)?, not_before, only_between: false }))
+    }
+
+    /// Each run is cut where whole groups follow.
+    ///
+    /// # Errors
+    /// As [`Self::at`].
+    pub(super) fn between_thousands(digits: &str) -> Result<Self> {
+        Ok(Self::Thousands(Thousands { digits: compile(digits)?, not_before: None, only_between: true }))
     }
 
     /// Appends the pieces of `text`, in order and without gaps.
     pub(super) fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
-        let (digits, not_before) = match self {
-            Self::At(regex) => return regex.split(text, pieces),
-            Self::Thousands { digits, not_before } => (digits, not_before),
-        };
-        // A lookahead would make each run a search through the whole run for each of its digits.
-        let is_refused = |end: usize| {
-            let next = text[end..].chars().next().map_or(end, |next| end + next.len_utf8());
-            not_before.as_ref().is_some_and(|regex| regex.find_iter(&text[end..next]).next().is_some())
-        };
+        match self {
+            Self::At(regex) => regex.split(text, pieces),
+            Self::Thousands(thousands) => thousands.split(text, pieces),
+        }
+    }
+}
+
+impl Thousands {
+    fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
         let mut done = 0;
-        for (start, end) in digits.find_iter(text).filter(|(_, end)| !is_refused(*end)) {
-            pieces.extend((done < start).then(|| &text[done..start]));
+        let mut cut_at = |at: usize| {
+            pieces.extend((done < at).then(|| &text[done..at]));
+            done = at;
+        };
+        for (start, end) in self.digits.find_iter(text) {
+            let next = text[end..].chars().next().map_or(end, |next| end + next.len_utf8());
+            if self.not_before.as_ref().is_some_and(|no| no.find_iter(&text[end..next]).next().is_some()) {
+                continue;
+            }
             let run = &text[start..end];
             let num_chars = run.chars().count();
-            let ends = run.char_indices().enumerate().skip(1);
-            let ends = ends.filter(|(index, _)| (num_chars - index).is_multiple_of(3)).map(|(_, (at, _))| at);
-            let mut from = 0;
-            for to in ends.chain([run.len()]) {
-                pieces.push(&run[from..to]);
-                from = to;
+            for (index, (at, _)) in run.char_indices().enumerate() {
+                if (num_chars - index).is_multiple_of(3) || index == 0 && !self.only_between {
+                    cut_at(start + at);
+                }
             }
-            done = end;
+            if !self.only_between {
+                cut_at(end);
+            }
         }
-        pieces.extend((done < text.len()).then(|| &text[done..]));
+        cut_at(text.len());
     }
 }
 
@@ -261,6 +288,10 @@ mod tests {
         };
         check("a 1234567, 123 12 ٣٤٥٦x", &["a ", "1", "234", "567", ", ", "123", " ", "12", " ٣٤٥٦x"]);
         check("", &[]);
+        let between = Splitter::between_thousands(r"\d+").unwrap();
+        let mut pieces = Vec::new();
+        between.split("a12b1234c123d", &mut pieces);
+        assert_eq!(pieces, ["a12b1", "234c", "123d"]);
         let mut pieces = Vec::new();
         let text = "1".repeat(1_000_000);
         splitter.split(&text, &mut pieces);

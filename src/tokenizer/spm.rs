@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
+use super::dropped::{self, Alphabet};
 use crate::{Error, Result};
 
 /// The character that stands for a space.
@@ -123,13 +124,11 @@ impl SpmModel {
         self.tokens.get(text).map(|(id, _)| *id).or_else(byte_token)
     }
 
-    /// Appends the ids of raw text that contains no added token.
-    ///
-    /// # Errors
-    /// If the vocabulary has no token for a character of it.
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+    /// Appends the ids of raw text that contains no added token. A character without a token is left out where
+    /// nothing stands for unknown ones; see [`super::dropped_in`].
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         if text.is_empty() {
-            return Ok(());
+            return;
         }
         let mut marked = String::with_capacity(text.len() + text.len() / 4 + SPACE.len_utf8());
         if self.add_space_prefix {
@@ -145,9 +144,10 @@ impl SpmModel {
             } else if let Some(bytes) = &self.bytes {
                 ids.extend(piece.bytes().map(|byte| bytes[usize::from(byte)]));
             } else {
-                let unknown = self.unknown.ok_or_else(|| {
-                    Error::invalid_request(format!("the vocabulary has no token for {piece:?}"))
-                })?;
+                let Some(unknown) = self.unknown else {
+                    piece.chars().for_each(|c| dropped::note(c, Alphabet::Characters));
+                    continue;
+                };
                 // A run of unknown characters is one unknown token.
                 if last_unknown.is_none_or(|last| last + 1 != position) {
                     ids.push(unknown);
@@ -155,7 +155,6 @@ impl SpmModel {
                 last_unknown = Some(position);
             }
         }
-        Ok(())
     }
 
     fn merge(&self, text: &str) -> Vec<Symbol> {
@@ -218,7 +217,7 @@ mod tests {
 
     fn encode(model: &SpmModel, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
-        model.encode(text, &mut ids).unwrap();
+        model.encode(text, &mut ids);
         ids
     }
 
@@ -254,14 +253,19 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_token_is_left_out() {
+        let parts = SpmParts { tokens: vec![("a".into(), 3, 0.0)], ..SpmParts::default() };
+        let model = SpmModel::new(parts).unwrap();
+        let (ids, dropped) = dropped::dropped_in(|| encode(&model, "axa"));
+        assert_eq!((ids, dropped), (vec![3, 3], vec!["U+0078".to_owned()]));
+    }
+
+    #[test]
     fn bad_parts_are_errors() {
         let nan = SpmParts { tokens: vec![("a".into(), 3, f32::NAN)], ..SpmParts::default() };
         assert!(SpmModel::new(nan).unwrap_err().message().contains("token 3"));
         let byte = SpmParts { bytes: vec![("<0x+1>".into(), 3)], ..SpmParts::default() };
         assert!(SpmModel::new(byte).unwrap_err().message().contains("<0x+1>"));
-        let mut ids = Vec::new();
-        let empty = SpmModel::new(SpmParts::default()).unwrap();
-        assert!(empty.encode("x", &mut ids).unwrap_err().message().contains("\"x\""));
     }
 
     proptest! {

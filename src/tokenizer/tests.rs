@@ -1,5 +1,8 @@
 //! Against ids of the reference implementations, for every fixture.
 
+mod library;
+mod vectors;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex};

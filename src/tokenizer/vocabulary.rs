@@ -70,6 +70,13 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
+    /// Makes a token a control token.
+    pub(super) fn set_control(&mut self, id: u32) {
+        if let Some(kind) = self.kinds.get_mut(id as usize) {
+            *kind = TokenKind::Control;
+        }
+    }
+
     pub(super) fn kind(&self, id: u32) -> TokenKind {
         self.kinds.get(id as usize).copied().unwrap_or_default()
     }

@@ -168,8 +168,89 @@ fn damaged_gguf_files() {
 #[test]
 fn damaged_tokenizers() {
     let folder = Folder::new();
-    fs::write(folder.file("tokenizer.json"), "{}").unwrap();
-    folder.check(&["tokenizer"]);
-    fs::write(folder.file("tokenizer.json"), "not json").unwrap();
-    folder.check(&["tokenizer"]);
+    for text in ["{}", "not json"] {
+        fs::write(folder.file("tokenizer.json"), text).unwrap();
+        check_text_is_refused(folder.path(), &["tokenizer.json", "--prompt-ids"]);
+    }
+}
+
+/// A tokenizer that cannot be used is in nobody's way who needs none.
+#[track_caller]
+fn check_text_is_refused(model: &Path, expected: &[&str]) {
+    let ids = tinyvllm("generate --prompt-ids 5 --max-tokens 2 --ignore-eos").model(model).run();
+    assert!(ids.stderr.contains("note: the tokenizer cannot be used"), "{}", ids.stderr);
+    ids.success();
+    let info = tinyvllm("info").model(model).run().success();
+    assert!(info.contains("cannot be used; give prompts with --prompt-ids"), "{info}");
+    for command in ["generate --prompt hello --max-tokens 2", "generate --raw --prompt hello", "chat"] {
+        tinyvllm(command).model(model).run().error(1, expected);
+    }
+}
+
+/// A copy of a GGUF file with other bytes in the place of the first ones like these.
+fn patched(folder: &Path, from: &[u8], to: &[u8]) -> PathBuf {
+    let mut bytes = fs::read(fixture("tiny/llama/llama.q8_0.gguf")).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    let path = folder.join("patched.gguf");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn tokenizers_of_gguf_files_that_nobody_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = patched(folder.path(), b"llama-bpe", b"llama-bpx");
+    check_text_is_refused(&model, &["\"llama-bpx\"", "--pre-tokenizer", "smollm", "--prompt-ids"]);
+    let generate = "generate --raw --prompt hello --max-tokens 2 --ignore-eos --json";
+    let as_chosen = tinyvllm(&format!("{generate} --pre-tokenizer llama-bpe")).model(&model).run().json();
+    let as_named = tinyvllm(generate).model(fixture("tiny/llama/llama.q8_0.gguf")).run().json();
+    assert_eq!(as_chosen[0]["prompt_token_ids"], as_named[0]["prompt_token_ids"]);
+    let wrong = tinyvllm(&format!("{generate} --pre-tokenizer llama-bpx")).model(&model).run();
+    wrong.error(1, &["\"llama-bpx\"", "smollm"]);
+    let folder_model =
+        tinyvllm(&format!("{generate} --pre-tokenizer llama-bpe")).model(fixture("tiny/llama")).run();
+    folder_model.error(1, &["--pre-tokenizer llama-bpe is for GGUF files"]);
+    check_text_is_refused(&patched(folder.path(), b"gpt2", b"rwkv"), &["\"rwkv\""]);
+    // Two tokens with the same text: one wins.
+    let twice = patched(folder.path(), b"[PAD286]", b"[PAD287]");
+    let run = tinyvllm(generate).model(&twice).run();
+    assert!(run.stderr.contains("several tokens with the same text"), "{}", run.stderr);
+    assert_eq!(run.json()[0]["prompt_token_ids"], as_named[0]["prompt_token_ids"]);
+}
+
+#[test]
+fn files_without_the_name_of_a_pre_tokenizer_warn() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = patched(folder.path(), b"tokenizer.ggml.pre", b"tokenizer.ggml.prx");
+    let run = tinyvllm("generate --raw --prompt hello --max-tokens 2").model(&model).run();
+    assert!(run.stderr.contains("WARNING") && run.stderr.contains("--pre-tokenizer NAME"), "{}", run.stderr);
+    run.success();
+}
+
+#[test]
+fn keys_of_the_wrong_kind_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // The type of a value follows its key: 4 is a whole number, 6 is one with a point.
+    let wrong = [b"tokenizer.ggml.eos_token_id".as_slice(), &6u32.to_le_bytes()].concat();
+    let model = patched(folder.path(), b"tokenizer.ggml.eos_token_id", &wrong);
+    for command in ["info", "generate --prompt-ids 5 --max-tokens 2"] {
+        tinyvllm(command).model(&model).run().error(1, &["tokenizer.ggml.eos_token_id is", "a token id"]);
+    }
+}
+
+/// Byte-level vocabularies may lack bytes.
+#[test]
+fn bytes_without_a_token_are_left_out_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // What stands for the byte 0x07 becomes a character that stands for none.
+    let model = patched(folder.path(), "ć".as_bytes(), "š".as_bytes());
+    let ids = |text: &str| {
+        let words = ["generate", "--raw", "--prompt", text, "--max-tokens", "1", "--json"];
+        let run = tinyvllm("").args(words).model(&model).run();
+        let (stderr, ids) = (run.stderr.clone(), run.json()[0]["prompt_token_ids"].clone());
+        (ids, stderr.contains("no token for 0x07, which is left out"))
+    };
+    assert_eq!(ids("he\u{7}llo"), (ids("he\u{7}llo").0, true));
+    assert!(!ids("hello").1);
 }

@@ -52,7 +52,7 @@ fn named_origins_may_ask_and_still_need_the_key() {
         assert_eq!(answer.status, 200);
         assert_eq!(
             answer.header("access-control-expose-headers"),
-            Some("x-request-id, x-ignored-fields, retry-after")
+            Some("x-request-id, x-ignored-fields, x-dropped-bytes, retry-after")
         );
         // OPTIONS without the question of a browser is a request like others.
         assert_eq!(ask(&server, "OPTIONS", CHAT, &headers).status, 401);

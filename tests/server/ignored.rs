@@ -56,6 +56,51 @@ fn ignored_fields_are_told_in_the_answer_and_once_in_the_log() {
     }
 }
 
+/// What the vocabulary has no token for is told in a header and in the log, and no grammar demands it.
+#[test]
+fn dropped_bytes_are_told_in_the_answer_and_once_in_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/llama/llama.q8_0.gguf"))
+            .unwrap();
+    // What stands for the byte 0x07 becomes a character that stands for none.
+    let (from, to) = ("ć".as_bytes(), "š".as_bytes());
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    std::fs::write(&path, bytes).unwrap();
+    let server = Server::start_with("--max-model-len 64", |command| {
+        command.arg("--model").arg(&path);
+    });
+    let send = |text: &str, status: u16| {
+        let body = json!({"prompt": text, "max_tokens": 2});
+        let answer = server.post(COMPLETIONS, &body);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        answer.header("x-dropped-bytes").map(str::to_owned)
+    };
+    assert_eq!(send("he\u{7}llo", 200).as_deref(), Some("0x07"));
+    assert_eq!(send("hello", 200), None);
+    // What is left of this prompt is empty.
+    assert_eq!(send("\u{7}", 400).as_deref(), Some("0x07"));
+    let with_grammar = |grammar: Value| {
+        let body = json!({"prompt": "hello", "max_tokens": 2, "structured_outputs": grammar});
+        server.post(COMPLETIONS, &body)
+    };
+    for grammar in [json!({"choice": ["a\u{7}"]}), json!({"regex": r"a(b|\x07c)"})] {
+        let answer = with_grammar(grammar);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("0x07"), "{}", answer.text());
+    }
+    assert_eq!(with_grammar(json!({"regex": r"[^b]+"})).status, 200);
+    #[cfg(unix)]
+    {
+        server.signal(nix::sys::signal::Signal::SIGTERM);
+        let (_, log) = server.wait();
+        let notes = log.iter().filter(|line| line.starts_with("note: ") && line.contains("0x07"));
+        assert_eq!(notes.count(), 1, "{log:?}");
+    }
+}
+
 const TEMPLATE: &str =
     concat!("--chat-template ", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/tools.jinja");
 

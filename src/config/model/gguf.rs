@@ -105,22 +105,10 @@ impl ModelConfig {
                 intermediate_size,
                 has_tensor,
             )?,
-            bos_token_id: token_id(metadata, "tokenizer.ggml.bos_token_id")?,
-            eos_token_ids: token_id(metadata, "tokenizer.ggml.eos_token_id")?.into_iter().collect(),
+            bos_token_id: metadata.checked_token_id("tokenizer.ggml.bos_token_id")?,
+            eos_token_ids: metadata.checked_token_id("tokenizer.ggml.eos_token_id")?.into_iter().collect(),
             notices: window.notice().into_iter().collect(),
         })
-    }
-}
-
-/// A token id; −1, of either width, stands for none.
-fn token_id(metadata: &Metadata, key: &str) -> Result<Option<u32>> {
-    match metadata.get(key) {
-        None | Some(Value::Signed(-1) | Value::Unsigned(0xffff_ffff)) => Ok(None),
-        Some(value) => match metadata.token_id(key) {
-            Some(id) => Ok(Some(id)),
-            None => Err(Error::invalid_model(format!("{key} is {value:?}, not a token id"))
-                .with_hint("correct the key, or take it out of the file if the model has no such token")),
-        },
     }
 }
 

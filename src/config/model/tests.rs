@@ -352,7 +352,7 @@ fn gguf_mistakes_name_the_key() {
             ErrorKind::InvalidModel,
             "tokenizer.ggml.eos_token_id",
             Some(gguf::Value::String("2".into())),
-            "tokenizer.ggml.eos_token_id is String(\"2\"), not a token id",
+            "tokenizer.ggml.eos_token_id is the text \"2\", expected a token id",
         ),
         (
             ErrorKind::InvalidModel,

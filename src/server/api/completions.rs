@@ -110,8 +110,8 @@ pub(super) fn encode(model: &Model, text: &str, add_special_tokens: bool) -> Res
 
 /// The tokenizer, without which there is no text.
 pub(super) fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
-    model.llm.tokenizer().ok_or_else(|| {
-        let message = format!("{} has no tokenizer; send token ids and set return_token_ids", model.names[0]);
+    model.llm.require_tokenizer().map_err(|error| {
+        let message = format!("{}; send token ids and set return_token_ids", error.message());
         ApiError::unsupported("prompt", message)
     })
 }

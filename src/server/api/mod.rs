@@ -47,6 +47,7 @@ use super::ignored::Ignored;
 use super::json::{Fields, parse_object};
 use super::state::{App, Model};
 use crate::engine::Request;
+use crate::tokenizer::dropped_in;
 
 /// A request of a client, checked and in tokens.
 struct Prepared<A> {
@@ -69,12 +70,19 @@ async fn prepare<T: Send + 'static>(
     let left = ignored.clone();
     let model = Arc::clone(model);
     // Templates and tokenizers take their time with long texts.
-    let parsed = tokio::task::spawn_blocking(move || {
-        let mut fields = parse_object(&body.bytes)?.telling(&left);
-        check_model(&model, &mut fields)?;
-        parse(&model, fields)
+    let prepared = tokio::task::spawn_blocking(move || {
+        dropped_in(|| {
+            let mut fields = parse_object(&body.bytes)?.telling(&left);
+            check_model(&model, &mut fields)?;
+            parse(&model, fields)
+        })
     });
-    let parsed = parsed.await.map_err(|_| ApiError::internal("the request could not be prepared"))??;
+    let (parsed, dropped) =
+        prepared.await.map_err(|_| ApiError::internal("the request could not be prepared"))?;
+    // A prompt of nothing else is empty, which is better understood with what it was.
+    app.tell_dropped(&dropped);
+    note.set_dropped(dropped);
+    let parsed = parsed?;
     let names = ignored.take();
     app.tell_ignored(&names)?;
     note.set_ignored(names);

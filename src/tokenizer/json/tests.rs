@@ -100,6 +100,136 @@ fn normalized_added_tokens_are_found_and_protected() {
     );
 }
 
+/// Ids and text as the library has them, for files of this kind.
+fn check_against_library(file: &Value, texts: &[&str]) {
+    let theirs = tokenizers::Tokenizer::from_bytes(file.to_string()).unwrap();
+    let ours = std::sync::Arc::new(open(file).unwrap());
+    for text in texts {
+        let ids = theirs.encode_fast(*text, false).unwrap().get_ids().to_vec();
+        assert_eq!(ours.encode(text, Parse).unwrap(), ids, "{text:?} {file}");
+        let expected = theirs.decode(&ids, false).unwrap();
+        assert_eq!(ours.decode(&ids, false), expected, "{text:?} {file}");
+        let mut stream = super::super::Detokenizer::new(std::sync::Arc::clone(&ours), false);
+        let mut streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
+        streamed.push_str(&stream.finish());
+        assert_eq!(streamed, expected, "{text:?} {file}");
+    }
+}
+
+fn special(id: u32, content: &str) -> Value {
+    json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false, "lstrip": false,
+        "rstrip": false})
+}
+
+#[test]
+fn wordpiece_files() {
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [special(0, "[UNK]"), special(1, "[CLS]"), special(2, "[SEP]")],
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3, "##ing": 4, "!": 5,
+            "##s": 6, "e": 7, "字": 8, "[": 9, "cls": 10, "]": 11, "'": 12, "t": 13, "n": 14}},
+    });
+    check_against_library(
+        &file,
+        &["Playing plays!", "É 字字 unknown e", "[CLS] play [SEP]", "", "play ! ' t", "n't"],
+    );
+    let tokenizer = open(&file).unwrap();
+    assert_eq!(tokenizer.encode_prompt("play", true).unwrap(), [1, 3]);
+    assert_eq!(tokenizer.encode("[CLS]", AsText).unwrap(), [9, 10, 11]);
+}
+
+#[test]
+fn unigram_files() {
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+        "normalizer": {"type": "NFKC"},
+        "pre_tokenizer": metaspace,
+        "post_processor": null,
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": [["<unk>", 0.0], ["</s>", 0.0],
+            ["▁", -2.0], ["a", -3.0], ["b", -3.5], ["ab", -4.0], ["▁ab", -4.5], ["<", -5.0], ["/", -5.0], ["s", -5.0],
+            [">", -5.0]]},
+    });
+    check_against_library(&file, &["ab ab", "aab b", "a</s>b", "ﬀ ab", "xyz", ""]);
+    let tokenizer = open(&file).unwrap();
+    assert_eq!(tokenizer.encode("</s>", AsText).unwrap(), [2, 7, 8, 9, 10]);
+    let mut with_bytes = file;
+    with_bytes["model"]["byte_fallback"] = json!(true);
+    with_bytes["decoder"] = json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]});
+    let vocab = with_bytes["model"]["vocab"].as_array_mut().unwrap();
+    vocab.extend([json!(["<0xC3>", -9.0]), json!(["<0xA9>", -9.0])]);
+    check_against_library(&with_bytes, &["abé", "é", "aéé b"]);
+}
+
+#[test]
+fn words_as_they_are() {
+    let file = json!({
+        "version": "1.0", "added_tokens": [special(0, "<unk>")], "normalizer": {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "one": 1, "two": 2, ".": 3}},
+    });
+    check_against_library(&file, &["One two.", "three <unk> one", ""]);
+}
+
+#[test]
+fn byte_pairs_that_mark_parts_of_words() {
+    let mut file = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": false},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "?", "continuing_subword_prefix": "##",
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": {"?": 0, "a": 1, "##a": 2, "##b": 3, "a##b": 4, "ab": 5, "##bb": 6}, "merges": ["a ##b", "##b ##b"]},
+    });
+    file["model"]["vocab"]["a##b"] = Value::Null;
+    file["model"]["vocab"].as_object_mut().unwrap().remove("a##b");
+    check_against_library(&file, &["ab aab", "abb", "b a"]);
+    file["model"]["continuing_subword_prefix"] = Value::Null;
+    file["model"]["end_of_word_suffix"] = json!("</w>");
+    file["model"]["vocab"] = json!({"?": 0, "a": 1, "b": 2, "a</w>": 3, "b</w>": 4, "ab</w>": 5});
+    file["model"]["merges"] = json!(["a b</w>"]);
+    file["decoder"] = json!({"type": "BPEDecoder", "suffix": "</w>"});
+    let tokenizer = open(&file).unwrap();
+    assert_eq!(tokenizer.encode("ab a", Parse).unwrap(), [5, 3]);
+    // Nobody knows which word is the last, so the blank behind it stays.
+    assert_eq!(tokenizer.decode(&[5, 3], false), "ab a ");
+}
+
+#[test]
+fn decoders_that_work_token_by_token() {
+    let mut file = sentencepiece();
+    file["version"] = json!("1.0");
+    for token in file["added_tokens"].as_array_mut().unwrap() {
+        for name in ["single_word", "lstrip", "rstrip"] {
+            token[name] = json!(false);
+        }
+    }
+    for decoders in [
+        json!([{"type": "Replace", "pattern": {"Regex": "▁+"}, "content": " "}, {"type": "Fuse"}]),
+        json!([{"type": "Strip", "content": "▁", "start": 1, "stop": 0}]),
+        json!([{"type": "Strip", "content": "a", "start": 1, "stop": 1}, {"type": "ByteFallback"}]),
+    ] {
+        file["decoder"] = json!({"type": "Sequence", "decoders": decoders});
+        check_against_library(&file, &["a a", "a<s>a"]);
+    }
+    for decoders in [
+        json!([{"type": "Fuse"}, {"type": "Strip", "content": "a", "start": 1, "stop": 0}]),
+        json!([{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}]),
+        json!([{"type": "CTC", "pad_token": "a", "word_delimiter_token": "|", "cleanup": true}]),
+    ] {
+        file["decoder"] = json!({"type": "Sequence", "decoders": decoders});
+        assert!(open(&file).unwrap_err().message().contains("decoder step"), "{}", file["decoder"]);
+    }
+}
+
 #[test]
 fn damaged_and_foreign_files_are_errors() {
     let check = |change: &dyn Fn(&mut Value), expected: &str| {
@@ -110,7 +240,12 @@ fn damaged_and_foreign_files_are_errors() {
     };
     check(&|file| *file = json!([]), "not a valid tokenizer.json");
     check(&|file| file["model"] = Value::Null, "not a valid tokenizer.json");
-    check(&|file| file["model"]["type"] = json!("Unigram"), "\"Unigram\"");
+    check(&|file| file["model"]["type"] = json!("New"), "\"New\"");
+    check(&|file| file["model"]["type"] = json!("Unigram"), "a list of tokens and scores");
+    check(&|file| file["model"] = json!({"type": "Unigram", "vocab": [["a", "x"]]}), "entry 0 is");
+    check(&|file| file["model"] = json!({"type": "Unigram", "vocab": [["a", 0]], "unk_id": 7}), "Unigram");
+    check(&|file| file["model"]["type"] = json!("WordPiece"), "\"[UNK]\" is not in the vocabulary");
+    check(&|file| file["model"]["type"] = json!("WordLevel"), "\"<unk>\" is not in the vocabulary");
     check(&|file| file["model"]["vocab"] = json!({}), "missing or empty");
     check(&|file| file["model"]["vocab"]["a"] = json!(-1), "id of token \"a\" is -1");
     check(&|file| file["model"]["vocab"]["a"] = json!(1), "same id 1");
@@ -118,8 +253,8 @@ fn damaged_and_foreign_files_are_errors() {
     check(&|file| file["model"]["merges"] = json!(["a"]), "merge 0 is \"a\"");
     check(&|file| file["model"]["merges"] = json!([["Ã©", "Ã©"]]), "merge 0");
     check(&|file| file["model"]["unk_token"] = json!("<none>"), "<none>");
-    check(&|file| file["model"]["continuing_subword_prefix"] = json!("##"), "continuing_subword_prefix");
-    check(&|file| file["decoder"] = Value::Null, "no decoder");
+    check(&|file| file["model"]["continuing_subword_prefix"] = json!("##"), "has no \"##\" before");
+    check(&|file| file["normalizer"] = json!({"type": "New"}), "normalizer");
     check(&|file| file["decoder"]["type"] = json!("CTC"), "CTC");
     check(&|file| file["pre_tokenizer"] = json!({"type": "New"}), "pre_tokenizer");
     check(&|file| file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("("), "not valid");

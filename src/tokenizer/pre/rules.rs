@@ -26,8 +26,8 @@ pub(super) enum Cut {
 pub(super) enum Digits {
     /// Every number.
     Numbers,
-    /// Decimal digits.
-    Decimal,
+    /// Decimal digits, which are only cut between such groups.
+    BetweenDecimal,
     /// Decimal digits, and none of them where a letter follows.
     DecimalBeforeNoWord,
 }
@@ -48,6 +48,11 @@ const NOT_PUNCTUATION: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0
 
 fn at(expressions: impl IntoIterator<Item = impl Into<String>>) -> Rule {
     Rule { cuts: expressions.into_iter().map(|text| Cut::At(text.into())).collect(), byte_cuts: Vec::new() }
+}
+
+/// What files without a name are taken for.
+pub(super) fn unnamed() -> Rule {
+    at([r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"])
 }
 
 /// GPT-2's words, numbers and punctuation, each with the blank before it.
@@ -203,7 +208,7 @@ pub(super) fn afmoe() -> Rule {
 /// Numbers in groups of three from their end, and everything else as it is: tokens span words.
 pub(super) fn superbpe() -> Rule {
     let mut rule = at([r"\p{N}+"]);
-    rule.cuts.push(Cut::Thousands(Digits::Decimal));
+    rule.cuts.push(Cut::Thousands(Digits::BetweenDecimal));
     rule
 }
 
@@ -233,6 +238,11 @@ pub(super) fn chameleon() -> Rule {
         r"[\p{P}$+<=>^\x60|~]",
         GPT2,
     ])
+}
+
+/// Everything at once.
+pub(super) fn whole() -> Rule {
+    Rule::default()
 }
 
 fn words(number: &str) -> String {

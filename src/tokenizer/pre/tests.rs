@@ -33,6 +33,7 @@ fn an_unknown_name_is_refused_with_the_list() {
 fn pieces_of_each_expression() {
     let check =
         |name: &str, text: &str, expected: &[&str]| assert_eq!(pieces(name, text), expected, "{name}");
+    check("default", "a,12345  b", &["a", ",", "123", "45", " ", " b"]);
     check("gpt-2", "I'll pay 123  now\n x", &["I", "'ll", " pay", " 123", " ", " now", "\n", " x"]);
     check("smollm", "I pay 12 now", &["I", " pay", " ", "1", "2", " now"]);
     check(

@@ -1,9 +1,11 @@
 //! The key-value part of a GGUF header, with lenient getters.
 //!
 //! Writers disagree about integer widths, so every getter converts between them; a value of the wrong
-//! kind (a string where a number is wanted) reads as absent.
+//! kind (a string where a number is wanted) reads as absent, and [`Metadata::checked`] makes an error of it.
 
 use std::collections::BTreeMap;
+
+use crate::{Error, Result};
 
 /// One metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +32,40 @@ pub enum Value {
     Nested(usize),
 }
 
+impl Value {
+    fn is_empty_list(&self) -> bool {
+        match self {
+            Self::Strings(list) => list.is_empty(),
+            Self::Integers(list) => list.is_empty(),
+            Self::Floats(list) => list.is_empty(),
+            Self::Bools(list) => list.is_empty(),
+            Self::Nested(length) => *length == 0,
+            _ => false,
+        }
+    }
+
+    /// The value in an error, which is short whatever the value is.
+    fn describe(&self) -> String {
+        const MAX_CHARS: usize = 40;
+        let list = |length: usize, what: &str| format!("a list of {length} {what}");
+        match self {
+            Self::Unsigned(value) => value.to_string(),
+            Self::Signed(value) => value.to_string(),
+            Self::Float(value) => value.to_string(),
+            Self::Bool(value) => value.to_string(),
+            Self::String(text) => match text.char_indices().nth(MAX_CHARS) {
+                Some((end, _)) => format!("the text {:?} and more", &text[..end]),
+                None => format!("the text {text:?}"),
+            },
+            Self::Strings(values) => list(values.len(), "strings"),
+            Self::Integers(values) => list(values.len(), "whole numbers"),
+            Self::Floats(values) => list(values.len(), "numbers"),
+            Self::Bools(values) => list(values.len(), "truth values"),
+            Self::Nested(length) => list(*length, "lists"),
+        }
+    }
+}
+
 /// All metadata of a file, sorted by key.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metadata {
@@ -42,6 +78,40 @@ impl Metadata {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.entries.get(key)
+    }
+
+    /// What `get` makes of the value under `key`, for keys that are not to be ignored when they are of another kind.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] with the key if there is a value of another kind. A list without entries is of
+    /// every kind of list.
+    pub fn checked<'m, T>(
+        &'m self,
+        key: &str,
+        get: impl Fn(&'m Self, &str) -> Option<T>,
+        expected: &str,
+    ) -> Result<Option<T>> {
+        match (self.get(key), get(self, key)) {
+            (None, _) => Ok(None),
+            (_, Some(found)) => Ok(Some(found)),
+            (Some(value), None) if value.is_empty_list() => Ok(None),
+            (Some(value), None) => {
+                Err(Error::invalid_model(format!("{key} is {}, expected {expected}", value.describe())))
+            }
+        }
+    }
+
+    /// The token id under `key`; none where a writer says that there is none (-1 in some width).
+    ///
+    /// # Errors
+    /// As [`Self::checked`].
+    pub fn checked_token_id(&self, key: &str) -> Result<Option<u32>> {
+        match self.get(key) {
+            Some(Value::Signed(-1) | Value::Unsigned(0xFFFF_FFFF | u64::MAX)) => Ok(None),
+            _ => self.checked(key, Self::token_id, "a token id, which is a whole number").map_err(|error| {
+                error.with_hint("correct the key, or take it out of the file if the model has no such token")
+            }),
+        }
     }
 
     /// A non-negative integer of any stored width. An array (per-layer values) reads as its first
@@ -155,6 +225,28 @@ mod tests {
         check(Metadata::bool, Value::Unsigned(1), Some(true));
         check(Metadata::bool, Value::Signed(0), Some(false));
         check(Metadata::bool, Value::Unsigned(2), None);
+    }
+
+    #[test]
+    fn values_of_another_kind_are_errors_where_they_are_not_to_be_ignored() {
+        let with = |value: Value| Metadata { entries: [("key".to_owned(), value)].into() };
+        let check = |value: Value, expected: &str| {
+            let error = with(value).checked("key", Metadata::bool, "yes or no").unwrap_err();
+            assert_eq!(error.message(), format!("key is {expected}, expected yes or no"));
+        };
+        check(Value::String("true".into()), "the text \"true\"");
+        check(Value::String("x".repeat(50)), &format!("the text {:?} and more", "x".repeat(40)));
+        check(Value::Unsigned(2), "2");
+        check(Value::Float(0.5), "0.5");
+        check(Value::Strings(vec!["x".into()]), "a list of 1 strings");
+        assert_eq!(with(Value::Bool(true)).checked("key", Metadata::bool, "").unwrap(), Some(true));
+        assert_eq!(with(Value::Integers(vec![])).checked("key", Metadata::strings, "").unwrap(), None);
+        assert_eq!(Metadata::default().checked("key", Metadata::bool, "").unwrap(), None);
+        for none in [Value::Signed(-1), Value::Unsigned(u64::from(u32::MAX))] {
+            assert_eq!(with(none).checked_token_id("key").unwrap(), None);
+        }
+        assert_eq!(with(Value::Signed(5)).checked_token_id("key").unwrap(), Some(5));
+        assert!(with(Value::Signed(-2)).checked_token_id("key").is_err());
     }
 
     #[test]
