@@ -150,6 +150,15 @@ impl Chat {
         self.tool_use.is_some() || self.template.uses("tools")
     }
 
+    /// Whether the template reads this variable.
+    #[must_use]
+    pub fn reads(&self, variable: &str) -> bool {
+        [Some(&self.template), self.tool_use.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|template| template.uses(variable))
+    }
+
     /// The variables of the template with which the model answers without reasoning first.
     ///
     /// # Errors

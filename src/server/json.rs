@@ -1,5 +1,6 @@
 //! JSON from strangers: bounded before it is kept, and read field by field with errors that name the field.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -14,14 +15,42 @@ const MAX_VALUES: usize = 1 << 21;
 
 /// Reads an object.
 pub(super) fn parse_object(body: &[u8]) -> Result<Fields, ApiError> {
+    let body = with_whole_characters(body);
     let mut num_left = MAX_VALUES;
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let mut deserializer = serde_json::Deserializer::from_slice(&body);
     let value = Bounded(&mut num_left).deserialize(&mut deserializer).map_err(ApiError::not_json)?;
     deserializer.end().map_err(ApiError::not_json)?;
     match value {
         Value::Object(fields) => Ok(Fields { fields, path: String::new(), ignored: None }),
         other => Err(ApiError::not_json(format_args!("it is {}, expected an object", describe(&other)))),
     }
+}
+
+/// Puts U+FFFD in the place of halves of surrogate pairs, which clients send of texts that were cut there.
+fn with_whole_characters(body: &[u8]) -> Cow<'_, [u8]> {
+    let is_half = |place: usize, second: &[u8]| {
+        let digits = body.get(place..place + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
+        digits.is_some_and(|digits| {
+            matches!(digits[0], b'd' | b'D')
+                && second.contains(&digits[1])
+                && digits[2..].iter().all(u8::is_ascii_hexdigit)
+        })
+    };
+    let mut whole = Cow::Borrowed(body);
+    let mut place = 0;
+    while let Some(found) = body.get(place..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
+        place += found;
+        let (is_first, is_second) = (is_half(place, b"89abAB"), is_half(place, b"cdefCDEF"));
+        place += match (is_first, is_second) {
+            (true, _) if is_half(place + 6, b"cdefCDEF") => 12,
+            (false, false) => 2,
+            _ => {
+                whole.to_mut()[place + 2..place + 6].copy_from_slice(b"fffd");
+                6
+            }
+        };
+    }
+    whole
 }
 
 /// Builds a value and counts its parts. The depth is `serde_json`'s own limit, 128.
@@ -149,6 +178,11 @@ impl Fields {
         self
     }
 
+    /// Who hears of fields that nobody took.
+    pub(super) fn ignored(&self) -> Option<&Ignored> {
+        self.ignored.as_ref()
+    }
+
     /// Where the object is in the body.
     pub(super) fn place(&self) -> &str {
         self.path.strip_suffix('.').unwrap_or(&self.path)
@@ -157,6 +191,20 @@ impl Fields {
     /// Takes fields that are known and change nothing, because the same is so without them.
     pub(super) fn pass(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.fields.remove(*name)));
+    }
+
+    /// Takes the whole object, which means nothing here, and tells of it once, with what it is.
+    pub(super) fn leave_out(mut self, kind: &str) {
+        if let Some(ignored) = self.ignored.take() {
+            ignored.add(&format!("{}{kind}", self.path));
+        }
+    }
+
+    /// Tells that what was taken out of the field `name` means nothing here.
+    pub(super) fn tell(&self, name: &str) {
+        if let Some(ignored) = &self.ignored {
+            ignored.add(&self.path(name));
+        }
     }
 
     /// The name of a field in errors.
@@ -274,12 +322,29 @@ mod tests {
         check("{\"a\": 1", "EOF");
         check("{\"a\": NaN}", "line 1 column 7");
         check("{\"a\": 1e999}", "out of range");
-        check("{\"a\": \"\\ud800\"}", "line 1");
         check("{} {}", "trailing");
         check("[1, 2]", "a list of 2 items");
         check(&format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000)), "recursion limit");
         check(&format!("{{\"a\": [{}1]}}", "1,".repeat(MAX_VALUES)), "more than 2097152 values");
         assert!(parse_object(b"{\"a\": \"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn half_a_character_becomes_a_replacement_character() {
+        let check = |text: &str, expected: &str| {
+            let mut fields = parse_object(format!("{{\"a\": \"{text}\"}}").as_bytes()).unwrap();
+            assert_eq!(fields.string("a").unwrap().unwrap(), expected, "{text}");
+        };
+        check(r"a\ud83d b", "a\u{fffd} b");
+        check(r"a\uD83D", "a\u{fffd}");
+        check(r"\ude42 b", "\u{fffd} b");
+        check(r"\ud83d\ude42", "\u{1f642}");
+        check(r"\ud83d\ud83d\ude42\ude42", "\u{fffd}\u{1f642}\u{fffd}");
+        check(r"\ud83d\n", "\u{fffd}\n");
+        check(r"\\ud83d \ue000\u00d8", "\\ud83d \u{e000}\u{d8}");
+        for text in [r"\ud83", r"\ud8", r"\u", "\\"] {
+            assert!(parse_object(format!("{{\"a\": \"{text}").as_bytes()).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -193,7 +193,7 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         check(CHAT, chat(&change), &param);
         check(COMPLETIONS, completion(&change), &param);
     }
-    check(CHAT, chat(&json!({"chat_template_kwargs": {"tokenize": true}})), "chat_template_kwargs.tokenize");
+    check(CHAT, chat(&json!({"chat_template_kwargs": {"tools": []}})), "chat_template_kwargs.tools");
     // 27: nothing is fetched.
     for url in ["file:///etc/passwd", "http://169.254.169.254/", "data:image/png;base64,AAAA"] {
         let part = json!({"type": "image_url", "image_url": {"url": url}});

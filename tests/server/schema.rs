@@ -93,7 +93,7 @@ fn every_field_that_is_read_is_described_and_the_other_way_round() {
         }
         // Lists of names.
         read.extend(between(&text, "(\"", "\", Harmless::").map(str::to_owned));
-        let lists = ["const TEMPLATE_VARIABLES", "const KINDS", "const REFUSED"];
+        let lists = ["const RESERVED_VARIABLES", "const KINDS", "const REFUSED"];
         let lists = lists.into_iter().flat_map(|list| between(&text, list, "];\n"));
         for list in lists.chain(between(&text, "for name in [", "]")) {
             let names = list.split('"').skip(1).step_by(2);

@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::Request as HttpRequest;
-use axum::response::Response;
-use serde_json::{Map, Value};
-
 use super::super::error::ApiError;
 use super::super::json::Fields;
 use super::super::state::{App, Model};
-use super::conversation::{self, Answers, Conversation};
+use super::conversation::{self, Answers, Conversation, Variables};
 use super::form::{Form, Kind};
 use super::options::{Options, Words};
 use super::prompt_report::PromptReport;
 use super::tools::ToolRequest;
 use super::{Prepared, generate, messages, sampling, structured};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request as HttpRequest;
+use axum::response::Response;
 
 /// Answers a conversation.
 pub(in super::super) async fn handle(
@@ -104,7 +102,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 }
 
 /// What the request gives to the template.
-fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+fn template_variables(fields: &mut Fields) -> Result<Variables, ApiError> {
     let effort = fields.string("reasoning_effort")?;
     conversation::template_variables(fields, effort.map(|effort| ("reasoning_effort", effort)))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
+use super::super::ignored::Ignored;
 use super::super::json::{Fields, wrong_type};
 use super::super::state::Model;
 use super::messages;
@@ -18,22 +19,12 @@ use crate::engine::Request;
 use crate::grammar::GrammarSpec;
 use crate::sampling::{Constraint, SamplingParams};
 
-/// Variables that a request may give to the template. None of them can make it do more work than the
-/// conversation itself, or stand for something that the server decides.
-const TEMPLATE_VARIABLES: [&str; 5] =
-    ["enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"];
-/// Most bytes of such a variable.
-const MAX_VARIABLE_BYTES: usize = 256;
+/// Variables of the template that other fields of the request are about.
+const RESERVED_VARIABLES: [&str; 4] =
+    ["add_generation_prompt", "continue_final_message", "messages", "tools"];
 
 /// The variables with which templates are told whether the model is to think.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
-/// Tells the template whether the model is to think. Variables that the request itself gives come first.
-pub(super) fn switch_thinking(variables: &mut Map<String, Value>, is_wanted: bool) {
-    for name in THINKING_SWITCHES {
-        variables.entry(name).or_insert(is_wanted.into());
-    }
-}
 
 /// A conversation for the template.
 pub(super) struct Conversation {
@@ -46,8 +37,33 @@ pub(super) struct Conversation {
     pub(super) add_generation_prompt: bool,
     /// The answer goes on with the last message.
     pub(super) continue_final_message: bool,
-    /// Checked variables of the template.
-    pub(super) variables: Map<String, Value>,
+    /// What the request gives to the template beside its messages.
+    pub(super) variables: Variables,
+}
+
+/// Variables for the template.
+#[derive(Debug, Default)]
+pub(super) struct Variables {
+    pub(super) values: Map<String, Value>,
+    /// The names of those that the request itself has in `chat_template_kwargs`, and who hears of them if the template
+    /// does not read them.
+    given: Vec<String>,
+    ignored: Option<Ignored>,
+}
+
+impl Variables {
+    /// Tells the template whether the model is to think. Variables that the request itself gives come first.
+    pub(super) fn switch_thinking(&mut self, is_wanted: bool) {
+        for name in THINKING_SWITCHES {
+            self.values.entry(name).or_insert(is_wanted.into());
+        }
+    }
+
+    fn tell_unread(&self, chat: Option<&Chat>) {
+        let Some(ignored) = &self.ignored else { return };
+        let unread = self.given.iter().filter(|name| chat.is_some_and(|chat| !chat.reads(name)));
+        unread.for_each(|name| ignored.add(&format!("chat_template_kwargs.{name}")));
+    }
 }
 
 /// What is asked of the answer beside its sampling.
@@ -77,11 +93,14 @@ impl Conversation {
         let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
         check_text_len(model, "tools", num_tool_bytes)?;
         check_text_len(model, param, messages::num_bytes(messages))?;
+        let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
+        check_text_len(model, "chat_template_kwargs", num_bytes)?;
+        self.variables.tell_unread(model.llm.chat());
         let options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             tools: tools.source.clone(),
-            variables: self.variables.clone(),
+            variables: self.variables.values.clone(),
         };
         model.llm.encode_chat(messages, &options).map_err(|error| ApiError::from(error).or_param(param))
     }
@@ -211,39 +230,38 @@ pub(super) fn check_text_len(model: &Model, param: &'static str, num_bytes: usiz
     Err(ApiError::from(crate::Error::new(crate::ErrorKind::ContextLength, message)).or_param(param))
 }
 
-/// The variables in `chat_template_kwargs`, and how much effort is to go into reasoning, with the field that says so.
+/// The variables in `chat_template_kwargs`, the documents, and how much effort is to go into reasoning, with the field that
+/// says so. No effort is none.
 pub(super) fn template_variables(
     fields: &mut Fields,
     effort: Option<(&'static str, String)>,
-) -> Result<Map<String, Value>, ApiError> {
-    let mut variables = match fields.object("chat_template_kwargs")? {
-        Some(variables) => variables.into_map(),
-        None => Map::new(),
-    };
-    if let Some((param, effort)) = effort {
-        let other = variables.get("reasoning_effort").filter(|other| !other.is_null());
-        if other.is_some_and(|other| *other != effort) {
-            let message =
-                format!("{param} and chat_template_kwargs.reasoning_effort differ; give one of them");
-            return Err(ApiError::invalid(param, message));
-        }
-        variables.insert("reasoning_effort".to_owned(), effort.into());
+) -> Result<Variables, ApiError> {
+    let mut variables = Variables { ignored: fields.ignored().cloned(), ..Variables::default() };
+    if let Some(given) = fields.object("chat_template_kwargs")? {
+        variables.values = given.into_map();
+        variables.values.retain(|_, value| !value.is_null());
+        variables.given = variables.values.keys().cloned().collect();
     }
-    for (name, value) in &variables {
+    if let Some(name) = RESERVED_VARIABLES.iter().find(|name| variables.values.contains_key(**name)) {
         let param = format!("chat_template_kwargs.{name}");
-        if !TEMPLATE_VARIABLES.contains(&name.as_str()) {
-            let message =
-                format!("{param} is not supported; a request may set {}", TEMPLATE_VARIABLES.join(", "));
-            return Err(ApiError::unsupported(param, message));
-        }
-        let is_small = match value {
-            Value::Null | Value::Bool(_) | Value::Number(_) => true,
-            Value::String(text) => text.len() <= MAX_VARIABLE_BYTES,
-            Value::Array(_) | Value::Object(_) => false,
-        };
-        if !is_small {
-            return Err(wrong_type(param, value, "true, false, a number or a short string"));
-        }
+        let message = format!("{param} is what a field of its own is about; use {name}");
+        return Err(ApiError::unsupported(param, message));
     }
+    if let Some(documents) = fields.take("documents") {
+        if !documents.is_array() {
+            return Err(wrong_type("documents".to_owned(), &documents, "a list of documents"));
+        }
+        variables.values.entry("documents").or_insert(documents);
+    }
+    let Some((param, effort)) = effort else { return Ok(variables) };
+    let other = variables.values.get("reasoning_effort");
+    if other.is_some_and(|other| *other != effort) {
+        let message = format!("{param} and chat_template_kwargs.reasoning_effort differ; give one of them");
+        return Err(ApiError::invalid(param, message));
+    }
+    if effort == "none" {
+        variables.switch_thinking(false);
+    }
+    variables.values.insert("reasoning_effort".to_owned(), effort.into());
     Ok(variables)
 }

@@ -1,6 +1,6 @@
 //! The messages of a conversation out of a body.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
@@ -57,13 +57,8 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         Some("system" | "developer") => "system",
         Some("user") => "user",
         Some("assistant") => "assistant",
-        Some("tool") => "tool",
-        Some("function") => {
-            let path = fields.path("role");
-            let message =
-                format!("{path} is \"function\", which is not supported; the role of answers is tool");
-            return Err(ApiError::unsupported(path, message));
-        }
+        // Under its old name, when there was one call at a time and it had no id.
+        Some("tool" | "function") => "tool",
         Some(other) => {
             let message = format!(
                 "{} is {}, expected system, developer, user, assistant or tool",
@@ -74,31 +69,28 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
         }
         None => return Err(missing(fields.path("role"))),
     };
-    for name in ["function_call", "audio"] {
-        if fields.take(name).is_some() {
-            let path = fields.path(name);
-            let message = format!("{path} is not supported here; leave it out");
-            return Err(ApiError::unsupported(path, message));
-        }
-    }
     // What clients send back of an answer, beside what it says.
-    fields.pass(&["annotations", "refusal"]);
+    fields.pass(&["annotations", "audio", "refusal"]);
     let mut extra = Map::new();
-    let calls = tool_calls(&mut fields, role)?;
-    let content = match calls.is_empty() {
-        true => content(&mut fields)?,
-        // An assistant that calls need not say anything.
-        false => optional_content(&mut fields)?.unwrap_or_default(),
+    let mut calls = tool_calls(&mut fields, role)?;
+    if let Some(older) = fields.object("function_call")?.filter(|_| role == "assistant") {
+        calls.push(called_function(older, None)?);
+    }
+    let content = match role {
+        // An answer may be thoughts, calls, or nothing at all.
+        "assistant" => optional_content(&mut fields)?.unwrap_or_default(),
+        _ => content(&mut fields)?,
     };
     if !calls.is_empty() {
         extra.insert("tool_calls".to_owned(), calls.into());
     }
-    match (fields.string("tool_call_id")?, role) {
-        (Some(id), "tool") => drop(extra.insert("tool_call_id".to_owned(), id.into())),
-        (None, "tool") => return Err(missing(fields.path("tool_call_id"))),
-        (_, _) => {}
+    let name = fields.string("name")?;
+    if role == "tool" {
+        let id = fields.string("tool_call_id")?;
+        let id = id.or_else(|| name.clone()).ok_or_else(|| missing(fields.path("tool_call_id")))?;
+        extra.insert("tool_call_id".to_owned(), id.into());
     }
-    if let Some(name) = fields.string("name")? {
+    if let Some(name) = name {
         extra.insert("name".to_owned(), name.into());
     }
     // vLLM's newer name and its older one. Templates read the older one.
@@ -124,12 +116,23 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
     fields.objects("tool_calls", items).map(|call| tool_call(call?)).collect()
 }
 
-/// The arguments of a call as templates expect them: an object. What is none stays as the model wrote it.
-pub(super) fn call_arguments(text: String) -> Value {
-    match serde_json::from_str(&text) {
-        Ok(Value::Object(arguments)) => Value::Object(arguments),
+/// The arguments of a call as templates and tools expect them: an object. What is none, because the model erred or was
+/// cut off, is put into one, so that nobody takes it for a call without arguments.
+pub(super) fn call_arguments(text: &str) -> Value {
+    match serde_json::from_str(text) {
+        Ok(value @ (Value::Object(_) | Value::Null)) => as_object(value),
         _ if text.trim().is_empty() => Value::Object(Map::new()),
-        _ => Value::String(text),
+        _ => json!({"INVALID_JSON": text}),
+    }
+}
+
+/// The same of a value.
+pub(super) fn as_object(value: Value) -> Value {
+    match value {
+        Value::Object(arguments) => Value::Object(arguments),
+        Value::Null => Value::Object(Map::new()),
+        Value::String(text) => call_arguments(&text),
+        other => json!({"INVALID_JSON": other.to_string()}),
     }
 }
 
@@ -148,22 +151,33 @@ pub(super) fn call(id: Option<String>, name: String, arguments: Value) -> Value 
 fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
     // Of a call that came in a stream.
     call.pass(&["index"]);
-    if let Some(kind) = call.string("type")?.filter(|kind| kind != "function") {
-        let path = call.path("type");
-        let message = format!("{path} is {}, expected \"function\"", describe(&kind.into()));
-        return Err(ApiError::unsupported(path, message));
-    }
     let id = call.string("id")?;
-    let mut function = call.object("function")?.ok_or_else(|| missing(call.path("function")))?;
+    match call.string("type")?.as_deref() {
+        // Its input is text of any form.
+        Some("custom") => {
+            let mut custom = call.object("custom")?.ok_or_else(|| missing(call.path("custom")))?;
+            let name = custom.string("name")?.ok_or_else(|| missing(custom.path("name")))?;
+            let input = custom.string("input")?.unwrap_or_default();
+            Ok(self::call(id, name, json!({"input": input})))
+        }
+        Some(kind) if kind != "function" => {
+            let path = call.path("type");
+            let message =
+                format!("{path} is {}, expected \"function\" or \"custom\"", describe(&kind.into()));
+            Err(ApiError::unsupported(path, message))
+        }
+        _ => {
+            let function = call.object("function")?.ok_or_else(|| missing(call.path("function")))?;
+            called_function(function, id)
+        }
+    }
+}
+
+fn called_function(mut function: Fields, id: Option<String>) -> Result<Value, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
-    let arguments = match function.take("arguments") {
-        None => Value::Object(Map::new()),
-        Some(Value::Object(arguments)) => Value::Object(arguments),
-        // Clients send back what the model wrote.
-        Some(Value::String(text)) => call_arguments(text),
-        Some(other) => return Err(wrong_type(function.path("arguments"), &other, "a string with JSON")),
-    };
-    Ok(self::call(id, name, arguments))
+    // Clients send back what the model wrote.
+    let arguments = as_object(function.take("arguments").unwrap_or_default());
+    Ok(call(id, name, arguments))
 }
 
 fn content(fields: &mut Fields) -> Result<String, ApiError> {
@@ -183,7 +197,7 @@ fn optional_content(fields: &mut Fields) -> Result<Option<String>, ApiError> {
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
     };
-    parts_of_text(fields.objects("content", parts), &["text"]).map(Some)
+    parts_of_text(fields.objects("content", parts), &["text", "refusal"]).map(Some)
 }
 
 /// The text of parts of these types, as lines.
@@ -196,7 +210,8 @@ pub(super) fn parts_of_text(
         part.pass(PART_EXTRAS);
         match part.string("type")? {
             Some(kind) if types.contains(&kind.as_str()) => {
-                part.string("text")?.ok_or_else(|| missing(part.path("text")))
+                let field = if kind == "refusal" { "refusal" } else { "text" };
+                part.string(field)?.ok_or_else(|| missing(part.path(field)))
             }
             Some(kind) => Err(not_text(part.place().to_owned(), &kind)),
             None => Err(missing(part.path("type"))),

@@ -76,7 +76,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("bad_words", Harmless::Empty),
     ("best_of", Harmless::Number(1.0)),
     ("chat_template", Harmless::Never),
-    ("documents", Harmless::Empty),
     ("function_call", Harmless::Text("none")),
     ("functions", Harmless::Empty),
     ("guided_whitespace_pattern", Harmless::Never),
@@ -94,7 +93,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("tools", Harmless::Empty),
     ("truncate_prompt_tokens", Harmless::Never),
     ("use_beam_search", Harmless::False),
-    ("verbosity", Harmless::Never),
     ("web_search_options", Harmless::Never),
 ];
 

@@ -11,8 +11,8 @@ use super::messages::value_bytes;
 use crate::chat::Tool;
 use crate::grammar::GrammarSpec;
 
-/// Most tools in a request, as at OpenAI.
-const MAX_TOOLS: usize = 128;
+/// Most tools in a request. Agents with many servers of tools behind them send hundreds.
+const MAX_TOOLS: usize = 1_024;
 /// Most characters of a tool's name, as at Anthropic and in OpenAI's responses; its chats have half as many.
 const MAX_NAME_CHARS: usize = 128;
 /// Most bytes of all tools together.
@@ -60,21 +60,19 @@ impl From<ToolChoice> for Choice {
 impl ToolRequest {
     /// Takes everything about tools out of the body.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let source = fields.take("tools");
-        let tools = match &source {
-            None => Vec::new(),
-            Some(source) => list(fields, source, tool)?,
+        let functions = match fields.take("tools") {
+            None => Functions::default(),
+            Some(source) => Functions::parse(fields, source, tool)?,
         };
         let choice = choice(fields)?;
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self::new(source, tools, choice, is_parallel)
+        Self::new(functions, choice, is_parallel)
     }
 
-    /// These tools, or those of them that are `allowed`, if the choice is one of them. `source` is a list of them in
-    /// the form of chats.
+    /// These tools, or those of them that are `allowed`, if the choice is one of them. Their source is in the form of
+    /// chats.
     pub(super) fn new(
-        mut source: Option<Value>,
-        mut tools: Vec<Tool>,
+        Functions { mut source, mut tools }: Functions,
         Choice { mode, allowed }: Choice,
         is_parallel: bool,
     ) -> Result<Self, ApiError> {
@@ -82,13 +80,12 @@ impl ToolRequest {
             check_allowed(&allowed, &tools)?;
             // The model is told of these only, so that it calls no other one by itself either.
             let mut is_allowed = tools.iter().map(|tool| allowed.contains(&tool.name));
-            if let Some(Value::Array(items)) = &mut source {
-                items.retain(|_| is_allowed.next().unwrap_or(false));
-            }
+            source.retain(|_| is_allowed.next().unwrap_or(false));
             tools.retain(|tool| allowed.contains(&tool.name));
         }
         let choice = possible(mode, &tools)?;
-        Ok(Self { source: source.filter(|_| !tools.is_empty()), tools: tools.into(), choice, is_parallel })
+        let source = (!tools.is_empty()).then_some(Value::Array(source));
+        Ok(Self { source, tools: tools.into(), choice, is_parallel })
     }
 
     /// Whether calls are looked for in the answer.
@@ -97,49 +94,73 @@ impl ToolRequest {
     }
 }
 
-/// The tools of the list in the field `tools`, each of which is read by `tool`.
-pub(super) fn list(
-    fields: &Fields,
-    source: &Value,
-    tool: fn(Fields) -> Result<Tool, ApiError>,
-) -> Result<Vec<Tool>, ApiError> {
-    let Value::Array(items) = source else {
-        return Err(wrong_type("tools".to_owned(), source, "a list of tools"));
-    };
-    if items.len() > MAX_TOOLS {
-        let message = format!("tools has {} entries; it must have at most {MAX_TOOLS}", items.len());
-        return Err(ApiError::invalid("tools", message));
-    }
-    let num_bytes = value_bytes(source);
-    if num_bytes > MAX_BYTES {
-        let message = format!("tools has {num_bytes} bytes of text; it must have at most {MAX_BYTES}");
-        return Err(ApiError::invalid("tools", message));
-    }
-    let tools = fields.objects("tools", items.clone()).map(|item| tool(item?));
-    let tools = tools.collect::<Result<Vec<_>, _>>()?;
-    let mut names = HashSet::new();
-    match tools.iter().find(|tool| !names.insert(tool.name.as_str())) {
-        Some(tool) => {
-            let message = format!("tools has two functions of the name {:?}", tool.name);
-            Err(ApiError::invalid("tools", message))
+/// The functions among the tools of a request.
+#[derive(Debug, Default)]
+pub(super) struct Functions {
+    /// As they came.
+    pub(super) source: Vec<Value>,
+    pub(super) tools: Vec<Tool>,
+}
+
+impl Functions {
+    /// Those of the list that came in the field `tools`, each of which is read by `tool`. It leaves out what is no
+    /// function: agents send tools that run elsewhere with those that the model is to call here.
+    pub(super) fn parse(
+        fields: &Fields,
+        source: Value,
+        tool: fn(Fields) -> Result<Option<Tool>, ApiError>,
+    ) -> Result<Self, ApiError> {
+        let Value::Array(items) = source else {
+            return Err(wrong_type("tools".to_owned(), &source, "a list of tools"));
+        };
+        if items.len() > MAX_TOOLS {
+            let message = format!("tools has {} entries; it must have at most {MAX_TOOLS}", items.len());
+            return Err(ApiError::invalid("tools", message));
         }
-        None => Ok(tools),
+        let num_bytes = items.iter().map(value_bytes).sum::<usize>();
+        if num_bytes > MAX_BYTES {
+            let message = format!("tools has {num_bytes} bytes of text; it must have at most {MAX_BYTES}");
+            return Err(ApiError::invalid("tools", message));
+        }
+        let mut functions = Self::default();
+        let mut names = HashSet::new();
+        let is_empty = items.is_empty();
+        for (item, source) in fields.objects("tools", items.clone()).zip(items) {
+            let Some(tool) = tool(item?)? else { continue };
+            if !names.insert(tool.name.clone()) {
+                let message = format!("tools has two functions of the name {:?}", tool.name);
+                return Err(ApiError::invalid("tools", message));
+            }
+            functions.source.push(source);
+            functions.tools.push(tool);
+        }
+        // Who sends nothing else wants just that.
+        if functions.tools.is_empty() && !is_empty {
+            let message = "tools has no function, and what runs elsewhere is not supported: tools are functions; \
+                           leave it out";
+            return Err(ApiError::unsupported("tools", message));
+        }
+        Ok(functions)
+    }
+
+    /// The same with each source in the form of chats. `schema` is the field of their parameters.
+    pub(super) fn in_form_of_chats(mut self, schema: &str) -> Self {
+        self.source = self.source.into_iter().map(|item| in_form_of_chats(item, schema)).collect();
+        self
     }
 }
 
-fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
+fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     match fields.string("type")?.as_deref() {
         Some("function") => {}
         Some(kind) => {
-            let path = fields.path("type");
-            let message =
-                format!("{path} is {}, which is not supported: tools are functions", describe(&kind.into()));
-            return Err(ApiError::unsupported(path, message));
+            fields.leave_out(kind);
+            return Ok(None);
         }
         None => return Err(missing(fields.path("type"))),
     }
     let function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
-    self::function(function, "parameters")
+    self::function(function, "parameters").map(Some)
 }
 
 /// A function whose schema is in the field `schema`.
@@ -180,7 +201,7 @@ fn is_name(name: &str) -> bool {
 }
 
 /// A tool in the form of chats, which templates know, from one whose fields are not inside `function`.
-pub(super) fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
+fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
     let mut function = Map::new();
     for (name, from) in [("name", "name"), ("description", "description"), ("parameters", schema)] {
         if let Some(value) = tool.get_mut(from).map(Value::take).filter(|value| !value.is_null()) {
@@ -349,7 +370,7 @@ mod tests {
         check(json!({"tools": "x"}), "tools", "a list");
         check(json!({"tools": [1]}), "tools[0]", "an object");
         check(json!({"tools": [{}]}), "tools[0].type", "missing");
-        check(json!({"tools": [{"type": "web_search"}]}), "tools[0].type", "functions");
+        check(json!({"tools": [{"type": "web_search"}]}), "tools", "no function");
         check(json!({"tools": [{"type": "function"}]}), "tools[0].function", "missing");
         check(with(json!({})), "tools[0].function.name", "missing");
         check(with(json!({"name": "a b"})), "tools[0].function.name", "a-z");

@@ -1,10 +1,10 @@
 //! The conversation of a request, as messages for a template.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
-use super::super::messages::{self, call, missing, not_text, parts_of_text};
+use super::super::messages::{self, call, missing, not_text};
 use crate::chat::Message;
 
 /// The messages for the template.
@@ -19,84 +19,88 @@ pub(super) struct Turns {
 
 /// What blocks have that changes nothing here: marks of where a cache is worth having, which there is everywhere, and
 /// what only their writer can read.
-const BLOCK_EXTRAS: &[&str] = &["cache_control", "citations", "data", "signature"];
+const BLOCK_EXTRAS: &[&str] = &["cache_control", "caller", "citations", "data", "signature"];
 
 /// Takes the system prompt and the conversation out of the body.
 pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
     let mut turns = Turns::default();
-    if let Some(system) = text(fields, "system")?.filter(|text| !text.is_empty()) {
-        turns.messages.push(Message::new("system", system));
+    if let Some(system) = text(fields, "system")? {
+        turns.add_system(system);
     }
     for message in messages::items(fields)? {
         let mut message = message?;
         let role = message.string("role")?.ok_or_else(|| missing(message.path("role")))?;
-        let is_answer = match role.as_str() {
-            "user" => false,
-            "assistant" => true,
-            other => {
-                let path = message.path("role");
-                let other = describe(&other.into());
-                let message =
-                    format!("{path} is {other}, expected user or assistant; system is a field of its own");
-                return Err(ApiError::invalid(path, message));
-            }
-        };
         let path = message.path("content");
         let blocks = match message.take("content") {
-            Some(Value::String(text)) => vec![serde_json::json!({"type": "text", "text": text})],
-            Some(Value::Array(blocks)) if !blocks.is_empty() => blocks,
-            Some(Value::Array(_)) => {
-                return Err(ApiError::invalid(
-                    path.clone(),
-                    format!("{path} is empty; it must have a block"),
-                ));
-            }
+            Some(Value::String(text)) => vec![json!({"type": "text", "text": text})],
+            Some(Value::Array(blocks)) => blocks,
             Some(other) => return Err(wrong_type(path, &other, "a string or a list of blocks")),
             None => return Err(missing(path)),
         };
-        let blocks = message.objects("content", blocks);
-        match is_answer {
-            true => turns.add_assistant(blocks)?,
-            false => turns.add_user(blocks)?,
+        let mut blocks = message.objects("content", blocks);
+        match role.as_str() {
+            "user" => turns.add_user(blocks)?,
+            "assistant" => turns.add_assistant(blocks)?,
+            // Agents tell the model in between what has changed.
+            "system" | "developer" => turns.add_system(lines(&mut blocks)?),
+            other => {
+                let path = message.path("role");
+                let other = describe(&other.into());
+                let message = format!("{path} is {other}, expected user, assistant or system");
+                return Err(ApiError::invalid(path, message));
+            }
         }
     }
+    // An answer of nothing that came back says nothing.
+    let says_nothing = |message: &mut Message| {
+        message.role == "assistant" && message.content.is_empty() && message.extra.is_empty()
+    };
+    turns.messages.pop_if(says_nothing);
     turns.is_begun = turns.ends_with_answer()?;
     Ok(turns)
 }
 
 impl Turns {
+    /// Many templates know one system message, and that at the beginning.
+    fn add_system(&mut self, text: String) {
+        match &mut self.messages[..] {
+            _ if text.is_empty() => {}
+            [message] if message.role == "system" => {
+                message.content.push_str("\n\n");
+                message.content.push_str(&text);
+            }
+            _ => self.messages.push(Message::new("system", text)),
+        }
+    }
+
     /// What the user says and what tools answered, in their order.
     fn add_user(&mut self, blocks: impl Iterator<Item = Result<Fields, ApiError>>) -> Result<(), ApiError> {
         for block in blocks {
             let mut block = block?;
             block.pass(BLOCK_EXTRAS);
-            match block.string("type")?.as_deref() {
-                Some("text") => {
-                    let text = block.string("text")?.ok_or_else(|| missing(block.path("text")))?;
-                    // Turns of the same side that follow each other are one.
-                    match self.messages.last_mut().filter(|message| message.role == "user") {
-                        Some(message) => append_line(&mut message.content, &text),
-                        None => self.messages.push(Message::new("user", text)),
-                    }
+            let kind = block.string("type")?.ok_or_else(|| missing(block.path("type")))?;
+            if kind == "tool_result" {
+                self.about_tools.get_or_insert_with(|| block.place().to_owned());
+                let id = block.string("tool_use_id")?.ok_or_else(|| missing(block.path("tool_use_id")))?;
+                let mut message = Message::new("tool", text(&mut block, "content")?.unwrap_or_default());
+                message.extra.insert("tool_call_id".to_owned(), id.into());
+                if block.bool("is_error")?.unwrap_or(false) {
+                    message.extra.insert("is_error".to_owned(), true.into());
                 }
-                Some("tool_result") => {
-                    self.about_tools.get_or_insert_with(|| block.place().to_owned());
-                    let id =
-                        block.string("tool_use_id")?.ok_or_else(|| missing(block.path("tool_use_id")))?;
-                    let mut message = Message::new("tool", text(&mut block, "content")?.unwrap_or_default());
-                    message.extra.insert("tool_call_id".to_owned(), id.into());
-                    if block.bool("is_error")?.unwrap_or(false) {
-                        message.extra.insert("is_error".to_owned(), true.into());
-                    }
-                    self.messages.push(message);
-                }
-                Some(kind) => return Err(not_text(block.place().to_owned(), kind)),
-                None => return Err(missing(block.path("type"))),
+                self.messages.push(message);
+                continue;
+            }
+            let text = in_words(&kind, block)?;
+            // Turns of the same side that follow each other are one.
+            match self.messages.last_mut().filter(|message| message.role == "user") {
+                Some(message) => append_line(&mut message.content, &text),
+                None => self.messages.push(Message::new("user", text)),
             }
         }
         Ok(())
     }
 
+    /// Whatever an answer had is taken back.
     fn add_assistant(
         &mut self,
         blocks: impl Iterator<Item = Result<Fields, ApiError>>,
@@ -106,36 +110,27 @@ impl Turns {
         for block in blocks {
             let mut block = block?;
             block.pass(BLOCK_EXTRAS);
-            match block.string("type")?.as_deref() {
-                Some("text") => {
-                    let text = block.string("text")?.ok_or_else(|| missing(block.path("text")))?;
-                    append_line(&mut message.content, &text);
-                }
-                Some("thinking") => {
-                    let text = block.string("thinking")?.ok_or_else(|| missing(block.path("thinking")))?;
+            match &*block.string("type")?.ok_or_else(|| missing(block.path("type")))? {
+                "thinking" => {
+                    let text = block.string("thinking")?.unwrap_or_default();
                     let so_far = message.extra.entry("reasoning_content").or_insert_with(|| "".into());
                     if let Value::String(so_far) = so_far {
                         append_line(so_far, &text);
                     }
                 }
                 // Nobody but its writer can read it.
-                Some("redacted_thinking") => {}
-                Some("tool_use") => {
+                "redacted_thinking" => {}
+                "tool_use" => {
                     let id = block.string("id")?.ok_or_else(|| missing(block.path("id")))?;
                     let name = block.string("name")?.ok_or_else(|| missing(block.path("name")))?;
-                    let input = match block.take("input") {
-                        Some(input @ Value::Object(_)) => input,
-                        Some(other) => return Err(wrong_type(block.path("input"), &other, "an object")),
-                        None => return Err(missing(block.path("input"))),
-                    };
+                    let input = messages::as_object(block.take("input").unwrap_or_default());
                     let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
                     if let Value::Array(calls) = calls {
                         calls.push(call(Some(id), name, input));
                     }
                     self.about_tools.get_or_insert_with(|| block.place().to_owned());
                 }
-                Some(kind) => return Err(not_text(block.place().to_owned(), kind)),
-                None => return Err(missing(block.path("type"))),
+                kind => append_line(&mut message.content, &in_words(kind, block)?),
             }
         }
         self.messages.push(message);
@@ -150,7 +145,7 @@ impl Turns {
         let what = if last.extra.contains_key("tool_calls") {
             "calls tools; add a turn of the user with a tool_result for each call"
         } else if last.content.is_empty() {
-            "has no text to go on with; leave it out"
+            "has thoughts and no text to go on with; leave it out"
         } else if last.content.ends_with(char::is_whitespace) {
             "ends with white space, after which models go on badly; trim it"
         } else {
@@ -161,19 +156,94 @@ impl Turns {
     }
 }
 
-/// A string or blocks of text, which become lines.
+/// A string or blocks, which become lines.
 fn text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(blocks)) => parts_of_text(fields.objects(name, blocks), &["text"]).map(Some),
+        Some(Value::Array(blocks)) => lines(&mut fields.objects(name, blocks)).map(Some),
         Some(other) => Err(wrong_type(path, &other, "a string or a list of blocks")),
     }
 }
 
+/// What blocks say, as lines.
+fn lines(blocks: &mut dyn Iterator<Item = Result<Fields, ApiError>>) -> Result<String, ApiError> {
+    let mut lines = String::new();
+    for block in blocks {
+        let mut block = block?;
+        block.pass(BLOCK_EXTRAS);
+        let kind = block.string("type")?.ok_or_else(|| missing(block.path("type")))?;
+        append_line(&mut lines, &in_words(&kind, block)?);
+    }
+    Ok(lines)
+}
+
+/// What a block of this type says, in words.
+fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
+    match kind {
+        "text" => block.string("text")?.ok_or_else(|| missing(block.path("text"))),
+        "document" => {
+            let mut words = String::new();
+            for name in ["title", "context"] {
+                append_line(&mut words, &block.string(name)?.unwrap_or_default());
+            }
+            let path = block.path("source");
+            let mut source = block.object("source")?.ok_or_else(|| missing(path.clone()))?;
+            let said = match source.string("type")?.as_deref() {
+                Some("text") => source.string("data")?.ok_or_else(|| missing(source.path("data")))?,
+                Some("content") => text(&mut source, "content")?.unwrap_or_default(),
+                other => return Err(not_text(path, other.unwrap_or("document"))),
+            };
+            source.pass(&["media_type"]);
+            append_line(&mut words, &said);
+            Ok(words)
+        }
+        "server_tool_use" | "mcp_tool_use" => {
+            let name = block.string("name")?.unwrap_or_default();
+            let input = block.take("input").unwrap_or_default();
+            block.pass(&["id", "server_name"]);
+            Ok(format!("{name}: {input}"))
+        }
+        "search_result" | "tool_reference" => Ok(readable(&block.into_map().into())),
+        kind if kind.ends_with("_tool_result") => Ok(readable(&block.into_map().into())),
+        kind => Err(not_text(block.place().to_owned(), kind)),
+    }
+}
+
+/// What people can read of a result that came from elsewhere, line by line.
+fn readable(value: &Value) -> String {
+    const READABLE: [&str; 12] = [
+        "tool_name",
+        "title",
+        "source",
+        "url",
+        "text",
+        "data",
+        "stdout",
+        "stderr",
+        "error_code",
+        "error_message",
+        "content",
+        "tool_references",
+    ];
+    let mut lines = String::new();
+    match value {
+        Value::String(text) => lines.push_str(text),
+        Value::Array(items) => items.iter().for_each(|item| append_line(&mut lines, &readable(item))),
+        Value::Object(fields) => {
+            READABLE
+                .iter()
+                .filter_map(|name| fields.get(*name))
+                .for_each(|value| append_line(&mut lines, &readable(value)));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+    lines
+}
+
 fn append_line(to: &mut String, text: &str) {
-    if !to.is_empty() {
+    if !to.is_empty() && !text.is_empty() {
         to.push('\n');
     }
     to.push_str(text);

@@ -12,19 +12,19 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use self::style::MessageStyle;
 use super::super::clients::Client;
 use super::super::error::{ApiError, ok};
-use super::super::json::{Fields, describe, wrong_type};
+use super::super::json::{Fields, wrong_type};
 use super::super::state::{App, Model};
 use super::blocks::{BlockForm, Blocks};
-use super::conversation::{Answers, Conversation, switch_thinking, template_variables};
+use super::conversation::{Answers, Conversation, Variables, template_variables};
 use super::messages::missing;
 use super::options::{Options, Words, says_nothing};
 use super::structured::{self, StructuredOutput, flat_format};
-use super::tools::{self, ToolChoice, ToolRequest};
+use super::tools::{self, Functions, ToolChoice, ToolRequest};
 use super::{Prepared, generate, prepare, sampling};
 use crate::chat::Tool;
 
@@ -139,28 +139,22 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, message));
         }
     }
-    if let Some(mut management) = fields.object("context_management")? {
-        // Agents send one that changes nothing: earlier thinking is to be cleared, but all of it is to be kept.
-        let keeps_all = |edit: &Value| {
-            edit["type"].as_str().is_some_and(|kind| kind.starts_with("clear_thinking"))
-                && edit["keep"] == "all"
-        };
-        let is_harmless = match management.take("edits") {
-            None => true,
-            Some(edits) => edits.as_array().is_some_and(|edits| edits.iter().all(keeps_all)),
-        };
-        if !is_harmless {
-            let message = "context_management is not supported here: the conversation is taken as it comes; leave it out";
-            return Err(ApiError::unsupported("context_management", message));
+    // The conversation is taken as it comes, so what would be cleared of it is still there.
+    if let Some(management) = fields.object("context_management")? {
+        let changes_nothing = management.look("edits").is_none_or(|edits| {
+            // Agents send one that clears earlier thinking, but keeps all of it.
+            edits.as_array().is_some_and(|edits| edits.iter().all(|edit| edit["keep"] == "all"))
+        });
+        if changes_nothing {
+            drop(management.into_map());
         }
     }
     if fields.bool("continue_final_message")?.unwrap_or(false) {
         let message = "continue_final_message is for chats; an answer goes on with the last turn if it is the assistant's";
         return Err(ApiError::unsupported("continue_final_message", message));
     }
-    if let Some(speed) = fields.string("speed")?.filter(|speed| speed != "standard") {
-        let message = format!("speed is {}, expected \"standard\"", describe(&speed.into()));
-        return Err(ApiError::unsupported("speed", message));
+    if fields.string("speed")?.is_some_and(|speed| speed != "standard") {
+        fields.tell("speed");
     }
     Ok(())
 }
@@ -183,7 +177,7 @@ fn output(fields: &mut Fields) -> Result<(Option<StructuredOutput>, Option<Strin
 
 /// Tells the template whether the model is to think, which it is only if that is asked for. Returns whether it is, and
 /// whether what it thinks is to be shown. Variables that the request itself gives to the template come first.
-fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<(bool, bool), ApiError> {
+fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, bool), ApiError> {
     let mut shows = true;
     let is_wanted = match fields.object("thinking")? {
         None => false,
@@ -203,7 +197,7 @@ fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<(
                 ("disabled", _) => false,
                 ("adaptive", _) => true,
                 ("enabled", Some(budget)) => {
-                    variables.entry("thinking_budget").or_insert_with(|| budget.into());
+                    variables.values.entry("thinking_budget").or_insert_with(|| budget.into());
                     true
                 }
                 ("enabled", None) => return Err(missing(thinking.path("budget_tokens"))),
@@ -213,25 +207,17 @@ fn thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<(
             }
         }
     };
-    switch_thinking(variables, is_wanted);
+    variables.switch_thinking(is_wanted);
     Ok((is_wanted, shows))
 }
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
-    let given = fields.take("tools");
-    let tools = match &given {
-        Some(given) => tools::list(fields, given, tool)?,
-        None => Vec::new(),
-    };
-    let source = match given {
-        Some(Value::Array(items)) => {
-            let items = items.into_iter().map(|item| tools::in_form_of_chats(item, "input_schema"));
-            Some(items.collect())
-        }
-        _ => None,
+    let functions = match fields.take("tools") {
+        Some(given) => Functions::parse(fields, given, tool)?.in_form_of_chats("input_schema"),
+        None => Functions::default(),
     };
     let Some(mut choice) = fields.object("tool_choice")? else {
-        return ToolRequest::new(source, tools, ToolChoice::Auto.into(), true);
+        return ToolRequest::new(functions, ToolChoice::Auto.into(), true);
     };
     let is_parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     let path = choice.path("type");
@@ -247,23 +233,20 @@ fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
         }
         None => return Err(missing(path)),
     };
-    ToolRequest::new(source, tools, wanted.into(), is_parallel)
+    ToolRequest::new(functions, wanted.into(), is_parallel)
 }
 
-fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
+fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     let path = fields.path("input_schema");
     fields.pass(&["cache_control"]);
     // Those of Anthropic's own tools have a type each.
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
-        let path = fields.path("type");
-        let kind = describe(&kind.into());
-        let message =
-            format!("{path} is {kind}, which is not supported: tools are functions with an input_schema");
-        return Err(ApiError::unsupported(path, message));
+        fields.leave_out(&kind);
+        return Ok(None);
     }
     let tool = tools::function(fields, "input_schema")?;
     match tool.parameters {
-        Some(_) => Ok(tool),
+        Some(_) => Ok(Some(tool)),
         None => Err(missing(path)),
     }
 }

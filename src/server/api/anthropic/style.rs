@@ -12,6 +12,7 @@ use super::super::super::generation::Totals;
 use super::super::super::history::Identity;
 use super::super::super::state::unix_seconds;
 use super::super::blocks::{Block, BlockKind, BlockStyle, Blocks, Step};
+use super::super::messages::call_arguments;
 use super::super::stream::write_event;
 
 /// What is in an answer beside its blocks.
@@ -138,18 +139,8 @@ fn block(block: &Block) -> Value {
         BlockKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": signature(text)}),
         BlockKind::Text => json!({"type": "text", "text": text}),
         BlockKind::Call { id, name } => {
-            json!({"type": "tool_use", "id": id, "name": name, "input": input(text)})
+            json!({"type": "tool_use", "id": id, "name": name, "input": call_arguments(text)})
         }
-    }
-}
-
-/// The arguments of a call, which have to be an object. What is none, because the model erred or was cut off, is put
-/// into one as Anthropic advises, so that no tool takes it for a call without arguments.
-fn input(text: &str) -> Value {
-    match serde_json::from_str(text) {
-        Ok(input @ Value::Object(_)) => input,
-        _ if text.trim().is_empty() => json!({}),
-        _ => json!({"INVALID_JSON": text}),
     }
 }
 

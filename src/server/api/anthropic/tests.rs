@@ -1,5 +1,6 @@
 use serde_json::{Value, json};
 
+use super::super::super::ignored::Ignored;
 use super::super::super::json::parse_object;
 use super::*;
 
@@ -78,10 +79,100 @@ fn tools_and_choices_become_those_of_chats() {
 }
 
 #[test]
+fn what_agents_send_by_themselves_is_taken() {
+    let check = |change: Value, expected: Value, told: &[&str]| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Rome?"}]});
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let ignored = Ignored::default();
+        let mut fields = parse_object(body.to_string().as_bytes()).unwrap().telling(&ignored);
+        let question = Question::parse(&mut fields).unwrap();
+        drop(fields);
+        let messages = question.conversation.messages.iter();
+        let messages: Vec<Value> =
+            messages.map(|message| json!([message.role, message.content, message.extra])).collect();
+        if !expected.is_null() {
+            assert_eq!(Value::from(messages), expected, "{change}");
+        }
+        assert_eq!(ignored.take(), told, "{change}");
+    };
+    let rome = json!(["user", "Rome?", {}]);
+    let turns = |turns: Value| {
+        let mut messages = vec![json!({"role": "user", "content": "Rome?"})];
+        messages.extend(turns.as_array().unwrap().clone());
+        json!({"messages": messages})
+    };
+    let brief = json!({"role": "system", "content": [{"type": "text", "text": "Be brief."}]});
+    check(turns(json!([brief])), json!([rome, ["system", "Be brief.", {}]]), &[]);
+    let first = json!({"system": "Be kind.", "messages": [brief, {"role": "user", "content": "Rome?"}]});
+    check(first, json!([["system", "Be kind.\n\nBe brief.", {}], rome]), &[]);
+    let go_on = json!({"role": "user", "content": "Go on"});
+    let nothing = json!({"role": "assistant", "content": []});
+    check(turns(json!([nothing, go_on])), json!([rome, ["assistant", "", {}], ["user", "Go on", {}]]), &[]);
+    check(turns(json!([nothing])), json!([rome]), &[]);
+    check(turns(json!([{"role": "user", "content": []}])), json!([rome]), &[]);
+    let said = |content: Value, lines: &str| {
+        check(
+            turns(json!([{"role": "user", "content": content}])),
+            json!([["user", format!("Rome?\n{lines}"), {}]]),
+            &[],
+        );
+    };
+    said(
+        json!([{"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}]),
+        "T\nD",
+    );
+    let inner = json!([{"type": "text", "text": "D"}]);
+    said(json!([{"type": "document", "source": {"type": "content", "content": inner}}]), "D");
+    said(
+        json!([{"type": "search_result", "title": "T", "source": "http://a", "content": inner}]),
+        "T\nhttp://a\nD",
+    );
+    said(json!([{"type": "tool_reference", "tool_name": "f"}]), "f");
+    let found =
+        json!([{"type": "web_search_result", "title": "T", "url": "http://a", "encrypted_content": "x"}]);
+    let searched = json!([
+        {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "1", "content": found},
+        {"type": "text", "text": "So."},
+    ]);
+    let lines = "web_search: {\"query\":\"q\"}\nT\nhttp://a\nSo.";
+    check(
+        turns(json!([{"role": "assistant", "content": searched}])),
+        json!([rome, ["assistant", lines, {}]]),
+        &[],
+    );
+    // Arguments that were cut off come back as they are shown, and as nothing else than an object.
+    for (input, expected) in [
+        (json!("{\"a"), json!({"INVALID_JSON": "{\"a"})),
+        (Value::Null, json!({})),
+        (json!([1]), json!({"INVALID_JSON": "[1]"})),
+    ] {
+        let call = json!([{"type": "tool_use", "id": "1", "name": "f", "input": input}]);
+        let called = json!({"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": expected}}]});
+        let result = json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference", "tool_name": "f"}]}]);
+        let turns =
+            turns(json!([{"role": "assistant", "content": call}, {"role": "user", "content": result}]));
+        check(turns, json!([rome, ["assistant", "", called], ["tool", "f", {"tool_call_id": "1"}]]), &[]);
+    }
+    let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+    let bash = json!({"type": "bash_20250124", "name": "bash", "max_characters": 5});
+    check(json!({"tools": [tool("f"), bash]}), Value::Null, &["tools[1].bash_20250124"]);
+    let many: Vec<Value> = (0..150).map(|index| tool(&format!("f{index}"))).collect();
+    check(json!({"tools": many}), Value::Null, &[]);
+    let clears = json!({"edits": [{"type": "clear_tool_uses_20250919"}]});
+    check(json!({"context_management": clears}), Value::Null, &["context_management.edits"]);
+    let keeps = json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    check(json!({"context_management": keeps}), Value::Null, &[]);
+    check(json!({"speed": "fast"}), Value::Null, &["speed"]);
+}
+
+#[test]
 fn thinking_is_told_to_the_template() {
     let check = |change: Value, variables: Value, shows: bool| {
         let question = question(&change).unwrap();
-        assert_eq!(Value::from(question.conversation.variables), variables, "{change}");
+        assert_eq!(Value::from(question.conversation.variables.values), variables, "{change}");
         assert_eq!(question.shows_thinking, shows, "{change}");
     };
     let switches = |value: bool| json!({"enable_thinking": value, "thinking": value});
@@ -114,13 +205,8 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"messages": []}), "messages", "empty");
     check(json!({"messages": [1]}), "messages[0]", "an object");
     check(json!({"messages": [{"content": "x"}]}), "messages[0].role", "missing");
-    check(
-        json!({"messages": [{"role": "system", "content": "x"}]}),
-        "messages[0].role",
-        "a field of its own",
-    );
+    check(json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "expected user");
     check(user(Value::Null), "messages[0].content", "missing");
-    check(user(json!([])), "messages[0].content", "empty");
     check(user(json!(5)), "messages[0].content", "blocks");
     check(user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing");
     check(user(json!([{"type": "image", "source": {}}])), "messages[0].content[0]", "text only");
@@ -129,8 +215,6 @@ fn what_is_not_valid_is_refused_by_name() {
     let image = json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]);
     check(user(image), "messages[0].content[0].content[0]", "text only");
     check(assistant(json!([{"type": "tool_use", "id": "1"}])), "messages[0].content[0].name", "missing");
-    let call = json!([{"type": "tool_use", "id": "1", "name": "f", "input": "x"}]);
-    check(assistant(call), "messages[0].content[0].input", "an object");
     check(assistant(json!([{"type": "tool_result"}])), "messages[0].content[0]", "tool_result");
     check(assistant(json!("So ")), "messages", "white space");
     check(assistant(json!([{"type": "thinking", "thinking": "So"}])), "messages", "no text");
@@ -159,10 +243,10 @@ fn what_is_not_valid_is_refused_by_name() {
     question(&begun("thinking", json!({"type": "disabled"}))).unwrap();
     check(json!({"system": [{"type": "image"}]}), "system[0]", "text only");
     check(json!({"tools": [{"name": "f"}]}), "tools[0].input_schema", "missing");
-    check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type", "bash_20250124");
+    check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools", "no function");
     check(json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools[0].name", "a-z");
     let tool = json!({"name": "f", "input_schema": {"type": "object"}});
-    check(json!({"tools": vec![tool.clone(); 129]}), "tools", "129 entries");
+    check(json!({"tools": vec![tool.clone(); 1_025]}), "tools", "1025 entries");
     check(json!({"tool_choice": {"type": "any"}}), "tool_choice", "no tools");
     check(json!({"tools": [tool], "tool_choice": {"type": "tool"}}), "tool_choice.name", "missing");
     check(json!({"tools": [tool], "tool_choice": {"type": "some"}}), "tool_choice.type", "any");
@@ -172,12 +256,6 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"thinking": {"type": "between_tools"}}), "thinking.type", "adaptive");
     check(json!({"thinking": {"type": "adaptive", "display": "x"}}), "thinking.display", "omitted");
     check(json!({"mcp_servers": [{}]}), "mcp_servers", "not supported");
-    let clears = json!({"edits": [{"type": "clear_tool_uses_20250919"}]});
-    check(json!({"context_management": clears}), "context_management", "as it comes");
-    check(json!({"context_management": {"edits": "all"}}), "context_management", "as it comes");
-    let keeps = json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
-    question(&json!({"context_management": keeps})).unwrap();
-    check(json!({"speed": "fast"}), "speed", "standard");
     check(json!({"output_format": {"type": "json_schema"}}), "output_format.schema", "missing");
     check(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type", "xml");
     let format = json!({"type": "json_schema", "schema": {}});

@@ -11,7 +11,7 @@ use super::super::messages::{call, call_arguments, missing, parts_of_text};
 use crate::chat::Message;
 
 /// Types of the parts of messages that are text.
-const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
+const TEXT_PARTS: [&str; 5] = ["input_text", "output_text", "reasoning_text", "refusal", "text"];
 
 /// The messages for the template.
 #[derive(Debug, Default)]
@@ -66,36 +66,43 @@ impl Turns {
             None | Some("message") => self.add_message(&mut item),
             Some("reasoning") => self.add_reasoning(&mut item),
             Some("function_call") => {
-                self.about_tools.get_or_insert_with(|| item.place().to_owned());
-                let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
-                let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
                 let arguments = item.string("arguments")?.ok_or_else(|| missing(item.path("arguments")))?;
-                let message = self.assistant(|_| true);
-                let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
-                if let Value::Array(calls) = calls {
-                    calls.push(call(Some(id), name, call_arguments(arguments)));
-                }
-                Ok(())
+                self.add_call(&mut item, call_arguments(&arguments))
             }
-            Some("function_call_output") => {
+            // The input of such a tool is text of any form.
+            Some("custom_tool_call") => {
+                let input = item.string("input")?.ok_or_else(|| missing(item.path("input")))?;
+                self.add_call(&mut item, json!({"input": input}))
+            }
+            Some("function_call_output" | "custom_tool_call_output") => {
                 self.about_tools.get_or_insert_with(|| item.place().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
                 let output = text(&mut item, "output")?;
+                item.pass(&["name"]);
                 let mut message = Message::new("tool", output);
                 message.extra.insert("tool_call_id".to_owned(), id.into());
                 self.messages.push(message);
                 Ok(())
             }
+            // What ran elsewhere, whose results only its place can read, and what newer clients know.
             Some(kind) => {
-                let path = item.path("type");
-                let kind = describe(&kind.into());
-                let message = format!(
-                    "{path} is {kind}, which is not supported here; items are messages, reasoning, calls of \
-                     functions and what these put out"
-                );
-                Err(ApiError::unsupported(path, message))
+                item.leave_out(kind);
+                Ok(())
             }
         }
+    }
+
+    fn add_call(&mut self, item: &mut Fields, arguments: Value) -> Result<(), ApiError> {
+        self.about_tools.get_or_insert_with(|| item.place().to_owned());
+        let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
+        let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
+        item.pass(&["namespace"]);
+        let message = self.assistant(|_| true);
+        let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(calls) = calls {
+            calls.push(call(Some(id), name, arguments));
+        }
+        Ok(())
     }
 
     fn add_message(&mut self, item: &mut Fields) -> Result<(), ApiError> {

@@ -6,15 +6,15 @@ use super::super::super::auth::Caller;
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::super::memory::Memory;
-use super::super::conversation::{Conversation, switch_thinking, template_variables};
+use super::super::conversation::{Conversation, Variables, template_variables};
 use super::super::messages::missing;
 use super::super::structured::{self, StructuredOutput, flat_format};
-use super::super::tools::{self, Choice, ToolChoice, ToolRequest};
+use super::super::tools::{self, Choice, Functions, ToolChoice, ToolRequest};
 use super::items;
 use crate::chat::Tool;
 
 /// What belongs to OpenAI's own machines and would change the answer.
-const REFUSED: [&str; 4] = ["context_management", "conversation", "moderation", "prompt"];
+const REFUSED: [&str; 3] = ["conversation", "moderation", "prompt"];
 /// What may be asked for in addition. There is nothing of what others stand for.
 const LOGPROBS: &str = "message.output_text.logprobs";
 const INCLUDABLE: [&str; 7] = [
@@ -108,15 +108,11 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     if fields.bool("background")?.unwrap_or(false) {
         return refuse("background");
     }
-    let choices = [
-        ("truncation", fields.string("truncation")?, &["disabled"][..]),
-        ("service_tier", fields.string("service_tier")?, &["auto", "default"]),
-    ];
-    for (name, value, harmless) in choices {
-        if let Some(value) = value.filter(|value| !harmless.contains(&value.as_str())) {
-            let value = describe(&value.into());
-            let message = format!("{name} is {value}, which is not supported here; leave it out");
-            return Err(ApiError::unsupported(name, message));
+    // An answer does not get worse without them: what is too long is refused anyway, and there is one tier.
+    let harmless = [("truncation", &["disabled"][..]), ("service_tier", &["auto", "default"])];
+    for (name, values) in harmless {
+        if fields.string(name)?.is_some_and(|value| !values.contains(&value.as_str())) {
+            fields.tell(name);
         }
     }
     Ok(())
@@ -153,25 +149,15 @@ fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
 }
 
 /// How much the model is to think. There are no summaries: what it thinks is told as it is.
-fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+fn variables(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Variables, ApiError> {
     let (mut effort, mut summary) = (None, None);
     if let Some(mut reasoning) = fields.object("reasoning")? {
         effort = reasoning.string("effort")?;
         let older = reasoning.string("generate_summary")?;
         summary = reasoning.string("summary")?.or(older);
-        if let Some(other) = summary.as_deref().filter(|text| !["auto", "concise", "detailed"].contains(text))
-        {
-            let path = reasoning.path("summary");
-            return Err(wrong_type(path, &other.into(), "\"auto\", \"concise\" or \"detailed\""));
-        }
     }
     settings.insert("reasoning".to_owned(), json!({"effort": effort, "summary": summary}));
-    let is_off = effort.as_deref() == Some("none");
-    let mut variables = template_variables(fields, effort.map(|effort| ("reasoning.effort", effort)))?;
-    if is_off {
-        switch_thinking(&mut variables, false);
-    }
-    Ok(variables)
+    template_variables(fields, effort.map(|effort| ("reasoning.effort", effort)))
 }
 
 /// What form the answer has to have.
@@ -182,11 +168,8 @@ fn text(
     let mut told = json!({"type": "text"});
     let mut output = None;
     if let Some(mut text) = fields.object("text")? {
-        let path = text.path("verbosity");
-        if let Some(verbosity) = text.string("verbosity")?.filter(|verbosity| verbosity != "medium") {
-            let verbosity = describe(&verbosity.into());
-            let message = format!("{path} is {verbosity}, which is not supported here; leave it out");
-            return Err(ApiError::unsupported(path, message));
+        if text.string("verbosity")?.is_some_and(|verbosity| verbosity != "medium") {
+            text.tell("verbosity");
         }
         if let Some(format) = text.take("format") {
             told.clone_from(&format);
@@ -203,12 +186,12 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
         None => {}
         Some(Value::Array(items)) => {
             for (index, item) in items.iter().enumerate() {
-                let known = item.as_str().filter(|name| INCLUDABLE.contains(name));
-                let Some(name) = known else {
-                    let path = format!("include[{index}]");
-                    return Err(wrong_type(path, item, &format!("one of {}", INCLUDABLE.join(", "))));
-                };
+                let path = format!("include[{index}]");
+                let name = item.as_str().ok_or_else(|| wrong_type(path.clone(), item, "a string"))?;
                 is_wanted |= name == LOGPROBS;
+                if !INCLUDABLE.contains(&name) {
+                    fields.tell(&format!("{path}.{name}"));
+                }
             }
         }
         Some(other) => return Err(wrong_type("include".to_owned(), &other, "a list of strings")),
@@ -220,37 +203,25 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
 }
 
 fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
-    let given = fields.take("tools");
-    let tools = match &given {
-        Some(given) => tools::list(fields, given, tool)?,
-        None => Vec::new(),
-    };
-    let given = given.unwrap_or_else(|| json!([]));
-    settings.insert("tools".to_owned(), given.clone());
-    let source = match given {
-        Value::Array(items) => {
-            items.into_iter().map(|item| tools::in_form_of_chats(item, "parameters")).collect()
-        }
-        other => other,
-    };
+    let given = fields.take("tools").unwrap_or_else(|| json!([]));
+    let functions = Functions::parse(fields, given, tool)?;
+    settings.insert("tools".to_owned(), functions.source.clone().into());
+    let functions = functions.in_form_of_chats("parameters");
     let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     settings.insert("tool_choice".to_owned(), choice.clone());
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
-    ToolRequest::new(Some(source), tools, self::choice(fields, choice)?, is_parallel)
+    ToolRequest::new(functions, self::choice(fields, choice)?, is_parallel)
 }
 
-fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
-    let path = fields.path("type");
+fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     match fields.string("type")?.as_deref() {
-        Some("function") => tools::function(fields, "parameters"),
+        Some("function") => tools::function(fields, "parameters").map(Some),
         Some(kind) => {
-            let kind = describe(&kind.into());
-            let message =
-                format!("{path} is {kind}, which is not supported: tools are functions; leave it out");
-            Err(ApiError::unsupported(path, message))
+            fields.leave_out(kind);
+            Ok(None)
         }
-        None => Err(missing(path)),
+        None => Err(missing(fields.path("type"))),
     }
 }
 
@@ -287,12 +258,15 @@ fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
                 Some(other) => return Err(wrong_type(path, &other, "a list of tools")),
                 None => return Err(missing(path)),
             };
-            let names = choice.objects("tools", items).map(|item| {
+            let mut names = Vec::new();
+            for item in choice.objects("tools", items) {
                 let mut item = item?;
-                item.string("type")?;
-                item.string("name")?.ok_or_else(|| missing(item.path("name")))
-            });
-            Ok(Choice { mode, allowed: Some(names.collect::<Result<_, _>>()?) })
+                match item.string("type")?.filter(|kind| kind != "function") {
+                    None => names.push(item.string("name")?.ok_or_else(|| missing(item.path("name")))?),
+                    Some(kind) => item.leave_out(&kind),
+                }
+            }
+            Ok(Choice { mode, allowed: Some(names) })
         }
         Some(kind) => {
             let kind = describe(&kind.into());

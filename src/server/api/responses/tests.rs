@@ -1,5 +1,6 @@
 use serde_json::{Value, json};
 
+use super::super::super::ignored::Ignored;
 use super::super::super::json::parse_object;
 use super::super::super::memory::Memory;
 use super::super::tools::ToolChoice;
@@ -53,7 +54,7 @@ fn items_become_the_messages_of_chats() {
         ["assistant", "I'll look.", {"reasoning_content": "Two calls.", "tool_calls": [asked("1", "weather", json!({"city": "Rome"})), asked("2", "time", json!({}))]}],
         ["tool", "sunny", {"tool_call_id": "1"}],
         ["tool", "noon", {"tool_call_id": "2"}],
-        ["assistant", "", {"reasoning_content": "Once more.", "tool_calls": [asked("3", "weather", json!("{\"a\": "))]}],
+        ["assistant", "", {"reasoning_content": "Once more.", "tool_calls": [asked("3", "weather", json!({"INVALID_JSON": "{\"a\": "}))]}],
         ["assistant", "Wait.", {}],
         ["tool", "rain", {"tool_call_id": "3"}],
         ["assistant", "Rain.", {"reasoning_content": "Done."}],
@@ -105,7 +106,7 @@ fn settings_are_read_and_repeated() {
     assert_eq!((question.max_tokens, question.logprobs, question.is_stored), (Some(7), Some(2), false));
     assert!(question.output.is_some());
     let variables = json!({"reasoning_effort": "none", "enable_thinking": false, "thinking": false});
-    assert_eq!(Value::from(question.conversation.variables), variables);
+    assert_eq!(Value::from(question.conversation.variables.values), variables);
     for (name, value) in [
         ("metadata", json!({"a": "b"})),
         ("reasoning", json!({"effort": "none", "summary": "auto"})),
@@ -145,7 +146,6 @@ fn what_is_not_valid_is_refused_by_name() {
     let image =
         json!({"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc/passwd"}]});
     check(item(image), "input[0].content[0]", "text only");
-    check(item(json!({"type": "web_search_call"})), "input[0].type", "web_search_call");
     check(item(json!({"type": "function_call", "name": "f"})), "input[0].call_id", "missing");
     check(item(json!({"type": "function_call", "call_id": "1"})), "input[0].name", "missing");
     let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": {}});
@@ -157,14 +157,11 @@ fn what_is_not_valid_is_refused_by_name() {
     check(json!({"conversation": "x"}), "conversation", "not supported");
     check(json!({"prompt": {"id": "x"}}), "prompt", "not supported");
     check(json!({"background": true}), "background", "not supported");
-    check(json!({"truncation": "auto"}), "truncation", "auto");
-    check(json!({"service_tier": "priority"}), "service_tier", "priority");
-    check(json!({"include": ["x"]}), "include[0]", "reasoning.encrypted_content");
+    check(json!({"include": [1]}), "include[0]", "a string");
     check(json!({"include": "x"}), "include", "a list");
     check(json!({"metadata": {"a": 1}}), "metadata", "16 entries");
     check(json!({"metadata": {"a": "x".repeat(513)}}), "metadata", "512");
     check(json!({"prompt_cache_key": "x".repeat(1_025)}), "prompt_cache_key", "1025 bytes");
-    check(json!({"text": {"verbosity": "high"}}), "text.verbosity", "high");
     check(json!({"text": {"format": {"type": "xml"}}}), "text.format.type", "xml");
     check(json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema", "missing");
     check(
@@ -173,14 +170,15 @@ fn what_is_not_valid_is_refused_by_name() {
         "text.format and structured_outputs.regex exclude each other",
     );
     check(json!({"continue_final_message": true}), "continue_final_message", "/v1/chat/completions");
-    check(json!({"reasoning": {"summary": "x"}}), "reasoning.summary", "concise");
     let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
     for kind in ["web_search", "local_shell", "custom", "mcp"] {
-        check(json!({"tools": [tool, {"type": kind, "name": "x"}]}), "tools[1].type", kind);
+        check(json!({"tools": [{"type": kind, "name": "x"}]}), "tools", "no function");
+        let chosen = json!({"tools": [tool, {"type": kind, "name": "x"}], "tool_choice": {"type": kind}});
+        check(chosen, "tool_choice.type", kind);
     }
     check(json!({"tools": [{"name": "f"}]}), "tools[0].type", "missing");
     check(json!({"tools": [{"type": "function"}]}), "tools[0].name", "missing");
-    check(json!({"tools": vec![tool.clone(); 129]}), "tools", "129 entries");
+    check(json!({"tools": vec![tool.clone(); 1_025]}), "tools", "1025 entries");
     check(json!({"tool_choice": "required"}), "tool_choice", "no tools");
     check(json!({"tool_choice": 1}), "tool_choice", "required");
     check(json!({"tools": [tool], "tool_choice": {"type": "web_search"}}), "tool_choice.type", "web_search");
@@ -190,5 +188,55 @@ fn what_is_not_valid_is_refused_by_name() {
     check(allowed("auto", json!("f")), "tool_choice.tools", "a list");
     check(allowed("auto", json!([{"name": "g"}])), "tool_choice", "none of the tools");
     check(allowed("required", json!([])), "tool_choice", "no tools");
-    check(allowed("auto", json!(vec![json!({"name": "f"}); 129])), "tool_choice", "129 tools");
+    check(allowed("auto", json!(vec![json!({"name": "f"}); 1_025])), "tool_choice", "1025 tools");
+}
+
+#[test]
+fn what_agents_send_by_themselves_is_taken() {
+    let check = |change: Value, told: &[&str]| -> Question {
+        let mut body = json!({"input": "Rome?"});
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let ignored = Ignored::default();
+        let mut fields = parse_object(body.to_string().as_bytes()).unwrap().telling(&ignored);
+        let question = Question::parse(&mut fields, &Memory::new(0), Caller(0)).unwrap();
+        drop(fields);
+        assert_eq!(ignored.take(), told, "{change}");
+        question
+    };
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    let tools = json!([{"type": "namespace", "name": "n", "tools": []}, tool, {"type": "web_search", "external_web_access": false}]);
+    let Question { conversation, settings, .. } =
+        check(json!({"tools": tools, "tool_choice": "auto"}), &["tools[0].namespace", "tools[2].web_search"]);
+    assert_eq!((settings["tools"].clone(), conversation.tools.tools.len()), (json!([tool]), 1));
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}]});
+    check(json!({"tools": [tool], "tool_choice": allowed}), &["tool_choice.tools[0].mcp"]);
+    check(json!({"truncation": "auto", "service_tier": "priority"}), &["service_tier", "truncation"]);
+    check(json!({"text": {"verbosity": "low"}, "safety_identifier": "x"}), &["text.verbosity"]);
+    let include = json!(["reasoning.encrypted_content", "x"]);
+    check(json!({"include": include, "reasoning": {"summary": "x", "effort": "none"}}), &["include[1].x"]);
+    check(json!({"context_management": [{"type": "compaction"}]}), &["context_management"]);
+    let input = json!([
+        {"role": "user", "content": "Rome?"},
+        {"type": "web_search_call", "id": "1", "status": "completed", "action": {}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x", "status": "completed"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+        {"type": "function_call", "call_id": "d", "name": "f", "arguments": "null"},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]);
+    let messages = check(json!({"input": input}), &["input[1].web_search_call"]).conversation.messages;
+    let messages: Vec<Value> =
+        messages.iter().map(|message| json!([message.role, message.content, message.extra])).collect();
+    let call = |id: &str, name: &str, arguments: Value| json!([{"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}]);
+    assert_eq!(
+        Value::from(messages),
+        json!([
+            ["user", "Rome?", {}],
+            ["assistant", "", {"tool_calls": call("c", "patch", json!({"input": "x"}))}],
+            ["tool", "done", {"tool_call_id": "c"}],
+            ["assistant", "", {"tool_calls": call("d", "f", json!({}))}],
+            ["assistant", "No.", {}],
+        ])
+    );
 }
