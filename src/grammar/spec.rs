@@ -76,6 +76,26 @@ impl GrammarSpec {
         schema::is_free_text(schema)
     }
 
+    /// A text of this form, or one that a grammar in Lark allows.
+    ///
+    /// # Errors
+    /// If this is a schema that cannot be enforced, or a grammar that cannot be read.
+    pub fn or_lark(&self, other: &str) -> Result<Self> {
+        let own = match self {
+            Self::JsonObject => Self::lark_json(&json!({"type": "object"}))?,
+            Self::JsonSchema(schema) => Self::lark_json(schema)?,
+            Self::Regex(regex) => format!("/{}/", between_slashes(without_anchors(regex))),
+            Self::Choice(choices) => {
+                let literals: Vec<String> =
+                    choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+                literals.join(" | ")
+            }
+            Self::Lark(grammar) if is_gbnf(grammar) => format!("%lark {{\n{}\n}}", to_lark(grammar)?),
+            Self::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+        };
+        Ok(Self::Lark(format!("start: own | other\nown: {own}\nother: %lark {{\n{other}\n}}\n")))
+    }
+
     /// A schema with every object closed to keys that it does not name, as `strict` demands. A map, which has a
     /// schema for all of its values and names no keys, stays one.
     #[must_use]
@@ -165,6 +185,21 @@ fn without_anchors(regex: &str) -> &str {
         Some(rest) if rest.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => rest,
         _ => regex,
     }
+}
+
+/// A regular expression as it stands in a grammar.
+fn between_slashes(regex: &str) -> String {
+    let mut text = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => text.push_str("\\/"),
+            '\n' if !is_escaped => text.push_str("\\n"),
+            c => text.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    text
 }
 
 /// A regular expression that matches this text and nothing else.

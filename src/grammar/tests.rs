@@ -103,6 +103,29 @@ fn every_text_is_json_of_the_schema_with_every_tokenizer() {
 }
 
 #[test]
+fn an_answer_is_of_a_form_or_of_another_one() {
+    let number = json!({"type": "integer", "minimum": 1, "maximum": 3});
+    let cases: [(GrammarSpec, fn(&str) -> bool); 6] = [
+        (GrammarSpec::JsonSchema(number), |text| ["1", "2", "3"].contains(&text)),
+        (GrammarSpec::JsonObject, |text| text.starts_with('{')),
+        (GrammarSpec::Regex(r"^1\/2|3/4$".to_owned()), |text| ["1/2", "3/4"].contains(&text)),
+        (GrammarSpec::Choice(vec!["a\"".to_owned(), "b\n".to_owned()]), |text| {
+            ["a\"", "b\n"].contains(&text)
+        }),
+        (GrammarSpec::Lark("start: own\nown: \"x\"".to_owned()), |text| text == "x"),
+        (GrammarSpec::Lark("root ::= \"y\"".to_owned()), |text| text == "y"),
+    ];
+    let other = "start: call+\ncall: \"<call>\" own\nown: %json {\"type\": \"boolean\"}\n";
+    for (spec, is_own) in cases {
+        let texts = texts(&spec.or_lark(other).unwrap(), "qwen2");
+        let is_other = |text: &str| text.starts_with("<call>");
+        assert!(texts.iter().all(|text| is_own(text) != is_other(text)), "{texts:?}");
+        assert!(texts.iter().any(|text| is_own(text)), "{texts:?}");
+        assert!(texts.iter().any(|text| is_other(text)), "{texts:?}");
+    }
+}
+
+#[test]
 fn choices_regular_expressions_and_grammars_hold() {
     for name in ["qwen2", "spm", "tekken"] {
         let choices = ["yes", "no \"quoted\"\n", "naïve 🦙", "yesterday"].map(str::to_owned).to_vec();

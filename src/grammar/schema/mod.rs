@@ -9,6 +9,7 @@
 //! An object is closed where its schema names `properties` and says nothing of others, because that is what its
 //! author means and what keeps a small model from going on with keys for ever. An object that names none is free.
 
+mod conditions;
 mod keywords;
 mod lists;
 mod merge;

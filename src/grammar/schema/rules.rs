@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::keywords::{TYPES, bound, constraints, kinds, listed, percent_decoded, type_of, wrong};
+use super::keywords::{TYPES, bound, kinds, listed, percent_decoded, type_of, wrong};
 use super::lists::literals;
 use super::merge::{PATTERNS, merged, names};
 use super::numbers::{integers, numbers};
@@ -85,7 +85,10 @@ impl Rules<'_> {
         if self.depth > MAX_DEPTH {
             return Err(too_complex());
         }
-        let found = self.fields(constraints(fields)?)?;
+        let found = match self.plain(fields)? {
+            Some(fields) => self.fields(fields)?,
+            None => None,
+        };
         self.depth -= 1;
         self.known.insert(key, found.clone());
         Ok(found)
@@ -161,14 +164,20 @@ impl Rules<'_> {
         let mut schema = schema.clone();
         loop {
             let Value::Object(fields) = &mut schema else { return Ok(Some(schema)) };
-            *fields = constraints(fields)?;
+            match self.plain(fields)? {
+                Some(plain) => *fields = plain,
+                None => return Ok(Some(Value::Bool(false))),
+            }
             let Some(path) = fields.remove("$ref") else { return Ok(Some(schema)) };
             let target = self.resolve(path.as_str().unwrap_or_default())?.clone();
             self.count_merge()?;
             schema = match target {
                 Value::Bool(true) => continue,
                 Value::Object(mut target) => {
-                    target = constraints(&target)?;
+                    match self.plain(&target)? {
+                        Some(plain) => target = plain,
+                        None => return Ok(Some(Value::Bool(false))),
+                    }
                     match merged(std::mem::take(fields), &target) {
                         Some(both) => both,
                         None => return Ok(None),

@@ -102,6 +102,68 @@ fn objects_are_closed_unless_they_say_otherwise() {
 }
 
 #[test]
+fn conditions_are_written_in_other_keywords() {
+    let (a, b, both, none) = (r#"{"a": true}"#, r#"{"b": true}"#, r#"{"a": true, "b": false}"#, "{}");
+    let other = r#"{"c": true}"#;
+    let map = |names: Value, more: Value| {
+        let mut schema =
+            json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "boolean"}});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    let ab = json!({"type": "string", "enum": ["a", "b"]});
+    check(&map(ab.clone(), json!({})), &[none, a, b, both], &[other, r#"{"a": 1}"#]);
+    check(&map(ab.clone(), json!({"required": ["a", "b"]})), &[both], &[none, a, b, other]);
+    let defined = json!({"$defs": {"name": ab}});
+    check(&map(json!({"$ref": "#/$defs/name"}), defined), &[none, a, both], &[other]);
+    check(&map(json!({"const": "a"}), json!({"properties": {"b": {}}})), &[none, a], &[b, both]);
+    check(&map(json!({"pattern": "^[ab]$"}), json!({})), &[none, a, b], &[other, r#"{"ab": true}"#]);
+    check(&map(json!({}), json!({})), &[none, a, other], &[r#"{"a": 1}"#]);
+    check(&map(json!(false), json!({})), &[none], &[a]);
+    let truths = json!({"a": {"type": "boolean"}, "b": {"type": "boolean"}});
+    let of = |more: Value| {
+        let mut schema = json!({"type": "object", "properties": truths});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    check(&of(json!({"properties": {"a": {"type": "boolean"}, "b": {"not": {}}}})), &[none, a], &[b, both]);
+    check(&of(json!({"dependentRequired": {"a": ["b"]}})), &[none, b, both], &[a]);
+    check(&of(json!({"dependencies": {"b": ["a"], "a": []}})), &[none, a, both], &[b]);
+    let needs = json!({"a": {"properties": {"b": {"const": false}}, "required": ["b"]}});
+    check(&of(json!({"dependentSchemas": needs})), &[none, b, both], &[a, r#"{"a": true, "b": true}"#]);
+    for nothing in [
+        json!({"if": {}, "propertyNames": {}, "dependentRequired": {}, "dependentSchemas": {}}),
+        json!({"if": {"required": ["a"]}, "not": false, "propertyNames": {"type": "string"}}),
+        json!({"then": false, "else": false, "minContains": 3}),
+    ] {
+        check(&of(nothing), &[none, a, b, both], &[other]);
+    }
+    check(&of(json!({"if": true, "then": {"required": ["a"]}, "else": false})), &[a, both], &[none, b]);
+    check(&of(json!({"if": false, "then": false, "else": {"required": ["b"]}})), &[b, both], &[none, a]);
+    check(&json!({"enum": [1, 2, null], "not": {"enum": [2, null]}}), &["1"], &["2", "null"]);
+    check(&json!({"type": "boolean", "not": {"const": true}}), &["false"], &["true"]);
+    let list = |more: Value| {
+        let mut schema = json!({"type": "array", "items": {"type": "integer"}});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    check(&list(json!({"contains": {"const": 1}, "minContains": 0})), &["[]", "[2]"], &["[true]"]);
+    check(&list(json!({"contains": true, "maxContains": 2})), &["[1]", "[1, 2]"], &["[]", "[1, 2, 3]"]);
+    let refused = |schema: Value, words: &str| {
+        let tokenizer = tokenizer("qwen2");
+        let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(schema)).unwrap_err();
+        assert!(error.message().contains(words), "{error}");
+    };
+    refused(json!({"not": {}}), "no value");
+    refused(json!({"type": "string", "not": {"const": "a"}}), "not");
+    refused(of(json!({"if": {"required": ["a"]}, "then": {"required": ["b"]}})), "if");
+    refused(json!({"type": "array", "contains": {"const": 1}}), "contains");
+    let many: serde_json::Map<String, Value> =
+        (0..7).map(|index| (format!("k{index}"), json!(["a"]))).collect();
+    refused(of(json!({"dependentRequired": many})), "more than 6 keys");
+}
+
+#[test]
 fn schemas_are_combined() {
     let base = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let more = json!({"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]});

@@ -161,7 +161,8 @@ fn turn_format(
     })
 }
 
-/// What the answer has to be: calls, if they are asked for, or structured output; after the reasoning.
+/// What the answer has to be, after the reasoning: calls, if they are asked for, or structured output; either, if the model
+/// may call as it likes.
 fn constraint(
     model: &Model,
     output: Option<StructuredOutput>,
@@ -171,31 +172,36 @@ fn constraint(
     let called = called_tools(tools);
     // An answer that is a call has no text, which alone has a form.
     let is_empty = |output: &StructuredOutput| called.is_some() && output.is_for_text();
-    let (constraint, param) = match (output.filter(|output| !is_empty(output)), called) {
+    let output = output.filter(|output| !is_empty(output));
+    let calls = |called: &[Tool], is_parallel: bool| {
+        let tokenizer = model.llm.tokenizer();
+        tokenizer
+            .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, called, is_parallel).transpose())
+            .transpose()
+            .map_err(|error| ApiError::from(error).or_param("tools"))?
+            .ok_or_else(|| ApiError::unsupported("tools", "tools need a tokenizer, and the model has none"))
+    };
+    let (constraint, param) = match (output, called) {
         (None, None) => return Ok(None),
-        (Some(output), _) if tools.may_call() => {
+        (Some(output), Some(_)) => {
             let param = output.param();
             let message = format!(
-                "{param} and tools exclude each other, because a call is not of that form; leave one of them out, \
-                 or send tool_choice \"none\""
+                "{param} and tool_choice exclude each other, because a call that is asked for is not of that form; \
+                 leave one of them out, or send tool_choice \"auto\" for an answer that is either"
             );
             return Err(ApiError::unsupported(param, message));
         }
-        (Some(output), _) => {
+        (Some(output), None) => {
             let param = output.param();
+            let output = match tools.may_call() {
+                true => output.or_calls(&calls(&tools.tools, tools.is_parallel)?)?,
+                false => output,
+            };
             (output.compile(model)?, param)
         }
         (None, Some((called, is_parallel))) => {
-            let grammar = model
-                .llm
-                .tokenizer()
-                .and_then(|tokenizer| turns.answers.call_grammar(tokenizer, &called, is_parallel).transpose())
-                .transpose()
-                .map_err(|error| ApiError::from(error).or_param("tools"))?
-                .ok_or_else(|| {
-                    ApiError::unsupported("tools", "tools need a tokenizer, and the model has none")
-                })?;
-            let grammar = model.llm.compile_grammar(&GrammarSpec::Lark(grammar));
+            let grammar = GrammarSpec::Lark(calls(&called, is_parallel)?);
+            let grammar = model.llm.compile_grammar(&grammar);
             let grammar: Arc<dyn Constraint> =
                 grammar.map_err(|error| ApiError::from(error).or_param("tools"))?;
             (grammar, "tool_choice")

@@ -41,6 +41,12 @@ impl StructuredOutput {
         !["structured_outputs", "guided_"].iter().any(|field| self.param.starts_with(field))
     }
 
+    /// The same, or what this grammar of calls allows: an answer that calls has no text to be of that form.
+    pub(super) fn or_calls(self, calls: &str) -> Result<Self, ApiError> {
+        let spec = self.spec.or_lark(calls).map_err(|error| ApiError::from(error).or_param(self.param))?;
+        Ok(Self { spec, ..self })
+    }
+
     /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
         match model.llm.compile_grammar(&self.spec) {

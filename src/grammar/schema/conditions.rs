@@ -1,0 +1,215 @@
+//! Keywords that say when something else holds, written in those that rules are made of.
+//!
+//! Invariant: what comes out allows no value that what came in does not.
+
+use serde_json::{Map, Value, json};
+
+use super::keywords::{constraints, wrong};
+use super::rules::Rules;
+use crate::{Error, Result};
+
+type Fields = Map<String, Value>;
+
+/// Most keys that demand others: each of them doubles the forms of an object.
+const MAX_DEPENDENT: usize = 6;
+
+impl Rules<'_> {
+    /// The keywords that say something of values; none if no value is valid.
+    pub(super) fn plain(&self, fields: &Fields) -> Result<Option<Fields>> {
+        let mut fields = fields.clone();
+        if !self.without_not(&mut fields)? {
+            return Ok(None);
+        }
+        let mut members = Vec::new();
+        without_if(&mut fields, &mut members);
+        without_dependent(&mut fields, &mut members)?;
+        without_contains(&mut fields)?;
+        self.without_property_names(&mut fields)?;
+        if !members.is_empty() {
+            match fields.entry("allOf").or_insert_with(|| json!([])) {
+                Value::Array(all) => all.append(&mut members),
+                _ => return Err(wrong("allOf", "a list of schemas")),
+            }
+        }
+        constraints(&fields).map(Some)
+    }
+
+    /// Takes out a `not` that refuses all, nothing, or some of the values that are listed. False if it refuses all.
+    fn without_not(&self, fields: &mut Fields) -> Result<bool> {
+        let Some(refused) = fields.get("not") else { return Ok(true) };
+        let refused = self.followed(refused)?;
+        if is_everything(&refused) {
+            return Ok(false);
+        }
+        if refused == false {
+            fields.remove("not");
+            return Ok(true);
+        }
+        let only = |name: &str| refused.as_object().filter(|found| found.len() == 1)?.get(name).cloned();
+        let values = match (only("enum"), only("const")) {
+            (Some(Value::Array(values)), _) => values,
+            (_, Some(value)) => vec![value],
+            _ => return Ok(true),
+        };
+        let is_left = |value: &Value| !values.iter().any(|refused| refused == value);
+        let is_of_truth = fields.get("type").is_some_and(|kind| kind == "boolean");
+        match (fields.get_mut("enum"), fields.get("const")) {
+            (Some(Value::Array(listed)), None) => listed.retain(is_left),
+            (None, Some(value)) if !is_left(value) => return Ok(false),
+            (None, Some(_)) => {}
+            (None, None) if is_of_truth => {
+                let left: Vec<Value> = [json!(true), json!(false)].into_iter().filter(is_left).collect();
+                fields.insert("enum".to_owned(), left.into());
+            }
+            _ => return Ok(true),
+        }
+        fields.remove("not");
+        Ok(true)
+    }
+
+    /// Takes out a `propertyNames` that lists the keys, or gives them a pattern where no key is named.
+    fn without_property_names(&self, fields: &mut Fields) -> Result<()> {
+        let Some(names) = fields.get("propertyNames") else { return Ok(()) };
+        let names = match self.followed(names)? {
+            Value::Bool(true) => {
+                fields.remove("propertyNames");
+                return Ok(());
+            }
+            // There is no such key, so there is none.
+            Value::Bool(false) => json!({"enum": []}),
+            names => names,
+        };
+        let Some(names) = names.as_object() else { return Ok(()) };
+        let mut names = constraints(names)?;
+        if names.get("type").is_some_and(|kind| kind == "string") {
+            names.remove("type");
+        }
+        let listed = match (names.get("enum"), names.get("const")) {
+            (Some(Value::Array(values)), None) => Some(values.clone()),
+            (None, Some(value)) => Some(vec![value.clone()]),
+            _ => None,
+        };
+        let has_properties = fields.contains_key("properties");
+        let others = fields.get("additionalProperties").cloned().unwrap_or(Value::Bool(!has_properties));
+        if names.is_empty() {
+            fields.remove("propertyNames");
+        } else if let Some(listed) =
+            listed.filter(|_| names.len() == 1 && !fields.contains_key("patternProperties"))
+        {
+            let mut named = match fields.get("properties") {
+                None => Fields::new(),
+                Some(Value::Object(named)) => named.clone(),
+                Some(_) => return Err(wrong("properties", "an object")),
+            };
+            named.retain(|name, _| listed.iter().any(|listed| listed == name));
+            for name in listed.iter().filter_map(Value::as_str) {
+                named.entry(name).or_insert_with(|| others.clone());
+            }
+            // A key that must be there and must not be.
+            let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+            for name in required.filter_map(Value::as_str) {
+                named.entry(name).or_insert(Value::Bool(false));
+            }
+            fields.insert("properties".to_owned(), named.into());
+            fields.insert("additionalProperties".to_owned(), false.into());
+            fields.remove("propertyNames");
+        } else if let [(keyword, pattern)] = &names.iter().collect::<Vec<_>>()[..]
+            && *keyword == "pattern"
+            && !has_properties
+            && !fields.contains_key("patternProperties")
+        {
+            let pattern = pattern.as_str().ok_or_else(|| wrong("pattern", "a string"))?;
+            fields.insert("patternProperties".to_owned(), json!({pattern: others}));
+            fields.insert("additionalProperties".to_owned(), false.into());
+            fields.remove("propertyNames");
+        }
+        Ok(())
+    }
+
+    /// The schema that a reference is to, if it is nothing else.
+    fn followed(&self, schema: &Value) -> Result<Value> {
+        let mut schema = schema;
+        for _ in 0..8 {
+            let path =
+                schema.as_object().filter(|fields| fields.len() == 1).and_then(|fields| fields.get("$ref"));
+            let Some(path) = path.and_then(Value::as_str) else { break };
+            schema = self.resolve(path)?;
+        }
+        Ok(schema.clone())
+    }
+}
+
+fn is_everything(schema: &Value) -> bool {
+    *schema == true || schema.as_object().is_some_and(Map::is_empty)
+}
+
+/// A condition that always or never holds, or on which nothing depends.
+fn without_if(fields: &mut Fields, members: &mut Vec<Value>) {
+    let condition = fields.get("if").cloned();
+    let depends = fields.contains_key("then") || fields.contains_key("else");
+    let holds = match condition {
+        // Nothing depends on nothing.
+        None => None,
+        Some(_) if !depends => None,
+        Some(schema) if is_everything(&schema) => Some("then"),
+        Some(Value::Bool(false)) => Some("else"),
+        Some(_) => return,
+    };
+    fields.remove("if");
+    let (then, otherwise) = (fields.remove("then"), fields.remove("else"));
+    members.extend(holds.and_then(|name| if name == "then" { then } else { otherwise }));
+}
+
+/// A key that demands others: it is not there, or they are.
+fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()> {
+    let mut num_dependent = 0;
+    for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
+        let Some(dependent) = fields.remove(keyword) else { continue };
+        let Value::Object(dependent) = dependent else { return Err(wrong(keyword, "an object")) };
+        for (name, demand) in dependent {
+            let with = match demand {
+                Value::Array(names) if names.is_empty() => continue,
+                demand if is_everything(&demand) => continue,
+                Value::Array(names) => {
+                    json!({"required": [[Value::from(name.as_str())].as_slice(), &names].concat()})
+                }
+                schema => json!({"allOf": [{"required": [name]}, schema]}),
+            };
+            num_dependent += 1;
+            if num_dependent > MAX_DEPENDENT {
+                return Err(Error::invalid_request(format!(
+                    "{keyword} in the JSON schema has more than {MAX_DEPENDENT} keys, the most that can be enforced"
+                ))
+                .with_hint("write the forms of the object as anyOf"));
+            }
+            members.push(json!({"anyOf": [{"properties": {name: false}}, with]}));
+        }
+    }
+    Ok(())
+}
+
+/// Items that a list must contain, where that is any item or none.
+fn without_contains(fields: &mut Fields) -> Result<()> {
+    let count = |fields: &Fields, name: &str| match fields.get(name) {
+        None => Ok(None),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(name, "a whole number")),
+    };
+    let (min, max) = (count(fields, "minContains")?, count(fields, "maxContains")?);
+    match fields.get("contains") {
+        None => {}
+        Some(_) if min == Some(0) && max.is_none() => {}
+        Some(schema) if is_everything(schema) => {
+            let at_least = count(fields, "minItems")?.unwrap_or(0).max(min.unwrap_or(1));
+            fields.insert("minItems".to_owned(), at_least.into());
+            if let Some(max) = max {
+                let at_most = count(fields, "maxItems")?.unwrap_or(max).min(max);
+                fields.insert("maxItems".to_owned(), at_most.into());
+            }
+        }
+        Some(_) => return Ok(()),
+    }
+    for keyword in ["contains", "minContains", "maxContains"] {
+        fields.remove(keyword);
+    }
+    Ok(())
+}
