@@ -53,9 +53,10 @@ impl Rules<'_> {
         };
         let is_left = |value: &Value| !values.iter().any(|refused| refused == value);
         let is_of_truth = fields.get("type").is_some_and(|kind| kind == "boolean");
-        match (fields.get_mut("enum"), fields.get("const")) {
+        let single = fields.get("const").cloned();
+        match (fields.get_mut("enum"), single) {
             (Some(Value::Array(listed)), None) => listed.retain(is_left),
-            (None, Some(value)) if !is_left(value) => return Ok(false),
+            (None, Some(value)) if !is_left(&value) => return Ok(false),
             (None, Some(_)) => {}
             (None, None) if is_of_truth => {
                 let left: Vec<Value> = [json!(true), json!(false)].into_iter().filter(is_left).collect();
@@ -170,8 +171,9 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
             let with = match demand {
                 Value::Array(names) if names.is_empty() => continue,
                 demand if is_everything(&demand) => continue,
-                Value::Array(names) => {
-                    json!({"required": [[Value::from(name.as_str())].as_slice(), &names].concat()})
+                Value::Array(mut names) => {
+                    names.push(name.as_str().into());
+                    json!({"required": names})
                 }
                 schema => json!({"allOf": [{"required": [name]}, schema]}),
             };

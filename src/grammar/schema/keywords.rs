@@ -1,6 +1,6 @@
 //! What the keywords of a schema are and how they are read.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::merge::{ANNOTATIONS, PATTERNS, names};
 use super::numbers::Bound;
@@ -89,7 +89,6 @@ pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
             "uniqueItems" => *value == false,
             "unevaluatedProperties" => *value == true || fields.contains_key("properties"),
             "unevaluatedItems" => *value == true,
-            "propertyNames" => *value == true || *value == json!({"type": "string"}),
             _ => false,
         };
         if is_harmless {

@@ -497,7 +497,7 @@ impl Rules<'_> {
         }
     }
 
-    fn resolve(&self, path: &str) -> Result<&Value> {
+    pub(super) fn resolve(&self, path: &str) -> Result<&Value> {
         let pointer = path.strip_prefix('#').map(|pointer| if pointer == "/" { "" } else { pointer });
         let found = pointer.and_then(|pointer| {
             self.root.pointer(pointer).or_else(|| self.root.pointer(&percent_decoded(pointer)?))

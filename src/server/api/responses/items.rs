@@ -65,15 +65,9 @@ impl Turns {
         match item.string("type")?.as_deref() {
             None | Some("message") => self.add_message(&mut item),
             Some("reasoning") => self.add_reasoning(&mut item),
-            Some("function_call") => {
-                let arguments = item.string("arguments")?.ok_or_else(|| missing(item.path("arguments")))?;
-                self.add_call(&mut item, call_arguments(&arguments))
-            }
+            Some("function_call") => self.add_call(&mut item, "arguments", call_arguments),
             // The input of such a tool is text of any form.
-            Some("custom_tool_call") => {
-                let input = item.string("input")?.ok_or_else(|| missing(item.path("input")))?;
-                self.add_call(&mut item, json!({"input": input}))
-            }
+            Some("custom_tool_call") => self.add_call(&mut item, "input", |input| json!({"input": input})),
             Some("function_call_output" | "custom_tool_call_output") => {
                 self.about_tools.get_or_insert_with(|| item.place().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
@@ -92,15 +86,22 @@ impl Turns {
         }
     }
 
-    fn add_call(&mut self, item: &mut Fields, arguments: Value) -> Result<(), ApiError> {
+    /// A call whose arguments are made of the text in this field.
+    fn add_call(
+        &mut self,
+        item: &mut Fields,
+        field: &str,
+        arguments: fn(&str) -> Value,
+    ) -> Result<(), ApiError> {
         self.about_tools.get_or_insert_with(|| item.place().to_owned());
         let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
         let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
+        let text = item.string(field)?.ok_or_else(|| missing(item.path(field)))?;
         item.pass(&["namespace"]);
         let message = self.assistant(|_| true);
         let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
         if let Value::Array(calls) = calls {
-            calls.push(call(Some(id), name, arguments));
+            calls.push(call(Some(id), name, arguments(&text)));
         }
         Ok(())
     }
