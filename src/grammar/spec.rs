@@ -86,9 +86,8 @@ impl GrammarSpec {
             Self::JsonSchema(schema) => Self::lark_json(schema)?,
             Self::Regex(regex) => format!("/{}/", between_slashes(without_anchors(regex))),
             Self::Choice(choices) => {
-                let literals: Vec<String> =
-                    choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
-                literals.join(" | ")
+                let literals: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
+                format!("/{}/", between_slashes(&literals.join("|")))
             }
             Self::Lark(grammar) if is_gbnf(grammar) => format!("%lark {{\n{}\n}}", to_lark(grammar)?),
             Self::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),

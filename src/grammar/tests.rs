@@ -109,8 +109,8 @@ fn an_answer_is_of_a_form_or_of_another_one() {
         (GrammarSpec::JsonSchema(number), |text| ["1", "2", "3"].contains(&text)),
         (GrammarSpec::JsonObject, |text| text.starts_with('{')),
         (GrammarSpec::Regex(r"^1\/2|3/4$".to_owned()), |text| ["1/2", "3/4"].contains(&text)),
-        (GrammarSpec::Choice(vec!["a\"".to_owned(), "b\n".to_owned()]), |text| {
-            ["a\"", "b\n"].contains(&text)
+        (GrammarSpec::Choice(["a\"", "b\n", "c"].map(str::to_owned).to_vec()), |text| {
+            ["a\"", "b\n", "c"].contains(&text)
         }),
         (GrammarSpec::Lark("start: own\nown: \"x\"".to_owned()), |text| text == "x"),
         (GrammarSpec::Lark("root ::= \"y\"".to_owned()), |text| text == "y"),

@@ -25,13 +25,13 @@ impl Rules<'_> {
         without_dependent(&mut fields, &mut members)?;
         without_contains(&mut fields)?;
         self.without_property_names(&mut fields)?;
-        if !members.is_empty() {
-            match fields.entry("allOf").or_insert_with(|| json!([])) {
-                Value::Array(all) => all.append(&mut members),
-                _ => return Err(wrong("allOf", "a list of schemas")),
-            }
+        let fields = constraints(&fields)?;
+        if members.is_empty() {
+            return Ok(Some(fields));
         }
-        constraints(&fields).map(Some)
+        // Keys keep the order in which the schema itself names them.
+        members.insert(0, fields.into());
+        Ok(Some(Fields::from_iter([("allOf".to_owned(), members.into())])))
     }
 
     /// Takes out a `not` that refuses all, nothing, or some of the values that are listed. False if it refuses all.
@@ -175,7 +175,15 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
                     names.push(name.as_str().into());
                     json!({"required": names})
                 }
-                schema => json!({"allOf": [{"required": [name]}, schema]}),
+                mut schema => {
+                    let required = schema
+                        .as_object_mut()
+                        .map(|fields| fields.entry("required").or_insert_with(|| json!([])));
+                    if let Some(Value::Array(required)) = required {
+                        required.push(name.as_str().into());
+                    }
+                    schema
+                }
             };
             num_dependent += 1;
             if num_dependent > MAX_DEPENDENT {

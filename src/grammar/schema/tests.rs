@@ -260,11 +260,10 @@ fn annotations_are_none_of_the_grammar() {
     );
     let tokenizer = tokenizer("qwen2");
     for (keyword, given) in [
-        ("not", json!({})),
-        ("contains", json!({})),
-        ("dependentRequired", json!({})),
+        ("not", json!({"maxItems": 3})),
+        ("contains", json!({"const": 1})),
         ("propertyNames", json!({"maxLength": 3})),
-        ("if", json!({})),
+        ("unevaluatedItems", json!(false)),
     ] {
         let schema = json!({"type": "object", "properties": {"a": {"type": "array", keyword: given}}});
         let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(schema)).unwrap_err();
