@@ -349,8 +349,6 @@ fn what_cannot_be_honoured_is_refused() {
     check(&tools(&json!({"tools": [], "tool_choice": "required"})), "tool_choice", "no tools");
     check(&tools(&json!({"functions": [{"name": "x"}]})), "functions", "not supported");
     check(&tools(&json!({"function_call": "auto"})), "function_call", "not supported");
-    let format = json!({"type": "json_object"});
-    check(&tools(&json!({"response_format": format})), "response_format", "exclude");
     check(&tools(&json!({"tool_choice": "required", "guided_regex": "a"})), "guided_regex", "exclude");
     // A schema that cannot be kept to is refused where it has to be, and at once.
     let hostile = |parameters: Value| {
@@ -370,20 +368,28 @@ fn what_cannot_be_honoured_is_refused() {
     let message = |message: Value| server.post(CHAT, &json!({"messages": [message], "max_tokens": 1}));
     let calling = |call: Value| message(json!({"role": "assistant", "tool_calls": [call]}));
     check(&message(json!({"role": "tool", "content": "5"})), "messages[0].tool_call_id", "missing");
-    check(&message(json!({"role": "function", "content": "5"})), "messages[0].role", "tool");
-    check(&message(json!({"role": "assistant", "content": null})), "messages[0].content", "missing");
+    check(&message(json!({"role": "function", "content": "5"})), "messages[0].tool_call_id", "missing");
+    check(&message(json!({"role": "user", "content": null})), "messages[0].content", "missing");
     check(&message(json!({"role": "assistant", "tool_calls": {}})), "messages[0].tool_calls", "a list");
     let user = json!({"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]});
     check(&message(user), "messages[0].tool_calls", "assistant");
     check(&calling(json!(1)), "messages[0].tool_calls[0]", "an object");
     check(&calling(json!({"id": "1"})), "messages[0].tool_calls[0].function", "missing");
     check(&calling(json!({"function": {}})), "messages[0].tool_calls[0].function.name", "missing");
-    check(
-        &calling(json!({"function": {"name": "f", "arguments": 5}})),
-        "messages[0].tool_calls[0].function.arguments",
-        "a string",
-    );
     // What a model wrote may come back, whatever it is.
-    assert_eq!(calling(json!({"function": {"name": "f", "arguments": "{\"a\": "}})).status, 200);
-    assert_eq!(calling(json!({"function": {"name": "f", "arguments": ""}})).status, 200);
+    for arguments in
+        [json!("{\"a\": "), json!(""), json!("null"), json!("[1, 2]"), json!(5), json!({}), Value::Null]
+    {
+        let answer = calling(json!({"function": {"name": "f", "arguments": arguments}}));
+        assert_eq!(answer.status, 200, "{arguments}: {answer:?}");
+    }
+    for turn in [
+        json!({"role": "assistant", "content": null}),
+        json!({"role": "assistant", "reasoning_content": "Hm."}),
+        json!({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}),
+        json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}),
+        json!({"role": "function", "name": "f", "content": "5"}),
+    ] {
+        assert_eq!(message(turn.clone()).status, 200, "{turn}");
+    }
 }

@@ -250,7 +250,7 @@ pub(super) fn template_variables(
     }
     if let Some(name) = RESERVED_VARIABLES.iter().find(|name| variables.values.contains_key(**name)) {
         let param = format!("chat_template_kwargs.{name}");
-        let message = format!("{param} is what a field of its own is about; use {name}");
+        let message = format!("{param} is not supported here; use the field {name}");
         return Err(ApiError::unsupported(param, message));
     }
     if let Some(documents) = fields.take("documents") {

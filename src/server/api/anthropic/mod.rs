@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::style::MessageStyle;
 use super::super::clients::Client;
@@ -140,13 +140,13 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     // The conversation is taken as it comes, so what would be cleared of it is still there.
-    if let Some(management) = fields.object("context_management")? {
-        let changes_nothing = management.look("edits").is_none_or(|edits| {
-            // Agents send one that clears earlier thinking, but keeps all of it.
+    if let Some(mut management) = fields.object("context_management")? {
+        // Agents send one that clears earlier thinking, but keeps all of it.
+        let keeps_all = |edits: &Value| {
             edits.as_array().is_some_and(|edits| edits.iter().all(|edit| edit["keep"] == "all"))
-        });
-        if changes_nothing {
-            drop(management.into_map());
+        };
+        if management.take("edits").is_some_and(|edits| !keeps_all(&edits)) {
+            management.tell("edits");
         }
     }
     if fields.bool("continue_final_message")?.unwrap_or(false) {

@@ -109,9 +109,12 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         return refuse("background");
     }
     // An answer does not get worse without them: what is too long is refused anyway, and there is one tier.
-    let harmless = [("truncation", &["disabled"][..]), ("service_tier", &["auto", "default"])];
-    for (name, values) in harmless {
-        if fields.string(name)?.is_some_and(|value| !values.contains(&value.as_str())) {
+    for name in ["service_tier", "truncation"] {
+        let is_usual = |value: &str| match name {
+            "truncation" => value == "disabled",
+            _ => ["auto", "default"].contains(&value),
+        };
+        if fields.string(name)?.is_some_and(|value| !is_usual(&value)) {
             fields.tell(name);
         }
     }
