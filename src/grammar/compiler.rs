@@ -116,9 +116,9 @@ impl GrammarCompiler {
 /// of tokens in the worst case.
 fn limits() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 1_000,
+        max_items_in_row: 2_000,
         step_lexer_fuel: 100_000,
-        step_max_items: 10_000,
+        step_max_items: 50_000,
         max_lexer_states: 20_000,
         max_grammar_size: 200_000,
         verbose_errors: false,

@@ -410,9 +410,8 @@ fn what_cannot_be_honoured_is_refused() {
     check(json!({"n": 2}), "n", unsupported, "one answer");
     check(json!({"return_token_ids": true}), "return_token_ids", unsupported, "chat");
     check(json!({"tools": [{"type": "web_search"}]}), "tools", unsupported, "no function");
-    check(json!({"tools": [weather()]}), "tools", unsupported, "--chat-template");
-    let output = json!([{"type": "function_call_output", "call_id": "1", "output": "x"}]);
-    check(json!({"input": output}), "input[0]", unsupported, "--chat-template");
+    let required = json!({"tools": [weather()], "tool_choice": "required"});
+    check(required, "tool_choice", unsupported, "--chat-template");
     check(json!({"previous_response_id": "x"}), "previous_response_id", unsupported, "--responses-memory");
     let long = "word ".repeat(100);
     check(json!({"input": long}), "input", Some("context_length_exceeded"), "64");

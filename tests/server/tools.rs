@@ -330,10 +330,29 @@ fn check(answer: &Answer, param: &str, words: &str) {
 fn what_cannot_be_honoured_is_refused() {
     // The built-in model's own template knows nothing of tools.
     let server = Server::start("--max-model-len 512");
-    check(&server.post(CHAT, &request(&json!({}))), "tools", "--chat-template");
-    check(&server.post(CHAT, &request(&json!({"tool_choice": "none"}))), "tools", "--chat-template");
-    let answer = json!({"messages": [{"role": "tool", "tool_call_id": "1", "content": "5"}]});
-    check(&server.post(CHAT, &answer), "messages[0]", "--chat-template");
+    check(
+        &server.post(CHAT, &request(&json!({"tool_choice": "required"}))),
+        "tool_choice",
+        "--chat-template",
+    );
+    // What nobody demands is left out, and told.
+    for change in [json!({}), json!({"tool_choice": "none"})] {
+        let answer = server.post(CHAT, &request(&change));
+        assert_eq!(
+            (answer.status, answer.header("x-ignored-fields")),
+            (200, Some("tools")),
+            "{}",
+            answer.text()
+        );
+    }
+    let answer = json!({"messages": [{"role": "user", "content": "?"}, {"role": "tool", "tool_call_id": "1", "content": "5"}], "max_tokens": 1});
+    let answer = server.post(CHAT, &answer);
+    assert_eq!(
+        (answer.status, answer.header("x-ignored-fields")),
+        (200, Some("messages[1]")),
+        "{}",
+        answer.text()
+    );
     drop(server);
 
     let server = Server::start(&format!("--max-model-len 512 --chat-template {TEMPLATE_PATH}"));

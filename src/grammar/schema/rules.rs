@@ -20,6 +20,9 @@ const MAX_DEPTH: usize = 200;
 const MAX_MERGES: usize = 5_000;
 /// A character of a string in JSON. Each has one form only, so that no key has two.
 const CHARACTER: &str = r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
+/// Most keys of an object, one behind the other, any of which may come next. The library's parser has three items for
+/// each of them, and at most 2,000 at a time.
+const MAX_OPTIONAL: usize = 500;
 /// The most of an integer that has to be a multiple of something: a double is exact up to here.
 const MAX_MULTIPLE: i64 = (1 << 53) - 1;
 /// The most of another number that has to be one.
@@ -363,6 +366,15 @@ impl Rules<'_> {
 
     /// The members of an object in their order, and others behind them.
     fn members(&mut self, members: &[(String, bool)], more: Option<&str>) -> Result<String> {
+        let runs = members.split(|(_, is_required)| *is_required).map(<[_]>::len);
+        let num_optional = runs.max().unwrap_or(0);
+        if num_optional > MAX_OPTIONAL {
+            return Err(Error::invalid_request(format!(
+                "an object in the JSON schema has {num_optional} keys in a row that are not required; at most \
+                 {MAX_OPTIONAL} can be enforced"
+            ))
+            .with_hint("name some of them in required"));
+        }
         // What may follow when something stands before it, and when nothing does; from the end.
         let mut behind = more.map_or_else(String::new, |more| format!("(\",\" {more})*"));
         let mut alone = more.map_or_else(String::new, |more| format!("({more} (\",\" {more})*)?"));

@@ -102,6 +102,19 @@ fn objects_are_closed_unless_they_say_otherwise() {
 }
 
 #[test]
+fn many_optional_keys_are_enforced_or_refused_before_the_answer() {
+    let keys = |num_keys: usize| {
+        let keys = (0..num_keys).map(|index| (format!("p{index}"), json!({"type": "integer"})));
+        json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
+    };
+    check(&keys(340), &["{}", r#"{"p7": 1, "p339": 2}"#], &[r#"{"p340": 1}"#]);
+    check(&keys(500), &[r#"{"p0": 1, "p499": 2}"#], &[r#"{"p1": 1, "p0": 2}"#]);
+    let tokenizer = tokenizer("qwen2");
+    let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(keys(501))).unwrap_err();
+    assert!(error.message().contains("501 keys") && error.hint().is_some(), "{error}");
+}
+
+#[test]
 fn conditions_are_written_in_other_keywords() {
     let (a, b, both, none) = (r#"{"a": true}"#, r#"{"b": true}"#, r#"{"a": true, "b": false}"#, "{}");
     let other = r#"{"c": true}"#;

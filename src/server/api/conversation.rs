@@ -77,19 +77,33 @@ pub(super) struct Answers {
 impl Conversation {
     /// The token ids of the prompt.
     pub(super) fn encode(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
-        let Self { param, messages, tools, .. } = self;
-        let uses_tools = model.llm.chat().is_none_or(Chat::uses_tools);
-        let about_tools = tools.source.as_ref().map(|_| "tools".to_owned());
-        if let Some(param) = about_tools.or_else(|| self.about_tools.clone())
-            && !uses_tools
-        {
+        let none = ToolRequest::default();
+        self.encode_with(model, self.known_tools(model, &none)?)
+    }
+
+    /// The tools, or `none` if the template tells the model nothing of them. Then nothing of them is left that the model
+    /// could read, which is told; a call cannot be asked for.
+    fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
+        let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
+        let Some(place) = about_tools.filter(|_| !model.llm.chat().is_none_or(Chat::uses_tools)) else {
+            return Ok(&self.tools);
+        };
+        if called_tools(&self.tools).is_some() {
             let message = format!(
-                "{param} is about tools, of which the chat template of {} tells the model nothing; start the \
+                "tool_choice asks for a call, and the chat template of {} tells the model nothing of tools; start the \
                  server with one that does (--chat-template)",
                 model.llm.name()
             );
-            return Err(ApiError::unsupported(param, message));
+            return Err(ApiError::unsupported("tool_choice", message));
         }
+        if let Some(ignored) = &self.variables.ignored {
+            ignored.add(place);
+        }
+        Ok(none)
+    }
+
+    fn encode_with(&self, model: &Model, tools: &ToolRequest) -> Result<Vec<u32>, ApiError> {
+        let Self { param, messages, .. } = self;
         let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
         check_text_len(model, "tools", num_tool_bytes)?;
         check_text_len(model, param, messages::num_bytes(messages))?;
@@ -113,8 +127,10 @@ impl Conversation {
         options: &mut Options,
         answers: Answers,
     ) -> Result<(Request, TurnFormat), ApiError> {
-        let prompt_token_ids = self.encode(model)?;
-        let turns = turn_format(model, &prompt_token_ids, &self.tools, answers.includes_reasoning)?;
+        let none = ToolRequest::default();
+        let tools = self.known_tools(model, &none)?;
+        let prompt_token_ids = self.encode_with(model, tools)?;
+        let turns = turn_format(model, &prompt_token_ids, tools, answers.includes_reasoning)?;
         options.text.visible_special = model.llm.visible_special(turns.answers);
         let engine = model.llm.engine();
         params.max_tokens =
@@ -126,7 +142,7 @@ impl Conversation {
         let mut request = Request::new(prompt_token_ids, params);
         request.cache_salt.clone_from(&options.cache_salt);
         request.prompt_logprobs = options.prompt_logprobs;
-        request.constraint = constraint(model, answers.output, &self.tools, &turns)?;
+        request.constraint = constraint(model, answers.output, tools, &turns)?;
         request
             .validate(engine.model_limits(), engine.config())
             .map_err(|error| ApiError::from(error).or_param(self.param))?;
