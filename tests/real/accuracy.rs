@@ -1,0 +1,119 @@
+//! Greedy tokens and perplexity, against a forward pass in double precision.
+
+use std::path::Path;
+
+use tinyvllm::engine::{Event, Request};
+use tinyvllm::llm::{DeviceChoice, KernelChoice, Llm, LlmOptions};
+use tinyvllm::ops::KvCacheDType;
+use tinyvllm::sampling::SamplingParams;
+use tinyvllm::weights::Quantization;
+
+use super::convert::f32_folder;
+use super::{expected, gguf, ids, load, with_limits};
+
+/// With a cache that rounds nothing either.
+fn exact() -> LlmOptions {
+    LlmOptions { kv_cache_dtype: KvCacheDType::F32, ..with_limits(|_| ()) }
+}
+
+#[test]
+fn greedy_tokens_are_those_of_the_independent_forward_pass() {
+    let Some(gguf) = gguf() else { return };
+    let llm = load(&f32_folder(&gguf), exact());
+    let goldens = expected()["greedy"].as_array().unwrap().clone();
+    assert_eq!(goldens.len(), 10);
+    let streams = goldens.iter().map(|golden| {
+        let prompt = golden["prompt"].as_str().unwrap();
+        let prompt_ids = llm.encode_raw(prompt).unwrap();
+        assert_eq!(prompt_ids, ids(&golden["prompt_ids"]), "{prompt}");
+        let params = SamplingParams { max_tokens: Some(200), ignore_eos: true, ..SamplingParams::greedy() };
+        llm.engine().submit(Request::new(prompt_ids, params)).unwrap()
+    });
+    for (stream, golden) in streams.collect::<Vec<_>>().into_iter().zip(&goldens) {
+        let token = |event| match event {
+            Event::Token { token_id, .. } => Some(token_id),
+            _ => None,
+        };
+        let tokens: Vec<u32> = stream.filter_map(token).collect();
+        let wanted = ids(&golden["ids"]);
+        assert_eq!(wanted.len(), 200);
+        let first = tokens.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+        assert!(tokens == wanted, "{}: the first difference is at {first:?}", golden["prompt"]);
+    }
+}
+
+/// The perplexity of the first `num_pieces` pieces of the text.
+fn perplexity(llm: &Llm, num_pieces: usize) -> f64 {
+    let golden = &expected()["perplexity"];
+    let tokens = llm.encode_raw(include_str!("../fixtures/smollm2/text.txt")).unwrap();
+    assert_eq!(tokens.len() as u64, golden["num_tokens"].as_u64().unwrap());
+    let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
+    let pieces = tokens.chunks(golden["piece_len"].as_u64().unwrap() as usize).take(num_pieces);
+    let streams = pieces.map(|piece| {
+        let request = Request { prompt_logprobs: Some(0), ..Request::new(piece.to_vec(), params.clone()) };
+        (piece.len() - 1, llm.engine().submit(request).unwrap())
+    });
+    let mut losses = Vec::new();
+    for (num, stream) in streams.collect::<Vec<_>>() {
+        let before = losses.len();
+        for event in stream {
+            if let Event::PromptLogprobs { logprobs } = event {
+                losses.extend(logprobs.iter().map(|found| -f64::from(found.logprobs.logprob)));
+            }
+        }
+        assert_eq!(losses.len() - before, num);
+    }
+    (losses.iter().sum::<f64>() / losses.len() as f64).exp()
+}
+
+/// That of the forward pass, over the same pieces.
+fn expected_perplexity(num_pieces: usize) -> f64 {
+    let losses = expected()["perplexity"]["losses"].clone();
+    let (mut sum, mut num) = (0.0, 0);
+    for piece in losses.as_array().unwrap().iter().take(num_pieces) {
+        sum += piece[0].as_f64().unwrap();
+        num += piece[1].as_u64().unwrap();
+    }
+    (sum / num as f64).exp()
+}
+
+/// Relative to that of the forward pass.
+#[track_caller]
+fn check(path: &Path, options: LlmOptions, num_pieces: usize, tolerance: f64) {
+    let what = format!("{:?} {:?} {:?}", options.kernels, options.quantization, path.extension());
+    let found = perplexity(&load(path, options), num_pieces);
+    let wanted = expected_perplexity(num_pieces);
+    let difference = found / wanted - 1.0;
+    assert!(
+        difference.abs() < tolerance,
+        "{what}: perplexity {found}, which is {difference:+} from {wanted}"
+    );
+}
+
+#[test]
+fn single_precision_has_the_perplexity_of_the_independent_forward_pass() {
+    let Some(gguf) = gguf() else { return };
+    check(&f32_folder(&gguf), exact(), usize::MAX, 1e-4);
+}
+
+#[test]
+fn so_has_the_reference() {
+    let Some(gguf) = gguf() else { return };
+    let options = LlmOptions { kernels: KernelChoice::Reference, device: DeviceChoice::Cpu, ..exact() };
+    check(&f32_folder(&gguf), options, 1, 1e-4);
+}
+
+#[test]
+fn the_perplexity_of_the_file_and_of_eight_bits_is_nearly_that() {
+    let Some(gguf) = gguf() else { return };
+    check(&gguf, with_limits(|_| ()), usize::MAX, 5e-3);
+    let quantization = Some(Quantization::Q8_0);
+    check(&f32_folder(&gguf), LlmOptions { quantization, ..with_limits(|_| ()) }, usize::MAX, 5e-3);
+}
+
+#[test]
+fn four_bits_in_the_place_of_all_weights_cost_some_per_cent() {
+    let Some(gguf) = gguf() else { return };
+    let quantization = Some(Quantization::Q4K);
+    check(&f32_folder(&gguf), LlmOptions { quantization, ..with_limits(|_| ()) }, usize::MAX, 0.06);
+}
