@@ -84,8 +84,15 @@ pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn 
         rows,
         cols,
     };
-    let all = (0..num_groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
-    codes.zero_range = range_of(all.map(|(row, group)| codes.zero(row, group)));
+    // Words repeat where all zeros are the same, which spares a large model that many looks.
+    let repeats =
+        |zeros: &Part| 32 % bits == 0 && (0..zeros.num_elements()).all(|i| zeros.word(i) == zeros.word(0));
+    codes.zero_range = if zeros.is_none_or(repeats) {
+        range_of((0..rows.min(32 / bits)).map(|row| codes.zero(row, 0)))
+    } else {
+        let all = (0..num_groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
+        range_of(all.map(|(row, group)| codes.zero(row, group)))
+    };
     Ok(Box::new(Integers::new(codes, groups, Scales::ByGroup(scales.clone()), 1.0)))
 }
 

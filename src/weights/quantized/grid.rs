@@ -35,7 +35,9 @@ impl ScaleGrid {
         let own = scales.shape();
         let (own_matrices, own_grid) = match num_matrices {
             _ if scales.num_elements() == 1 => (1, &[][..]),
-            1 if !stack.is_empty() && own.len() == shape.len() => (1, &own[stack.len()..]),
+            1 if !stack.is_empty() && own.len() == shape.len() && own.starts_with(stack) => {
+                (1, &own[stack.len()..])
+            }
             1 => (1, own),
             _ if own.first() == Some(&num_matrices) => (num_matrices, &own[1..]),
             _ => return Err(misfit()),

@@ -260,6 +260,60 @@ fn damaged_parts_are_named() {
     check("int8", &["up_proj.weight_format", "certain GPUs"], &|case| case.part(".weight_format").3.fill(1));
 }
 
+/// Whatever is wrong with a part, the matrix is an error or some values.
+#[test]
+fn any_damage_is_an_error_or_a_value() {
+    let read = |case: &Case| {
+        let Ok(checkpoint) = case.open() else { return false };
+        if checkpoint.ensure_supported().is_err() {
+            return false;
+        }
+        let quantizer = Quantizer::unpacking(std::num::NonZeroUsize::new(1));
+        let names: Vec<_> = checkpoint.tensor_names().map(str::to_owned).collect();
+        names.iter().all(|name| {
+            let Ok(tensor) = checkpoint.tensor(name) else { return false };
+            // Stored words stay as they are.
+            !tensor.is_packed()
+                || tensor.to_f32().is_ok_and(|values| values.len() == tensor.num_elements())
+                    && quantizer.quantize(std::slice::from_ref(&tensor), &|_| ()).is_ok()
+        })
+    };
+    let (mut num_values, mut num_errors) = (0, 0);
+    for case in cases() {
+        for index in 0..case.parts.len() {
+            let size = |part: &(String, Dtype, Vec<usize>, Vec<u8>)| part.2.iter().product::<usize>().max(1);
+            let damages: [&dyn Fn(&mut (String, Dtype, Vec<usize>, Vec<u8>)); 7] = [
+                &|part| part.3.fill(0),
+                &|part| part.3.fill(255),
+                &|part| part.2.reverse(),
+                &|part| part.2 = vec![size(part)],
+                &|part| part.2.insert(0, 1),
+                &|part| {
+                    // Of a type as large.
+                    part.1 = match part.1 {
+                        Dtype::I32 => Dtype::F32,
+                        Dtype::F32 => Dtype::I32,
+                        Dtype::F16 => Dtype::BF16,
+                        Dtype::U8 => Dtype::F8_E4M3,
+                        Dtype::I8 | Dtype::F8_E4M3 => Dtype::U8,
+                        other => other,
+                    };
+                },
+                &|part| {
+                    let bytes = part.3.len() / size(part);
+                    (part.2, part.3) = (vec![0, 3], Vec::with_capacity(bytes));
+                },
+            ];
+            for damage in damages {
+                let mut damaged = case.clone();
+                damage(&mut damaged.parts[index]);
+                if read(&damaged) { num_values += 1 } else { num_errors += 1 }
+            }
+        }
+    }
+    assert!(num_values > 100 && num_errors > 100, "{num_values} values, {num_errors} errors");
+}
+
 /// A form that nobody here has heard of is named, with the way out.
 #[test]
 fn unknown_methods_are_named() {
