@@ -5,14 +5,15 @@
 //! guessed format gives answers that are subtly bad. This module does not know the engine.
 
 mod answer;
-mod clock;
-mod json;
+mod jinja;
 mod mask;
+mod probe;
 mod template;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::mask::Mask;
+use self::probe::Probe;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::{Error, ErrorKind, Result};
 
@@ -89,8 +90,9 @@ pub struct Chat {
     template: ChatTemplate,
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
-    bos_token: Option<String>,
-    eos_token: Option<String>,
+    /// The special tokens that templates know by name.
+    tokens: Vec<(&'static str, String)>,
+    probe: Probe,
 }
 
 impl Chat {
@@ -120,16 +122,35 @@ impl Chat {
         };
         let sources = [source, tool_use.unwrap_or_default()].concat();
         let token_text = |id: u32| tokenizer.token_text(id);
-        Ok(Self {
+        let tokens =
+            [("bos_token", tokenizer.bos_token_id()), ("eos_token", tokenizer.template_eos_token_id())];
+        let mut chat = Self {
             answers: AnswerFormat {
                 tool_calls: config.tool_calls.resolve(|| ToolCallFormat::detect(&sources, tokenizer)),
                 reasoning: config.reasoning.resolve(|| ReasoningFormat::detect(&sources, tokenizer)),
             },
             template: ChatTemplate::new(source)?,
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
-            bos_token: tokenizer.bos_token_id().map(token_text),
-            eos_token: tokenizer.template_eos_token_id().map(token_text),
-        })
+            tokens: tokens.into_iter().filter_map(|(name, id)| Some((name, token_text(id?)))).collect(),
+            probe: Probe::default(),
+        };
+        chat.probe = probe::probe(&mut chat);
+        Ok(chat)
+    }
+
+    /// Why the template is of no use: it fails, or writes nothing of what the user says.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.probe.problem.as_deref()
+    }
+
+    /// What conversations the template does not take, in a line.
+    #[must_use]
+    pub fn notice(&self) -> Option<String> {
+        if self.probe.refused.is_empty() {
+            return None;
+        }
+        Some(format!("the chat template does not take {}", self.probe.refused.join(", ")))
     }
 
     /// The forms of what the model answers.
@@ -227,8 +248,18 @@ impl Chat {
         self.tool_use.as_ref().filter(|_| wants_tools).unwrap_or(&self.template)
     }
 
-    fn render_context(&self, context: Map<String, Value>, options: &ChatOptions) -> Result<String> {
-        let mut rendered = self.template(options).render(&Value::Object(context))?;
+    fn render_context(&self, mut context: Map<String, Value>, options: &ChatOptions) -> Result<String> {
+        let template = self.template(options);
+        let is_call = |message: &Value| message.get("tool_calls").is_some_and(Value::is_array);
+        let has_calls =
+            context.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
+        let mut json = Value::Object(std::mem::take(&mut context));
+        let mut rendered = template.render(&json);
+        // Arguments of calls are objects, as most templates want them. Some put them into a text as they are.
+        if rendered.is_err() && has_calls && write_arguments_as_text(&mut json) {
+            rendered = template.render(&json).or(rendered);
+        }
+        let mut rendered = rendered?;
         if options.continue_final_message {
             let end = rendered.rfind(MESSAGE_END).ok_or_else(|| {
                 Error::new(
@@ -250,7 +281,12 @@ impl Chat {
             if options.continue_final_message && index == last {
                 content.push(MESSAGE_END);
             }
-            fields.insert("content".to_owned(), content.into());
+            let content = if self.probe.wants_parts {
+                json!([{"type": "text", "text": content}])
+            } else {
+                content.into()
+            };
+            fields.insert("content".to_owned(), content);
             fields.extend(message.extra.clone());
             Value::Object(fields)
         });
@@ -258,13 +294,28 @@ impl Chat {
         context.insert("messages".to_owned(), messages.collect());
         context.insert("tools".to_owned(), options.tools.clone().unwrap_or(Value::Null));
         context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
-        for (name, token) in [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)] {
-            if let Some(token) = token {
-                context.insert(name.to_owned(), token.clone().into());
-            }
+        for (name, token) in &self.tokens {
+            context.insert((*name).to_owned(), token.clone().into());
         }
         context
     }
+}
+
+/// Makes texts of the arguments of all calls, and says whether there were any to make one of.
+fn write_arguments_as_text(context: &mut Value) -> bool {
+    let messages = context.get_mut("messages").and_then(Value::as_array_mut);
+    let calls =
+        messages.into_iter().flatten().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
+    let mut found = false;
+    for call in calls.flatten() {
+        if let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments"))
+            && arguments.is_object()
+        {
+            *arguments = jinja::json_text(arguments).into();
+            found = true;
+        }
+    }
+    found
 }
 
 /// The history of an interactive chat.

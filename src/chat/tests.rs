@@ -195,6 +195,77 @@ fn a_missing_or_broken_template_is_an_error() {
 }
 
 #[test]
+fn a_template_is_tried_before_anybody_chats() {
+    let check = |source: &str, problem: Option<&str>, notice: Option<&str>| {
+        let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
+        let chat = Chat::new(&tokenizer).unwrap();
+        assert_eq!(chat.problem(), problem, "{source}");
+        assert_eq!(chat.notice().as_deref(), notice, "{source}");
+    };
+    let plain = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
+    check(plain, None, None);
+    check(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}",
+        None,
+        Some("the chat template does not take a system message (System role not supported)"),
+    );
+    check(
+        "{{ messages[-1].content }}",
+        None,
+        Some(
+            "the chat template does not take a system message (it is left out), several turns (it is left out)",
+        ),
+    );
+    let nothing = "the chat template writes nothing of what the user says";
+    let all = "the chat template does not take a message of the user alone (it is left out), a system message (it is left out), several turns (it is left out)";
+    check("chatml", Some(nothing), Some(all));
+    check("{{ messages | length }}", Some(nothing), Some(all));
+    let broken = tokenizer(Some("{{ messages[0].content + 1 }}"), &["<s>", "</s>"], false);
+    let chat = Chat::new(&broken).unwrap();
+    assert!(chat.problem().unwrap().contains("failed in line 1: unsupported operand types"), "{chat:?}");
+    let with_tools = format!("{{% for t in tools or [] %}}{{{{ t | tojson }}}}{{% endfor %}}{plain}");
+    check(&with_tools, None, None);
+}
+
+#[test]
+fn content_comes_in_parts_where_a_template_wants_them() {
+    let source = "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }};{% endif %}{% endfor %}{% endfor %}";
+    let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
+    let chat = Chat::new(&tokenizer).unwrap();
+    assert_eq!(chat.problem(), None);
+    assert_eq!(chat.render(&conversation(), &ChatOptions::default()).unwrap(), "S;Hi;Yo;Bye;");
+}
+
+#[test]
+fn arguments_are_objects_or_texts_as_the_template_takes_them() {
+    let check = |write: &str, expected: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{{{{ {write} }}}}{{% endfor %}}{{% endfor %}}"
+        );
+        let tokenizer = tokenizer(Some(&source), &["<s>", "</s>"], false);
+        let chat = Chat::new(&tokenizer).unwrap();
+        let mut message = Message::new("assistant", "");
+        let arguments = json!({"z": "é\n", "a": [1, {"b": null}]});
+        message
+            .extra
+            .insert("tool_calls".into(), json!([{"function": {"name": "f", "arguments": arguments}}]));
+        assert_eq!(chat.render(&[message], &ChatOptions::default()).unwrap(), expected, "{write}");
+    };
+    let text = r#"{"z": "é\n", "a": [1, {"b": null}]}"#;
+    check("c.function.arguments | tojson", text);
+    check("'```' + c.function.arguments + '```'", &format!("```{text}```"));
+    check("c.function.arguments.a[0]", "1");
+}
+
+#[test]
+fn tools_are_used_though_the_template_sets_them() {
+    let source = "{%- set tools = tools or [] -%}{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";
+    let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
+    let chat = Chat::new(&tokenizer).unwrap();
+    assert!(chat.uses_tools());
+}
+
+#[test]
 fn conversations_keep_their_system_message() {
     let mut conversation = Conversation::new(Some("S".into()));
     conversation.push_user("Hi");

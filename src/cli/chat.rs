@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Behavior, Config, Editor};
-use tinyvllm::chat::{AnswerFormat, Chat, ChatOptions, Conversation};
+use tinyvllm::chat::{AnswerFormat, ChatOptions, Conversation};
 use tinyvllm::engine::FinishReason;
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
@@ -59,11 +59,7 @@ pub(crate) fn chat(
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     llm.require_tokenizer()?;
-    let Some(format) = llm.chat().map(Chat::answer_format) else {
-        return Err(Error::new(ErrorKind::Unsupported, "the model has no chat template, so it cannot chat")
-            .with_hint("let it continue a text with --raw --prompt TEXT")
-            .into());
-    };
+    let format = llm.require_chat()?.answer_format();
     let params = sampling.params(llm.sampling_defaults());
     let answers =
         Answers { llm: &llm, format, options: chat_options(&llm, thinking)?, params, interrupt, console };

@@ -78,7 +78,13 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
                     None => "none; give prompts with --prompt-ids".to_owned(),
                 },
             ),
-            line("chat template", if report.has_chat_template { "yes" } else { "none" }.to_owned()),
+            line(
+                "chat template",
+                match &report.chat_problem {
+                    Some(problem) => format!("not of use: {problem}"),
+                    None => if report.has_chat_template { "yes" } else { "none" }.to_owned(),
+                },
+            ),
         ],
     );
     let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, value.clone())).collect();
@@ -230,5 +236,6 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         "plan": plan,
         "tokenizer_vocab_size": report.tokenizer_vocab_size,
         "has_chat_template": report.has_chat_template,
+        "chat_problem": report.chat_problem,
     })
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use tinyvllm::Error;
 use tinyvllm::chat::{ChatConfig, ChatOptions};
 use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
-use tinyvllm::{Error, ErrorKind};
 
 use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
@@ -73,9 +73,8 @@ pub(crate) fn chat_options(llm: &Llm, args: ThinkingArgs) -> tinyvllm::Result<Ch
     if !args.no_thinking {
         return Ok(ChatOptions::default());
     }
-    let chat = llm.chat().ok_or_else(|| {
-        Error::new(ErrorKind::Unsupported, format!("{} has no chat template", llm.name()))
-            .with_hint("leave --no-thinking out, or give a template with --chat-template")
+    let chat = llm.require_chat().map_err(|error| {
+        error.with_hint("leave --no-thinking out, or give a template with --chat-template")
     })?;
     Ok(ChatOptions { variables: chat.variables_without_reasoning()?, ..ChatOptions::default() })
 }

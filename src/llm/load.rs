@@ -274,6 +274,7 @@ impl Llm {
             name: model.display_name.clone(),
             engine,
             chat: opened.chat,
+            chat_problem: opened.chat_problem,
             tokenizer: opened.tokenizer,
             tokenizer_error: opened.tokenizer_error,
             grammars,
@@ -298,6 +299,8 @@ pub(super) struct OpenedModel {
     pub(super) tokenizer_error: Option<Error>,
     pub(super) chat: Option<Chat>,
     pub(super) generation: GenerationConfig,
+    /// Why the model's own template is of no use; all that needs none works.
+    pub(super) chat_problem: Option<String>,
 }
 
 impl OpenedModel {
@@ -320,13 +323,13 @@ impl OpenedModel {
             Err(error) if may_go_without(&error) => (None, Some(error)),
             Err(error) => return Err(error),
         };
-        let chat = match &tokenizer {
+        let (chat, chat_problem) = match &tokenizer {
             Some(tokenizer) if tokenizer.chat_template().is_some() || chat.template.is_some() => {
-                Some(Chat::with_config(tokenizer, chat)?)
+                open_chat(tokenizer, chat)?
             }
-            _ => None,
+            _ => (None, None),
         };
-        Ok(Self { checkpoint, config, tokenizer, tokenizer_error, chat, generation })
+        Ok(Self { checkpoint, config, tokenizer, tokenizer_error, chat, generation, chat_problem })
     }
 
     /// What the memory plan is made from.
@@ -393,6 +396,10 @@ impl OpenedModel {
         notices.extend(self.tokenizer_error.as_ref().map(|error| {
             format!("the tokenizer cannot be used, so that only token ids work: {}", error.message())
         }));
+        notices.extend(self.chat_problem.as_ref().map(|problem| {
+            format!("{problem}; chats are refused until --chat-template names another template")
+        }));
+        notices.extend(self.chat.as_ref().and_then(Chat::notice));
         notices
     }
 
@@ -415,6 +422,22 @@ impl OpenedModel {
 /// Whether a model may be used without its tokenizer, because that is what is wrong.
 fn may_go_without(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidModel | ErrorKind::Unsupported | ErrorKind::NotFound)
+}
+
+/// The chat format, or why there is none. A template that was given by hand has to be one; with the model's own, the
+/// model can be used without chats.
+fn open_chat(tokenizer: &Tokenizer, config: &ChatConfig) -> Result<(Option<Chat>, Option<String>)> {
+    let is_own = config.template.is_none();
+    match Chat::with_config(tokenizer, config) {
+        Ok(chat) => match chat.problem() {
+            Some(problem) if is_own => Ok((None, Some(problem.to_owned()))),
+            _ => Ok((Some(chat), None)),
+        },
+        Err(error) if is_own && error.kind() == ErrorKind::InvalidModel => {
+            Ok((None, Some(error.message().to_owned())))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A folder may be without a tokenizer; then the model takes token ids only.

@@ -45,6 +45,7 @@ pub struct Llm {
     tokenizer_error: Option<Error>,
     grammars: Option<GrammarCompiler>,
     chat: Option<Chat>,
+    chat_problem: Option<String>,
     config: ModelConfig,
     context: Arc<Context>,
     weight_traffic: WeightTraffic,
@@ -79,10 +80,25 @@ impl Llm {
         self.chat.as_ref()
     }
 
-    /// Whether there is a chat template.
+    /// Whether there is a chat template, be it of use or not.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
-        self.chat.is_some()
+        self.chat.is_some() || self.chat_problem.is_some()
+    }
+
+    /// The chat format, or why nobody can chat.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the model has no template, or one that is of no use.
+    pub fn require_chat(&self) -> Result<&Chat> {
+        self.chat.as_ref().ok_or_else(|| match &self.chat_problem {
+            Some(problem) => {
+                Error::new(ErrorKind::Unsupported, format!("{} cannot chat: {problem}", self.name))
+                    .with_hint("give another template with --chat-template, or the prompt as it is (--raw)")
+            }
+            None => Error::new(ErrorKind::Unsupported, format!("{} has no chat template", self.name))
+                .with_hint("give the prompt as it is with --raw, or a template with --chat-template"),
+        })
     }
 
     /// The model's dimensions.
@@ -173,11 +189,7 @@ impl Llm {
     /// fails.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
         let tokenizer = self.require_tokenizer()?;
-        let chat = self.chat.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, format!("{} has no chat template", self.name))
-                .with_hint("give the prompt as it is with --raw, or a template with --chat-template")
-        })?;
-        chat.encode(tokenizer, messages, options)
+        self.require_chat()?.encode(tokenizer, messages, options)
     }
 
     /// Where the template left off, from the last tokens of a prompt.

@@ -40,8 +40,10 @@ pub struct ModelReport {
     pub tokenizer_vocab_size: Option<usize>,
     /// Whether the files have a tokenizer that cannot be used; a notice says why.
     pub has_broken_tokenizer: bool,
-    /// Whether there is a chat template.
+    /// Whether there is a chat template that is of use.
     pub has_chat_template: bool,
+    /// Why there is one that is not.
+    pub chat_problem: Option<String>,
 }
 
 impl ModelReport {
@@ -148,6 +150,7 @@ impl Llm {
             has_broken_tokenizer: opened.tokenizer_error.is_some(),
             tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),
             has_chat_template: opened.chat.is_some(),
+            chat_problem: opened.chat_problem.clone(),
         })
     }
 }

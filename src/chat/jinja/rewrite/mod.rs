@@ -1,0 +1,261 @@
+//! From a chat template to source for the template engine: statements keep their form, expressions become calls of
+//! our filters, whitespace control is done, lines stay where they were.
+//!
+//! Invariant: what comes out is nested at most so deep that reading and compiling it needs little stack.
+
+mod calls;
+mod expression;
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use self::expression::{Parser, quote};
+use super::lexer::{Piece, PieceKind, Token, TokenKind, lex};
+
+/// Blocks inside of blocks; a branch of a condition counts too.
+const MAX_BLOCKS: usize = 100;
+
+/// Where a template is not written as one, and how.
+#[derive(Debug)]
+pub(in crate::chat) struct SyntaxError {
+    pub(in crate::chat) line: usize,
+    pub(in crate::chat) message: String,
+}
+
+type Result<T> = std::result::Result<T, SyntaxError>;
+
+/// A template in the engine's words.
+#[derive(Debug)]
+pub(in crate::chat) struct Rewritten {
+    pub(in crate::chat) source: String,
+    /// The variables that expressions read, set by the template or not.
+    pub(in crate::chat) names: HashSet<String>,
+}
+
+/// Rewrites a template.
+pub(in crate::chat) fn rewrite(source: &str) -> Result<Rewritten> {
+    let pieces = lex(source)?;
+    let mut rewriter = Rewriter {
+        macros: open_macros(&pieces),
+        output: String::with_capacity(source.len() * 2),
+        line: 1,
+        names: HashSet::new(),
+        sets: Vec::new(),
+        num_sets: 0,
+        num_blocks: 0,
+    };
+    for piece in &pieces {
+        rewriter.piece(piece)?;
+    }
+    Ok(Rewritten { source: rewriter.output, names: rewriter.names })
+}
+
+/// The names of all macros, if some macro takes arguments that it does not name.
+fn open_macros(pieces: &[Piece]) -> HashSet<String> {
+    let mut macros = HashSet::new();
+    let mut are_open = false;
+    for piece in pieces {
+        let (PieceKind::Print(tokens) | PieceKind::Block(tokens)) = &piece.kind else { continue };
+        are_open |= tokens.iter().any(
+            |token| matches!(&token.kind, TokenKind::Name(name) if name == "varargs" || name == "kwargs"),
+        );
+        if let (
+            PieceKind::Block(_),
+            [Token { kind: TokenKind::Name(tag), .. }, Token { kind: TokenKind::Name(name), .. }, ..],
+        ) = (&piece.kind, &tokens[..])
+            && tag == "macro"
+        {
+            macros.insert(name.clone());
+        }
+    }
+    if are_open { macros } else { HashSet::new() }
+}
+
+struct Rewriter {
+    macros: HashSet<String>,
+    output: String,
+    /// The line that the output is in.
+    line: usize,
+    names: HashSet<String>,
+    /// Blocks whose text is being set: the namespace and attribute, where it is one.
+    sets: Vec<Option<(String, String, String)>>,
+    num_sets: usize,
+    num_blocks: usize,
+}
+
+impl Rewriter {
+    fn piece(&mut self, piece: &Piece) -> Result<()> {
+        let text = match &piece.kind {
+            PieceKind::Data(text) => format!("{} }}}}", quote(text)),
+            PieceKind::Print(tokens) => {
+                let mut parser = Parser::new(tokens, piece.line, &mut self.names, &self.macros);
+                let value = parser.tuple(true, &[])?;
+                parser.end()?;
+                format!("{value} }}}}")
+            }
+            PieceKind::Block(tokens) => self.statement(tokens, piece.line)?,
+        };
+        let is_block = matches!(piece.kind, PieceKind::Block(_));
+        self.output.push_str(if is_block { "{% " } else { "{{ " });
+        // New lines are white space here.
+        for _ in self.line..piece.line {
+            self.output.push('\n');
+        }
+        self.line = self.line.max(piece.line);
+        self.output.push_str(&text);
+        Ok(())
+    }
+
+    fn enter(&mut self, line: usize) -> Result<()> {
+        self.num_blocks += 1;
+        if self.num_blocks > MAX_BLOCKS {
+            return Err(SyntaxError {
+                line,
+                message: format!("blocks are nested more than {MAX_BLOCKS} deep"),
+            });
+        }
+        Ok(())
+    }
+
+    fn statement(&mut self, tokens: &[Token], line: usize) -> Result<String> {
+        let error = |message: String| SyntaxError { line, message };
+        let Some((Token { kind: TokenKind::Name(tag), .. }, arguments)) = tokens.split_first() else {
+            return Err(error("a tag name is missing".to_owned()));
+        };
+        match tag.as_str() {
+            "for" | "if" | "macro" | "call" | "filter" | "with" | "autoescape" | "block" | "generation"
+            | "elif" => {
+                self.enter(line)?;
+            }
+            "endfor" | "endif" | "endmacro" | "endcall" | "endfilter" | "endwith" | "endautoescape"
+            | "endblock" | "endgeneration" => self.num_blocks = self.num_blocks.saturating_sub(1),
+            _ => {}
+        }
+        let mut parser = Parser::new(arguments, line, &mut self.names, &self.macros);
+        let mut text = match tag.as_str() {
+            "for" => {
+                let target = parser.targets()?;
+                parser.expect_name("in")?;
+                let iterable = parser.tuple(false, &["recursive"])?;
+                let condition = if parser.skip_name("if") {
+                    format!(" if {}", parser.expression()?)
+                } else {
+                    String::new()
+                };
+                let recursive = if parser.skip_name("recursive") { " recursive" } else { "" };
+                let items = if target.contains(',') { "py_rows" } else { "py_iter" };
+                format!("for {target} in {iterable}|{items}{condition}{recursive}")
+            }
+            "if" | "elif" => format!("{tag} {}", parser.tuple(false, &[])?),
+            "else" | "endif" | "endfor" | "endmacro" | "endcall" | "endfilter" | "endwith"
+            | "endautoescape" | "break" | "continue" => tag.clone(),
+            "generation" => "with".to_owned(),
+            "endgeneration" => "endwith".to_owned(),
+            "set" => {
+                let target = parser.set_target()?;
+                if parser.skip_op("=") {
+                    let value = parser.tuple(true, &[])?;
+                    match target {
+                        (Some((namespace, name)), _) => {
+                            format!("do py_set({namespace}, {}, {value})", quote(&name))
+                        }
+                        (None, target) if target.contains(',') => format!("set {target} = {value}|py_iter"),
+                        (None, target) => format!("set {target} = {value}"),
+                    }
+                } else {
+                    self.num_sets += 1;
+                    let filters = parser.filter_chain(String::new())?;
+                    let separator = if filters.is_empty() { "" } else { " | " };
+                    if self.sets.len() >= MAX_BLOCKS {
+                        return Err(error(format!("blocks are nested more than {MAX_BLOCKS} deep")));
+                    }
+                    let (entry, name) = match target {
+                        (Some((namespace, attribute)), _) => {
+                            let variable = format!("py_block_{}", self.num_sets);
+                            (Some((namespace, attribute, variable.clone())), variable)
+                        }
+                        (None, target) => (None, target),
+                    };
+                    self.sets.push(entry);
+                    format!("set {name}{separator}{filters}")
+                }
+            }
+            "endset" => match self.sets.pop().flatten() {
+                Some((namespace, attribute, variable)) => {
+                    format!("endset %}}{{% do py_set({namespace}, {}, {variable})", quote(&attribute))
+                }
+                None => "endset".to_owned(),
+            },
+            "macro" => {
+                let name = parser.name("the name of a macro")?;
+                let (mut signature, late) = parser.signature()?;
+                if !self.macros.is_empty() {
+                    for (name, empty) in [("varargs", "[]|py_tuple"), ("kwargs", "[]|py_dict")] {
+                        let separator = if signature.is_empty() { "" } else { ", " };
+                        let written = write!(signature, "{separator}{name}={empty}");
+                        debug_assert!(written.is_ok(), "writing to a string does not fail");
+                    }
+                }
+                let mut text = format!("macro {name}({signature})");
+                for (name, default) in late {
+                    let is_missing = format!("{name}|py_test(\"undefined\")");
+                    text += &format!(" %}}{{% if {is_missing} %}}{{% set {name} = {default} %}}{{% endif");
+                }
+                text
+            }
+            "call" => {
+                let signature =
+                    if parser.is_op("(") { format!("({})", parser.signature()?.0) } else { String::new() };
+                format!("call{signature} {}", parser.plain_call()?)
+            }
+            "filter" => format!("filter {}", parser.filter_chain_without_pipe()?),
+            "with" => {
+                let (mut targets, mut values) = (Vec::new(), Vec::new());
+                while !parser.is_at_end() {
+                    if !targets.is_empty() {
+                        parser.expect_op(",")?;
+                    }
+                    targets.push(parser.target()?);
+                    parser.expect_op("=")?;
+                    values.push(parser.expression()?.to_string());
+                }
+                match &targets[..] {
+                    [] => "with".to_owned(),
+                    [target] => format!("with {target} = {}", values.concat()),
+                    // No value sees the other variables.
+                    _ => format!("with ({}) = [{}]", targets.join(", "), values.join(", ")),
+                }
+            }
+            "autoescape" => format!("autoescape {}", parser.expression()?),
+            "block" | "endblock" => {
+                let mut words = tag.clone();
+                while !parser.is_at_end() {
+                    words.push(' ');
+                    words += &parser.name("the name of a block")?;
+                }
+                words
+            }
+            // A statement that writes.
+            "print" => {
+                let mut text = "if true %}".to_owned();
+                loop {
+                    text += &format!("{{{{ {} }}}}", parser.expression()?);
+                    if !parser.skip_op(",") {
+                        break;
+                    }
+                }
+                text + "{% endif"
+            }
+            "include" | "import" | "from" | "extends" => {
+                // Chat templates stand alone; whoever gets here has none to take in.
+                parser.skip_all();
+                let message = format!("{{% {tag} %}} has nothing to take in: a chat template stands alone");
+                format!("do py_fail({})", quote(&message))
+            }
+            other => return Err(error(format!("unknown tag {other:?}"))),
+        };
+        parser.end()?;
+        text.push_str(" %}");
+        Ok(text)
+    }
+}

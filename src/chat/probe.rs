@@ -1,0 +1,107 @@
+//! What a chat template makes of small conversations, found out when a model is loaded: whether it writes what is said
+//! at all, and which forms of a conversation it does not take.
+
+use serde_json::{Value, json};
+
+use super::{Chat, ChatOptions, Message};
+
+const QUESTION: &str = "probing question 4711";
+const SYSTEM: &str = "probing instruction 4712";
+const ANSWER: &str = "probing answer 4713";
+const RESULT: &str = "probing result 4714";
+const TOOL: &str = "probing_tool_4715";
+/// Characters of a template's own message that are repeated.
+const MAX_MESSAGE: usize = 160;
+
+/// What was found out.
+#[derive(Debug, Default)]
+pub(super) struct Probe {
+    /// Why nobody can chat with this template.
+    pub(super) problem: Option<String>,
+    /// The forms that it does not take, and why.
+    pub(super) refused: Vec<String>,
+    /// Whether it takes the content of a message as a list of parts only.
+    pub(super) wants_parts: bool,
+}
+
+/// What became of one conversation.
+enum Outcome {
+    Written,
+    LeftOut,
+    Failed(String),
+}
+
+/// Tries the forms.
+pub(super) fn probe(chat: &mut Chat) -> Probe {
+    let question = || Message::new("user", QUESTION);
+    let alone = [question()];
+    let mut first = outcome(chat, &alone, None, &[QUESTION]);
+    if !matches!(first, Outcome::Written) {
+        chat.probe.wants_parts = true;
+        match outcome(chat, &alone, None, &[QUESTION]) {
+            Outcome::Written => first = Outcome::Written,
+            _ => chat.probe.wants_parts = false,
+        }
+    }
+    let system = [Message::new("system", SYSTEM), question()];
+    let turns = [question(), Message::new("assistant", ANSWER), question()];
+    let mut forms = vec![
+        ("a message of the user alone", first),
+        ("a system message", outcome(chat, &system, None, &[SYSTEM, QUESTION])),
+        ("several turns", outcome(chat, &turns, None, &[ANSWER, QUESTION])),
+    ];
+    if chat.uses_tools() {
+        let tools = json!([{"type": "function", "function": {
+            "name": TOOL,
+            "description": "Does nothing.",
+            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "Any."}}, "required": ["x"]},
+        }}]);
+        forms.push(("tools", outcome(chat, &alone, Some(&tools), &[TOOL, QUESTION])));
+        let call = with(
+            Message::new("assistant", ""),
+            "tool_calls",
+            json!([{"id": "call47150", "type": "function", "function": {
+                "name": TOOL,
+                "arguments": {"x": "y"},
+            }}]),
+        );
+        let mut result = with(Message::new("tool", RESULT), "tool_call_id", json!("call47150"));
+        result = with(result, "name", json!(TOOL));
+        let round = [question(), call, result];
+        forms.push(("results of tools", outcome(chat, &round, Some(&tools), &[RESULT, TOOL])));
+    }
+    let mut found = Probe { wants_parts: chat.probe.wants_parts, ..Probe::default() };
+    let mut is_usable = false;
+    for (form, outcome) in &forms {
+        match outcome {
+            Outcome::Written => is_usable = true,
+            Outcome::LeftOut => found.refused.push(format!("{form} (it is left out)")),
+            Outcome::Failed(message) => found.refused.push(format!("{form} ({message})")),
+        }
+    }
+    if !is_usable {
+        found.problem = Some(match forms.into_iter().next() {
+            Some((_, Outcome::Failed(message))) => message,
+            _ => "the chat template writes nothing of what the user says".to_owned(),
+        });
+    }
+    found
+}
+
+fn with(mut message: Message, name: &str, value: Value) -> Message {
+    message.extra.insert(name.to_owned(), value);
+    message
+}
+
+fn outcome(chat: &Chat, messages: &[Message], tools: Option<&Value>, expected: &[&str]) -> Outcome {
+    let options = ChatOptions { tools: tools.cloned(), ..ChatOptions::default() };
+    match chat.render(messages, &options) {
+        Ok(text) if expected.iter().all(|part| text.contains(part)) => Outcome::Written,
+        Ok(_) => Outcome::LeftOut,
+        Err(error) => {
+            let message = error.message();
+            let message = message.strip_prefix("the chat template refuses the messages: ").unwrap_or(message);
+            Outcome::Failed(message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect())
+        }
+    }
+}
