@@ -13,7 +13,7 @@ use super::{expected, gguf, ids, load, with_limits};
 
 /// With a cache that rounds nothing either.
 fn exact() -> LlmOptions {
-    LlmOptions { kv_cache_dtype: KvCacheDType::F32, ..with_limits(|_| ()) }
+    LlmOptions { kv_cache_dtype: KvCacheDType::F32.into(), ..with_limits(|_| ()) }
 }
 
 #[test]

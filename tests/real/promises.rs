@@ -68,7 +68,7 @@ fn a_real_model_gives_the_same_tokens_however_requests_are_scheduled() {
         requests.iter().map(|request| collect(submit(&alone, request)).tokens).collect();
     assert!(expected.iter().all(|tokens| tokens.len() == NUM_TOKENS));
     let bytes_per_token =
-        KvCache::bytes_per_token(alone.model_config(), 16, LlmOptions::default().kv_cache_dtype);
+        KvCache::bytes_per_token(alone.model_config(), 16, LlmOptions::default().kv_cache_dtype.planned());
     drop(alone);
 
     let run = |what: &str, llm: &Llm| {
