@@ -128,7 +128,7 @@ impl Decoder {
         if let Some(byte) = spm::byte_of_token(token).filter(|_| self.byte_fallback) {
             return vec![byte];
         }
-        self.steps.iter().fold(token.to_owned(), |text, step| step.apply(text)).into_bytes()
+        self.steps.iter().fold(token.to_owned(), |text, step| step.apply(&text)).into_bytes()
     }
 
     /// Added tokens are written as the text they stand for, except that where a character stands for a
@@ -143,13 +143,13 @@ impl Decoder {
 }
 
 impl Step {
-    fn apply(&self, text: String) -> String {
+    fn apply(&self, text: &str) -> String {
         match self {
             Self::Replace(from, to) => text.replace(from, to),
             Self::ReplaceMatches(regex, to) => {
                 let mut replaced = String::new();
                 let mut done = 0;
-                for (start, end) in regex.find_iter(&text) {
+                for (start, end) in regex.find_iter(text) {
                     replaced.push_str(&text[done..start]);
                     replaced.push_str(to);
                     done = end;
