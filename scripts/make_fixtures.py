@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the model fixtures in tests/fixtures: tiny random models with the results they must give.
 
-    python scripts/make_fixtures.py OUT [--stages reference gguf kquant blocks] [--models NAME …]
+    python scripts/make_fixtures.py OUT [--stages reference gguf kquant dynamic blocks] [--models NAME …]
 
 Stages, each of which needs only what the earlier ones wrote:
 
@@ -18,6 +18,7 @@ gguf       tiny/NAME/NAME.TYPE.gguf, converted from the folder, and NAME.TYPE.go
 kquant     kquant/NAME/NAME.q4_k_mix.gguf: models of width 256 with Q4_K, Q5_K, Q6_K and the type that
            stands in where a row is no multiple of 256, and their golden logits. Their float models are
            temporary.
+dynamic    dynamic/NAME.dynamic.gguf: random blocks of the types of few bits, and their golden logits.
 blocks     blocks.safetensors: random bytes of every block type and the values they decode to.
 
 Versions that made the fixtures in the repository (Python 3.11); other versions may draw other weights:
@@ -32,6 +33,7 @@ biases not 0, and embeddings of tied models small enough that greedy output does
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import os
 import tempfile
@@ -39,6 +41,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import random_gguf
 from gguf import GGMLQuantizationType as GgmlType
 from gguf.quants import dequantize
 from gguf.quants import quantize as gguf_quantize
@@ -999,8 +1002,25 @@ def stage_kquant(out, models):
         report(path, logits, golden["logits"])
 
 
+def stage_dynamic(out, _models):
+    """Random blocks of every type that files of few bits hold, a type for each matrix in turn."""
+    small = {"layers": 2, "hidden": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    small |= {"vocab": VOCAB_SIZE, "context": 512}
+    experts = random_gguf.Experts(3, 2, 256)
+    shapes = {
+        "llama": dataclasses.replace(random_gguf.SHAPES["tinyllama"], **small),
+        "qwen3_moe": dataclasses.replace(random_gguf.SHAPES["qwen3-30b-a3b"], **small | {"layers": 1}, experts=experts),
+    }
+    ids = np.random.default_rng(7).integers(3, VOCAB_SIZE, PROMPT_LEN)
+    for name, shape in shapes.items():
+        path = out / "dynamic" / f"{name}.dynamic.gguf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        random_gguf.write(path, shape, "dynamic", seed=1)
+        write_golden_logits(path, ids)
+
+
 def stage_blocks(out, _models):
-    """Random bytes are valid blocks of any type; only the f16 fields are set to numbers of sane size."""
+    """Random bytes are valid blocks of any type; only the factors are set to numbers of sane size."""
     f16_offsets = {
         "Q4_0": [0],
         "Q4_1": [0, 2],
@@ -1010,8 +1030,22 @@ def stage_blocks(out, _models):
         "Q4_K": [0, 2],
         "Q5_K": [0, 2],
         "Q6_K": [208],
+        "Q2_K": [80, 82],
+        "Q3_K": [108],
+        "IQ4_NL": [0],
+        "IQ4_XS": [0],
+        "MXFP4": [],
+        "IQ2_XXS": [0],
+        "IQ2_XS": [0],
+        "IQ2_S": [0],
+        "IQ3_XXS": [0],
+        "IQ3_S": [0],
+        "IQ1_S": [0],
+        "IQ1_M": [],
+        "TQ1_0": [52],
+        "TQ2_0": [64],
     }
-    num_blocks = 16
+    num_blocks = 6
     random = np.random.default_rng(42)
     tensors = {}
     for name, offsets in f16_offsets.items():
@@ -1020,6 +1054,16 @@ def stage_blocks(out, _models):
         for offset in offsets:
             scales = (random.standard_normal(num_blocks) * 0.02).astype(np.float16)
             raw[:, offset : offset + 2] = scales.view(np.uint8).reshape(num_blocks, 2)
+        if name == "MXFP4":
+            # The two exponents below the normal numbers as well.
+            raw[2:, 0] = 112 + raw[2:, 0] % 16
+            raw[:2, 0] = [0, 1]
+        if name == "IQ1_M":
+            # Four bits of the factor are the highest ones of each of four words.
+            scales = (random.standard_normal(num_blocks) * 0.02).astype(np.float16).view(np.uint16)
+            for word in range(4):
+                nibbles = (scales >> (4 * word) & 15).astype(np.uint8)
+                raw[:, 49 + 2 * word] = raw[:, 49 + 2 * word] & 15 | nibbles << 4
         values = dequantize(raw, GgmlType[name]).astype(np.float32)
         tensors[f"{name}.raw"] = raw
         tensors[f"{name}.f32"] = values.reshape(num_blocks, block_len)
@@ -1031,6 +1075,7 @@ STAGES = {
     "reference": stage_reference,
     "gguf": stage_gguf,
     "kquant": stage_kquant,
+    "dynamic": stage_dynamic,
     "blocks": stage_blocks,
 }
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import time
 from dataclasses import dataclass
@@ -41,7 +42,20 @@ MIXES = {
     "q4_k_m": (T.Q4_K, T.Q6_K, T.Q6_K),
     "q5_k_m": (T.Q5_K, T.Q6_K, T.Q6_K),
     "q6_k": (T.Q6_K, T.Q6_K, T.Q6_K),
+    "q2_k": (T.Q2_K, T.Q6_K, T.Q3_K),
+    "q3_k_m": (T.Q3_K, T.Q6_K, T.Q4_K),
+    "iq4_nl": (T.IQ4_NL, T.Q6_K, T.Q5_K),
+    "iq4_xs": (T.IQ4_XS, T.Q6_K, T.Q5_K),
+    "iq3_s": (T.IQ3_S, T.Q6_K, T.Q4_K),
+    "iq2_xxs": (T.IQ2_XXS, T.Q5_K, T.Q2_K),
+    "mxfp4": (T.MXFP4, T.Q8_0, T.MXFP4),
+    # A type for each matrix in turn, as no quantiser does: for loading tests.
+    "dynamic": (None, T.Q3_K, None),
 }
+DYNAMIC = (
+    T.IQ2_XXS, T.Q2_K, T.IQ3_XXS, T.Q3_K, T.IQ4_XS, T.IQ2_S, T.IQ4_NL, T.MXFP4, T.IQ3_S, T.IQ2_XS, T.TQ2_0, T.IQ1_S,
+    T.TQ1_0, T.IQ1_M,
+)
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,
     "f16": gguf.LlamaFileType.MOSTLY_F16,
@@ -54,9 +68,23 @@ FILE_TYPES = {
     "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
     "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
     "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "q2_k": gguf.LlamaFileType.MOSTLY_Q2_K,
+    "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
+    "iq4_nl": gguf.LlamaFileType.MOSTLY_IQ4_NL,
+    "iq4_xs": gguf.LlamaFileType.MOSTLY_IQ4_XS,
+    "iq3_s": gguf.LlamaFileType.MOSTLY_IQ3_S,
+    "iq2_xxs": gguf.LlamaFileType.MOSTLY_IQ2_XXS,
+    "mxfp4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
+    "dynamic": gguf.LlamaFileType.GUESSED,
 }
 # What a type becomes when a row is no multiple of its 256-value super-block.
 NARROW = {T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+NARROW |= {kind: T.IQ4_NL for kind in DYNAMIC}
+# Where the blocks have their f16 scale. MXFP4 has a power of two instead, IQ1_M the scale in four pieces.
+SCALE_AT = {
+    T.Q2_K: 80, T.Q3_K: 108, T.IQ4_NL: 0, T.IQ4_XS: 0, T.IQ2_XXS: 0, T.IQ2_XS: 0, T.IQ2_S: 0, T.IQ3_XXS: 0, T.IQ3_S: 0,
+    T.IQ1_S: 0, T.TQ1_0: 52, T.TQ2_0: 64,
+}
 
 
 
@@ -212,7 +240,30 @@ def random_blocks(kind, blocks, sigma, source):
         scales = np.where(sign, -magnitude.astype(np.int16), magnitude.astype(np.int16)).astype(np.int8)
         d = source.scale(blocks, sigma / (95.5 * 18.5))
         return np.concatenate([octets(blocks, 192), scales.view(np.uint8), as_bytes(d)], axis=1)
+    if kind in SCALE_AT or kind in (T.IQ1_M, T.MXFP4):
+        raw = octets(blocks, gguf.GGML_QUANT_SIZES[kind][1])
+        set_scale(kind, raw, np.ones(blocks, np.float16))
+        deviation = float(gguf.quants.dequantize(raw[:64], kind).std())
+        set_scale(kind, raw, signed(source.scale(blocks, sigma / deviation), source))
+        return raw
     raise ValueError(f"no random blocks for {kind.name}")
+
+
+def set_scale(kind, raw, d):
+    """Gives blocks of random codes the scales `d`."""
+    if kind == T.MXFP4:
+        raw[:, 0] = np.round(np.log2(np.abs(d.astype(np.float32)))) + 127
+    elif kind == T.IQ1_M:
+        for piece in range(4):
+            nibble = (d.view(np.uint16) >> (4 * piece) & 15).astype(np.uint8)
+            raw[:, 49 + 2 * piece] = raw[:, 49 + 2 * piece] & 15 | nibble << 4
+    else:
+        at = SCALE_AT[kind]
+        raw[:, at : at + 2] = as_bytes(d)
+    if kind == T.Q2_K:
+        # Minimums that centre the codes 0..3: the same numbers of a scale that is 1.5 times as large.
+        raw[:, :16] = raw[:, :16] & 15 | raw[:, :16] << 4
+        raw[:, 82:84] = as_bytes(d * np.float16(1.5))
 
 
 def random_matrix(kind, rows, columns, sigma, source):
@@ -261,6 +312,8 @@ def vector(name, length, sigma=0.0):
 
 def matrix(name, kind, *shape, sigma=None, gain=1.0):
     columns = shape[-1]
+    if isinstance(kind, itertools.cycle):
+        kind = next(kind)
     for fallback in (NARROW.get(kind, T.F16), T.F16):
         if columns % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = fallback
@@ -269,6 +322,8 @@ def matrix(name, kind, *shape, sigma=None, gain=1.0):
 
 def tensors(shape, mix):
     most, head, more = MIXES[mix]
+    if mix == "dynamic":
+        most = more = itertools.cycle(DYNAMIC)
     hidden, layers = shape.hidden, shape.layers
     # A tied embedding is the head as well: small, or a token would predict itself.
     if shape.tied:

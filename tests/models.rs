@@ -394,6 +394,13 @@ fn qwen3_k_quants() {
     check_quantized("kquant/qwen3/qwen3.q4_k_mix.gguf");
 }
 
+/// Every matrix of another one of the types that files of few bits hold; most are repacked when they are loaded.
+#[test]
+fn files_of_few_bits() {
+    check_quantized("dynamic/llama.dynamic.gguf");
+    check_file("dynamic/qwen3_moe.dynamic.gguf", ROUNDED_EXPERTS);
+}
+
 #[test]
 fn quantising_at_load_is_what_the_quantised_file_has() {
     let golden = Golden::read("tiny/llama/llama.q8_0.golden.safetensors");
@@ -415,6 +422,7 @@ fn experts_in_a_file_give_the_same_bits() {
         ("tiny/mixtral/mixtral.q8_0.gguf", None),
         ("kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf", None),
         ("tiny/glm4_moe_lite/glm4_moe_lite.q8_0-ollama.gguf", None),
+        ("dynamic/qwen3_moe.dynamic.gguf", None),
     ] {
         let setup = Setup { quantization, ..Setup::default() };
         let expected = Instance::open(model, setup).run(&tokens, &[40, 1, 7]);
@@ -426,7 +434,8 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
+    "dynamic/llama.dynamic.gguf",
     "tiny/mixtral/mixtral.q8_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q8_0-legacy.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf",

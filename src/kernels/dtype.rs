@@ -1,6 +1,6 @@
-//! Element types of weight tensors, with their GGUF numbers and block sizes.
+//! Element types that weights are kept as, with their block sizes. What files hold besides is in [`crate::FileType`].
 
-use crate::{Error, Result};
+use crate::Result;
 
 /// How the values of a tensor are stored. Quantised types store blocks of values.
 ///
@@ -29,11 +29,24 @@ pub enum DType {
     Q5K,
     /// 6-bit codes in super-blocks of 256 with 8-bit scales.
     Q6K,
+    /// 2-bit codes in super-blocks of 256 with 4-bit scales and minima.
+    Q2K,
+    /// 3-bit codes in super-blocks of 256 with 6-bit scales.
+    Q3K,
+    /// 4-bit codes of values that are not evenly spaced, one f16 scale for 32 values.
+    Iq4Nl,
+    /// The same codes in super-blocks of 256 with 6-bit scales.
+    Iq4Xs,
+    /// 4-bit floats, one power of two for 32 values.
+    Mxfp4,
+    /// 8-bit codes in super-blocks of 256 with 8-bit scales, in eighths. No file has it: types of other files that have
+    /// no kernels are exact in it.
+    Q8S,
 }
 
 impl DType {
-    /// Every type that can be loaded.
-    pub const ALL: [Self; 11] = [
+    /// Every type that has kernels.
+    pub const ALL: [Self; 17] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -45,33 +58,15 @@ impl DType {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+        Self::Q8S,
     ];
 
-    /// The type with this number in a GGUF file, if it is one that can be loaded.
-    #[must_use]
-    pub fn from_gguf(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.gguf_id() == id)
-    }
-
-    /// The type's number in a GGUF file.
-    #[must_use]
-    pub fn gguf_id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q4_1 => 3,
-            Self::Q5_0 => 6,
-            Self::Q5_1 => 7,
-            Self::Q8_0 => 8,
-            Self::Q4K => 12,
-            Self::Q5K => 13,
-            Self::Q6K => 14,
-            Self::BF16 => 30,
-        }
-    }
-
-    /// The name that GGUF tools print.
+    /// The name that GGUF tools print, where they have one.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -86,6 +81,12 @@ impl DType {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
+            Self::Q8S => "Q8_S",
         }
     }
 
@@ -94,8 +95,8 @@ impl DType {
     pub fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Q2K | Self::Q3K | Self::Iq4Xs | Self::Q8S => 256,
         }
     }
 
@@ -105,7 +106,7 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
@@ -113,6 +114,11 @@ impl DType {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
+            Self::Q8S => 274,
         }
     }
 
@@ -127,16 +133,7 @@ impl DType {
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] if `len` is not a whole number of blocks or the size overflows.
     pub fn row_bytes(self, len: usize) -> Result<usize> {
-        if !len.is_multiple_of(self.block_len()) {
-            return Err(Error::invalid_model(format!(
-                "a row of {len} values is not a whole number of {} blocks of {}",
-                self.name(),
-                self.block_len()
-            )));
-        }
-        (len / self.block_len())
-            .checked_mul(self.block_bytes())
-            .ok_or_else(|| Error::invalid_model(format!("a row of {len} values is too large")))
+        crate::FileType::from(self).row_bytes(len)
     }
 }
 
@@ -149,16 +146,6 @@ impl std::fmt::Display for DType {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_map_both_ways() {
-        for dtype in DType::ALL {
-            assert_eq!(DType::from_gguf(dtype.gguf_id()), Some(dtype));
-        }
-        for id in [4, 9, 23, 39, u32::MAX] {
-            assert_eq!(DType::from_gguf(id), None);
-        }
-    }
 
     #[test]
     fn rows_are_whole_blocks() {

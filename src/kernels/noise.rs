@@ -34,25 +34,36 @@ pub fn random_blocks(dtype: DType, num_values: usize, seed: u64) -> Vec<u8> {
     }
     let len = num_values / dtype.block_len() * dtype.block_bytes();
     let mut bytes: Vec<u8> = sequence(seed).map(|bits| (bits >> 9) as u8).take(len).collect();
-    // Of blocks with scales in two steps, the lower one goes up to 63 or 127.
+    // Of blocks with scales in two steps, the lower one goes up to 15, 31, 63 or 127, or codes have 8 bits.
     let size = match dtype {
-        DType::Q4K | DType::Q5K | DType::Q6K => 0.02 / 64.0,
+        DType::Q2K => 0.02 / 8.0,
+        DType::Iq4Nl => 0.02 / 16.0,
+        DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Q8S => 0.02 / 64.0,
+        DType::Iq4Xs => 0.02 / 256.0,
         _ => 0.02,
     };
     let num_scales = 2 * (num_values / dtype.block_len());
     let mut scales =
         noise(seed + 1, num_scales).into_iter().map(|value| f16::from_f32(size * (1.0 + 0.5 * value)));
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        let num_halves = match dtype {
-            DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => 2,
-            _ => 1,
-        };
-        let at = if dtype == DType::Q6K { block.len() - 2 } else { 0 };
-        for (target, scale) in
-            block[at..at + 2 * num_halves].as_chunks_mut::<2>().0.iter_mut().zip(&mut scales)
-        {
-            *target = scale.to_le_bytes();
+        for (&at, scale) in factors_of_block(dtype).iter().zip(&mut scales) {
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+        if dtype == DType::Mxfp4 {
+            block[0] = 122 + block[0] % 4;
         }
     }
     bytes
+}
+
+/// Where a block of a quantised type has its f16 factors.
+pub(crate) fn factors_of_block(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Q6K => &[208],
+        DType::Mxfp4 => &[],
+        _ => &[0],
+    }
 }

@@ -338,6 +338,12 @@ pub unsafe trait F32x16: Int8Dot {
     fn round(self) -> Self;
     /// `self · 2^exponent`, where `exponent` holds integers in -126..=127.
     fn scale_by_power_of_two(self, exponent: Self) -> Self;
+    /// `2^self`, where the lanes hold integers in -128..=127; the lowest two are below the normal numbers.
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        let normal = self.max(Self::splat(-126.0));
+        Self::splat(1.0).scale_by_power_of_two(normal).scale_by_power_of_two(self.sub(normal))
+    }
     /// The sum of the lanes, in the fixed order of a binary tree.
     fn sum(self) -> f32;
     /// The largest lane.

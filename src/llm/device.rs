@@ -4,8 +4,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::EngineConfig;
-use crate::ops::gpu::{ChipClass, Gpu};
+use crate::ops::gpu::{ChipClass, Gpu, stored_as};
 use crate::ops::reference::ReferenceBackend;
+use crate::weights::FileType;
 use crate::{Error, ErrorKind, Result};
 
 /// The device that was asked for.
@@ -110,6 +111,16 @@ impl OpenedDevice {
             // What stays in the processor's caches is read in no time.
             Self::Cpu(_) | Self::Reference(_) if weight_bytes < MAX_CACHED_BYTES => 1,
             Self::Cpu(_) | Self::Reference(_) => EngineConfig::default().step_cost,
+        }
+    }
+
+    /// The type that it keeps weights of a file as.
+    pub(super) fn kept_as(&self, file_type: FileType) -> FileType {
+        match self {
+            Self::Cpu(_) => FileType::Kept(file_type.kept_as()),
+            Self::Gpu(_) => FileType::Kept(stored_as(file_type.kept_as())),
+            // Weights stay in their file.
+            Self::Reference(_) => file_type,
         }
     }
 

@@ -30,7 +30,7 @@ use crate::runner::{
 };
 use crate::tokenizer::Tokenizer;
 use crate::weights::gguf::Value;
-use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
+use crate::weights::{Checkpoint, DType, FileType, Quantization, Quantizer};
 use crate::{Error, ErrorKind, Result, demo};
 
 /// Memory beside the weights and the cache: activations, tables, the program itself.
@@ -201,7 +201,8 @@ impl Llm {
         let ChosenKvCache { dtype: kv_cache_dtype, notice, broken_logits_hint } = kv_cache;
         let in_file = demand.experts.filter(|_| experts_in_file);
         let quantizer = opened.quantizer(options)?;
-        let notices = opened.notices(quantizer.as_ref()).into_iter().chain(notice).collect();
+        let notices = opened.notices(quantizer.as_ref(), |file_type| context.kept_as(file_type));
+        let notices = notices.into_iter().chain(notice).collect();
         let load_options = models::LoadOptions {
             quantizer,
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
@@ -251,7 +252,10 @@ impl Llm {
             kv_cache_dtype,
         )
         .map_err(with_plan)?;
-        let weight_traffic = WeightTraffic::of(checkpoint, config, load_options.quantizer.as_ref())?;
+        let weight_traffic =
+            WeightTraffic::of(checkpoint, config, load_options.quantizer.as_ref(), |file_type| {
+                context.kept_as(file_type)
+            })?;
         let limits = ModelLimits {
             vocab_size: opened.config.vocab_size,
             eos_token_ids: match &opened.tokenizer {
@@ -348,8 +352,10 @@ impl OpenedModel {
         let block_size = options.limits.block_size.max(1);
         let per_token = KvCache::bytes_per_token(&self.config, block_size, options.kv_cache_dtype.planned());
         let weight_bytes = match self.quantizer(options)? {
-            Some(quantizer) => quantizer.planned_bytes(&self.checkpoint)?,
-            None => self.checkpoint.total_bytes(),
+            Some(quantizer) => {
+                quantizer.planned_bytes(&self.checkpoint, |file_type| device.kept_as(file_type))?
+            }
+            None => self.checkpoint.kept_bytes(|file_type| device.kept_as(file_type)),
         };
         Ok(MemoryDemand {
             weight_bytes,
@@ -379,7 +385,12 @@ impl OpenedModel {
             }
             return Ok(None);
         }
-        let traffic = WeightTraffic::of(&self.checkpoint, &self.config, self.quantizer(options)?.as_ref())?;
+        let traffic = WeightTraffic::of(
+            &self.checkpoint,
+            &self.config,
+            self.quantizer(options)?.as_ref(),
+            |file_type| device.kept_as(file_type),
+        )?;
         let num_layers = self.config.num_layers.saturating_sub(config.num_dense_layers).max(1);
         Ok(traffic.experts.map(|experts| ExpertDemand {
             num_bytes: experts.num_bytes,
@@ -388,7 +399,11 @@ impl OpenedModel {
     }
 
     /// What has to be said of the model, a line each.
-    pub(super) fn notices(&self, quantizer: Option<&Quantizer>) -> Vec<String> {
+    pub(super) fn notices(
+        &self,
+        quantizer: Option<&Quantizer>,
+        kept_as: impl Fn(FileType) -> FileType,
+    ) -> Vec<String> {
         let mut notices = self.checkpoint.notices(quantizer.is_some_and(Quantizer::is_chosen));
         notices.extend(quantizer.and_then(|quantizer| quantizer.notice(&self.checkpoint)));
         notices.extend(self.config.notices.iter().chain(&self.generation.notices).cloned());
@@ -400,6 +415,10 @@ impl OpenedModel {
             format!("{problem}; chats are refused until --chat-template names another template")
         }));
         notices.extend(self.chat.as_ref().and_then(Chat::notice));
+        let repacked: Vec<_> = self.checkpoint.repackings(kept_as).iter().map(ToString::to_string).collect();
+        if !repacked.is_empty() {
+            notices.push(format!("repacked, with the same values: {}", repacked.join("; ")));
+        }
         notices
     }
 

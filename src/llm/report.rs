@@ -80,7 +80,9 @@ impl Llm {
     /// If a file is damaged, or the model is none that can be run.
     pub fn inspect(model: &ResolvedModel, options: &LlmOptions) -> Result<ModelReport> {
         let opened = OpenedModel::open(model, options)?;
-        let demand = opened.demand(options, &options.open_device()?)?;
+        let device = options.open_device()?;
+        let demand = opened.demand(options, &device)?;
+        let kept_as = |file_type| device.kept_as(file_type);
         let plan = plan_memory(&demand, &options.limits).map_err(|error| error.to_string());
         let config = &opened.config;
         let quantizer = opened.quantizer(options)?;
@@ -138,8 +140,8 @@ impl Llm {
             loaded_types: quantizer
                 .map(|quantizer| quantizer.type_summaries(&opened.checkpoint))
                 .transpose()?,
-            notices: opened.notices(quantizer),
-            traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer)?,
+            notices: opened.notices(quantizer, kept_as),
+            traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer, kept_as)?,
             sliding_window: config.sliding_window,
             demand,
             expert_file: match &plan {

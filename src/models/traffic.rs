@@ -6,7 +6,7 @@
 
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig};
-use crate::weights::{Checkpoint, DType, Quantizer};
+use crate::weights::{Checkpoint, DType, FileType, Quantizer};
 
 /// Parameters of a model, and the bytes of them that a step reads, in the types that they have when loaded.
 ///
@@ -56,21 +56,27 @@ impl ExpertTraffic {
 }
 
 impl WeightTraffic {
-    /// Counts the tensors of a checkpoint, as they are after conversion by `quantizer`, if there is one.
+    /// Counts the tensors of a checkpoint, as they are after conversion by `quantizer`, if there is one, on a device that
+    /// keeps types of files as `kept_as` says.
     ///
     /// # Errors
     /// If a tensor cannot be read.
-    pub fn of(checkpoint: &Checkpoint, config: &ModelConfig, quantizer: Option<&Quantizer>) -> Result<Self> {
+    pub fn of(
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        quantizer: Option<&Quantizer>,
+        kept_as: impl Fn(FileType) -> FileType,
+    ) -> Result<Self> {
         let mut traffic = Self::empty(config);
         for name in checkpoint.tensor_names() {
             // One that cannot be read is either refused at load or one that no model uses.
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
             // One that is converted anyhow gets the type that was asked for.
             let stored = match quantizer {
-                Some(quantizer) if tensor.is_packed() => quantizer.loaded_dtype_of(&tensor),
-                _ => tensor.dtype,
+                Some(quantizer) if tensor.is_packed() => quantizer.loaded_type_of(&tensor),
+                _ => tensor.stored(),
             };
-            traffic.add(config, quantizer, name, tensor.shape, stored)?;
+            traffic.add(config, quantizer, &kept_as, name, tensor.shape, stored)?;
         }
         Ok(traffic)
     }
@@ -105,13 +111,14 @@ impl WeightTraffic {
         &mut self,
         config: &ModelConfig,
         quantizer: Option<&Quantizer>,
+        kept_as: &impl Fn(FileType) -> FileType,
         name: &str,
         shape: &[usize],
-        stored: DType,
+        stored: FileType,
     ) -> Result<()> {
         let Some(part) = Part::of(name, config) else { return Ok(()) };
         let num_parameters = shape.iter().product::<usize>() as u64;
-        let num_bytes = loaded_bytes(config, quantizer, name, shape, stored)?;
+        let num_bytes = loaded_bytes(config, quantizer, kept_as, name, shape, stored)?;
         self.num_parameters += num_parameters;
         match (part, &mut self.experts) {
             (Part::Embedding, _) => return Ok(()),
@@ -170,13 +177,14 @@ impl Part {
 fn loaded_bytes(
     config: &ModelConfig,
     quantizer: Option<&Quantizer>,
+    kept_as: &impl Fn(FileType) -> FileType,
     name: &str,
     shape: &[usize],
-    stored: DType,
+    stored: FileType,
 ) -> Result<u64> {
     let num_elements: usize = shape.iter().product();
-    let as_loaded = |shape: &[usize], stored: DType| {
-        quantizer.map_or(stored, |quantizer| quantizer.loaded_dtype(name, shape, stored))
+    let as_loaded = |shape: &[usize], stored: FileType| {
+        kept_as(quantizer.map_or(stored, |quantizer| quantizer.loaded_type(name, shape, stored)))
     };
     let num_bytes = match (&config.latent_attention, shape) {
         // Vectors and routers are always in single precision.
@@ -186,7 +194,7 @@ fn loaded_bytes(
         (Some(latent), &[rows, rank]) if name.ends_with("attn_kv_b.weight") => {
             let LatentAttentionConfig { qk_nope_head_dim: key_dim, v_head_dim: value_dim, .. } = *latent;
             let num_heads = rows / (key_dim + value_dim).max(1);
-            let turned = if stored.is_quantized() { DType::F16 } else { stored };
+            let turned = if stored.block_len() > 1 { DType::F16.into() } else { stored };
             let keys = as_loaded(&[rank, key_dim], turned).row_bytes(key_dim)? * rank;
             let values = as_loaded(&[value_dim, rank], stored).row_bytes(rank)? * value_dim;
             num_heads * (keys + values)

@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
+use crate::ops::gpu::{Gpu, GpuBackend, Tuning, stored_as};
 use crate::ops::reference::ReferenceBackend;
+use crate::weights::{DType, FileType};
 
 /// A device with what its kernels need. Every op starts with `launch`, which says how it has to be done.
 #[derive(Debug)]
@@ -94,6 +95,22 @@ impl Context {
                 num_dispatches: AtomicU64::new(0),
             }),
         }
+    }
+
+    /// The type that this device keeps weights of a file as: exact in it, and the same one where there are kernels for it.
+    #[must_use]
+    pub fn kept_as(&self, file_type: FileType) -> FileType {
+        match &self.device {
+            DeviceBackend::Cpu(_) => FileType::Kept(file_type.kept_as()),
+            DeviceBackend::Gpu(_) => FileType::Kept(stored_as(file_type.kept_as())),
+            // Weights stay in their file.
+            DeviceBackend::Reference(_) => file_type,
+        }
+    }
+
+    /// The types of weights for which this device has kernels.
+    pub fn own_types(&self) -> impl Iterator<Item = DType> {
+        DType::ALL.into_iter().filter(|dtype| self.kept_as((*dtype).into()) == FileType::Kept(*dtype))
     }
 
     /// Whether weights are of no use on this device.

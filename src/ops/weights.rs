@@ -8,7 +8,7 @@ use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
 use crate::ops::cpu::rope::Norm;
 use crate::ops::gpu::{Binding, GpuBackend, GpuBuffer, GpuMatrix, GpuStack};
 use crate::ops::reference::ReferenceMatrix;
-use crate::weights::{DType, RawTensor, SharedBytes};
+use crate::weights::{DType, FileType, RawTensor, SharedBytes};
 use crate::{Error, Result};
 
 /// A weight matrix of any type, `[rows, cols]` = `[outputs, inputs]`, repacked for the device.
@@ -36,12 +36,12 @@ impl Matrix {
             )));
         };
         match context.backend() {
-            Backend::Cpu(_) => Self::from_bytes(context, tensor.dtype, tensor.data()?, rows, cols),
+            Backend::Cpu(_) => Self::from_bytes(context, tensor.stored(), tensor.data()?, rows, cols),
             Backend::Gpu(gpu) => {
                 GpuMatrix::new(gpu, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Gpu(matrix)))
             }
             Backend::Reference(reference) => {
-                ReferenceMatrix::new(reference, tensor.dtype, tensor.share()?, rows, cols)
+                ReferenceMatrix::new(reference, tensor.stored(), tensor.share()?, rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
                     .map_err(Error::from)
             }
@@ -55,18 +55,19 @@ impl Matrix {
     /// As [`Self::new`].
     pub fn from_bytes(
         context: &Context,
-        dtype: DType,
+        file_type: impl Into<FileType>,
         bytes: &[u8],
         rows: usize,
         cols: usize,
     ) -> Result<Self> {
+        let file_type = file_type.into();
         match context.backend() {
-            Backend::Cpu(cpu) => PackedMatrix::pack(dtype, bytes, rows, cols, &cpu.pool, cpu.level)
+            Backend::Cpu(cpu) => PackedMatrix::pack(file_type, bytes, rows, cols, &cpu.pool, cpu.level)
                 .map(|packed| Self(MatrixStorage::Cpu(packed))),
-            Backend::Gpu(gpu) => GpuMatrix::from_bytes(gpu, dtype, bytes, rows, cols)
+            Backend::Gpu(gpu) => GpuMatrix::from_bytes(gpu, file_type, bytes, rows, cols)
                 .map(|matrix| Self(MatrixStorage::Gpu(matrix))),
             Backend::Reference(reference) => {
-                ReferenceMatrix::new(reference, dtype, SharedBytes::owned(bytes.to_vec()), rows, cols)
+                ReferenceMatrix::new(reference, file_type, SharedBytes::owned(bytes.to_vec()), rows, cols)
                     .map(|matrix| Self(MatrixStorage::Reference(matrix)))
                     .map_err(Error::from)
             }
@@ -94,7 +95,7 @@ impl Matrix {
         let (Backend::Cpu(cpu), &[rows, cols]) = (context.backend(), tensor.shape) else {
             return Err(elsewhere("a file of packed matrices"));
         };
-        file.add(tensor.dtype, tensor.data()?, rows, cols, &cpu.pool)
+        file.add(tensor.stored(), tensor.data()?, rows, cols, &cpu.pool)
             .map(|packed| Self(MatrixStorage::Cpu(packed)))
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }

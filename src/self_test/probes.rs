@@ -8,7 +8,6 @@ use super::{Check, Report};
 use crate::Result;
 use crate::ops::gpu::{KernelLimits, Probe};
 use crate::ops::{Buffer, Context, LinearScratch, kernel_limits, norm_logits, probe};
-use crate::weights::DType;
 
 /// What to do on a GPU that is different.
 const WAY_OUT: &str = "the kernels are wrong on this GPU; --kernels reference computes without them";
@@ -168,7 +167,7 @@ fn batches(context: &Context) -> Result<Option<Outcome>> {
         return Ok(None);
     }
     let mut num_values = 0;
-    for dtype in DType::ALL {
+    for dtype in context.own_types() {
         let cols = 3 * dtype.block_len().max(64);
         let weights = matrix(context, dtype, ROWS, cols, 1)?;
         let norm = rms_norm(context, 2, cols, 1e-5)?;

@@ -23,7 +23,7 @@ struct Shape {
 }
 
 pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
-    for dtype in DType::ALL {
+    for dtype in context.own_types() {
         // One step of all lanes and a bit, or whole blocks, which is more for the largest blocks.
         let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(32) * 3 };
         for num_rows in ROWS {

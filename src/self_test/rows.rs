@@ -15,7 +15,7 @@ use super::attention::one_layer;
 const VOCABULARY: usize = 21;
 
 pub(super) fn run(context: &Context, report: &mut dyn Report) {
-    for dtype in DType::ALL {
+    for dtype in context.own_types() {
         // A few units of a row, and more than threads of a group.
         for cols in [48_usize, 1056].map(|cols| cols.next_multiple_of(dtype.block_len())) {
             // Tiles have products of scales, and weights of two bytes, as halves.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::gguf::{GgufFile, Metadata};
 use super::quantized::QuantConfig;
 use super::safetensors::{self, INDEX_FILE, SINGLE_FILE, SafetensorsFiles};
-use super::{FileStamp, RawTensor, names};
+use super::{FileStamp, FileType, RawTensor, names};
 use crate::{Error, ErrorKind, Result};
 
 /// Most bytes of a `config.json`; real ones have a few thousand.
@@ -59,6 +59,33 @@ pub struct TypeSummary {
     pub num_tensors: usize,
     /// Their bytes; 0 for a type of unknown size.
     pub num_bytes: u64,
+}
+
+/// What becomes of the tensors of one type on a device that keeps them as another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repacking {
+    /// The type in the file.
+    pub stored: FileType,
+    /// The type in memory.
+    pub kept: FileType,
+    /// Bytes in the file.
+    pub stored_bytes: u64,
+    /// Bytes in memory.
+    pub kept_bytes: u64,
+}
+
+impl std::fmt::Display for Repacking {
+    /// What the type becomes and what that costs, such as
+    /// `IQ2_XXS is kept as Q8_S: 2.06 -> 8.56 bits a weight, 813.0 MB more`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { stored, kept, .. } = self;
+        let (before, after) = (stored.bits_per_value(), kept.bits_per_value());
+        let megabytes = (self.kept_bytes as f64 - self.stored_bytes as f64) / 1e6;
+        write!(
+            f,
+            "{stored} is kept as {kept}: {before:.2} -> {after:.2} bits a weight, {megabytes:.1} MB more"
+        )
+    }
 }
 
 impl TypeSummary {
@@ -166,6 +193,32 @@ impl Checkpoint {
             Source::Gguf(file) => file.total_bytes(),
             Source::Folder { files, .. } => files.total_bytes(),
         }
+    }
+
+    /// What a device repacks that keeps types of files as `kept_as` says, the type that costs the most first.
+    pub fn repackings(&self, kept_as: impl Fn(FileType) -> FileType) -> Vec<Repacking> {
+        let mut types = BTreeMap::<FileType, Repacking>::new();
+        // Tensors that cannot be read are not kept.
+        for tensor in self.tensor_names().filter_map(|name| self.tensor(name).ok()) {
+            let (stored, kept) = (tensor.stored(), kept_as(tensor.stored()));
+            let Ok(kept_bytes) = kept.row_bytes(tensor.num_elements()) else { continue };
+            if stored != kept && !tensor.is_packed() {
+                let one = Repacking { stored, kept, stored_bytes: 0, kept_bytes: 0 };
+                let all = types.entry(stored).or_insert(one);
+                all.stored_bytes += tensor.num_bytes() as u64;
+                all.kept_bytes += kept_bytes as u64;
+            }
+        }
+        let mut repackings: Vec<_> = types.into_values().collect();
+        repackings.sort_by_key(|one| std::cmp::Reverse(one.kept_bytes.saturating_sub(one.stored_bytes)));
+        repackings
+    }
+
+    /// Bytes of all weight files, with what the tensors take more or less on such a device.
+    #[must_use]
+    pub fn kept_bytes(&self, kept_as: impl Fn(FileType) -> FileType) -> u64 {
+        let of_file = |bytes: u64, one: &Repacking| (bytes + one.kept_bytes).saturating_sub(one.stored_bytes);
+        self.repackings(kept_as).iter().fold(self.total_bytes(), of_file)
     }
 
     /// True if there is a tensor of this canonical name.

@@ -16,8 +16,8 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
-pub use checkpoint::{Checkpoint, TensorSummary, TypeSummary};
+pub use checkpoint::{Checkpoint, Repacking, TensorSummary, TypeSummary};
 pub use mapping::{FileStamp, MappedPages, SharedBytes};
 pub use quantize::{Quantization, Quantizer};
 pub use tensor::{OwnedTensor, RawTensor};
-pub use tinyvllm_kernels::{DType, blocks};
+pub use tinyvllm_kernels::{DType, FileType, RepackedType, blocks};

@@ -14,7 +14,7 @@ use std::thread;
 
 use super::quantized::PackedTensor;
 use super::tensor::OwnedTensor;
-use super::{Checkpoint, DType, RawTensor, TypeSummary, blocks, names};
+use super::{Checkpoint, DType, FileType, RawTensor, TypeSummary, blocks, names};
 use crate::{Error, Result};
 
 /// Values that a thread converts at a time: large enough to hide the hand-over, small enough for progress
@@ -168,19 +168,38 @@ impl Quantizer {
         !matches!(self.target, Target::Own)
     }
 
-    /// Bytes of all tensors of the checkpoint after conversion.
+    /// Bytes of all tensors of the checkpoint after conversion, on a device that keeps types of files as `kept_as` says.
     ///
     /// # Errors
     /// If a tensor cannot be read.
-    pub fn planned_bytes(&self, checkpoint: &Checkpoint) -> Result<u64> {
+    pub fn planned_bytes(
+        &self,
+        checkpoint: &Checkpoint,
+        kept_as: impl Fn(FileType) -> FileType,
+    ) -> Result<u64> {
         let mut total = 0;
         for name in checkpoint.tensor_names() {
             // A tensor that cannot be read is either refused at load or one that no model uses.
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
-            let dtype = self.loaded_dtype_of(&tensor);
-            total += dtype.row_bytes(tensor.num_elements())? as u64;
+            let kept = kept_as(self.loaded_type_of(&tensor));
+            total += kept.row_bytes(tensor.num_elements())? as u64;
         }
         Ok(total)
+    }
+
+    /// The type that a tensor of this canonical name, row-major shape and stored type is loaded in, before a device
+    /// repacks it.
+    #[must_use]
+    pub fn loaded_type(&self, name: &str, shape: &[usize], stored: FileType) -> FileType {
+        let dtype = self.loaded_dtype(name, shape, stored.kept_as());
+        if dtype == stored.kept_as() { stored } else { dtype.into() }
+    }
+
+    /// The same of a tensor.
+    #[must_use]
+    pub fn loaded_type_of(&self, tensor: &RawTensor<'_>) -> FileType {
+        let (dtype, stored) = (self.loaded_dtype_of(tensor), tensor.stored());
+        if dtype == stored.kept_as() { stored } else { dtype.into() }
     }
 
     /// The type that a tensor of this canonical name, row-major shape and stored type is loaded in.
@@ -328,7 +347,8 @@ impl Quantizer {
             };
             return Err(Error::invalid_request(format!(
                 "tensor {:?} is already quantised to {} and cannot be converted to {target}",
-                tensor.name, tensor.dtype
+                tensor.name,
+                tensor.stored()
             ))
             .with_hint("quantisation at load is for models in F32, F16 or BF16"));
         }

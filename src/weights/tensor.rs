@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::mapping::{Mapping, SharedBytes};
 use super::quantized::PackedTensor;
-use super::{DType, blocks};
+use super::{DType, FileType, blocks};
 use crate::{Error, Result};
 
 /// A borrowed view of one tensor of a checkpoint: undecoded bytes with their type and shape, or rows of a matrix that
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub struct RawTensor<'a> {
     /// The canonical name.
     pub name: &'a str,
-    /// The element type.
+    /// The element type that the tensor is kept as. That of its bytes is [`Self::stored`].
     pub dtype: DType,
     /// Row-major dimensions, `[out, in]` for a matrix.
     pub shape: &'a [usize],
@@ -24,21 +24,32 @@ pub struct RawTensor<'a> {
 #[derive(Debug, Clone)]
 enum Contents<'a> {
     /// Rows one after the other, each a whole number of blocks.
-    Stored { mapping: &'a Arc<Mapping>, range: Range<usize> },
+    Stored { file_type: FileType, mapping: &'a Arc<Mapping>, range: Range<usize> },
     /// Some rows of a matrix in another form.
     Packed { tensor: &'a PackedTensor, rows: Range<usize> },
 }
 
 impl<'a> RawTensor<'a> {
-    /// `range` has to lie inside the mapping and hold what `dtype` and `shape` ask for.
+    /// `range` has to lie inside the mapping and hold what `file_type` and `shape` ask for.
     pub(super) fn new(
         name: &'a str,
-        dtype: DType,
+        file_type: impl Into<FileType>,
         shape: &'a [usize],
         mapping: &'a Arc<Mapping>,
         range: Range<usize>,
     ) -> Self {
-        Self { name, dtype, shape, contents: Contents::Stored { mapping, range } }
+        let file_type = file_type.into();
+        let contents = Contents::Stored { file_type, mapping, range };
+        Self { name, dtype: file_type.kept_as(), shape, contents }
+    }
+
+    /// The element type of the bytes; the one that it is kept as, if it has to be converted first.
+    #[must_use]
+    pub fn stored(&self) -> FileType {
+        match &self.contents {
+            Contents::Stored { file_type, .. } => *file_type,
+            Contents::Packed { .. } => self.dtype.into(),
+        }
     }
 
     /// A matrix that has to be converted to be of its type.
@@ -57,7 +68,7 @@ impl<'a> RawTensor<'a> {
     /// [`crate::ErrorKind::Internal`] if the tensor has to be converted first.
     pub fn data(&self) -> Result<&'a [u8]> {
         match &self.contents {
-            Contents::Stored { mapping, range } => Ok(&mapping[range.clone()]),
+            Contents::Stored { mapping, range, .. } => Ok(&mapping[range.clone()]),
             Contents::Packed { .. } => Err(self.unconverted()),
         }
     }
@@ -148,7 +159,9 @@ impl<'a> RawTensor<'a> {
             all.start + pieces.start * len..all.start + pieces.end * len
         };
         let contents = match &self.contents {
-            Contents::Stored { mapping, range } => Contents::Stored { mapping, range: inside(range) },
+            Contents::Stored { file_type, mapping, range } => {
+                Contents::Stored { file_type: *file_type, mapping, range: inside(range) }
+            }
             Contents::Packed { tensor, rows } => Contents::Packed { tensor, rows: inside(rows) },
         };
         Self { contents, ..self.clone() }
@@ -173,8 +186,8 @@ impl<'a> RawTensor<'a> {
         let mut values = vec![0.0; self.num_elements()];
         match &self.contents {
             Contents::Packed { tensor, rows } => tensor.values(rows.clone(), &mut values),
-            Contents::Stored { mapping, range } => {
-                blocks::dequantize(self.dtype, &mapping[range.clone()], &mut values)
+            Contents::Stored { file_type, mapping, range } => {
+                blocks::dequantize(*file_type, &mapping[range.clone()], &mut values)
                     .map_err(|error| error.context(format!("tensor {:?}", self.name)))?;
             }
         }
@@ -209,7 +222,7 @@ impl<'a> RawTensor<'a> {
     /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix, does not have them, or they are not whole blocks;
     /// [`crate::ErrorKind::Internal`] if it has to be converted first.
     pub fn columns(&self, first: usize, num: usize) -> Result<OwnedTensor> {
-        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
+        let (block_len, block_bytes) = (self.stored().block_len(), self.stored().block_bytes());
         match self.shape {
             &[rows, cols]
                 if first + num <= cols
@@ -218,7 +231,7 @@ impl<'a> RawTensor<'a> {
                 let [begin, end] = [first, first + num].map(|column| column / block_len * block_bytes);
                 let rows_of_bytes = self.data()?.chunks_exact((cols / block_len * block_bytes).max(1));
                 let bytes = rows_of_bytes.flat_map(|row| &row[begin..end]).copied().collect();
-                Ok(OwnedTensor::new(self.name, self.dtype, &[rows, num], bytes))
+                Ok(OwnedTensor::new(self.name, self.stored(), &[rows, num], bytes))
             }
             _ => Err(self.no_stack(first)),
         }
@@ -227,7 +240,7 @@ impl<'a> RawTensor<'a> {
     /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
     pub fn release(&self) {
         match &self.contents {
-            Contents::Stored { mapping, range } => mapping.release(range.clone()),
+            Contents::Stored { mapping, range, .. } => mapping.release(range.clone()),
             // The rows of most methods lie in all of it.
             Contents::Packed { tensor, rows } if rows.end == tensor.num_rows() => tensor.release(),
             Contents::Packed { .. } => {}
@@ -236,7 +249,7 @@ impl<'a> RawTensor<'a> {
 
     /// The same of some of the bytes, counted from the tensor's first one.
     pub(super) fn release_part(&self, bytes: Range<usize>) {
-        if let Contents::Stored { mapping, range } = &self.contents {
+        if let Contents::Stored { mapping, range, .. } = &self.contents {
             let end = range.end.min(range.start + bytes.end);
             mapping.release(range.start + bytes.start..end);
         }
@@ -248,7 +261,7 @@ impl<'a> RawTensor<'a> {
     /// As [`Self::data`].
     pub fn share(&self) -> Result<SharedBytes> {
         match &self.contents {
-            Contents::Stored { mapping, range } => Ok(SharedBytes::new(mapping, range.clone())),
+            Contents::Stored { mapping, range, .. } => Ok(SharedBytes::new(mapping, range.clone())),
             Contents::Packed { .. } => Err(self.unconverted()),
         }
     }
@@ -263,20 +276,21 @@ fn exchanged(rows: usize, cols: usize) -> impl Iterator<Item = usize> {
 #[derive(Debug, Clone)]
 pub struct OwnedTensor {
     name: String,
-    dtype: DType,
+    stored: FileType,
     shape: Vec<usize>,
     bytes: Arc<Mapping>,
 }
 
 impl OwnedTensor {
-    /// `bytes` have to be what `dtype` and `shape` ask for.
-    pub(super) fn new(name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> Self {
-        Self { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes: Arc::new(Mapping::Owned(bytes)) }
+    /// `bytes` have to be what `stored` and `shape` ask for.
+    pub(super) fn new(name: &str, stored: impl Into<FileType>, shape: &[usize], bytes: Vec<u8>) -> Self {
+        let bytes = Arc::new(Mapping::Owned(bytes));
+        Self { name: name.to_owned(), stored: stored.into(), shape: shape.to_vec(), bytes }
     }
 
     /// The same view that a checkpoint gives of its tensors.
     #[must_use]
     pub fn as_raw(&self) -> RawTensor<'_> {
-        RawTensor::new(&self.name, self.dtype, &self.shape, &self.bytes, 0..self.bytes.len())
+        RawTensor::new(&self.name, self.stored, &self.shape, &self.bytes, 0..self.bytes.len())
     }
 }

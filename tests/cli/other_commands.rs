@@ -109,6 +109,20 @@ fn what_quantisation_makes_of_a_model_is_told() {
     assert_eq!(run.stderr.matches(told).count(), 1, "{}", run.stderr);
 }
 
+/// Types without kernels, that is; the reference leaves all weights in the file.
+#[test]
+fn types_that_are_repacked_are_told_with_what_that_costs() {
+    let model = fixture("dynamic/llama.dynamic.gguf");
+    let kept = "IQ2_XXS is kept as Q8_S: 2.06 -> 8.56 bits a weight, 0.1 MB more";
+    let text = tinyvllm("info --memory-bandwidth 20 --device cpu").model(&model).run().success();
+    let line = text.lines().find(|line| line.contains("repacked, with the same values: ")).unwrap();
+    assert!(line.contains(kept) && !line.contains("IQ4_XS is"), "{text}");
+    let reference = tinyvllm("info --kernels reference --device cpu").model(&model).run().success();
+    assert!(!reference.contains("is kept as"), "{reference}");
+    let run = tinyvllm("--prompt-ids 5,6 --max-tokens 2 --device cpu").model(&model).run();
+    assert_eq!(run.stderr.matches(kept).count(), 1, "{}", run.stderr);
+}
+
 /// Without a folder given, the file lies in the user's cache folder.
 #[test]
 fn experts_in_a_file_are_told_before_and_after_loading() {

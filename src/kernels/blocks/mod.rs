@@ -1,24 +1,37 @@
-//! The block formats of ggml: f32 values out of and into their packed bytes.
+//! The block formats of ggml: f32 values out of and into their packed bytes, and from one format into another.
 //!
 //! All formats are little endian and made of independent blocks, so any whole number of blocks can be
 //! converted on its own. The code is plain scalar Rust: it is the reference that fast kernels are tested
 //! against and the encoder for quantisation at load. It knows nothing of files, tensors or threads.
 
-mod decode;
+pub(crate) mod code_books;
+pub(crate) mod decode;
 mod encode;
 mod encode_k;
+mod repack;
+mod scaled;
 
 use half::{bf16, f16};
 
-use crate::{DType, Error, Result};
+pub use repack::{can_repack, repack};
 
-/// Unpacks whole blocks of `dtype` into f32 values, exactly as the format defines them.
+use crate::{DType, Error, FileType, RepackedType, Result};
+
+/// Unpacks whole blocks of a type into f32 values, exactly as the format defines them.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidModel`] if `out` is not a whole number of blocks or `bytes` does not hold
 /// exactly that many.
-pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
-    check_lengths(dtype, out.len(), bytes.len())?;
+pub fn dequantize(file_type: impl Into<FileType>, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    let file_type = file_type.into();
+    check_lengths(file_type, out.len(), bytes.len())?;
+    let dtype = match file_type {
+        FileType::Kept(dtype) => dtype,
+        FileType::Repacked(repacked) => {
+            dequantize_repacked(repacked, bytes, out);
+            return Ok(());
+        }
+    };
     match dtype {
         DType::F32 => each_block(bytes, out, |block, out| *out = [f32::from_le_bytes(*block)]),
         DType::F16 => each_block(bytes, out, |block, out| *out = [f16::from_le_bytes(*block).to_f32()]),
@@ -31,8 +44,30 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::Q4K => each_block(bytes, out, decode::q4_k),
         DType::Q5K => each_block(bytes, out, decode::q5_k),
         DType::Q6K => each_block(bytes, out, decode::q6_k),
+        DType::Q2K => each_block(bytes, out, decode::q2_k),
+        DType::Q3K => each_block(bytes, out, decode::q3_k),
+        DType::Iq4Nl => each_block(bytes, out, decode::iq4_nl),
+        DType::Iq4Xs => each_block(bytes, out, decode::iq4_xs),
+        DType::Mxfp4 => each_block(bytes, out, decode::mxfp4),
+        DType::Q8S => each_block(bytes, out, decode::q8_s),
     }
     Ok(())
+}
+
+/// The lengths were checked.
+fn dequantize_repacked(repacked: RepackedType, bytes: &[u8], out: &mut [f32]) {
+    let file_type = FileType::Repacked(repacked);
+    let blocks = bytes.chunks_exact(file_type.block_bytes());
+    for (block, out) in blocks.zip(out.chunks_exact_mut(file_type.block_len())) {
+        scaled::ScaledBlock::take_apart(repacked, block).values(out);
+    }
+}
+
+/// True if [`quantize`] can produce `dtype`.
+#[must_use]
+pub fn can_quantize(dtype: DType) -> bool {
+    use DType::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q8S};
+    !matches!(dtype, Q2K | Q3K | Iq4Nl | Iq4Xs | Mxfp4 | Q8S)
 }
 
 /// Packs f32 values into whole blocks of `dtype`.
@@ -41,10 +76,11 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
 /// Q4_K, Q5_K and Q6_K search for the scales with the least weighted error.
 ///
 /// # Errors
+/// [`crate::ErrorKind::Unsupported`] if there is no encoder for `dtype` (see [`can_quantize`]);
 /// [`crate::ErrorKind::InvalidModel`] if the lengths do not fit together, or if a value is infinite, not a
 /// number, or too large for the f16 numbers of the format.
 pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
-    check_lengths(dtype, values.len(), out.len())?;
+    check_lengths(dtype.into(), values.len(), out.len())?;
     if let Some(index) = values.iter().position(|value| !value.is_finite()) {
         return Err(Error::invalid_model(format!(
             "value {index} is {} and cannot be stored as {dtype}",
@@ -69,6 +105,10 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
         DType::Q4K => encode_blocks(values, out, encode_k::q4_k),
         DType::Q5K => encode_blocks(values, out, encode_k::q5_k),
         DType::Q6K => encode_blocks(values, out, encode_k::q6_k),
+        DType::Q2K | DType::Q3K | DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 | DType::Q8S => {
+            Err(Error::unsupported(format!("values cannot be quantised to {dtype}"))
+                .with_hint("use q4_0, q8_0 or q4_k"))
+        }
     }
 }
 
@@ -79,15 +119,15 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<()> {
 /// [`crate::ErrorKind::InvalidModel`] if `out` is no block or the scale is beyond the range of f16;
 /// [`crate::ErrorKind::Unsupported`] for another type.
 pub fn pack(dtype: DType, scale: f32, codes: &[i8; 32], out: &mut [u8]) -> Result<()> {
-    check_lengths(dtype, codes.len(), out.len())?;
+    check_lengths(dtype.into(), codes.len(), out.len())?;
     encode::integers(dtype, scale, codes, out)
 }
 
-fn check_lengths(dtype: DType, num_values: usize, num_bytes: usize) -> Result<()> {
-    let expected = dtype.row_bytes(num_values)?;
+fn check_lengths(file_type: FileType, num_values: usize, num_bytes: usize) -> Result<()> {
+    let expected = file_type.row_bytes(num_values)?;
     if num_bytes != expected {
         return Err(Error::invalid_model(format!(
-            "{num_values} values of {dtype} take {expected} bytes, not {num_bytes}"
+            "{num_values} values of {file_type} take {expected} bytes, not {num_bytes}"
         )));
     }
     Ok(())

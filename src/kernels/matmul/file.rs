@@ -24,10 +24,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::packed::PackedMatrix;
 use super::residency;
-use crate::DType;
 use crate::memory::AlignedBuffer;
 use crate::pool::ThreadPool;
-use crate::{Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, FileType, Result};
 
 const MAGIC: [u8; 8] = *b"tvllmmat";
 /// Of the file and of the tiles in it: has to change when `layout` does, or the order in which matrices are loaded.
@@ -184,7 +183,7 @@ impl MatrixFile {
     /// Those of [`PackedMatrix::pack`], [`ErrorKind::Io`] or [`ErrorKind::Capacity`] if it cannot be written.
     pub fn add(
         self: &Arc<Self>,
-        dtype: DType,
+        file_type: impl Into<FileType>,
         bytes: &[u8],
         rows: usize,
         cols: usize,
@@ -193,8 +192,9 @@ impl MatrixFile {
         let Stage::Making(writer) = &mut *self.stage() else {
             return Err(Error::internal("a matrix is packed into a file that is complete"));
         };
-        let range = writer.add(dtype, bytes, rows, cols, pool)?;
-        Ok(PackedMatrix::in_file(dtype, rows, cols, Arc::clone(self), range))
+        let file_type = file_type.into();
+        let range = writer.add(file_type, bytes, rows, cols, pool)?;
+        Ok(PackedMatrix::in_file(file_type.kept_as(), rows, cols, Arc::clone(self), range))
     }
 
     /// Says that there are no more matrices.
@@ -310,20 +310,20 @@ impl Writer {
 
     fn add(
         &mut self,
-        dtype: DType,
+        file_type: FileType,
         bytes: &[u8],
         rows: usize,
         cols: usize,
         pool: &ThreadPool,
     ) -> Result<Range<usize>> {
-        let range = self.position.advance(dtype, rows, cols)?;
+        let range = self.position.advance(file_type.kept_as(), rows, cols)?;
         if self.buffer.len() < range.len() {
             self.buffer = AlignedBuffer::zeroed(range.len()).ok_or_else(|| {
                 Error::new(ErrorKind::Capacity, format!("no memory to pack {} bytes", range.len()))
             })?;
         }
         let packed = &mut self.buffer.as_mut_slice()[..range.len()];
-        PackedMatrix::pack_into(dtype, bytes, rows, cols, packed, pool)?;
+        PackedMatrix::pack_into(file_type, bytes, rows, cols, packed, pool)?;
         let written = self.file.seek(SeekFrom::Start(range.start as u64));
         let written = written.and_then(|_| self.file.write_all(&self.buffer.as_slice()[..range.len()]));
         self.check(written)?;

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use super::layout::TILE_ROWS;
-use super::quantized::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::quantized::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8S};
 use crate::DType;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
@@ -53,6 +53,12 @@ impl TileRow {
             DType::Q4K => self.with_int8_dot::<Q4K>(out, level),
             DType::Q5K => self.with_int8_dot::<Q5K>(out, level),
             DType::Q6K => self.with_int8_dot::<Q6K>(out, level),
+            DType::Q2K => self.with_int8_dot::<Q2K>(out, level),
+            DType::Q3K => self.with_int8_dot::<Q3K>(out, level),
+            DType::Iq4Nl => self.with_int8_dot::<Iq4Nl>(out, level),
+            DType::Iq4Xs => self.with_int8_dot::<Iq4Xs>(out, level),
+            DType::Mxfp4 => self.with_int8_dot::<Mxfp4>(out, level),
+            DType::Q8S => self.with_int8_dot::<Q8S>(out, level),
         }
     }
 

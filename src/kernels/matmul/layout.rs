@@ -4,7 +4,7 @@
 //! each block of columns. A tile takes the bytes of its sixteen blocks in the file, no more. Codes are
 //! words of four bytes, and word w of the sixteen rows lies together: 64 bytes that a kernel loads at once.
 //! Which nibble or bit of a byte belongs to which column stays as it is in the file, except for the fifth
-//! bits of `Q5_0` and `Q5_1`. Rows that fill up the last tile row are zero.
+//! bits of `Q5_0` and `Q5_1` and the scales of `IQ4_XS`. Rows that fill up the last tile row are zero.
 //!
 //! | type | columns | tile |
 //! |---|---|---|
@@ -18,12 +18,20 @@
 //! | `Q4_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 32 words of codes |
 //! | `Q5_K` | 256 | 16 scales, 16 scales of minima, 3 words of 6-bit scales, 8 words of fifth bits alternating with 8 words of codes, 24 words of codes |
 //! | `Q6_K` | 256 | 16 scales; twice: 8 × 16 8-bit scales, 8 words of upper bits alternating with 8 words of lower bits, 8 words of lower bits |
+//! | `Q2_K` | 256 | 16 scales, 16 scales of minima, 4 words of 4-bit scales and minima, 16 words of codes |
+//! | `Q3_K` | 256 | 16 scales, 3 words of 6-bit scales, 8 words of upper bits, 16 words of lower bits |
+//! | `IQ4_NL` | 32 | as `Q4_0` |
+//! | `IQ4_XS` | 256 | 16 scales, 16 × upper bits of the 6-bit scales, 1 word of their lower bits, 32 words of codes |
+//! | `MXFP4` | 32 | 16 exponents less 128, 4 words of codes |
+//! | `Q8_S` | 256 | 16 scales; eight times: 2 × 16 8-bit scales, 8 words of codes |
 //!
 //! The order within a tile is the order in which a kernel first reads it: memory likes one ascending stream.
 
 use half::{bf16, f16};
 
 use crate::DType;
+use crate::blocks::code_books::{IQ4_VALUES, MXFP4_VALUES};
+use crate::blocks::decode::{mxfp4_scale, signed_six_bit_scales};
 
 /// Rows of a tile: the lanes of a vector.
 pub(super) const TILE_ROWS: usize = 16;
@@ -57,7 +65,7 @@ pub(super) fn pack_row(dtype: DType, row: &[u8], tiles: &mut [u8], lane: usize) 
                 put(tile, 4 * lane, last);
             }
         }
-        DType::Q4_0 => pack_blocks::<18, 288>(row, tiles, |block, tile| {
+        DType::Q4_0 | DType::Iq4Nl => pack_blocks::<18, 288>(row, tiles, |block, tile| {
             put(tile, 2 * lane, &block[..2]);
             put_words(tile, SCALES, lane, &block[2..]);
         }),
@@ -111,7 +119,73 @@ pub(super) fn pack_row(dtype: DType, row: &[u8], tiles: &mut [u8], lane: usize) 
                 put(tile, q6k_lower(word) + 4 * lane, bytes);
             }
         }),
+        DType::Q2K => pack_blocks::<84, 1344>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[80..82]);
+            put(tile, SCALES + 2 * lane, &block[82..]);
+            put_words(tile, 2 * SCALES, lane, &block[..80]);
+        }),
+        DType::Q3K => pack_blocks::<110, 1760>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[108..]);
+            put_words(tile, SCALES, lane, &block[96..108]);
+            put_words(tile, Q3K_UPPER, lane, &block[..96]);
+        }),
+        DType::Iq4Xs => pack_blocks::<136, 2176>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            let (upper, lower) = iq4_xs_scale_bits(block);
+            put(tile, SCALES + 2 * lane, &upper.to_le_bytes());
+            put(tile, 2 * SCALES + 4 * lane, &lower.to_le_bytes());
+            put_words(tile, IQ4_XS_CODES, lane, &block[8..]);
+        }),
+        DType::Mxfp4 => pack_blocks::<17, 272>(row, tiles, |block, tile| {
+            tile[lane] = block[0] ^ 0x80;
+            put_words(tile, TILE_ROWS, lane, &block[1..]);
+        }),
+        DType::Q8S => pack_blocks::<274, 4384>(row, tiles, |block, tile| {
+            put(tile, 2 * lane, &block[..2]);
+            for (index, &scale) in block[2..18].iter().enumerate() {
+                tile[q8s_scales(index) + lane] = scale;
+            }
+            for (block, codes) in block[18..].chunks_exact(32).enumerate() {
+                put_words(tile, q8s_codes(block), lane, codes);
+            }
+        }),
     }
+}
+
+/// Where the codes of a `Q2_K` tile start.
+pub(super) const Q2K_CODES: usize = 2 * SCALES + 4 * WORD;
+/// Where the upper bits of the codes of a `Q3_K` tile start.
+pub(super) const Q3K_UPPER: usize = SCALES + 3 * WORD;
+/// Where their lower bits start.
+pub(super) const Q3K_LOWER: usize = Q3K_UPPER + 8 * WORD;
+/// Where the codes of an `IQ4_XS` tile start.
+pub(super) const IQ4_XS_CODES: usize = 2 * SCALES + WORD;
+
+/// Where the scales of sub-block 0..16 of a `Q8_S` tile lie.
+#[inline(always)]
+pub(super) fn q8s_scales(block: usize) -> usize {
+    SCALES + (2 * TILE_ROWS + 8 * WORD) * (block / 2) + TILE_ROWS * (block % 2)
+}
+
+/// Where the codes of block 0..8 of a `Q8_S` tile start.
+#[inline(always)]
+pub(super) fn q8s_codes(block: usize) -> usize {
+    q8s_scales(2 * block) + 2 * TILE_ROWS
+}
+
+/// The scales of an `IQ4_XS` block as a kernel wants them, upper and lower bits. Byte j of the lower ones has those of
+/// sub-block j in its low nibble and those of j + 4 in the high one. The upper ones are nibbles for j = 0, 2, 1 and 3, also
+/// with j + 4 above j: shifted to the left by 4 and by 16, they are the high nibbles of four bytes.
+fn iq4_xs_scale_bits(block: &[u8; 136]) -> (u16, u32) {
+    let upper = u16::from_le_bytes([block[2], block[3]]);
+    let (mut upper_bits, mut lower_bits) = (0, 0);
+    for j in 0..8 {
+        let nibble = [0, 2, 1, 3][j % 4];
+        upper_bits |= (upper >> (2 * j) & 3) << (4 * nibble + 2 * (j / 4));
+        let lower = block[4 + j / 2] >> (4 * (j % 2)) & 15;
+        lower_bits |= u32::from(lower) << (8 * (j % 4) + 4 * (j / 4));
+    }
+    (upper_bits, lower_bits)
 }
 
 /// Where the codes of a `Q4_K` or `Q5_K` tile start.
@@ -196,6 +270,14 @@ pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32
             let scale = half_at(0);
             fill(out, |col| scale * f32::from(byte_at(SCALES, col) as i8));
         }
+        DType::Iq4Nl => {
+            let scale = half_at(0);
+            fill(out, |col| scale * f32::from(IQ4_VALUES[usize::from(nibble_at(SCALES, col))]));
+        }
+        DType::Mxfp4 => {
+            let scale = mxfp4_scale(tile[lane] ^ 0x80);
+            fill(out, |col| scale * f32::from(MXFP4_VALUES[usize::from(nibble_at(TILE_ROWS, col))]));
+        }
         DType::Q4K | DType::Q5K => {
             let scales: [u8; 12] = std::array::from_fn(|index| byte_at(2 * SCALES, index));
             let (scale, minimum) = (half_at(0), half_at(SCALES));
@@ -220,6 +302,45 @@ pub(super) fn unpack_tile(dtype: DType, tile: &[u8], lane: usize, out: &mut [f32
                 let upper = byte_at(q6k_upper(8 * half + index / 4), index % 4) >> (2 * quarter) & 3;
                 let block_scale = tile[q6k_scales(col / 16) + lane] as i8;
                 scale * f32::from(block_scale) * (f32::from(lower | upper << 4) - 32.0)
+            });
+        }
+        DType::Q2K => {
+            let (scale, minimum) = (half_at(0), half_at(SCALES));
+            fill(out, |col| {
+                let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
+                let both = byte_at(2 * SCALES, col / 16);
+                let code = byte_at(Q2K_CODES, 32 * half + index) >> (2 * quarter) & 3;
+                scale * f32::from(both & 15) * f32::from(code) - minimum * f32::from(both >> 4)
+            });
+        }
+        DType::Q3K => {
+            let scales: [u8; 12] = std::array::from_fn(|index| byte_at(SCALES, index));
+            let (scale, scales) = (half_at(0), signed_six_bit_scales(&scales));
+            fill(out, |col| {
+                let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
+                let upper = byte_at(Q3K_UPPER, index) >> (col / 32) & 1;
+                let lower = byte_at(Q3K_LOWER, 32 * half + index) >> (2 * quarter) & 3;
+                scale * f32::from(scales[col / 16]) * (f32::from(lower | upper << 2) - 4.0)
+            });
+        }
+        DType::Iq4Xs => {
+            let upper = u16::from_le_bytes([tile[SCALES + 2 * lane], tile[SCALES + 2 * lane + 1]]);
+            let scale = half_at(0);
+            fill(out, |col| {
+                let block = col / 32;
+                let lower = byte_at(2 * SCALES, block % 4) >> (4 * (block / 4)) & 15;
+                let upper = upper >> (4 * [0, 2, 1, 3][block % 4] + 2 * (block / 4)) & 3;
+                let block_scale = f32::from(lower | (upper << 4) as u8) - 32.0;
+                let code = nibble_at(IQ4_XS_CODES + 4 * WORD * block, col % 32);
+                scale * block_scale * f32::from(IQ4_VALUES[usize::from(code)])
+            });
+        }
+        DType::Q8S => {
+            let scale = half_at(0) * 0.125;
+            fill(out, |col| {
+                let block_scale = tile[q8s_scales(col / 16) + lane] as i8;
+                let code = byte_at(q8s_codes(col / 32), col % 32) as i8;
+                scale * f32::from(block_scale) * f32::from(code)
             });
         }
     }

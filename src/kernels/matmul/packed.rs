@@ -1,17 +1,17 @@
 //! A weight matrix in the layout that the kernels read.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::file::MatrixFile;
 use super::layout::{self, TILE_ROWS};
-use crate::DType;
+use crate::blocks::repack;
 use crate::memory::{AlignedBuffer, SharedPointer};
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
-use crate::{Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, FileType, Result};
 
-/// A weight matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
+/// A weight matrix of `rows` outputs and `cols` inputs, at the size that its type has in files.
 ///
 /// Rows are padded to a multiple of sixteen, columns of BF16 to a multiple of two; nothing else is added.
 pub struct PackedMatrix {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs the row-major `bytes` of a file, reading them once and in order.
+    /// Packs the row-major `bytes` of a file, reading them once and in order, as the type that `file_type` is kept as.
     ///
     /// The layout is the same at every level today; `level` is the level that the matrix will be used at.
     ///
@@ -51,7 +51,7 @@ impl PackedMatrix {
     /// [`ErrorKind::InvalidModel`] if a row is not a whole number of blocks or `bytes` has another size
     /// than `rows × cols` values, [`ErrorKind::Capacity`] if there is no memory for the copy.
     pub fn pack(
-        dtype: DType,
+        file_type: impl Into<FileType>,
         bytes: &[u8],
         rows: usize,
         cols: usize,
@@ -59,11 +59,13 @@ impl PackedMatrix {
         level: CpuLevel,
     ) -> Result<Self> {
         let _ = level;
-        check_size(dtype, bytes.len(), rows, cols)?;
+        let file_type = file_type.into();
+        let dtype = file_type.kept_as();
+        check_size(file_type, bytes.len(), rows, cols)?;
         let mut tiles = Self::packed_bytes(dtype, rows, cols)
             .and_then(AlignedBuffer::zeroed)
             .ok_or_else(|| no_memory(bytes.len()))?;
-        Self::pack_into(dtype, bytes, rows, cols, tiles.as_mut_slice(), pool)?;
+        Self::pack_into(file_type, bytes, rows, cols, tiles.as_mut_slice(), pool)?;
         Ok(Self { dtype, rows, cols, tiles: Tiles::Memory(tiles) })
     }
 
@@ -88,14 +90,16 @@ impl PackedMatrix {
     /// # Errors
     /// [`ErrorKind::InvalidModel`] as [`Self::pack`].
     pub(super) fn pack_into(
-        dtype: DType,
+        file_type: FileType,
         bytes: &[u8],
         rows: usize,
         cols: usize,
         tiles: &mut [u8],
         pool: &ThreadPool,
     ) -> Result<()> {
-        let row_bytes = check_size(dtype, bytes.len(), rows, cols)?;
+        let dtype = file_type.kept_as();
+        let (row_bytes, kept_bytes) =
+            (check_size(file_type, bytes.len(), rows, cols)?, dtype.row_bytes(cols)?);
         let tile_row_bytes = tile_row_bytes(dtype, cols).unwrap_or(0);
         let num_tile_rows = rows.div_ceil(TILE_ROWS);
         if tiles.len() != tile_row_bytes * num_tile_rows {
@@ -106,6 +110,7 @@ impl PackedMatrix {
         }
         let has_odd_column = !cols.is_multiple_of(layout::tile_cols(dtype));
         let target = SharedPointer::new(tiles.as_mut_ptr());
+        let failure = OnceLock::new();
         pool.run(num_tile_rows, |tile_row| {
             // SAFETY: there are `num_tile_rows` of these ranges, and each task takes its own.
             let tiles = unsafe {
@@ -116,11 +121,21 @@ impl PackedMatrix {
                 tiles.fill(0);
             }
             let rows = bytes.chunks_exact(row_bytes).skip(tile_row * TILE_ROWS).take(TILE_ROWS);
+            if file_type == FileType::Kept(dtype) {
+                for (lane, row) in rows.enumerate() {
+                    layout::pack_row(dtype, row, tiles, lane);
+                }
+                return;
+            }
+            let mut kept = vec![0; kept_bytes];
             for (lane, row) in rows.enumerate() {
-                layout::pack_row(dtype, row, tiles, lane);
+                match repack(file_type, dtype, row, &mut kept) {
+                    Ok(()) => layout::pack_row(dtype, &kept, tiles, lane),
+                    Err(error) => drop(failure.set(error)),
+                }
             }
         });
-        Ok(())
+        failure.into_inner().map_or(Ok(()), Err)
     }
 
     /// Outputs.
@@ -135,7 +150,7 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// The type that the file stores.
+    /// The type that it is kept as.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -201,12 +216,14 @@ impl PackedMatrix {
 }
 
 /// Bytes of a row in the file, if all rows have `num_bytes`.
-fn check_size(dtype: DType, num_bytes: usize, rows: usize, cols: usize) -> Result<usize> {
-    let row_bytes = dtype.row_bytes(cols)?;
+fn check_size(file_type: FileType, num_bytes: usize, rows: usize, cols: usize) -> Result<usize> {
+    let row_bytes = file_type.row_bytes(cols)?;
     if row_bytes.checked_mul(rows) == Some(num_bytes) {
         return Ok(row_bytes);
     }
-    Err(Error::invalid_model(format!("a {rows} × {cols} matrix of {dtype} does not have {num_bytes} bytes")))
+    Err(Error::invalid_model(format!(
+        "a {rows} × {cols} matrix of {file_type} does not have {num_bytes} bytes"
+    )))
 }
 
 fn tile_row_bytes(dtype: DType, cols: usize) -> Option<usize> {

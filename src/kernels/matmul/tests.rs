@@ -1,5 +1,5 @@
-//! Every type at every level of this machine, against f64 sums over values decoded from the file's blocks
-//! by code that knows nothing of the packed layout.
+//! Every type at every level of this machine, against f64 sums over values that [`crate::blocks`] decodes, which knows
+//! nothing of the packed layout.
 
 use half::{bf16, f16};
 
@@ -9,6 +9,7 @@ use super::*;
 use crate::DType;
 use crate::ErrorKind;
 use crate::memory::AlignedBuffer;
+use crate::noise::factors_of_block;
 use crate::simd::SoftwareTiles;
 
 /// A small generator of reproducible numbers.
@@ -42,13 +43,11 @@ fn random_weights(dtype: DType, rows: usize, cols: usize, random: &mut Random) -
             DType::BF16 => bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
             _ => {
                 let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next() as u8).collect();
-                let factors: &[usize] = match dtype {
-                    DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
-                    DType::Q6K => &[208],
-                    _ => &[0],
-                };
-                for &at in factors {
+                for &at in factors_of_block(dtype) {
                     block[at..at + 2].copy_from_slice(&f16::from_f32(random.value() * 0.01).to_le_bytes());
+                }
+                if dtype == DType::Mxfp4 {
+                    block[0] = 118 + block[0] % 8;
                 }
                 bytes.extend(block);
             }
@@ -57,48 +56,10 @@ fn random_weights(dtype: DType, rows: usize, cols: usize, random: &mut Random) -
     bytes
 }
 
-/// The values of one block of a file, as the format documents them.
-fn decode_block(dtype: DType, block: &[u8]) -> Vec<f32> {
-    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    let nibble = |at: usize, col: usize| block[at + col % 16] >> (4 * (col / 16)) & 15;
-    let fifth = |at: usize, col: usize| (block[at + col / 8] >> (col % 8) & 1) << 4;
-    let value = |col: usize| match dtype {
-        DType::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
-        DType::F16 => half(0),
-        DType::BF16 => bf16::from_le_bytes([block[0], block[1]]).to_f32(),
-        DType::Q4_0 => half(0) * (f32::from(nibble(2, col)) - 8.0),
-        DType::Q4_1 => half(0) * f32::from(nibble(4, col)) + half(2),
-        DType::Q5_0 => half(0) * (f32::from(nibble(6, col) | fifth(2, col)) - 16.0),
-        DType::Q5_1 => half(0) * f32::from(nibble(8, col) | fifth(4, col)) + half(2),
-        DType::Q8_0 => half(0) * f32::from(block[2 + col] as i8),
-        DType::Q4K | DType::Q5K => {
-            let (j, l) = (col / 32, col % 32);
-            let s = &block[4..16];
-            let (scale, minimum) = if j < 4 {
-                (s[j] & 63, s[j + 4] & 63)
-            } else {
-                ((s[j + 4] & 15) | ((s[j - 4] >> 6) << 4), (s[j + 4] >> 4) | ((s[j] >> 6) << 4))
-            };
-            let codes = if dtype == DType::Q4K { &block[16..] } else { &block[48..] };
-            let mut q = (codes[32 * (j / 2) + l] >> (4 * (j % 2))) & 15;
-            if dtype == DType::Q5K {
-                q += 16 * ((block[16 + l] >> j) & 1);
-            }
-            half(0) * f32::from(scale) * f32::from(q) - half(2) * f32::from(minimum)
-        }
-        DType::Q6K => {
-            let (n, g, l) = (col / 128, col / 32 % 4, col % 32);
-            let low = (block[64 * n + 32 * (g % 2) + l] >> (4 * (g / 2))) & 15;
-            let high = (block[128 + 32 * n + l] >> (2 * g)) & 3;
-            let scale = f32::from(block[192 + col / 16] as i8);
-            half(208) * scale * (f32::from(low | high << 4) - 32.0)
-        }
-    };
-    (0..dtype.block_len()).map(value).collect()
-}
-
 fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks(dtype.block_bytes()).flat_map(|block| decode_block(dtype, block)).collect()
+    let mut values = vec![0.0; bytes.len() / dtype.block_bytes() * dtype.block_len()];
+    crate::blocks::dequantize(dtype, bytes, &mut values).unwrap();
+    values
 }
 
 /// What a row is after quantisation to 8 bits.
@@ -528,13 +489,11 @@ fn the_extreme_codes_do_not_saturate() {
             for fill in [0x00, 0x7f, 0x80, 0xff] {
                 let mut bytes = vec![fill; 16 * dtype.row_bytes(cols).unwrap()];
                 for block in bytes.chunks_mut(dtype.block_bytes()) {
-                    let factors: &[usize] = match dtype {
-                        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
-                        DType::Q6K => &[208],
-                        _ => &[0],
-                    };
-                    for &at in factors {
+                    for &at in factors_of_block(dtype) {
                         block[at..at + 2].copy_from_slice(&f16::from_f32(0.25).to_le_bytes());
+                    }
+                    if dtype == DType::Mxfp4 {
+                        block[0] = 125;
                     }
                 }
                 let matrix = PackedMatrix::pack(dtype, &bytes, 16, cols, &pool, level).unwrap();
@@ -551,6 +510,23 @@ fn the_extreme_codes_do_not_saturate() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// All exponents of `MXFP4` with which no value is infinite, and products that are exact.
+#[test]
+fn every_power_of_two_is_a_scale() {
+    let pool = ThreadPool::new(1);
+    for &level in CpuLevel::available() {
+        let bytes: Vec<u8> = (0..=250).flat_map(|exponent| [exponent; 17]).collect();
+        let matrix = PackedMatrix::pack(DType::Mxfp4, &bytes, 251, 32, &pool, level).unwrap();
+        let case = Case { dtype: DType::Mxfp4, cols: 32, weights: decode(DType::Mxfp4, &bytes), matrix };
+        let mut x = vec![0.0; 32];
+        x[3] = 127.0;
+        let out = case.multiply(&x, &pool, level);
+        for (exponent, (result, (expected, _))) in out.into_iter().zip(case.oracle(&x)).enumerate() {
+            assert_eq!(result, expected as f32, "{level:?} {exponent}");
         }
     }
 }

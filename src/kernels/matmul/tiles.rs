@@ -14,8 +14,8 @@ use super::kernels::PanelOutput;
 use super::layout::{TILE_ROWS, WORD};
 use super::packed::PackedMatrix;
 use super::quantized::{
-    Codes, PanelBlock, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quantized, Visitor, add_halves,
-    add_minima, add_scaled, first_half,
+    Codes, Iq4Nl, Iq4Xs, Mxfp4, PanelBlock, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Q8S,
+    Quantized, Visitor, add_halves, add_minima, add_minima_of_halves, add_scaled, first_half,
 };
 use crate::DType;
 use crate::memory::AlignedBuffer;
@@ -28,11 +28,12 @@ thread_local! {
 
 /// How the sums of a block become part of a result.
 trait BlockForm {
-    /// Products of the matrix unit for a block, each with 512 bytes of codes. A block of them is followed by two vectors
-    /// of factors.
+    /// Products of the matrix unit for a block, each with 512 bytes of codes.
     const NUM_PRODUCTS: usize;
+    /// Vectors of factors that follow the codes.
+    const NUM_FACTORS: usize = 2;
     /// Bytes of an unpacked block.
-    const BYTES: usize = Self::NUM_PRODUCTS * CODES_BYTES + 2 * FACTORS_BYTES;
+    const BYTES: usize = Self::NUM_PRODUCTS * CODES_BYTES + Self::NUM_FACTORS * FACTORS_BYTES;
 
     /// `sum += value · activation` for row `row` of the panel.
     ///
@@ -40,12 +41,15 @@ trait BlockForm {
     /// The panel has the row.
     unsafe fn add<V: F32x16>(
         products: &[*const TileSums; 2],
-        factors: [V; 2],
+        factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
         sum: V,
     ) -> V;
 }
+
+/// The most factors that a form has.
+const MAX_FACTORS: usize = 4;
 
 const CODES_BYTES: usize = 8 * WORD;
 const FACTORS_BYTES: usize = 4 * TILE_ROWS;
@@ -54,9 +58,9 @@ const FACTORS_BYTES: usize = 4 * TILE_ROWS;
 struct Scaled;
 /// A scale and a minimum.
 struct WithMinima;
-/// A scale for each half of the columns. The codes of each half are zero in the other one, so that the unit's registers
-/// have one shape for all types.
-struct InHalves;
+/// A scale for each half of the columns, perhaps with a minimum. The codes of each half are zero in the other one, so that
+/// the unit's registers have one shape for all types.
+struct InHalves<const MINIMA: bool>;
 
 /// The sums of one row, in f32: 32 products of codes are below 2²².
 ///
@@ -74,7 +78,7 @@ impl BlockForm for Scaled {
     #[inline(always)]
     unsafe fn add<V: F32x16>(
         products: &[*const TileSums; 2],
-        factors: [V; 2],
+        factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
         sum: V,
@@ -90,7 +94,7 @@ impl BlockForm for WithMinima {
     #[inline(always)]
     unsafe fn add<V: F32x16>(
         products: &[*const TileSums; 2],
-        factors: [V; 2],
+        factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
         sum: V,
@@ -103,13 +107,14 @@ impl BlockForm for WithMinima {
     }
 }
 
-impl BlockForm for InHalves {
+impl<const MINIMA: bool> BlockForm for InHalves<MINIMA> {
     const NUM_PRODUCTS: usize = 2;
+    const NUM_FACTORS: usize = if MINIMA { 4 } else { 2 };
 
     #[inline(always)]
     unsafe fn add<V: F32x16>(
         products: &[*const TileSums; 2],
-        factors: [V; 2],
+        factors: [V; MAX_FACTORS],
         panel: PanelBlock<MAX_PANEL>,
         row: usize,
         sum: V,
@@ -118,7 +123,10 @@ impl BlockForm for InHalves {
         unsafe {
             // Converted one way and the other: the machine has room for both at once.
             let first = V::from_sums(V::load_sums(products[0].cast::<i32>().add(TILE_ROWS * row)));
-            let half = first_half(first, factors[0]);
+            let mut half = first_half(first, factors[0]);
+            if MINIMA {
+                half = add_minima_of_halves(half, [factors[2], factors[3]], panel.half_sums(row));
+            }
             add_halves(half, sums_of::<V>(products[1], row), factors[1], panel.scale(row), sum)
         }
     }
@@ -132,9 +140,14 @@ struct Unpack<F> {
 
 impl<F: BlockForm> Unpack<F> {
     /// # Safety
-    /// There is room for the block, and the codes are those of a tile.
+    /// There is room for the block, and the codes are those of a tile. The form has as many factors.
     #[inline(always)]
-    unsafe fn write<V: F32x16, C: Codes<V>>(&mut self, block: usize, codes: C, factors: [V; 2]) {
+    unsafe fn write<V: F32x16, C: Codes<V>, const FACTORS: usize>(
+        &mut self,
+        block: usize,
+        codes: C,
+        factors: [V; FACTORS],
+    ) {
         // SAFETY: the caller's guarantee.
         unsafe {
             let target = self.target.add(block * F::BYTES);
@@ -147,9 +160,9 @@ impl<F: BlockForm> Unpack<F> {
             if F::NUM_PRODUCTS == 2 {
                 target.add(CODES_BYTES / 2).write_bytes(0, CODES_BYTES);
             }
-            let [first, second] = factors;
-            first.store(target.add(F::NUM_PRODUCTS * CODES_BYTES).cast());
-            second.store(target.add(F::NUM_PRODUCTS * CODES_BYTES + FACTORS_BYTES).cast());
+            for (index, factor) in factors.into_iter().enumerate() {
+                factor.store(target.add(F::NUM_PRODUCTS * CODES_BYTES + FACTORS_BYTES * index).cast());
+            }
         }
     }
 }
@@ -171,6 +184,18 @@ impl<V: F32x16, F: BlockForm> Visitor<V> for Unpack<F> {
     unsafe fn in_halves<C: Codes<V>>(&mut self, block: usize, codes: C, scales: [V; 2]) {
         // SAFETY: the caller's guarantee.
         unsafe { self.write(block, codes, scales) }
+    }
+
+    #[inline(always)]
+    unsafe fn in_halves_with_minima<C: Codes<V>>(
+        &mut self,
+        block: usize,
+        codes: C,
+        [a, b]: [V; 2],
+        [c, d]: [V; 2],
+    ) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.write(block, codes, [a, b, c, d]) }
     }
 }
 
@@ -253,9 +278,12 @@ impl<T: ByteTiles, F: BlockForm> MultiplyPanel<'_, T, F> {
         unsafe {
             let panel = PanelBlock(self.panel).skip(block);
             let factors = self.blocks.add(block * F::BYTES + F::NUM_PRODUCTS * CODES_BYTES).cast::<f32>();
-            let factors = [V::load(factors), V::load(factors.add(TILE_ROWS))];
+            let mut loaded = [V::splat(0.0); MAX_FACTORS];
+            for (index, factor) in loaded[..F::NUM_FACTORS].iter_mut().enumerate() {
+                *factor = V::load(factors.add(TILE_ROWS * index));
+            }
             for (row, sum) in sums.iter_mut().enumerate() {
-                *sum = F::add(&products, factors, panel, row, *sum);
+                *sum = F::add(&products, loaded, panel, row, *sum);
             }
         }
     }
@@ -313,7 +341,13 @@ macro_rules! with_types {
             DType::Q8_0 => $function::<Q8_0, Scaled>($($argument),*),
             DType::Q4K => $function::<Q4K, WithMinima>($($argument),*),
             DType::Q5K => $function::<Q5K, WithMinima>($($argument),*),
-            DType::Q6K => $function::<Q6K, InHalves>($($argument),*),
+            DType::Q6K => $function::<Q6K, InHalves<false>>($($argument),*),
+            DType::Q2K => $function::<Q2K, InHalves<true>>($($argument),*),
+            DType::Q3K => $function::<Q3K, InHalves<false>>($($argument),*),
+            DType::Iq4Nl => $function::<Iq4Nl, Scaled>($($argument),*),
+            DType::Iq4Xs => $function::<Iq4Xs, Scaled>($($argument),*),
+            DType::Mxfp4 => $function::<Mxfp4, Scaled>($($argument),*),
+            DType::Q8S => $function::<Q8S, InHalves<false>>($($argument),*),
             DType::F32 | DType::F16 | DType::BF16 => unreachable!("{} is not quantised", $dtype),
         }
     };

@@ -228,6 +228,18 @@ unsafe impl<const VNNI: u8> Int8Dot for Avx2Vector<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn load_u16(source: *const u16) -> Self::Codes {
+        // SAFETY: the caller guarantees sixteen readable u16.
+        let load = |at| unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(source.add(at).cast())) };
+        (load(0), load(8))
+    }
+    #[inline(always)]
+    fn lookup(codes: Self::Codes, table: &[u8; 16]) -> Self::Codes {
+        // SAFETY: see `lanewise`; the table has sixteen bytes.
+        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
+        halves!(_mm256_shuffle_epi8((table, table), codes))
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         // SAFETY: see `lanewise`.
         let mask = unsafe { _mm256_set1_epi8(mask as i8) };

@@ -162,6 +162,19 @@ unsafe impl<const BF16: bool> Int8Dot for Avx512Vector<BF16> {
         unsafe { _mm512_storeu_si512(target.cast(), codes) }
     }
     #[inline(always)]
+    unsafe fn load_u16(source: *const u16) -> Self::Codes {
+        // SAFETY: the caller guarantees sixteen readable u16.
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast())) }
+    }
+    #[inline(always)]
+    fn lookup(codes: Self::Codes, table: &[u8; 16]) -> Self::Codes {
+        // SAFETY: see `whole`; the table has sixteen bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, codes)
+        }
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         // SAFETY: see `whole`.
         unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(mask as i8)) }

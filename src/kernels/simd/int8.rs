@@ -23,6 +23,10 @@ pub unsafe trait Int8Dot: Copy {
     unsafe fn load_codes(source: *const u8) -> Self::Codes;
     /// Writes 64 bytes.
     unsafe fn store_codes(codes: Self::Codes, target: *mut u8);
+    /// Reads sixteen u16, each into the lower half of a lane.
+    unsafe fn load_u16(source: *const u16) -> Self::Codes;
+    /// Each byte, which is below 16, becomes that one of the table.
+    fn lookup(codes: Self::Codes, table: &[u8; 16]) -> Self::Codes;
     /// Each byte `& mask`.
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes;
     /// Each byte `a | b`.
@@ -40,7 +44,8 @@ pub unsafe trait Int8Dot: Copy {
     fn splat_sum(value: i32) -> Self::Sums;
     /// Reads sixteen i32.
     unsafe fn load_sums(source: *const i32) -> Self::Sums;
-    /// Adds to each lane's sum its four codes, 0..=63, times the four i8 at `activations`.
+    /// Adds to each lane's sum its four codes, 0..=63, times the four i8 at `activations`. Where there is a
+    /// [bias](Int8Dot::SIGNED_BIAS), codes may be any u8.
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
     /// The same for codes that are i8 (−128 included); activations are above −128.
     unsafe fn dot_signed(sums: Self::Sums, codes: Self::Codes, activations: *const i8) -> Self::Sums;
@@ -48,7 +53,7 @@ pub unsafe trait Int8Dot: Copy {
     type PairSums: Copy;
     /// All sums of the first row equal to `first`, of the second to `second`.
     fn splat_pair(first: i32, second: i32) -> Self::PairSums;
-    /// Adds the products of two words of codes, 0..=63, with the eight i8 at `first` and at `second`.
+    /// Adds the products of two words of codes, as for [`Int8Dot::dot`], with the eight i8 at `first` and at `second`.
     unsafe fn dot_pair(
         sums: Self::PairSums,
         codes: [Self::Codes; 2],

@@ -161,6 +161,14 @@ unsafe impl<const I8MM: bool> Int8Dot for NeonVector<I8MM> {
         let [(), (), (), ()] = quarters!(|q| vst1q_u8(target.add(16 * q), codes[q]));
     }
     #[inline(always)]
+    unsafe fn load_u16(source: *const u16) -> Self::Codes {
+        quarters!(|q| vreinterpretq_u8_u32(vmovl_u16(vld1_u16(source.add(4 * q)))))
+    }
+    #[inline(always)]
+    fn lookup(codes: Self::Codes, table: &[u8; 16]) -> Self::Codes {
+        quarters!(|q| vqtbl1q_u8(vld1q_u8(table.as_ptr()), codes[q]))
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         quarters!(|q| vandq_u8(codes[q], vdupq_n_u8(mask)))
     }

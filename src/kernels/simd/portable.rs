@@ -144,6 +144,15 @@ unsafe impl Int8Dot for PortableVector {
         unsafe { target.cast::<[u32; 16]>().write_unaligned(codes.map(u32::to_le)) }
     }
     #[inline(always)]
+    unsafe fn load_u16(source: *const u16) -> Self::Codes {
+        // SAFETY: the caller guarantees sixteen readable u16.
+        unsafe { source.cast::<[u16; 16]>().read_unaligned() }.map(|bits| u32::from(u16::from_le(bits)))
+    }
+    #[inline(always)]
+    fn lookup(codes: Self::Codes, table: &[u8; 16]) -> Self::Codes {
+        codes.map(|lane| u32::from_ne_bytes(lane.to_ne_bytes().map(|code| table[usize::from(code & 15)])))
+    }
+    #[inline(always)]
     fn and(codes: Self::Codes, mask: u8) -> Self::Codes {
         let mask = u32::from_ne_bytes([mask; 4]);
         codes.map(|lane| lane & mask)

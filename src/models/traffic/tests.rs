@@ -10,10 +10,14 @@ fn open(path: &str) -> (Checkpoint, ModelConfig) {
     (checkpoint, config)
 }
 
+fn as_in_file(file_type: FileType) -> FileType {
+    file_type
+}
+
 fn of(path: &str, quantization: Option<Quantization>) -> WeightTraffic {
     let (checkpoint, config) = open(path);
     let quantizer = quantization.map(|quantization| Quantizer::new(quantization, &checkpoint, None));
-    WeightTraffic::of(&checkpoint, &config, quantizer.as_ref()).unwrap()
+    WeightTraffic::of(&checkpoint, &config, quantizer.as_ref(), as_in_file).unwrap()
 }
 
 /// The tensors of a model with latent attention as its GGUF file has them.
@@ -94,7 +98,7 @@ impl Shapes {
         }
         let mut traffic = WeightTraffic::empty(&config);
         for (name, shape) in self.tensors() {
-            traffic.add(&config, None, &name, &shape, dtype).unwrap();
+            traffic.add(&config, None, &as_in_file, &name, &shape, dtype.into()).unwrap();
         }
         traffic
     }
@@ -233,9 +237,27 @@ fn quantisation_counts() {
 #[test]
 fn layers_that_are_left_out_do_not_count() {
     let (checkpoint, mut config) = open("tiny/qwen3");
-    let all = WeightTraffic::of(&checkpoint, &config, None).unwrap();
+    let all = WeightTraffic::of(&checkpoint, &config, None, as_in_file).unwrap();
     config.num_layers -= 1;
-    let fewer = WeightTraffic::of(&checkpoint, &config, None).unwrap();
+    let fewer = WeightTraffic::of(&checkpoint, &config, None, as_in_file).unwrap();
     let layer = |traffic: &WeightTraffic| (traffic.attention_bytes + traffic.feed_forward_bytes) / 3;
     assert_eq!(fewer.bytes_per_step(1), all.bytes_per_step(1) - layer(&all));
+}
+
+/// What a device keeps in another type is read in that one.
+#[test]
+fn repacked_weights_count_as_they_are_kept() {
+    let (checkpoint, config) = open("tiny/llama/llama.q8_0.gguf");
+    let in_f32 = |file_type: FileType| match file_type {
+        FileType::Kept(DType::Q8_0) => DType::F32.into(),
+        other => other,
+    };
+    let [in_file, kept] = [
+        WeightTraffic::of(&checkpoint, &config, None, as_in_file),
+        WeightTraffic::of(&checkpoint, &config, None, in_f32),
+    ]
+    .map(Result::unwrap);
+    let vectors = 4 * 64 * (2 * 3 + 1);
+    assert_eq!((kept.bytes_per_step(1) - vectors) * 34, (in_file.bytes_per_step(1) - vectors) * 128);
+    assert_eq!(kept.num_parameters, in_file.num_parameters);
 }

@@ -16,13 +16,15 @@
 //!
 //! Dense types stay as they are in the file.
 
-use std::sync::Mutex;
+use std::borrow::Cow;
+use std::sync::{Mutex, OnceLock};
 
 use bytemuck::{Pod, Zeroable};
 
 use super::tiles::{self, TILE_ROWS};
 use crate::ops::cpu::pool::ThreadPool;
-use crate::weights::DType;
+use crate::weights::{DType, FileType, blocks};
+use crate::{Error, Result};
 
 /// Weights that a lane reads together.
 pub(super) const UNIT: usize = 16;
@@ -52,6 +54,18 @@ impl Planes {
     }
 }
 
+/// The type that a GPU keeps weights of `dtype` as: its own where there are kernels for it, otherwise one that has the same
+/// values.
+#[must_use]
+pub fn stored_as(dtype: DType) -> DType {
+    match dtype {
+        DType::Iq4Nl => DType::Q8_0,
+        DType::Q3K => DType::Q6K,
+        DType::Q2K | DType::Iq4Xs | DType::Mxfp4 | DType::Q8S => DType::F32,
+        _ => dtype,
+    }
+}
+
 /// Bytes of 256 weights in each plane.
 #[derive(Debug, Clone, Copy)]
 struct PlaneBytes {
@@ -63,8 +77,15 @@ struct PlaneBytes {
 
 impl PlaneBytes {
     fn of(dtype: DType) -> Self {
-        let (codes, high, scales, super_scales) = match dtype {
-            DType::F32 => (1024, 0, 0, 0),
+        let (codes, high, scales, super_scales) = match stored_as(dtype) {
+            // The others are not kept.
+            DType::F32
+            | DType::Q2K
+            | DType::Q3K
+            | DType::Iq4Nl
+            | DType::Iq4Xs
+            | DType::Mxfp4
+            | DType::Q8S => (1024, 0, 0, 0),
             DType::F16 | DType::BF16 => (512, 0, 0, 0),
             DType::Q4_0 | DType::Q4K => (128, 0, 16, 0),
             DType::Q4_1 => (128, 0, 32, 0),
@@ -102,7 +123,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For a matrix whose rows are whole blocks of `dtype` and whole units.
+    /// For a matrix whose rows are whole blocks of `dtype`, one that a GPU keeps, and whole units.
     pub(super) fn new(order: Order, dtype: DType, rows: usize, cols: usize) -> Self {
         Self::of_stack(order, dtype, rows, cols, 1)
     }
@@ -164,11 +185,23 @@ impl Layout {
         Planes { high, scales, super_scales }
     }
 
-    /// Repacks the rows of a file. `target` has [`Self::num_bytes`].
-    pub(super) fn pack(&self, source: &[u8], target: &mut [u8], pool: &ThreadPool) {
-        let source_row = self.cols / self.dtype.block_len() * self.dtype.block_bytes();
+    /// Repacks the rows of a file, which are of `file_type`. `target` has [`Self::num_bytes`].
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] if they are not exact in the type of the layout.
+    pub(super) fn pack(
+        &self,
+        file_type: FileType,
+        source: &[u8],
+        target: &mut [u8],
+        pool: &ThreadPool,
+    ) -> Result<()> {
+        let source_row = file_type.row_bytes(self.cols)?;
         if source_row == 0 {
-            return;
+            return Ok(());
+        }
+        if !blocks::can_repack(file_type, self.dtype) {
+            return Err(Error::internal(format!("{file_type} is not exact in {}", self.dtype)));
         }
         let (codes, rest) = target.split_at_mut(self.begins[1]);
         let (high, rest) = rest.split_at_mut(self.begins[2] - self.begins[1]);
@@ -188,14 +221,30 @@ impl Layout {
                 Mutex::new((source, targets))
             })
             .collect();
+        let failure = OnceLock::new();
         pool.run(tasks.len(), |task| {
             let mut task = tasks[task].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let (source, targets) = &mut *task;
-            match self.order {
-                Order::Rows => self.pack_rows(source, targets),
-                Order::Tiles => tiles::pack(self.dtype, self.cols, source, targets),
+            match self.as_kept(file_type, source) {
+                Ok(source) => match self.order {
+                    Order::Rows => self.pack_rows(&source, targets),
+                    Order::Tiles => tiles::pack(self.dtype, self.cols, &source, targets),
+                },
+                Err(error) => drop(failure.set(error)),
             }
         });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Whole rows as blocks of the layout's type.
+    fn as_kept<'a>(&self, file_type: FileType, source: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if file_type == FileType::Kept(self.dtype) {
+            return Ok(Cow::Borrowed(source));
+        }
+        let num_values = source.len() / file_type.block_bytes() * file_type.block_len();
+        let mut kept = vec![0; self.dtype.row_bytes(num_values)?];
+        blocks::repack(file_type, self.dtype, source, &mut kept)?;
+        Ok(Cow::Owned(kept))
     }
 
     /// Where the planes of matrix `index` of a stack go, which this is the layout of: where each begins in the matrix by
@@ -254,7 +303,6 @@ pub(super) fn unpack_block(
     super_scales: &mut [u8],
 ) {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => {}
         DType::Q4_0 => {
             scales.copy_from_slice(&block[..2]);
             nibbles(&block[2..], codes);
@@ -304,6 +352,8 @@ pub(super) fn unpack_block(
                 *code = low | high << 4;
             }
         }
+        // Dense types have no blocks, and the others are kept as one of these.
+        _ => {}
     }
 }
 
@@ -345,7 +395,7 @@ mod tests {
 
     #[test]
     fn planes_have_the_size_of_the_files_blocks() {
-        for dtype in DType::ALL {
+        for dtype in DType::ALL.into_iter().filter(|dtype| stored_as(*dtype) == *dtype) {
             let layout = Layout::new(Order::Rows, dtype, 8, 256);
             assert_eq!(layout.num_bytes(), 8 * 256 / dtype.block_len() * dtype.block_bytes(), "{dtype}");
         }
@@ -361,7 +411,7 @@ mod tests {
         }
         let layout = Layout::new(Order::Rows, DType::Q5_0, 1, 32);
         let mut target = vec![0; layout.num_bytes()];
-        layout.pack(&block, &mut target, &ThreadPool::new(1));
+        layout.pack(DType::Q5_0.into(), &block, &mut target, &ThreadPool::new(1)).unwrap();
         for unit in 0..2 {
             let codes = u64::from_le_bytes(*target[8 * unit..].first_chunk().unwrap());
             assert_eq!(codes, 0xFEDC_BA98_7654_3210, "unit {unit}");
@@ -370,7 +420,7 @@ mod tests {
         // Of single columns: each is where `HIGH_BITS` has it.
         for col in 0..32 {
             block[2..6].copy_from_slice(&(1_u32 << col).to_le_bytes());
-            layout.pack(&block, &mut target, &ThreadPool::new(1));
+            layout.pack(DType::Q5_0.into(), &block, &mut target, &ThreadPool::new(1)).unwrap();
             let high =
                 u32::from_le_bytes(*target[16 * layout.planes().high as usize..].first_chunk().unwrap());
             let place = HIGH_BITS.iter().position(|own| *own == col % 16).unwrap();

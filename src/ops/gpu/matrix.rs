@@ -1,12 +1,12 @@
 //! A weight matrix in a GPU's memory.
 
 use super::backend::GpuBackend;
-use super::layout::{Layout, Planes, UNIT};
+use super::layout::{Layout, Planes, UNIT, stored_as};
 use super::{Binding, GpuBuffer, Placement};
-use crate::weights::{DType, RawTensor};
+use crate::weights::{DType, FileType, RawTensor};
 use crate::{Error, Result};
 
-/// A matrix of `rows` outputs and `cols` inputs, at the size that it has in its file.
+/// A matrix of `rows` outputs and `cols` inputs, at the size that its type has in files.
 #[derive(Debug)]
 pub(crate) struct GpuMatrix {
     /// As kernels find it, which may be another one than that of the file.
@@ -24,10 +24,11 @@ pub(crate) struct GpuMatrix {
 impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
-        let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
+        let layout = Layout::new(gpu.tuning().order(), stored_as(tensor.dtype), rows, cols);
         let data = tensor.data()?;
-        if layout.is_as_in_file() && (data.as_ptr() as usize).is_multiple_of(UNIT) {
-            check(tensor.dtype, data, rows, cols)?;
+        let is_kept = tensor.stored() == FileType::Kept(stored_as(tensor.dtype));
+        if is_kept && layout.is_as_in_file() && (data.as_ptr() as usize).is_multiple_of(UNIT) {
+            check(tensor.stored(), data, rows, cols)?;
             if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share()?)? {
                 let num_bytes = data.len();
                 let (planes, is_tiled) = (layout.planes(), layout.is_tiled());
@@ -43,27 +44,30 @@ impl GpuMatrix {
                 });
             }
         }
-        Self::from_bytes(gpu, tensor.dtype, data, rows, cols)
+        Self::from_bytes(gpu, tensor.stored(), data, rows, cols)
     }
 
     /// Repacks the row-major `bytes` of a file.
     pub(crate) fn from_bytes(
         gpu: &GpuBackend,
-        dtype: DType,
+        file_type: FileType,
         bytes: &[u8],
         rows: usize,
         cols: usize,
     ) -> Result<Self> {
-        check(dtype, bytes, rows, cols)?;
-        let layout = Layout::new(gpu.tuning().order(), dtype, rows, cols);
+        check(file_type, bytes, rows, cols)?;
+        let layout = Layout::new(gpu.tuning().order(), stored_as(file_type.kept_as()), rows, cols);
         let num_bytes = layout.num_bytes();
-        let buffer = gpu.filled(num_bytes, |target| layout.pack(bytes, target, gpu.pool()))?;
+        let mut packed = Ok(());
+        let buffer =
+            gpu.filled(num_bytes, |target| packed = layout.pack(file_type, bytes, target, gpu.pool()))?;
+        packed?;
         Ok(Self::of_buffer(layout, rows, cols, buffer))
     }
 
     /// A matrix of this shape in which there is nothing, for a dry run.
     pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), rows, cols)
+        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), stored_as(dtype), rows, cols), rows, cols)
     }
 
     fn of_buffer(layout: Layout, rows: usize, cols: usize, buffer: GpuBuffer) -> Self {
@@ -164,10 +168,10 @@ impl GpuStack {
     }
 }
 
-fn check(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
-    if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
+fn check(file_type: FileType, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
+    if file_type.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
         return Err(Error::invalid_model(format!(
-            "a {rows} × {cols} matrix of {dtype} does not have {} bytes",
+            "a {rows} × {cols} matrix of {file_type} does not have {} bytes",
             bytes.len()
         )));
     }

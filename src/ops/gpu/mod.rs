@@ -40,6 +40,7 @@ pub use device::{
     Placement, Ticket,
 };
 pub use kernel::{CUDA_LIBRARIES, LIBRARIES};
+pub use layout::stored_as;
 pub use library::Library;
 pub use probe::{KernelLimits, Probe};
 

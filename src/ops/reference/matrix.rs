@@ -1,4 +1,4 @@
-//! A weight matrix as it lies in its file, decoded by candle.
+//! A weight matrix as it lies in its file, decoded by candle, or by [`blocks`] if it has a type that candle does not know.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use candle_core::{Device, Module, Tensor};
 use super::ReferenceBackend;
 use super::Result;
 use crate::Error;
-use crate::weights::{DType, SharedBytes};
+use crate::weights::{DType, FileType, SharedBytes, blocks};
 
 /// Values that are decoded together: a matrix is decoded anew for each product, and no more of it than this at once.
 const VALUES_PER_PIECE: usize = 1 << 24;
@@ -17,7 +17,7 @@ const VALUES_PER_PIECE: usize = 1 << 24;
 /// `[rows, cols]` of any type.
 #[derive(Debug)]
 pub(crate) struct ReferenceMatrix {
-    dtype: DType,
+    stored: FileType,
     rows: usize,
     cols: usize,
     /// The rows of the file, one after the other.
@@ -36,10 +36,12 @@ enum OnDevice {
 enum CandleDType {
     Dense(candle_core::DType),
     Quantized(GgmlDType),
+    Unknown,
 }
 
-impl From<DType> for CandleDType {
-    fn from(dtype: DType) -> Self {
+impl From<FileType> for CandleDType {
+    fn from(file_type: FileType) -> Self {
+        let FileType::Kept(dtype) = file_type else { return Self::Unknown };
         match dtype {
             DType::F32 => Self::Dense(candle_core::DType::F32),
             DType::F16 => Self::Dense(candle_core::DType::F16),
@@ -52,6 +54,9 @@ impl From<DType> for CandleDType {
             DType::Q4K => Self::Quantized(GgmlDType::Q4K),
             DType::Q5K => Self::Quantized(GgmlDType::Q5K),
             DType::Q6K => Self::Quantized(GgmlDType::Q6K),
+            DType::Q2K => Self::Quantized(GgmlDType::Q2K),
+            DType::Q3K => Self::Quantized(GgmlDType::Q3K),
+            DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 | DType::Q8S => Self::Unknown,
         }
     }
 }
@@ -63,28 +68,30 @@ impl ReferenceMatrix {
     /// [`crate::ErrorKind::InvalidModel`] if there are more or fewer bytes than the shape asks for.
     pub(crate) fn new(
         backend: &ReferenceBackend,
-        dtype: DType,
+        stored: FileType,
         bytes: SharedBytes,
         rows: usize,
         cols: usize,
     ) -> Result<Self> {
-        if dtype.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
+        if stored.row_bytes(cols)?.checked_mul(rows) != Some(bytes.len()) {
             let num_bytes = bytes.len();
-            let message = format!("a {rows} × {cols} matrix of {dtype} does not have {num_bytes} bytes");
+            let message = format!("a {rows} × {cols} matrix of {stored} does not have {num_bytes} bytes");
             return Err(Error::invalid_model(message).into());
         }
-        let mut matrix = Self { dtype, rows, cols, bytes, on_device: None };
+        let mut matrix = Self { stored, rows, cols, bytes, on_device: None };
         if !backend.device().is_cpu() {
-            matrix.on_device = Some(match matrix.dtype.into() {
-                CandleDType::Dense(_) => OnDevice::Dense(matrix.load(0..rows, backend.device())?),
+            matrix.on_device = match matrix.stored.into() {
+                CandleDType::Dense(_) => Some(OnDevice::Dense(matrix.load(0..rows, backend.device())?)),
+                // Its rows are decoded on the CPU for each product.
+                CandleDType::Unknown => None,
                 CandleDType::Quantized(dtype) => {
                     let blocks = matrix.copy(0..rows)?;
                     let blocks = Cow::Borrowed(bytemuck::cast_slice(&blocks));
                     let storage = QStorage::from_data(blocks, backend.device(), dtype)?;
                     let tensor = QTensor::new(storage, (rows, cols))?;
-                    OnDevice::Quantized(QMatMul::from_arc(Arc::new(tensor))?)
+                    Some(OnDevice::Quantized(QMatMul::from_arc(Arc::new(tensor))?))
                 }
-            });
+            };
         }
         Ok(matrix)
     }
@@ -98,7 +105,7 @@ impl ReferenceMatrix {
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        self.dtype
+        self.stored.kept_as()
     }
 
     pub(crate) fn num_bytes(&self) -> usize {
@@ -138,21 +145,25 @@ impl ReferenceMatrix {
     fn load(&self, rows: impl ExactSizeIterator<Item = usize>, device: &Device) -> Result<Tensor> {
         let shape = (rows.len(), self.cols);
         let bytes = self.copy(rows)?;
-        let bytes: &[u8] = bytemuck::cast_slice(&bytes);
-        Ok(match self.dtype.into() {
+        let bytes: &[u8] = &bytemuck::cast_slice(&bytes)[..shape.0 * self.stored.row_bytes(self.cols)?];
+        Ok(match self.stored.into() {
             CandleDType::Dense(dtype) => Tensor::from_raw_buffer(bytes, dtype, &[shape.0, shape.1], device)?,
             CandleDType::Quantized(dtype) => {
                 QTensor::new(QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, dtype)?, shape)?
                     .dequantize(device)?
             }
+            CandleDType::Unknown => {
+                let mut values = vec![0.0; shape.0 * shape.1];
+                blocks::dequantize(self.stored, bytes, &mut values)?;
+                Tensor::from_vec(values, shape, device)?
+            }
         })
     }
 
-    /// The bytes of some rows, aligned for blocks, which begin at any even address in a file. All types have blocks
-    /// of an even size.
+    /// The bytes of some rows, aligned for blocks, which begin at any address in a file, and perhaps one more.
     fn copy(&self, rows: impl ExactSizeIterator<Item = usize>) -> Result<Vec<u16>> {
-        let row_bytes = self.dtype.row_bytes(self.cols)?;
-        let mut words = vec![0_u16; rows.len() * row_bytes / 2];
+        let row_bytes = self.stored.row_bytes(self.cols)?;
+        let mut words = vec![0_u16; (rows.len() * row_bytes).div_ceil(2)];
         let targets = bytemuck::cast_slice_mut(&mut words).chunks_exact_mut(row_bytes.max(1));
         for (target, row) in targets.zip(rows) {
             let target: &mut [u8] = target;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::header::{Header, TensorInfo, parse_header};
 use super::{Metadata, TensorType};
 use crate::weights::mapping::{FileStamp, Mapping};
-use crate::weights::{DType, RawTensor};
+use crate::weights::{FileType, RawTensor};
 use crate::{Error, Result};
 
 /// An opened GGUF model. Headers are read and checked, tensor data stays on disk until it is touched.
@@ -111,9 +111,9 @@ impl GgufFile {
             .get(name)
             .ok_or_else(|| Error::invalid_model(format!("the file has no tensor {name:?}")))?;
         let info = &self.tensors[index];
-        let dtype = info.tensor_type.dtype().ok_or_else(|| unsupported(info))?;
+        let file_type = info.tensor_type.file_type().ok_or_else(|| unsupported(info))?;
         let mapping = &self.parts[self.part_of_tensor[index]];
-        Ok(RawTensor::new(&info.name, dtype, &info.shape, mapping, info.range.clone()))
+        Ok(RawTensor::new(&info.name, file_type, &info.shape, mapping, info.range.clone()))
     }
 
     /// Checks that every tensor can be read, so that a load fails before it starts.
@@ -162,7 +162,7 @@ impl GgufFile {
 }
 
 fn unsupported(info: &TensorInfo) -> Error {
-    let supported: Vec<&str> = DType::ALL.into_iter().map(DType::name).collect();
+    let supported: Vec<&str> = FileType::all().map(FileType::name).collect();
     Error::unsupported(format!(
         "tensor {:?} has the type {}, which this version cannot read",
         info.name, info.tensor_type

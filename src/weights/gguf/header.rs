@@ -307,10 +307,10 @@ fn locate(
         return Err(invalid(format!("starts at offset {offset}, not a multiple of {alignment}")));
     }
     let num_bytes = match tensor_type {
-        TensorType::Known(dtype) => {
+        TensorType::Known(file_type) => {
             let row_len = shape.last().copied().unwrap_or(1);
             let row_bytes =
-                dtype.row_bytes(row_len).map_err(|error| error.context(format!("tensor {name:?}")))?;
+                file_type.row_bytes(row_len).map_err(|error| error.context(format!("tensor {name:?}")))?;
             (num_elements / row_len)
                 .checked_mul(row_bytes)
                 .ok_or_else(|| invalid(format!("has the shape {shape:?}, which overflows")))?

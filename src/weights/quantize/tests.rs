@@ -174,8 +174,10 @@ fn dense_types_are_converted_and_quantised_ones_left_alone() {
         let quantized = open("tiny/llama/llama.q8_0.gguf");
         assert!(!quantizer.applies_to(&quantized.tensor("blk.0.attn_q.weight").unwrap()));
         assert_eq!(
-            quantizer.planned_bytes(&quantized).unwrap(),
-            Quantizer::to_dense(DType::F32, NonZeroUsize::MIN).planned_bytes(&quantized).unwrap(),
+            quantizer.planned_bytes(&quantized, |file_type| file_type).unwrap(),
+            Quantizer::to_dense(DType::F32, NonZeroUsize::MIN)
+                .planned_bytes(&quantized, |file_type| file_type)
+                .unwrap(),
             "nothing in this file is converted"
         );
     }
@@ -191,7 +193,7 @@ fn other_types_are_told_of() {
         // The types that are told of are those of the conversion.
         let types = quantizer.type_summaries(&folder).unwrap();
         let num_bytes: u64 = types.iter().map(|summary| summary.num_bytes).sum();
-        assert_eq!(num_bytes, quantizer.planned_bytes(&folder).unwrap());
+        assert_eq!(num_bytes, quantizer.planned_bytes(&folder, |file_type| file_type).unwrap());
         assert_eq!(types.iter().map(|summary| summary.num_tensors).sum::<usize>(), 30);
     };
     // Rows of 64 and of 128.
@@ -218,7 +220,9 @@ fn other_types_are_told_of() {
 fn planned_bytes_are_those_of_the_converted_file() {
     let folder = open("tiny/qwen2");
     let converted = open("tiny/qwen2/qwen2.q8_0.gguf");
-    let planned = Quantizer::new(Quantization::Q8_0, &folder, None).planned_bytes(&folder).unwrap();
+    let planned = Quantizer::new(Quantization::Q8_0, &folder, None)
+        .planned_bytes(&folder, |file_type| file_type)
+        .unwrap();
     let bytes = |name: &str| converted.tensor(name).unwrap().num_bytes() as u64;
     assert_eq!(planned, converted.tensor_names().map(bytes).sum::<u64>());
 }

@@ -146,7 +146,7 @@ fn own_types_hold_what_they_can() {
         let converted = converted.as_raw();
         assert_eq!((converted.dtype, converted.shape), (dtype, tensor.shape), "{name}");
         let num_bytes = converted.data().unwrap().len() as u64;
-        assert_eq!(quantizer.planned_bytes(&checkpoint).unwrap(), num_bytes, "{name}");
+        assert_eq!(quantizer.planned_bytes(&checkpoint, |file_type| file_type).unwrap(), num_bytes, "{name}");
         let values = converted.to_f32().unwrap();
         let notices = checkpoint.notices(false).join("; ");
         match fidelity {

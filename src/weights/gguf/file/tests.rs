@@ -2,6 +2,7 @@ use std::fs;
 
 use super::*;
 use crate::ErrorKind;
+use crate::weights::DType;
 use crate::weights::gguf::test_file::TestFile;
 
 fn part(number: u16, count: u16, total: u32, names: &[&str]) -> Vec<u8> {
@@ -57,7 +58,7 @@ fn shape_is_checked_on_request() {
 #[test]
 fn tensors_of_unknown_type_fail_when_asked_for() {
     let mut sample = TestFile::sample();
-    sample.tensor("blk.0.attn_q.weight", &[256], 39, &[]);
+    sample.tensor("blk.0.attn_q.weight", &[256], 40, &[]);
     let file = GgufFile::from_static(sample.bytes().leak()).unwrap();
     assert!(file.contains("blk.0.attn_q.weight"));
     assert_eq!(file.tensors().len(), 4);
@@ -67,7 +68,7 @@ fn tensors_of_unknown_type_fail_when_asked_for() {
     {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(
-            error.message().contains("blk.0.attn_q.weight") && error.message().contains("MXFP4"),
+            error.message().contains("blk.0.attn_q.weight") && error.message().contains("NVFP4"),
             "{error}"
         );
         assert!(error.hint().unwrap().contains("Q4_K"));

@@ -42,9 +42,9 @@ fn sample_is_read() {
         assert_eq!(
             tensors,
             [
-                ("output_norm.weight", TensorType::Known(DType::F32), [4].as_slice(), 16),
-                ("token_embd.weight", TensorType::Known(DType::Q8_0), &[3, 32], 102),
-                ("output.weight", TensorType::Known(DType::F32), &[3, 2, 4], 96),
+                ("output_norm.weight", TensorType::Known(DType::F32.into()), [4].as_slice(), 16),
+                ("token_embd.weight", TensorType::Known(DType::Q8_0.into()), &[3, 32], 102),
+                ("output.weight", TensorType::Known(DType::F32.into()), &[3, 2, 4], 96),
             ]
         );
         assert_eq!(header.tensors[2].range.end, bytes.len());
@@ -130,11 +130,11 @@ fn alignment_of_the_file_is_used() {
 #[test]
 fn tensors_of_unknown_type_are_listed() {
     let mut file = TestFile::sample();
-    file.tensor("blk.0.attn_q.weight", &[256], 23, &[]);
+    file.tensor("blk.0.attn_q.weight", &[256], 40, &[]);
     file.tensor("blk.0.attn_k.weight", &[256], 99, &[]);
     let header = parse_header(&file.bytes()).unwrap();
     let types: Vec<_> = header.tensors.iter().skip(3).map(|tensor| tensor.tensor_type.to_string()).collect();
-    assert_eq!(types, ["IQ4_XS", "number 99"]);
+    assert_eq!(types, ["NVFP4", "number 99"]);
 }
 
 #[test]
