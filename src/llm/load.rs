@@ -317,7 +317,9 @@ impl OpenedModel {
         let mut config = ModelConfig::from_checkpoint(&checkpoint)?;
         let generation = GenerationConfig::read(&options.generation_config, &checkpoint)?;
         if let Some(ids) = &generation.eos_token_ids {
-            config.eos_token_ids.clone_from(ids);
+            // What is outside the vocabulary never comes.
+            let is_token = |id: &u32| (*id as usize) < config.vocab_size;
+            config.eos_token_ids = ids.iter().copied().filter(is_token).collect();
         }
         checkpoint.ensure_supported()?;
         let (tokenizer, tokenizer_error) = match load_tokenizer(&checkpoint, options.pre_tokenizer.as_deref())

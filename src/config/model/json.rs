@@ -91,12 +91,15 @@ impl<'a> Json<'a> {
         Ok(object.filter(|object| !says_nothing(object.value)))
     }
 
-    /// One id or a list of them.
+    /// One id or a list of them. −1 stands for none.
     pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let id = |value: &Value| u32::try_from(integer(value)?).ok();
+        let ids = |values: &[Value]| {
+            values.iter().filter(|value| value.as_i64() != Some(-1)).map(id).collect::<Option<Vec<_>>>()
+        };
         let read = |value: &Value| match value {
-            Value::Array(values) => values.iter().map(id).collect(),
-            value => Some(vec![id(value)?]),
+            Value::Array(values) => ids(values),
+            value => ids(std::slice::from_ref(value)),
         };
         Ok(self.typed(key, "a token id or a list of them", read)?.unwrap_or_default())
     }

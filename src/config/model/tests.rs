@@ -88,6 +88,8 @@ fn special_tokens_come_as_numbers_and_lists_and_the_generation_config_wins() {
     check(json!(2), json!({"eos_token_id": [5, 6]}), &[5, 6]);
     check(json!(2), json!({"eos_token_id": null}), &[2]);
     check(Value::Null, json!({"eos_token_id": 7}), &[7]);
+    check(json!(-1), json!({}), &[]);
+    check(json!([2, -1]), json!({"eos_token_id": -1}), &[2]);
 }
 
 #[test]
