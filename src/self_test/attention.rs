@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::oracle::{Rows, buffer, compare, noise, rms_norm, unwritten};
+use super::oracle::{Rows, buffer, noise, rms_norm, unwritten};
 use super::{Effort, Report};
 use crate::Result;
 use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
@@ -63,12 +63,15 @@ impl Default for Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { heads, head_dim, dtype, block_size, sequences, .. } = self;
+        let Self { heads, head_dim, num_pairs, dtype, block_size, sequences, .. } = self;
         write!(
             f,
             "attention {dtype}, {} heads over {} of {head_dim}, blocks of {block_size}",
             heads.0, heads.1
         )?;
+        if *num_pairs != head_dim / 2 {
+            write!(f, ", {num_pairs} pairs")?;
+        }
         for (is_so, what) in [
             (self.has_norms, "norms"),
             (self.style == RopeStyle::Interleaved, "interleaved"),
@@ -91,8 +94,8 @@ impl fmt::Display for Case {
 
 pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     let mut run_in = |context: &Context, form: &str, case: &Case| {
-        let outcome = || compare(context, |context| case.run(context));
-        report.check(format!("{case}{form}"), case.limit(context), outcome);
+        let name = format!("{case}{form}");
+        report.compare(context, name, case.limit(context), |context| case.run(context));
     };
     for (form, context) in &context.alternatives() {
         // Tokens behind others, of heads that fill their tiles and of heads that do not.

@@ -1,6 +1,6 @@
 //! Networks of experts.
 
-use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
+use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
 use super::{Report, products};
 use crate::Result;
 use crate::config::{ExpertsConfig, Scoring};
@@ -133,7 +133,7 @@ impl Network {
         let limit = |dtype: &DType| products::limit(context, *dtype, *num_rows);
         // There are two products in a row.
         let limit = 4.0 * limit(gate).max(limit(up)).max(limit(down));
-        report.check(name, limit, || compare(context, |context| self.run(context)));
+        report.compare(context, name, limit, |context| self.run(context));
     }
 
     /// Something small `+ experts(norm(x))`: beside `x` itself an error would be small.

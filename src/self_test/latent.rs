@@ -1,7 +1,7 @@
 //! Products of heads, and attention over latent rows.
 
 use super::attention::one_layer;
-use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
+use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
 use super::{Report, products};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
@@ -40,8 +40,8 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             KvCacheDType::Bf16 => 1e-5,
             KvCacheDType::F32 => 1e-11,
         };
-        let outcome = || compare(context, |context| case.run(context));
-        report.check(format!("latent attention, {case:?}"), limit, outcome);
+        let name = format!("latent attention, {case:?}");
+        report.compare(context, name, limit, |context| case.run(context));
         // A GPU has no products of such rows, and knows no difference between few heads and many.
         if context.is_gpu() && (!case.rank.is_multiple_of(16) || case.num_heads > 4) {
             continue;
@@ -53,8 +53,8 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             _ => &EXPANDED[..EXPANDED.len() - 1],
         };
         let expanded = Case { sequences, is_expanded: true, ..case };
-        let outcome = || compare(context, |context| expanded.run(context));
-        report.check(format!("expanded attention, {expanded:?}"), limit, outcome);
+        let name = format!("expanded attention, {expanded:?}");
+        report.compare(context, name, limit, |context| expanded.run(context));
     }
     if context.has_tensor_cores() {
         run_on_tensor_cores(context, report);
@@ -66,7 +66,7 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
                 let name =
                     format!("heads_linear {dtype}, {num_heads} of {inputs} to {outputs}, {num_rows} rows");
                 let case = |context: &Context| heads(context, num_heads, inputs, outputs, dtype, num_rows);
-                report.check(name, products::limit(context, dtype, num_rows), || compare(context, case));
+                report.compare(context, name, products::limit(context, dtype, num_rows), case);
             }
         }
     }
@@ -79,15 +79,15 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         {
             let own = Case { nope, value_dim, dtype, ..few };
             let name = format!("expanded attention, {own:?}");
-            report.check(name, limit, || compare(context, |context| own.run(context)));
+            report.compare(context, name, limit, |context| own.run(context));
         }
     }
     // With products on tensor cores, of many rows and, in so short a context, of few.
     let limit = if context.cpu_level().is_some() { 4e-3 } else { 2e-6 };
     for sequences in [few.sequences, &[[8, 40]]] {
         let quantized = Case { weights: DType::Q8_0, sequences, ..few };
-        let outcome = || compare(context, |context| quantized.run(context));
-        report.check(format!("expanded attention, {quantized:?}"), limit, outcome);
+        let name = format!("expanded attention, {quantized:?}");
+        report.compare(context, name, limit, |context| quantized.run(context));
     }
 }
 
@@ -109,7 +109,7 @@ fn run_on_tensor_cores(context: &Context, report: &mut dyn Report) {
         // Of the exponents, what queries of half precision lack.
         let limit = if case.query_size > 1.0 { 1e-3 } else { 2e-6 };
         let name = format!("latent attention, {case:?}");
-        report.check(name, limit, || compare(context, |context| case.run(context)));
+        report.compare(context, name, limit, |context| case.run(context));
     }
 }
 

@@ -7,6 +7,7 @@
 mod attention;
 mod experts;
 mod latent;
+mod memo;
 mod models;
 mod oracle;
 mod probes;
@@ -15,11 +16,17 @@ mod rows;
 mod sampling;
 mod timing;
 
+use std::sync::Arc;
+
+use oracle::Rows;
+
 use crate::Result;
 use crate::ops::Context;
 
 pub use attention::one_layer;
+pub use memo::Memo;
 pub use models::{demo_model, golden_models};
+pub use oracle::Expected;
 pub use timing::{Timing, timings};
 
 /// One thing that was checked.
@@ -55,6 +62,19 @@ pub trait Report {
 
     /// What became of one.
     fn hear(&mut self, check: Check);
+
+    /// What is right of the check of this name. It is the same for all devices, so who does a check on many may keep it:
+    /// double precision takes longer than most devices do.
+    ///
+    /// # Errors
+    /// Those of the computation.
+    fn expected(
+        &mut self,
+        _name: &str,
+        compute: &mut dyn FnMut() -> Result<Expected>,
+    ) -> Result<Arc<Expected>> {
+        compute().map(Arc::new)
+    }
 }
 
 impl<F: FnMut(Check)> Report for F {
@@ -64,6 +84,26 @@ impl<F: FnMut(Check)> Report for F {
 }
 
 impl dyn Report + '_ {
+    /// Does a check if it is wanted: the error of what a device computes in a case beside the largest that is allowed.
+    fn compare(
+        &mut self,
+        context: &Context,
+        name: String,
+        limit: f64,
+        case: impl Fn(&Context) -> Result<Rows>,
+    ) {
+        if !self.wants(&name) {
+            return;
+        }
+        let outcome = self
+            .expected(&name, &mut || Expected::of(&case))
+            .and_then(|expected| Ok(oracle::compare(&case(context)?, &expected)));
+        self.hear(match outcome {
+            Ok(error) => Check::error(name, error, limit),
+            Err(error) => Check::failed(name, &error),
+        });
+    }
+
     /// Does a check if it is wanted: the error of an outcome beside the largest that is allowed.
     fn check(&mut self, name: String, limit: f64, outcome: impl FnOnce() -> Result<f64>) {
         if self.wants(&name) {
@@ -136,24 +176,70 @@ pub fn ops(context: &Context, effort: Effort, report: &mut dyn Report) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
     use std::path::Path;
-    use std::sync::Arc;
 
     use super::*;
     use crate::ops::cpu::CpuLevel;
     use crate::ops::reference::ReferenceBackend;
 
+    /// The checks of one device: all have to be right, and have names of their own.
+    struct Names<'a> {
+        memo: &'a Memo,
+        on: String,
+        names: BTreeSet<String>,
+    }
+
+    impl Report for Names<'_> {
+        fn hear(&mut self, check: Check) {
+            assert!(check.passed, "{}: {}: {}", self.on, check.name, check.detail);
+            assert!(self.names.insert(check.name.clone()), "{}: twice {}", self.on, check.name);
+        }
+
+        fn expected(
+            &mut self,
+            name: &str,
+            compute: &mut dyn FnMut() -> Result<Expected>,
+        ) -> Result<Arc<Expected>> {
+            self.memo.expected(name, compute)
+        }
+    }
+
     #[test]
     fn every_op_is_right_on_every_instruction_set() {
+        let memo = Memo::default();
         let levels = CpuLevel::available().iter().map(|level| Context::cpu(2, *level));
         for context in levels.chain([Context::reference(ReferenceBackend::cpu())]) {
-            let mut num_checks = 0;
-            ops(&context, Effort::Small, &mut |check: Check| {
-                num_checks += 1;
-                let on = context.description();
-                assert!(check.passed, "{on}: {}: {}", check.name, check.detail);
-            });
-            assert!(num_checks > 400, "{num_checks}");
+            let mut names = Names { memo: &memo, on: context.description(), names: BTreeSet::new() };
+            ops(&context, Effort::Small, &mut names);
+            assert!(names.names.len() > 400, "{}", names.names.len());
+        }
+    }
+
+    #[test]
+    fn what_is_right_is_computed_once_for_each_name() {
+        let memo = Memo::default();
+        let count = Cell::new(0);
+        let ask = |name: &str, fails: bool| {
+            let mut compute = || {
+                count.set(count.get() + 1);
+                if fails {
+                    Err(crate::Error::internal("none"))
+                } else {
+                    Expected::of(|_| Ok(Rows::default()))
+                }
+            };
+            memo.expected(name, &mut compute).is_ok()
+        };
+        for (name, fails, is_known, num_computed) in [
+            ("a", true, false, 1),
+            ("a", false, true, 2),
+            ("a", true, true, 2),
+            ("b", false, true, 3),
+            ("a", false, true, 3),
+        ] {
+            assert_eq!((ask(name, fails), count.get()), (is_known, num_computed), "{name}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Products with weights of every format, for every number of rows that has a kernel of its own.
 
-use super::oracle::{Rows, buffer, compare, matrix, noise, rms_norm, unwritten};
+use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
 use super::{Effort, Report};
 use crate::Result;
 use crate::ops::{
@@ -93,11 +93,11 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             let formats = [first, first, DType::Q6K];
             for (op, has_bias) in [("norm_linear", false), ("norm_linear with bias", true)] {
                 let case = |context: &Context| qkv(context, shape, formats, has_bias);
-                report.check(name(op), limit, || compare(context, case));
+                report.compare(context, name(op), limit, case);
             }
             let case = |context: &Context| swiglu(context, shape, first, DType::Q6K);
             let limit = gated_limit(context, DType::Q6K, num_rows);
-            report.check(name("norm_swiglu"), limit, || compare(context, case));
+            report.compare(context, name("norm_swiglu"), limit, case);
         }
     }
 }
@@ -133,7 +133,7 @@ fn run_op(
         "norm_swiglu" | "a network" => gated_limit(context, dtype, num_rows),
         _ => limit(context, dtype, num_rows),
     };
-    report.check(name, limit, || compare(context, case));
+    report.compare(context, name, limit, case);
 }
 
 /// A few times what the kernels come to in the worst row. The CPU's round activations to 8 bits for quantised weights

@@ -1,7 +1,7 @@
 //! Embeddings and moved rows.
 
 use super::Report;
-use super::oracle::{Rows, buffer, compare, matrix, noise, unwritten};
+use super::oracle::{Rows, buffer, matrix, noise, unwritten};
 use crate::Result;
 use crate::ops::{
     AttentionLimits, AttentionMetadata, Context, DeviceInputs, DeviceSampler, KvCache, KvCacheDType,
@@ -21,12 +21,11 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             // Tiles have products of scales, and weights of two bytes, as halves.
             let is_rounded = context.has_tensor_cores() && (dtype.block_len() == 256 || dtype == DType::BF16);
             let limit = if is_rounded { 3e-7 } else { 0.0 };
-            report.check(format!("embed {dtype}, rows of {cols}"), limit, || {
-                compare(context, |context| embedding(context, dtype, cols))
-            });
+            let name = format!("embed {dtype}, rows of {cols}");
+            report.compare(context, name, limit, |context| embedding(context, dtype, cols));
         }
     }
-    report.check("gather_rows".to_owned(), 0.0, || compare(context, gathering));
+    report.compare(context, "gather_rows".to_owned(), 0.0, gathering);
     // Tables that lie in rows, and in tiles on tensor cores.
     for dtype in [DType::F32, DType::F16] {
         if let Some(sampler) = DeviceSampler::new(context).transpose() {

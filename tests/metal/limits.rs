@@ -10,6 +10,7 @@ use tinyvllm::self_test::{Check, Effort, Family};
 use tinyvllm::weights::DType;
 
 use crate::emulator::{Emulator, Variant};
+use crate::oracle::Remembering;
 
 /// What a kernel of as many registers as there are is allowed.
 const FEWEST_THREADS: usize = 384;
@@ -18,9 +19,8 @@ fn failures(gpu: Emulator, families: &[Family]) -> Vec<Check> {
     let context = Context::gpu(Arc::new(gpu));
     let mut failures = Vec::new();
     for family in families {
-        family.check(&context, Effort::Small, &mut |check: Check| {
-            failures.extend((!check.passed).then_some(check))
-        });
+        let mut report = Remembering(|check: Check| failures.extend((!check.passed).then_some(check)));
+        family.check(&context, Effort::Small, &mut report);
     }
     failures
 }

@@ -13,6 +13,7 @@ mod limits;
 mod memory;
 mod models;
 mod ops;
+mod oracle;
 mod planted;
 mod probes;
 mod promises;

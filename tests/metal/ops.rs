@@ -1,13 +1,15 @@
 //! Every kernel against its definition, through the same launches as on a Mac, under every kind of check.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tinyvllm::ops::Context;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass, LIBRARIES, Library};
 use tinyvllm::self_test::{Check, Effort, Family};
 
-use crate::emulator::{Emulator, Order, Timing, Variant, barriers_without_need, is_sanitized, run_again};
-use crate::planted::small;
+use crate::emulator::{Barrier, Emulator, Order, Timing, Variant, run_again};
+use crate::oracle::Remembering;
+use crate::planted::{Device, Wanted, small};
 use crate::rounded::is_of_a_size_for_more_cores;
 
 fn check(gpu: Option<Emulator>) {
@@ -30,11 +32,12 @@ fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Lib
     let mut failures = Vec::new();
     let context = Context::gpu(gpu.clone());
     for family in families {
-        family.check(&context, Effort::Small, &mut |check: Check| {
+        let mut report = Remembering(|check: Check| {
             if !check.passed {
                 failures.push(format!("{}: {}", check.name, check.detail));
             }
         });
+        family.check(&context, Effort::Small, &mut report);
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let run = gpu.num_dispatches();
@@ -61,7 +64,8 @@ fn on_smaller_tensor_cores() {
     for family in [Family::Experts, Family::Latent] {
         let Some(gpu) = of_nvidia(Variant::Fast) else { return };
         let context = Context::gpu(Arc::new(small(gpu, family)));
-        family.check(&context, Effort::Small, &mut |check: Check| assert!(check.passed, "{}", check.name));
+        let mut report = Remembering(|check: Check| assert!(check.passed, "{}", check.name));
+        family.check(&context, Effort::Small, &mut report);
     }
 }
 
@@ -97,13 +101,10 @@ fn the_sanitizers_find_nothing() {
     }
 }
 
-/// A barrier that could be left out unseen would be either one too many or one too few checks.
-#[test]
-fn every_barrier_is_needed() {
-    if is_sanitized() {
-        return;
-    }
-    for library in LIBRARIES {
+/// Devices that lack one barrier each, in every order that threads may run in: a barrier that could be left out unseen would be
+/// either one too many or one too few checks.
+pub(crate) fn barriers() -> impl Iterator<Item = Wanted<'static>> {
+    LIBRARIES.into_iter().flat_map(|library| {
         let family = match library.name {
             "matvec" | "matmul" => Family::Products,
             "rope" | "paged_attention" | "flash_attention" => Family::Attention,
@@ -113,11 +114,30 @@ fn every_barrier_is_needed() {
             "probe" => Family::Probes,
             _ => Family::Rows,
         };
-        let unneeded = barriers_without_need(library, |gpu| {
-            let context = Context::gpu(gpu.clone());
-            family.check(&context, Effort::Small, &mut |check: Check| assert!(check.passed));
-            Ok(())
-        });
-        assert!(unneeded.is_empty(), "{}: {unneeded:?}", library.name);
-    }
+        let barriers = Emulator::new(Variant::Checked).map(|gpu| gpu.barriers(library).unwrap());
+        let mut counts = HashMap::<String, usize>::new();
+        barriers.into_iter().flatten().enumerate().map(move |(index, Barrier { call, file, .. })| {
+            // Not its line, which changes whenever one is added before it.
+            let call = format!("{}: {file}: {call}", library.name);
+            let number = counts.entry(call.clone()).or_default();
+            *number += 1;
+            let device = move |order: Order| -> Device<'static> {
+                let name = match order {
+                    Order::Forward => "forward",
+                    Order::Reversed => "reversed",
+                    Order::Random(_) => "random",
+                };
+                let gpu = move || {
+                    Some(Emulator::new(Variant::Checked)?.with_order(order).without_barrier(library, index))
+                };
+                (name, Box::new(move || Some(Arc::new(gpu()?))))
+            };
+            Wanted {
+                name: format!("barriers: {call} {number}"),
+                family,
+                devices: [Order::Forward, Order::Reversed, Order::Random(1)].map(device).into(),
+                likely: Vec::new(),
+            }
+        })
+    })
 }

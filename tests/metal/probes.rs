@@ -7,6 +7,7 @@ use tinyvllm::ops::gpu::LIBRARIES;
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
 use crate::emulator::{Emulator, Variant};
+use crate::oracle::Remembering;
 
 fn probes(gpu: Emulator) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -21,7 +22,8 @@ fn they_are_the_first_lines_of_a_self_test_and_name_the_limits() {
     assert!(expected.iter().all(|check| check.passed), "{expected:#?}");
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let mut first = Vec::new();
-    self_test::ops(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut |check: Check| first.push(check));
+    let mut report = Remembering(|check: Check| first.push(check));
+    self_test::ops(&Context::gpu(Arc::new(gpu)), Effort::Small, &mut report);
     assert_eq!(first[..expected.len()], expected);
 
     let limits: Vec<&Check> = expected.iter().filter(|check| check.name.starts_with("limits of ")).collect();

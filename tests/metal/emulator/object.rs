@@ -1,11 +1,13 @@
-//! A compiled library: kernels and the run time in one shared object, loaded for the life of the process.
+//! A compiled library: kernels and the run time in one shared object, loaded for the life of the process. The run time has
+//! room for one launch, so threads that launch at the same time each get a copy of it.
 //!
 //! The structures are those of `shim/abi.hpp` and `runtime/state.hpp`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::rewriter::Barrier;
 
@@ -105,24 +107,102 @@ type LaunchFunction = unsafe extern "C" fn(*const LaunchOfRunTime) -> c_int;
 #[derive(Debug)]
 pub(crate) struct Object {
     path: PathBuf,
-    kernels: Vec<(String, *const KernelEntry)>,
-    launch: LaunchFunction,
+    kernels: Vec<String>,
     /// Bytes that are kept for each byte of a buffer that is written.
     pub(crate) shadow_size: usize,
     pub(crate) barriers: Vec<Barrier>,
-    /// The run time has room for one launch.
-    running: Mutex<()>,
+    copies: Mutex<Copies>,
 }
 
-// SAFETY: the pointers are to constants of the object, which is never unloaded, and the lock keeps launches
-// apart.
-unsafe impl Send for Object {}
-// SAFETY: as above.
-unsafe impl Sync for Object {}
+/// What is loaded of an object, each with memory of its own.
+#[derive(Debug)]
+struct Copies {
+    idle: Vec<Loaded>,
+    num_loaded: usize,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    kernels: Vec<(String, *const KernelEntry)>,
+    launch: LaunchFunction,
+    shadow_size: usize,
+}
+
+// SAFETY: the pointers are to constants of what is loaded and never unloaded, and whoever launches has it alone.
+unsafe impl Send for Loaded {}
 
 impl Object {
     /// Loads what `compiler` wrote.
     pub(crate) fn load(path: &Path, barriers: Vec<Barrier>) -> Result<Self, String> {
+        let loaded = Loaded::load(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            kernels: loaded.kernels.iter().map(|(name, _)| name.clone()).collect(),
+            shadow_size: loaded.shadow_size,
+            barriers,
+            copies: Mutex::new(Copies { idle: vec![loaded], num_loaded: 1 }),
+        })
+    }
+
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.kernels.iter().map(String::as_str)
+    }
+
+    fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that nobody uses.
+    fn take(&self) -> Result<Loaded, String> {
+        let mut copies = self.copies();
+        if let Some(loaded) = copies.idle.pop() {
+            return Ok(loaded);
+        }
+        copies.num_loaded += 1;
+        // The same file would be loaded once.
+        let path = self.path.with_extension(format!("{}.so", copies.num_loaded));
+        drop(copies);
+        if !path.is_file() {
+            let unfinished = path.with_extension(format!("unfinished-{}", std::process::id()));
+            let copied = fs::copy(&self.path, &unfinished).and_then(|_| fs::rename(&unfinished, &path));
+            copied.map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Loaded::load(&path)
+    }
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Errors
+    /// What the run time says.
+    ///
+    /// # Safety
+    /// The bindings are of memory with these lengths and, unless they are null, of shadows with
+    /// `shadow_size` bytes for each byte, which nobody else accesses meanwhile. A kernel that leaves its
+    /// buffers does what it does, unless the object checks accesses.
+    pub(crate) unsafe fn launch(&self, launch: &RawLaunch<'_>) -> Result<(), String> {
+        let loaded = self.take()?;
+        // SAFETY: as is said above.
+        let result = unsafe { loaded.launch(launch) };
+        self.copies().idle.push(loaded);
+        result.map_err(|message| self.with_lines(&message))
+    }
+
+    /// Puts lines in the place of addresses, which are written `@1a2b@`.
+    fn with_lines(&self, message: &str) -> String {
+        let mut text = String::new();
+        for (number, part) in message.split('@').enumerate() {
+            if number % 2 == 0 {
+                text.push_str(part);
+            } else {
+                text.push_str(&line(&self.path, part).unwrap_or_else(|| format!("address {part}")));
+            }
+        }
+        text
+    }
+}
+
+impl Loaded {
+    fn load(path: &Path) -> Result<Self, String> {
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
         // SAFETY: the object is the run time and kernels of this project; loading it runs no code of its own.
         let handle = unsafe { dlopen(name.as_ptr(), RTLD_NOW) };
@@ -155,23 +235,12 @@ impl Object {
         // SAFETY: it only returns a number.
         let shadow_size = unsafe { shadow_size() };
         let shadow_size = usize::try_from(shadow_size).map_err(|error| error.to_string())?;
-        Ok(Self { path: path.to_owned(), kernels, launch, shadow_size, barriers, running: Mutex::new(()) })
+        Ok(Self { kernels, launch, shadow_size })
     }
 
-    pub(crate) fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.kernels.iter().map(|(name, _)| name.as_str())
-    }
-
-    /// Runs a kernel to its end.
-    ///
-    /// # Errors
-    /// What the run time says.
-    ///
     /// # Safety
-    /// The bindings are of memory with these lengths and, unless they are null, of shadows with
-    /// `shadow_size` bytes for each byte, which nobody else accesses meanwhile. A kernel that leaves its
-    /// buffers does what it does, unless the object checks accesses.
-    pub(crate) unsafe fn launch(&self, launch: &RawLaunch<'_>) -> Result<(), String> {
+    /// As for [`Object::launch`].
+    unsafe fn launch(&self, launch: &RawLaunch<'_>) -> Result<(), String> {
         let mut message = [0_u8; 1024];
         let (order, seed) = match launch.order {
             Order::Forward => (0, 0),
@@ -198,29 +267,13 @@ impl Object {
             message: message.as_mut_ptr(),
             message_len: message.len() as u64,
         };
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the structure is what the run time expects and outlives the call; the caller answers for
         // the memory.
-        let failed = unsafe { (self.launch)(&raw const of_run_time) } != 0;
-        drop(running);
-        if !failed {
+        if unsafe { (self.launch)(&raw const of_run_time) } == 0 {
             return Ok(());
         }
         let text = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
-        Err(self.with_lines(&text))
-    }
-
-    /// Puts lines in the place of addresses, which are written `@1a2b@`.
-    fn with_lines(&self, message: &str) -> String {
-        let mut text = String::new();
-        for (number, part) in message.split('@').enumerate() {
-            if number % 2 == 0 {
-                text.push_str(part);
-            } else {
-                text.push_str(&line(&self.path, part).unwrap_or_else(|| format!("address {part}")));
-            }
-        }
-        text
+        Err(text.into_owned())
     }
 }
 

@@ -103,8 +103,12 @@ impl Planted {
         Some(gpu.with_defect(defect))
     }
 
-    pub(super) fn of_family(&self, family: Family) -> impl Iterator<Item = usize> {
-        (0..self.defects.len()).filter(move |defect| self.defects[*defect].family == family)
+    pub(super) fn all(&self) -> impl Iterator<Item = usize> {
+        0..self.defects.len()
+    }
+
+    pub(super) fn family(&self, defect: usize) -> Family {
+        self.defects[defect].family
     }
 
     /// Parts of the names of the checks that are likely to notice it.
@@ -116,9 +120,10 @@ impl Planted {
         files(&self.defects)
     }
 
+    /// The table, the file and what is wrong, of which no two are the same.
     pub(super) fn name(&self, defect: usize) -> String {
-        let Defect { file, what, text, .. } = &self.defects[defect];
-        format!("{file}: {what} ({text})")
+        let Defect { family, file, what, .. } = &self.defects[defect];
+        format!("{}: {file}: {what}", format!("{family:?}").to_lowercase())
     }
 }
 

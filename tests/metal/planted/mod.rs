@@ -3,91 +3,40 @@
 //! A check that has never failed says little. Here each of them has something to find: what a slip of the pen would
 //! be, a bound that is one off, a term that is left out, the wrong one of two strides. Whoever changes a kernel sees
 //! in these tables whether the checks still look where it matters: a defect whose text is no longer in its file is
-//! an error, and so is one that nothing notices.
+//! an error, and so is one that nothing notices. Which check noticed each the last time is in `noticed.txt`.
 
 mod kernels;
 mod launches;
 mod lines;
+mod noticed;
+mod search;
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tinyvllm::ops::Context;
 use tinyvllm::ops::gpu::{ChipClass, Gpu};
-use tinyvllm::self_test::{Check, Effort, Family, Report};
+use tinyvllm::self_test::Family;
 
 use crate::emulator::{Emulator, Timing, Variant};
+use crate::ops::barriers;
 
 use kernels::{CUDA_FOLDER, METAL_FOLDER, Planted, TABLES, in_project};
 use launches::Altered;
 use lines::{LINES, Lines};
+use noticed::{NOTICED, Noticed};
+use search::search;
 
-/// How many of the checks that have noticed wrong launches are tried first on the next one.
-const NUM_NOTICING: usize = 8;
+pub(crate) use noticed::Wanted;
+pub(crate) use search::Device;
 
-/// Looks for a check that finds something wrong with a device, and ends the checks there.
-struct Search<'a> {
-    wants: &'a dyn Fn(&str) -> bool,
-    /// The check that is done.
-    current: String,
-    failure: Option<String>,
-}
+/// What shows a defect: a device that allows much, and one of few threads, which gets its launches in pieces.
+const LARGE: &str = "large";
+const SMALL: &str = "small";
 
-impl Report for Search<'_> {
-    fn wants(&mut self, name: &str) -> bool {
-        let wants = (self.wants)(name);
-        if wants {
-            name.clone_into(&mut self.current);
-        }
-        wants
-    }
-
-    fn hear(&mut self, check: Check) {
-        if !check.passed {
-            self.failure = Some(format!("{}: {}", check.name, check.detail));
-            self.current = check.name;
-            // Unlike a panic, this says nothing.
-            resume_unwind(Box::new("noticed"));
-        }
-    }
-}
-
-/// The first of the wanted checks of a family that finds something wrong with a device: its name, and what it says.
-fn first_failure(
-    gpu: Arc<dyn Gpu>,
-    family: Family,
-    wants: &dyn Fn(&str) -> bool,
-) -> Option<(String, String)> {
-    let mut search = Search { wants, current: String::new(), failure: None };
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        family.check(&Context::gpu(gpu), Effort::Small, &mut search);
-    }));
-    let failure = outcome.err().map(|_| search.failure.unwrap_or_else(|| "a panic".to_owned()));
-    failure.map(|failure| (search.current, failure))
-}
-
-/// What the first check says that notices a defect, and its name: on either of two devices, one that allows much, and one of
-/// few threads, which gets its launches in pieces. Those that are likely to notice it come before the others.
-fn noticed(
-    gpu: impl Fn() -> Option<Emulator>,
-    device: impl Fn(Emulator) -> Arc<dyn Gpu>,
-    family: Family,
-    is_likely: Option<&dyn Fn(&str) -> bool>,
-) -> Option<(String, String)> {
-    let on_both = |wants: &dyn Fn(&str) -> bool| {
-        first_failure(device(gpu()?), family, wants)
-            .or_else(|| first_failure(device(small(gpu()?, family)), family, wants))
-    };
-    match is_likely {
-        None => on_both(&|_| true),
-        Some(is_likely) => on_both(is_likely).or_else(|| on_both(&|name| !is_likely(name))),
-    }
-}
-
-/// The second of them, with as few threads as each kernel of its class is content with; for experts it has more cores, which
+/// The second of these, with as few threads as each kernel of its class is content with; for experts it has more cores, which
 /// share the tiles of all groups, and for products one, for which a matrix has tiles enough.
 pub(crate) fn small(gpu: Emulator, family: Family) -> Emulator {
     let max_threads = if gpu.class() == ChipClass::Nvidia { 512 } else { 384 };
@@ -99,101 +48,135 @@ pub(crate) fn small(gpu: Emulator, family: Family) -> Emulator {
     }
 }
 
-/// Fails with the names of those that are noticed by nothing.
-fn assert_all_noticed(defects: impl Iterator<Item = (String, Option<(String, String)>)>) {
-    let mut survivors = Vec::new();
-    for (name, failure) in defects {
-        if failure.is_none() {
-            survivors.push(name);
-        }
-    }
+/// Fails with those that no check notices.
+fn assert_noticed_by<'a>(noticed: &Noticed, defects: impl Iterator<Item = Wanted<'a>>) {
+    let survivors: Vec<String> =
+        defects.filter(|defect| !noticed.is_noticed(defect)).map(|defect| defect.name).collect();
     assert!(survivors.is_empty(), "no check notices:\n{}", survivors.join("\n"));
 }
 
-fn every_defect_is_noticed(planted: &Planted, family: Family) {
-    assert_all_noticed(planted.of_family(family).map(|defect| {
-        let gpu = || planted.device(Some(defect));
-        let likely = planted.likely(defect);
-        let is_likely = |name: &str| likely.iter().any(|part| name.contains(part));
-        let is_likely: Option<&dyn Fn(&str) -> bool> =
-            if likely.is_empty() { None } else { Some(&is_likely) };
-        (planted.name(defect), noticed(gpu, |gpu| Arc::new(gpu), family, is_likely))
-    }));
+/// As [`assert_noticed_by`], with the project's own list of what to try first.
+fn assert_noticed<'a>(defects: impl Iterator<Item = Wanted<'a>>) {
+    assert_noticed_by(&NOTICED, defects);
 }
 
-fn check(family: Family) {
-    if let Some(planted) = Planted::new(&TABLES) {
-        every_defect_is_noticed(&planted, family);
+impl Planted {
+    /// A defect, on devices that have all planted and show this one.
+    fn wanted(&self, defect: usize) -> Wanted<'_> {
+        let family = self.family(defect);
+        Wanted {
+            name: self.name(defect),
+            family,
+            devices: vec![
+                (LARGE, Box::new(move || Some(Arc::new(self.device(Some(defect))?)))),
+                (SMALL, Box::new(move || Some(Arc::new(small(self.device(Some(defect))?, family))))),
+            ],
+            likely: self.likely(defect).iter().map(|&part| part.to_owned()).collect(),
+        }
     }
 }
 
-#[test]
-fn products() {
-    check(Family::Products);
+/// With all tables.
+static PLANTED: LazyLock<Option<Planted>> = LazyLock::new(|| Planted::new(&TABLES));
+
+fn of_family(family: Family) -> impl Iterator<Item = Wanted<'static>> {
+    let planted = PLANTED.as_ref();
+    planted.into_iter().flat_map(move |planted| {
+        let own = planted.all().filter(move |defect| planted.family(*defect) == family);
+        own.map(|defect| planted.wanted(defect))
+    })
 }
 
-#[test]
-fn rows() {
-    check(Family::Rows);
+/// Makes a test of each part of some defects, so that no processor waits for another.
+macro_rules! tests_of_parts {
+    ($($name:ident: $defects:expr, $($part:ident)+;)+) => {
+        $(mod $name {
+            use super::*;
+
+            const PARTS: &[&str] = &[$(stringify!($part)),+];
+
+            $(#[test]
+            fn $part() {
+                let part = PARTS.iter().position(|part| *part == stringify!($part)).unwrap();
+                assert_noticed($defects.skip(part).step_by(PARTS.len()));
+            })+
+        })+
+    };
 }
 
-#[test]
-fn attention() {
-    check(Family::Attention);
+tests_of_parts! {
+    products: of_family(Family::Products), part_1 part_2 part_3 part_4 part_5 part_6;
+    rows: of_family(Family::Rows), all;
+    attention: of_family(Family::Attention), part_1 part_2 part_3 part_4;
+    latent: of_family(Family::Latent), part_1 part_2 part_3 part_4;
+    experts: of_family(Family::Experts), part_1 part_2;
+    sampling: of_family(Family::Sampling), part_1 part_2;
+    launch_code: wrong_launches(), part_1 part_2 part_3 part_4;
+    barriers: barriers(), all;
 }
 
-#[test]
-fn latent() {
-    check(Family::Latent);
-}
-
-#[test]
-fn experts() {
-    check(Family::Experts);
-}
-
-#[test]
-fn sampling() {
-    check(Family::Sampling);
-}
-
-#[test]
-fn launches() {
-    if Emulator::new(Variant::Checked).is_none() {
-        return;
-    }
-    let defects = LINES.iter().flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
-    // What notices one often notices its neighbours too.
-    let mut noticing = HashMap::<Family, Vec<String>>::new();
-    assert_all_noticed(defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
-        let source = fs::read_to_string(in_project("src/ops/gpu").join(file)).unwrap();
-        let times = source.matches(text).count();
-        assert_eq!(times, 1, "{file} has {times} times what {what:?} is about, not once: {text}");
+/// All defects of launches.
+fn wrong_launches() -> impl Iterator<Item = Wanted<'static>> {
+    let lines = Emulator::new(Variant::Checked).map(|_| &LINES).into_iter().flatten();
+    let defects = lines.flat_map(|lines| lines.defects.iter().map(move |defect| (lines, defect)));
+    defects.map(|(Lines { file, family, kernels, .. }, (text, what, change))| {
         // Whatever leaves its memory is found there, and work that nobody waits for is not done.
         let gpu = || Some(Emulator::new(Variant::Checked)?.with_timing(Timing::Late));
-        let device = |gpu| Arc::new(Altered::new(gpu, kernels, *change)) as Arc<dyn Gpu>;
-        let known = noticing.entry(*family).or_default();
-        let failure = noticed(gpu, device, *family, Some(&|name| known.iter().any(|known| known == name)));
-        if let Some((name, _)) = &failure {
-            known.retain(|known| known != name);
-            known.push(name.clone());
-            known.drain(..known.len().saturating_sub(NUM_NOTICING));
+        let altered = |gpu| Arc::new(Altered::new(gpu, kernels, *change)) as Arc<dyn Gpu>;
+        Wanted {
+            // In one line.
+            name: format!(
+                "launches: {file}: {kernels}: {what} ({})",
+                text.split_whitespace().collect::<Vec<_>>().join(" ")
+            ),
+            family: *family,
+            devices: vec![
+                (LARGE, Box::new(move || Some(altered(gpu()?)))),
+                (SMALL, Box::new(move || Some(altered(small(gpu()?, *family))))),
+            ],
+            // What notices one often notices its neighbours too, and the checked build says where any goes.
+            likely: NOTICED.checks(&format!("launches: {file}: {kernels}: ")),
         }
-        (format!("{file}: {what} ({text})"), failure)
-    }));
+    })
+}
+
+#[test]
+fn every_line_of_launches_is_in_its_file() {
+    for Lines { file, defects, .. } in &LINES {
+        let source = fs::read_to_string(in_project("src/ops/gpu").join(file)).unwrap();
+        for (text, what, _) in *defects {
+            let times = source.matches(text).count();
+            assert_eq!(times, 1, "{file} has {times} times what {what:?} is about, not once: {text}");
+        }
+    }
 }
 
 #[test]
 fn without_a_defect_all_is_right() {
-    let Some(planted) = Planted::new(&TABLES) else { return };
+    let Some(planted) = &*PLANTED else { return };
     for family in Family::ALL {
-        assert_eq!(noticed(|| planted.device(None), |gpu| Arc::new(gpu), family, None), None);
+        let devices: [Device<'_>; 2] = [
+            (LARGE, Box::new(|| Some(Arc::new(planted.device(None)?)))),
+            (SMALL, Box::new(|| Some(Arc::new(small(planted.device(None)?, family))))),
+        ];
+        assert_eq!(search(&devices, family, None), None);
     }
 }
 
 #[test]
+fn what_is_tried_first_is_of_defects_that_there_are() {
+    let Some(planted) = &*PLANTED else { return };
+    let mut names = BTreeSet::new();
+    let kernels = planted.all().map(|defect| planted.wanted(defect).name);
+    for name in kernels.chain(wrong_launches().chain(barriers()).map(|defect| defect.name)) {
+        assert!(names.insert(name.clone()), "two defects are {name}");
+    }
+    NOTICED.assert_no_others(&names);
+}
+
+#[test]
 fn every_source_of_kernels_has_defects() {
-    let Some(planted) = Planted::new(&TABLES) else { return };
+    let Some(planted) = &*PLANTED else { return };
     for folder in [METAL_FOLDER, CUDA_FOLDER] {
         for entry in fs::read_dir(in_project(folder)).unwrap() {
             let file = entry.unwrap().file_name().into_string().unwrap();
@@ -216,16 +199,39 @@ fn a_defect_that_is_not_noticed_or_not_there_is_an_error() {
     }
     let with = |lines: &'static str| Planted::new(&[(Family::Rows, lines)]).unwrap();
     let none = "== rows.metal\nno defect\n- i < a.num_rows\n+ a.num_rows > i\n";
-    let message = panic_of(|| every_defect_is_noticed(&with(none), Family::Rows));
-    assert!(message.contains("no check notices:\nrows.metal: no defect"), "{message}");
+    let check = |planted: Planted| {
+        assert_noticed_by(&Noticed::new(""), planted.all().map(|defect| planted.wanted(defect)));
+    };
+    let message = panic_of(|| check(with(none)));
+    assert!(message.contains("no check notices:\nrows: rows.metal: no defect"), "{message}");
     let one = "== rows.metal\none\n- `i` < a.num_rows\n+ 2 * i\n\nall of it\n- i < a.num_rows\n+ i + 1 < a.num_rows\n";
-    every_defect_is_noticed(&with(one), Family::Rows);
+    check(with(one));
     let broken = "== rows.metal\nbroken\n- i < a.num_rows\n+ no_such_name\n";
-    let message = panic_of(|| every_defect_is_noticed(&with(broken), Family::Rows));
+    let message = panic_of(|| check(with(broken)));
     assert!(message.contains("no_such_name"), "{message}");
     for (text, times) in [("i < a.num_columns", 0), ("index * LANES + lane", 3)] {
         let lines = format!("== rows.metal\nelsewhere\n- {text}\n+ 0\n");
         let message = panic_of(|| drop(with(lines.leak())));
         assert!(message.contains(&format!("rows.metal has {times} times what \"elsewhere\"")), "{message}");
     }
+}
+
+/// A line is where the search begins, and changes nothing about what it finds.
+#[test]
+fn a_line_that_is_stale_is_replaced_by_what_notices_now() {
+    let table = "== rows.metal\none\n- `i` < a.num_rows\n+ 2 * i\n";
+    let Some(planted) = Planted::new(&[(Family::Rows, table)]) else { return };
+    let after = |text: &str| {
+        let noticed = Noticed::new(text);
+        assert!(noticed.is_noticed(&planted.wanted(0)), "{text}");
+        noticed.checks("rows: rows.metal: one")
+    };
+    let all = [
+        "",
+        "rows: rows.metal: one -> large: no such check",
+        "rows: rows.metal: one -> none: gather_rows",
+        "rows: rows.metal: one -> large: embed F32, rows of 48",
+        "rows: rows.metal: one -> small: gather_rows",
+    ];
+    assert_eq!(all.map(after), all.map(|_| ["gather_rows"]));
 }
