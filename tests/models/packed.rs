@@ -112,13 +112,14 @@ fn packed_matrices_are_counted_as_they_are_kept() {
     let types = Quantizer::unpacking(threads).type_summaries(&checkpoint).unwrap();
     let names: Vec<_> = types.iter().map(|summary| summary.type_name.as_str()).collect();
     assert_eq!(names, ["Q8_0", "F32"]);
-    let planned = Quantizer::unpacking(threads).planned_bytes(&checkpoint).unwrap();
+    let planned = Quantizer::unpacking(threads).planned_bytes(&checkpoint, |own| own).unwrap();
     assert_eq!(planned, types.iter().map(|summary| summary.num_bytes).sum::<u64>());
-    let traffic =
-        |quantizer: &Quantizer| models::WeightTraffic::of(&checkpoint, &config, Some(quantizer)).unwrap();
+    let traffic = |quantizer: &Quantizer| {
+        models::WeightTraffic::of(&checkpoint, &config, Some(quantizer), |own| own).unwrap()
+    };
     let plain = Checkpoint::open(folders[1].path()).unwrap();
     let quantizer = Quantizer::new(Quantization::Q4_0, &plain, threads);
-    let expected = models::WeightTraffic::of(&plain, &config, Some(&quantizer)).unwrap();
+    let expected = models::WeightTraffic::of(&plain, &config, Some(&quantizer), |own| own).unwrap();
     assert_eq!(traffic(&Quantizer::new(Quantization::Q4_0, &checkpoint, threads)), expected);
     assert_eq!(traffic(&Quantizer::unpacking(threads)).num_parameters, expected.num_parameters);
 }
