@@ -4,8 +4,6 @@
 //! its folder, `TINYVLLM_JINJA_PYTHON` a Python that has `jinja2`. `scripts/test_data.sh` gets both; without them the
 //! test says that it skips, unless `TINYVLLM_REQUIRE_LLAMA_CPP=1` or `TINYVLLM_REQUIRE_JINJA=1` is set.
 
-#![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
-
 use std::collections::BTreeMap;
 use std::env;
 use std::process::Command;

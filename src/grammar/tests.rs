@@ -105,7 +105,8 @@ fn every_text_is_json_of_the_schema_with_every_tokenizer() {
 #[test]
 fn an_answer_is_of_a_form_or_of_another_one() {
     let number = json!({"type": "integer", "minimum": 1, "maximum": 3});
-    let cases: [(GrammarSpec, fn(&str) -> bool); 6] = [
+    type IsOwn = fn(&str) -> bool;
+    let cases: [(GrammarSpec, IsOwn); 6] = [
         (GrammarSpec::JsonSchema(number), |text| ["1", "2", "3"].contains(&text)),
         (GrammarSpec::JsonObject, |text| text.starts_with('{')),
         (GrammarSpec::Regex(r"^1\/2|3/4$".to_owned()), |text| ["1/2", "3/4"].contains(&text)),

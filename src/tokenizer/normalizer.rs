@@ -139,11 +139,11 @@ mod tests {
         Ok(normalized.get().to_owned())
     }
 
-    fn replace(pattern: Value, content: &str) -> Value {
+    fn replace(pattern: &Value, content: &str) -> Value {
         json!({"type": "Replace", "pattern": pattern, "content": content})
     }
 
-    fn sequence(steps: Vec<Value>) -> Value {
+    fn sequence(steps: &[Value]) -> Value {
         json!({"type": "Sequence", "normalizers": steps})
     }
 
@@ -151,9 +151,9 @@ mod tests {
     fn steps_follow_one_another() {
         let steps = vec![
             json!({"type": "Lowercase"}),
-            sequence(vec![replace(json!({"String": "."}), "!"), replace(json!({"Regex": "b+"}), "c")]),
+            sequence(&[replace(&json!({"String": "."}), "!"), replace(&json!({"Regex": "b+"}), "c")]),
         ];
-        assert_eq!(normalize(&sequence(steps), "A.BB").unwrap(), "a!c");
+        assert_eq!(normalize(&sequence(&steps), "A.BB").unwrap(), "a!c");
         assert!(Normalizer::from_json(&Value::Null).unwrap().is_none());
         let error = Normalizer::from_json(&json!({"type": "New"})).unwrap_err();
         assert!(error.message().contains("normalizer of tokenizer.json"), "{error:?}");
@@ -161,12 +161,12 @@ mod tests {
 
     #[test]
     fn what_a_text_becomes_is_bounded() {
-        let tenfold = || replace(json!({"String": "a"}), &"a".repeat(10));
-        assert_eq!(normalize(&sequence((0..3).map(|_| tenfold()).collect()), "aaaa").unwrap().len(), 4_000);
-        let many = sequence((0..50).map(|_| tenfold()).collect());
+        let tenfold = || replace(&json!({"String": "a"}), &"a".repeat(10));
+        assert_eq!(normalize(&sequence(&[tenfold(), tenfold(), tenfold()]), "aaaa").unwrap().len(), 4_000);
+        let many = sequence(&vec![tenfold(); 50]);
         assert!(normalize(&many, "aaaa").unwrap_err().message().contains("16 times"));
         // The step that would be too much is not begun.
-        let huge = replace(json!({"Regex": ""}), &"a".repeat(1 << 16));
+        let huge = replace(&json!({"Regex": ""}), &"a".repeat(1 << 16));
         assert!(normalize(&huge, &"b".repeat(1 << 16)).is_err());
         // A long text that grows as Unicode has it is fine, and so are many parts of one.
         let text = "\u{fdfa}".repeat(1 << 18);

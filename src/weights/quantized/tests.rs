@@ -10,13 +10,15 @@ use crate::ErrorKind;
 use crate::weights::blocks;
 use crate::weights::{Checkpoint, DType, Quantization, Quantizer};
 
+/// Name, type, shape and bytes.
+type Part = (String, Dtype, Vec<usize>, Vec<u8>);
+
 /// A matrix in one of the forms.
 #[derive(Clone)]
 struct Case {
     name: String,
     config: Value,
-    /// Names, types, shapes and bytes.
-    parts: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+    parts: Vec<Part>,
     golden: Vec<f32>,
 }
 
@@ -73,7 +75,7 @@ impl Case {
         Checkpoint::open(folder.path())
     }
 
-    fn part(&mut self, ending: &str) -> &mut (String, Dtype, Vec<usize>, Vec<u8>) {
+    fn part(&mut self, ending: &str) -> &mut Part {
         self.parts.iter_mut().find(|(name, ..)| name.ends_with(ending)).unwrap()
     }
 }
@@ -281,8 +283,8 @@ fn any_damage_is_an_error_or_a_value() {
     let (mut num_values, mut num_errors) = (0, 0);
     for case in cases() {
         for index in 0..case.parts.len() {
-            let size = |part: &(String, Dtype, Vec<usize>, Vec<u8>)| part.2.iter().product::<usize>().max(1);
-            let damages: [&dyn Fn(&mut (String, Dtype, Vec<usize>, Vec<u8>)); 7] = [
+            let size = |part: &Part| part.2.iter().product::<usize>().max(1);
+            let damages: [&dyn Fn(&mut Part); 7] = [
                 &|part| part.3.fill(0),
                 &|part| part.3.fill(255),
                 &|part| part.2.reverse(),
@@ -345,8 +347,9 @@ fn activations_caches_and_dense_weights() {
     case.parts.push(("lm_head.weight_scale".to_owned(), Dtype::F32, vec![1], 9.0_f32.to_le_bytes().to_vec()));
     let checkpoint = case.open().unwrap();
     checkpoint.ensure_supported().unwrap();
-    assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["output.weight", NAME]);
-    assert_eq!(checkpoint.tensor("output.weight").unwrap().to_f32().unwrap(), [1.0, 2.0]);
+    // A head that stands alone is the embedding too.
+    assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["token_embd.weight", NAME]);
+    assert_eq!(checkpoint.tensor("token_embd.weight").unwrap().to_f32().unwrap(), [1.0, 2.0]);
     let notices = checkpoint.notices(false);
     for words in ["activations that are rounded", "2 scales for a cache", "1 matrix of compressed-tensors"] {
         assert_eq!(notices.iter().filter(|notice| notice.contains(words)).count(), 1, "{notices:?}");
