@@ -292,7 +292,7 @@ impl Quantizer {
         }
     }
 
-    /// Converts tensors to the types that [`Self::dtype_of`] gives them, all of them by all threads: a small one, such as
+    /// Converts tensors to the types that `dtype_of` gives them, all of them by all threads: a small one, such as
     /// an expert, would be done before its threads had begun. `progress` is called from any of the threads with the
     /// number of the file's bytes that are done since the last call.
     ///
