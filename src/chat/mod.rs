@@ -7,6 +7,7 @@
 mod answer;
 mod jinja;
 mod mask;
+mod message;
 mod probe;
 mod template;
 
@@ -20,29 +21,12 @@ use crate::{Error, ErrorKind, Result};
 pub use self::answer::{
     AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, PromptEnd, ReasoningFormat, Tool, ToolCallFormat,
 };
+pub use self::message::{Content, Message};
 pub use self::template::ChatTemplate;
 
 /// The variables that templates have for reasoning, true if the model may: Qwen's, GLM's and Youtu's, and that of
 /// later DeepSeek models and Granite.
 const REASONING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
-    pub role: String,
-    /// The text.
-    pub content: String,
-    /// Further fields that the template may read, such as `reasoning_content` or `tool_calls`.
-    pub extra: Map<String, Value>,
-}
-
-impl Message {
-    /// A message with text only.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), extra: Map::new() }
-    }
-}
 
 /// How a conversation is made into a prompt.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +75,7 @@ pub struct Chat {
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
     /// The special tokens that templates know by name.
-    tokens: Vec<(&'static str, String)>,
+    tokens: Map<String, Value>,
     probe: Probe,
 }
 
@@ -121,9 +105,6 @@ impl Chat {
             None => tokenizer.named_chat_template("tool_use"),
         };
         let sources = [source, tool_use.unwrap_or_default()].concat();
-        let token_text = |id: u32| tokenizer.token_text(id);
-        let tokens =
-            [("bos_token", tokenizer.bos_token_id()), ("eos_token", tokenizer.template_eos_token_id())];
         let mut chat = Self {
             answers: AnswerFormat {
                 tool_calls: config.tool_calls.resolve(|| ToolCallFormat::detect(&sources, tokenizer)),
@@ -131,7 +112,7 @@ impl Chat {
             },
             template: ChatTemplate::new(source)?,
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
-            tokens: tokens.into_iter().filter_map(|(name, id)| Some((name, token_text(id?)))).collect(),
+            tokens: tokenizer.template_tokens(),
             probe: Probe::default(),
         };
         chat.probe = probe::probe(&mut chat);
@@ -255,6 +236,13 @@ impl Chat {
             context.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
         let mut json = Value::Object(std::mem::take(&mut context));
         let mut rendered = template.render(&json);
+        // A template that knows nothing of turns without content gets what other templates write the same for.
+        let empty = self.content(String::new());
+        for fill in [Value::Null, empty] {
+            if rendered.is_err() && fill_contents(&mut json, &fill) {
+                rendered = template.render(&json).or(rendered);
+            }
+        }
         // Arguments of calls are objects, as most templates want them. Some put them into a text as they are.
         if rendered.is_err() && has_calls && write_arguments_as_text(&mut json) {
             rendered = template.render(&json).or(rendered);
@@ -272,6 +260,11 @@ impl Chat {
         Ok(rendered)
     }
 
+    /// A text as the template wants it.
+    fn content(&self, text: String) -> Value {
+        if self.probe.wants_parts { json!([{"type": "text", "text": text}]) } else { text.into() }
+    }
+
     fn context(&self, messages: &[Message], options: &ChatOptions) -> Map<String, Value> {
         let last = messages.len().saturating_sub(1);
         let messages = messages.iter().enumerate().map(|(index, message)| {
@@ -279,26 +272,41 @@ impl Chat {
             fields.insert("role".to_owned(), message.role.clone().into());
             let mut content = message.content.clone();
             if options.continue_final_message && index == last {
-                content.push(MESSAGE_END);
+                content.text_mut().push(MESSAGE_END);
             }
-            let content = if self.probe.wants_parts {
-                json!([{"type": "text", "text": content}])
-            } else {
-                content.into()
+            let content = match content {
+                Content::Text(text) => Some(self.content(text)),
+                Content::Null => Some(Value::Null),
+                Content::Missing => None,
             };
-            fields.insert("content".to_owned(), content);
+            fields.extend(content.map(|content| ("content".to_owned(), content)));
             fields.extend(message.extra.clone());
             Value::Object(fields)
         });
-        let mut context = options.variables.clone();
+        // What a request gives to the template wins, as with transformers.
+        let mut context = self.tokens.clone();
+        context.extend(options.variables.clone());
         context.insert("messages".to_owned(), messages.collect());
         context.insert("tools".to_owned(), options.tools.clone().unwrap_or(Value::Null));
+        context.entry("documents").or_insert(Value::Null);
         context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
-        for (name, token) in &self.tokens {
-            context.insert((*name).to_owned(), token.clone().into());
-        }
         context
     }
+}
+
+/// Gives this content to all messages that have none, and says whether there were any. Those without the field are the
+/// first, and get `null`.
+fn fill_contents(context: &mut Value, content: &Value) -> bool {
+    let messages = context.get_mut("messages").and_then(Value::as_array_mut);
+    let mut found = false;
+    for message in messages.into_iter().flatten().filter_map(Value::as_object_mut) {
+        let is_empty = message.get("content").is_none_or(|old| old.is_null() && !content.is_null());
+        if is_empty {
+            message.insert("content".to_owned(), content.clone());
+            found = true;
+        }
+    }
+    found
 }
 
 /// Makes texts of the arguments of all calls, and says whether there were any to make one of.

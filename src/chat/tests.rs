@@ -32,6 +32,10 @@ pub(super) fn tokenizer(template: Option<&str>, special: &[&str], add_bos: bool)
         ("tokenizer.ggml.bos_token_id", Entry::Unsigned(256)),
         ("tokenizer.ggml.eos_token_id", Entry::Unsigned(257)),
         ("tokenizer.ggml.add_bos_token", Entry::Bool(add_bos)),
+        ("tokenizer.ggml.unknown_token_id", Entry::Unsigned(258)),
+        ("tokenizer.ggml.padding_token_id", Entry::Unsigned(259)),
+        // What is none is no hindrance.
+        ("tokenizer.ggml.seperator_token_id", Entry::Unsigned(1 << 20)),
     ]);
     if let Some(template) = template {
         entries.insert("tokenizer.chat_template", Entry::String(template.to_owned()));
@@ -258,6 +262,37 @@ fn arguments_are_objects_or_texts_as_the_template_takes_them() {
 }
 
 #[test]
+fn nothing_said_is_none_and_no_content_is_undefined() {
+    let check = |write: &str, null: &str, missing: &str| {
+        let source = format!("{{% for m in messages %}}{{{{ {write} }}}}{{% endfor %}}");
+        let tokenizer = tokenizer(Some(&source), &["<s>", "</s>"], false);
+        let chat = Chat::new(&tokenizer).unwrap();
+        for (content, expected) in [(Content::Null, null), (Content::Missing, missing)] {
+            let message = Message { content, ..Message::new("assistant", "") };
+            let shown = chat.render(std::slice::from_ref(&message), &ChatOptions::default()).unwrap();
+            assert_eq!(shown, expected, "{write}: {message:?}");
+        }
+    };
+    check("m.content", "None", "");
+    check("m.content is none", "True", "False");
+    check("m.content is defined", "True", "False");
+    // What would fail gets what comes nearest.
+    check("'n' if m.content is none else m.content + 'x'", "n", "n");
+    check("m.content + 'x'", "x", "x");
+    check("m.content[0].text if m.content is not string else m.content + 'x'", "x", "x");
+}
+
+#[test]
+fn templates_know_special_tokens_by_name() {
+    let source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}{{ sep_token is defined }}{{ messages[0].content }}";
+    let tokenizer = tokenizer(Some(source), &["<s>", "</s>", "<unk>", "<pad>"], false);
+    let chat = Chat::new(&tokenizer).unwrap();
+    let render = |options: &ChatOptions| chat.render(&[Message::new("user", "Hi")], options).unwrap();
+    assert_eq!(render(&ChatOptions::default()), "<s></s><unk><pad>FalseHi");
+    assert_eq!(render(&with("pad_token", json!("none"))), "<s></s><unk>noneFalseHi");
+}
+
+#[test]
 fn tools_are_used_though_the_template_sets_them() {
     let source = "{%- set tools = tools or [] -%}{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";
     let tokenizer = tokenizer(Some(source), &["<s>", "</s>"], false);
@@ -288,10 +323,14 @@ fn the_last_message_is_continued() {
             continue_final_message: true,
             ..ChatOptions::default()
         };
-        let messages = [Message::new("user", "Hi \u{10FFFD}"), Message::new("assistant", content)];
+        let mut messages = [Message::new("user", "Hi \u{10FFFD}"), Message::new("assistant", content)];
         assert_eq!(chat.render(&messages, &options).ok().as_deref(), expected);
         let ids = chat.encode(&tokenizer, &messages, &options).ok();
         assert_eq!(ids.map(|ids| tokenizer.decode(&ids, false)).as_deref(), expected);
+        if content.is_empty() {
+            messages[1].content = Content::Null;
+            assert_eq!(chat.render(&messages, &options).ok().as_deref(), expected);
+        }
     };
     let template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}[end]";
     let before = "[user] Hi \u{10FFFD}</s>[assistant] ";

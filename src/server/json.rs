@@ -188,6 +188,11 @@ impl Fields {
         self.path.strip_suffix('.').unwrap_or(&self.path)
     }
 
+    /// Whether the field is there and `null`, for the few of which that says more than nothing.
+    pub(super) fn is_null(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(Value::is_null)
+    }
+
     /// Takes fields that are known and change nothing, because the same is so without them.
     pub(super) fn pass(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.fields.remove(*name)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Tokenizer;
 use crate::{Error, ErrorKind, Result};
@@ -52,6 +52,12 @@ impl Tokenizer {
             (Some(false), Some(bos)) => tokenizer.prefix_token_ids.retain(|id| *id != bos),
             _ => {}
         }
+        if config["add_eos_token"] == true && !config["eos_token"].is_null() {
+            let eos = named("eos_token").unwrap_or_default();
+            tokenizer
+                .note_suffix("add_eos_token is true in tokenizer_config.json, which", &format!("{eos:?}"));
+        }
+        tokenizer.template_tokens = template_tokens(&[&special, &config]);
         tokenizer.chat_templates = chat_templates(folder, &config)?;
         Ok(tokenizer)
     }
@@ -67,6 +73,26 @@ impl Tokenizer {
             "{text:?}: in tokenizer.json the token is ordinary text, but it is the {key} of the model; taken as control"
         ));
     }
+}
+
+/// The special tokens that these files name, those of the last one first. Each is a variable of templates, also those that
+/// a model has beside the usual ones, such as `image_token`.
+fn template_tokens(files: &[&Value]) -> Map<String, Value> {
+    let mut tokens = Map::new();
+    for file in files {
+        let named = file.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+        let further = file["extra_special_tokens"].as_object().into_iter().flatten();
+        for (name, entry) in named.chain(further) {
+            if let Some(text) = token_content(entry) {
+                tokens.insert(name.clone(), text.into());
+            }
+        }
+        if let Some(list) = file["additional_special_tokens"].as_array() {
+            let texts = list.iter().filter_map(token_content).map(Value::from).collect();
+            tokens.insert("additional_special_tokens".to_owned(), texts);
+        }
+    }
+    tokens
 }
 
 /// All chat templates by name. Files of their own take precedence over the entry in the config.
@@ -172,6 +198,23 @@ mod tests {
         assert_eq!((tokenizer.bos_token_id(), tokenizer.add_bos()), (Some(2), false));
         let special = r#"{"eos_token": {"content": "</s>"}, "bos_token": null}"#;
         assert_eq!(open(&[("special_tokens_map.json", special)]).unwrap().eos_token_ids(), [3]);
+    }
+
+    #[test]
+    fn templates_know_all_special_tokens_that_are_named() {
+        let map = r#"{"unk_token": "<map>", "cls_token": {"content": "[CLS]"}}"#;
+        let config = r#"{"bos_token": "<s>", "unk_token": {"content": "<unk>"}, "pad_token": "<pad>", "sep_token": null,
+            "image_token": "<image>", "add_bos_token": true, "add_eos_token": true, "eos_token": "</s>",
+            "extra_special_tokens": {"audio": "<audio>"},
+            "additional_special_tokens": ["<a>", {"content": "<b>"}]}"#;
+        let tokenizer = open(&[("special_tokens_map.json", map), ("tokenizer_config.json", config)]).unwrap();
+        let expected = serde_json::json!({
+            "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "cls_token": "[CLS]",
+            "image_token": "<image>", "audio": "<audio>", "additional_special_tokens": ["<a>", "<b>"],
+        });
+        assert_eq!(Value::from(tokenizer.template_tokens()), expected);
+        let notices = tokenizer.notices();
+        assert!(notices.len() == 1 && notices[0].contains("puts \"</s>\" behind every text"), "{notices:?}");
     }
 
     #[test]

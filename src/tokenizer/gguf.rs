@@ -5,6 +5,7 @@ mod tokens;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::OnceLock;
 
+use serde_json::Map;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -78,9 +79,31 @@ impl Tokenizer {
                 ));
             }
         };
+        tokenizer.template_tokens = template_tokens(metadata, &tokens);
         tokenizer.notices = tokens.notices;
+        for (name, key) in [("eos", "add_eos_token"), ("seperator", "add_sep_token")] {
+            if flag(metadata, key)? == Some(true)
+                && let Some(id) = special_id(metadata, name, tokenizer.vocab_size())?
+            {
+                let text = format!("{:?}", tokenizer.token_text(id));
+                tokenizer.note_suffix(&format!("tokenizer.ggml.{key} is true, which"), &text);
+            }
+        }
         Ok(tokenizer)
     }
+}
+
+/// The special tokens that templates may write beside the first and the last, as far as the file has them.
+fn template_tokens(metadata: &Metadata, tokens: &Tokens<'_>) -> Map<String, serde_json::Value> {
+    const NAMES: [(&str, &str); 5] =
+        [("unk", "unknown"), ("sep", "seperator"), ("pad", "padding"), ("cls", "cls"), ("mask", "mask")];
+    let named = NAMES.iter().filter_map(|(name, key)| {
+        // An id that is none is of no interest to a model that needs no such token.
+        let id = special_id(metadata, key, tokens.len()).ok().flatten()?;
+        let (_, text, _) = tokens.iter().nth(id as usize)?;
+        Some((format!("{name}_token"), text.as_str().into()))
+    });
+    named.collect()
 }
 
 /// Which pre-tokenizer the file means.
@@ -287,6 +310,7 @@ fn finish(
         eos_token_id,
         eos_token_ids: eos_token_ids.into_iter().collect(),
         prefix_token_ids: bos_token_id.filter(|_| add_bos).into_iter().collect(),
+        template_tokens: Map::new(),
         chat_templates: templates.map(|(name, source)| (name.to_owned(), source.to_owned())).collect(),
         num_leading_spaces: 0,
         notices: Vec::new(),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizers::{NormalizedString, PreTokenizerWrapper};
 
 use self::decoder::Decoder;
@@ -104,7 +104,7 @@ impl Tokenizer {
                 Ok(normalized.get().to_owned())
             }
         })?;
-        Ok(Self {
+        let mut tokenizer = Self {
             vocabulary,
             added,
             pipeline: Pipeline::Pieces(Box::new(PiecePipeline { normalizer, pieces, model })),
@@ -112,11 +112,17 @@ impl Tokenizer {
             eos_token_id: None,
             eos_token_ids: Vec::new(),
             prefix_token_ids,
+            template_tokens: Map::new(),
             chat_templates: BTreeMap::new(),
             num_leading_spaces: decoder.num_leading_spaces(),
             notices: Vec::new(),
             single: OnceLock::new(),
-        })
+        };
+        let suffix = suffix(&file.post_processor);
+        if !suffix.is_empty() {
+            tokenizer.note_suffix("the post-processor of tokenizer.json", &suffix.join(" and "));
+        }
+        Ok(tokenizer)
     }
 }
 
@@ -161,6 +167,19 @@ fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>)
         }
     }
     Ok(ids)
+}
+
+/// The tokens that the post-processor puts behind a text.
+fn suffix(post_processor: &Value) -> Vec<String> {
+    let mut suffix = Vec::new();
+    for step in steps(post_processor, "processors") {
+        let of_bert = step["sep"][0].as_str();
+        let template = step["single"].as_array().into_iter().flatten();
+        let behind = template.skip_while(|item| item["Sequence"].is_null());
+        let behind = behind.filter_map(|item| item["SpecialToken"]["id"].as_str());
+        suffix.extend(of_bert.into_iter().chain(behind).map(|text| format!("{text:?}")));
+    }
+    suffix
 }
 
 /// A part of the file as the list of its steps; a `Sequence` has several.

@@ -25,6 +25,8 @@ mod vocabulary;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::OnceLock;
 
+use serde_json::{Map, Value};
+
 use self::added::AddedTokens;
 use self::pipeline::{PiecePipeline, Source, Span};
 use self::spm::SpmModel;
@@ -79,6 +81,8 @@ pub struct Tokenizer {
     eos_token_ids: Vec<u32>,
     /// What encoding a prompt puts before it, usually the BOS token alone.
     prefix_token_ids: Vec<u32>,
+    /// The special tokens that the files name, as templates know them: `unk_token`, `image_token` and so on.
+    template_tokens: Map<String, Value>,
     /// Template sources by name; the main one is called `default`.
     chat_templates: BTreeMap<String, String>,
     /// Leading spaces that decoding takes off, because encoding puts them there.
@@ -277,6 +281,22 @@ impl Tokenizer {
     /// What templates call `eos_token`.
     pub(crate) fn template_eos_token_id(&self) -> Option<u32> {
         self.eos_token_id
+    }
+
+    /// The special tokens as variables of a template.
+    pub(crate) fn template_tokens(&self) -> Map<String, Value> {
+        let ends = [("bos_token", self.bos_token_id), ("eos_token", self.eos_token_id)];
+        let known =
+            ends.into_iter().filter_map(|(name, id)| Some((name.to_owned(), self.token_text(id?).into())));
+        known.chain(self.template_tokens.clone()).collect()
+    }
+
+    /// Says, once, that what the files would have behind every text is left out: an answer goes on with its prompt.
+    fn note_suffix(&mut self, file: &str, suffix: &str) {
+        const BEHIND: &str = "behind every text; prompts are without it, because an answer goes on with them";
+        if !self.notices.iter().any(|notice| notice.ends_with(BEHIND)) {
+            self.notices.push(format!("{file} puts {suffix} {BEHIND}"));
+        }
     }
 
     pub(crate) fn num_leading_spaces(&self) -> usize {

@@ -408,6 +408,7 @@ fn what_cannot_be_honoured_is_refused() {
         json!({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}),
         json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}),
         json!({"role": "function", "name": "f", "content": "5"}),
+        json!({"role": "tool", "tool_call_id": "1", "content": null}),
     ] {
         assert_eq!(message(turn.clone()).status, 200, "{turn}");
     }

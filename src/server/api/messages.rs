@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
-use crate::chat::Message;
+use crate::chat::{Content, Message};
 
 /// What parts of text have beside it: marks of where a cache is worth having, which there is everywhere, and what an
 /// answer tells of itself.
@@ -38,7 +38,7 @@ pub(super) fn speak_of_tools(messages: &[Message]) -> Option<usize> {
 /// Bytes of text in the messages.
 pub(super) fn num_bytes(messages: &[Message]) -> usize {
     let extra = |message: &Message| message.extra.values().map(value_bytes).sum::<usize>();
-    messages.iter().map(|message| message.content.len() + extra(message)).sum()
+    messages.iter().map(|message| message.content.as_text().len() + extra(message)).sum()
 }
 
 /// Bytes of text in a value, names included.
@@ -78,8 +78,16 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
     }
     let content = match role {
         // An answer may be thoughts, calls, or nothing at all.
-        "assistant" => optional_content(&mut fields)?.unwrap_or_default(),
-        _ => content(&mut fields)?,
+        "assistant" => content(&mut fields)?,
+        // Some tools answer with nothing.
+        "tool" => match content(&mut fields)? {
+            Content::Missing => return Err(no_content(&fields)),
+            content => content,
+        },
+        _ => match content(&mut fields)? {
+            Content::Text(text) => Content::Text(text),
+            Content::Null | Content::Missing => return Err(no_content(&fields)),
+        },
     };
     if !calls.is_empty() {
         extra.insert("tool_calls".to_owned(), calls.into());
@@ -98,7 +106,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
     if let Some(text) = fields.string("reasoning_content")?.or(newer) {
         extra.insert("reasoning_content".to_owned(), text.into());
     }
-    Ok(Message { extra, ..Message::new(role, content) })
+    Ok(Message { role: role.to_owned(), content, extra })
 }
 
 /// The calls of an assistant, in the form that templates expect: arguments are an object.
@@ -180,24 +188,24 @@ fn called_function(mut function: Fields, id: Option<String>) -> Result<Value, Ap
     Ok(call(id, name, arguments))
 }
 
-fn content(fields: &mut Fields) -> Result<String, ApiError> {
-    optional_content(fields)?.ok_or_else(|| {
-        let path = fields.path("content");
-        let message = format!("{path} is missing or null, expected a string or a list of parts");
-        ApiError::invalid(path, message)
-    })
+fn no_content(fields: &Fields) -> ApiError {
+    let path = fields.path("content");
+    let message = format!("{path} is missing or null, expected a string or a list of parts");
+    ApiError::invalid(path, message)
 }
 
 /// A string, or parts of text, which become lines.
-fn optional_content(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+fn content(fields: &mut Fields) -> Result<Content, ApiError> {
     let path = fields.path("content");
+    let is_null = fields.is_null("content");
     let parts = match fields.take("content") {
-        None => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(text)),
+        None if is_null => return Ok(Content::Null),
+        None => return Ok(Content::Missing),
+        Some(Value::String(text)) => return Ok(Content::Text(text)),
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
     };
-    parts_of_text(fields.objects("content", parts), &["text", "refusal"]).map(Some)
+    parts_of_text(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
 }
 
 /// The text of parts of these types, as lines.
@@ -231,4 +239,32 @@ pub(super) fn not_text(path: String, kind: &str) -> ApiError {
 pub(super) fn missing(path: String) -> ApiError {
     let message = format!("{path} is missing");
     ApiError::invalid(path, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::json::parse_object;
+    use super::*;
+
+    #[test]
+    fn nothing_said_is_told_from_an_empty_text() {
+        let check = |message: Value, expected: Option<Content>| {
+            let body = json!({"messages": [message]}).to_string();
+            let parsed = parse(&mut parse_object(body.as_bytes()).unwrap());
+            assert_eq!(parsed.ok().map(|messages| messages[0].content.clone()), expected, "{message}");
+        };
+        let text = |text: &str| Some(Content::Text(text.to_owned()));
+        let call = json!([{"id": "1", "function": {"name": "f", "arguments": "{}"}}]);
+        check(json!({"role": "assistant", "content": "", "tool_calls": call}), text(""));
+        check(json!({"role": "assistant", "content": [], "tool_calls": call}), text(""));
+        check(json!({"role": "assistant", "content": null, "tool_calls": call}), Some(Content::Null));
+        check(json!({"role": "assistant", "tool_calls": call}), Some(Content::Missing));
+        check(json!({"role": "assistant", "content": null, "reasoning_content": "x"}), Some(Content::Null));
+        check(json!({"role": "tool", "tool_call_id": "1", "content": null}), Some(Content::Null));
+        check(json!({"role": "tool", "tool_call_id": "1"}), None);
+        for role in ["user", "system", "developer"] {
+            check(json!({"role": role, "content": null}), None);
+            check(json!({"role": role, "content": "x"}), text("x"));
+        }
+    }
 }

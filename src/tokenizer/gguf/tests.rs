@@ -54,6 +54,19 @@ fn defaults_follow_the_type() {
 }
 
 #[test]
+fn what_would_be_behind_every_text_is_left_out_with_a_line() {
+    let tokenizer = Tokenizer::from_gguf(&bpe(vec![
+        ("eos_token_id", Value::Unsigned(3)),
+        ("add_eos_token", Value::Bool(true)),
+        ("add_sep_token", Value::Bool(true)),
+    ]))
+    .unwrap();
+    assert_eq!(tokenizer.encode_prompt("ab", true).unwrap(), [2]);
+    let [notice] = tokenizer.notices() else { panic!("{:?}", tokenizer.notices()) };
+    assert!(notice.contains("add_eos_token is true, which puts \"<e>\" behind every text"), "{notice}");
+}
+
+#[test]
 fn types_decide_what_text_may_become() {
     let tokenizer = Tokenizer::from_gguf(&bpe(vec![
         ("tokens", strings(&["a", "b", "ab", "<e>", "<u>", "<", "e", ">"])),

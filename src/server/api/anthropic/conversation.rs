@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::messages::{self, call, missing, not_text};
-use crate::chat::Message;
+use crate::chat::{Content, Message};
 
 /// The messages for the template.
 #[derive(Debug, Default)]
@@ -66,8 +66,7 @@ impl Turns {
         match &mut self.messages[..] {
             _ if text.is_empty() => {}
             [message] if message.role == "system" => {
-                message.content.push_str("\n\n");
-                message.content.push_str(&text);
+                message.content.text_mut().push_str(&format!("\n\n{text}"));
             }
             _ => self.messages.push(Message::new("system", text)),
         }
@@ -93,7 +92,7 @@ impl Turns {
             let text = in_words(&kind, block)?;
             // Turns of the same side that follow each other are one.
             match self.messages.last_mut().filter(|message| message.role == "user") {
-                Some(message) => append_line(&mut message.content, &text),
+                Some(message) => append_line(message.content.text_mut(), &text),
                 None => self.messages.push(Message::new("user", text)),
             }
         }
@@ -130,8 +129,11 @@ impl Turns {
                     }
                     self.about_tools.get_or_insert_with(|| block.place().to_owned());
                 }
-                kind => append_line(&mut message.content, &in_words(kind, block)?),
+                kind => append_line(message.content.text_mut(), &in_words(kind, block)?),
             }
+        }
+        if message.content.is_empty() && message.extra.contains_key("tool_calls") {
+            message.content = Content::Missing;
         }
         self.messages.push(message);
         Ok(())
@@ -146,7 +148,7 @@ impl Turns {
             "calls tools; add a turn of the user with a tool_result for each call"
         } else if last.content.is_empty() {
             "has thoughts and no text to go on with; leave it out"
-        } else if last.content.ends_with(char::is_whitespace) {
+        } else if last.content.as_text().ends_with(char::is_whitespace) {
             "ends with white space, after which models go on badly; trim it"
         } else {
             return Ok(true);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
 use super::super::messages::{call, call_arguments, missing, parts_of_text};
-use crate::chat::Message;
+use crate::chat::{Content, Message};
 
 /// Types of the parts of messages that are text.
 const TEXT_PARTS: [&str; 5] = ["input_text", "output_text", "reasoning_text", "refusal", "text"];
@@ -99,6 +99,9 @@ impl Turns {
         let text = item.string(field)?.ok_or_else(|| missing(item.path(field)))?;
         item.pass(&["namespace"]);
         let message = self.assistant(|_| true);
+        if message.content.is_empty() {
+            message.content = Content::Missing;
+        }
         let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
         if let Value::Array(calls) = calls {
             calls.push(call(Some(id), name, arguments(&text)));
@@ -116,13 +119,12 @@ impl Turns {
                 let message = self.assistant(|message| {
                     message.content.is_empty() && !message.extra.contains_key("tool_calls")
                 });
-                message.content = content;
+                message.content = Content::Text(content);
             }
             // Many templates know one system message, and that at the beginning.
             "system" | "developer" => match &mut self.messages[..] {
                 [message] if message.role == "system" => {
-                    message.content.push_str("\n\n");
-                    message.content.push_str(&content);
+                    message.content.text_mut().push_str(&format!("\n\n{content}"));
                 }
                 _ => self.messages.push(Message::new("system", content)),
             },

@@ -5,6 +5,7 @@ use super::super::super::json::parse_object;
 use super::super::super::memory::Memory;
 use super::super::tools::ToolChoice;
 use super::*;
+use crate::chat::Content;
 
 fn question(change: &Value) -> Result<Question, ApiError> {
     let mut body = json!({"input": "Rome?"});
@@ -20,7 +21,7 @@ fn messages(change: &Value) -> Value {
     conversation
         .messages
         .iter()
-        .map(|message| json!([message.role, message.content, message.extra]))
+        .map(|message| json!([message.role, message.content.as_text(), message.extra]))
         .collect()
 }
 
@@ -226,8 +227,12 @@ fn what_agents_send_by_themselves_is_taken() {
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]);
     let messages = check(json!({"input": input}), &["input[1].web_search_call"]).conversation.messages;
-    let messages: Vec<Value> =
-        messages.iter().map(|message| json!([message.role, message.content, message.extra])).collect();
+    // A turn that only calls has no content, which is not an empty one.
+    assert_eq!((&messages[1].content, &messages[3].content), (&Content::Missing, &Content::Missing));
+    let messages: Vec<Value> = messages
+        .iter()
+        .map(|message| json!([message.role, message.content.as_text(), message.extra]))
+        .collect();
     let call = |id: &str, name: &str, arguments: Value| json!([{"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}]);
     assert_eq!(
         Value::from(messages),
