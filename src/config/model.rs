@@ -102,10 +102,9 @@ impl Window {
                 usual: max_position_embeddings.min(*original_context),
                 ..Self::plain(max_position_embeddings)
             },
+            RopeScaling::FreqFactors(scaling) => Self::of(scaling, original, max_position_embeddings),
             // Its factor is for wavelengths, and its files count it in.
-            RopeScaling::Llama3 { .. } | RopeScaling::FreqFactors | RopeScaling::None => {
-                Self::plain(max_position_embeddings)
-            }
+            RopeScaling::Llama3 { .. } | RopeScaling::None => Self::plain(max_position_embeddings),
         }
     }
 
@@ -242,8 +241,19 @@ pub enum RopeScaling {
         /// What sine and cosine are multiplied by.
         attention_factor: f64,
     },
-    /// Each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
-    FreqFactors,
+    /// Behind that scaling, each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
+    FreqFactors(Box<RopeScaling>),
+}
+
+impl RopeScaling {
+    /// Without the divisors of single pairs that come behind it.
+    #[must_use]
+    pub fn behind_divisors(&self) -> &Self {
+        match self {
+            Self::FreqFactors(scaling) => scaling.behind_divisors(),
+            other => other,
+        }
+    }
 }
 
 impl ModelConfig {
@@ -359,6 +369,10 @@ fn in_range(key: &str, value: usize, max: usize) -> Result<()> {
 
 impl RopeConfig {
     fn validate(&self) -> Result<()> {
+        self.validate_scaling(&self.scaling)
+    }
+
+    fn validate_scaling(&self, scaling: &RopeScaling) -> Result<()> {
         let positive = |key: &str, value: f64| {
             if value > 0.0 && value.is_finite() {
                 Ok(())
@@ -377,8 +391,9 @@ impl RopeConfig {
             }
         };
         positive("rope_theta", self.theta)?;
-        match self.scaling {
-            RopeScaling::None | RopeScaling::FreqFactors => Ok(()),
+        match *scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::FreqFactors(ref scaling) => self.validate_scaling(scaling),
             RopeScaling::Linear { factor } => positive("the rope scaling factor", factor),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 positive("the rope scaling factor", factor)?;

@@ -435,7 +435,10 @@ impl<'a> Loader<'a> {
             "the checkpoint has {} tensors that this architecture has no use for: {names}{more}",
             unused.len()
         ))
-        .with_hint("the file is of a variant of the architecture that is not supported"))
+        .with_hint(
+            "the file is of a variant of the architecture that is not supported; it needs an engine that knows the \
+             variant, such as llama.cpp for GGUF files and transformers for folders",
+        ))
     }
 
     fn take(&self, name: &str) -> Result<RawTensor<'a>> {

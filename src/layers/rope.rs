@@ -13,7 +13,7 @@ use crate::ops::RopeTable;
 /// If the divisors of the frequencies have to come from the checkpoint and are not there.
 pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) -> Result<RopeTable> {
     let divisors = match &config.scaling {
-        RopeScaling::FreqFactors => Some(loader.vector("rope_freqs.weight", config.dim / 2)?),
+        RopeScaling::FreqFactors(_) => Some(loader.vector("rope_freqs.weight", config.dim / 2)?),
         RopeScaling::Long { divisors, original_context, .. } => {
             let is_long = max_positions > *original_context;
             Some(match divisors {
@@ -30,7 +30,7 @@ pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize
         }
         _ => None,
     };
-    let factor = match config.scaling {
+    let factor = match *config.scaling.behind_divisors() {
         RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
             attention_factor as f32
         }
@@ -44,11 +44,8 @@ pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize
 fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
     let dim = config.dim as f64;
     let base = |pair: usize| config.theta.powf(-2.0 * pair as f64 / dim);
-    let frequency = |pair: usize| match config.scaling {
-        RopeScaling::None => base(pair),
-        RopeScaling::FreqFactors | RopeScaling::Long { .. } => {
-            base(pair) / divisors.map_or(1.0, |divisors| f64::from(divisors[pair]))
-        }
+    let scaled = |pair: usize| match *config.scaling.behind_divisors() {
+        RopeScaling::None | RopeScaling::FreqFactors(_) | RopeScaling::Long { .. } => base(pair),
         RopeScaling::Linear { factor } => base(pair) / factor,
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let wavelength = 2.0 * PI / base(pair);
@@ -74,7 +71,8 @@ fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
             base(pair) / factor * ramp + base(pair) * (1.0 - ramp)
         }
     };
-    (0..config.dim / 2).map(|pair| frequency(pair) as f32).collect()
+    let divisor = |pair: usize| divisors.map_or(1.0, |divisors| f64::from(divisors[pair]));
+    (0..config.dim / 2).map(|pair| (scaled(pair) / divisor(pair)) as f32).collect()
 }
 
 #[cfg(test)]
@@ -167,12 +165,12 @@ mod tests {
         let plain = scaled(1e4, 8, RopeScaling::None);
         assert_eq!(plain, [1.0, 0.1, 0.01, 0.001]);
         assert_eq!(scaled(1e4, 8, RopeScaling::Linear { factor: 2.0 }), [0.5, 0.05, 0.005, 0.0005]);
-        let config = RopeConfig {
-            theta: 1e4,
-            dim: 8,
-            style: RopeStyle::Interleaved,
-            scaling: RopeScaling::FreqFactors,
+        let check = |scaling: RopeScaling, expected: [f32; 4]| {
+            let scaling = RopeScaling::FreqFactors(Box::new(scaling));
+            let config = RopeConfig { theta: 1e4, dim: 8, style: RopeStyle::Interleaved, scaling };
+            assert_eq!(frequencies(&config, Some(&[1.0, 1.0, 2.0, 4.0])), expected);
         };
-        assert_eq!(frequencies(&config, Some(&[1.0, 1.0, 2.0, 4.0])), [1.0, 0.1, 0.005, 0.00025]);
+        check(RopeScaling::None, [1.0, 0.1, 0.005, 0.00025]);
+        check(RopeScaling::Linear { factor: 2.0 }, [0.5, 0.05, 0.0025, 0.000_125]);
     }
 }

@@ -77,7 +77,7 @@ fn of_layer(
         ProductRange { at_most, at_least: 0.0 }
     };
     // Rotation makes of two values one as long as both, and some scalings make it longer.
-    let factor = match config.rope.scaling {
+    let factor = match *config.rope.scaling.behind_divisors() {
         RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
             attention_factor as f32
         }

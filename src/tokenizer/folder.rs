@@ -31,7 +31,7 @@ impl Tokenizer {
         }
         let mut tokenizer = Self::from_file(&path)?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;
-        let special = read_json(&folder.join("special_tokens_map.json"))?;
+        let special = tokenizer.read_if_possible(&folder.join("special_tokens_map.json"));
         let named = |key: &str| token_content(&config[key]).or_else(|| token_content(&special[key]));
         if let Some(bos) = named("bos_token").and_then(|text| tokenizer.token_id(text)) {
             tokenizer.bos_token_id = Some(bos);
@@ -58,12 +58,21 @@ impl Tokenizer {
                 .note_suffix("add_eos_token is true in tokenizer_config.json, which", &format!("{eos:?}"));
         }
         tokenizer.template_tokens = template_tokens(&[&special, &config]);
-        tokenizer.chat_templates = chat_templates(folder, &config)?;
+        let processor = tokenizer.read_if_possible(&folder.join("chat_template.json"));
+        tokenizer.chat_templates = chat_templates(folder, &[&config, &processor])?;
         Ok(tokenizer)
     }
 }
 
 impl Tokenizer {
+    /// The contents of a file that text can be read without. A damaged one is left out, with a line.
+    fn read_if_possible(&mut self, path: &Path) -> Value {
+        read_json(path).unwrap_or_else(|error| {
+            self.notices.push(format!("{}; it is left out", error.message()));
+            Value::Null
+        })
+    }
+
     /// What the config calls the beginning or end of a sequence is no text, whatever tokenizer.json says of it.
     fn set_control(&mut self, text: &str, key: &str) {
         let Some(id) = self.token_id(text).filter(|id| !self.is_special(*id)) else { return };
@@ -96,10 +105,11 @@ fn template_tokens(files: &[&Value]) -> Map<String, Value> {
 }
 
 /// All chat templates by name. Files of their own take precedence over the entry in the config.
-fn chat_templates(folder: &Path, config: &Value) -> Result<BTreeMap<String, String>> {
+fn chat_templates(folder: &Path, files: &[&Value]) -> Result<BTreeMap<String, String>> {
     let mut templates = BTreeMap::new();
-    add_templates(&config["chat_template"], &mut templates);
-    add_templates(&read_json(&folder.join("chat_template.json"))?["chat_template"], &mut templates);
+    for file in files {
+        add_templates(&file["chat_template"], &mut templates);
+    }
     if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
         templates.insert("default".to_owned(), source);
     }
@@ -257,6 +267,10 @@ mod tests {
         let error = Tokenizer::from_dir(folder(&[("tokenizer.model", "")]).path()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.hint().unwrap().contains("tokenizer.model"));
+        for name in ["special_tokens_map.json", "chat_template.json"] {
+            let tokenizer = open(&[(name, "{")]).unwrap();
+            assert!(tokenizer.notices()[0].contains(name), "{:?}", tokenizer.notices());
+        }
         let error = open(&[("tokenizer_config.json", "{")]).unwrap_err();
         assert!(error.message().contains("tokenizer_config.json"), "{error:?}");
     }

@@ -33,6 +33,8 @@ enum Source {
         files: Box<SafetensorsFiles>,
         config: Value,
         generation_config: Option<Value>,
+        /// Why that is not there, if the file is.
+        generation_notice: Option<String>,
         quantized: QuantConfig,
     },
 }
@@ -330,7 +332,11 @@ impl Checkpoint {
     pub fn notices(&self, is_converted: bool) -> Vec<String> {
         match &self.source {
             Source::Gguf(_) => Vec::new(),
-            Source::Folder { files, .. } => files.packed().notices(is_converted),
+            Source::Folder { files, generation_notice, .. } => {
+                let mut notices = files.packed().notices(is_converted);
+                notices.extend(generation_notice.clone());
+                notices
+            }
         }
     }
 
@@ -350,13 +356,17 @@ impl Checkpoint {
             Error::new(ErrorKind::NotFound, format!("{} has weights but no config.json", path.display()))
                 .with_hint("fetch config.json and the tokenizer files into the same folder")
         })?;
-        let generation_config = read_json(&path.join("generation_config.json"))?;
+        // It is advice, which no model needs to run.
+        let (generation_config, generation_notice) = match read_json(&path.join("generation_config.json")) {
+            Ok(config) => (config, None),
+            Err(error) => (None, Some(format!("{}; it is left out", error.message()))),
+        };
         let quantized = QuantConfig::new(&config, |name| read_json(&path.join(name)))?;
         let mut files = Box::new(SafetensorsFiles::open(path, &quantized)?);
         if config.get("tie_word_embeddings") != Some(&Value::Bool(false)) {
             files.take_head_for_embedding();
         }
-        let source = Source::Folder { files, config, generation_config, quantized };
+        let source = Source::Folder { files, config, generation_config, generation_notice, quantized };
         Ok(Self { path: Some(path.to_owned()), source })
     }
 

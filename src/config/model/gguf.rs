@@ -241,11 +241,13 @@ fn rope_scaling(
         return Ok(scaling);
     }
     match scaling {
-        RopeScaling::None => Ok(RopeScaling::FreqFactors),
-        other => Err(Error::unsupported(format!(
-            "the file has rope_freqs.weight and rope scaling {other:?}, and both together are not supported"
+        // Which of the two count is not known.
+        RopeScaling::Long { .. } => Err(Error::unsupported(format!(
+            "the file has rope_freqs.weight, and {} is \"longrope\", which has divisors of its own",
+            keys.name("rope.scaling.type")
         ))
         .with_hint("convert the model again, with one of them")),
+        scaling => Ok(RopeScaling::FreqFactors(Box::new(scaling))),
     }
 }
 

@@ -200,7 +200,10 @@ fn refuse_unsupported(
         && !["silu", "swish", "swiglu"].iter().any(|known| activation.eq_ignore_ascii_case(known))
     {
         return Err(Error::unsupported(format!("{key} = {activation:?} is not supported for {name}"))
-            .with_hint("models with \"silu\" can be run"));
+            .with_hint(
+                "models with \"silu\" can be run; the activation is a part of what was trained, so this one needs an \
+                 engine that has it, such as transformers",
+            ));
     }
     for (key, neutral) in NEUTRAL_NUMBERS {
         if file.present(key) != Some(&Value::Bool(false))
@@ -238,7 +241,10 @@ fn refuse_unsupported(
         let is_by_nature = key == "use_qk_norm" && architecture.qk_norm;
         if file.bool(key)? == Some(true) && !is_by_nature {
             if has_tensor(tensor) {
-                return refuse(key, &true);
+                return Err(Error::unsupported(format!(
+                    "{key} = true is not supported for {name}, and the weights have such tensors"
+                ))
+                .with_hint("the model needs an engine that computes with them, such as transformers"));
             }
             ignore(key, &true, &format!("the weights have no {tensor}"));
         }

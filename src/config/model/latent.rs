@@ -17,7 +17,7 @@ fn softmax_scale(head_dim: usize, mscale: f64) -> f32 {
 
 /// `mscale` of a scaling, from its weight of the logarithm of the factor.
 fn mscale(scaling: &RopeScaling, log_multiplier: f64) -> f64 {
-    match scaling {
+    match scaling.behind_divisors() {
         RopeScaling::Yarn { factor, .. }
         | RopeScaling::Linear { factor }
         | RopeScaling::Llama3 { factor, .. }

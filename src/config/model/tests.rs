@@ -282,7 +282,7 @@ fn gguf_metadata_has_defaults_and_all_widths_of_integers() {
             .unwrap();
     assert_eq!((config.num_kv_heads, config.head_dim, config.vocab_size), (2, 24, 300));
     assert_eq!(config.rope.theta, 5e5);
-    assert_eq!(config.rope.scaling, RopeScaling::FreqFactors);
+    assert_eq!(config.rope.scaling, RopeScaling::FreqFactors(Box::new(RopeScaling::None)));
     assert_eq!(config.eos_token_ids, [2]);
 }
 

@@ -122,10 +122,17 @@ fn paths_that_hold_no_model() {
         check_error(folder, ErrorKind::InvalidModel, expected);
     }
     write("config.json", b"{}");
-    write("generation_config.json", b"{]");
-    check_error(folder, ErrorKind::InvalidModel, "generation_config.json");
+    // Advice that cannot be read stops nobody.
+    for text in [&b"{]"[..], b"", b"[]", b"version https://git-lfs.github.com/spec/v1\n", b"\xff"] {
+        write("generation_config.json", text);
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        assert_eq!(checkpoint.generation_config_json(), None);
+        let [notice] = &checkpoint.notices(false)[..] else { panic!("{:?}", checkpoint.notices(false)) };
+        assert!(notice.contains("generation_config.json is not") && notice.ends_with("left out"), "{notice}");
+    }
     remove("generation_config.json");
-    assert!(Checkpoint::open(folder).unwrap().generation_config_json().is_none());
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    assert!(checkpoint.generation_config_json().is_none() && checkpoint.notices(false).is_empty());
     check_error(&folder.join("model.safetensors"), ErrorKind::InvalidModel, "pass the folder");
     write("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n");
     check_error(folder, ErrorKind::InvalidModel, "git lfs pull");
