@@ -242,7 +242,7 @@ pub enum RopeScaling {
         attention_factor: f64,
     },
     /// Behind that scaling, each pair has its own divisor, in the tensor `rope_freqs.weight` of the checkpoint.
-    FreqFactors(Box<RopeScaling>),
+    FreqFactors(Box<Self>),
 }
 
 impl RopeScaling {

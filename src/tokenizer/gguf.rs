@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::OnceLock;
 
 use serde_json::Map;
+use tokenizers::models::bpe::Vocab;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -26,6 +27,8 @@ use crate::{Error, ErrorKind, Result};
 
 const PRE_KEY: &str = "tokenizer.ggml.pre";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+/// A longer token is never made of its parts. Those of the vocabularies in question have at most 128 bytes.
+const MAX_RANKED_CHARS: usize = 128;
 /// Longer words are one unknown token of BERT's.
 const MAX_WORDPIECE_CHARS: usize = 100;
 
@@ -74,8 +77,8 @@ impl Tokenizer {
             "bert" => wordpiece(metadata, &mut tokens)?,
             other => {
                 return Err(Error::unsupported(format!("the tokenizer type {other:?} is not known")).with_hint(
-                    "known ones are gpt2 and gemma4 (byte pairs), llama (SentencePiece) and bert (WordPiece); token \
-                     ids work all the same",
+                    "known ones are gpt2 and gemma4 (byte pairs), llama (SentencePiece) and bert (WordPiece); a folder \
+                     of the model with tokenizer.json is the way out",
                 ));
             }
         };
@@ -141,14 +144,18 @@ fn byte_pairs(
     tokens: &mut Tokens<'_>,
 ) -> Result<Tokenizer> {
     let pre = pre_tokenizer(metadata, model, chosen, &mut tokens.notices)?;
+    let vocab = tokens.vocab();
     let merges = metadata
         .checked("tokenizer.ggml.merges", Metadata::strings, "a list of strings")?
-        .or(metadata.get("tokenizer.ggml.merges").map(|_| &[] as &[String]))
-        .ok_or_else(|| {
-            Error::invalid_model("tokenizer.ggml.merges is missing, expected a list of strings")
-        })?;
-    let merges = merges.iter().enumerate().map(parse_merge).collect::<Result<_>>()?;
-    let vocab = tokens.vocab();
+        .or(metadata.get("tokenizer.ggml.merges").map(|_| &[] as &[String]));
+    let merges = match merges {
+        Some(merges) => merges.iter().enumerate().map(parse_merge).collect::<Result<_>>()?,
+        None if pre.ranks_by_id => merges_by_id(tokens, &vocab),
+        None => {
+            return Err(Error::invalid_model("tokenizer.ggml.merges is missing, expected a list of strings")
+                .with_hint("convert the model again, or use a folder of it with tokenizer.json"));
+        }
+    };
     // The unknown token is never looked for in text.
     let added = tokens.added(&vocab, |kind| kind == TokenType::Control)?;
     let alphabet = match pre.writing {
@@ -187,6 +194,32 @@ fn byte_pairs(
         );
     }
     Ok(tokenizer)
+}
+
+/// The merges of a vocabulary whose ids are the order of its merges: each token is made of the two that are left when
+/// those before it have merged what they can of it.
+fn merges_by_id(tokens: &Tokens<'_>, vocab: &Vocab) -> Vec<(String, String)> {
+    let mut merges = Vec::new();
+    for (id, text, kind) in tokens.iter() {
+        let num_chars = text.chars().count();
+        if kind != TokenType::Normal || !(2..=MAX_RANKED_CHARS).contains(&num_chars) {
+            continue;
+        }
+        // Where each part begins, and the end.
+        let mut bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        while bounds.len() > 3 {
+            let merged = bounds.windows(3).enumerate().filter_map(|(index, parts)| {
+                let id_of = vocab.get(&text[parts[0]..parts[2]]).filter(|other| **other < id)?;
+                Some((*id_of, index + 1))
+            });
+            let Some((_, bound)) = merged.min() else { break };
+            bounds.remove(bound);
+        }
+        if let [start, middle, end] = bounds[..] {
+            merges.push((text[start..middle].to_owned(), text[middle..end].to_owned()));
+        }
+    }
+    merges
 }
 
 fn sentencepiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> {

@@ -24,6 +24,8 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
     /// Whether one is added although the file says no.
     pub(super) always_adds_bos: bool,
+    /// Whether the order of ids is that of the merges, so that files may be without these.
+    pub(super) ranks_by_id: bool,
 }
 
 /// How pieces are written for the vocabulary.
@@ -57,9 +59,11 @@ enum Flag {
     Marked,
     /// [`Writing::Words`].
     Words,
+    /// Files may be without merges.
+    RanksById,
 }
 
-use Flag::{AddBos, AlwaysBos, Marked, WholeTokens, Words};
+use Flag::{AddBos, AlwaysBos, Marked, RanksById, WholeTokens, Words};
 
 const fn row(names: &'static [&'static str], rule: fn() -> Rule, flags: &'static [Flag]) -> Row {
     Row { names, rule, flags }
@@ -95,7 +99,7 @@ const TABLE: &[Row] = &[
     row(&["granite-embed-multi-97m"], rules::gpt4o, &[WholeTokens]),
     row(&["tiny_aya", "cohere2moe"], rules::tiny_aya, &[]),
     row(&["youtu"], rules::youtu, &[WholeTokens]),
-    row(&["kimi-k2"], rules::kimi_k2, &[]),
+    row(&["kimi-k2"], rules::kimi_k2, &[RanksById]),
     row(&["deepseek-llm"], rules::deepseek_llm, &[]),
     row(&["deepseek-coder"], rules::deepseek_coder, &[]),
     row(&["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"], rules::deepseek_v3, &[]),
@@ -134,6 +138,7 @@ impl PreTokenizer {
             },
             add_bos: row.flags.contains(&AddBos),
             always_adds_bos: row.flags.contains(&AlwaysBos),
+            ranks_by_id: row.flags.contains(&RanksById),
         })
     }
 }

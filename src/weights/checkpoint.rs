@@ -389,7 +389,7 @@ fn gguf_models_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(models.into_iter().collect())
 }
 
-fn file_names(folder: &Path) -> Result<Vec<String>> {
+pub(super) fn file_names(folder: &Path) -> Result<Vec<String>> {
     let doing = format!("cannot list {}", folder.display());
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| Error::io(&doing, error))? {

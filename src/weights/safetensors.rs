@@ -22,6 +22,10 @@ use crate::{Error, ErrorKind, Result};
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
 /// The list of shards of any other.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+/// How the names of lists of shards end, whatever the model is called in them.
+const INDEX_ENDING: &str = ".safetensors.index.json";
+/// Beginnings of the names of files that are no model by themselves, or the same one with other names of tensors.
+const NO_MODELS: [&str; 2] = ["adapter", "consolidated"];
 
 /// Most bytes of a header, the limit of the format's reference implementation.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -72,7 +76,11 @@ struct Index {
 impl SafetensorsFiles {
     /// True if `folder` has a checkpoint of this format.
     pub(super) fn are_in(folder: &Path) -> bool {
-        folder.join(SINGLE_FILE).exists() || folder.join(INDEX_FILE).exists()
+        let is_usual = [SINGLE_FILE, INDEX_FILE].iter().any(|name| folder.join(name).exists());
+        // Beside other models there may be such files too.
+        is_usual
+            || folder.join("config.json").exists()
+                && Found::in_folder(folder).is_ok_and(|found| found.is_some())
     }
 
     /// Opens the checkpoint in `folder`, the single file if there is one. `config` says what tensors do not of how
@@ -100,12 +108,14 @@ impl SafetensorsFiles {
             index: HashMap::new(),
             packed: PackedTensors::default(),
         };
-        let single = folder.join(SINGLE_FILE);
-        if single.exists() {
-            files.add(&single)?;
-            return Ok(files);
-        }
-        let path = folder.join(INDEX_FILE);
+        let path = match Found::in_folder(folder)? {
+            Some(Found::Files(names)) => {
+                names.iter().try_for_each(|name| files.add(&folder.join(name)))?;
+                return Ok(files);
+            }
+            Some(Found::Index(name)) => folder.join(name),
+            None => folder.join(INDEX_FILE),
+        };
         let index = read_index(&path)?;
         let shards: BTreeSet<&String> = index.weight_map.values().collect();
         for shard in shards {
@@ -119,7 +129,7 @@ impl SafetensorsFiles {
             files.add(&folder.join(shard)).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => error
                     .context("a shard is missing")
-                    .with_hint(format!("fetch all files that {INDEX_FILE} names into one folder")),
+                    .with_hint(format!("fetch all files that {} names into one folder", path.display())),
                 _ => error,
             })?;
             let present: BTreeSet<&str> =
@@ -210,6 +220,60 @@ impl SafetensorsFiles {
         self.parts.push(Arc::new(mapping));
         Ok(())
     }
+}
+
+/// The weight files of a folder.
+enum Found {
+    /// These, all of them.
+    Files(Vec<String>),
+    /// Those that this file lists.
+    Index(String),
+}
+
+impl Found {
+    /// What programs other than transformers name as they like, with one list of shards or none, is found as well.
+    fn in_folder(folder: &Path) -> Result<Option<Self>> {
+        let names = super::checkpoint::file_names(folder)?;
+        let has = |name: &str| names.iter().any(|other| other == name);
+        if has(SINGLE_FILE) {
+            return Ok(Some(Self::Files(vec![SINGLE_FILE.to_owned()])));
+        }
+        let mut lists: Vec<_> = names.iter().filter(|name| name.ends_with(INDEX_ENDING)).collect();
+        lists.retain(|name| *name == INDEX_FILE || !has(INDEX_FILE) && !is_no_model(name));
+        if let [list] = lists[..] {
+            return Ok(Some(Self::Index(list.clone())));
+        }
+        let mut files: Vec<_> =
+            names.into_iter().filter(|name| name.ends_with(".safetensors") && !is_no_model(name)).collect();
+        files.sort_unstable();
+        check_parts(folder, &files)?;
+        Ok((!files.is_empty()).then_some(Self::Files(files)))
+    }
+}
+
+fn is_no_model(name: &str) -> bool {
+    NO_MODELS.iter().any(|beginning| name.starts_with(beginning))
+}
+
+/// Whether all parts are there of what is split into `name-00001-of-00003.safetensors` and so on.
+fn check_parts(folder: &Path, files: &[String]) -> Result<()> {
+    for file in files {
+        let parts = || {
+            let (rest, total) = file.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+            let (stem, _) = rest.rsplit_once('-')?;
+            Some((stem, total, total.parse::<usize>().ok().filter(|_| total.len() == 5)?))
+        };
+        let Some((stem, total, num_parts)) = parts() else { continue };
+        let name = |number: usize| format!("{stem}-{number:05}-of-{total}.safetensors");
+        // Any other number of files than there should be has a hole among the first ones.
+        let missing = (1..=num_parts.min(files.len() + 1)).map(name).find(|name| !files.contains(name));
+        if let Some(missing) = missing {
+            let message = format!("a shard is missing: {} has no {missing}", folder.display());
+            return Err(Error::new(ErrorKind::NotFound, message)
+                .with_hint("fetch all parts of the model into one folder"));
+        }
+    }
+    Ok(())
 }
 
 /// The error for a tensor whose type cannot be read.

@@ -67,6 +67,32 @@ fn what_would_be_behind_every_text_is_left_out_with_a_line() {
 }
 
 #[test]
+fn ids_are_the_order_of_merges_where_a_vocabulary_is_known_for_it() {
+    let without_merges = |pre: &str| {
+        let mut metadata = bpe(vec![
+            ("pre", Value::String(pre.into())),
+            ("tokens", strings(&["a", "b", "c", "d", "bc", "ab", "abc", "cd", "abcd", "bcd", "<e>"])),
+            ("token_type", Value::Integers(vec![1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3])),
+        ]);
+        metadata.entries.remove("tokenizer.ggml.merges");
+        Tokenizer::from_gguf(&metadata)
+    };
+    let tokenizer = without_merges("kimi-k2").unwrap();
+    let check = |text: &str, expected: &[u32]| {
+        assert_eq!(tokenizer.encode(text, super::super::SpecialTokens::Parse).unwrap(), expected, "{text}");
+    };
+    check("abc", &[6]);
+    check("ab", &[5]);
+    check("abd", &[5, 3]);
+    check("cd", &[7]);
+    check("bcd", &[9]);
+    check("abcd", &[8]);
+    check("dabcdab<e>", &[3, 8, 5, 10]);
+    let error = without_merges("qwen2").unwrap_err();
+    assert!(error.message().contains("merges is missing") && error.hint().is_some(), "{error:?}");
+}
+
+#[test]
 fn types_decide_what_text_may_become() {
     let tokenizer = Tokenizer::from_gguf(&bpe(vec![
         ("tokens", strings(&["a", "b", "ab", "<e>", "<u>", "<", "e", ">"])),

@@ -98,6 +98,39 @@ fn shards_are_found_through_the_index() {
 }
 
 #[test]
+fn files_of_other_names_are_found() {
+    let norm = format!("{{{}}}", entry("model.norm.weight", "F32", &[1], 0, 4));
+    let head = format!("{{{}}}", entry("lm_head.weight", "F32", &[1], 0, 4));
+    let check = |names: [&str; 2], further: &[(&str, &str)], expected: Option<&str>| {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+        write("config.json", b"{}");
+        for (name, header) in names.iter().zip([&norm, &head]).filter(|(name, _)| !name.is_empty()) {
+            write(name, &file(header, &[0; 4]));
+        }
+        further.iter().for_each(|(name, text)| write(name, text.as_bytes()));
+        if let Some(expected) = expected {
+            check_folder_error(folder.path(), ErrorKind::NotFound, expected);
+            return;
+        }
+        assert!(SafetensorsFiles::are_in(folder.path()), "{names:?}");
+        let files = SafetensorsFiles::open(folder.path(), &QuantConfig::default()).unwrap();
+        assert!(files.contains("output_norm.weight"), "{names:?}");
+        assert_eq!(files.contains("output.weight"), !names[1].is_empty(), "{names:?}");
+    };
+    let other = ("adapter_model.safetensors", "");
+    let consolidated = ("consolidated.safetensors", "");
+    check(["gptq_model-4bit-128g.safetensors", ""], &[other, consolidated], None);
+    check(["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"], &[other], None);
+    check(["a.safetensors", "b.safetensors"], &[], None);
+    let list = r#"{"weight_map":{"model.norm.weight":"a.safetensors"}}"#;
+    check(["a.safetensors", ""], &[("x.safetensors.index.json", list), ("b.safetensors", "")], None);
+    check(["m-00001-of-00002.safetensors", ""], &[], Some("has no m-00002-of-00002.safetensors"));
+    check(["m-00002-of-00003.safetensors", ""], &[], Some("has no m-00001-of-00003.safetensors"));
+    check(["", ""], &[other, consolidated], Some(INDEX_FILE));
+}
+
+#[test]
 fn types_that_cannot_be_read_fail_when_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let header = format!(
