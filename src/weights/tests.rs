@@ -184,7 +184,8 @@ fn blocks_are_as_exact_as_those_of_the_reference() {
         let ours = decode(dtype, &encode(dtype, &values));
         let (ours, theirs) = (mean_square_error(&ours, &values), mean_square_error(&theirs, &values));
         println!("{dtype} skewed={skewed} ours {ours:e} theirs {theirs:e}");
-        assert!(ours <= theirs * 1.005, "{dtype}: {ours:e} against {theirs:e}");
+        let bar = if matches!(dtype, DType::Q4_1 | DType::Q5_1) { 0.97 } else { 1.005 };
+        assert!(ours <= theirs * bar, "{dtype}: {ours:e} against {theirs:e}");
     }
 }
 
@@ -195,6 +196,16 @@ fn values_of_the_format_survive_a_round_trip() {
     let decoded = decode(DType::Q4K, &encode(DType::Q4K, &values));
     for (value, decoded) in values.iter().zip(&decoded) {
         assert!((value - decoded).abs() < 0.02, "{value} {decoded}");
+    }
+}
+
+#[test]
+fn blocks_of_fewer_levels_survive_in_types_with_a_minimum() {
+    for (num_levels, dtype) in [(16, DType::Q4_1), (16, DType::Q5_1), (32, DType::Q5_1), (31, DType::Q5_1)] {
+        // Values of all levels in each block.
+        let values: Vec<f32> =
+            (0..256).map(|i| (i * 7 % num_levels) as f32 * 0.125 + (i / 32) as f32 - 3.0).collect();
+        assert_eq!(decode(dtype, &encode(dtype, &values)), values, "{num_levels} levels in {dtype}");
     }
 }
 

@@ -1,7 +1,14 @@
-//! Encoders of the 32-value blocks, with the rounding of ggml's reference code.
+//! Encoders of the 32-value blocks. Those without a minimum have the rounding of ggml's reference code; of those with one,
+//! the scale and the minimum with the least square error are searched for.
+
+use half::f16;
 
 use super::store_f16;
 use crate::{DType, Error, Result};
+
+/// Step sizes tried beside the whole range of a block, as how many steps more or fewer than there are codes for span it.
+/// One fewer keeps the values of a block with half as many levels.
+const STEPS: [f32; 6] = [-1.0, -1.4, -0.7, -0.35, 0.35, 0.7];
 
 pub(super) fn q4_0(values: &[f32; 32], block: &mut [u8; 18]) -> Result<()> {
     let (scale, inverse) = signed_scale(values, 8.0);
@@ -14,13 +21,9 @@ pub(super) fn q4_0(values: &[f32; 32], block: &mut [u8; 18]) -> Result<()> {
 }
 
 pub(super) fn q4_1(values: &[f32; 32], block: &mut [u8; 20]) -> Result<()> {
-    let (scale, min) = scale_and_min(values, 15.0);
-    store_f16(scale, block)?;
-    store_f16(min, &mut block[2..])?;
-    let inverse = reciprocal(scale);
-    let code = |value: f32| ((value - min) * inverse + 0.5).clamp(0.0, 15.0) as u8;
+    let codes = with_min(values, 15.0, block)?;
     for (i, byte) in block[4..].iter_mut().enumerate() {
-        *byte = code(values[i]) | (code(values[i + 16]) << 4);
+        *byte = codes[i] | (codes[i + 16] << 4);
     }
     Ok(())
 }
@@ -33,11 +36,7 @@ pub(super) fn q5_0(values: &[f32; 32], block: &mut [u8; 22]) -> Result<()> {
 }
 
 pub(super) fn q5_1(values: &[f32; 32], block: &mut [u8; 24]) -> Result<()> {
-    let (scale, min) = scale_and_min(values, 31.0);
-    store_f16(scale, block)?;
-    store_f16(min, &mut block[2..])?;
-    let inverse = reciprocal(scale);
-    let codes = values.map(|value| ((value - min) * inverse + 0.5).clamp(0.0, 31.0) as u8);
+    let codes = with_min(values, 31.0, block)?;
     store_five_bits(&codes, &mut block[4..]);
     Ok(())
 }
@@ -81,11 +80,73 @@ fn store_five_bits(codes: &[u8; 32], out: &mut [u8]) {
     }
 }
 
-/// The least value, and the step from it to the largest one in so many steps.
-fn scale_and_min(values: &[f32; 32], steps: f32) -> (f32, f32) {
-    let min = values.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    ((max - min) / steps, min)
+/// Writes the scale and the minimum of a block, in half precision, and returns its codes up to `max_code`.
+///
+/// For each step size, the values get the codes next to them, and least squares give the scale and the minimum for these;
+/// the pair with the least error counts, as it is in half precision.
+fn with_min(values: &[f32; 32], max_code: f32, head: &mut [u8]) -> Result<[u8; 32]> {
+    let low = values.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let range = high - low;
+    store_f16(range / max_code, head)?;
+    store_f16(low, &mut head[2..])?;
+    let mut best = WithMin::rounded(range / max_code, low);
+    let mut best_error = best.error(values, max_code);
+    for more in STEPS {
+        if best_error == 0.0 {
+            break;
+        }
+        let first = WithMin { scale: range / (max_code + more), min: low };
+        let Some(fit) = first.least_squares(values, max_code) else { continue };
+        let error = fit.error(values, max_code);
+        if error < best_error {
+            (best, best_error) = (fit, error);
+        }
+    }
+    store_f16(best.scale, head)?;
+    store_f16(best.min, &mut head[2..])?;
+    Ok(best.codes(values, max_code).map(|code| code as u8))
+}
+
+/// x ≈ scale · code + min.
+#[derive(Clone, Copy)]
+struct WithMin {
+    scale: f32,
+    min: f32,
+}
+
+impl WithMin {
+    fn rounded(scale: f32, min: f32) -> Self {
+        let [scale, min] = [scale, min].map(|value| f16::from_f32(value).to_f32());
+        Self { scale, min }
+    }
+
+    /// The codes next to the values, as whole numbers.
+    fn codes(self, values: &[f32; 32], max_code: f32) -> [f32; 32] {
+        let inverse = reciprocal(self.scale);
+        values.map(|value| ((value - self.min) * inverse + 0.5).clamp(0.0, max_code).floor())
+    }
+
+    fn error(self, values: &[f32; 32], max_code: f32) -> f32 {
+        let codes = self.codes(values, max_code);
+        values.iter().zip(codes).map(|(value, code)| (self.scale * code + self.min - value).powi(2)).sum()
+    }
+
+    /// The best pair for the codes next to the values, if it can be stored.
+    fn least_squares(self, values: &[f32; 32], max_code: f32) -> Option<Self> {
+        let codes = self.codes(values, max_code);
+        // Of differences to the mean, so that a large minimum costs no digits.
+        let mean = |values: &[f32; 32]| values.iter().sum::<f32>() / 32.0;
+        let (mean_code, mean_value) = (mean(&codes), mean(values));
+        let (mut variance, mut covariance) = (0.0, 0.0);
+        for (value, code) in values.iter().zip(codes) {
+            variance += (code - mean_code).powi(2);
+            covariance += (code - mean_code) * (value - mean_value);
+        }
+        let scale = covariance / variance;
+        let fit = Self::rounded(scale, mean_value - scale * mean_code);
+        (fit.scale.is_finite() && fit.scale > 0.0 && fit.min.is_finite()).then_some(fit)
+    }
 }
 
 /// The scale that maps the value of largest magnitude to `-levels`, the code with no counterpart on the

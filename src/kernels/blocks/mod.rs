@@ -72,8 +72,9 @@ pub fn can_quantize(dtype: DType) -> bool {
 
 /// Packs f32 values into whole blocks of `dtype`.
 ///
-/// Types of 32 values follow ggml's reference rounding, so the bytes equal those of other GGUF writers.
-/// Q4_K, Q5_K and Q6_K search for the scales with the least weighted error.
+/// Q4_0, Q5_0 and Q8_0 follow ggml's reference rounding, so the bytes equal those of other GGUF writers.
+/// Q4_1 and Q5_1 search for the scale and the minimum with the least error, Q4_K, Q5_K and Q6_K for the scales with
+/// the least weighted error.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Unsupported`] if there is no encoder for `dtype` (see [`can_quantize`]);
