@@ -13,6 +13,7 @@ mod template;
 
 use serde_json::{Map, Value, json};
 
+use self::answer::Detected;
 use self::mask::Mask;
 use self::probe::Probe;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
@@ -71,6 +72,7 @@ pub struct ChatConfig {
 #[derive(Debug)]
 pub struct Chat {
     answers: AnswerFormat,
+    detected: Detected,
     template: ChatTemplate,
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
@@ -106,16 +108,27 @@ impl Chat {
         };
         let sources = [source, tool_use.unwrap_or_default()].concat();
         let mut chat = Self {
-            answers: AnswerFormat {
-                tool_calls: config.tool_calls.resolve(|| ToolCallFormat::detect(&sources, tokenizer)),
-                reasoning: config.reasoning.resolve(|| ReasoningFormat::detect(&sources, tokenizer)),
-            },
+            answers: AnswerFormat::default(),
+            detected: Detected::Nothing,
             template: ChatTemplate::new(source)?,
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
             tokens: tokenizer.template_tokens(),
             probe: Probe::default(),
         };
         chat.probe = probe::probe(&mut chat);
+        chat.detected = ToolCallFormat::detect(&chat, &sources, tokenizer);
+        chat.answers = AnswerFormat {
+            tool_calls: match &config.tool_calls {
+                FormatChoice::Auto => chat.detected.form(),
+                FormatChoice::None => None,
+                FormatChoice::Named(format) => Some(format.clone().fitting(&sources, tokenizer)),
+            },
+            reasoning: match &config.reasoning {
+                FormatChoice::Auto => ReasoningFormat::detect(&chat, &sources, tokenizer),
+                FormatChoice::None => None,
+                FormatChoice::Named(format) => Some(format.clone()),
+            },
+        };
         Ok(chat)
     }
 
@@ -128,16 +141,36 @@ impl Chat {
     /// What conversations the template does not take, in a line.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
-        if self.probe.refused.is_empty() {
-            return None;
+        let mut notices = Vec::new();
+        if !self.probe.refused.is_empty() {
+            notices.push(format!("the chat template does not take {}", self.probe.refused.join(", ")));
         }
-        Some(format!("the chat template does not take {}", self.probe.refused.join(", ")))
+        if self.detected == Detected::Unread && self.answers.tool_calls.is_none() {
+            notices.push(
+                "the chat template writes calls in a form that is not known, so tools cannot be called \
+                 (--tool-call-parser)"
+                    .to_owned(),
+            );
+        }
+        (!notices.is_empty()).then(|| notices.join("; "))
     }
 
     /// The forms of what the model answers.
     #[must_use]
-    pub fn answer_format(&self) -> AnswerFormat {
-        self.answers
+    pub fn answer_format(&self) -> &AnswerFormat {
+        &self.answers
+    }
+
+    /// Whether the template writes calls of tools that were made.
+    #[must_use]
+    pub fn writes_calls(&self) -> bool {
+        matches!(self.detected, Detected::Read(_) | Detected::Unread)
+    }
+
+    /// How the model calls tools and how it reasons, in a line.
+    #[must_use]
+    pub fn forms(&self) -> String {
+        format!("tool calls {}, reasoning {}", self.answers.tool_calls_line(), self.answers.reasoning_line())
     }
 
     /// The source of the template, as its makers or whoever runs the program wrote it.
@@ -236,6 +269,13 @@ impl Chat {
             context.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
         let mut json = Value::Object(std::mem::take(&mut context));
         let mut rendered = template.render(&json);
+        // Calls may be written only where there is no content, so their arguments are tried first.
+        if rendered.is_err() && has_calls {
+            let mut with_text = json.clone();
+            if write_arguments_as_text(&mut with_text) {
+                rendered = template.render(&with_text).or(rendered);
+            }
+        }
         // A template that knows nothing of turns without content gets what other templates write the same for.
         let empty = self.content(String::new());
         for fill in [Value::Null, empty] {
@@ -274,7 +314,10 @@ impl Chat {
             if options.continue_final_message && index == last {
                 content.text_mut().push(MESSAGE_END);
             }
+            let wants_null =
+                self.probe.wants_null && content.is_empty() && message.extra.contains_key("tool_calls");
             let content = match content {
+                _ if wants_null => Some(Value::Null),
                 Content::Text(text) => Some(self.content(text)),
                 Content::Null => Some(Value::Null),
                 Content::Missing => None,

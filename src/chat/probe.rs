@@ -22,6 +22,8 @@ pub(super) struct Probe {
     pub(super) refused: Vec<String>,
     /// Whether it takes the content of a message as a list of parts only.
     pub(super) wants_parts: bool,
+    /// Whether it writes calls only of a message whose content is null.
+    pub(super) wants_null: bool,
 }
 
 /// What became of one conversation.
@@ -57,20 +59,16 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
             "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "Any."}}, "required": ["x"]},
         }}]);
         forms.push(("tools", outcome(chat, &alone, Some(&tools), &[TOOL, QUESTION])));
-        let call = with(
-            Message::new("assistant", ""),
-            "tool_calls",
-            json!([{"id": "call47150", "type": "function", "function": {
-                "name": TOOL,
-                "arguments": {"x": "y"},
-            }}]),
-        );
-        let mut result = with(Message::new("tool", RESULT), "tool_call_id", json!("call47150"));
-        result = with(result, "name", json!(TOOL));
-        let round = [question(), call, result];
-        forms.push(("results of tools", outcome(chat, &round, Some(&tools), &[RESULT, TOOL])));
+        forms.push(("results of tools", outcome(chat, &round(), Some(&tools), &[RESULT, TOOL])));
     }
-    let mut found = Probe { wants_parts: chat.probe.wants_parts, ..Probe::default() };
+    // Where the content of a message with calls is empty, some write it instead of them.
+    let is_written = |chat: &Chat| matches!(outcome(chat, &round(), None, &[TOOL]), Outcome::Written);
+    if chat.template.source().contains("tool_calls") && !is_written(chat) {
+        chat.probe.wants_null = true;
+        chat.probe.wants_null = is_written(chat);
+    }
+    let Probe { wants_parts, wants_null, .. } = chat.probe;
+    let mut found = Probe { wants_parts, wants_null, ..Probe::default() };
     let mut is_usable = false;
     for (form, outcome) in &forms {
         match outcome {
@@ -86,6 +84,20 @@ pub(super) fn probe(chat: &mut Chat) -> Probe {
         });
     }
     found
+}
+
+/// A question, a call and its result.
+fn round() -> [Message; 3] {
+    let call = json!([{"id": "call47150", "type": "function", "function": {
+        "name": TOOL,
+        "arguments": {"x": "y"},
+    }}]);
+    let result = with(Message::new("tool", RESULT), "tool_call_id", json!("call47150"));
+    [
+        Message::new("user", QUESTION),
+        with(Message::new("assistant", ""), "tool_calls", call),
+        with(result, "name", json!(TOOL)),
+    ]
 }
 
 fn with(mut message: Message, name: &str, value: Value) -> Message {

@@ -115,7 +115,11 @@ fn reasoning_is_switched_off_where_the_template_has_a_switch() {
         assert_eq!(variables, with("enable_thinking", json!(false)).variables, "{name}");
         let options = ChatOptions { variables, ..ChatOptions::default() };
         let prompt = chat.render(&conversation(), &options).unwrap();
-        assert_eq!(PromptEnd::of(&prompt), PromptEnd::AfterReasoning, "{name}");
+        assert_eq!(
+            PromptEnd::of(&prompt, Some(&ReasoningFormat::think())),
+            PromptEnd::AfterReasoning,
+            "{name}"
+        );
     }
     let later = "{{ messages[0].content }}{% if thinking %}<think>{% else %}</think>{% endif %}";
     let variables = chat(later).variables_without_reasoning().unwrap();

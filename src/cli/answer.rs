@@ -35,7 +35,7 @@ impl<W: Write + IsTerminal> AnswerRender<W> {
 impl<W: Write> AnswerRender<W> {
     fn with_styles(writer: W, format: AnswerFormat, prompt_end: PromptEnd, has_styles: bool) -> Self {
         let format = AnswerFormat { tool_calls: None, ..format };
-        let parser = AnswerParser::new(format, prompt_end, Arc::default());
+        let parser = AnswerParser::new(&format, prompt_end, Arc::default());
         Self { writer, parser, has_styles, is_reasoning: false, last_byte: None, content: String::new() }
     }
 
@@ -109,7 +109,7 @@ mod tests {
 
     /// What is shown of an answer that comes in these pieces, and what is kept of it.
     fn shown(pieces: &[&str], prompt_end: PromptEnd, has_styles: bool) -> (String, String) {
-        let format = AnswerFormat { tool_calls: None, reasoning: Some(ReasoningFormat::Think) };
+        let format = AnswerFormat { tool_calls: None, reasoning: Some(ReasoningFormat::think()) };
         let mut render = AnswerRender::with_styles(Vec::new(), format, prompt_end, has_styles);
         let place = Place { prompt_index: 0, index: 0, prompt_token_ids: &[] };
         let stats = SequenceStats::default();

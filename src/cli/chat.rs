@@ -59,7 +59,7 @@ pub(crate) fn chat(
     let interrupt = Interrupt::install()?;
     let llm = load(model, options, console)?;
     llm.require_tokenizer()?;
-    let format = llm.require_chat()?.answer_format();
+    let format = llm.require_chat()?.answer_format().clone();
     let params = sampling.params(llm.sampling_defaults());
     let answers =
         Answers { llm: &llm, format, options: chat_options(&llm, thinking)?, params, interrupt, console };
@@ -114,7 +114,7 @@ impl Answers<'_> {
             }
         };
         let guard = self.interrupt.guard(vec![stream.abort_handle()]);
-        let mut output = AnswerRender::new(io::stdout(), *format, llm.prompt_end(&prompt));
+        let mut output = AnswerRender::new(io::stdout(), format.clone(), llm.prompt_end(&prompt));
         let outcomes = render_request(stream, 1, (0, &prompt), &mut output)?;
         drop(guard);
         let mut summary = Summary::default();
@@ -147,7 +147,7 @@ impl Answers<'_> {
     fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
         let encode = || self.llm.encode_chat(conversation.messages(), &self.options);
         let prompt = encode_noting(self.console, encode)?;
-        let visible_special = self.llm.visible_special(self.format);
+        let visible_special = self.llm.visible_special(&self.format);
         let mut params = self.params.clone();
         params.max_tokens = params.max_tokens.or_else(|| self.llm.default_max_tokens(prompt.len(), &params));
         Ok((self.llm.submit_with(prompt.clone(), params, visible_special)?, prompt))

@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
+use tinyvllm::chat::{ReasoningFormat, ToolCallFormat};
 use tinyvllm::llm::{Llm, ModelReport};
 use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
@@ -85,6 +86,8 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
                     None => if report.has_chat_template { "yes" } else { "none" }.to_owned(),
                 },
             ),
+            line("tool calls", report.answer_format.tool_calls_line()),
+            line("reasoning", report.answer_format.reasoning_line()),
         ],
     );
     let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, value.clone())).collect();
@@ -237,5 +240,7 @@ fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
         "tokenizer_vocab_size": report.tokenizer_vocab_size,
         "has_chat_template": report.has_chat_template,
         "chat_problem": report.chat_problem,
+        "tool_calls": report.answer_format.tool_calls.as_ref().map(ToolCallFormat::name),
+        "reasoning": report.answer_format.reasoning.as_ref().map(ReasoningFormat::markers),
     })
 }

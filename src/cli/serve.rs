@@ -58,7 +58,8 @@ struct ServerArgs {
     /// Name of the model in requests and answers; may be repeated, the first one is in answers
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// How the model calls tools: auto (from its template), none, hermes, llama3_json, mistral, glm45, qwen3_coder
+    /// How the model calls tools: auto (found by trying its template), none, or a name such as hermes, mistral or
+    /// deepseek_v3; a wrong one is answered with all of them
     #[arg(
         long,
         default_value = "auto",
@@ -67,7 +68,8 @@ struct ServerArgs {
         hide_short_help = true
     )]
     tool_call_parser: FormatChoice<ToolCallFormat>,
-    /// How the model reasons: auto (from its template), none, qwen3, glm45, deepseek_r1
+    /// How the model reasons: auto (from its template), none, or a name such as qwen3 or deepseek_r1; a wrong one is
+    /// answered with all of them
     #[arg(
         long,
         default_value = "auto",
@@ -174,8 +176,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
     let model = merge_model(&args.positional, &args.model)?;
     let chat = ChatConfig {
-        tool_calls: args.server.tool_call_parser,
-        reasoning: args.server.reasoning_parser,
+        tool_calls: args.server.tool_call_parser.clone(),
+        reasoning: args.server.reasoning_parser.clone(),
         ..chat_config(&args.template)?
     };
     let generation_config = args.generation.generation_config.clone();

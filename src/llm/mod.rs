@@ -195,17 +195,18 @@ impl Llm {
     /// Where the template left off, from the last tokens of a prompt.
     #[must_use]
     pub fn prompt_end(&self, prompt_token_ids: &[u32]) -> PromptEnd {
-        // More than the markers and the line ends around them have.
-        const NUM_TOKENS: usize = 16;
+        // More than the markers and the line ends around them have, also where a token is a letter.
+        const NUM_TOKENS: usize = 64;
         let last = &prompt_token_ids[prompt_token_ids.len().saturating_sub(NUM_TOKENS)..];
         let text = self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(last, false));
-        text.map_or(PromptEnd::Plain, |text| PromptEnd::of(&text))
+        let format = self.chat().and_then(|chat| chat.answer_format().reasoning.as_ref());
+        text.map_or(PromptEnd::Plain, |text| PromptEnd::of(&text, format))
     }
 
     /// The special tokens that have to stay in the text for answers of this form to be taken apart, for
     /// [`TextOptions::visible_special`].
     #[must_use]
-    pub fn visible_special(&self, answers: AnswerFormat) -> Arc<[u32]> {
+    pub fn visible_special(&self, answers: &AnswerFormat) -> Arc<[u32]> {
         let markers = self.tokenizer.as_ref().map(|tokenizer| answers.marker_token_ids(tokenizer));
         markers.unwrap_or_default().into()
     }
@@ -229,7 +230,7 @@ impl Llm {
     pub fn after_reasoning(
         &self,
         constraint: Arc<dyn Constraint>,
-        format: Option<ReasoningFormat>,
+        format: Option<&ReasoningFormat>,
         prompt_end: PromptEnd,
     ) -> Result<Arc<dyn Constraint>> {
         let Some(format) = format.filter(|_| prompt_end != PromptEnd::AfterReasoning) else {
@@ -238,7 +239,7 @@ impl Llm {
         let tokenizer = self.require_tokenizer()?;
         let (open, close) = format.markers();
         let [open, close] = [open, close].map(|marker| tokenizer.token_id(marker));
-        let is_inside = prompt_end == PromptEnd::InReasoning || format == ReasoningFormat::ThinkFromStart;
+        let is_inside = prompt_end == PromptEnd::InReasoning || format.is_from_start();
         let (start, close) = match (is_inside, open, close) {
             (true, _, Some(close)) => (ReasoningStart::Inside, close),
             (false, Some(open), Some(close)) => (ReasoningStart::Before(open), close),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::load::OpenedModel;
 use super::{Llm, LlmOptions, expert_file};
 use crate::Result;
+use crate::chat::AnswerFormat;
 use crate::config::ExpertsConfig;
 use crate::hub::ResolvedModel;
 use crate::models::WeightTraffic;
@@ -42,6 +43,8 @@ pub struct ModelReport {
     pub has_broken_tokenizer: bool,
     /// Whether there is a chat template that is of use.
     pub has_chat_template: bool,
+    /// How the model calls tools and how it reasons, as far as its template and its vocabulary tell.
+    pub answer_format: AnswerFormat,
     /// Why there is one that is not.
     pub chat_problem: Option<String>,
 }
@@ -152,6 +155,7 @@ impl Llm {
             has_broken_tokenizer: opened.tokenizer_error.is_some(),
             tokenizer_vocab_size: opened.tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size()),
             has_chat_template: opened.chat.is_some(),
+            answer_format: opened.chat.as_ref().map(|chat| chat.answer_format().clone()).unwrap_or_default(),
             chat_problem: opened.chat_problem.clone(),
         })
     }

@@ -44,6 +44,7 @@ use self::keys::KeyRing;
 use self::kv_events::KvEvents;
 use self::signals::{Signals, Wish};
 use self::state::App;
+use crate::chat::Chat;
 use crate::llm::{Llm, LoadProgress};
 use crate::{Error, Result};
 
@@ -355,7 +356,8 @@ fn start_loading(
     let work = move || {
         let result = load(app.loading()).and_then(|llm| {
             let notices = llm.notices().iter().map(|notice| format!("note: {notice}"));
-            let lines = [Some(llm.summary()), llm.expert_summary()].into_iter().flatten().chain(notices);
+            let forms = llm.chat().map(Chat::forms);
+            let lines = [Some(llm.summary()), llm.expert_summary(), forms].into_iter().flatten().chain(notices);
             let summary = lines.collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {
                 // A server that is gone needs no news.

@@ -1,13 +1,27 @@
-//! Which form a model's answers have, by name or from its template and vocabulary.
+//! Which form a model's answers have, by name or found out by `detect.rs`.
 
 use std::str::FromStr;
+use std::sync::{Arc, LazyLock};
 
-use super::{glm, hermes, llama3, mistral, qwen3_coder, reasoning};
+use super::form::{CallIds, Form, LINE_END};
+use super::forms;
+use super::thoughts::{self, Thoughts};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
+/// The form of Mistral's models whose vocabulary has no mark between a name and its arguments.
+const MISTRAL: [&str; 2] = ["mistral", "mistral_list"];
+/// Characters of an id in the templates of Mistral, which take no other.
+const NINE: usize = 9;
+
+/// The form of models that think always.
+const FROM_START: &str = "deepseek_r1";
+
+static KNOWN: LazyLock<Vec<ToolCallFormat>> =
+    LazyLock::new(|| forms::known().into_iter().map(|form| ToolCallFormat(Arc::new(form))).collect());
+
 /// The forms of reasoning and tool calls in an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AnswerFormat {
     /// None if calls are not looked for.
     pub tool_calls: Option<ToolCallFormat>,
@@ -16,31 +30,21 @@ pub struct AnswerFormat {
 }
 
 /// How a family of models calls tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToolCallFormat {
-    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen.
-    Hermes,
-    /// `{"name": …, "parameters": …}`: Llama 3.
-    Llama3,
-    /// `[TOOL_CALLS]…`: Mistral.
-    Mistral,
-    /// `<tool_call>name<arg_key>…`: GLM.
-    Glm,
-    /// `<tool_call><function=name><parameter=…`: Qwen 3 Coder.
-    Qwen3Coder,
-}
+///
+#[doc = include_str!("forms.md")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCallFormat(pub(super) Arc<Form>);
 
 /// How a model thinks before it answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReasoningFormat {
-    /// `<think>…</think>`, if it thinks.
-    Think,
-    /// `…</think>`: it thinks always, and the beginning may be left out.
-    ThinkFromStart,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningFormat {
+    pub(super) thoughts: Arc<Thoughts>,
+    /// It thinks always, and the beginning may be left out.
+    pub(super) is_from_start: bool,
 }
 
 /// What to do about a form: find it out, ignore it, or take this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum FormatChoice<T> {
     /// From the template and the vocabulary.
     #[default]
@@ -51,87 +55,134 @@ pub enum FormatChoice<T> {
     Named(T),
 }
 
-impl<T> FormatChoice<T> {
-    pub(in super::super) fn resolve(self, detect: impl FnOnce() -> Option<T>) -> Option<T> {
-        match self {
-            Self::Auto => detect(),
-            Self::None => None,
-            Self::Named(format) => Some(format),
-        }
-    }
-}
-
 impl ToolCallFormat {
-    /// The names of the forms, which are vLLM's.
-    pub const NAMES: [&str; 5] = ["hermes", "llama3_json", "mistral", "glm45", "qwen3_coder"];
+    /// All known ones. Where models of a family differ, their forms follow each other.
+    #[must_use]
+    pub fn known() -> &'static [Self] {
+        &KNOWN
+    }
+
+    /// The names of the known ones, which are vLLM's where it has one.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        KNOWN.iter().map(|format| format.0.name.as_str()).collect()
+    }
+
+    /// The known one of a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let is_called = |form: &Form| form.name == name || form.aliases.contains(&name);
+        KNOWN.iter().find(|format| is_called(&format.0)).cloned()
+    }
 
     /// Its name.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hermes => "hermes",
-            Self::Llama3 => "llama3_json",
-            Self::Mistral => "mistral",
-            Self::Glm => "glm45",
-            Self::Qwen3Coder => "qwen3_coder",
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What a client knows a call by, of random letters and digits.
+    #[must_use]
+    pub fn call_id(&self, name: &str, index: usize, random: &str) -> String {
+        match self.0.call_ids {
+            CallIds::Any => format!("call_{random}"),
+            // The end of an id is the random part that differs the most.
+            CallIds::Nine => random.get(random.len().saturating_sub(NINE)..).unwrap_or(random).to_owned(),
+            CallIds::Numbered => format!("{}{name}:{index}", self.0.prefix),
         }
     }
 
-    /// Recognises the form that a template writes earlier calls in.
-    pub(in super::super) fn detect(source: &str, tokenizer: &Tokenizer) -> Option<Self> {
-        let is_known = |marker: &str| source.contains(marker) || tokenizer.token_id(marker).is_some();
-        if source.contains(glm::KEY) {
-            Some(Self::Glm)
-        } else if source.contains(qwen3_coder::PARAMETER) {
-            Some(Self::Qwen3Coder)
-        } else if source.contains(hermes::OPEN) {
-            Some(Self::Hermes)
-        } else if is_known(mistral::OPEN) {
-            Some(Self::Mistral)
-        } else if is_known(llama3::TAG) {
-            Some(Self::Llama3)
-        } else {
-            None
-        }
-    }
-
-    /// What must not vanish from the text, although it may be special tokens.
-    fn markers(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
-            Self::Llama3 => &[llama3::TAG],
-            Self::Mistral => &[mistral::OPEN, mistral::CALL_ID, mistral::ARGS],
-            Self::Glm => &[glm::OPEN, glm::CLOSE, glm::KEY, glm::KEY_END, glm::VALUE, glm::VALUE_END],
+    /// The variant of a family that fits a vocabulary and a template.
+    pub(in super::super) fn fitting(self, source: &str, tokenizer: &Tokenizer) -> Self {
+        let has_mark = || tokenizer.token_id("[ARGS]").is_some() || source.contains("[ARGS]");
+        match self.name() == MISTRAL[0] && !has_mark() {
+            true => Self::named(MISTRAL[1]).unwrap_or(self),
+            false => self,
         }
     }
 }
 
 impl ReasoningFormat {
-    /// The names of the forms, which are vLLM's.
-    pub const NAMES: [&str; 3] = ["qwen3", "glm45", "deepseek_r1"];
+    /// `<think>…</think>`, if the model thinks.
+    #[must_use]
+    pub fn think() -> Self {
+        Self { thoughts: Arc::new(thoughts::think()), is_from_start: false }
+    }
+
+    /// The same for a model that thinks always.
+    #[must_use]
+    pub fn think_from_start() -> Self {
+        Self { is_from_start: true, ..Self::think() }
+    }
+
+    /// The names of the known ones, which are vLLM's where it has one.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        let known = thoughts::known();
+        known.into_iter().map(|thoughts| thoughts.name).chain([FROM_START]).collect()
+    }
+
+    /// The known one of a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            FROM_START => return Some(Self::think_from_start()),
+            "glm45" => return Some(Self::think()),
+            _ => {}
+        }
+        let found = thoughts::known().into_iter().find(|thoughts| thoughts.name == name)?;
+        Some(Self { thoughts: Arc::new(found), is_from_start: false })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        if self.is_from_start { FROM_START } else { self.thoughts.name }
+    }
 
     /// The text that begins reasoning, and the one that ends it.
     #[must_use]
-    pub fn markers(self) -> (&'static str, &'static str) {
-        (reasoning::OPEN, reasoning::CLOSE)
+    pub fn markers(&self) -> (&str, &str) {
+        (&self.thoughts.open, &self.thoughts.close)
     }
 
-    /// Recognises a model that thinks.
-    pub(in super::super) fn detect(source: &str, tokenizer: &Tokenizer) -> Option<Self> {
-        let is_known = |marker: &&str| source.contains(*marker) || tokenizer.token_id(marker).is_some();
-        [reasoning::OPEN, reasoning::CLOSE].iter().any(is_known).then_some(Self::Think)
+    /// Whether the model thinks always, so that the beginning may be left out.
+    #[must_use]
+    pub fn is_from_start(&self) -> bool {
+        self.is_from_start
     }
 }
 
 impl AnswerFormat {
+    /// The form of calls, for people.
+    #[must_use]
+    pub fn tool_calls_line(&self) -> String {
+        self.tool_calls.as_ref().map_or("none", ToolCallFormat::name).to_owned()
+    }
+
+    /// What stands around reasoning, for people.
+    #[must_use]
+    pub fn reasoning_line(&self) -> String {
+        let marks =
+            |format: &ReasoningFormat| format!("{} … {}", format.thoughts.open, format.thoughts.close);
+        self.reasoning.as_ref().map_or_else(|| "none".to_owned(), marks)
+    }
+
     /// The tokens whose text a parser needs, of those that are left out of the text otherwise; ascending.
     #[must_use]
-    pub fn marker_token_ids(self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let calls = self.tool_calls.map_or(&[] as &[_], ToolCallFormat::markers);
-        let reasoning = self.reasoning.map_or(&[] as &[_], |_| &[reasoning::OPEN, reasoning::CLOSE]);
-        let ids = calls.iter().chain(reasoning).filter_map(|marker| tokenizer.token_id(marker));
-        let mut ids: Vec<u32> = ids.filter(|id| tokenizer.is_special(*id)).collect();
+    pub fn marker_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let calls = self.tool_calls.iter().flat_map(|format| format.0.marks());
+        let reasoning = self.reasoning.iter().flat_map(|format| format.thoughts.marks());
+        let mut ids: Vec<u32> = Vec::new();
+        for mark in calls.chain(reasoning) {
+            for part in mark.split(LINE_END) {
+                let spans = tokenizer.find_special(part);
+                ids.extend(spans.into_iter().filter_map(|span| tokenizer.token_id(&part[span])));
+            }
+        }
+        ids.retain(|id| tokenizer.is_special(*id));
         ids.sort_unstable();
+        ids.dedup();
         ids
     }
 }
@@ -143,12 +194,10 @@ impl FromStr for FormatChoice<ToolCallFormat> {
         Ok(match name {
             "auto" => Self::Auto,
             "none" => Self::None,
-            "hermes" => Self::Named(ToolCallFormat::Hermes),
-            "llama3_json" => Self::Named(ToolCallFormat::Llama3),
-            "mistral" => Self::Named(ToolCallFormat::Mistral),
-            "glm45" | "glm47" => Self::Named(ToolCallFormat::Glm),
-            "qwen3_coder" | "qwen3_xml" => Self::Named(ToolCallFormat::Qwen3Coder),
-            _ => return Err(unknown(name, "a form of tool calls", &ToolCallFormat::NAMES)),
+            _ => match ToolCallFormat::named(name) {
+                Some(format) => Self::Named(format),
+                None => return Err(unknown(name, "a form of tool calls", &ToolCallFormat::names())),
+            },
         })
     }
 }
@@ -160,9 +209,10 @@ impl FromStr for FormatChoice<ReasoningFormat> {
         Ok(match name {
             "auto" => Self::Auto,
             "none" => Self::None,
-            "qwen3" | "glm45" => Self::Named(ReasoningFormat::Think),
-            "deepseek_r1" => Self::Named(ReasoningFormat::ThinkFromStart),
-            _ => return Err(unknown(name, "a form of reasoning", &ReasoningFormat::NAMES)),
+            _ => match ReasoningFormat::named(name) {
+                Some(format) => Self::Named(format),
+                None => return Err(unknown(name, "a form of reasoning", &ReasoningFormat::names())),
+            },
         })
     }
 }

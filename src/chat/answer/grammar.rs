@@ -5,9 +5,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::format::ToolCallFormat;
+use super::form::{ANY_TYPE, Body, Form, Id, LINE_END, NUMBER, Pairs};
 use super::unquoted::{alternatives, resolved, type_name};
-use super::{AnswerFormat, Tool, glm, hermes, mistral, qwen3_coder};
+use super::{AnswerFormat, Tool};
 use crate::grammar::GrammarSpec;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -27,23 +27,15 @@ impl AnswerFormat {
     /// # Errors
     /// If the schema of a tool is not one, or cannot be enforced.
     pub fn call_grammar(
-        self,
+        &self,
         tokenizer: &Tokenizer,
         tools: &[Tool],
         is_parallel: bool,
     ) -> Result<Option<String>> {
-        let Some(format) = self.tool_calls.filter(|_| !tools.is_empty()) else { return Ok(None) };
+        let Some(format) = self.tool_calls.as_ref().filter(|_| !tools.is_empty()) else { return Ok(None) };
         let mut rules = Rules { tokenizer, text: String::new() };
-        rules.calls(format, tools, is_parallel)?;
+        rules.calls(&format.0, tools, is_parallel)?;
         Ok(Some(rules.text))
-    }
-}
-
-/// A marker in a grammar: a special token has to be named, because no text produces it.
-fn marker(tokenizer: &Tokenizer, text: &str) -> String {
-    match tokenizer.token_id(text).filter(|id| tokenizer.is_special(*id)) {
-        Some(id) => format!("<[{id}]>"),
-        None => literal(text),
     }
 }
 
@@ -63,26 +55,55 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// What is around keys and values that have no quotes, as parts of rules.
-struct Pairs {
-    /// Text before the name of the function, which a `>` and a line end follow, and behind its arguments; or nothing.
-    function: [&'static str; 2],
-    /// Before a key, and between a key and its value.
-    key: [String; 2],
-    /// The end of a value.
+/// What is around keys and values, as parts of rules.
+struct Around {
+    /// Before a key.
+    key: String,
+    /// Between a key and a value, by type.
+    between: Vec<(&'static str, String)>,
+    /// What ends a value, as a model writes it.
     end: String,
-    /// The characters of a text whose length is bounded: it has none with which its end may begin.
-    text_class: &'static str,
+    /// The end is followed by the key and by a `>`.
+    ends_with_key: bool,
     /// What follows the end.
-    after: &'static str,
+    after: String,
+    /// Before a text and behind it.
+    quote: String,
+    /// Texts are written as JSON.
+    has_json_texts: bool,
+    /// Between two pairs.
+    separator: String,
 }
 
-impl Pairs {
-    /// `value` includes its end.
-    fn pair(&self, key: &str, value: &str) -> String {
-        let [before, between] = &self.key;
-        format!("{before} {key} {between} {value} {}", self.after)
+impl Around {
+    fn between(&self, kind: &str) -> &str {
+        let kind = if kind == "integer" { "number" } else { kind };
+        let of = |wanted: &str| self.between.iter().find(|(kind, _)| *kind == wanted);
+        of(kind).or_else(|| of(ANY_TYPE)).or(self.between.last()).map_or("", |(_, text)| text)
     }
+
+    /// Marks say which type a value is of.
+    fn is_typed(&self) -> bool {
+        self.between.len() > 1
+    }
+
+    /// The end of a value of this key, as a model writes it.
+    fn end_of(&self, key: &str) -> String {
+        if self.ends_with_key { format!("{}{key}>", self.end) } else { self.end.clone() }
+    }
+
+    /// The characters of a text whose length is bounded: it has none with which its end may begin.
+    fn text_class(&self) -> String {
+        let end = if self.quote.is_empty() { &self.end } else { &self.quote };
+        let first = end.trim_start().chars().next().unwrap_or('<');
+        let line = if end.starts_with('\n') { "\\n" } else { "" };
+        format!("[^{}{line}]", escaped(first))
+    }
+}
+
+/// A character in a regular expression.
+fn escaped(c: char) -> String {
+    if c.is_ascii_alphanumeric() || c == '<' || !c.is_ascii() { c.to_string() } else { format!("\\{c}") }
 }
 
 /// Rules in the making.
@@ -91,118 +112,185 @@ struct Rules<'t> {
     text: String,
 }
 
+/// What an object has.
+struct Members<'s> {
+    /// Key, schema, and whether it must be there; in the order of the schema.
+    named: Vec<(&'s str, &'s Value, bool)>,
+    /// The schema of what has no name.
+    others: Option<&'s Value>,
+}
+
 impl Rules<'_> {
     fn add(&mut self, name: &str, body: &str) {
         self.text.push_str(&format!("{name}: {body}\n"));
     }
 
-    fn marker(&self, text: &str) -> String {
-        marker(self.tokenizer, text)
+    /// A text of a form in a grammar. Special tokens have to be named, because no text produces them.
+    fn written(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        for piece in text.split_inclusive([LINE_END, NUMBER]) {
+            let plain = piece.trim_end_matches([LINE_END, NUMBER]);
+            let mut done = 0;
+            for span in self.tokenizer.find_special(plain) {
+                let id = self.tokenizer.token_id(&plain[span.clone()]);
+                let Some(id) = id.filter(|id| self.tokenizer.is_special(*id)) else { continue };
+                if span.start > done {
+                    parts.push(literal(&plain[done..span.start]));
+                }
+                parts.push(format!("<[{id}]>"));
+                done = span.end;
+            }
+            if done < plain.len() {
+                parts.push(literal(&plain[done..]));
+            }
+            match piece.chars().last() {
+                Some(LINE_END) => parts.push("\"\\n\"?".to_owned()),
+                Some(NUMBER) => parts.push("/[0-9]{1,3}/".to_owned()),
+                _ => {}
+            }
+        }
+        if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
-    fn calls(&mut self, format: ToolCallFormat, tools: &[Tool], is_parallel: bool) -> Result<()> {
-        let several = |separator: &str| match is_parallel {
+    fn calls(&mut self, form: &Form, tools: &[Tool], is_parallel: bool) -> Result<()> {
+        let names: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
+        let any = names.join(" | ");
+        let mut group = [self.written(&form.group[0]), self.written(&form.group[1])];
+        let mut separator = self.written(&form.separator);
+        let mut open = self.written(&form.open);
+        if form.is_bare {
+            // What else may come before such calls is left out, but the bracket of a list. A mark before the first call is
+            // in the prompt.
+            if form.group[0] != "[" {
+                group = [const { "\"\"" }; 2].map(str::to_owned);
+            }
+            if !form.open.is_empty() {
+                separator = std::mem::replace(&mut open, "\"\"".to_owned());
+            }
+        }
+        let several = match is_parallel {
             true => format!("call ({separator} call)*"),
             false => "call".to_owned(),
         };
-        let names: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
-        let any = names.join(" | ");
-        match format {
-            ToolCallFormat::Hermes => {
-                self.add("start", &several("\"\\n\""));
-                let (open, close) = (self.marker(hermes::OPEN), self.marker(hermes::CLOSE));
-                self.add("call", &format!("{open} \"\\n\" ({any}) \"\\n\" {close}"));
-                self.objects(tools, "arguments")?;
+        let [begin, end] = group;
+        match form.is_each {
+            true => {
+                self.add("start", &several);
+                self.add("call", &format!("{begin} ({any}) {end}"));
             }
-            ToolCallFormat::Llama3 => {
-                self.add("start", &several("\"; \""));
+            false => {
+                self.add("start", &format!("{begin} {several} {end}"));
                 self.add("call", &any);
-                self.objects(tools, "parameters")?;
-            }
-            ToolCallFormat::Mistral => {
-                let open = self.marker(mistral::OPEN);
-                if self.tokenizer.token_id(mistral::ARGS).is_some() {
-                    self.add("start", &several(""));
-                    self.add("call", &format!("{open} ({any})"));
-                    let args = self.marker(mistral::ARGS);
-                    for (index, tool) in tools.iter().enumerate() {
-                        let name = literal(&tool.name);
-                        self.add(&format!("call_{index}"), &format!("{name} {args} arguments_{index}"));
-                        self.arguments(index, tool)?;
-                    }
-                } else {
-                    self.add("start", &format!("{open} \"[\" {} \"]\"", several("\", \"")));
-                    self.add("call", &any);
-                    self.objects(tools, "arguments")?;
-                }
-            }
-            ToolCallFormat::Glm => {
-                self.add("start", &several("\"\\n\"?"));
-                let (open, close) = (self.marker(glm::OPEN), self.marker(glm::CLOSE));
-                self.add("call", &format!("{open} ({any}) \"\\n\"? {close}"));
-                // A text with its end, whether that is a token of its own or text too.
-                let end = self.marker(glm::VALUE_END);
-                match end.starts_with('<') {
-                    true => self.add("text_value", &format!(r"/([^<]|<[^\/])*/ {end}")),
-                    false => self.add(&format!("text_value[suffix={end}]"), "/(?s:.*)/"),
-                }
-                let [open, close, begin] = [glm::KEY, glm::KEY_END, glm::VALUE].map(|text| self.marker(text));
-                let form = Pairs {
-                    function: ["", ""],
-                    key: [format!("\"\\n\"? {open}"), format!("{close} \"\\n\"? {begin}")],
-                    end,
-                    text_class: "[^<]",
-                    after: "",
-                };
-                self.all_pairs(tools, &form)?;
-            }
-            ToolCallFormat::Qwen3Coder => {
-                self.add("start", &several("\"\\n\""));
-                let (open, close) = (self.marker(hermes::OPEN), self.marker(hermes::CLOSE));
-                self.add("call", &format!("{open} \"\\n\" ({any}) \"\\n\" {close}"));
-                let end = literal(qwen3_coder::VALUE_END);
-                self.add(&format!("text_value[suffix={end}]"), "/(?s:.*)/");
-                let form = Pairs {
-                    function: [qwen3_coder::FUNCTION, qwen3_coder::FUNCTION_END],
-                    key: [literal(qwen3_coder::PARAMETER), literal(">\n")],
-                    end,
-                    text_class: r"[^<\n]",
-                    after: "\"\\n\"",
-                };
-                self.all_pairs(tools, &form)?;
             }
         }
-        Ok(())
-    }
-
-    fn all_pairs(&mut self, tools: &[Tool], form: &Pairs) -> Result<()> {
-        tools.iter().enumerate().try_for_each(|(index, tool)| self.pairs(index, tool, form))
-    }
-
-    /// Each call as an object with a name and arguments.
-    fn objects(&mut self, tools: &[Tool], key: &str) -> Result<()> {
+        let around = self.around(form);
+        if around.as_ref().is_some_and(|around| !around.ends_with_key)
+            && let Some(around) = &around
+        {
+            self.text_rule("text_value", &around.end_of(""), &around.quote);
+        }
         for (index, tool) in tools.iter().enumerate() {
-            let before = format!("{{\"name\": {}, \"{key}\": ", literal(&tool.name));
-            let body = format!("{} arguments_{index} \"}}\"", literal(&before));
-            self.add(&format!("call_{index}"), &body);
-            self.arguments(index, tool)?;
+            let rule = format!("call_{index}");
+            let name = literal(&tool.name);
+            let arguments = format!("arguments_{index}");
+            let body = match &form.body {
+                Body::Object { name: before, arguments: between } => {
+                    format!(
+                        "{} {} {arguments} \"}}\"",
+                        self.written(before),
+                        literal(&format!("{name}{between}"))
+                    )
+                }
+                Body::Keyed => format!("{} {arguments} \"}}\"", literal(&format!("{{{name}: "))),
+                Body::Json | Body::Pairs(_) => {
+                    format!("{} {arguments} {}", self.name(form, &open, tool), self.written(&form.close))
+                }
+                Body::Python => {
+                    format!("{open} {name} \"(\" {arguments} \")\" {}", self.written(&form.close))
+                }
+                Body::Braces { .. } => {
+                    format!("{open} {name} \"{{\" {arguments} \"}}\" {}", self.written(&form.close))
+                }
+            };
+            self.add(&rule, &body);
+            match &around {
+                Some(around) => self.pairs(index, tool, around)?,
+                None => self.add(&arguments, &GrammarSpec::lark_arguments(&arguments_of(tool))?),
+            }
         }
         Ok(())
     }
 
-    fn arguments(&mut self, index: usize, tool: &Tool) -> Result<()> {
-        let schema = GrammarSpec::lark_arguments(&arguments_of(tool))?;
-        self.add(&format!("arguments_{index}"), &schema);
-        Ok(())
+    /// The name of a tool with what is around it.
+    fn name(&self, form: &Form, open: &str, tool: &Tool) -> String {
+        let name = literal(&format!("{}{}", form.prefix, tool.name));
+        let after = self.written(&form.after_name);
+        match &form.id {
+            Id::None => format!("{open} {name} {after}"),
+            Id::Before { written, mark } => {
+                format!("{open} {} {} {name} {after}", self.written(written), self.written(mark))
+            }
+            Id::After { written, .. } => format!("{open} {name} {} {after}", self.written(written)),
+        }
     }
 
-    /// A call in which arguments are pairs of a key and a value without quotes.
-    fn pairs(&mut self, index: usize, tool: &Tool, form: &Pairs) -> Result<()> {
-        let rule = format!("call_{index}");
-        let [before, end] = match form.function {
-            ["", ""] => [literal(&tool.name), String::new()],
-            [begin, end] => [literal(&format!("{begin}{}>\n", tool.name)), literal(end)],
+    /// What is around the arguments of a form in which they are no JSON.
+    fn around(&self, form: &Form) -> Option<Around> {
+        let literals = |equals: &str, quote: &str| Around {
+            key: self.written(""),
+            between: vec![(ANY_TYPE, literal(equals))],
+            end: String::new(),
+            ends_with_key: false,
+            after: self.written(""),
+            quote: quote.to_owned(),
+            has_json_texts: quote.is_empty(),
+            separator: literal(if quote.is_empty() { ", " } else { "," }),
         };
+        match &form.body {
+            Body::Object { .. } | Body::Keyed | Body::Json => None,
+            Body::Python => Some(literals("=", "")),
+            Body::Braces { quote } => Some(literals(":", quote)),
+            Body::Pairs(Pairs { key, between, end, item, .. }) => {
+                let trimmed = end.trim_end_matches(|c: char| c.is_whitespace() || c == LINE_END);
+                let between = between.iter().map(|(kind, text)| (*kind, self.written(text)));
+                Some(Around {
+                    key: self.written(key),
+                    between: between.collect(),
+                    end: trimmed.to_owned(),
+                    ends_with_key: item.is_some(),
+                    after: self.written(&end[trimmed.len()..]),
+                    quote: String::new(),
+                    has_json_texts: false,
+                    separator: String::new(),
+                })
+            }
+        }
+    }
+
+    /// A rule for a text with its end, whether that is a token of its own or text too.
+    fn text_rule(&mut self, name: &str, end: &str, quote: &str) {
+        let mark = if quote.is_empty() { end } else { quote };
+        let written = self.written(mark);
+        let mut first = mark.trim_start().chars();
+        let before = if quote.is_empty() { String::new() } else { format!("{written} ") };
+        match (written.contains("<["), first.next(), first.next()) {
+            (_, None, _) => {}
+            (false, ..) if quote.is_empty() => {
+                self.add(&format!("{name}[suffix={}]", literal(mark)), "/(?s:.*)/");
+            }
+            (_, Some(first), second) => {
+                let first = escaped(first);
+                let text = match second.map(escaped) {
+                    Some(second) => format!("/([^{first}]|{first}[^{second}])*/"),
+                    None => format!("/[^{first}]*/"),
+                };
+                self.add(name, &format!("{before}{text} {written}"));
+            }
+        }
+    }
+
+    /// Arguments that are pairs of a key and a value.
+    fn pairs(&mut self, index: usize, tool: &Tool, around: &Around) -> Result<()> {
         let root = arguments_of(tool);
         let named = resolved(&root, &root);
         let objects = match named.get("properties") {
@@ -211,87 +299,125 @@ impl Rules<'_> {
         };
         let mut options = Vec::new();
         for (number, object) in objects.into_iter().enumerate() {
-            options.push(self.object_pairs(&format!("pair_{index}_{number}"), object, &root, form)?);
+            options.push(self.object_pairs(&format!("pair_{index}_{number}"), object, &root, around)?);
         }
-        self.add(&rule, &format!("{before} ({}) {end}", options.join(" | ")));
+        self.add(&format!("arguments_{index}"), &options.join(" | "));
         Ok(())
     }
 
     /// The pairs of an object, in the order of its schema.
-    fn object_pairs(&mut self, prefix: &str, object: &Value, root: &Value, form: &Pairs) -> Result<String> {
-        if let Some(keyword) =
-            ["allOf", "patternProperties"].into_iter().find(|name| object.get(name).is_some())
-        {
-            return Err(Error::invalid_request(format!(
-                "the parameters of a tool have {keyword}, which cannot be enforced in this model's form of calls"
-            )));
-        }
-        let none = Map::new();
-        let properties = object.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
-        let required: Vec<&str> = required.filter_map(Value::as_str).collect();
-        let others = object.get("additionalProperties").filter(|others| **others != Value::Bool(false));
-        let any = Value::Bool(true);
-        let undeclared = required.iter().filter(|name| !properties.contains_key(**name));
-        let undeclared = undeclared.map(|name| (*name, others.unwrap_or(&any)));
-        let declared = properties.iter().map(|(name, schema)| (name.as_str(), schema));
-        let mut body = String::from("\"\"");
-        for (position, (key, schema)) in declared.chain(undeclared).enumerate() {
-            if *schema == Value::Bool(false) {
-                continue;
-            }
+    fn object_pairs(
+        &mut self,
+        prefix: &str,
+        object: &Value,
+        root: &Value,
+        around: &Around,
+    ) -> Result<String> {
+        let members = members(object)?;
+        let mut pairs = Vec::new();
+        for (position, (key, schema, is_required)) in members.named.iter().enumerate() {
             let pair = format!("{prefix}_{position}");
-            let mark = if required.contains(&key) { "" } else { "?" };
-            body.push_str(&format!(" {pair}{mark}"));
-            let value = format!("{pair}_value");
-            self.add(&pair, &form.pair(&literal(key), &value));
-            self.value(&value, schema, root, form)?;
+            self.add(&pair, &format!("{} {} {pair}_value {}", around.key, literal(key), around.after));
+            self.value(&format!("{pair}_value"), key, schema, root, around)?;
+            pairs.push((pair, *is_required));
         }
-        if let Some(others) = others {
-            let taken: Vec<String> = properties.keys().map(|name| literal(name)).collect();
+        let mut more = None;
+        if let Some(others) = members.others {
+            if around.ends_with_key {
+                return Err(Error::invalid_request(
+                    "the parameters of a tool have keys that its schema does not name, which cannot be enforced in this \
+                     model's form of calls",
+                )
+                .with_hint("set additionalProperties to false"));
+            }
+            let taken: Vec<String> = members.named.iter().map(|(name, ..)| literal(name)).collect();
             let key = match taken.is_empty() {
                 true => FREE_KEY.to_owned(),
                 false => format!("{FREE_KEY} & ~({})", taken.join(" | ")),
             };
             let name = prefix.to_uppercase();
             self.add(&format!("{name}_KEY"), &key);
-            self.add(
-                &format!("{prefix}_more"),
-                &form.pair(&format!("{name}_KEY"), &format!("{prefix}_value")),
-            );
-            self.value(&format!("{prefix}_value"), others, root, form)?;
-            body.push_str(&format!(" {prefix}_more*"));
+            let pair = format!("{} {name}_KEY {prefix}_value {}", around.key, around.after);
+            self.add(&format!("{prefix}_more"), &pair);
+            self.value(&format!("{prefix}_value"), "", others, root, around)?;
+            more = Some(format!("{prefix}_more"));
         }
-        Ok(body)
+        if around.separator.is_empty() {
+            let mut body = String::from("\"\"");
+            for (pair, is_required) in pairs {
+                body.push_str(&format!(" {pair}{}", if is_required { "" } else { "?" }));
+            }
+            if let Some(more) = more {
+                body.push_str(&format!(" {more}*"));
+            }
+            return Ok(body);
+        }
+        // From the last pair to the first: what may follow if there was one before, and if there was none.
+        let separator = &around.separator;
+        let (mut behind, mut first) = (format!("{prefix}_behind"), format!("{prefix}_first"));
+        match more {
+            Some(more) => {
+                self.add(&behind, &format!("({separator} {more})*"));
+                self.add(&first, &format!("({more} {behind})?"));
+            }
+            None => {
+                self.add(&behind, "\"\"");
+                self.add(&first, "\"\"");
+            }
+        }
+        for (pair, is_required) in pairs.into_iter().rev() {
+            let (next_behind, next_first) = (format!("{pair}_behind"), format!("{pair}_first"));
+            let skip = |next: &str| if is_required { String::new() } else { format!(" | {next}") };
+            self.add(&next_behind, &format!("{separator} {pair} {behind}{}", skip(&behind)));
+            self.add(&next_first, &format!("{pair} {behind}{}", skip(&first)));
+            (behind, first) = (next_behind, next_first);
+        }
+        Ok(first)
     }
 
-    /// A value and its end: a text as it is, anything else as JSON.
-    fn value(&mut self, name: &str, schema: &Value, root: &Value, form: &Pairs) -> Result<()> {
-        let end = &form.end;
+    /// What stands between a key and a value, the value and its end: a text as it is, anything else as JSON.
+    fn value(&mut self, name: &str, key: &str, schema: &Value, root: &Value, around: &Around) -> Result<()> {
+        let end = self.written(&around.end_of(key));
+        let string = around.between("string").to_owned();
+        let mut text_value = "text_value".to_owned();
+        if around.ends_with_key {
+            text_value = format!("{name}_text");
+            self.text_rule(&text_value, &around.end_of(key), "");
+        }
         let branches: Vec<Value> = alternatives(schema, root).into_iter().flat_map(by_type).collect();
-        let texts: Vec<&Value> = branches.iter().filter(|branch| is_text(branch)).collect();
+        let is_text = |branch: &&Value| !around.has_json_texts && is_text(branch);
+        let texts: Vec<&Value> = branches.iter().filter(is_text).collect();
         let others: Vec<&Value> = branches.iter().filter(|branch| !is_text(branch)).collect();
-        let is_free = |branch: &&Value| GrammarSpec::is_free_text(branch);
         let is_plain = |branch: &&&Value| {
             let is_scalar =
                 ["null", "boolean", "integer", "number"].iter().any(|kind| branch["type"] == *kind);
             is_scalar && branch.as_object().is_some_and(|fields| fields.len() == 1)
         };
+        let has_free = texts.iter().any(|branch| GrammarSpec::is_free_text(branch));
+        let has_marks = around.is_typed() || !around.quote.is_empty();
         // What is no JSON of the other types is a text then, and every text is right.
         let is_any = branches.iter().any(|branch| branch.as_object().is_none_or(Map::is_empty));
-        if is_any || texts.iter().any(is_free) && others.iter().all(|other| is_plain(&other)) {
-            self.add(name, "text_value");
+        let reads_all = !has_marks && others.iter().all(|other| is_plain(&other));
+        if !around.has_json_texts && (is_any || has_free && (others.is_empty() || reads_all)) {
+            self.add(name, &format!("{string} {text_value}"));
             return Ok(());
         }
         let mut options = Vec::new();
         let mut json: Vec<Value> = others.iter().map(|other| (*other).clone()).collect();
+        let quote = self.written(&around.quote);
+        let mut option = |text: &str| options.push(format!("{string} {quote} {text} {quote} {end}"));
+        let mut terminals = 0;
         for text in texts {
+            if has_marks && GrammarSpec::is_free_text(text) {
+                continue;
+            }
             match words(text) {
                 Some(words) => {
                     for word in words {
                         // What reads as JSON is written as JSON, unless it can be a text only.
-                        let is_json =
-                            !others.is_empty() && serde_json::from_str::<Value>(word.trim()).is_ok();
+                        let is_json = !has_marks
+                            && !others.is_empty()
+                            && serde_json::from_str::<Value>(word.trim()).is_ok();
                         match is_json || word.contains("</") || word.contains('\n') {
                             true if others.is_empty() => {
                                 return Err(Error::invalid_request(format!(
@@ -299,36 +425,74 @@ impl Rules<'_> {
                                 )));
                             }
                             true => json.push(json!({"const": word})),
-                            false => options.push(literal(word)),
+                            false => option(&literal(word)),
                         }
                     }
                 }
                 None => {
                     let kinds: Vec<&str> = others.iter().filter_map(|other| kind_of(other)).collect();
-                    let text = GrammarSpec::lark_text(text, form.text_class)?;
-                    let text = match others.is_empty() {
+                    let text = GrammarSpec::lark_text(text, &around.text_class())?;
+                    let text = match others.is_empty() || has_marks {
                         true => text,
                         false => format!("{text} & ~({})", json_beginnings(&kinds)),
                     };
-                    let terminal = format!("{}_TEXT_{}", name.to_uppercase(), options.len());
-                    self.add(&terminal, &text);
-                    options.push(terminal);
+                    let terminal = format!("{}_TEXT_{terminals}", name.to_uppercase());
+                    terminals += 1;
+                    self.text.push_str(&format!("{terminal}: {text}\n"));
+                    option(&terminal);
                 }
             }
         }
-        if !json.is_empty() {
-            let mut schema = json!({"anyOf": json});
+        if has_marks && has_free {
+            options.push(format!("{string} {text_value}"));
+        }
+        // By the mark that stands before them.
+        let mut by_mark: Vec<(&str, Vec<Value>)> = Vec::new();
+        for schema in json {
+            let mark = around.between(kind_of(&schema).unwrap_or("object"));
+            match by_mark.iter_mut().find(|(known, _)| *known == mark) {
+                Some((_, schemas)) => schemas.push(schema),
+                None => by_mark.push((mark, vec![schema])),
+            }
+        }
+        for (number, (mark, schemas)) in by_mark.into_iter().enumerate() {
+            let mut schema = json!({"anyOf": schemas});
             for definitions in DEFINITIONS {
                 if let Some(found) = root.get(definitions) {
                     schema[definitions] = found.clone();
                 }
             }
-            self.add(&format!("{name}_json"), &GrammarSpec::lark_arguments(&schema)?);
-            options.push(format!("{name}_json"));
+            let rule = format!("{name}_json_{number}");
+            self.add(&rule, &GrammarSpec::lark_arguments(&schema)?);
+            options.push(format!("{mark} {rule} {end}"));
         }
-        self.add(name, &format!("({}) {end}", options.join(" | ")));
+        self.add(name, &options.join(" | "));
         Ok(())
     }
+}
+
+/// What an object has, by its schema.
+fn members(object: &Value) -> Result<Members<'_>> {
+    static ANY: Value = Value::Bool(true);
+    if let Some(keyword) = ["allOf", "patternProperties"].into_iter().find(|name| object.get(name).is_some())
+    {
+        return Err(Error::invalid_request(format!(
+            "the parameters of a tool have {keyword}, which cannot be enforced in this model's form of calls"
+        )));
+    }
+    let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
+    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
+    let properties = object.get("properties").and_then(Value::as_object);
+    let others = object.get("additionalProperties").filter(|others| **others != Value::Bool(false));
+    let declared = properties.into_iter().flatten().map(|(name, schema)| (name.as_str(), schema));
+    let undeclared =
+        required.iter().filter(|name| properties.is_none_or(|known| !known.contains_key(**name)));
+    let undeclared = undeclared.map(|name| (*name, others.unwrap_or(&ANY)));
+    let named = declared
+        .chain(undeclared)
+        .filter(|(_, schema)| **schema != Value::Bool(false))
+        .map(|(key, schema)| (key, schema, required.contains(&key)));
+    Ok(Members { named: named.collect(), others })
 }
 
 /// One schema for each of the types of a list of them.
@@ -387,10 +551,10 @@ fn json_beginnings(kinds: &[&str]) -> String {
     let mut beginnings = vec![r#"/\s*"(?s:.*)/"#];
     for kind in kinds {
         beginnings.push(match *kind {
-            "null" => r"/\s*null\s*/",
-            "boolean" => r"/\s*(true|false)\s*/",
+            "null" => r"/\s*(null|None)\s*/",
+            "boolean" => r"/\s*(true|false|True|False)\s*/",
             "integer" | "number" => r"/\s*-?[0-9](?s:.*)/",
-            "array" => r"/\s*\[(?s:.*)/",
+            "array" => r"/\s*[\[(](?s:.*)/",
             _ => r"/\s*\{(?s:.*)/",
         });
     }

@@ -86,6 +86,8 @@ pub(super) struct JsonCall {
     arguments: Option<String>,
     /// The call was told.
     has_begun: bool,
+    /// The only key is the name.
+    is_keyed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +119,11 @@ impl JsonCall {
     /// `prefix` goes before the text of the object if that turns out to be no call.
     pub(super) fn new(prefix: String) -> Self {
         Self { raw: prefix, ..Self::default() }
+    }
+
+    /// The same for an object whose only key is the name.
+    pub(super) fn keyed(prefix: String) -> Self {
+        Self { is_keyed: true, ..Self::new(prefix) }
     }
 
     /// Whether the call was told.
@@ -163,7 +170,7 @@ impl JsonCall {
             State::Colon if c == ':' => self.state = State::Value,
             State::Start | State::Key | State::Colon | State::Value | State::AfterValue
                 if c.is_whitespace() => {}
-            State::Value => return self.begin_value(c, output),
+            State::Value => return self.begin_value(c, tools, output),
             State::InValue(scan, text) => match scan.step(c) {
                 ValueStep::Inside => text.push(c),
                 ValueStep::Last => {
@@ -208,12 +215,21 @@ impl JsonCall {
         }
     }
 
-    fn begin_value(&mut self, c: char, output: &mut Output) -> Status {
+    fn begin_value(&mut self, c: char, tools: Option<&[Tool]>, output: &mut Output) -> Status {
+        if self.is_keyed && self.name.is_none() {
+            let Ok(name) = serde_json::from_str::<String>(&self.key) else { return Status::Broken };
+            let is_known = tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name));
+            if name.is_empty() || !is_known {
+                return Status::Broken;
+            }
+            self.name = Some(name);
+            "\"arguments\"".clone_into(&mut self.key);
+        }
         let is_known = match self.key.as_str() {
-            "\"name\"" => self.name.is_none(),
+            "\"name\"" | "\"tool_name\"" => self.name.is_none(),
             "\"arguments\"" | "\"parameters\"" => self.arguments.is_none(),
             // What some models add. It says nothing that the call does not.
-            "\"type\"" | "\"id\"" | "\"index\"" => true,
+            "\"type\"" | "\"id\"" | "\"index\"" | "\"tool_call_id\"" => true,
             _ => false,
         };
         let mut scan = ValueScan::default();
@@ -238,7 +254,7 @@ impl JsonCall {
         let State::InValue(_, text) = std::mem::replace(&mut self.state, State::AfterValue) else {
             return Status::Broken;
         };
-        if self.key == "\"name\"" {
+        if matches!(self.key.as_str(), "\"name\"" | "\"tool_name\"") {
             let Ok(name) = serde_json::from_str::<String>(&text) else { return Status::Broken };
             let is_known = tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name));
             if name.is_empty() || !is_known {

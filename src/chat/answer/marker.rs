@@ -7,19 +7,14 @@ pub(super) struct MarkerScan {
 }
 
 impl MarkerScan {
-    /// Takes a character and returns the marker that is complete with it. Text that is certainly no part of
-    /// a marker goes to `released`. No marker may be the beginning of another one.
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        markers: &[&'static str],
-        released: &mut String,
-    ) -> Option<&'static str> {
+    /// Takes a character and returns the number of the marker that is complete with it. Text that is certainly no part
+    /// of a marker goes to `released`. No marker may be the beginning of another one; empty ones are none.
+    pub(super) fn push(&mut self, c: char, markers: &[&str], released: &mut String) -> Option<usize> {
         self.held.push(c);
         while !self.held.is_empty() {
-            if let Some(marker) = markers.iter().find(|marker| **marker == self.held) {
+            if let Some(found) = markers.iter().position(|marker| **marker == self.held) {
                 self.held.clear();
-                return Some(marker);
+                return Some(found);
             }
             if markers.iter().any(|marker| marker.starts_with(&self.held)) {
                 return None;

@@ -6,26 +6,36 @@
 //! that breaks off after its name was told keeps the rest as its arguments; no text makes it fail. It knows no
 //! tokens and no HTTP.
 
+mod calls;
+mod channels;
+mod detect;
+mod form;
 mod format;
-mod glm;
+mod forms;
 mod grammar;
-mod hermes;
 mod json_call;
-mod llama3;
+mod literal;
+mod literal_call;
 mod marker;
-mod mistral;
+mod nested;
 mod output;
-mod qwen3_coder;
+mod pairs;
 mod reasoning;
+mod thoughts;
+mod unclosed;
 mod unquoted;
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use self::calls::Calls;
+use self::channels::Channels;
+pub(super) use self::detect::Detected;
 pub use self::format::{AnswerFormat, FormatChoice, ReasoningFormat, ToolCallFormat};
 use self::output::Output;
 use self::reasoning::ReasoningSplitter;
+use self::unclosed::Unclosed;
 
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,11 +84,12 @@ pub enum PromptEnd {
 impl PromptEnd {
     /// Finds out from the end of a prompt.
     #[must_use]
-    pub fn of(prompt: &str) -> Self {
+    pub fn of(prompt: &str, format: Option<&ReasoningFormat>) -> Self {
+        let Some((open, close)) = format.map(ReasoningFormat::markers) else { return Self::Plain };
         let prompt = prompt.trim_end();
-        if prompt.ends_with(reasoning::OPEN) {
+        if prompt.ends_with(open.trim_end()) {
             Self::InReasoning
-        } else if prompt.ends_with(reasoning::CLOSE) {
+        } else if prompt.ends_with(close.trim_end()) {
             Self::AfterReasoning
         } else {
             Self::Plain
@@ -89,34 +100,67 @@ impl PromptEnd {
 /// Takes the text of one answer apart.
 #[derive(Debug)]
 pub struct AnswerParser {
-    reasoning: Option<ReasoningSplitter>,
-    calls: Option<Box<dyn CallParser>>,
+    splitter: Splitter,
+    calls: Option<Calls>,
+    /// Looks for calls in reasoning that does not end.
+    unclosed: Option<Unclosed>,
     tools: Arc<[Tool]>,
     output: Output,
 }
 
-/// Finds calls in content, in the form of one family of models.
-trait CallParser: std::fmt::Debug + Send {
-    fn step(&mut self, c: char, tools: &[Tool], output: &mut Output);
-    /// The text is over.
-    fn finish(&mut self, tools: &[Tool], output: &mut Output);
+/// Tells reasoning from the rest.
+#[derive(Debug)]
+enum Splitter {
+    None,
+    Tags(ReasoningSplitter),
+    Channels(Channels),
+}
+
+impl Splitter {
+    fn new(format: Option<&ReasoningFormat>, end: PromptEnd) -> Self {
+        let Some(format) = format else { return Self::None };
+        match &format.thoughts.channels {
+            Some(marks) => Self::Channels(Channels::new(marks.clone(), end == PromptEnd::InReasoning)),
+            None => Self::Tags(ReasoningSplitter::new(format, end)),
+        }
+    }
+
+    fn is_inside(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Tags(splitter) => splitter.is_inside(),
+            Self::Channels(channels) => channels.is_inside(),
+        }
+    }
+
+    /// Takes a character and returns the content that is certain with it.
+    fn step(&mut self, c: char, output: &mut Output) -> String {
+        match self {
+            Self::None => c.to_string(),
+            Self::Tags(splitter) => splitter.step(c, output),
+            Self::Channels(channels) => channels.step(c, output),
+        }
+    }
+
+    fn finish(&mut self, output: &mut Output) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Tags(splitter) => splitter.finish(output),
+            Self::Channels(channels) => channels.finish(output),
+        }
+    }
 }
 
 impl AnswerParser {
     /// A parser for one answer to a prompt that ends like this, with these tools.
     #[must_use]
-    pub fn new(format: AnswerFormat, end: PromptEnd, tools: Arc<[Tool]>) -> Self {
-        let calls: Option<Box<dyn CallParser>> = format.tool_calls.map(|format| match format {
-            ToolCallFormat::Hermes => Box::<hermes::Hermes>::default() as Box<dyn CallParser>,
-            ToolCallFormat::Llama3 => Box::<llama3::Llama3>::default(),
-            ToolCallFormat::Mistral => Box::<mistral::Mistral>::default(),
-            ToolCallFormat::Glm => Box::<glm::Glm>::default(),
-            ToolCallFormat::Qwen3Coder => Box::<qwen3_coder::Qwen3Coder>::default(),
-        });
+    pub fn new(format: &AnswerFormat, end: PromptEnd, tools: Arc<[Tool]>) -> Self {
+        let form = format.tool_calls.as_ref().map(|format| Arc::clone(&format.0));
         Self {
-            reasoning: format.reasoning.and_then(|format| ReasoningSplitter::new(format, end)),
-            output: Output::new(calls.is_some()),
-            calls,
+            splitter: Splitter::new(format.reasoning.as_ref(), end),
+            output: Output::new(form.is_some()),
+            unclosed: form.as_ref().and_then(Unclosed::new),
+            calls: form.map(Calls::new),
             tools,
         }
     }
@@ -131,12 +175,13 @@ impl AnswerParser {
 
     /// Ends the answer and returns the rest.
     pub fn finish(&mut self) -> Vec<AnswerEvent> {
-        if let Some(splitter) = &mut self.reasoning {
-            let content = splitter.finish(&mut self.output);
-            content.chars().for_each(|c| self.content(c));
-        }
+        // Calls that the model wrote without having ended its reasoning, or what looked like some.
+        let (reasoning, calls) = self.unclosed.as_mut().map(Unclosed::finish).unwrap_or_default();
+        reasoning.chars().for_each(|c| self.split(c));
+        let content = self.splitter.finish(&mut self.output);
+        content.chars().chain(calls.chars()).for_each(|c| self.content(c));
         if let Some(calls) = &mut self.calls {
-            calls.finish(&self.tools, &mut self.output);
+            calls.finish(&mut self.output);
         }
         self.output.finish();
         self.output.take()
@@ -145,12 +190,21 @@ impl AnswerParser {
     /// Whether what comes next belongs to the reasoning, as far as is known.
     #[must_use]
     pub fn is_reasoning(&self) -> bool {
-        self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_inside)
+        self.splitter.is_inside()
     }
 
     fn step(&mut self, c: char) {
-        let Some(splitter) = &mut self.reasoning else { return self.content(c) };
-        let content = splitter.step(c, &mut self.output);
+        match &mut self.unclosed {
+            Some(unclosed) if self.splitter.is_inside() => {
+                let certain = unclosed.step(c, &self.tools);
+                certain.chars().for_each(|c| self.split(c));
+            }
+            _ => self.split(c),
+        }
+    }
+
+    fn split(&mut self, c: char) {
+        let content = self.splitter.step(c, &mut self.output);
         content.chars().for_each(|c| self.content(c));
     }
 
@@ -163,6 +217,10 @@ impl AnswerParser {
 }
 
 #[cfg(test)]
+mod form_tests;
+#[cfg(test)]
 mod grammar_tests;
+#[cfg(test)]
+mod round_trip;
 #[cfg(test)]
 mod tests;

@@ -1,20 +1,17 @@
-//! `<think>…</think>` before the answer.
+//! Reasoning between two marks before the answer, such as `<think>…</think>`.
 //!
 //! Only a block at the very beginning counts: later ones are content, because an answer may speak of such
-//! tags. Whitespace around the block and inside its ends is dropped.
+//! marks. Whitespace around the block and inside its ends is dropped.
 
 use super::marker::MarkerScan;
 use super::output::Output;
 use super::{PromptEnd, ReasoningFormat};
 
-/// Begins a block.
-pub(super) const OPEN: &str = "<think>";
-/// Ends it.
-pub(super) const CLOSE: &str = "</think>";
-
 /// Passes reasoning to the output and returns the rest.
 #[derive(Debug)]
 pub(super) struct ReasoningSplitter {
+    open: String,
+    close: String,
     state: State,
     scan: MarkerScan,
     /// Whitespace that is dropped if the block ends after it, or that may come before the block.
@@ -32,16 +29,20 @@ enum State {
 }
 
 impl ReasoningSplitter {
-    /// None if the answer has no reasoning.
-    pub(super) fn new(format: ReasoningFormat, end: PromptEnd) -> Option<Self> {
-        let state = match (end, format) {
-            (PromptEnd::AfterReasoning, _) => return None,
-            (PromptEnd::Plain, ReasoningFormat::Think) => State::Before,
-            (PromptEnd::InReasoning, _) | (PromptEnd::Plain, ReasoningFormat::ThinkFromStart) => {
-                State::Opened
-            }
+    pub(super) fn new(format: &ReasoningFormat, end: PromptEnd) -> Self {
+        let state = match (end, format.is_from_start) {
+            (PromptEnd::AfterReasoning, _) | (PromptEnd::Plain, false) => State::Before,
+            (PromptEnd::InReasoning, _) | (PromptEnd::Plain, true) => State::Opened,
         };
-        Some(Self { state, scan: MarkerScan::default(), spaces: String::new() })
+        let (open, close) = format.markers();
+        Self {
+            // Where it is over, it does not begin again.
+            open: if end == PromptEnd::AfterReasoning { String::new() } else { open.to_owned() },
+            close: close.to_owned(),
+            state,
+            scan: MarkerScan::default(),
+            spaces: String::new(),
+        }
     }
 
     pub(super) fn is_inside(&self) -> bool {
@@ -53,30 +54,31 @@ impl ReasoningSplitter {
         let mut released = String::new();
         match self.state {
             State::After => return c.to_string(),
-            State::Before if c.is_whitespace() && self.spaces.len() < 64 => {
-                // A marker that has begun has no whitespace.
-                let held = self.scan.take();
-                if held.is_empty() {
-                    self.spaces.push(c);
-                    return released;
-                }
-                self.state = State::After;
-                return std::mem::take(&mut self.spaces) + &held + c.encode_utf8(&mut [0; 4]);
+            State::Before if c.is_whitespace() && !self.scan.is_holding() && self.spaces.len() < 64 => {
+                self.spaces.push(c);
             }
-            State::Before => {
-                if self.scan.push(c, &[OPEN], &mut released).is_some() {
+            // Some models end what they did not begin, or what the prompt has ended.
+            State::Before => match self.scan.push(c, &[&self.open, &self.close], &mut released) {
+                Some(found) => {
                     self.spaces.clear();
-                    self.state = State::Opened;
-                } else if !released.is_empty() {
+                    self.state = if found == 0 { State::Opened } else { State::After };
+                    if found == 1 {
+                        output.skip_spaces();
+                    }
+                }
+                None if !released.is_empty() => {
                     self.state = State::After;
                     return std::mem::take(&mut self.spaces) + &released + &self.scan.take();
                 }
-            }
+                None => {}
+            },
             State::Opened | State::Inside => {
-                let is_end = self.scan.push(c, self.markers(), &mut released);
+                // Some models repeat the beginning that the prompt already has; it is dropped. The same marks are looked
+                // for while text is held: the first word is released before the state changes.
+                let open = if self.state == State::Opened { self.open.as_str() } else { "" };
+                let found = self.scan.push(c, &[open, &self.close], &mut released);
                 self.reasoning(&released, output);
-                // Some models repeat the beginning that the prompt already has; it is dropped.
-                if is_end == Some(CLOSE) {
+                if found == Some(1) {
                     self.spaces.clear();
                     self.state = State::After;
                     output.skip_spaces();
@@ -98,11 +100,6 @@ impl ReasoningSplitter {
             }
             State::After => held,
         }
-    }
-
-    fn markers(&self) -> &'static [&'static str] {
-        // The same while text is held: the first word is released before the state changes.
-        if self.state == State::Opened { &[OPEN, CLOSE] } else { &[CLOSE] }
     }
 
     fn reasoning(&mut self, text: &str, output: &mut Output) {

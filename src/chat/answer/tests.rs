@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::{Chat, ChatConfig};
 use super::*;
 
 /// An answer put together, as a client does it.
@@ -51,7 +52,7 @@ fn tools() -> Arc<[Tool]> {
     ])
 }
 
-fn parse(format: AnswerFormat, end: PromptEnd, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Answer {
+fn parse(format: &AnswerFormat, end: PromptEnd, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Answer {
     let mut parser = AnswerParser::new(format, end, tools());
     let mut answer = Answer::default();
     for piece in pieces {
@@ -61,17 +62,17 @@ fn parse(format: AnswerFormat, end: PromptEnd, pieces: impl IntoIterator<Item = 
     answer
 }
 
-fn check(format: ToolCallFormat, text: &str, content: &str, calls: &[(&str, &str)]) {
-    let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
+fn check(format: &str, text: &str, content: &str, calls: &[(&str, &str)]) {
+    let format = AnswerFormat { tool_calls: ToolCallFormat::named(format), reasoning: None };
     let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned()));
     let expected = Answer { content: content.to_owned(), calls: calls.collect(), ..Answer::default() };
-    assert_eq!(parse(format, PromptEnd::Plain, [text]), expected, "{text:?}");
+    assert_eq!(parse(&format, PromptEnd::Plain, [text]), expected, "{text:?}");
 }
 
 #[test]
 fn hermes() {
     let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolCallFormat::Hermes, text, content, calls);
+        check("hermes", text, content, calls);
     };
     check("Hello <b>you</b>\n", "Hello <b>you</b>\n", &[]);
     check(
@@ -129,7 +130,7 @@ fn hermes() {
 #[test]
 fn llama3() {
     let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolCallFormat::Llama3, text, content, calls);
+        check("llama3_json", text, content, calls);
     };
     let call = r#"{"name": "weather", "parameters": {"city": "Rome"}}"#;
     let expected = ("weather", r#"{"city": "Rome"}"#);
@@ -158,7 +159,7 @@ fn llama3() {
 #[test]
 fn mistral() {
     let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolCallFormat::Mistral, text, content, calls);
+        check("mistral", text, content, calls);
     };
     check(
         r#"[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "time", "arguments": {}, "id": "123456789"}]"#,
@@ -190,7 +191,7 @@ fn mistral() {
 #[test]
 fn glm() {
     let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolCallFormat::Glm, text, content, calls);
+        check("glm45", text, content, calls);
     };
     let argument = |key: &str, value: &str| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>");
     // Text where the schema says so, JSON where it does not.
@@ -232,7 +233,7 @@ fn glm() {
 #[test]
 fn qwen3_coder() {
     let check = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolCallFormat::Qwen3Coder, text, content, calls);
+        check("qwen3_coder", text, content, calls);
     };
     let argument = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
     let call = |name: &str, arguments: &str| {
@@ -288,56 +289,64 @@ fn the_forms_of_models_with_latent_attention_and_experts() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat");
     let source = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap();
     let bare = super::super::tests::tokenizer(None, &["<s>", "</s>"], false);
-    let forms =
-        |source: &str| (ToolCallFormat::detect(source, &bare), ReasoningFormat::detect(source, &bare));
-    use ReasoningFormat::Think;
-    use ToolCallFormat::{Glm, Hermes, Qwen3Coder};
-    assert_eq!(forms(&source("deepseek")), (None, None), "DeepSeek-V2-Lite");
-    assert_eq!(forms(&source("mistral")), (None, None), "Mixtral");
-    assert_eq!(forms(&source("youtu")), (None, Some(Think)), "Youtu-LLM without tools");
+    let check = |source: &str, calls: &str, reasoning: &str| {
+        let config = ChatConfig { template: Some(source.to_owned()), ..ChatConfig::default() };
+        let forms = Chat::with_config(&bare, &config).unwrap().forms();
+        assert_eq!(forms, format!("tool calls {calls}, reasoning {reasoning}"), "{source}");
+    };
+    const THINK: &str = "<think> … </think>";
+    check(&source("deepseek"), "none", "none");
+    check(&source("mistral"), "none", "none");
+    check(&source("youtu"), "none", THINK);
     // With tools, Youtu-LLM and Qwen 3 MoE write Hermes's form.
     let hermes = "{% if tools %}<tool_call>{{ 1 }}</tool_call>{% endif %}";
-    assert_eq!(forms(&(source("youtu") + hermes)), (Some(Hermes), Some(Think)));
-    assert_eq!(forms(&(source("chatml") + hermes)), (Some(Hermes), Some(Think)));
-    let glm = "{% if tools %}<tool_call>{{ 1 }}<arg_key>{{ 2 }}</arg_key>{% endif %}";
-    assert_eq!(forms(&(source("glm") + glm)), (Some(Glm), Some(Think)));
-    let coder = "{% if tools %}<tool_call>\n<function={{ 1 }}>\n<parameter={{ 2 }}>{% endif %}";
-    assert_eq!(forms(coder), (Some(Qwen3Coder), None));
+    check(&(source("youtu") + hermes), "hermes", THINK);
+    check(&(source("chatml") + hermes), "hermes", THINK);
+    let glm = "{% if tools %}<tool_call>{{ 1 }}<arg_key>{{ 2 }}</arg_key><arg_value>…</tool_call>{% endif %}";
+    check(&(source("glm") + glm), "glm45", THINK);
+    let coder = "{% if tools %}<tool_call>\n<function={{ 1 }}>\n<parameter={{ 2 }}></function>\n</tool_call>{% endif %}";
+    check(coder, "qwen3_coder", "none");
 }
 
 #[test]
 fn reasoning() {
-    let check = |format: ReasoningFormat, end: PromptEnd, text: &str, reasoning: &str, content: &str| {
-        let format = AnswerFormat { reasoning: Some(format), tool_calls: Some(ToolCallFormat::Hermes) };
-        let answer = parse(format, end, [text]);
+    let check = |format: &str, end: PromptEnd, text: &str, reasoning: &str, content: &str| {
+        let format = AnswerFormat {
+            reasoning: ReasoningFormat::named(format),
+            tool_calls: ToolCallFormat::named("hermes"),
+        };
+        let answer = parse(&format, end, [text]);
         assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), (reasoning, content), "{text:?}");
     };
     use PromptEnd::{AfterReasoning, InReasoning, Plain};
-    use ReasoningFormat::{Think, ThinkFromStart};
-    check(Think, Plain, "<think>\nA\n\nB \n</think>\n\nC\n", "A\n\nB", "C\n");
-    check(Think, Plain, "\n<think></think>C", "", "C");
-    check(Think, Plain, "A <think>B</think>", "", "A <think>B</think>");
-    check(Think, Plain, " <thin", "", " <thin");
-    check(Think, Plain, "\n <th ink>", "", "\n <th ink>");
-    check(Think, Plain, "<think>A <b></thi", "A <b></thi", "");
-    check(Think, Plain, "<think>A</think>B</think><think>", "A", "B</think><think>");
-    check(Think, InReasoning, "A</think>B", "A", "B");
-    check(Think, InReasoning, "\n<think>A</think>B", "A", "B");
-    check(Think, InReasoning, "A ", "A ", "");
-    check(Think, AfterReasoning, "A</think>B", "", "A</think>B");
-    check(ThinkFromStart, Plain, "A</think>B", "A", "B");
-    check(ThinkFromStart, Plain, "<think>A</think>B", "A", "B");
-    check(ThinkFromStart, AfterReasoning, "A", "", "A");
+    const THINK: &str = "qwen3";
+    check(THINK, Plain, "<think>\nA\n\nB \n</think>\n\nC\n", "A\n\nB", "C\n");
+    check(THINK, Plain, "\n<think></think>C", "", "C");
+    check(THINK, Plain, "A <think>B</think>", "", "A <think>B</think>");
+    check(THINK, Plain, " <thin", "", " <thin");
+    check(THINK, Plain, "\n <th ink>", "", "\n <th ink>");
+    check(THINK, Plain, "<think>A <b></thi", "A <b></thi", "");
+    check(THINK, Plain, "<think>A</think>B</think><think>", "A", "B</think><think>");
+    check(THINK, InReasoning, "A</think>B", "A", "B");
+    check(THINK, InReasoning, "\n<think>A</think>B", "A", "B");
+    check(THINK, InReasoning, "A ", "A ", "");
+    check(THINK, AfterReasoning, "A</think>B", "", "A</think>B");
+    check("deepseek_r1", Plain, "A</think>B", "A", "B");
+    check("deepseek_r1", Plain, "<think>A</think>B", "A", "B");
+    check("deepseek_r1", AfterReasoning, "A", "", "A");
     // Calls are looked for after the reasoning only.
     let call = "<tool_call>{\"name\": \"time\"}</tool_call>";
-    let format = AnswerFormat { reasoning: Some(Think), tool_calls: Some(ToolCallFormat::Hermes) };
-    let answer = parse(format, InReasoning, [format!("I {call}</think>\n\n{call}")]);
+    let format = AnswerFormat {
+        reasoning: ReasoningFormat::named(THINK),
+        tool_calls: ToolCallFormat::named("hermes"),
+    };
+    let answer = parse(&format, InReasoning, [format!("I {call}</think>\n\n{call}")]);
     assert_eq!(answer.reasoning, format!("I {call}"));
     assert_eq!((answer.content.as_str(), answer.calls.len()), ("", 1));
     for (prompt, end) in
         [("x<think>\n", InReasoning), ("<think>\n\n</think>\n\n", AfterReasoning), ("x", Plain)]
     {
-        assert_eq!(PromptEnd::of(prompt), end, "{prompt:?}");
+        assert_eq!(PromptEnd::of(prompt, ReasoningFormat::named(THINK).as_ref()), end, "{prompt:?}");
     }
 }
 
@@ -351,24 +360,18 @@ fn who_is_cut_behind_a_call_leaves_no_piece_of_a_marker() {
     let glm = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>";
     let coder = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n";
     for (format, call) in [
-        (ToolCallFormat::Hermes, hermes),
-        (
-            ToolCallFormat::Llama3,
-            format!("<|python_tag|>{{\"name\": \"weather\", \"parameters\": {arguments}}};"),
-        ),
-        (
-            ToolCallFormat::Mistral,
-            format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {arguments}}}] "),
-        ),
-        (ToolCallFormat::Mistral, format!("[TOOL_CALLS]weather[CALL_ID]a[ARGS]{arguments}\n")),
-        (ToolCallFormat::Glm, glm.to_owned()),
-        (ToolCallFormat::Qwen3Coder, coder.to_owned()),
+        ("hermes", hermes),
+        ("llama3_json", format!("<|python_tag|>{{\"name\": \"weather\", \"parameters\": {arguments}}};")),
+        ("mistral", format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {arguments}}}] ")),
+        ("mistral", format!("[TOOL_CALLS]weather[CALL_ID]a[ARGS]{arguments}\n")),
+        ("glm45", glm.to_owned()),
+        ("qwen3_coder", coder.to_owned()),
     ] {
         let text = format!("I look.\n{call}");
-        let format = AnswerFormat { tool_calls: Some(format), reasoning: None };
+        let format = AnswerFormat { tool_calls: ToolCallFormat::named(format), reasoning: None };
         let (mut num_cut, mut is_complete) = (0, false);
         for end in 0..=text.len() {
-            let answer = parse(format, PromptEnd::Plain, [&text[..end]]);
+            let answer = parse(&format, PromptEnd::Plain, [&text[..end]]);
             let Some((_, found)) = answer.calls.first() else { continue };
             assert_eq!(answer.content, "I look.", "{:?}", &text[..end]);
             num_cut += 1;
@@ -433,10 +436,11 @@ fn texts() -> impl Strategy<Value = String> {
 }
 
 fn formats() -> impl Strategy<Value = (AnswerFormat, PromptEnd)> {
-    use ToolCallFormat::{Glm, Hermes, Llama3, Mistral, Qwen3Coder};
+    let reasoning: Vec<ReasoningFormat> =
+        ReasoningFormat::names().into_iter().filter_map(ReasoningFormat::named).collect();
     (
-        prop::option::of(prop::sample::select(vec![Hermes, Llama3, Mistral, Glm, Qwen3Coder])),
-        prop::option::of(prop::sample::select(vec![ReasoningFormat::Think, ReasoningFormat::ThinkFromStart])),
+        prop::option::of(prop::sample::select(ToolCallFormat::known().to_vec())),
+        prop::option::of(prop::sample::select(reasoning)),
         prop::sample::select(vec![PromptEnd::Plain, PromptEnd::InReasoning, PromptEnd::AfterReasoning]),
     )
         .prop_map(|(tool_calls, reasoning, end)| (AnswerFormat { tool_calls, reasoning }, end))
@@ -447,10 +451,10 @@ proptest! {
 
     #[test]
     fn pieces_of_any_size_give_the_same((format, end) in formats(), text in texts(), size in 1usize..9) {
-        let whole = parse(format, end, [&text]);
+        let whole = parse(&format, end, [&text]);
         let characters: Vec<char> = text.chars().collect();
         let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
-        prop_assert_eq!(&parse(format, end, pieces), &whole);
+        prop_assert_eq!(&parse(&format, end, pieces), &whole);
         // Nothing is lost. Ids and types of calls are, so they do not count here.
         if !text.contains("\"id\"") {
             let count = |text: &str| text.chars().filter(|c| *c == 'q').count();

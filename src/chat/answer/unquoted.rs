@@ -1,9 +1,38 @@
 //! Values of arguments that a model writes without quotes: the schema of the tool says what they are. They are text for
-//! a parameter that is a string, otherwise JSON if they are JSON.
+//! a parameter that is a string, otherwise JSON if they are JSON, or what Python writes in its place.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
-use super::Tool;
+use super::{Tool, literal};
+
+/// The schema of a part of the arguments, in the one that its references lead into.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Schema<'s> {
+    part: &'s Value,
+    root: &'s Value,
+}
+
+impl<'s> Schema<'s> {
+    /// That of a property of an object.
+    pub(super) fn property(self, key: &str) -> Option<Self> {
+        let found = alternatives(self.part, self.root)
+            .into_iter()
+            .find_map(|object| object.get("properties").and_then(|properties| properties.get(key)));
+        found.map(|part| Self { part, ..self })
+    }
+
+    /// That of the items of a list.
+    pub(super) fn item(self) -> Option<Self> {
+        let found = alternatives(self.part, self.root).into_iter().find_map(|list| list.get("items"));
+        found.map(|part| Self { part, ..self })
+    }
+}
+
+/// The schema of an argument, if the tool has one.
+pub(super) fn argument_schema<'s>(tools: &'s [Tool], name: &str, key: &str) -> Option<Schema<'s>> {
+    let root = tools.iter().find(|tool| tool.name == name)?.parameters.as_ref()?;
+    Schema { part: root, root }.property(key)
+}
 
 /// The schema that a reference leads to; a chain of them is followed for some steps.
 pub(super) fn resolved<'s>(mut schema: &'s Value, root: &'s Value) -> &'s Value {
@@ -58,6 +87,13 @@ impl Types {
         types
     }
 
+    /// Those of a part of an argument.
+    pub(super) fn of(schema: Schema<'_>) -> Self {
+        let mut types = Self::default();
+        types.add(schema.part, schema.root);
+        types
+    }
+
     fn add(&mut self, schema: &Value, root: &Value) {
         for schema in alternatives(schema, root) {
             match schema.get("type") {
@@ -82,9 +118,52 @@ impl Types {
     /// A value as JSON.
     pub(super) fn json(&self, text: &str) -> String {
         let trimmed = text.trim();
-        match serde_json::from_str::<Value>(trimmed) {
-            Ok(value) if self.allows(&value) => trimmed.to_owned(),
-            _ => quoted(text),
+        if let Ok(value) = serde_json::from_str::<Value>(trimmed)
+            && self.allows(&value)
+        {
+            let fitted = self.fitted(value.clone());
+            // What the model wrote stays, down to its digits.
+            return if fitted == value { trimmed.to_owned() } else { fitted.to_string() };
+        }
+        match literal::parse(trimmed, "") {
+            // Quotes around a text may belong to it.
+            Some(value) if !value.is_string() && self.allows(&value) => self.fitted(value).to_string(),
+            _ => self.word(trimmed).unwrap_or_else(|| quoted(text)),
+        }
+    }
+
+    /// A value of a type that is allowed, if it means one.
+    pub(super) fn fitted(&self, value: Value) -> Value {
+        let has = |name: &str| self.0.iter().any(|found| found == name);
+        match &value {
+            Value::Number(number) if has("integer") && !has("number") => match number.as_f64() {
+                #[expect(clippy::cast_possible_truncation, reason = "it is whole, and within the limits")]
+                Some(float)
+                    if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 9e15 =>
+                {
+                    Value::Number(Number::from(float as i64))
+                }
+                _ => value,
+            },
+            Value::Number(number) if has("boolean") && !has("integer") && !has("number") => {
+                match number.as_u64() {
+                    Some(bit @ (0 | 1)) => Value::Bool(bit == 1),
+                    _ => value,
+                }
+            }
+            _ => value,
+        }
+    }
+
+    /// What a word in other letters means where text is not allowed.
+    fn word(&self, text: &str) -> Option<String> {
+        let has = |name: &str| self.0.iter().any(|found| found == name);
+        let word = text.to_ascii_lowercase();
+        match word.as_str() {
+            _ if has("string") => None,
+            "true" | "false" if has("boolean") => Some(word),
+            "none" | "null" | "nil" if has("null") => Some("null".to_owned()),
+            _ => None,
         }
     }
 

@@ -277,8 +277,8 @@ mod tests {
 
     fn blocks() -> Blocks {
         let answers = AnswerFormat {
-            tool_calls: Some(ToolCallFormat::Hermes),
-            reasoning: Some(ReasoningFormat::Think),
+            tool_calls: ToolCallFormat::named("hermes"),
+            reasoning: Some(ReasoningFormat::think()),
         };
         let turns = TurnFormat { answers, includes_reasoning: true, ..TurnFormat::default() };
         Blocks::new(&Request::default(), turns)

@@ -85,6 +85,9 @@ impl Conversation {
     /// could read, which is told; a call cannot be asked for.
     fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
         let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
+        // Earlier calls are there to be read, also where no further ones can be told of.
+        let only_earlier = self.tools.source.is_none() && model.llm.chat().is_some_and(Chat::writes_calls);
+        let about_tools = about_tools.filter(|_| !only_earlier);
         let Some(place) = about_tools.filter(|_| !model.llm.chat().is_none_or(Chat::uses_tools)) else {
             return Ok(&self.tools);
         };
@@ -131,7 +134,7 @@ impl Conversation {
         let tools = self.known_tools(model, &none)?;
         let prompt_token_ids = self.encode_with(model, tools)?;
         let turns = turn_format(model, &prompt_token_ids, tools, answers.includes_reasoning)?;
-        options.text.visible_special = model.llm.visible_special(turns.answers);
+        options.text.visible_special = model.llm.visible_special(&turns.answers);
         let engine = model.llm.engine();
         params.max_tokens =
             params.max_tokens.or_else(|| model.llm.default_max_tokens(prompt_token_ids.len(), &params));
@@ -157,14 +160,14 @@ fn turn_format(
     tools: &ToolRequest,
     includes_reasoning: bool,
 ) -> Result<TurnFormat, ApiError> {
-    let known = model.llm.chat().map(Chat::answer_format).unwrap_or_default();
+    let known = model.llm.chat().map(Chat::answer_format).cloned().unwrap_or_default();
     let tool_calls = known.tool_calls.filter(|_| tools.may_call());
     if tool_calls.is_none() && tools.may_call() {
         let message = format!(
             "tools cannot be called, because it is not known how {} writes calls; start the server with \
-             --tool-call-parser {}, or send tool_choice \"none\"",
+             --tool-call-parser and one of {}, or send tool_choice \"none\"",
             model.llm.name(),
-            ToolCallFormat::NAMES.join(" or ")
+            ToolCallFormat::names().join(", ")
         );
         return Err(ApiError::unsupported("tools", message));
     }
@@ -223,7 +226,8 @@ fn constraint(
             (grammar, "tool_choice")
         }
     };
-    let constraint = model.llm.after_reasoning(constraint, turns.answers.reasoning, turns.prompt_end);
+    let constraint =
+        model.llm.after_reasoning(constraint, turns.answers.reasoning.as_ref(), turns.prompt_end);
     Ok(Some(constraint.map_err(|error| ApiError::from(error).or_param(param))?))
 }
 

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::super::error::{ApiError, ok};
 use super::super::state::App;
+use crate::chat::{Chat, ReasoningFormat, ToolCallFormat};
 
 /// The model.
 pub(in super::super) async fn model(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
@@ -31,6 +32,7 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
     let model = app.ready()?;
     let engine = model.llm.engine();
     let (config, stats) = (engine.config(), engine.latest_stats());
+    let forms = model.llm.chat().map(Chat::answer_format).cloned().unwrap_or_default();
     let num_tokens = config.num_blocks * config.block_size;
     Ok(ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -50,6 +52,8 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
         "max_prefill_tokens": config.max_num_batched_tokens,
         "max_running_requests": config.max_num_seqs,
         "page_size": config.block_size,
+        "tool_call_parser": forms.tool_calls.as_ref().map(ToolCallFormat::name),
+        "reasoning_parser": forms.reasoning.as_ref().map(ReasoningFormat::name),
         "internal_states": [{
             "num_running_reqs": stats.num_running,
             "num_waiting_reqs": stats.num_waiting,

@@ -8,10 +8,7 @@ use std::sync::Arc;
 use super::super::access::new_id;
 use super::super::generation::Totals;
 use super::types::{Delta, FunctionDelta, Message, ToolCall, ToolCallDelta};
-use crate::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool, ToolCallFormat};
-
-/// Characters of an id in the templates of Mistral, which take no other.
-const MISTRAL_ID_CHARS: usize = 9;
+use crate::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, Tool};
 
 /// How the answers to a request are taken apart.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +45,7 @@ pub(super) struct Turn {
 
 impl Turn {
     pub(super) fn new(format: &Arc<TurnFormat>) -> Self {
-        let parser = AnswerParser::new(format.answers, format.prompt_end, Arc::clone(&format.tools));
+        let parser = AnswerParser::new(&format.answers, format.prompt_end, Arc::clone(&format.tools));
         Self { format: Arc::clone(format), parser, num_calls: 0 }
     }
 
@@ -85,7 +82,7 @@ impl Turn {
             AnswerEvent::Content(text) => Some(Piece::Content(text)),
             AnswerEvent::CallBegin { index, name } if is_wanted(index) => {
                 self.num_calls = index + 1;
-                Some(Piece::Call { index, id: self.new_call_id(), name })
+                Some(Piece::Call { index, id: self.new_call_id(index, &name), name })
             }
             AnswerEvent::CallArguments { index, text } if is_wanted(index) => {
                 Some(Piece::Arguments { index, text })
@@ -94,12 +91,11 @@ impl Turn {
         }
     }
 
-    fn new_call_id(&self) -> String {
+    fn new_call_id(&self, index: usize, name: &str) -> String {
         let id = new_id();
-        match self.format.answers.tool_calls {
-            // The second half of an id is the random one that differs the most.
-            Some(ToolCallFormat::Mistral) => id[id.len() - MISTRAL_ID_CHARS..].to_owned(),
-            _ => format!("call_{id}"),
+        match &self.format.answers.tool_calls {
+            Some(format) => format.call_id(name, index, &id),
+            None => format!("call_{id}"),
         }
     }
 }
@@ -164,7 +160,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::chat::ReasoningFormat;
+    use crate::chat::{ReasoningFormat, ToolCallFormat};
 
     const TEXT: &str = "<think>\nRome?\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
         {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
@@ -172,8 +168,8 @@ mod tests {
     fn format() -> TurnFormat {
         TurnFormat {
             answers: AnswerFormat {
-                tool_calls: Some(ToolCallFormat::Hermes),
-                reasoning: Some(ReasoningFormat::Think),
+                tool_calls: ToolCallFormat::named("hermes"),
+                reasoning: Some(ReasoningFormat::think()),
             },
             includes_reasoning: true,
             ..TurnFormat::default()
@@ -239,7 +235,7 @@ mod tests {
         assert_eq!(message.get("tool_calls"), None);
         let (message, ..) = run(format(), "<tool_call>{\"name\": \"time\"}</tool_call>", 5);
         assert_eq!(message["content"], Value::Null);
-        let mistral = AnswerFormat { tool_calls: Some(ToolCallFormat::Mistral), reasoning: None };
+        let mistral = AnswerFormat { tool_calls: ToolCallFormat::named("mistral"), reasoning: None };
         let (message, ..) = run(TurnFormat { answers: mistral, ..format() }, "[TOOL_CALLS]time[ARGS]{}", 5);
         let id = message["tool_calls"][0]["id"].as_str().unwrap();
         assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");

@@ -1,0 +1,252 @@
+//! Finds the forms of a model's answers by trying its template: it renders a conversation with calls, and the form that
+//! reads them back, names, arguments and types, is the one.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::{Chat, ChatOptions, Message};
+use super::form::{Body, Form, bare, parts};
+use super::format::ToolCallFormat;
+use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, thoughts};
+use crate::tokenizer::Tokenizer;
+
+const QUESTION: &str = "probing question 4721";
+const ANSWER: &str = "probing answer 4722";
+const THOUGHT: &str = "probing thought 4723";
+const RESULT: &str = "probing result 4724";
+const NAMES: [&str; 2] = ["probing_tool_4725", "probing_tool_4726"];
+/// The fields in which templates look for reasoning.
+const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+
+/// What a template writes of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Detected {
+    /// In this form, which reads it back.
+    Read(ToolCallFormat),
+    /// Nothing, but it speaks of this form, or the vocabulary has its marks.
+    Told(ToolCallFormat),
+    /// In a form that is not known.
+    Unread,
+    /// Nothing is known of calls.
+    Nothing,
+}
+
+/// A conversation that was tried.
+struct Probe {
+    calls: Vec<(&'static str, Value)>,
+    /// What the template writes behind the question; and behind the prompt for an answer, as far as it is the same.
+    texts: Vec<String>,
+}
+
+impl Detected {
+    /// The form, if there is one.
+    pub(in super::super) fn form(&self) -> Option<ToolCallFormat> {
+        match self {
+            Self::Read(form) | Self::Told(form) => Some(form.clone()),
+            Self::Unread | Self::Nothing => None,
+        }
+    }
+}
+
+impl ToolCallFormat {
+    /// Tries them all.
+    pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Detected {
+        let mut writes_calls = false;
+        for probe in probes(chat) {
+            writes_calls |= probe.texts.iter().any(|text| text.contains(NAMES[0]));
+            let mut found: Vec<&Self> = Self::known().iter().filter(|form| form.reads(&probe)).collect();
+            // Where several do, it is the one that writes the same.
+            found.sort_by_key(|form| !form.0.is_written_in(&probe));
+            if let Some(form) = found.first() {
+                return Detected::Read((*form).clone());
+            }
+        }
+        if writes_calls {
+            return Detected::Unread;
+        }
+        let options = ChatOptions { tools: Some(tool_list(false)), ..ChatOptions::default() };
+        let prompt = chat.render(&[Message::new("user", QUESTION)], &options).unwrap_or_default();
+        let told = |is_known: &dyn Fn(&str) -> bool| {
+            let is_told = |marks: Vec<String>| !marks.is_empty() && marks.iter().all(|mark| is_known(mark));
+            Self::known().iter().find(|form| is_told(form.0.clear_marks())).cloned()
+        };
+        told(&|mark| prompt.contains(mark) || source.contains(mark))
+            .or_else(|| told(&|mark| tokenizer.token_id(mark).is_some()))
+            .map_or(Detected::Nothing, Detected::Told)
+    }
+
+    fn reads(&self, probe: &Probe) -> bool {
+        let tools = tools();
+        let format = AnswerFormat { tool_calls: Some(self.clone()), reasoning: None };
+        // Nothing but its place tells a bare call.
+        let texts = if self.0.is_bare { &probe.texts[1..] } else { &probe.texts[..] };
+        let [begin, _] = self.0.group_marks();
+        let start = if begin.is_empty() { bare(&self.0.open) } else { begin };
+        texts.iter().filter(|text| self.0.is_bare || text.contains(&start)).any(|text| {
+            let mut parser = AnswerParser::new(&format, PromptEnd::Plain, Arc::clone(&tools));
+            let mut events = parser.push(text);
+            events.extend(parser.finish());
+            calls_of(events).is_some_and(|calls| {
+                let calls: Vec<(&str, &Value)> =
+                    calls.iter().map(|(name, value)| (name.as_str(), value)).collect();
+                let expected: Vec<(&str, &Value)> =
+                    probe.calls.iter().map(|(name, value)| (*name, value)).collect();
+                calls == expected
+            })
+        })
+    }
+}
+
+impl Form {
+    /// The marks that no other text has.
+    fn clear_marks(&self) -> Vec<String> {
+        let mut marks: Vec<String> = self.group_marks().into();
+        marks.extend([&self.open, &self.after_name].into_iter().flat_map(|mark| parts(mark)));
+        if let Body::Pairs(pairs) = &self.body {
+            marks.extend(parts(&pairs.key));
+        }
+        marks.retain(|mark| mark.len() > 3);
+        marks
+    }
+
+    /// Whether all marks of the form are in what the template writes.
+    fn is_written_in(&self, probe: &Probe) -> bool {
+        if self.is_bare {
+            let begin = if self.group[0] == "[" {
+                "["
+            } else if self.has_objects() {
+                "{"
+            } else {
+                ""
+            };
+            return probe.texts[1].trim_start().starts_with(begin);
+        }
+        let marks = [&self.group[0], &self.group[1], &self.open, &self.after_name, &self.close];
+        let marks: Vec<&str> = marks.into_iter().flat_map(|mark| mark.split(super::form::LINE_END)).collect();
+        probe.texts.iter().any(|text| marks.iter().all(|mark| text.contains(mark)))
+    }
+}
+
+impl ReasoningFormat {
+    /// Recognises a model that thinks by the marks in its template, in what that writes, and in its vocabulary.
+    pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Option<Self> {
+        let written = reasoned(chat);
+        let texts: Vec<&str> = written.iter().map(String::as_str).chain([source]).collect();
+        let found = |is_known: &dyn Fn(&str) -> bool| {
+            thoughts::known()
+                .into_iter()
+                .find(|thoughts| is_known(&thoughts.close) && is_known(&thoughts.open))
+        };
+        let known = found(&|mark| texts.iter().any(|text| text.contains(mark)))
+            .or_else(|| found(&|mark| tokenizer.token_id(mark).is_some()))
+            .or_else(|| {
+                let is_known = |mark: &str| source.contains(mark) || tokenizer.token_id(mark).is_some();
+                let think = thoughts::think();
+                (is_known(&think.open) || is_known(&think.close)).then_some(think)
+            });
+        known.map(|thoughts| Self { thoughts: Arc::new(thoughts), is_from_start: false })
+    }
+}
+
+fn tools() -> Arc<[Tool]> {
+    NAMES.map(|name| Tool { name: name.to_owned(), parameters: Some(schema(true)) }).into()
+}
+
+/// That of the tools, all of it or what every template can describe.
+fn schema(is_rich: bool) -> Value {
+    let mut schema = json!({"type": "object", "required": ["text"], "properties": {
+        "text": {"type": "string", "description": "Any."},
+        "number": {"type": "integer", "description": "Any."},
+        "yes": {"type": "boolean", "description": "Any."},
+    }});
+    if is_rich {
+        schema["properties"]["none"] = json!({"type": "null", "description": "Any."});
+        schema["properties"]["more"] = json!({"type": "object", "description": "Any.", "properties": {
+            "list": {"type": "array", "items": {"type": ["string", "number"]}},
+            "none": {"type": "null"},
+        }});
+    }
+    schema
+}
+
+fn tool_list(is_rich: bool) -> Value {
+    let tool = |name: &str| {
+        json!({"type": "function", "function": {
+            "name": name, "description": "Does nothing.", "parameters": schema(is_rich),
+        }})
+    };
+    NAMES.map(tool).into_iter().collect()
+}
+
+/// Conversations with calls, the most telling one first: those that the template does not take are left out.
+fn probes(chat: &Chat) -> impl Iterator<Item = Probe> + use<'_> {
+    let arguments = json!({
+        "text": "probing text", "more": {"list": ["a", 1], "none": null}, "number": 3, "yes": true, "none": null,
+    });
+    let without_null = json!({"text": "probing text", "more": {"list": ["a", 1]}, "number": 3, "yes": true});
+    let flat = json!({"text": "probing text", "number": 3, "yes": true});
+    let second = json!({"text": "b"});
+    let ids =
+        [["call47211", "call47212"], ["functions.probing_tool_4725:0", "functions.probing_tool_4726:1"]];
+    let kinds = [(arguments, true), (without_null, true), (flat, false)];
+    kinds.into_iter().flat_map(move |(arguments, is_rich)| {
+        let calls = [(NAMES[0], arguments), (NAMES[1], second.clone())];
+        let tries = [(2, 0), (2, 1), (1, 0), (1, 1)];
+        tries.into_iter().filter_map(move |(number, kind): (usize, usize)| {
+            probe(chat, &calls[..number], &ids[kind], is_rich)
+        })
+    })
+}
+
+fn probe(chat: &Chat, calls: &[(&'static str, Value)], ids: &[&str], is_rich: bool) -> Option<Probe> {
+    let tools = Some(tool_list(is_rich));
+    let options = ChatOptions { tools, add_generation_prompt: false, ..ChatOptions::default() };
+    let call = |((name, arguments), id): (&(&str, Value), &&str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let mut asked = Message::new("assistant", "");
+    let list: Vec<Value> = calls.iter().zip(ids).map(call).collect();
+    asked.extra.insert("tool_calls".to_owned(), list.into());
+    let mut messages = vec![Message::new("user", QUESTION), asked];
+    for ((name, _), id) in calls.iter().zip(ids) {
+        let mut result = Message::new("tool", RESULT);
+        result.extra.insert("tool_call_id".to_owned(), (*id).into());
+        result.extra.insert("name".to_owned(), (*name).into());
+        messages.push(result);
+    }
+    let with_results = chat.render(&messages, &options);
+    let all = with_results.or_else(|_| chat.render(&messages[..2], &options)).ok()?;
+    let options = ChatOptions { add_generation_prompt: true, ..options };
+    let prompt = chat.render(&messages[..1], &options).unwrap_or_default();
+    let same: usize =
+        prompt.chars().zip(all.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+    let behind = all.rfind(QUESTION).map_or("", |at| &all[at + QUESTION.len()..]);
+    Some(Probe { calls: calls.to_vec(), texts: vec![behind.to_owned(), all[same..].to_owned()] })
+}
+
+/// What the template writes of an answer with reasoning, by the fields that it may look for it in.
+fn reasoned(chat: &Chat) -> Vec<String> {
+    let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
+    let render = |field: &&str| {
+        let mut answer = Message::new("assistant", ANSWER);
+        answer.extra.insert((*field).to_owned(), THOUGHT.into());
+        let text = chat.render(&[Message::new("user", QUESTION), answer], &options).ok()?;
+        text.contains(THOUGHT).then_some(text)
+    };
+    let mut texts: Vec<String> = THOUGHT_FIELDS.iter().filter_map(render).collect();
+    texts.extend(chat.render(&[Message::new("user", QUESTION)], &ChatOptions::default()).ok());
+    texts
+}
+
+/// The calls of an answer, if their arguments are JSON.
+fn calls_of(events: Vec<AnswerEvent>) -> Option<Vec<(String, Value)>> {
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for event in events {
+        match event {
+            AnswerEvent::CallBegin { name, .. } => calls.push((name, String::new())),
+            AnswerEvent::CallArguments { text, .. } => calls.last_mut()?.1.push_str(&text),
+            AnswerEvent::Reasoning(_) | AnswerEvent::Content(_) => {}
+        }
+    }
+    let read = |(name, text): (String, String)| Some((name, serde_json::from_str(&text).ok()?));
+    calls.into_iter().map(read).collect()
+}
