@@ -21,6 +21,8 @@ use tinyvllm::ops::reference::ReferenceBackend;
 use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
 use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
+#[path = "models/biases.rs"]
+mod biases;
 #[path = "models/packed.rs"]
 mod packed;
 

@@ -15,6 +15,8 @@ pub(crate) struct HfDefaults {
     pub(crate) window: HfWindow,
     /// The class has `attention_bias`, of the query, key, value and output projections.
     pub(crate) has_attention_bias_key: bool,
+    /// The class has `mlp_bias`, of all projections of a feed-forward network.
+    pub(crate) has_mlp_bias_key: bool,
     /// The class has `rope_interleave`.
     pub(crate) has_interleave_key: bool,
     pub(crate) latent: HfLatentDefaults,
@@ -65,6 +67,7 @@ impl HfDefaults {
         tie_word_embeddings: false,
         window: HfWindow::Unknown,
         has_attention_bias_key: true,
+        has_mlp_bias_key: true,
         has_interleave_key: false,
         latent: HfLatentDefaults { q_lora_rank: 1_536, qk_nope_head_dim: 128, v_head_dim: 128 },
         experts: HfExpertsDefaults {
@@ -80,6 +83,7 @@ impl HfDefaults {
         num_kv_heads: Some(8),
         max_position_embeddings: 131_072,
         window: HfWindow::All(Some(4_096)),
+        has_mlp_bias_key: false,
         has_attention_bias_key: false,
         ..Self::LLAMA
     };
@@ -98,6 +102,7 @@ impl HfDefaults {
         num_kv_heads: Some(32),
         max_position_embeddings: 32_768,
         window: HfWindow::SwitchedLast(28),
+        has_mlp_bias_key: false,
         has_attention_bias_key: false,
         ..Self::LLAMA
     };
@@ -115,6 +120,7 @@ impl HfDefaults {
         ..Self::QWEN2
     };
     pub(crate) const DEEPSEEK_V2: Self = Self {
+        has_mlp_bias_key: false,
         has_attention_bias_key: false,
         experts: HfExpertsDefaults {
             num_experts: Some(64),
@@ -129,6 +135,7 @@ impl HfDefaults {
     pub(crate) const YOUTU: Self = Self {
         max_position_embeddings: 131_072,
         tie_word_embeddings: true,
+        has_mlp_bias_key: false,
         has_attention_bias_key: false,
         has_interleave_key: true,
         ..Self::LLAMA

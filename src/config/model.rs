@@ -58,6 +58,8 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// The projection behind attention has a bias.
     pub output_bias: bool,
+    /// The three projections of feed-forward networks have biases.
+    pub mlp_bias: bool,
     /// The embedding matrix is also the language-model head.
     pub tie_word_embeddings: bool,
     /// A token attends to itself and the `sliding_window - 1` tokens before it; all of them if none.

@@ -4,7 +4,9 @@
 
 use crate::ops::buffer::Buffer;
 use crate::ops::context::{Backend, Context, CpuBackend};
-use crate::ops::cpu::matmul::{Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu};
+use crate::ops::cpu::matmul::{
+    Activations, Forms, Mode, Part, RowGroup, matmul, matmul_swiglu, matmul_swiglu_biased,
+};
 use crate::ops::gpu::{self, Access, Binding, Operands, Rounded, Stacked};
 use crate::ops::reference;
 use crate::ops::weights::{Linear, Matrix, RmsNorm, Vector};
@@ -331,6 +333,56 @@ pub fn norm_swiglu_for<'a>(
         matmul_swiglu(x, gate_packed, up_packed, out, width, &cpu.pool, cpu.level);
     })?;
     Ok((&*out).into())
+}
+
+/// `out = silu(W_gate·norm(x) + b_gate) · (W_up·norm(x) + b_up)`, for the few models with biases there.
+///
+/// `x` is `[num_rows, hidden]`, `out` is `[num_rows, intermediate]`.
+///
+/// # Errors
+/// [`crate::ErrorKind::Internal`] if shapes do not fit together.
+#[expect(clippy::too_many_arguments, reason = "an op's operands")]
+pub fn norm_swiglu_biased(
+    context: &Context,
+    scratch: &mut LinearScratch,
+    num_rows: usize,
+    x: &Buffer,
+    norm: &RmsNorm,
+    gate: &Linear,
+    up: &Linear,
+    out: &mut Buffer,
+) -> Result<()> {
+    for linear in [gate, up] {
+        check_linear("norm_swiglu_biased", linear, x.width(), Some(out.width()))?;
+    }
+    check_width("norm_swiglu_biased", "its norm", norm.weight.len(), x.width())?;
+    let cpu = match context.launch() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Gpu(gpu) => {
+            scratch.reserve_up(context, out)?;
+            let operands = gpu_operands(scratch, num_rows, x, Some(norm), out)?;
+            let up_out = scratch.up()?;
+            gpu::matmul(gpu, &[gpu_part(gate, 0)?], &operands)?;
+            let up_operands = Operands { out: Binding::write(up_out.gpu()?), ..operands };
+            gpu::matmul(gpu, &[gpu_part(up, 0)?], &up_operands)?;
+            let (up, gate) = (Binding::read(up_out.gpu()?), Binding::read_write(out.gpu()?));
+            return gpu::silu_mul(gpu, num_rows * out.width(), up, gate);
+        }
+        Backend::Reference(backend) => {
+            let (x, out) = (x.reference()?, out.reference_mut()?);
+            return backend.run(num_rows, || {
+                reference::norm_swiglu_biased(backend, num_rows, x, norm, [gate, up], out)
+            });
+        }
+    };
+    let matrices = [gate.weight.cpu()?, up.weight.cpu()?];
+    let biases = [gate, up].map(|linear| linear.bias.as_deref());
+    let (hidden, width) = (x.width(), out.width());
+    let prepared = [&gate.weight, &up.weight];
+    let x = x.read(num_rows, |x| scratch.prepare(cpu, x, num_rows, hidden, Some(norm), &prepared))??;
+    out.write(num_rows, |out| {
+        matmul_swiglu_biased(x, matrices, biases, out, width, &cpu.pool, cpu.level);
+    })
 }
 
 /// `logits = W·norm(x)`.

@@ -42,7 +42,8 @@ pub use heads_linear::{Heads, heads_linear};
 pub use kv_cache::KvCache;
 pub use latent_kv_write::latent_kv_write;
 pub use linear::{
-    LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_for,
+    LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,
+    norm_swiglu_for,
 };
 pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention, paged_attention_for};
 pub use rope_attention::rope_attention;

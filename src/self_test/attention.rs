@@ -253,6 +253,7 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
         context_hint: None,
         qkv_bias: false,
         output_bias: false,
+        mlp_bias: false,
         tie_word_embeddings: true,
         sliding_window: None,
         latent_attention: None,

@@ -5,7 +5,7 @@ use super::{Effort, Report};
 use crate::Result;
 use crate::ops::{
     Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
-    norm_swiglu_for,
+    norm_swiglu_biased, norm_swiglu_for,
 };
 use crate::weights::DType;
 
@@ -67,6 +67,11 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
         for num_rows in [1, 2, 4, 9] {
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
+    }
+    for (dtype, num_rows) in [(DType::F16, 1), (DType::Q4_0, 1), (DType::Q4_0, 9)] {
+        let shape = Shape { num_rows, cols: 96 };
+        let case = |context: &Context| swiglu_biased(context, shape, dtype);
+        run_op(context, shape, dtype, "norm_swiglu with bias", &case, report);
     }
     if context.has_tensor_cores() {
         for dtype in [DType::Q4_0, DType::F16] {
@@ -130,7 +135,7 @@ fn run_op(
 ) {
     let name = format!("{op} {dtype}, {num_rows} rows of {cols}");
     let limit = match op {
-        "norm_swiglu" | "a network" => gated_limit(context, dtype, num_rows),
+        "norm_swiglu" | "norm_swiglu with bias" | "a network" => gated_limit(context, dtype, num_rows),
         _ => limit(context, dtype, num_rows),
     };
     report.compare(context, name, limit, case);
@@ -220,6 +225,22 @@ fn swiglu(context: &Context, shape: Shape, gate: DType, up: DType) -> Result<Row
     let mut out = unwritten(context, OUTPUTS, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
     norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, &mut out)?;
+    Rows::of(&out, num_rows)
+}
+
+fn swiglu_biased(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
+    const OUTPUTS: usize = 58;
+    let Shape { num_rows, cols } = shape;
+    let linear = |seed: u64| -> Result<Linear> {
+        let weight = matrix(context, dtype, OUTPUTS, cols, seed)?;
+        Ok(Linear { weight, bias: Some(Vector::new(context, noise(seed + 1, OUTPUTS))?) })
+    };
+    let (gate, up) = (linear(5)?, linear(7)?);
+    let mut scratch = LinearScratch::new(context, num_rows, cols)?;
+    let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
+    let mut out = unwritten(context, OUTPUTS, num_rows)?;
+    let norm = rms_norm(context, 2, cols, EPS)?;
+    norm_swiglu_biased(context, &mut scratch, num_rows, &x, &norm, &gate, &up, &mut out)?;
     Rows::of(&out, num_rows)
 }
 

@@ -95,6 +95,7 @@ impl ModelConfig {
             context_hint: window.hint,
             qkv_bias: architecture.qkv_bias || has_tensor("blk.0.attn_q.bias"),
             output_bias: has_tensor("blk.0.attn_output.bias"),
+            mlp_bias: has_tensor("blk.0.ffn_up.bias"),
             tie_word_embeddings: !has_tensor("output.weight"),
             sliding_window: keys.usize("attention.sliding_window")?.filter(|window| *window > 0),
             latent_attention,

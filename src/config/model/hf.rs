@@ -29,11 +29,8 @@ const NEUTRAL_NUMBERS: [(&str, f64); 9] = [
 
 /// Switches for tensors that nothing here computes with, and the tensor of the first layer that is there if they are
 /// on.
-const SWITCHED_TENSORS: [(&str, &str); 3] = [
-    ("mlp_bias", "blk.0.ffn_up.bias"),
-    ("attention_output_bias", "blk.0.attn_output.bias"),
-    ("use_qk_norm", "blk.0.attn_q_norm.weight"),
-];
+const SWITCHED_TENSORS: [(&str, &str); 2] =
+    [("attention_output_bias", "blk.0.attn_output.bias"), ("use_qk_norm", "blk.0.attn_q_norm.weight")];
 
 impl ModelConfig {
     /// Reads `config.json`, and `generation_config.json` if there is one, whose special tokens win.
@@ -135,6 +132,7 @@ impl ModelConfig {
             // Biases that the file leaves out are zero.
             qkv_bias: architecture.qkv_bias || (has_biases && has_tensor("blk.0.attn_q.bias")),
             output_bias: has_biases && has_tensor("blk.0.attn_output.bias"),
+            mlp_bias: has_mlp_bias(file, architecture, &has_tensor, &mut notices)?,
             tie_word_embeddings: is_tied(file, architecture, &has_tensor)?,
             sliding_window: match sliding {
                 Sliding::All(window) => Some(window),
@@ -259,6 +257,25 @@ fn refuse_unsupported(
         ignore("attention_bias", &bias, &format!("it means nothing for {name}"));
     }
     Ok(())
+}
+
+/// Whether feed-forward networks have biases: the switch of Llama's class, if the weights have them.
+fn has_mlp_bias(
+    file: Json<'_>,
+    architecture: &Architecture,
+    has_tensor: &impl Fn(&str) -> bool,
+    notices: &mut Vec<String>,
+) -> Result<bool> {
+    let is_known = architecture.hf_defaults.has_mlp_bias_key;
+    if file.bool("mlp_bias")? != Some(true) || (is_known && has_tensor("blk.0.ffn_up.bias")) {
+        return Ok(file.bool("mlp_bias")? == Some(true));
+    }
+    let why = match is_known {
+        true => "the weights have no blk.0.ffn_up.bias".to_owned(),
+        false => format!("it means nothing for {}", architecture.hf_name),
+    };
+    notices.push(format!("mlp_bias = true in config.json is ignored: {why}"));
+    Ok(false)
 }
 
 /// Whether the embedding is also the head. Many files leave the switch out where the tensors tell.

@@ -167,7 +167,6 @@ fn what_cannot_be_computed_is_refused_by_name() {
     for (changes, expected) in [
         (json!({"architectures": ["MambaForCausalLM"]}), "\"MambaForCausalLM\" is not supported"),
         (json!({"hidden_act": "gelu"}), "hidden_act = \"gelu\""),
-        (json!({"mlp_bias": true}), "mlp_bias = true"),
         (json!({"num_local_experts": 8}), "num_local_experts = 8"),
         (json!({"kv_lora_rank": 512}), "kv_lora_rank = 512"),
         (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping = 30"),
@@ -223,6 +222,7 @@ fn biases_are_by_nature_or_switched_on_and_there() {
         let has_tensor = |name: &str| !name.ends_with(".bias") || has.contains(&name);
         let config = ModelConfig::from_hf(&config, None, has_tensor).unwrap();
         assert_eq!((config.qkv_bias, config.output_bias), expected, "{name}, {bias}, {has:?}");
+        assert!(!config.mlp_bias);
         config.notices
     };
     let (qkv, output) = ("blk.0.attn_q.bias", "blk.0.attn_output.bias");
@@ -233,6 +233,29 @@ fn biases_are_by_nature_or_switched_on_and_there() {
     assert!(check("Qwen2ForCausalLM", json!(true), &[qkv], (true, false)).is_empty());
     let notices = check("MistralForCausalLM", json!(true), &[], (false, false));
     assert!(notices[0].contains("attention_bias = true"), "{notices:?}");
+}
+
+#[test]
+fn feed_forward_networks_have_biases_if_they_are_switched_on_and_there() {
+    let check = |name: &str, bias: Value, has_tensors: bool, expected: (bool, Option<&str>)| {
+        let config = changed(&json!({"architectures": [name], "mlp_bias": bias, "num_key_value_heads": 4}));
+        let has_tensor = |name: &str| has_tensors || !name.ends_with(".bias");
+        let config = ModelConfig::from_hf(&config, None, has_tensor).unwrap();
+        let notice = config.notices.first().map(String::as_str).unwrap_or_default();
+        assert_eq!(
+            (config.mlp_bias, notice.is_empty()),
+            (expected.0, expected.1.is_none()),
+            "{name}, {bias}"
+        );
+        assert!(notice.contains(expected.1.unwrap_or_default()), "{notice}");
+    };
+    check("LlamaForCausalLM", json!(true), true, (true, None));
+    check("LlamaForCausalLM", json!(false), true, (false, None));
+    check("LlamaForCausalLM", json!(true), false, (false, Some("the weights have no blk.0.ffn_up.bias")));
+    check("MistralForCausalLM", json!(true), true, (false, Some("means nothing for MistralForCausalLM")));
+    let config =
+        ModelConfig::from_gguf(&metadata(&[]), |name| (name == "blk.0.ffn_up.bias").then_some(&[128]));
+    assert!(config.unwrap().mlp_bias);
 }
 
 /// Metadata of a small valid file of arch `llama`, with entries replaced.

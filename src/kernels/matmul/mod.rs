@@ -157,6 +157,23 @@ pub fn matmul_swiglu(
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
+    matmul_swiglu_biased(x, [gate, up], [None; 2], out, out_stride, pool, level);
+}
+
+/// The same with biases of `gate` and `up`, which are added to the products with them.
+///
+/// # Panics
+/// As [`matmul_swiglu`], or if there are not as many biases as rows of a matrix.
+pub fn matmul_swiglu_biased(
+    x: &Activations,
+    [gate, up]: [&PackedMatrix; 2],
+    biases: [Option<&[f32]>; 2],
+    out: &mut [f32],
+    out_stride: usize,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    assert!(biases.iter().flatten().all(|bias| bias.len() == gate.rows()), "a bias does not fit its matrix");
     assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
     check_shapes(x, gate, out.len(), 0, out_stride, level);
     check_shapes(x, up, out.len(), 0, out_stride, level);
@@ -172,7 +189,17 @@ pub fn matmul_swiglu(
         for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
+            let biases = biases.map(|bias| {
+                let mut of_tile = [0.0; TILE_ROWS];
+                of_tile[..num_outputs].copy_from_slice(&bias?[first_output..][..num_outputs]);
+                Some(of_tile)
+            });
             let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
+                for (products, bias) in [&mut **gates, &mut **ups].into_iter().zip(&biases) {
+                    if let Some(bias) = bias {
+                        level.run(AddBias { products, bias });
+                    }
+                }
                 level.run(Swiglu { gates, ups });
                 let out = out.get().wrapping_add(row * out_stride + first_output);
                 let (products, bias) = (&**gates, &[0.0; TILE_ROWS]);
@@ -249,6 +276,27 @@ impl Kernel for WriteProducts<'_> {
                         *out.add(lane) = before + value;
                     }
                 }
+            }
+        }
+    }
+}
+
+/// products += bias.
+struct AddBias<'a> {
+    products: &'a mut [[f32; TILE_ROWS]],
+    bias: &'a [f32; TILE_ROWS],
+}
+
+impl Kernel for AddBias<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        // SAFETY: the arrays have sixteen values.
+        unsafe {
+            let bias = V::load(self.bias.as_ptr());
+            for products in self.products {
+                V::load(products.as_ptr()).add(bias).store(products.as_mut_ptr());
             }
         }
     }

@@ -60,6 +60,18 @@ pub(crate) fn norm_swiglu(
     out.set_rows(&(gate * up.reference()?.product(backend, &x)?)?)
 }
 
+pub(crate) fn norm_swiglu_biased(
+    backend: &ReferenceBackend,
+    num_rows: usize,
+    x: &ReferenceBuffer,
+    norm: &RmsNorm,
+    [gate, up]: [&Linear; 2],
+    out: &mut ReferenceBuffer,
+) -> Result<()> {
+    let x = rms_norm(backend, &x.rows(num_rows)?, norm)?;
+    out.set_rows(&(linear(backend, &x, gate)?.silu()? * linear(backend, &x, up)?)?)
+}
+
 pub(crate) fn norm_logits(
     backend: &ReferenceBackend,
     num_rows: usize,

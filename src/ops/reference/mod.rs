@@ -28,7 +28,7 @@ pub(crate) use gather_rows::gather_rows;
 pub(crate) use heads_linear::heads_linear;
 pub(crate) use kv_cache::ReferencePools;
 pub(crate) use latent_kv_write::{LatentKvWrite, latent_kv_write};
-pub(crate) use linear::{linear_residual, norm_linear, norm_logits, norm_swiglu};
+pub(crate) use linear::{linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased};
 pub(crate) use matrix::ReferenceMatrix;
 pub(crate) use paged_attention::paged_attention;
 pub(crate) use rope_kv_write::{RopeKvWrite, rope_kv_write};
