@@ -33,10 +33,13 @@ struct Gptq {
 /// If the parts do not fit together, or the layout is another one.
 pub(super) fn open(module: &Module<'_>, config: &QuantConfig) -> Result<Box<dyn Codec>> {
     let words = module.need(".qweight")?.of_type(&[Dtype::I32])?;
-    let format =
-        ["checkpoint_format", "packing_format"].iter().find_map(|key| config.str(key)).unwrap_or("gptq");
+    let named = ["checkpoint_format", "packing_format"].iter().find_map(|key| config.str(key));
+    let format = match config.bool("is_marlin_format") {
+        Some(true) => "marlin",
+        _ => named.unwrap_or("gptq"),
+    };
     let known = ["gptq", "gptq_v2", "auto_round:gptq", "auto_round:auto_gptq"];
-    if !known.contains(&format) || config.bool("is_marlin_format") == Some(true) {
+    if !known.contains(&format) {
         return Err(Error::unsupported(format!("tensor {:?} is of GPTQ's form {format:?}", words.name()))
             .with_hint(WAY_OUT));
     }

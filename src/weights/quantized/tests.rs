@@ -234,6 +234,7 @@ fn damaged_parts_are_named() {
     check("gptq_ordered", &["up_proj.g_idx", "group -1"], &|case| case.part(".g_idx").3[..4].fill(255));
     check("gptq_zeros", &["group_size", "0"], &set("group_size", json!(0)));
     check("gptq", &["up_proj.qweight", "marlin"], &set("checkpoint_format", json!("marlin")));
+    check("gptq", &["up_proj.qweight", "marlin"], &set("is_marlin_format", json!(true)));
     check("awq", &["up_proj.qzeros", "[1, 2]"], &shorten(".scales"));
     check("awq", &["up_proj.qzeros", "missing"], &remove(".qzeros"));
     check("awq", &["up_proj.qweight", "gemv"], &set("version", json!("gemv")));
