@@ -301,6 +301,22 @@ fn what_is_enforced_comes_after_the_reasoning() {
     check(&server.post(CHAT, &body), "tool_choice", "enable_thinking");
 }
 
+/// Templates whose models are told of tools by a message write earlier calls, and know no tools.
+#[test]
+fn calls_are_found_also_where_the_template_knows_no_tools() {
+    let template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>\
+                    {% endfor %}{% endfor %}{% if add_generation_prompt %}<|begin|>{% endif %}";
+    let model =
+        scripted_model(template, &[], &[("<|begin|>", "<tool_call>{\"name\": \"get_time\"}</tool_call>")]);
+    let server = Server::start(&format!("--model {}", model.path().display()));
+    let answer = server.post(CHAT, &request(&json!({})));
+    assert_eq!((answer.status, answer.header("x-ignored-fields")), (200, Some("tools")), "{}", answer.text());
+    let message = &answer.success()["choices"][0]["message"];
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "get_time", "arguments": "{}"}));
+    let info = server.get("/server_info").success();
+    assert_eq!((&info["tool_call_parser"], &info["reasoning_parser"]), (&json!("hermes"), &Value::Null));
+}
+
 #[test]
 fn parsers_are_chosen_by_flags() {
     let text = "<think>A</think>B <tool_call>{\"name\": \"get_time\"}</tool_call> [TOOL_CALLS]get_time[ARGS]{\"x\": 1}";

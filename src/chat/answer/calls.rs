@@ -259,8 +259,9 @@ impl Calls {
         };
         match first {
             '{' if has_objects => {
-                let call = match self.form.body {
+                let call = match &self.form.body {
                     Body::Keyed => JsonCall::keyed(raw),
+                    Body::Object(object) => JsonCall::with_keys(raw, object),
                     _ => JsonCall::new(raw),
                 };
                 self.object(call, first, tools, output);
@@ -379,7 +380,7 @@ impl Calls {
             }
             Body::Python => State::Literal(LiteralCall::new(name, ['=', ')'], "", output)),
             Body::Braces { quote } => State::Literal(LiteralCall::new(name, [':', '}'], quote, output)),
-            Body::Json | Body::Object { .. } | Body::Keyed => State::BeforeJson,
+            Body::Json | Body::Object(_) | Body::Keyed => State::BeforeJson,
         };
     }
 

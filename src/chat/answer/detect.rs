@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::{Chat, ChatOptions, Message};
 use super::form::{Body, Form, bare, parts};
 use super::format::ToolCallFormat;
-use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, thoughts};
+use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, learn, thoughts};
 use crate::tokenizer::Tokenizer;
 
 const QUESTION: &str = "probing question 4721";
@@ -16,6 +16,9 @@ const ANSWER: &str = "probing answer 4722";
 const THOUGHT: &str = "probing thought 4723";
 const RESULT: &str = "probing result 4724";
 const NAMES: [&str; 2] = ["probing_tool_4725", "probing_tool_4726"];
+/// Identifiers of their calls: what most templates take, and what those of Kimi write in the place of a name.
+const IDS: [[&str; 2]; 2] =
+    [["call47211", "call47212"], ["functions.probing_tool_4725:0", "functions.probing_tool_4726:1"]];
 /// The fields in which templates look for reasoning.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
@@ -63,7 +66,7 @@ impl ToolCallFormat {
             }
         }
         if writes_calls {
-            return Detected::Unread;
+            return learned(chat).map_or(Detected::Unread, Detected::Read);
         }
         let options = ChatOptions { tools: Some(tool_list(false)), ..ChatOptions::default() };
         let prompt = chat.render(&[Message::new("user", QUESTION)], &options).unwrap_or_default();
@@ -179,34 +182,40 @@ fn tool_list(is_rich: bool) -> Value {
     NAMES.map(tool).into_iter().collect()
 }
 
+/// Arguments of every kind, or of those that every template can write.
+fn probe_arguments(is_rich: bool) -> Value {
+    if !is_rich {
+        return json!({"text": "probing text", "number": 3, "yes": true});
+    }
+    json!({"text": "probing text", "more": {"list": ["a", 1], "none": null}, "number": 3, "yes": true, "none": null})
+}
+
 /// Conversations with calls, the most telling one first: those that the template does not take are left out.
 fn probes(chat: &Chat) -> impl Iterator<Item = Probe> + use<'_> {
-    let arguments = json!({
-        "text": "probing text", "more": {"list": ["a", 1], "none": null}, "number": 3, "yes": true, "none": null,
-    });
     let without_null = json!({"text": "probing text", "more": {"list": ["a", 1]}, "number": 3, "yes": true});
-    let flat = json!({"text": "probing text", "number": 3, "yes": true});
-    let second = json!({"text": "b"});
-    let ids =
-        [["call47211", "call47212"], ["functions.probing_tool_4725:0", "functions.probing_tool_4726:1"]];
-    let kinds = [(arguments, true), (without_null, true), (flat, false)];
+    let kinds = [(probe_arguments(true), true), (without_null, true), (probe_arguments(false), false)];
     kinds.into_iter().flat_map(move |(arguments, is_rich)| {
-        let calls = [(NAMES[0], arguments), (NAMES[1], second.clone())];
+        let calls = [(NAMES[0], arguments), (NAMES[1], json!({"text": "beta", "number": 4}))];
         let tries = [(2, 0), (2, 1), (1, 0), (1, 1)];
         tries.into_iter().filter_map(move |(number, kind): (usize, usize)| {
-            probe(chat, &calls[..number], &ids[kind], is_rich)
+            probe(chat, &calls[..number], &IDS[kind], is_rich)
         })
     })
+}
+
+/// A question, and an answer that calls.
+fn asking(calls: &[(&'static str, Value)], ids: &[&str]) -> [Message; 2] {
+    let call = |((name, arguments), id): (&(&str, Value), &&str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let mut asked = Message::new("assistant", "");
+    let list: Vec<Value> = calls.iter().zip(ids).map(call).collect();
+    asked.extra.insert("tool_calls".to_owned(), list.into());
+    [Message::new("user", QUESTION), asked]
 }
 
 fn probe(chat: &Chat, calls: &[(&'static str, Value)], ids: &[&str], is_rich: bool) -> Option<Probe> {
     let tools = Some(tool_list(is_rich));
     let options = ChatOptions { tools, add_generation_prompt: false, ..ChatOptions::default() };
-    let call = |((name, arguments), id): (&(&str, Value), &&str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-    let mut asked = Message::new("assistant", "");
-    let list: Vec<Value> = calls.iter().zip(ids).map(call).collect();
-    asked.extra.insert("tool_calls".to_owned(), list.into());
-    let mut messages = vec![Message::new("user", QUESTION), asked];
+    let mut messages: Vec<Message> = asking(calls, ids).into();
     for ((name, _), id) in calls.iter().zip(ids) {
         let mut result = Message::new("tool", RESULT);
         result.extra.insert("tool_call_id".to_owned(), (*id).into());
@@ -221,6 +230,35 @@ fn probe(chat: &Chat, calls: &[(&'static str, Value)], ids: &[&str], is_rich: bo
         prompt.chars().zip(all.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
     let behind = all.rfind(QUESTION).map_or("", |at| &all[at + QUESTION.len()..]);
     Some(Probe { calls: calls.to_vec(), texts: vec![behind.to_owned(), all[same..].to_owned()] })
+}
+
+/// A form that the template itself tells, where no known one reads back what it writes.
+fn learned(chat: &Chat) -> Option<ToolCallFormat> {
+    let kinds = [true, false].map(|is_rich| (probe_arguments(is_rich), is_rich));
+    for ((arguments, is_rich), number) in kinds.iter().flat_map(|kind| [(kind, 2), (kind, 1)]) {
+        let calls = [(NAMES[0], arguments.clone()), (NAMES[1], json!({"text": "beta", "number": 4}))];
+        let Some(probe) = probe(chat, &calls[..number], &IDS[0], *is_rich) else { continue };
+        let options = ChatOptions {
+            tools: Some(tool_list(*is_rich)),
+            add_generation_prompt: false,
+            ..ChatOptions::default()
+        };
+        let answer = [Message::new("user", QUESTION), Message::new("assistant", ANSWER)];
+        let said = chat.render(&answer, &options).unwrap_or_default();
+        let said = said.rsplit_once(QUESTION).map_or("", |(_, behind)| behind);
+        // Without it, nobody knows where an answer begins.
+        let Some(around) = said.split_once(ANSWER) else { continue };
+        let asked = chat.render(&asking(&calls[..number], &IDS[0]), &options).ok();
+        let text =
+            asked.as_ref().and_then(|text| text.rsplit_once(QUESTION)).map_or("", |(_, behind)| behind);
+        for form in learn::forms(text, &probe.calls, &IDS[0], around) {
+            let form = ToolCallFormat(Arc::new(form));
+            if form.reads(&probe) {
+                return Some(form);
+            }
+        }
+    }
+    None
 }
 
 /// What the template writes of an answer with reasoning, by the fields that it may look for it in.

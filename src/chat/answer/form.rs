@@ -4,6 +4,8 @@
 //! The texts of a form are what a model writes, with white space. In them, [`LINE_END`] is a line end that may be left
 //! out, and [`NUMBER`] stands for digits. Who reads is less strict than who writes: white space around a mark never counts.
 
+use std::borrow::Cow;
+
 /// A line end that may be left out.
 pub(super) const LINE_END: char = '¶';
 /// Some digits.
@@ -71,8 +73,8 @@ pub(super) enum CallIds {
 /// What a call consists of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Body {
-    /// An object in JSON with the name and the arguments: what stands before each of the two.
-    Object { name: &'static str, arguments: &'static str },
+    /// An object in JSON with the name and the arguments: what stands before each of the two, and behind them.
+    Object(ObjectText),
     /// An object in JSON whose only key is the name.
     Keyed,
     /// The name, and then the arguments in JSON.
@@ -85,9 +87,35 @@ pub(super) enum Body {
     Braces { quote: &'static str },
 }
 
+/// The text of an object around a name and arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ObjectText {
+    pub(super) before_name: Cow<'static, str>,
+    pub(super) before_arguments: Cow<'static, str>,
+    pub(super) end: Cow<'static, str>,
+    /// It may have more keys than are known to mean nothing.
+    pub(super) has_more: bool,
+}
+
+impl ObjectText {
+    pub(super) const fn new(before_name: &'static str, before_arguments: &'static str) -> Self {
+        Self {
+            before_name: Cow::Borrowed(before_name),
+            before_arguments: Cow::Borrowed(before_arguments),
+            end: Cow::Borrowed("}"),
+            has_more: false,
+        }
+    }
+
+    /// The keys of the name and of the arguments.
+    pub(super) fn keys(&self) -> [&str; 2] {
+        [&self.before_name, &self.before_arguments].map(|text| text.rsplit('"').nth(1).unwrap_or_default())
+    }
+}
+
 impl Default for Body {
     fn default() -> Self {
-        Self::Object { name: "{\"name\": ", arguments: ", \"arguments\": " }
+        Self::Object(ObjectText::new("{\"name\": ", ", \"arguments\": "))
     }
 }
 
@@ -109,7 +137,7 @@ pub(super) struct Pairs {
 impl Form {
     /// Whether a call is a whole object in JSON.
     pub(super) fn has_objects(&self) -> bool {
-        matches!(self.body, Body::Object { .. } | Body::Keyed)
+        matches!(self.body, Body::Object(_) | Body::Keyed)
     }
 
     /// The marks around a group as they are looked for: brackets of lists are read by the way.

@@ -347,7 +347,7 @@ fn a_form_that_nobody_reads_is_told_at_load() {
     assert_eq!((known.notice(), known.uses_tools()), (None, true));
     // The words of a known form are not enough.
     let unknown = chat(&template(
-        "<tool_call>{{ c.function.name }} with {{ c.function.arguments | tojson }}</tool_call>",
+        "<tool_call>{{ c.function.name }} with {{ c.function.arguments | length }}</tool_call>",
     ));
     assert_eq!(unknown.forms(), "tool calls none, reasoning none");
     assert!(unknown.notice().unwrap().contains("--tool-call-parser"), "{:?}", unknown.notice());
@@ -359,6 +359,52 @@ fn a_form_that_nobody_reads_is_told_at_load() {
     };
     let given = Chat::with_config(&tokenizer(None, &["<s>", "</s>"], false), &given).unwrap();
     assert_eq!((given.forms().as_str(), given.notice()), ("tool calls hermes, reasoning none", None));
+}
+
+/// Forms that nobody named: what the template writes tells them.
+#[test]
+fn unknown_forms_are_learned_from_what_a_template_writes() {
+    let check = |call: &str, text: &str| {
+        let source = template(call);
+        let chat = chat(&source);
+        let format = chat.answer_format();
+        assert!(chat.forms().starts_with("tool calls as in the template, "), "{call}: {}", chat.forms());
+        let expected = vec![
+            ("weather".to_owned(), json!({"city": "Rome\n\"é\"", "days": 2, "list": [1]})),
+            ("time".to_owned(), json!({"city": "x", "none": null})),
+        ];
+        let (_, content, calls) = read(format, PromptEnd::Plain, &format!("I look.\n{text}"));
+        assert_eq!((content.as_str(), &calls), ("I look.", &expected), "{call}: {text}");
+        // What is enforced is read, too.
+        let tokenizer = tokenizer(None, &["<s>", "</s>"], false);
+        let grammar = format.call_grammar(&tokenizer, &tools()[1..], false).unwrap().unwrap();
+        assert!(grammar.contains("time"), "{grammar}");
+    };
+    let one = r#"{"city": "Rome\n\"é\"", "days": 2, "list": [1]}"#;
+    let two = r#"{"city": "x", "none": null}"#;
+    check(
+        "<fn>{\"fn\": \"{{ c.function.name }}\", \"args\": {{ c.function.arguments | tojson }}}</fn>",
+        &format!(
+            "<fn>{{\"fn\": \"weather\", \"args\": {one}}}</fn><fn>{{\"fn\": \"time\", \"args\": {two}}}</fn>"
+        ),
+    );
+    check(
+        "{{ '<calls>[' if loop.first else ', ' }}{{ c | tojson }}{{ ']</calls>' if loop.last else '' }}",
+        &format!(
+            "<calls>[{{\"type\": \"function\", \"function\": {{\"name\": \"weather\", \"arguments\": {one}}}, \"id\": \"a\"}}, \
+             {{\"id\": \"b\", \"type\": \"function\", \"function\": {{\"name\": \"time\", \"arguments\": {two}}}}}]</calls>"
+        ),
+    );
+    check(
+        "<|do|>{{ c.function.name }}<|with|>{{ c.function.arguments | tojson }}<|done|>\n",
+        &format!("<|do|>weather<|with|>{one}<|done|>\n<|do|>time<|with|>{two}<|done|>\n"),
+    );
+    check(
+        "{{ '<acts>' if loop.first else '' }}<act name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}\
+         <arg key=\"{{ k }}\">{{ v if v is string else v | tojson }}</arg>{% endfor %}</act>{{ '</acts>' if loop.last else '' }}",
+        "<acts><act name=\"weather\"><arg key=\"city\">Rome\n\"é\"</arg><arg key=\"days\">2</arg><arg key=\"list\">[1]</arg></act>\
+         <act name=\"time\"><arg key=\"city\">x</arg><arg key=\"none\">null</arg></act></acts>",
+    );
 }
 
 #[test]

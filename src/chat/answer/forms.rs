@@ -1,7 +1,7 @@
 //! The forms of calls that are known, a row for each. More specific ones come first: at load the first one that reads
 //! back what the template writes is taken.
 
-use super::form::{ANY_TYPE, Body, CallIds, Form, Id, Pairs};
+use super::form::{ANY_TYPE, Body, CallIds, Form, Id, ObjectText, Pairs};
 
 /// Calls as objects in JSON between two marks.
 fn objects(name: &str, group: [&str; 2], separator: &str) -> Form {
@@ -74,7 +74,7 @@ impl Form {
 
 /// All of them.
 pub(super) fn known() -> Vec<Form> {
-    let keys = |name: &'static str, arguments: &'static str| Body::Object { name, arguments };
+    let keys = |name: &'static str, arguments: &'static str| Body::Object(ObjectText::new(name, arguments));
     let after = |written: &str, marks: &[&str]| Id::After {
         written: written.into(),
         marks: marks.iter().map(|mark| (*mark).to_owned()).collect(),

@@ -194,12 +194,10 @@ impl Rules<'_> {
             let name = literal(&tool.name);
             let arguments = format!("arguments_{index}");
             let body = match &form.body {
-                Body::Object { name: before, arguments: between } => {
-                    format!(
-                        "{} {} {arguments} \"}}\"",
-                        self.written(before),
-                        literal(&format!("{name}{between}"))
-                    )
+                Body::Object(object) => {
+                    let before = self.written(&object.before_name);
+                    let between = format!("{name}{}", object.before_arguments);
+                    format!("{before} {} {arguments} {}", literal(&between), self.written(&object.end))
                 }
                 Body::Keyed => format!("{} {arguments} \"}}\"", literal(&format!("{{{name}: "))),
                 Body::Json | Body::Pairs(_) => {
@@ -247,7 +245,7 @@ impl Rules<'_> {
             separator: literal(if quote.is_empty() { ", " } else { "," }),
         };
         match &form.body {
-            Body::Object { .. } | Body::Keyed | Body::Json => None,
+            Body::Object(_) | Body::Keyed | Body::Json => None,
             Body::Python => Some(literals("=", "")),
             Body::Braces { quote } => Some(literals(":", quote)),
             Body::Pairs(Pairs { key, between, end, item, .. }) => {

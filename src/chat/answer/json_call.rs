@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use super::Tool;
+use super::form::ObjectText;
 use super::output::Output;
 
 /// Follows a JSON value by its brackets and strings.
@@ -88,6 +89,12 @@ pub(super) struct JsonCall {
     has_begun: bool,
     /// The only key is the name.
     is_keyed: bool,
+    /// What else the keys of the name and of the arguments are called.
+    keys: [String; 2],
+    /// Other keys mean nothing.
+    has_more: bool,
+    /// Inside an object that has both.
+    is_nested: bool,
 }
 
 #[derive(Debug, Default)]
@@ -119,6 +126,12 @@ impl JsonCall {
     /// `prefix` goes before the text of the object if that turns out to be no call.
     pub(super) fn new(prefix: String) -> Self {
         Self { raw: prefix, ..Self::default() }
+    }
+
+    /// The same for an object that may have other keys.
+    pub(super) fn with_keys(prefix: String, object: &ObjectText) -> Self {
+        let keys = object.keys().map(|key| format!("\"{key}\""));
+        Self { keys, has_more: object.has_more, ..Self::new(prefix) }
     }
 
     /// The same for an object whose only key is the name.
@@ -157,7 +170,7 @@ impl JsonCall {
                 self.key = "\"".to_owned();
                 self.state = State::InKey;
             }
-            State::Key | State::AfterValue if c == '}' => return self.end(output),
+            State::Key | State::AfterValue if c == '}' => return self.close(output),
             State::InKey => {
                 self.key.push(c);
                 // No key of a call has anything to escape.
@@ -205,7 +218,7 @@ impl JsonCall {
 
     fn after_scalar(&mut self, c: char, output: &mut Output) -> Status {
         match c {
-            '}' => self.end(output),
+            '}' => self.close(output),
             ',' => {
                 self.state = State::Key;
                 Status::Open
@@ -226,11 +239,16 @@ impl JsonCall {
             "\"arguments\"".clone_into(&mut self.key);
         }
         let is_known = match self.key.as_str() {
-            "\"name\"" | "\"tool_name\"" => self.name.is_none(),
-            "\"arguments\"" | "\"parameters\"" => self.arguments.is_none(),
+            _ if self.has_name_key() => self.name.is_none(),
+            _ if self.has_arguments_key() => self.arguments.is_none(),
+            "\"function\"" if c == '{' && !self.is_nested => {
+                self.is_nested = true;
+                self.state = State::Key;
+                return Status::Open;
+            }
             // What some models add. It says nothing that the call does not.
             "\"type\"" | "\"id\"" | "\"index\"" | "\"tool_call_id\"" => true,
-            _ => false,
+            _ => self.has_more,
         };
         let mut scan = ValueScan::default();
         if !is_known || scan.step(c) == ValueStep::Broken {
@@ -254,7 +272,7 @@ impl JsonCall {
         let State::InValue(_, text) = std::mem::replace(&mut self.state, State::AfterValue) else {
             return Status::Broken;
         };
-        if matches!(self.key.as_str(), "\"name\"" | "\"tool_name\"") {
+        if self.has_name_key() {
             let Ok(name) = serde_json::from_str::<String>(&text) else { return Status::Broken };
             let is_known = tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name));
             if name.is_empty() || !is_known {
@@ -267,8 +285,21 @@ impl JsonCall {
         Status::Open
     }
 
+    fn has_name_key(&self) -> bool {
+        matches!(self.key.as_str(), "\"name\"" | "\"tool_name\"") || self.key == self.keys[0]
+    }
+
     fn has_arguments_key(&self) -> bool {
-        matches!(self.key.as_str(), "\"arguments\"" | "\"parameters\"")
+        matches!(self.key.as_str(), "\"arguments\"" | "\"parameters\"") || self.key == self.keys[1]
+    }
+
+    /// The end of the object, or of the one in it.
+    fn close(&mut self, output: &mut Output) -> Status {
+        if std::mem::take(&mut self.is_nested) {
+            self.state = State::AfterValue;
+            return Status::Open;
+        }
+        self.end(output)
     }
 
     fn end(&mut self, output: &mut Output) -> Status {

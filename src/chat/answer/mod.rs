@@ -14,6 +14,7 @@ mod format;
 mod forms;
 mod grammar;
 mod json_call;
+mod learn;
 mod literal;
 mod literal_call;
 mod marker;

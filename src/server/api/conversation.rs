@@ -86,8 +86,8 @@ impl Conversation {
     fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
         let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
         // Earlier calls are there to be read, also where no further ones can be told of.
-        let only_earlier = self.tools.source.is_none() && model.llm.chat().is_some_and(Chat::writes_calls);
-        let about_tools = about_tools.filter(|_| !only_earlier);
+        let writes_calls = model.llm.chat().is_some_and(Chat::writes_calls);
+        let about_tools = about_tools.filter(|_| self.tools.source.is_some() || !writes_calls);
         let Some(place) = about_tools.filter(|_| !model.llm.chat().is_none_or(Chat::uses_tools)) else {
             return Ok(&self.tools);
         };
@@ -102,7 +102,9 @@ impl Conversation {
         if let Some(ignored) = &self.variables.ignored {
             ignored.add(place);
         }
-        Ok(none)
+        // The messages may tell of them, and what the model calls all the same is a call.
+        let is_read = model.llm.chat().is_some_and(|chat| chat.answer_format().tool_calls.is_some());
+        Ok(if writes_calls && is_read { &self.tools } else { none })
     }
 
     fn encode_with(&self, model: &Model, tools: &ToolRequest) -> Result<Vec<u32>, ApiError> {
