@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::EngineConfig;
-use crate::ops::gpu::{ChipClass, Gpu, stored_as};
+use crate::ops::gpu::{ChipClass, Gpu};
 use crate::ops::reference::ReferenceBackend;
 use crate::weights::FileType;
 use crate::{Error, ErrorKind, Result};
@@ -117,8 +117,7 @@ impl OpenedDevice {
     /// The type that it keeps weights of a file as.
     pub(super) fn kept_as(&self, file_type: FileType) -> FileType {
         match self {
-            Self::Cpu(_) => FileType::Kept(file_type.kept_as()),
-            Self::Gpu(_) => FileType::Kept(stored_as(file_type.kept_as())),
+            Self::Cpu(_) | Self::Gpu(_) => FileType::Kept(file_type.kept_as()),
             // Weights stay in their file.
             Self::Reference(_) => file_type,
         }

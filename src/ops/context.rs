@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::gpu::{Gpu, GpuBackend, Tuning, stored_as};
+use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
 use crate::ops::reference::ReferenceBackend;
 use crate::weights::{DType, FileType};
 
@@ -101,8 +101,7 @@ impl Context {
     #[must_use]
     pub fn kept_as(&self, file_type: FileType) -> FileType {
         match &self.device {
-            DeviceBackend::Cpu(_) => FileType::Kept(file_type.kept_as()),
-            DeviceBackend::Gpu(_) => FileType::Kept(stored_as(file_type.kept_as())),
+            DeviceBackend::Cpu(_) | DeviceBackend::Gpu(_) => FileType::Kept(file_type.kept_as()),
             // Weights stay in their file.
             DeviceBackend::Reference(_) => file_type,
         }

@@ -151,7 +151,8 @@ pub(super) fn q8_s(block: &[u8; 274], out: &mut [f32; 256]) {
 
 /// The sixteen scales of a Q3_K block from their twelve bytes: eight of nibbles, low ones first, and four with the upper two
 /// bits of every fourth scale.
-pub(crate) fn signed_six_bit_scales(packed: &[u8]) -> [i8; 16] {
+#[must_use]
+pub fn signed_six_bit_scales(packed: &[u8]) -> [i8; 16] {
     std::array::from_fn(|j| {
         let low = (packed[j % 8] >> (4 * (j / 8))) & 15;
         let high = (packed[8 + j % 4] >> (2 * (j / 4))) & 3;
@@ -160,14 +161,16 @@ pub(crate) fn signed_six_bit_scales(packed: &[u8]) -> [i8; 16] {
 }
 
 /// The scale of sub-block `j` (0..8) of an IQ4_XS block.
-pub(crate) fn iq4_xs_scale(block: &[u8], j: usize) -> i8 {
+#[must_use]
+pub fn iq4_xs_scale(block: &[u8], j: usize) -> i8 {
     let low = (block[4 + j / 2] >> (4 * (j % 2))) & 15;
     let high = (block[2 + j / 4] >> (2 * (j % 4))) & 3;
     (low | (high << 4)).cast_signed() - 32
 }
 
 /// Half of 2^(exponent − 127), since values are doubled: 2^-128 to 2^127.
-pub(crate) fn mxfp4_scale(exponent: u8) -> f32 {
+#[must_use]
+pub fn mxfp4_scale(exponent: u8) -> f32 {
     // The first two are below the normal numbers.
     let bits = if exponent < 2 { 0x0020_0000 << exponent } else { (u32::from(exponent) - 1) << 23 };
     f32::from_bits(bits)

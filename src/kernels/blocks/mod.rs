@@ -13,6 +13,7 @@ mod scaled;
 
 use half::{bf16, f16};
 
+pub use decode::{iq4_xs_scale, mxfp4_scale, signed_six_bit_scales};
 pub use repack::{can_repack, repack};
 
 use crate::{DType, Error, FileType, RepackedType, Result};

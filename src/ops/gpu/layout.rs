@@ -3,16 +3,18 @@
 //!
 //! A matrix is a few planes, one after the other, each in the order of rows and of columns within a row, so that
 //! neighbouring lanes read neighbouring bytes, in words as wide as a unit of sixteen weights. Together they have
-//! the size of the file's blocks.
+//! the size of the file's blocks, or a few bytes more where scales are in fewer than eight bits there.
 //!
 //! | plane | bytes | of each |
 //! |---|---|---|
-//! | codes | 8, or 16 for 8-bit codes | unit: nibbles in order, or bytes with 128 added |
-//! | high bits | 2 for 5-bit codes, 4 for 6-bit codes | unit: one or two bits a weight, in the order of [`HIGH_BITS`] |
-//! | scales | 2 or 4 | 32 weights: f16 scale, f16 minimum |
+//! | codes | 8, or 16 for 8-bit codes, or 4 for codes of two and three bits | unit: nibbles in order, or bytes with 128 added, or two bits each in the order of [`HIGH_BITS`] |
+//! | high bits | 2 for codes of three and five bits, 4 for 6-bit codes | unit: one or two bits a weight, in the order of [`HIGH_BITS`] |
+//! | scales | 2 or 4 | 32 weights: f16 scale, f16 minimum; of `MXFP4` the upper half of an f32 |
 //! | scales of `Q4_K`, `Q5_K` | 16 | 256 weights: f16 scale, f16 minimum; per 32 weights a byte with the low four bits of the scale and of the minimum; per 64 weights a byte with the high two bits of both scales and minima |
-//! | scales of `Q6_K` | 1 | unit: i8 |
-//! | super-scales of `Q6_K` | 2 | 256 weights: f16 |
+//! | scales of `Q3_K`, `Q6_K`, `IQ4_XS`, `Q8_S` | 1 | unit: i8 |
+//! | their super-scales | 2 | 256 weights: f16 |
+//! | scales of `Q2_K` | 1 | unit: scale and minimum, a nibble each |
+//! | their super-scales | 4 | 256 weights: f16 scale, f16 minimum |
 //!
 //! Dense types stay as they are in the file.
 
@@ -22,6 +24,7 @@ use std::sync::{Mutex, OnceLock};
 use bytemuck::{Pod, Zeroable};
 
 use super::tiles::{self, TILE_ROWS};
+use super::unpack::unpack_block;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::weights::{DType, FileType, blocks};
 use crate::{Error, Result};
@@ -54,18 +57,6 @@ impl Planes {
     }
 }
 
-/// The type that a GPU keeps weights of `dtype` as: its own where there are kernels for it, otherwise one that has the same
-/// values.
-#[must_use]
-pub fn stored_as(dtype: DType) -> DType {
-    match dtype {
-        DType::Iq4Nl => DType::Q8_0,
-        DType::Q3K => DType::Q6K,
-        DType::Q2K | DType::Iq4Xs | DType::Mxfp4 | DType::Q8S => DType::F32,
-        _ => dtype,
-    }
-}
-
 /// Bytes of 256 weights in each plane.
 #[derive(Debug, Clone, Copy)]
 struct PlaneBytes {
@@ -77,22 +68,19 @@ struct PlaneBytes {
 
 impl PlaneBytes {
     fn of(dtype: DType) -> Self {
-        let (codes, high, scales, super_scales) = match stored_as(dtype) {
-            // The others are not kept.
-            DType::F32
-            | DType::Q2K
-            | DType::Q3K
-            | DType::Iq4Nl
-            | DType::Iq4Xs
-            | DType::Mxfp4
-            | DType::Q8S => (1024, 0, 0, 0),
+        let (codes, high, scales, super_scales) = match dtype {
+            DType::F32 => (1024, 0, 0, 0),
             DType::F16 | DType::BF16 => (512, 0, 0, 0),
-            DType::Q4_0 | DType::Q4K => (128, 0, 16, 0),
+            DType::Q4_0 | DType::Q4K | DType::Iq4Nl | DType::Mxfp4 => (128, 0, 16, 0),
             DType::Q4_1 => (128, 0, 32, 0),
             DType::Q5_0 | DType::Q5K => (128, 32, 16, 0),
             DType::Q5_1 => (128, 32, 32, 0),
             DType::Q8_0 => (256, 0, 16, 0),
             DType::Q6K => (128, 64, 16, 2),
+            DType::Q2K => (64, 0, 16, 4),
+            DType::Q3K => (64, 32, 16, 2),
+            DType::Iq4Xs => (128, 0, 16, 2),
+            DType::Q8S => (256, 0, 16, 2),
         };
         Self { codes, high, scales, super_scales }
     }
@@ -157,9 +145,11 @@ impl Layout {
     }
 
     /// The type that kernels find: weights of tensor cores become halves at last, and those of [`DType::BF16`] do so at once.
+    /// Where scales of super-blocks are multiplied with those of their parts, two types are one.
     pub(super) fn stored(&self) -> DType {
         match (self.order, self.dtype) {
             (Order::Tiles, DType::BF16) => DType::F16,
+            (Order::Tiles, DType::Iq4Xs) => DType::Iq4Nl,
             (_, dtype) => dtype,
         }
     }
@@ -271,121 +261,46 @@ impl Layout {
             let super_scales = &mut super_scales[index * part(3)..][..part(3)];
             unpack_block(self.dtype, block, values, scales, super_scales);
             let codes = &mut codes[index * part(0)..][..part(0)];
-            if self.dtype == DType::Q8_0 {
-                codes.copy_from_slice(values);
-            } else {
-                for (byte, pair) in codes.iter_mut().zip(values.as_chunks::<2>().0) {
-                    *byte = pair[0] & 15 | (pair[1] & 15) << 4;
-                }
-            }
             let high = &mut high[index * part(1)..][..part(1)];
-            if !high.is_empty() {
-                let values_per_byte = block_len / high.len();
-                let bits = 8 / values_per_byte;
-                let units =
-                    values.as_chunks::<UNIT>().0.iter().zip(high.chunks_exact_mut(UNIT / values_per_byte));
-                for (unit, high) in units {
-                    for (byte, places) in high.iter_mut().zip(HIGH_BITS.chunks_exact(values_per_byte)) {
-                        *byte = places.iter().rev().fold(0, |byte, place| byte << bits | unit[*place] >> 4);
+            match low_bits(self.dtype) {
+                8 => codes.copy_from_slice(values),
+                4 => {
+                    for (byte, pair) in codes.iter_mut().zip(values.as_chunks::<2>().0) {
+                        *byte = pair[0] & 15 | (pair[1] & 15) << 4;
                     }
+                    pack_bits(values, 4, high);
+                }
+                _ => {
+                    pack_bits(values, 0, codes);
+                    pack_bits(values, 2, high);
                 }
             }
         }
     }
 }
 
-/// The codes of a block in the order of its columns, and its scales as they will lie.
-pub(super) fn unpack_block(
-    dtype: DType,
-    block: &[u8],
-    codes: &mut [u8],
-    scales: &mut [u8],
-    super_scales: &mut [u8],
-) {
+/// Bits of a code in the plane of codes, which are its lowest.
+pub(super) fn low_bits(dtype: DType) -> usize {
     match dtype {
-        DType::Q4_0 => {
-            scales.copy_from_slice(&block[..2]);
-            nibbles(&block[2..], codes);
-        }
-        DType::Q4_1 => {
-            scales.copy_from_slice(&block[..4]);
-            nibbles(&block[4..], codes);
-        }
-        DType::Q5_0 => {
-            scales.copy_from_slice(&block[..2]);
-            nibbles(&block[6..], codes);
-            fifth_bits(&block[2..6], codes);
-        }
-        DType::Q5_1 => {
-            scales.copy_from_slice(&block[..4]);
-            nibbles(&block[8..], codes);
-            fifth_bits(&block[4..8], codes);
-        }
-        DType::Q8_0 => {
-            scales.copy_from_slice(&block[..2]);
-            for (code, byte) in codes.iter_mut().zip(&block[2..]) {
-                *code = byte ^ 0x80;
-            }
-        }
-        DType::Q4K => {
-            super_block_scales(block, scales);
-            for (codes, bytes) in codes.chunks_exact_mut(64).zip(block[16..].chunks_exact(32)) {
-                nibbles(bytes, codes);
-            }
-        }
-        DType::Q5K => {
-            super_block_scales(block, scales);
-            for (codes, bytes) in codes.chunks_exact_mut(64).zip(block[48..].chunks_exact(32)) {
-                nibbles(bytes, codes);
-            }
-            for (col, code) in codes.iter_mut().enumerate() {
-                *code |= (block[16 + col % 32] >> (col / 32) & 1) << 4;
-            }
-        }
-        DType::Q6K => {
-            scales.copy_from_slice(&block[192..208]);
-            super_scales.copy_from_slice(&block[208..]);
-            for (col, code) in codes.iter_mut().enumerate() {
-                let (half, quarter, index) = (col / 128, col / 32 % 4, col % 32);
-                let low = block[64 * half + 32 * (quarter % 2) + index] >> (4 * (quarter / 2)) & 15;
-                let high = block[128 + 32 * half + index] >> (2 * quarter) & 3;
-                *code = low | high << 4;
-            }
-        }
-        // Dense types have no blocks, and the others are kept as one of these.
-        _ => {}
+        DType::Q8_0 | DType::Q8S => 8,
+        DType::Q2K | DType::Q3K => 2,
+        _ => 4,
     }
 }
 
-/// The low nibbles of all bytes, then the high ones.
-fn nibbles(bytes: &[u8], codes: &mut [u8]) {
-    let (low, high) = codes.split_at_mut(bytes.len());
-    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-        (*low, *high) = (byte & 15, byte >> 4);
+/// The bits of codes from bit `first` on, as many as there is room for in `packed`, in the order of [`HIGH_BITS`].
+fn pack_bits(codes: &[u8], first: usize, packed: &mut [u8]) {
+    if packed.is_empty() {
+        return;
     }
-}
-
-fn fifth_bits(bytes: &[u8], codes: &mut [u8]) {
-    for (col, code) in codes.iter_mut().enumerate() {
-        *code |= (bytes[col / 8] >> (col % 8) & 1) << 4;
-    }
-}
-
-/// The sixteen bytes of scales of a `Q4_K` or `Q5_K` block.
-fn super_block_scales(block: &[u8], scales: &mut [u8]) {
-    scales[..4].copy_from_slice(&block[..4]);
-    let packed = &block[4..16];
-    for index in 0..8 {
-        let (scale, minimum) = if index < 4 {
-            (packed[index] & 63, packed[index + 4] & 63)
-        } else {
-            (
-                packed[index + 4] & 15 | packed[index - 4] >> 6 << 4,
-                packed[index + 4] >> 4 | packed[index] >> 6 << 4,
-            )
-        };
-        scales[4 + index] = scale & 15 | (minimum & 15) << 4;
-        scales[12 + index / 2] |= (scale >> 4 | minimum >> 4 << 2) << (4 * (index % 2));
+    let codes_per_byte = codes.len() / packed.len();
+    let bits = 8 / codes_per_byte;
+    let units = codes.as_chunks::<UNIT>().0.iter().zip(packed.chunks_exact_mut(UNIT / codes_per_byte));
+    for (unit, packed) in units {
+        for (byte, places) in packed.iter_mut().zip(HIGH_BITS.chunks_exact(codes_per_byte)) {
+            let bits_at = |place: &usize| unit[*place] >> first & ((1 << bits) - 1);
+            *byte = places.iter().rev().fold(0, |byte, place| byte << bits | bits_at(place));
+        }
     }
 }
 
@@ -395,9 +310,17 @@ mod tests {
 
     #[test]
     fn planes_have_the_size_of_the_files_blocks() {
-        for dtype in DType::ALL.into_iter().filter(|dtype| stored_as(*dtype) == *dtype) {
+        for dtype in DType::ALL {
+            // Scales of six bits, or for 32 weights, or of eight bits.
+            let extra = match dtype {
+                DType::Q3K => 16 - 12,
+                DType::Iq4Xs => 16 - 6,
+                DType::Mxfp4 => 16 - 8,
+                _ => 0,
+            };
             let layout = Layout::new(Order::Rows, dtype, 8, 256);
-            assert_eq!(layout.num_bytes(), 8 * 256 / dtype.block_len() * dtype.block_bytes(), "{dtype}");
+            let in_file = 256 / dtype.block_len() * dtype.block_bytes();
+            assert_eq!(layout.num_bytes(), 8 * (in_file + extra), "{dtype}");
         }
     }
 

@@ -11,8 +11,9 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 11] = [
+const HEADERS: [(&str, &str); 12] = [
     ("threads.h", include_str!("../../../metal_kernels/threads.h")),
+    ("codes.h", include_str!("../../../metal_kernels/codes.h")),
     ("formats.h", include_str!("../../../metal_kernels/formats.h")),
     ("groups.h", include_str!("../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../metal_kernels/matrices.h")),

@@ -1,7 +1,7 @@
 //! A weight matrix in a GPU's memory.
 
 use super::backend::GpuBackend;
-use super::layout::{Layout, Planes, UNIT, stored_as};
+use super::layout::{Layout, Planes, UNIT};
 use super::{Binding, GpuBuffer, Placement};
 use crate::weights::{DType, FileType, RawTensor};
 use crate::{Error, Result};
@@ -24,9 +24,9 @@ pub(crate) struct GpuMatrix {
 impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
-        let layout = Layout::new(gpu.tuning().order(), stored_as(tensor.dtype), rows, cols);
+        let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
         let data = tensor.data()?;
-        let is_kept = tensor.stored() == FileType::Kept(stored_as(tensor.dtype));
+        let is_kept = tensor.stored() == FileType::Kept(tensor.dtype);
         if is_kept && layout.is_as_in_file() && (data.as_ptr() as usize).is_multiple_of(UNIT) {
             check(tensor.stored(), data, rows, cols)?;
             if let Some((buffer, offset)) = gpu.device().wrap(&tensor.share()?)? {
@@ -56,7 +56,7 @@ impl GpuMatrix {
         cols: usize,
     ) -> Result<Self> {
         check(file_type, bytes, rows, cols)?;
-        let layout = Layout::new(gpu.tuning().order(), stored_as(file_type.kept_as()), rows, cols);
+        let layout = Layout::new(gpu.tuning().order(), file_type.kept_as(), rows, cols);
         let num_bytes = layout.num_bytes();
         let mut packed = Ok(());
         let buffer =
@@ -67,7 +67,7 @@ impl GpuMatrix {
 
     /// A matrix of this shape in which there is nothing, for a dry run.
     pub(crate) fn without_weights(gpu: &GpuBackend, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), stored_as(dtype), rows, cols), rows, cols)
+        Self::unfilled(gpu, Layout::new(gpu.tuning().order(), dtype, rows, cols), rows, cols)
     }
 
     fn of_buffer(layout: Layout, rows: usize, cols: usize, buffer: GpuBuffer) -> Self {

@@ -30,6 +30,7 @@ mod sampling;
 mod tensor_cores;
 mod tiles;
 mod tuning;
+mod unpack;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
 pub use apple::AppleGpu;
@@ -40,7 +41,6 @@ pub use device::{
     Placement, Ticket,
 };
 pub use kernel::{CUDA_LIBRARIES, LIBRARIES};
-pub use layout::stored_as;
 pub use library::Library;
 pub use probe::{KernelLimits, Probe};
 

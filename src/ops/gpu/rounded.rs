@@ -57,7 +57,7 @@ impl Pairs {
     pub(super) fn of(format: DType) -> Self {
         match format {
             DType::F32 | DType::F16 | DType::BF16 => Self::Neighbours,
-            DType::Q8_0 => Self::TwoApart,
+            DType::Q8_0 | DType::Q8S | DType::Iq4Nl => Self::TwoApart,
             _ => Self::FourApart,
         }
     }

@@ -7,16 +7,21 @@
 //! | plane | bytes | of each |
 //! |---|---|---|
 //! | codes | 16, twice for dense types and 8-bit codes | lane, after all lanes' first 16 bytes their second ones: nibbles in order, a word for each block, or bytes with 128 added, or weights as halves |
-//! | high bits | 4 for 5-bit codes, 8 for 6-bit codes | lane: those of a block's first four codes in the lower half of a word, of the other four in the upper half |
+//! | codes of two and three bits | 8 | lane: two bits each, in the order of high bits |
+//! | high bits | 4 for codes of three and five bits, 8 for 6-bit codes | lane: those of a block's first four codes in the lower half of a word, of the other four in the upper half |
 //! | scales | 8 or 16 | row of a tile: f16 scales of four blocks, or f16 scale and f16 minimum of each |
-//! | scales of `Q6_K` | 8 | half of the lanes of a row: f16 scales of its columns of four blocks |
+//! | scales of `Q3_K`, `Q6_K`, `Q8_S` | 8 | half of the lanes of a row: f16 scales of its columns of four blocks |
+//! | scales of `Q2_K` | 8 | half of the lanes of a row: for each of four blocks a byte, the scale below the minimum; f16 scale and f16 minimum of these, the latter negative |
 //!
 //! Scales of super-blocks are multiplied with those of their parts, and rounded to f16, which is what the kernels would do with
-//! them: that takes half a bit of a weight more, and a third of the instructions less than to do it there.
+//! them: that takes half a bit of a weight more, and a third of the instructions less than to do it there. With those of `Q2_K`
+//! it would take as much as its codes. A power of two of `MXFP4` that is above 2^12 or below 2^-24 as a scale is the next one
+//! that a half has.
 
 use half::f16;
 
-use super::layout::unpack_block;
+use super::layout::low_bits;
+use super::unpack::unpack_block;
 use crate::weights::DType;
 
 /// Rows of a tile.
@@ -29,8 +34,8 @@ const LANES: usize = 32;
 struct Piece {
     /// Columns of a tile.
     columns: usize,
-    /// Times sixteen bytes of codes that a lane has.
-    words: usize,
+    /// Bytes of codes that a lane has.
+    codes: usize,
     /// Bytes of a lane's high bits.
     high: usize,
     /// Bytes of a lane's scales, and how many lanes of a row have them together.
@@ -39,20 +44,20 @@ struct Piece {
 
 impl Piece {
     fn of(dtype: DType) -> Self {
-        let piece = |words, high, scales| Self { columns: 128, words, high, scales: (scales, 4) };
+        let piece = |codes, high, scales| Self { columns: 128, codes, high, scales: (scales, 4) };
+        let of_halves = |codes, high| Self { scales: (8, 2), ..piece(codes, high, 0) };
         match dtype {
             // In single precision there are no tiles.
-            DType::F32 | DType::F16 | DType::BF16 => Self { columns: 64, ..piece(2, 0, 0) },
-            // They are kept as others.
-            DType::Q2K | DType::Q3K | DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 | DType::Q8S => {
-                piece(0, 0, 0)
-            }
-            DType::Q4_0 => piece(1, 0, 8),
-            DType::Q4_1 | DType::Q4K => piece(1, 0, 16),
-            DType::Q5_0 => piece(1, 4, 8),
-            DType::Q5_1 | DType::Q5K => piece(1, 4, 16),
-            DType::Q8_0 => piece(2, 0, 8),
-            DType::Q6K => Self { scales: (8, 2), ..piece(1, 8, 8) },
+            DType::F32 | DType::F16 | DType::BF16 => Self { columns: 64, ..piece(32, 0, 0) },
+            DType::Q4_0 | DType::Iq4Nl | DType::Iq4Xs | DType::Mxfp4 => piece(16, 0, 8),
+            DType::Q4_1 | DType::Q4K => piece(16, 0, 16),
+            DType::Q5_0 => piece(16, 4, 8),
+            DType::Q5_1 | DType::Q5K => piece(16, 4, 16),
+            DType::Q8_0 => piece(32, 0, 8),
+            DType::Q2K => of_halves(8, 0),
+            DType::Q3K => of_halves(8, 4),
+            DType::Q6K => of_halves(16, 8),
+            DType::Q8S => of_halves(32, 0),
         }
     }
 }
@@ -75,8 +80,8 @@ impl Lanes {
     /// For matrices of `format`, and of `last` if a kernel has another one too: the larger of both.
     pub(super) fn of(format: DType, last: Option<DType>) -> Self {
         let one = |dtype: DType| {
-            let Piece { columns, words, high, scales: (scales, _) } = Piece::of(dtype);
-            Self { columns, bytes: 16 * words + high + scales }
+            let Piece { columns, codes, high, scales: (scales, _) } = Piece::of(dtype);
+            Self { columns, bytes: codes + high + scales }
         };
         let (first, last) = (one(format), one(last.unwrap_or(format)));
         Self { bytes: first.bytes.max(last.bytes), ..first }
@@ -85,9 +90,9 @@ impl Lanes {
 
 /// Bytes of eight rows in each plane. There are no super-scales.
 pub(super) fn row_of_tiles_bytes(dtype: DType, cols: usize) -> [usize; 4] {
-    let Piece { columns, words, high, scales: (scales, sharing) } = Piece::of(dtype);
+    let Piece { columns, codes, high, scales: (scales, sharing) } = Piece::of(dtype);
     let num_tiles = cols.div_ceil(columns);
-    [num_tiles * LANES * 16 * words, num_tiles * LANES * high, num_tiles * LANES / sharing * scales, 0]
+    [num_tiles * LANES * codes, num_tiles * LANES * high, num_tiles * LANES / sharing * scales, 0]
 }
 
 /// Packs whole rows of a file, from the first one of a tile on, to their parts of the planes.
@@ -96,8 +101,8 @@ pub(super) fn pack(dtype: DType, cols: usize, source: &[u8], planes: &mut [&mut 
     let are_whole =
         cols.is_multiple_of(tile_columns(dtype)) && source.len().is_multiple_of(TILE_ROWS * row_bytes);
     for (index, plane) in planes.iter_mut().enumerate() {
-        // High bits come one by one.
-        if !are_whole || index == 1 {
+        // Bits come one by one.
+        if !are_whole || index == 1 || low_bits(dtype) == 2 {
             plane.fill(0);
         }
     }
@@ -156,11 +161,12 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
     let mut values = [0_u8; 256];
     // Of the file: of 32 weights some, and all of 256.
     let mut file_scales = [0_u8; 16];
-    let mut super_scale = [0_u8; 2];
+    let mut super_scales = [0_u8; 4];
     let (scale_bytes, super_scale_bytes) = match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => (2, 0),
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Iq4Nl | DType::Mxfp4 => (2, 0),
         DType::Q4_1 | DType::Q5_1 => (4, 0),
-        DType::Q6K => (16, 2),
+        DType::Q3K | DType::Q6K | DType::Iq4Xs | DType::Q8S => (16, 2),
+        DType::Q2K => (16, 4),
         _ => (16, 0),
     };
     // Those of the tiles of a block.
@@ -173,18 +179,22 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
             block,
             &mut values[..block_len],
             &mut file_scales[..scale_bytes],
-            &mut super_scale[..super_scale_bytes],
+            &mut super_scales[..super_scale_bytes],
         );
         match dtype {
             DType::Q4K | DType::Q5K => scales = products_with_minima(&file_scales),
-            DType::Q6K => scales = products(&file_scales, super_scale),
+            DType::Q3K | DType::Q6K => scales = products(&file_scales, super_scales, 1.0),
+            DType::Q8S => scales = products(&file_scales, super_scales, 0.125),
+            DType::Iq4Xs => scales = products_of_blocks(&file_scales, super_scales),
+            DType::Q2K => scales = bytes_and_super_scales(&file_scales, super_scales),
+            DType::Mxfp4 => scales[..2].copy_from_slice(&half_scale([file_scales[0], file_scales[1]])),
             _ => scales[..scale_bytes].copy_from_slice(&file_scales[..scale_bytes]),
         }
         if block_len == 32 {
             let begin = (index / 4 * TILE_ROWS + g) * bytes + index % 4 * scale_bytes;
             planes[2][begin..][..scale_bytes].copy_from_slice(&scales[..scale_bytes]);
         } else {
-            for (part, scales) in scales.chunks_exact(bytes).enumerate() {
+            for (part, scales) in scales[..2 * bytes].chunks_exact(bytes).enumerate() {
                 let begin = ((2 * index + part) * TILE_ROWS + g) * bytes;
                 planes[2][begin..][..bytes].copy_from_slice(scales);
             }
@@ -193,15 +203,21 @@ fn pack_row(dtype: DType, row: &[u8], g: usize, planes: &mut [&mut [u8]]) {
             let column = index * block_len + 8 * eight;
             let (tile, of_tile) = (column / 128, column / 32 % 4);
             let lane = tile * LANES + 4 * g + eight % 4;
-            if dtype == DType::Q8_0 {
+            if low_bits(dtype) == 8 {
                 let begin = ((2 * tile + of_tile / 2) * LANES + 4 * g + eight % 4) * 16 + of_tile % 2 * 8;
                 planes[0][begin..][..8].copy_from_slice(codes);
                 continue;
             }
-            let nibbles = codes.iter().rev().fold(0_u32, |word, code| word << 4 | u32::from(code & 15));
-            planes[0][lane * 16 + of_tile * 4..][..4].copy_from_slice(&nibbles.to_le_bytes());
+            let own_codes = &mut planes[0][lane * piece.codes..][..piece.codes];
+            if low_bits(dtype) == 2 {
+                pack_bits(codes, 0, of_tile, own_codes);
+            } else {
+                let nibbles = codes.iter().rev().fold(0_u32, |word, code| word << 4 | u32::from(code & 15));
+                own_codes[of_tile * 4..][..4].copy_from_slice(&nibbles.to_le_bytes());
+            }
             if piece.high > 0 {
-                pack_high(codes, of_tile, &mut planes[1][lane * piece.high..][..piece.high]);
+                let own_high = &mut planes[1][lane * piece.high..][..piece.high];
+                pack_bits(codes, low_bits(dtype), of_tile, own_high);
             }
         }
     }
@@ -223,44 +239,85 @@ fn products_with_minima(scales: &[u8; 16]) -> [u8; 32] {
 }
 
 /// The scales of 16 weights each of a super-block: of each tile first those of the first 16 of each block.
-fn products(scales: &[u8; 16], super_scale: [u8; 2]) -> [u8; 32] {
-    let super_scale = f16::from_le_bytes(super_scale).to_f32();
+fn products(scales: &[u8; 16], super_scales: [u8; 4], factor: f32) -> [u8; 32] {
     let mut products = [0; 32];
     for (index, scale) in scales.iter().enumerate() {
-        let place = index / 8 * 8 + index % 2 * 4 + index / 2 % 4;
-        let product = f16::from_f32(f32::from(scale.cast_signed()) * super_scale);
-        products[2 * place..][..2].copy_from_slice(&product.to_le_bytes());
+        let product = product(*scale, super_scales, factor);
+        products[2 * place_of_scale(index)..][..2].copy_from_slice(&product);
     }
     products
 }
 
-/// The high bits of eight codes of block `of_tile`, to those of their lane: one bit each in four bytes, two in eight.
-fn pack_high(codes: &[u8], of_tile: usize, lane: &mut [u8]) {
+/// The same where the two of a block are one.
+fn products_of_blocks(scales: &[u8; 16], super_scales: [u8; 4]) -> [u8; 32] {
+    let mut products = [0; 32];
+    for (to, pair) in products.as_chunks_mut::<2>().0.iter_mut().zip(scales.as_chunks::<2>().0) {
+        *to = product(pair[0], super_scales, 1.0);
+    }
+    products
+}
+
+fn product(scale: u8, super_scales: [u8; 4], factor: f32) -> [u8; 2] {
+    let super_scale = f16::from_le_bytes([super_scales[0], super_scales[1]]).to_f32();
+    f16::from_f32(f32::from(scale.cast_signed()) * super_scale * factor).to_le_bytes()
+}
+
+/// Where the scale of sixteen columns is in those of the two tiles of a super-block: of each tile first those of the first
+/// sixteen of its four blocks.
+fn place_of_scale(index: usize) -> usize {
+    index / 8 * 8 + index % 2 * 4 + index / 2 % 4
+}
+
+/// Of both halves of both tiles, a byte for each block, then what scales and minima are multiplied with.
+fn bytes_and_super_scales(scales: &[u8; 16], super_scales: [u8; 4]) -> [u8; 32] {
+    let mut parts = [0; 32];
+    for (index, scale) in scales.iter().enumerate() {
+        let place = place_of_scale(index);
+        parts[place / 4 * 8 + place % 4] = *scale;
+    }
+    let [a, b, c, d] = super_scales;
+    for part in parts.as_chunks_mut::<8>().0 {
+        part[4..].copy_from_slice(&[a, b, c, d ^ 0x80]);
+    }
+    parts
+}
+
+/// A power of two from the upper half of a single: as a half with which no value is infinite, and which is not zero.
+fn half_scale(upper: [u8; 2]) -> [u8; 2] {
+    let scale = f32::from_bits(u32::from(u16::from_le_bytes(upper)) << 16);
+    f16::from_f32(scale.clamp(1.0 / 16_777_216.0, 4096.0)).to_le_bytes()
+}
+
+/// Bits of eight codes of block `of_tile` from bit `first` on, to those of their lane: one bit each in four bytes, two in eight.
+fn pack_bits(codes: &[u8], first: usize, of_tile: usize, lane: &mut [u8]) {
     let bits = lane.len() / 4;
     let blocks_of_a_word = 4 / bits;
     let word = &mut lane[of_tile / blocks_of_a_word * 4..][..4];
-    let mut high = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    let mut packed = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
     for (index, code) in codes.iter().enumerate() {
         let place = of_tile % blocks_of_a_word * 4 + index % 4;
-        high |= u32::from(code >> 4) << (place * bits + index / 4 * 16);
+        packed |= (u32::from(code >> first) & ((1 << bits) - 1)) << (place * bits + index / 4 * 16);
     }
-    word.copy_from_slice(&high.to_le_bytes());
+    word.copy_from_slice(&packed.to_le_bytes());
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::{Layout, Order, stored_as};
+    use super::super::layout::{Layout, Order};
     use super::*;
     use crate::ops::cpu::pool::ThreadPool;
 
     #[test]
     fn whole_tiles_have_the_files_bytes_and_room_for_products_of_scales() {
-        for dtype in DType::ALL.into_iter().filter(|dtype| stored_as(*dtype) == *dtype) {
+        for dtype in DType::ALL {
             let layout = Layout::new(Order::Tiles, dtype, 8, 256);
             let in_file = 8 * 256 / dtype.block_len() * dtype.block_bytes();
             let extra = match dtype {
                 DType::Q4K | DType::Q5K => 32 - 16,
-                DType::Q6K => 32 - 18,
+                DType::Q6K | DType::Q8S => 32 - 18,
+                DType::Q2K => 32 - 20,
+                DType::Q3K => 32 - 14,
+                DType::Iq4Xs | DType::Mxfp4 => 16 - 8,
                 _ => 0,
             };
             let extra = 8 * extra;
@@ -309,11 +366,11 @@ mod tests {
     fn high_bits_are_where_pairs_of_codes_are_looked_for() {
         let mut lane = [0; 4];
         // Codes 0 and 4 of block 2 are a pair: bit 8 of each half.
-        pack_high(&[16, 0, 0, 0, 16, 0, 0, 0], 2, &mut lane);
+        pack_bits(&[16, 0, 0, 0, 16, 0, 0, 0], 4, 2, &mut lane);
         assert_eq!(u32::from_le_bytes(lane), 1 << 8 | 1 << 24);
         let mut lane = [0; 8];
         // Codes 3 and 7 of block 3, two bits each: the last of the second word.
-        pack_high(&[0, 0, 0, 48, 0, 0, 0, 16], 3, &mut lane);
+        pack_bits(&[0, 0, 0, 48, 0, 0, 0, 16], 4, 3, &mut lane);
         assert_eq!(lane[..4], [0; 4]);
         assert_eq!(u32::from_le_bytes(*lane.last_chunk().unwrap()), 3 << 14 | 1 << 30);
     }

@@ -15,9 +15,6 @@ use crate::{Error, Result};
 const DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// Exponents, with their bias, whose half is a number of half precision: 2⁻²⁴ to 2¹⁵.
-const F16_EXPONENTS: std::ops::RangeInclusive<u8> = 104..=143;
-
 #[derive(Debug)]
 struct FourBitFloats {
     method: &'static str,
@@ -98,9 +95,7 @@ fn powers_of_two(
     let cols = shape.last().copied().unwrap_or(0);
     let grid = ScaleGrid::new(scales, &shape, config)?;
     let form = if grid.group_len() == 32 && cols.is_multiple_of(32) {
-        let is_f16 = scales.bytes().iter().all(|exponent| F16_EXPONENTS.contains(exponent));
-        let fidelity = if is_f16 { Fidelity::Exact } else { Fidelity::RoundedScales };
-        Form { dtype: DType::Q5_0, fidelity }
+        Form { dtype: DType::Mxfp4, fidelity: Fidelity::Exact }
     } else {
         Form::encoded("its groups of columns are no whole blocks of 32", cols)
     };
@@ -176,9 +171,13 @@ impl Codec for FourBitFloats {
         }
         let mut all = self.codes(row, values.len());
         for (group, out) in out.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+            // The exponent, then codes of which the second half is in the upper halves of bytes.
             let mut codes = [0; 32];
-            codes.iter_mut().zip(&mut all).for_each(|(to, code)| *to = DOUBLED[code] as i8);
-            blocks::pack(dtype, self.half_scale(row, group), &codes, out)?;
+            codes.iter_mut().zip(&mut all).for_each(|(to, code)| *to = code as u8);
+            out[0] = self.scales.part().bytes()[self.scales.index(row, group)];
+            for (i, byte) in out[1..].iter_mut().enumerate() {
+                *byte = codes[i] | (codes[i + 16] << 4);
+            }
         }
         Ok(())
     }

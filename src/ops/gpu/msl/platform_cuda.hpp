@@ -6,6 +6,7 @@
 #define threadgroup
 #define thread
 #define constant const
+#define MSL_TABLE __constant__ const
 #define MSL_GENERIC
 #define METAL_FUNC __forceinline__
 #define MSL_MATH(name) ::name

@@ -11,6 +11,8 @@ METAL_FUNC uint msl_halves(float first, float second) {
 // One of them in both places.
 METAL_FUNC uint msl_low_twice(uint pair) { return __byte_perm(pair, pair, 0x1010); }
 METAL_FUNC uint msl_high_twice(uint pair) { return __byte_perm(pair, pair, 0x3232); }
+// Four of the eight bytes of `low` and `high`, which the nibbles of `places` say, each below 8.
+METAL_FUNC uint msl_permute(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
 // `others` and those bits that the mask says, in one instruction, which the compiler finds if one mask is in a register.
 METAL_FUNC uint msl_with_bits(uint bits, uint mask, uint others) {
   uint result;

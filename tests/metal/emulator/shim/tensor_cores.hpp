@@ -18,6 +18,12 @@ inline void msl_fetch(device const T* value) {
 }
 inline uint msl_low_twice(uint pair) { return (pair & 0xFFFFu) * 0x00010001u; }
 inline uint msl_high_twice(uint pair) { return (pair >> 16) * 0x00010001u; }
+inline uint msl_permute(uint low, uint high, uint places) {
+  const ulong both = low | ulong(high) << 32;
+  uint bytes = 0;
+  for (int i = 0; i < 4; ++i) bytes |= uint(both >> (8 * (places >> (4 * i) & 7u)) & 255u) << (8 * i);
+  return bytes;
+}
 inline uint msl_with_bits(uint bits, uint mask, uint others) { return (bits & mask) | others; }
 inline uint msl_multiply_add_pairs(uint a, uint b, uint c) {
   half results[2];

@@ -140,7 +140,7 @@ inline void many(
         if (t < 2 * Piece<F>::WORDS) {
             const bool is_second = t >= Piece<F>::WORDS;
             const uint later = min(piece + STEPS_TO_CACHE / STEPS, num_pieces - 1);
-            device const uint4* words =
+            device const typename Piece<F>::Word* words =
                 is_second ? sources_of_weights[1].words_at(later) : sources_of_weights[0].words_at(later);
             msl_fetch(words + t % Piece<F>::WORDS * LANES);
         }
@@ -607,6 +607,11 @@ FORMAT(Q8_0)
 FORMAT(Q4_K)
 FORMAT(Q5_K)
 FORMAT(Q6_K)
+FORMAT(Q2_K)
+FORMAT(Q3_K)
+FORMAT(IQ4_NL)
+FORMAT(MXFP4)
+FORMAT(Q8_S)
 FORMAT(F16)
 
 #define MIXED(F, LAST)                                              \

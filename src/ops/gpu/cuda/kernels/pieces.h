@@ -15,18 +15,26 @@ constexpr uint bytes_of_part() {
     return is_same_v<T, NoPart> ? 0 : sizeof(T);
 }
 
-// The parts of a piece: codes, in words of sixteen bytes; high bits; and scales, which SHARING lanes of a row have together.
+template <typename F, typename CODES>
+constexpr bool has_codes() {
+    return is_same_v<typename F::Codes, CODES>;
+}
+
+// The parts of a piece: codes, in words of sixteen bytes or, of two bits a code, of eight; high bits; and scales, which SHARING
+// lanes of a row have together.
 template <typename F>
 struct Piece {
     static constexpr constant uint COLUMNS = 128;
-    static constexpr constant int WORDS = is_same_v<typename F::Codes, uint4> ? 2 : 1;
-    static constexpr constant int HIGH_BITS =
-        is_same_v<F, Q6_K> ? 2 : is_same_v<typename F::Codes, FifthBits::Codes> ? 1 : 0;
+    static constexpr constant int WORDS = has_codes<F, uint4>() ? 2 : 1;
+    static constexpr constant int LOW_BITS = has_codes<F, uint>() || has_codes<F, ThirdBits::Codes>() ? 2 : 4;
+    static constexpr constant int HIGH_BITS = has_codes<F, SixBits::Codes>() ? 2
+        : has_codes<F, FifthBits::Codes>() || has_codes<F, ThirdBits::Codes>() ? 1 : 0;
     static constexpr constant bool HAS_MINIMUM = F::HAS_MINIMUM;
+    typedef conditional_t<LOW_BITS == 2, uint2, uint4> Word;
     typedef conditional_t<HIGH_BITS == 2, uint2, conditional_t<HIGH_BITS == 1, uint, NoPart>> High;
-    typedef conditional_t<HAS_MINIMUM, uint4, uint2> Scale;
-    static constexpr constant uint SHARING = is_same_v<F, Q6_K> ? 2 : 4;
-    uint4 words[WORDS];
+    typedef conditional_t<HAS_MINIMUM && !F::HAS_UNIT_SCALES, uint4, uint2> Scale;
+    static constexpr constant uint SHARING = F::HAS_UNIT_SCALES ? 2 : 4;
+    Word words[WORDS];
     High high;
     Scale scale;
 };
@@ -35,6 +43,7 @@ struct DensePiece {
     static constexpr constant uint COLUMNS = 64;
     static constexpr constant int WORDS = 2;
     static constexpr constant bool HAS_MINIMUM = false;
+    typedef uint4 Word;
     typedef NoPart High;
     typedef NoPart Scale;
     static constexpr constant uint SHARING = 4;
@@ -76,18 +85,18 @@ inline void take_part(threadgroup const T* from, thread T& part) {
 template <typename F>
 struct Source {
     typedef Piece<F> P;
-    device const uint4* words;
+    device const typename P::Word* words;
     device const typename P::High* high;
     device const typename P::Scale* scale;
     Source() {}
     Source(device const uchar* base, Planes planes, uint place, uint lane)
-        : words((device const uint4*)base + (ulong(place) * (P::WORDS * LANES) + lane)),
+        : words((device const typename P::Word*)base + (ulong(place) * (P::WORDS * LANES) + lane)),
           high((device const typename P::High*)(base + 16ul * planes.high) + (ulong(place) * LANES + lane)),
           scale(
               (device const typename P::Scale*)(base + 16ul * planes.scales)
               + (ulong(place) * (LANES / P::SHARING) + lane / P::SHARING)
           ) {}
-    device const uint4* words_at(uint index) const { return words + ulong(index) * (P::WORDS * LANES); }
+    device const typename P::Word* words_at(uint index) const { return words + ulong(index) * (P::WORDS * LANES); }
     device const typename P::High* high_at(uint index) const { return high + ulong(index) * LANES; }
     device const typename P::Scale* scale_at(uint index) const { return scale + ulong(index) * (LANES / P::SHARING); }
     P read(uint index) const {
@@ -107,7 +116,7 @@ struct Source {
 template <typename F, uint NUM_THREADS, int PIECES>
 struct Ring {
     typedef Piece<F> P;
-    static constexpr constant uint HIGH = NUM_THREADS * PIECES * P::WORDS * 16;
+    static constexpr constant uint HIGH = NUM_THREADS * PIECES * P::WORDS * bytes_of_part<typename P::Word>();
     static constexpr constant uint SCALES = HIGH + NUM_THREADS * PIECES * bytes_of_part<typename P::High>();
     static constexpr constant uint STAGE_BYTES = SCALES + NUM_THREADS * PIECES * bytes_of_part<typename P::Scale>();
     threadgroup char* memory;
@@ -121,7 +130,7 @@ struct Ring {
     void bring(uint stage, int own, Source<F> source, uint index) const {
 #pragma clang loop unroll(full)
         for (int word = 0; word < P::WORDS; ++word) {
-            copy_part(part<uint4>(0, stage, own * P::WORDS + word), source.words_at(index) + word * LANES);
+            copy_part(part<typename P::Word>(0, stage, own * P::WORDS + word), source.words_at(index) + word * LANES);
         }
         copy_part(part<typename P::High>(HIGH, stage, own), source.high_at(index));
         copy_part(part<typename P::Scale>(SCALES, stage, own), source.scale_at(index));
@@ -130,7 +139,7 @@ struct Ring {
         P piece;
 #pragma clang loop unroll(full)
         for (int word = 0; word < P::WORDS; ++word) {
-            piece.words[word] = *part<uint4>(0, stage, own * P::WORDS + word);
+            piece.words[word] = *part<typename P::Word>(0, stage, own * P::WORDS + word);
         }
         take_part(part<typename P::High>(HIGH, stage, own), piece.high);
         take_part(part<typename P::Scale>(SCALES, stage, own), piece.scale);
@@ -155,6 +164,14 @@ constexpr int first_of_pair(int word) {
 
 constant constexpr uint FROM_1024 = 0x64006400u;
 
+// The lowest bits of two codes of eight, where `nibble_pair` has them.
+inline Masked low_pair(uint4 words, int eight, int pair) {
+    return nibble_pair(words[eight], pair);
+}
+inline Masked low_pair(uint2 words, int eight, int pair) {
+    return packed_pair(words[eight / 2], 4 * (eight % 2) + pair, 2, 0);
+}
+
 inline uint high_bits_of(NoPart, int) {
     return 0;
 }
@@ -173,15 +190,16 @@ struct Decoder {
         constexpr uint ZERO = uint(F::ZERO) * 0x00010001u;
 #pragma clang loop unroll(full)
         for (int pair = 0; pair < 4; ++pair) {
-            const Masked nibbles = nibble_pair(piece.words[0][eight], pair);
+            const Masked low = low_pair(piece.words[0], eight, pair);
             uint both = FROM_1024;
             if (HIGH_BITS > 0) {
                 // Of two bits, those of two eights are in a word.
                 const int index = HIGH_BITS == 1 ? 4 * eight + pair : 4 * (eight % 2) + pair;
-                const Masked upper = high_pair(high_bits_of(piece.high, eight), index, HIGH_BITS);
+                const Masked upper =
+                    packed_pair(high_bits_of(piece.high, eight), index, HIGH_BITS, Piece<F>::LOW_BITS);
                 both = msl_with_bits(upper.moved, upper.mask, both);
             }
-            both = msl_with_bits(nibbles.moved, nibbles.mask, both);
+            both = msl_with_bits(low.moved, low.mask, both);
             // Odd ones are 16 times as large: a sixteenth of them begins at 64.
             words[pair] = pair % 2 == 0
                 ? msl_add_pairs(both, (FROM_1024 | 0x80008000u) + ZERO)
@@ -190,15 +208,57 @@ struct Decoder {
     }
 };
 
-template <>
-struct Decoder<Q8_0> {
+// Of four bytes with 128 added, two that are two apart.
+inline uint pair_of_bytes(uint four, int first) {
+    const uint both = msl_with_bits(four >> (8 * first), 0x00FF00FFu, FROM_1024);
+    return msl_add_pairs(both, (FROM_1024 | 0x80008000u) + 0x00800080u);
+}
+
+template <typename F>
+struct ByteDecoder {
     static constexpr constant Pairs PAIRS = Pairs::TWO_APART;
-    static void codes(Piece<Q8_0> piece, int eight, thread uint (&words)[4]) {
+    static void codes(Piece<F> piece, int eight, thread uint (&words)[4]) {
 #pragma clang loop unroll(full)
         for (int word = 0; word < 4; ++word) {
-            const uint four = piece.words[eight / 2][eight % 2 * 2 + word / 2];
-            const uint both = msl_with_bits(four >> (8 * (word % 2)), 0x00FF00FFu, FROM_1024);
-            words[word] = msl_add_pairs(both, (FROM_1024 | 0x80008000u) + 0x00800080u);
+            words[word] = pair_of_bytes(piece.words[eight / 2][eight % 2 * 2 + word / 2], word % 2);
+        }
+    }
+};
+template <>
+struct Decoder<Q8_0> : ByteDecoder<Q8_0> {};
+template <>
+struct Decoder<Q8_S> : ByteDecoder<Q8_S> {};
+
+// The values of the lower four nibbles, as bytes with 128 added: of the lower and the upper eight of the table those that the
+// low three bits say, then those of the two that the fourth bits say.
+inline uint bytes_of_places(uint nibbles) {
+    const uint places = nibbles & 0x7777u;
+    const uint lower = msl_permute(0x3F2D1801u, 0x766A5D4Fu, places);
+    const uint upper = msl_permute(0xA6998D81u, 0xF1D9C5B5u, places);
+    return msl_permute(lower, upper, 0x3210u | (nibbles & 0x8888u) >> 1);
+}
+
+template <>
+struct Decoder<IQ4_NL> {
+    static constexpr constant Pairs PAIRS = Pairs::TWO_APART;
+    static void codes(Piece<IQ4_NL> piece, int eight, thread uint (&words)[4]) {
+#pragma clang loop unroll(full)
+        for (int part = 0; part < 2; ++part) {
+            const uint four = bytes_of_places(piece.words[0][eight] >> (16 * part));
+            words[2 * part] = pair_of_bytes(four, 0);
+            words[2 * part + 1] = pair_of_bytes(four, 1);
+        }
+    }
+};
+
+template <>
+struct Decoder<MXFP4> {
+    static constexpr constant Pairs PAIRS = Pairs::FOUR_APART;
+    static void codes(Piece<MXFP4> piece, int eight, thread uint (&words)[4]) {
+#pragma clang loop unroll(full)
+        for (int pair = 0; pair < 4; ++pair) {
+            // 2^15 twice.
+            words[pair] = msl_multiply_pairs(float_pair(piece.words[0][eight], pair), 0x78007800u);
         }
     }
 };
@@ -258,9 +318,31 @@ struct FourPairs {
     }
 };
 
+// Both as nibbles of a byte, and what they are multiplied with.
+struct FourBytes {
+    uint2 parts;
+    FourBytes(uint2 scale) : parts(scale) {}
+    uint products(int i) const {
+        uint both = msl_with_bits(parts.x >> (8 * i), 0x0000000Fu, FROM_1024);
+        both = msl_with_bits(parts.x >> (8 * i) << 12, 0x000F0000u, both);
+        return msl_multiply_pairs(msl_add_pairs(both, FROM_1024 | 0x80008000u), parts.y);
+    }
+    uint2 pair(int i) const {
+        const uint both = products(i);
+        return uint2(msl_low_twice(both), msl_high_twice(both));
+    }
+    float2 single(int i) const {
+        const half2 both = as_type<half2>(products(i));
+        return float2(float(both.x), float(both.y));
+    }
+};
+
 template <typename F>
-using ScalesOf =
-    conditional_t<Piece<F>::COLUMNS == 64, NoScales, conditional_t<F::HAS_MINIMUM, FourPairs, FourScales>>;
+using ScalesWithMinima = conditional_t<F::HAS_UNIT_SCALES, FourBytes, FourPairs>;
+
+template <typename F>
+using ScalesOf = conditional_t<
+    Piece<F>::COLUMNS == 64, NoScales, conditional_t<F::HAS_MINIMUM, ScalesWithMinima<F>, FourScales>>;
 
 // Eight weights of a piece, rounded to halves.
 template <typename F>

@@ -300,6 +300,11 @@ FORMAT(Q8_0)
 FORMAT(Q4_K)
 FORMAT(Q5_K)
 FORMAT(Q6_K)
+FORMAT(Q2_K)
+FORMAT(Q3_K)
+FORMAT(IQ4_NL)
+FORMAT(MXFP4)
+FORMAT(Q8_S)
 FORMAT(F16)
 
 #define MIXED(F, LAST)                                              \
