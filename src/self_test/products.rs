@@ -15,6 +15,14 @@ const EPS: f32 = 1e-2;
 /// Numbers of rows: the ends of the ranges of all kernels.
 const ROWS: [usize; 8] = [1, 2, 3, 4, 5, 9, 16, 37];
 
+const ONE_FOR_EACH_KERNEL: [usize; 6] = [1, 2, 4, 5, 16, 37];
+
+/// The types of files of few bits, and what others of them are kept as.
+fn is_of_few_bits(dtype: DType) -> bool {
+    use DType::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q8S};
+    matches!(dtype, Q2K | Q3K | Iq4Nl | Iq4Xs | Mxfp4 | Q8S)
+}
+
 /// Rows of activations and columns of the matrices.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -26,10 +34,22 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     for dtype in context.own_types() {
         // One step of all lanes and a bit, or whole blocks, which is more for the largest blocks.
         let cols = if dtype.block_len() == 1 { 48 } else { dtype.block_len().max(32) * 3 };
-        for num_rows in ROWS {
-            run_one(context, Shape { num_rows, cols }, dtype, report);
+        // Of these, GPUs have nothing of their own but how codes and scales are read: one number of rows for each kernel.
+        let is_like_others = effort == Effort::Small && context.is_gpu() && is_of_few_bits(dtype);
+        if is_like_others {
+            for num_rows in ONE_FOR_EACH_KERNEL {
+                run_fused(context, Shape { num_rows, cols }, dtype, report);
+            }
+        } else {
+            for num_rows in ROWS {
+                run_one(context, Shape { num_rows, cols }, dtype, report);
+            }
         }
-        if context.has_tensor_cores() && dtype != DType::F32 {
+        if context.has_tensor_cores() && is_like_others {
+            for (num_rows, cols) in [(70, cols), (20, 4352), (200, dtype.block_len().max(96))] {
+                run_fused(context, Shape { num_rows, cols }, dtype, report);
+            }
+        } else if context.has_tensor_cores() && dtype != DType::F32 {
             // More activations than a threadgroup has room for, with a last chunk of columns that is not whole; and more than
             // are few, in tiles of each size.
             for shape in [Shape { num_rows: 9, cols: 9984 }, Shape { num_rows: 70, cols }] {
