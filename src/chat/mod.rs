@@ -73,6 +73,8 @@ pub struct ChatConfig {
 pub struct Chat {
     answers: AnswerFormat,
     detected: Detected,
+    /// No form of calls was found or chosen.
+    lacks_form: bool,
     template: ChatTemplate,
     /// The template for requests with tools, where the model has a separate one.
     tool_use: Option<ChatTemplate>,
@@ -110,6 +112,7 @@ impl Chat {
         let mut chat = Self {
             answers: AnswerFormat::default(),
             detected: Detected::Nothing,
+            lacks_form: false,
             template: ChatTemplate::new(source)?,
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
             tokens: tokenizer.template_tokens(),
@@ -117,6 +120,7 @@ impl Chat {
         };
         chat.probe = probe::probe(&mut chat);
         chat.detected = ToolCallFormat::detect(&chat, &sources, tokenizer);
+        chat.lacks_form = config.tool_calls == FormatChoice::Auto && chat.detected.form().is_none();
         chat.answers = AnswerFormat {
             tool_calls: match &config.tool_calls {
                 FormatChoice::Auto => chat.detected.form(),
@@ -145,13 +149,14 @@ impl Chat {
         if !self.probe.refused.is_empty() {
             notices.push(format!("the chat template does not take {}", self.probe.refused.join(", ")));
         }
-        if self.detected == Detected::Unread && self.answers.tool_calls.is_none() {
-            notices.push(
-                "the chat template writes calls in a form that is not known, so tools cannot be called \
-                 (--tool-call-parser)"
-                    .to_owned(),
-            );
-        }
+        let unknown = match self.detected {
+            _ if !self.lacks_form => None,
+            Detected::Unread => Some("writes calls in a form that is not known"),
+            _ => self.uses_tools().then_some("tells of tools and not how they are called"),
+        };
+        notices.extend(unknown.map(|why| {
+            format!("the chat template {why}, so tools cannot be called (--tool-call-parser names a form)")
+        }));
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::super::{Chat, ChatOptions, Message};
 use super::form::{Body, Form, bare, parts};
 use super::format::ToolCallFormat;
+use super::thoughts::Thoughts;
 use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, learn, thoughts};
 use crate::tokenizer::Tokenizer;
 
@@ -132,16 +133,20 @@ impl Form {
 }
 
 impl ReasoningFormat {
-    /// Recognises a model that thinks by the marks in its template, in what that writes, and in its vocabulary.
+    /// Recognises a model that thinks: by what its template writes of reasoning, by the marks in the template, and by
+    /// those in its vocabulary.
     pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Option<Self> {
         let written = reasoned(chat);
-        let texts: Vec<&str> = written.iter().map(String::as_str).chain([source]).collect();
         let found = |is_known: &dyn Fn(&str) -> bool| {
             thoughts::known()
                 .into_iter()
                 .find(|thoughts| is_known(&thoughts.close) && is_known(&thoughts.open))
         };
-        let known = found(&|mark| texts.iter().any(|text| text.contains(mark)))
+        let known = found(&|mark| written.iter().any(|text| text.contains(mark)))
+            .or_else(|| written.iter().find_map(|text| learned_marks(chat, text)))
+            .or_else(|| {
+                found(&|mark| source.contains(mark) || written.iter().any(|text| text.contains(mark)))
+            })
             .or_else(|| found(&|mark| tokenizer.token_id(mark).is_some()))
             .or_else(|| {
                 let is_known = |mark: &str| source.contains(mark) || tokenizer.token_id(mark).is_some();
@@ -150,6 +155,26 @@ impl ReasoningFormat {
             });
         known.map(|thoughts| Self { thoughts: Arc::new(thoughts), is_from_start: false })
     }
+}
+
+/// The marks around reasoning in what a template writes, if they look like some.
+fn learned_marks(chat: &Chat, text: &str) -> Option<Thoughts> {
+    let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
+    let plain = [Message::new("user", QUESTION), Message::new("assistant", ANSWER)];
+    let plain = chat.render(&plain, &options).ok()?;
+    let (_, plain) = plain.rsplit_once(QUESTION)?;
+    let (_, behind) = text.rsplit_once(QUESTION)?;
+    let (open, rest) = behind.split_once(THOUGHT)?;
+    let (close, _) = rest.split_once(ANSWER)?;
+    let open = &open[learn::shared_start(open, plain)..];
+    let mark = |text: &str| {
+        let text = text.trim();
+        let end = text.find(['>', ']']).map(|end| end + 1)?;
+        let is_mark = text.starts_with(['<', '[']) && (3..=64).contains(&end);
+        (is_mark && !text[..end].contains(char::is_whitespace)).then(|| text[..end].to_owned())
+    };
+    let (open, close) = (mark(open)?, mark(close)?);
+    (open != close).then(|| Thoughts::tags("as in the template", &open, &close))
 }
 
 fn tools() -> Arc<[Tool]> {

@@ -352,6 +352,11 @@ fn a_form_that_nobody_reads_is_told_at_load() {
     assert_eq!(unknown.forms(), "tool calls none, reasoning none");
     assert!(unknown.notice().unwrap().contains("--tool-call-parser"), "{:?}", unknown.notice());
     assert!(unknown.writes_calls());
+    // What tells of tools, and writes no calls, does not say how a model calls.
+    let silent = chat(
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
+    );
+    assert!(silent.notice().unwrap().contains("not how they are called"), "{:?}", silent.notice());
     let given = ChatConfig {
         template: Some(unknown.template_source().to_owned()),
         tool_calls: "hermes".parse().unwrap(),
@@ -405,6 +410,26 @@ fn unknown_forms_are_learned_from_what_a_template_writes() {
         "<acts><act name=\"weather\"><arg key=\"city\">Rome\n\"é\"</arg><arg key=\"days\">2</arg><arg key=\"list\">[1]</arg></act>\
          <act name=\"time\"><arg key=\"city\">x</arg><arg key=\"none\">null</arg></act></acts>",
     );
+}
+
+#[test]
+fn marks_of_reasoning_are_learned_too() {
+    let check = |write: &str, expected: &str| {
+        let source = format!(
+            "{{% for m in messages %}}[{{{{ m.role }}}}]{write}{{{{ m.content }}}}{{% endfor %}}{{% if add_generation_prompt %}}\
+             [assistant]{{% endif %}}"
+        );
+        let chat = chat(&source);
+        assert_eq!(chat.answer_format().reasoning_line(), expected, "{write}");
+    };
+    check(
+        "{% if m.reasoning_content %}<muse>{{ m.reasoning_content }}</muse>\n{% endif %}",
+        "<muse> … </muse>",
+    );
+    check("{% if m.thinking %}[[IDEA]{{ m.thinking }}[/IDEA]\n{% endif %}", "[[IDEA] … [/IDEA]");
+    check("{% if m.reasoning %}<think>\n{{ m.reasoning }}\n</think>\n{% endif %}", "<think> … </think>");
+    // Without marks nobody could tell it from the rest.
+    check("{% if m.reasoning %}{{ m.reasoning }} {% endif %}", "none");
 }
 
 #[test]

@@ -271,15 +271,36 @@ fn draw(setup: &Setup, rng: &mut Schemas) -> Option<String> {
     None
 }
 
+/// What looks like a token of its own in the marks of a form.
+fn tags(name: &str) -> Vec<String> {
+    let format = ToolCallFormat::named(name).unwrap();
+    let mut tags = Vec::new();
+    for mark in format.0.marks() {
+        for (start, open) in mark.char_indices().filter(|(_, c)| matches!(c, '<' | '[')) {
+            let Some(end) = mark[start..].find(if open == '<' { '>' } else { ']' }) else { continue };
+            let tag = &mark[start..=start + end];
+            if tag.len() > 2 && !tag[1..].contains(open) && !tag.contains(char::is_whitespace) {
+                tags.push(tag.to_owned());
+            }
+        }
+    }
+    tags.sort();
+    tags.dedup();
+    tags
+}
+
 #[test]
 fn every_call_of_a_tool_with_a_random_schema_is_valid() {
-    const BARE: [&str; 2] = ["<s>", "</s>"];
-    let all = ToolCallFormat::names().into_iter().map(|name| (name, &SPECIAL as &[&str]));
-    let formats =
-        all.chain([("mistral_list", &["<s>", "</s>", "[TOOL_CALLS]"] as &[&str]), ("glm45", &BARE)]);
+    let only = || vec!["<s>".to_owned(), "</s>".to_owned()];
+    let all = ToolCallFormat::names();
+    // Marks are texts, or tokens of their own.
+    let formats = all.iter().flat_map(|name| [(*name, only()), (*name, [only(), tags(name)].concat())]);
+    let listed = [only(), vec!["[TOOL_CALLS]".to_owned()]].concat();
+    let formats = formats.chain([("mistral_list", listed)]);
     for (number, (format, special)) in formats.enumerate() {
+        let special: Vec<&str> = special.iter().map(String::as_str).collect();
         let mut num_calls = 0;
-        for seed in 0..16 {
+        for seed in 0..8 {
             let mut rng = Schemas::new(seed * 10 + number as u64);
             let schema = rng.object();
             let tools: Arc<[Tool]> = Arc::new([
@@ -292,7 +313,7 @@ fn every_call_of_a_tool_with_a_random_schema_is_valid() {
             {
                 continue;
             }
-            let setup = Setup::new(format, special, &tools[..1], false);
+            let setup = Setup::new(format, &special, &tools[..1], false);
             for _ in 0..3 {
                 let Some(text) = draw(&setup, &mut rng) else { continue };
                 let mut parser = AnswerParser::new(&setup.format, PromptEnd::Plain, Arc::clone(&tools));
@@ -314,6 +335,6 @@ fn every_call_of_a_tool_with_a_random_schema_is_valid() {
                 num_calls += 1;
             }
         }
-        assert!(num_calls > 12, "{format:?}: {num_calls}");
+        assert!(num_calls > 5, "{format:?}: {num_calls}");
     }
 }

@@ -202,7 +202,7 @@ fn pairs(text: &str, from: usize, name: &str, arguments: &Value) -> Option<Found
 }
 
 /// Bytes that a text begins with as another one does; a mark is not cut.
-fn shared_start(text: &str, other: &str) -> usize {
+pub(super) fn shared_start(text: &str, other: &str) -> usize {
     let same: usize =
         text.chars().zip(other.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
     match text[..same].rfind('<') {

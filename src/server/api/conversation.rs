@@ -135,7 +135,9 @@ impl Conversation {
         let none = ToolRequest::default();
         let tools = self.known_tools(model, &none)?;
         let prompt_token_ids = self.encode_with(model, tools)?;
-        let turns = turn_format(model, &prompt_token_ids, tools, answers.includes_reasoning)?;
+        let mut turns = turn_format(model, &prompt_token_ids, tools, answers.includes_reasoning)?;
+        let calls = self.messages.iter().filter_map(|message| message.extra.get("tool_calls")?.as_array());
+        turns.num_earlier_calls = calls.map(Vec::len).sum();
         options.text.visible_special = model.llm.visible_special(&turns.answers);
         let engine = model.llm.engine();
         params.max_tokens =
@@ -179,6 +181,7 @@ fn turn_format(
         tools: Arc::clone(&tools.tools),
         includes_reasoning,
         max_calls: (!tools.is_parallel).then_some(1),
+        num_earlier_calls: 0,
     })
 }
 

@@ -20,6 +20,8 @@ pub(super) struct TurnFormat {
     pub(super) includes_reasoning: bool,
     /// Further calls are left out.
     pub(super) max_calls: Option<usize>,
+    /// Calls in earlier turns, for ids that count.
+    pub(super) num_earlier_calls: usize,
 }
 
 /// What is new in a turn.
@@ -94,7 +96,7 @@ impl Turn {
     fn new_call_id(&self, index: usize, name: &str) -> String {
         let id = new_id();
         match &self.format.answers.tool_calls {
-            Some(format) => format.call_id(name, index, &id),
+            Some(format) => format.call_id(name, self.format.num_earlier_calls + index, &id),
             None => format!("call_{id}"),
         }
     }
@@ -239,5 +241,9 @@ mod tests {
         let (message, ..) = run(TurnFormat { answers: mistral, ..format() }, "[TOOL_CALLS]time[ARGS]{}", 5);
         let id = message["tool_calls"][0]["id"].as_str().unwrap();
         assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+        let kimi = AnswerFormat { tool_calls: ToolCallFormat::named("kimi_k2"), reasoning: None };
+        let text = "<|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>{}<|tool_call_end|>";
+        let (message, ..) = run(TurnFormat { answers: kimi, num_earlier_calls: 2, ..format() }, text, 5);
+        assert_eq!(message["tool_calls"][0]["id"], "functions.time:2");
     }
 }
