@@ -13,6 +13,7 @@ use super::literal_call::{LiteralCall, LiteralStep};
 use super::marker::MarkerScan;
 use super::output::Output;
 use super::pairs::{PairStep, PairsCall};
+use super::repr_call::ReprCall;
 
 /// Characters between a name and its arguments.
 const MAX_ID: usize = 256;
@@ -50,6 +51,8 @@ enum State {
         has_calls: bool,
     },
     Object(JsonCall),
+    /// In an object as Python writes it.
+    Repr(ReprCall),
     /// In a name, with all since the mark.
     Name {
         raw: String,
@@ -118,6 +121,11 @@ impl Calls {
             }
             State::Group { raw, has_calls } => self.group(c, raw, has_calls, tools, output),
             State::Object(call) => self.object(call, c, tools, output),
+            State::Repr(mut call) => match call.step(c, self.form.is_bare.then_some(tools), output) {
+                Status::Open => self.state = State::Repr(call),
+                Status::Done => self.state = after_call(),
+                Status::Broken => output.content(&call.into_raw()),
+            },
             State::Name { raw, name } => self.name(c, raw, name, tools, output),
             State::Id { mut raw, name } => {
                 let mut released = String::new();
@@ -191,6 +199,7 @@ impl Calls {
                 output.content(&(raw + &held));
             }
             State::Object(call) => call.finish(output),
+            State::Repr(call) => output.content(&call.into_raw()),
             State::Pairs(call) => call.finish(output),
             State::Literal(call) => call.finish(output),
             State::Rest => output.arguments(&held),
@@ -297,8 +306,17 @@ impl Calls {
                 match has_begun {
                     true => self.rest(&raw, tools, output),
                     false => {
-                        output.content(&raw);
-                        self.state = State::Text;
+                        let keys = match &self.form.body {
+                            Body::Object(object) => object.keys(),
+                            _ => ["name", "arguments"],
+                        };
+                        self.state = match ReprCall::begun(&raw, keys) {
+                            Some(call) => State::Repr(call),
+                            None => {
+                                output.content(&raw);
+                                State::Text
+                            }
+                        };
                     }
                 }
             }

@@ -2,6 +2,7 @@
 //! reads them back, names, arguments and types, is the one.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -12,6 +13,8 @@ use super::thoughts::Thoughts;
 use super::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd, ReasoningFormat, Tool, learn, thoughts};
 use crate::tokenizer::Tokenizer;
 
+/// For a template that takes its time.
+const MAX_TRIAL_TIME: Duration = Duration::from_secs(4);
 const QUESTION: &str = "probing question 4721";
 const ANSWER: &str = "probing answer 4722";
 const THOUGHT: &str = "probing thought 4723";
@@ -56,8 +59,10 @@ impl Detected {
 impl ToolCallFormat {
     /// Tries them all.
     pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Detected {
+        let started = Instant::now();
+        let may_try = || chat.problem().is_none() && started.elapsed() < MAX_TRIAL_TIME;
         let mut writes_calls = false;
-        for probe in probes(chat) {
+        for probe in probes(chat).take_while(|_| may_try()) {
             writes_calls |= probe.texts.iter().any(|text| text.contains(NAMES[0]));
             let mut found: Vec<&Self> = Self::known().iter().filter(|form| form.reads(&probe)).collect();
             // Where several do, it is the one that writes the same.
@@ -66,7 +71,7 @@ impl ToolCallFormat {
                 return Detected::Read((*form).clone());
             }
         }
-        if writes_calls {
+        if writes_calls && may_try() {
             return learned(chat).map_or(Detected::Unread, Detected::Read);
         }
         let options = ChatOptions { tools: Some(tool_list(false)), ..ChatOptions::default() };
@@ -136,7 +141,7 @@ impl ReasoningFormat {
     /// Recognises a model that thinks: by what its template writes of reasoning, by the marks in the template, and by
     /// those in its vocabulary.
     pub(in super::super) fn detect(chat: &Chat, source: &str, tokenizer: &Tokenizer) -> Option<Self> {
-        let written = reasoned(chat);
+        let written = if chat.problem().is_none() { reasoned(chat) } else { Vec::new() };
         let found = |is_known: &dyn Fn(&str) -> bool| {
             thoughts::known()
                 .into_iter()

@@ -77,6 +77,9 @@ fn forms_are_read_as_models_write_them() {
     check("granite", &format!("<|tool_call|>{list}"));
     check("firefunction", &format!(" functools{list}"));
     check("xlam", &list);
+    let repr = "[{'name': 'weather', 'arguments': {'city': 'Rome', 'days': 2}}, {'name': 'time', 'arguments': {'none': None, 'more': {'tags': ['a']}}}]";
+    check("xlam", repr);
+    check("apriel", &format!("<tool_calls>{repr}</tool_calls>"));
     check("xlam", &format!("\n{}", list.replace("}, {\"name\"", "},\n{\"name\"")));
     check(
         "apertus",

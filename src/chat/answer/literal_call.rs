@@ -1,9 +1,10 @@
 //! Arguments as a program writes them, `key=value, …`, one after the other.
 
 use super::Tool;
-use super::literal::{self, may_follow_text};
+use super::literal;
 use super::output::Output;
 use super::unquoted::{Types, quoted};
+use super::value_text::ValueText;
 
 /// The arguments of one call.
 #[derive(Debug)]
@@ -17,24 +18,8 @@ pub(super) struct LiteralCall {
     quote: &'static str,
     /// None before the end of the key.
     key: Option<String>,
-    text: String,
-    /// Open brackets of the value.
-    depth: usize,
-    in_text: InText,
+    text: ValueText,
     num_arguments: usize,
-}
-
-/// Where in a text between quotes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum InText {
-    No,
-    /// In one with this quote.
-    Usual(char),
-    Escaped(char),
-    /// Behind a quote that may be the last one.
-    Closed(char),
-    /// In one with the other quotes.
-    Other,
 }
 
 /// How it goes on.
@@ -61,28 +46,21 @@ impl LiteralCall {
             end,
             quote,
             key: None,
-            text: String::new(),
-            depth: 0,
-            in_text: InText::No,
+            text: ValueText::new(quote),
             num_arguments: 0,
         }
     }
 
     pub(super) fn step(&mut self, c: char, tools: &[Tool], output: &mut Output) -> LiteralStep {
         let Some(key) = &self.key else { return self.key(c, output) };
-        if let InText::Closed(_) = self.in_text
-            && may_follow_text(c)
-        {
-            self.in_text = InText::No;
-        }
-        if self.in_text == InText::No && self.depth == 0 && (c == ',' || c == self.end) {
+        if self.text.is_between(c) && (c == ',' || c == self.end) {
             let types = Types::of_argument(tools, &self.name, key);
-            let json = match literal::parse(&self.text, self.quote) {
+            let json = match literal::parse(self.text.as_str(), self.quote) {
                 Some(value) => types.fitted(value).to_string(),
-                None => types.json(&self.text),
+                None => types.json(self.text.as_str()),
             };
             output.arguments(&json);
-            (self.key, self.text) = (None, String::new());
+            (self.key, self.text) = (None, ValueText::new(self.quote));
             if c == self.end {
                 output.argument('}');
                 return LiteralStep::Done;
@@ -90,28 +68,19 @@ impl LiteralCall {
             return LiteralStep::Open;
         }
         self.text.push(c);
-        self.in_text = match self.in_text {
-            InText::No => self.outside(c),
-            InText::Usual(quote) | InText::Closed(quote) if c == quote => InText::Closed(quote),
-            InText::Usual(quote) | InText::Closed(quote) if c == '\\' => InText::Escaped(quote),
-            InText::Closed(quote) if c.is_whitespace() => InText::Closed(quote),
-            InText::Escaped(quote) | InText::Usual(quote) | InText::Closed(quote) => InText::Usual(quote),
-            InText::Other if self.text.ends_with(self.quote) => InText::No,
-            InText::Other => InText::Other,
-        };
         LiteralStep::Open
     }
 
     /// The text is over.
     pub(super) fn finish(self, output: &mut Output) {
         match self.key {
-            None if self.text.trim().is_empty() => output.argument('}'),
-            _ => output.arguments(&self.text),
+            None if self.text.as_str().trim().is_empty() => output.argument('}'),
+            _ => output.arguments(self.text.as_str()),
         }
     }
 
     fn key(&mut self, c: char, output: &mut Output) -> LiteralStep {
-        let key = self.text.trim();
+        let key = self.text.as_str().trim();
         if c == self.equals && !key.is_empty() {
             let key = key.trim_matches(['"', '\'']).to_owned();
             if self.num_arguments > 0 {
@@ -120,7 +89,7 @@ impl LiteralCall {
             self.num_arguments += 1;
             output.arguments(&quoted(&key));
             output.arguments(": ");
-            (self.key, self.text) = (Some(key), String::new());
+            (self.key, self.text) = (Some(key), ValueText::new(self.quote));
             return LiteralStep::Open;
         }
         if key.is_empty() && c == self.end {
@@ -128,28 +97,9 @@ impl LiteralCall {
             return LiteralStep::Done;
         }
         if matches!(c, ',' | '(' | ')' | '[' | ']' | '{' | '}' | '<' | '=') {
-            return LiteralStep::Broken(format!("{}{c}", std::mem::take(&mut self.text)));
+            return LiteralStep::Broken(format!("{}{c}", self.text.as_str()));
         }
         self.text.push(c);
         LiteralStep::Open
-    }
-
-    fn outside(&mut self, c: char) -> InText {
-        if !self.quote.is_empty() && self.text.ends_with(self.quote) {
-            return InText::Other;
-        }
-        match c {
-            '[' | '{' | '(' => self.depth += 1,
-            ']' | '}' | ')' => self.depth = self.depth.saturating_sub(1),
-            '"' | '\'' => {
-                let before = self.text[..self.text.len() - 1].trim_end();
-                // Within a word it is none, and neither in the other quotes.
-                if before.is_empty() || before.ends_with(['[', '{', '(', ',', ':', '=']) {
-                    return InText::Usual(c);
-                }
-            }
-            _ => {}
-        }
-        InText::No
     }
 }

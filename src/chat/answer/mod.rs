@@ -22,9 +22,11 @@ mod nested;
 mod output;
 mod pairs;
 mod reasoning;
+mod repr_call;
 mod thoughts;
 mod unclosed;
 mod unquoted;
+mod value_text;
 
 use std::sync::Arc;
 
