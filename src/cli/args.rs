@@ -322,12 +322,32 @@ impl EngineArgs {
     }
 }
 
+/// A seed, or none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seed(Option<u64>);
+
+impl Seed {
+    fn parse(text: &str) -> Result<Self, std::num::ParseIntError> {
+        Ok(Self(if text == "-1" { None } else { Some(text.parse()?) }))
+    }
+}
+
+/// −1 is as many as fit.
+fn limit(text: &str) -> Result<usize, std::num::ParseIntError> {
+    if text == "-1" { Ok(usize::MAX) } else { text.parse() }
+}
+
+/// −1 is all, as 0 is.
+fn top_k(text: &str) -> Result<usize, std::num::ParseIntError> {
+    if text == "-1" { Ok(0) } else { text.parse() }
+}
+
 /// How tokens are chosen and when a sequence ends.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: the model's, or what is left of the context]
-    #[arg(long, value_name = "N")]
+    /// Most tokens to generate; -1 is what is left of the context [default: the model's, or -1]
+    #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) max_tokens: Option<usize>,
     /// 0 always takes the most likely token, higher values vary more [default: the model's, or 0.7]
     #[arg(long, value_name = "X")]
@@ -335,15 +355,15 @@ pub(crate) struct SamplingArgs {
     /// Sample from the most likely tokens that together have this probability [default: the model's, or 0.95]
     #[arg(long, value_name = "X", hide_short_help = true)]
     pub(crate) top_p: Option<f32>,
-    /// Sample from this many most likely tokens; 0 is all [default: the model's, or 0]
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    /// Sample from this many most likely tokens; 0 and -1 are all [default: the model's, or 0]
+    #[arg(long, value_name = "N", value_parser = top_k, hide_short_help = true)]
     pub(crate) top_k: Option<usize>,
     /// Drop tokens less likely than this times the most likely one [default: the model's, or 0]
     #[arg(long, value_name = "X", hide_short_help = true)]
     pub(crate) min_p: Option<f32>,
-    /// Makes every request reproducible, each by itself [default: a new one for each]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    /// Makes every request reproducible, each by itself; -1 is a new one for each [default: -1]
+    #[arg(long, value_name = "N", value_parser = Seed::parse)]
+    pub(crate) seed: Option<Seed>,
     /// End before this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
@@ -384,7 +404,7 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            seed: self.seed,
+            seed: self.seed.and_then(|seed| seed.0),
             stop: self.stop.clone(),
             stop_token_ids: self.stop_token_ids.clone().unwrap_or_default().0,
             max_tokens: self.max_tokens,

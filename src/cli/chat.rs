@@ -149,7 +149,7 @@ impl Answers<'_> {
         let prompt = encode_noting(self.console, encode)?;
         let visible_special = self.llm.visible_special(&self.format);
         let mut params = self.params.clone();
-        params.max_tokens = params.max_tokens.or_else(|| self.llm.default_max_tokens(prompt.len(), &params));
+        params.max_tokens = self.llm.max_tokens(prompt.len(), &params);
         Ok((self.llm.submit_with(prompt.clone(), params, visible_special)?, prompt))
     }
 }

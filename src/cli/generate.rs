@@ -110,7 +110,7 @@ fn generate(
     // before there is output.
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let mut params = params.clone();
-        params.max_tokens = params.max_tokens.or_else(|| llm.default_max_tokens(prompt.len(), &params));
+        params.max_tokens = llm.max_tokens(prompt.len(), &params);
         let stream = llm.submit(prompt.clone(), params);
         stream.map_err(
             |error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error },

@@ -144,6 +144,18 @@ impl Llm {
         self.sampling_defaults.max_tokens_for(left, params.min_tokens)
     }
 
+    /// Most tokens to generate after a prompt of so many: what was asked for, of which the largest number is all that fit, or
+    /// the default.
+    #[must_use]
+    pub fn max_tokens(&self, num_prompt_tokens: usize, params: &SamplingParams) -> Option<usize> {
+        let left = self.engine.config().max_model_len.saturating_sub(num_prompt_tokens);
+        match params.max_tokens {
+            None => self.default_max_tokens(num_prompt_tokens, params),
+            Some(usize::MAX) => Some(left.max(1)),
+            given => given,
+        }
+    }
+
     /// What has to be said of the model and of what was asked for, a line each.
     #[must_use]
     pub fn notices(&self) -> &[String] {

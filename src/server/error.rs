@@ -82,7 +82,14 @@ impl ApiError {
 
     /// 404: no such path.
     pub(super) fn no_such_path(path: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, None, format!("there is no {path} here"))
+        Self::new(
+            StatusCode::NOT_FOUND,
+            None,
+            format!(
+                "there is no {path} here; chats are at /v1/chat/completions, /v1/responses and /v1/messages, and all that there is \
+             is in /openapi.json"
+            ),
+        )
     }
 
     /// 404: a request to a proxy, which has no path.

@@ -13,6 +13,9 @@ use super::ignored::Ignored;
 /// has as many; each takes 32 bytes here, and as few as two in the body.
 const MAX_VALUES: usize = 1 << 21;
 
+/// As many tokens as fit, where a number of tokens was asked for.
+pub(super) const NO_LIMIT: usize = usize::MAX;
+
 /// Reads an object.
 pub(super) fn parse_object(body: &[u8]) -> Result<Fields, ApiError> {
     let body = with_whole_characters(body);
@@ -229,6 +232,14 @@ impl Fields {
     pub(super) fn unsigned(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
         self.typed(name, "an integer of at least 0", |value| {
             value.as_u64().and_then(|value| usize::try_from(value).ok())
+        })
+    }
+
+    /// A number of tokens to generate, or −1 for as many as fit: [`NO_LIMIT`].
+    pub(super) fn limit(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
+        self.typed(name, "an integer of at least 0, or -1 for as many as fit", |value| match value.as_i64() {
+            Some(-1) => Some(NO_LIMIT),
+            _ => value.as_u64().and_then(|value| usize::try_from(value).ok()),
         })
     }
 

@@ -24,6 +24,7 @@ mod kv_events;
 mod memory;
 mod metrics;
 mod page;
+mod paths;
 mod room;
 mod router;
 mod signals;

@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state, map_request};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use serde_json::json;
@@ -18,7 +18,7 @@ use serde_json::json;
 use super::error::{ApiError, health, ok, ok_as};
 use super::kv_events::KvEvents;
 use super::state::App;
-use super::{access, api, auth, connection, cors, page};
+use super::{access, api, auth, connection, cors, page, paths};
 
 /// The server as a service.
 pub(super) fn router(app: &Arc<App>) -> Router {
@@ -51,7 +51,7 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(app), auth::require_key));
-    Router::new()
+    let all = Router::new()
         .route("/health", get(show_health))
         .route("/", get(page::show))
         .method_not_allowed_fallback(method_not_allowed)
@@ -59,7 +59,9 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .layer(from_fn(connection::keep_reserve))
         .layer(from_fn_with_state(Arc::clone(app), cors::share))
         .layer(from_fn_with_state(Arc::clone(app), access::observe))
-        .with_state(Arc::clone(app))
+        .with_state(Arc::clone(app));
+    // A layer is inside of the routes that it is given, so these have to be inside of another router.
+    Router::new().fallback_service(all).layer(map_request(paths::as_meant))
 }
 
 async fn show_health(State(app): State<Arc<App>>) -> Response {

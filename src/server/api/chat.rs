@@ -74,8 +74,8 @@ fn conversation(fields: &mut Fields, tools: ToolRequest) -> Result<Conversation,
 
 /// The newer name wins; both may be given if they agree.
 fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let old = fields.unsigned("max_tokens")?;
-    let new = fields.unsigned("max_completion_tokens")?;
+    let old = fields.limit("max_tokens")?;
+    let new = fields.limit("max_completion_tokens")?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
             "max_tokens",

@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::super::error::ApiError;
-use super::super::json::{Fields, token_ids, wrong_type};
+use super::super::json::{Fields, NO_LIMIT, token_ids, wrong_type};
 use super::super::state::{App, Model};
 use super::conversation::check_text_len;
 use super::form::{Form, Kind};
@@ -40,7 +40,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);
-    let max_tokens = fields.unsigned("max_tokens")?;
+    let max_tokens = fields.limit("max_tokens")?;
     let options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
     if fields.bool("continue_final_message")?.unwrap_or(false) {
         let message = "continue_final_message is for chats; a completion always goes on with its prompt";
@@ -70,6 +70,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
             }
             // With `echo` the prompt alone can be wanted. It must fit as any other.
             Some(0) if echo => 1,
+            Some(NO_LIMIT) => left.max(1),
             Some(given) => given,
         });
         let mut request = Request::new(prompt_token_ids, params.clone());

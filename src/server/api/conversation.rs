@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
 use super::super::ignored::Ignored;
-use super::super::json::{Fields, wrong_type};
+use super::super::json::{Fields, NO_LIMIT, wrong_type};
 use super::super::state::Model;
 use super::messages;
 use super::options::Options;
@@ -142,7 +142,7 @@ impl Conversation {
         let engine = model.llm.engine();
         params.max_tokens =
             params.max_tokens.or_else(|| model.llm.default_max_tokens(prompt_token_ids.len(), &params));
-        if answers.clamps_max_tokens {
+        if answers.clamps_max_tokens || params.max_tokens == Some(NO_LIMIT) {
             let left = engine.config().max_model_len.saturating_sub(prompt_token_ids.len());
             params.max_tokens = params.max_tokens.map(|wanted| wanted.min(left.max(1)));
         }

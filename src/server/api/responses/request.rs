@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::super::auth::Caller;
 use super::super::super::error::ApiError;
-use super::super::super::json::{Fields, describe, wrong_type};
+use super::super::super::json::{Fields, NO_LIMIT, describe, wrong_type};
 use super::super::super::memory::Memory;
 use super::super::conversation::{Conversation, Variables, template_variables};
 use super::super::messages::missing;
@@ -51,8 +51,9 @@ impl Question {
         let mut settings = Map::new();
         let instructions = fields.string("instructions")?;
         settings.insert("instructions".to_owned(), instructions.clone().into());
-        let max_tokens = fields.unsigned("max_output_tokens")?;
-        settings.insert("max_output_tokens".to_owned(), max_tokens.into());
+        let max_tokens = fields.limit("max_output_tokens")?;
+        let told = max_tokens.filter(|limit| *limit != NO_LIMIT);
+        settings.insert("max_output_tokens".to_owned(), told.into());
         // It is for tools that run at OpenAI.
         settings.insert("max_tool_calls".to_owned(), fields.unsigned("max_tool_calls")?.into());
         settings.insert("metadata".to_owned(), metadata(fields)?);

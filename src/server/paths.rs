@@ -1,0 +1,70 @@
+//! Paths as clients make them from a base URL that has no `/v1`, has it twice, or has a slash too many.
+
+use axum::body::Body;
+use axum::http::{Request, Uri};
+
+/// What begins a path behind `/v1`, and nothing else here.
+const BEHIND_V1: [&str; 5] = ["chat", "completions", "messages", "models", "responses"];
+
+/// The path that is meant, if it is another one. Nothing of it is decoded.
+fn meant(path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    while parts.starts_with(&["v1", "v1"]) {
+        parts.remove(0);
+    }
+    if parts.first().is_some_and(|first| BEHIND_V1.contains(first)) {
+        parts.insert(0, "v1");
+    }
+    let meant = format!("/{}", parts.join("/"));
+    // What does not begin with a slash is no path.
+    (path.starts_with('/') && meant != path).then_some(meant)
+}
+
+/// Before anything looks at the path: who may ask for it is decided by where it leads.
+pub(super) async fn as_meant(mut request: Request<Body>) -> Request<Body> {
+    let uri = request.uri();
+    if let Some(mut path) = meant(uri.path()) {
+        if let Some(query) = uri.query() {
+            path = format!("{path}?{query}");
+        }
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = path.parse().ok();
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meant;
+
+    #[test]
+    fn paths_are_what_their_clients_mean() {
+        for (path, expected) in [
+            ("/v1/chat/completions", None),
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("//v1/chat/completions", Some("/v1/chat/completions")),
+            ("/v1//chat/completions/", Some("/v1/chat/completions")),
+            ("/v1/v1/messages", Some("/v1/messages")),
+            ("/v1/v1/v1/messages", Some("/v1/messages")),
+            ("/messages/count_tokens", Some("/v1/messages/count_tokens")),
+            ("/models/", Some("/v1/models")),
+            ("/v1/models/a/b%2F%2Fc", None),
+            ("/responses/r_1/cancel", Some("/v1/responses/r_1/cancel")),
+            ("/completions", Some("/v1/completions")),
+            ("/health/", Some("/health")),
+            ("//", Some("/")),
+            ("/", None),
+            ("/v1", None),
+            ("/v1/", Some("/v1")),
+            ("/tokenize", None),
+            ("/api/chat", None),
+            ("*", None),
+            ("", None),
+        ] {
+            assert_eq!(meant(path).as_deref(), expected, "{path}");
+        }
+    }
+}
