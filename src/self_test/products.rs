@@ -46,7 +46,8 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             }
         }
         if context.has_tensor_cores() && is_like_others {
-            for (num_rows, cols) in [(70, cols), (20, 4352), (200, dtype.block_len().max(96))] {
+            let short = dtype.block_len().max(96);
+            for (num_rows, cols) in [(70, cols), (20, 4352), (200, short), (400, short)] {
                 run_fused(context, Shape { num_rows, cols }, dtype, report);
             }
         } else if context.has_tensor_cores() && dtype != DType::F32 {

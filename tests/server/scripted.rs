@@ -104,7 +104,7 @@ fn write_weights(folder: &Path, vocab_size: usize, end: usize, next: &BTreeMap<u
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": hidden_size, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
-        "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 65536, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": vocab_size,
         "eos_token_id": end,
     });
