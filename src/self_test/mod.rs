@@ -214,7 +214,8 @@ mod tests {
         for context in contexts.skip(first).step_by(2) {
             let mut names = Names { memo, on: context.description(), names: BTreeSet::new() };
             family.check(&context, Effort::Small, &mut names);
-            assert!(!names.names.is_empty(), "{family:?} on {}", names.on);
+            // Tokens of a processor are not drawn by a device.
+            assert_eq!(names.names.is_empty(), family == Family::Sampling, "{family:?} on {}", names.on);
         }
     }
 

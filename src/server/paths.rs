@@ -8,16 +8,14 @@ const BEHIND_V1: [&str; 5] = ["chat", "completions", "messages", "models", "resp
 
 /// The path that is meant, if it is another one. Nothing of it is decoded.
 fn meant(path: &str) -> Option<String> {
-    let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    while parts.starts_with(&["v1", "v1"]) {
-        parts.remove(0);
+    let parts = path.split('/').filter(|part| !part.is_empty());
+    let parts: Vec<&str> = parts.skip_while(|part| *part == "v1").collect();
+    // Others have one name each, with which they are open or have connections of their own.
+    if !path.starts_with('/') || !parts.first().is_some_and(|first| BEHIND_V1.contains(first)) {
+        return None;
     }
-    if parts.first().is_some_and(|first| BEHIND_V1.contains(first)) {
-        parts.insert(0, "v1");
-    }
-    let meant = format!("/{}", parts.join("/"));
-    // What does not begin with a slash is no path.
-    (path.starts_with('/') && meant != path).then_some(meant)
+    let meant = format!("/v1/{}", parts.join("/"));
+    (meant != path).then_some(meant)
 }
 
 /// Before anything looks at the path: who may ask for it is decided by where it leads.
@@ -54,11 +52,12 @@ mod tests {
             ("/v1/models/a/b%2F%2Fc", None),
             ("/responses/r_1/cancel", Some("/v1/responses/r_1/cancel")),
             ("/completions", Some("/v1/completions")),
-            ("/health/", Some("/health")),
-            ("//", Some("/")),
+            ("/health/", None),
+            ("//", None),
             ("/", None),
             ("/v1", None),
-            ("/v1/", Some("/v1")),
+            ("/v1/", None),
+            ("/v1/../health", None),
             ("/tokenize", None),
             ("/api/chat", None),
             ("*", None),

@@ -20,7 +20,8 @@ fn wrong_usage() {
     check("--gpu-memory-utilization most", &["most", "--gpu-memory-utilization"]);
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
-    check("--max-tokens -1", &["-1"]);
+    check("--max-tokens -2", &["-2"]);
+    check("--top-k -2", &["-2"]);
     check("--temperature hot", &["hot", "--temperature"]);
     check("--seed 1.5", &["1.5"]);
     check("--prompt a --prompt-ids 5", &["--prompt", "--prompt-ids"]);

@@ -39,6 +39,14 @@ fn json_has_the_promised_fields_in_the_order_of_the_prompts() {
 }
 
 #[test]
+fn minus_one_is_all_there_is() {
+    let words =
+        "--prompt-ids 5,6 --max-model-len 32 --max-tokens -1 --top-k -1 --seed -1 --ignore-eos --json";
+    let objects = tinyvllm(words).model(tiny_llama()).run().json();
+    assert_eq!(objects[0]["output_token_ids"].as_array().unwrap().len(), 30);
+}
+
+#[test]
 fn greedy_ids_are_those_of_the_reference() {
     // The first 8 of `greedy` in golden.safetensors are the prompt.
     let words = format!("{GREEDY} --prompt-ids 168,190,169,239,181,120,50,62 --max-tokens 10 --json");

@@ -79,7 +79,7 @@ fn values_out_of_range_are_refused_by_name() {
     }
     // 14: max_tokens.
     both(json!({"max_tokens": 0}), "max_tokens", "at least 1");
-    both(json!({"max_tokens": -1}), "max_tokens", "-1");
+    both(json!({"max_tokens": -2}), "max_tokens", "-2");
     both(json!({"max_tokens": 1.5}), "max_tokens", "1.5");
     both(json!({"max_tokens": "2"}), "max_tokens", "\"2\"");
     check(

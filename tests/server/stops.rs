@@ -105,6 +105,32 @@ fn what_does_not_fit_is_said_in_words_that_programs_know() {
 }
 
 #[test]
+fn minus_one_is_as_many_tokens_as_fit() {
+    let server = Server::start("--max-model-len 64");
+    let last = |path: &str, field: &str| {
+        let mut asked = json!({"max_tokens": null, "seed": -1, "top_k": -1, "ignore_eos": true});
+        asked[field] = json!(-1);
+        server.post(path, &body(path, &asked)).success()
+    };
+    for (path, field) in [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens")]
+    {
+        assert_eq!(last(path, field)["usage"]["total_tokens"], 64, "{path} {field}");
+    }
+}
+
+#[test]
+fn base_urls_may_lack_what_is_always_the_same() {
+    let server = Server::start("--max-model-len 64");
+    for path in
+        ["/chat/completions", "//v1/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"]
+    {
+        server.post(path, &body(CHAT, &json!({"max_tokens": 1}))).success();
+    }
+    let elsewhere = server.post("/api/chat", &json!({}));
+    check_error("elsewhere", &elsewhere, 404, None, None, "chats are at /v1/chat/completions");
+}
+
+#[test]
 fn the_tokenizer_is_described() {
     let server = Server::start("--max-model-len 64");
     let info = server.get("/tokenizer_info").success();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::error::ApiError;
-use super::super::json::Fields;
+use super::super::json::{Fields, NO_LIMIT};
 use super::super::state::{App, Model};
 use super::conversation::{self, Answers, Conversation, Variables};
 use super::form::{Form, Kind};
@@ -77,10 +77,15 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let old = fields.limit("max_tokens")?;
     let new = fields.limit("max_completion_tokens")?;
     match (old, new) {
-        (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
-            "max_tokens",
-            format!("max_tokens is {old}, but max_completion_tokens is {new}; give one of them"),
-        )),
+        (Some(old), Some(new)) if old != new => {
+            let [old, new] = [old, new].map(|limit| match limit {
+                NO_LIMIT => "-1".to_owned(),
+                limit => limit.to_string(),
+            });
+            let message =
+                format!("max_tokens is {old}, but max_completion_tokens is {new}; give one of them");
+            Err(ApiError::invalid("max_tokens", message))
+        }
         _ => Ok(new.or(old)),
     }
 }
