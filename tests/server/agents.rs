@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -35,6 +36,9 @@ const TEMPLATE: &str = r#"
 
 /// What the model says when the work is done.
 const ANSWER: &str = "The file is written, as it should be.";
+
+/// Longer than the slowest has taken beside everything else that the tests do, which is twenty seconds.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What is written to the file.
 const CONTENT: &str = "by a scripted model";
@@ -101,14 +105,25 @@ fn run(name: &str, program: &Path, call: impl FnOnce(&str) -> Value, ask: impl F
     agent.current_dir(&work).env("PWD", &work).env("HOME", &home).stdin(Stdio::null());
     let (url, file_name) = (format!("http://{}", server.address()), file.to_str().unwrap());
     ask(Asked { agent: &mut agent, url: &url, home: &home, work: &work, file: file_name });
-    let output = agent.output().unwrap();
-    let printed = format!(
-        "{}{}\n{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-        server.log().join("\n")
-    );
-    assert!(output.status.success(), "{name} ended with {}: {printed}", output.status);
+    let words = folder.path().join("printed");
+    let printed_to = fs::File::create(&words).unwrap();
+    let mut running =
+        agent.stdout(printed_to.try_clone().unwrap()).stderr(printed_to).spawn().expect("the agent starts");
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = running.try_wait().unwrap() {
+            break Some(status);
+        }
+        if start.elapsed() > PATIENCE {
+            running.kill().unwrap();
+            running.wait().unwrap();
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let printed =
+        format!("{}\n{}", String::from_utf8_lossy(&fs::read(&words).unwrap()), server.log().join("\n"));
+    assert!(status.is_some_and(|status| status.success()), "{name} ended with {status:?}: {printed}");
     let written = fs::read_to_string(&file);
     assert!(written.is_ok_and(|text| text.trim() == CONTENT), "{name} wrote nothing: {printed}");
     assert!(printed.contains(ANSWER), "{name} does not show the answer: {printed}");
