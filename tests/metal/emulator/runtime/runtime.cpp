@@ -106,7 +106,14 @@ static void wait(int operation, int line, int size) {
   fibre.size = size;
   simdgroups[state.current / WIDTH].num_waiting++;
   state.num_at_barrier += operation == THREADGROUP_BARRIER;
-  to_main();
+  try_simdgroup(state.current / WIDTH);
+  try_threadgroup();
+  // What went wrong, and threads that wait for what never comes, are told outside.
+  if (state.failed || ready.count == 0) {
+    to_main();
+  } else {
+    to_fibre(ready.pop());
+  }
 }
 
 // Threadgroup memory begins with the bits of a NaN. The gap behind it may not be touched.
@@ -300,14 +307,15 @@ static void run_threadgroup() {
            state.num_at_barrier, state.num_live);
       return;
     }
-    const int thread = ready.pop();
-    resume(thread);
+    resume(ready.pop());
+    // The last of those that took turns: it has returned, or there is an end to all.
+    const int thread = state.current;
     if (fibres[thread].state == DONE) {
       state.num_live--;
       simdgroups[thread / WIDTH].num_live--;
+      try_simdgroup(thread / WIDTH);
+      try_threadgroup();
     }
-    try_simdgroup(thread / WIDTH);
-    try_threadgroup();
   }
 }
 
@@ -358,6 +366,7 @@ int msl_launch(const Launch* launch) {
     state.threadgroup[2] = uint32_t(place / launch->grid[0] / launch->grid[1]);
     run_threadgroup();
   }
+  if (state.failed) forget_frames();
   return state.failed;
 }
 }

@@ -88,7 +88,7 @@ static struct {
   void* main_fake_stack;
   const void* main_stack;
   size_t main_stack_size;
-  bool failed;
+  bool failed, is_from_main;
   uint64_t random;
   void* buffers[MAX_PARAMETERS];
   int position_kind[MAX_PARAMETERS], position_index[MAX_PARAMETERS];

@@ -7,6 +7,7 @@
 
 #define MSL_HERE int line = __builtin_LINE()
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"), noinline))
+#define MSL_UNCHECKED_INLINE __attribute__((no_sanitize("thread", "address", "undefined"), always_inline)) inline
 
 namespace metal {
 inline void threadgroup_barrier(mem_flags flags, int site, MSL_HERE) {

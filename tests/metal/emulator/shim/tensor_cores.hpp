@@ -48,23 +48,36 @@ typedef float msl_four __attribute__((vector_size(16)));
 struct msl_tiles {
   uint a[4], b[2];
 };
+// Eight halves at a time: one by one, their conversion was a quarter of it.
+typedef _Float16 msl_eight_halves __attribute__((vector_size(16)));
+typedef float msl_eight __attribute__((vector_size(32)));
+MSL_UNCHECKED_INLINE void msl_convert(const void* halves, float* floats) {
+  msl_eight_halves from;
+  __builtin_memcpy(&from, halves, sizeof from);
+  const msl_eight to = __builtin_convertvector(from, msl_eight);
+  __builtin_memcpy(floats, &to, sizeof to);
+}
+// Word `word` of what four neighbouring lanes give.
+MSL_UNCHECKED_INLINE void msl_row_of_tile(const MslExchange* exchange, int first_lane, int word, float* floats) {
+  uint words[4];
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&words[i], exchange->slots[first_lane + i] + 4 * word, 4);
+  msl_convert(words, floats);
+}
 MSL_UNCHECKED inline void msl_multiply_tile(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1,
                                             MSL_HERE) {
   MslExchange* exchange = msl_give(msl_tiles{{a0, a1, a2, a3}, {b0, b1}}, MSL_MATRIX, line);
   if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
   const int g = msl_lane() / 4, t = msl_lane() % 4;
   // Rows g and g + 8 of `a`, columns 2t and 2t + 1 of `b`.
-  msl_four four = {sums[0], sums[1], sums[2], sums[3]};
-  for (int k = 0; k < 16; ++k) {
-    const msl_tiles* of_a = (const msl_tiles*)exchange->slots[g * 4 + k % 8 / 2];
-    float a[2], b[2];
-    for (int i = 0; i < 2; ++i) {
-      const msl_tiles* of_b = (const msl_tiles*)exchange->slots[(2 * t + i) * 4 + k % 8 / 2];
-      a[i] = float(msl_half_of(of_a->a[i + k / 8 * 2], k % 2));
-      b[i] = float(msl_half_of(of_b->b[k / 8], k % 2));
+  float a[2][16], b[2][16];
+  for (int i = 0; i < 2; ++i)
+    for (int part = 0; part < 2; ++part) {
+      msl_row_of_tile(exchange, 4 * g, i + 2 * part, &a[i][8 * part]);
+      msl_row_of_tile(exchange, 4 * (2 * t + i), 4 + part, &b[i][8 * part]);
     }
-    four += msl_four{a[0], a[0], a[1], a[1]} * msl_four{b[0], b[1], b[0], b[1]};
-  }
+  msl_four four = {sums[0], sums[1], sums[2], sums[3]};
+  for (int k = 0; k < 16; ++k)
+    four += msl_four{a[0][k], a[0][k], a[1][k], a[1][k]} * msl_four{b[0][k], b[1][k], b[0][k], b[1][k]};
   for (int i = 0; i < 4; ++i) sums[i] = four[i];
 }
 // Row `index` % 8 of matrix `index` / 8, of those whose rows the lanes name.
@@ -116,13 +129,12 @@ struct msl_rows {
 MSL_UNCHECKED inline msl_rows msl_own_rows(const uint (&a)[4], int line) {
   MslExchange* exchange = msl_give(msl_tiles{{a[0], a[1], a[2], a[3]}, {}}, MSL_MATRIX, line);
   if (exchange->active != ~0u) msl_fail(MSL_PARTIAL_MATRIX, line);
+  const int first_lane = msl_lane() / 4 * 4;
+  float own[2][16];
+  for (int i = 0; i < 2; ++i)
+    for (int part = 0; part < 2; ++part) msl_row_of_tile(exchange, first_lane, i + 2 * part, &own[i][8 * part]);
   msl_rows rows;
-  for (int k = 0; k < 16; ++k) {
-    const msl_tiles* of_a = (const msl_tiles*)exchange->slots[msl_lane() / 4 * 4 + k % 8 / 2];
-    const float first = float(msl_half_of(of_a->a[k / 8 * 2], k % 2));
-    const float second = float(msl_half_of(of_a->a[1 + k / 8 * 2], k % 2));
-    rows.values[k] = msl_four{first, first, second, second};
-  }
+  for (int k = 0; k < 16; ++k) rows.values[k] = msl_four{own[0][k], own[0][k], own[1][k], own[1][k]};
   return rows;
 }
 template <int TILES>
@@ -134,10 +146,11 @@ void msl_multiply_rows(float (&sums)[TILES][4], const uint (&a)[4], threadgroup 
     for (int eight = 0; eight < 2; ++eight) {
       const uint4 first = tile[msl_swizzled(token, 2 * k + eight)];
       const uint4 second = tile[msl_swizzled(token + 1, 2 * k + eight)];
-      for (int i = 0; i < 8; ++i) {
-        const float values[2] = {float(msl_half_of(first[i / 2], i % 2)), float(msl_half_of(second[i / 2], i % 2))};
-        four += rows.values[8 * eight + i] * msl_four{values[0], values[1], values[0], values[1]};
-      }
+      float values[2][8];
+      msl_convert(&first, values[0]);
+      msl_convert(&second, values[1]);
+      for (int i = 0; i < 8; ++i)
+        four += rows.values[8 * eight + i] * msl_four{values[0][i], values[1][i], values[0][i], values[1][i]};
     }
     for (int i = 0; i < 4; ++i) sums[n][i] = four[i];
   }
