@@ -30,7 +30,7 @@ fn request(change: &Value) -> Value {
 
 /// The message that a client puts together from a stream.
 #[track_caller]
-fn joined(events: &[Value]) -> Value {
+pub(super) fn joined(events: &[Value]) -> Value {
     let (first, rest) = events.split_first().unwrap();
     assert_eq!(first["type"], "message_start");
     assert_eq!((&first["message"]["content"], &first["message"]["stop_reason"]), (&json!([]), &Value::Null));

@@ -26,6 +26,7 @@ mod real_clients;
 mod requests;
 mod responses;
 mod rows;
+mod said;
 mod schema;
 mod scripted;
 mod stops;

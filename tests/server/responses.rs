@@ -29,7 +29,7 @@ fn request(change: &Value) -> Value {
 
 /// Checks the events of a stream and puts their response together from the pieces.
 #[track_caller]
-fn joined(events: &[Value]) -> Value {
+pub(super) fn joined(events: &[Value]) -> Value {
     for (number, event) in (0..).zip(events) {
         assert_eq!(event["sequence_number"], json!(number), "{event}");
     }

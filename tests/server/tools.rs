@@ -46,7 +46,7 @@ fn request(change: &Value) -> Value {
 
 /// The message and the end of a stream, put together by a client's rules.
 #[track_caller]
-fn joined(events: &[Value]) -> (Value, Value) {
+pub(super) fn joined(events: &[Value]) -> (Value, Value) {
     let mut message = json!({"role": null, "content": null});
     let mut finish_reason = Value::Null;
     for choice in events.iter().flat_map(|event| event["choices"].as_array().unwrap()) {
