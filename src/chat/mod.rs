@@ -20,7 +20,8 @@ use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::{Error, ErrorKind, Result};
 
 pub use self::answer::{
-    AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, PromptEnd, ReasoningFormat, Tool, ToolCallFormat,
+    AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, Passage, Passages, PromptEnd, ReasoningFormat,
+    Tool, ToolCallFormat,
 };
 pub use self::message::{Content, Message};
 pub use self::template::ChatTemplate;

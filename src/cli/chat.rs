@@ -147,10 +147,9 @@ impl Answers<'_> {
     fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
         let encode = || self.llm.encode_chat(conversation.messages(), &self.options);
         let prompt = encode_noting(self.console, encode)?;
-        let visible_special = self.llm.visible_special(&self.format);
         let mut params = self.params.clone();
         params.max_tokens = self.llm.max_tokens(prompt.len(), &params);
-        Ok((self.llm.submit_with(prompt.clone(), params, visible_special)?, prompt))
+        Ok((self.llm.submit_with(prompt.clone(), params, &self.format)?, prompt))
     }
 }
 

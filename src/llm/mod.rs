@@ -275,10 +275,11 @@ impl Llm {
     /// # Errors
     /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
     pub fn submit(&self, prompt_token_ids: Vec<u32>, params: SamplingParams) -> Result<TextStream> {
-        self.submit_with(prompt_token_ids, params, Arc::default())
+        self.submit_with(prompt_token_ids, params, &AnswerFormat::default())
     }
 
-    /// The same for an answer that is taken apart: these special tokens stay in the text.
+    /// The same for an answer that is taken apart like this: its marks stay in the text, and no stop string ends its
+    /// reasoning.
     ///
     /// # Errors
     /// As [`Self::submit`].
@@ -286,9 +287,14 @@ impl Llm {
         &self,
         prompt_token_ids: Vec<u32>,
         params: SamplingParams,
-        visible_special: Arc<[u32]>,
+        answers: &AnswerFormat,
     ) -> Result<TextStream> {
-        let options = TextOptions { stop: params.stop.clone(), visible_special, ..TextOptions::default() };
+        let options = TextOptions {
+            stop: params.stop.clone(),
+            visible_special: self.visible_special(answers),
+            reasoning: answers.reasoning.clone().map(|format| (format, self.prompt_end(&prompt_token_ids))),
+            ..TextOptions::default()
+        };
         let decoder = self.text_decoder(&params, &options)?;
         let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
         Ok(TextStream::new(events, decoder))

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::TextEvent;
 use crate::Result;
+use crate::chat::{Passage, Passages, PromptEnd, ReasoningFormat};
 use crate::engine::{Event, FinishReason};
 use crate::sampling::SamplingParams;
-use crate::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
+use crate::tokenizer::{Detokenizer, StopMatcher, StopOutcome, Tokenizer};
 
 /// How tokens become text.
 #[derive(Debug, Clone)]
@@ -20,11 +21,19 @@ pub struct TextOptions {
     pub skip_special: bool,
     /// Of these, the ones that stay in the text because something takes it apart by them; ascending.
     pub visible_special: Arc<[u32]>,
+    /// How answers reason and where their prompt leaves off, if stop strings are not to be looked for in reasoning.
+    pub reasoning: Option<(ReasoningFormat, PromptEnd)>,
 }
 
 impl Default for TextOptions {
     fn default() -> Self {
-        Self { stop: Vec::new(), include_stop: false, skip_special: true, visible_special: Arc::default() }
+        Self {
+            stop: Vec::new(),
+            include_stop: false,
+            skip_special: true,
+            visible_special: Arc::default(),
+            reasoning: None,
+        }
     }
 }
 
@@ -40,11 +49,70 @@ pub struct TextDecoder {
 /// The text side of one sequence. Without a tokenizer there is no text, only tokens.
 #[derive(Debug)]
 struct SequenceText {
-    decoder: Option<(Detokenizer, StopMatcher)>,
+    decoder: Option<(Detokenizer, Stops)>,
     num_output_tokens: usize,
     matched_stop: Option<usize>,
     /// The token that ended it, if it is one of those that the request names.
     stop_token_id: Option<u32>,
+}
+
+/// Looks for stop strings where they count.
+#[derive(Debug)]
+struct Stops {
+    matcher: StopMatcher,
+    /// Tells the answer from reasoning, if they count in the answer alone.
+    passages: Option<Passages>,
+}
+
+impl Stops {
+    fn new(options: &TextOptions) -> Result<Self> {
+        // Without any there is nothing to tell apart for.
+        let reasoning = options.reasoning.as_ref().filter(|_| !options.stop.is_empty());
+        Ok(Self {
+            matcher: StopMatcher::new(&options.stop, options.include_stop)?,
+            passages: reasoning.map(|(format, end)| Passages::new(format, *end)),
+        })
+    }
+
+    /// Takes the next text, in which an answer may end or not.
+    fn push(&mut self, text: &str, may_stop: bool) -> StopOutcome {
+        match &mut self.passages {
+            Some(passages) => {
+                let passages = passages.push(text);
+                self.look(passages, may_stop)
+            }
+            None => self.look(vec![Passage { text: text.to_owned(), is_answer: true }], may_stop),
+        }
+    }
+
+    /// Ends the text, with this rest.
+    fn finish(&mut self, rest: &str, may_stop: bool) -> StopOutcome {
+        let mut outcome = self.push(rest, may_stop);
+        let last = self.passages.as_mut().map(Passages::finish).unwrap_or_default();
+        if outcome.matched.is_none() {
+            let last = self.look(last, may_stop);
+            outcome.text += &last.text;
+            outcome.matched = last.matched;
+        }
+        outcome.text += &self.matcher.finish();
+        outcome
+    }
+
+    fn look(&mut self, passages: Vec<Passage>, may_stop: bool) -> StopOutcome {
+        let mut all = StopOutcome::default();
+        for Passage { text, is_answer } in passages {
+            match (is_answer, may_stop) {
+                (false, _) => all.text += &self.matcher.skip(&text),
+                (true, false) => all.text += &self.matcher.pass(&text),
+                (true, true) => {
+                    let outcome = self.matcher.push(&text);
+                    all.text += &outcome.text;
+                    all.matched = all.matched.or(outcome.matched);
+                }
+            }
+        }
+        all
+    }
 }
 
 impl TextDecoder {
@@ -58,7 +126,7 @@ impl TextDecoder {
                 Some(tokenizer) => Some((
                     Detokenizer::continuing(Arc::clone(tokenizer), options.skip_special)
                         .with_visible(Arc::clone(&options.visible_special)),
-                    StopMatcher::new(&options.stop, options.include_stop)?,
+                    Stops::new(options)?,
                 )),
                 None => None,
             };
@@ -92,15 +160,9 @@ impl TextDecoder {
                     Some(token_id).filter(|id| is_end && self.stop_token_ids.contains(id));
                 let may_stop = sequence.num_output_tokens > self.min_tokens;
                 let mut text = String::new();
-                if let (Some((detokenizer, matcher)), false) = (&mut sequence.decoder, is_end) {
-                    let delta = detokenizer.push(token_id);
-                    if may_stop {
-                        let outcome = matcher.push(&delta);
-                        text = outcome.text;
-                        sequence.matched_stop = outcome.matched;
-                    } else {
-                        text = matcher.pass(&delta);
-                    }
+                if let (Some((detokenizer, stops)), false) = (&mut sequence.decoder, is_end) {
+                    let outcome = stops.push(&detokenizer.push(token_id), may_stop);
+                    (text, sequence.matched_stop) = (outcome.text, outcome.matched);
                 }
                 let is_matched = sequence.matched_stop.is_some();
                 ready.push_back(TextEvent::Delta { index, text, token_id: Some(token_id), logprobs });
@@ -109,17 +171,11 @@ impl TextDecoder {
             Event::Finished { index, mut reason, error, mut stats } => {
                 let sequence = &mut self.sequences[index];
                 if sequence.matched_stop.is_none()
-                    && let Some((detokenizer, matcher)) = &mut sequence.decoder
+                    && let Some((detokenizer, stops)) = &mut sequence.decoder
                 {
-                    let rest = detokenizer.finish();
-                    let text = if sequence.num_output_tokens > self.min_tokens {
-                        let outcome = matcher.push(&rest);
-                        sequence.matched_stop = outcome.matched;
-                        outcome.text
-                    } else {
-                        matcher.pass(&rest)
-                    };
-                    let text = text + &matcher.finish();
+                    let may_stop = sequence.num_output_tokens > self.min_tokens;
+                    let StopOutcome { text, matched } = stops.finish(&detokenizer.finish(), may_stop);
+                    sequence.matched_stop = matched;
                     if !text.is_empty() {
                         ready.push_back(TextEvent::Delta { index, text, token_id: None, logprobs: None });
                     }

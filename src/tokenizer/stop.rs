@@ -61,6 +61,11 @@ impl StopMatcher {
         self.advance(delta, false).text
     }
 
+    /// Takes a piece of text that no stop string lies in, not even in part, and returns it behind what was held.
+    pub fn skip(&mut self, delta: &str) -> String {
+        if self.stopped { String::new() } else { self.finish() + delta }
+    }
+
     fn advance(&mut self, delta: &str, may_stop: bool) -> StopOutcome {
         if self.stopped {
             return StopOutcome::default();

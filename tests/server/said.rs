@@ -137,9 +137,8 @@ impl Interface {
             .to_vec();
         let mut body = json!({"temperature": 0, "tools": tools, "chat_template_kwargs": {"say": say}});
         let (field, limit) = match self {
-            Self::Chats => ("messages", "max_tokens"),
+            Self::Chats | Self::Messages => ("messages", "max_tokens"),
             Self::Responses => ("input", "max_output_tokens"),
-            Self::Messages => ("messages", "max_tokens"),
         };
         body[field] = turns.into();
         body[limit] = max_tokens.into();

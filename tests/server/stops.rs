@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::bad_inputs::check_error;
-use super::client::Server;
+use super::client::{Server, named_events};
+use super::scripted::scripted_model;
 use super::structured::{self, CHAT, COMPLETIONS};
+use super::{anthropic, responses, tools};
 
 /// A short one, without chance.
 fn body(path: &str, change: &Value) -> Value {
@@ -143,4 +145,102 @@ fn the_tokenizer_is_described() {
         assert_eq!(ids, json!([info[format!("{name}_id")]]), "{name}");
     }
     assert!(info["eos_token"].is_string());
+}
+
+/// What is thought, what is said and why it ended, whole and streamed, which must be the same.
+fn thought_and_said(server: &Server, path: &str, stop: &str, change: &Value) -> [String; 3] {
+    let field = if path == MESSAGES { "stop_sequences" } else { "stop" };
+    let turns = json!([{"role": "user", "content": "Hello"}]);
+    let limit = if path == RESPONSES { "max_output_tokens" } else { "max_tokens" };
+    let mut body = json!({"temperature": 0, limit: 100, field: [stop]});
+    body[if path == RESPONSES { "input" } else { "messages" }] = turns;
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    let [whole, streamed] = [false, true].map(|is_stream| {
+        body["stream"] = is_stream.into();
+        let answer = server.post(path, &body);
+        assert_eq!(answer.header("x-ignored-fields"), None);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        match path {
+            CHAT => {
+                let (message, reason) = match is_stream {
+                    true => tools::joined(&answer.events()),
+                    false => {
+                        let choice = answer.success()["choices"][0].clone();
+                        (choice["message"].clone(), choice["finish_reason"].clone())
+                    }
+                };
+                [text(&message["reasoning_content"]), text(&message["content"]), text(&reason)]
+            }
+            RESPONSES => {
+                let response = match is_stream {
+                    true => responses::joined(&named_events(&answer)),
+                    false => answer.success(),
+                };
+                let said = |kind: &str| {
+                    let items = response["output"].as_array().unwrap().iter();
+                    items
+                        .filter(|item| item["type"] == kind)
+                        .map(|item| text(&item["content"][0]["text"]))
+                        .collect()
+                };
+                [said("reasoning"), said("message"), text(&response["status"])]
+            }
+            _ => {
+                let message = match is_stream {
+                    true => anthropic::joined(&named_events(&answer)),
+                    false => answer.success(),
+                };
+                let said = |kind: &str| {
+                    message["content"].as_array().unwrap().iter().map(|block| text(&block[kind])).collect()
+                };
+                [said("thinking"), said("text"), text(&message["stop_reason"])]
+            }
+        }
+    });
+    assert_eq!(whole, streamed, "{path} {stop:?}");
+    whole
+}
+
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+#[test]
+fn stop_strings_do_not_end_reasoning_unless_asked() {
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}<|begin|>";
+    let special = ["<think>", "</think>"];
+    let answer = "<think>\nFirst.\n\nThen STOP, so.\n</think>\n\nIt is.\n\nOr STOP it is not.";
+    for special in [&special as &[&str], &[]] {
+        let model = scripted_model(template, special, &[("<|begin|>", answer)]);
+        let start = |flags: &str| Server::start(&format!("--model {} {flags}", model.path().display()));
+        let server = start("--reasoning-parser qwen3");
+        for path in [CHAT, RESPONSES, MESSAGES] {
+            let thought = "First.\n\nThen STOP, so.";
+            let ended = match path {
+                CHAT => "stop",
+                RESPONSES => "completed",
+                _ => "stop_sequence",
+            };
+            let check = |stop: &str, change: Value, expected: [&str; 3]| {
+                assert_eq!(
+                    thought_and_said(&server, path, stop, &change),
+                    expected,
+                    "{path} {stop:?} {change}"
+                );
+            };
+            check("STOP", json!({}), [thought, "It is.\n\nOr ", ended]);
+            // White space between the two is neither.
+            check("\n\n", json!({}), [thought, "It is.", ended]);
+            check(
+                "</think>",
+                json!({}),
+                [thought, "It is.\n\nOr STOP it is not.", if path == MESSAGES { "end_turn" } else { ended }],
+            );
+            check("STOP", json!({"stop_in_reasoning": true}), ["First.\n\nThen ", "", ended]);
+            check("\n\n", json!({"stop_in_reasoning": true}), ["First.", "", ended]);
+        }
+        // Where nothing is taken apart, all of it is the answer.
+        let server = start("--reasoning-parser none");
+        let [_, said, _] = thought_and_said(&server, CHAT, "STOP", &json!({}));
+        assert!(said.ends_with("First.\n\nThen "), "{said:?}");
+    }
 }

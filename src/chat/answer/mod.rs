@@ -21,6 +21,7 @@ mod marker;
 mod nested;
 mod output;
 mod pairs;
+mod passages;
 mod reasoning;
 mod repr_call;
 mod thoughts;
@@ -37,6 +38,7 @@ use self::channels::Channels;
 pub(super) use self::detect::Detected;
 pub use self::format::{AnswerFormat, FormatChoice, ReasoningFormat, ToolCallFormat};
 use self::output::Output;
+pub use self::passages::{Passage, Passages};
 use self::reasoning::ReasoningSplitter;
 use self::unclosed::Unclosed;
 

@@ -51,6 +51,11 @@ impl Output {
         self.skips_spaces = true;
     }
 
+    /// Whether white space that comes next is dropped.
+    pub(super) fn skips_spaces(&self) -> bool {
+        self.skips_spaces
+    }
+
     pub(super) fn begin_call(&mut self, name: &str) {
         self.spaces.clear();
         self.skip_spaces();

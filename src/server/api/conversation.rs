@@ -139,6 +139,8 @@ impl Conversation {
         let calls = self.messages.iter().filter_map(|message| message.extra.get("tool_calls")?.as_array());
         turns.num_earlier_calls = calls.map(Vec::len).sum();
         options.text.visible_special = model.llm.visible_special(&turns.answers);
+        let reasoning = turns.answers.reasoning.clone().filter(|_| !options.stops_in_reasoning);
+        options.text.reasoning = reasoning.map(|format| (format, turns.prompt_end));
         let engine = model.llm.engine();
         params.max_tokens =
             params.max_tokens.or_else(|| model.llm.default_max_tokens(prompt_token_ids.len(), &params));

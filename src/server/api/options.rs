@@ -14,6 +14,8 @@ pub(super) struct Options {
     pub(super) text: TextOptions,
     /// Present if the answer is a stream.
     pub(super) stream: Option<StreamOptions>,
+    /// A stop string ends an answer in its reasoning too.
+    pub(super) stops_in_reasoning: bool,
     pub(super) cache_salt: Option<String>,
     pub(super) return_token_ids: bool,
     /// Likely tokens to tell of in each place of the prompt.
@@ -192,6 +194,7 @@ impl Options {
                 ..TextOptions::default()
             },
             stream: is_stream.then_some(stream_options),
+            stops_in_reasoning: fields.bool("stop_in_reasoning")?.unwrap_or(false),
             cache_salt: cache_salt(fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             prompt_logprobs: fields.unsigned("prompt_logprobs")?,
