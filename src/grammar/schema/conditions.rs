@@ -15,12 +15,12 @@ const MAX_DEPENDENT: usize = 6;
 
 impl Rules<'_> {
     /// The keywords that say something of values; none if no value is valid.
-    pub(super) fn plain(&self, fields: &Fields) -> Result<Option<Fields>> {
+    pub(super) fn plain(&mut self, fields: &Fields) -> Result<Option<Fields>> {
         let mut fields = fields.clone();
-        if !self.without_not(&mut fields)? {
+        let mut members = Vec::new();
+        if !self.without_not(&mut fields, &mut members)? {
             return Ok(None);
         }
-        let mut members = Vec::new();
         without_if(&mut fields, &mut members);
         without_dependent(&mut fields, &mut members)?;
         without_contains(&mut fields)?;
@@ -34,8 +34,8 @@ impl Rules<'_> {
         Ok(Some(Fields::from_iter([("allOf".to_owned(), members.into())])))
     }
 
-    /// Takes out a `not` that refuses all, nothing, or some of the values that are listed. False if it refuses all.
-    fn without_not(&self, fields: &mut Fields) -> Result<bool> {
+    /// Takes out a `not` if what is left can be written in other keywords. False if it refuses all.
+    fn without_not(&mut self, fields: &mut Fields, members: &mut Vec<Value>) -> Result<bool> {
         let Some(refused) = fields.get("not") else { return Ok(true) };
         let refused = self.followed(refused)?;
         if is_everything(&refused) {
@@ -49,7 +49,7 @@ impl Rules<'_> {
         let values = match (only("enum"), only("const")) {
             (Some(Value::Array(values)), _) => values,
             (_, Some(value)) => vec![value],
-            _ => return Ok(true),
+            _ => return self.without(&refused, fields, members),
         };
         let is_left = |value: &Value| !values.iter().any(|refused| refused == value);
         let is_of_truth = fields.get("type").is_some_and(|kind| kind == "boolean");
@@ -62,9 +62,26 @@ impl Rules<'_> {
                 let left: Vec<Value> = [json!(true), json!(false)].into_iter().filter(is_left).collect();
                 fields.insert("enum".to_owned(), left.into());
             }
-            _ => return Ok(true),
+            _ => return self.without(&refused, fields, members),
         }
         fields.remove("not");
+        Ok(true)
+    }
+
+    /// Takes out a `not` that refuses what is valid under this schema.
+    fn without(&mut self, refused: &Value, fields: &mut Fields, members: &mut Vec<Value>) -> Result<bool> {
+        let mut others = fields.clone();
+        others.remove("not");
+        let left = self.complement_in(refused, &others)?;
+        if !left.is_whole() {
+            return Ok(true);
+        }
+        fields.remove("not");
+        match left.options.as_slice() {
+            [] => return Ok(false),
+            [one] => members.push(one.clone()),
+            several => members.push(json!({"anyOf": several})),
+        }
         Ok(true)
     }
 

@@ -2,29 +2,32 @@
 
 use serde_json::{Map, Value};
 
-use super::merge::{ANNOTATIONS, PATTERNS, names};
+use super::merge::{ANNOTATIONS, EXCEPT, PATTERNS, names};
 use super::numbers::Bound;
 use crate::{Error, Result};
 
 type Fields = Map<String, Value>;
 
 /// Keywords that are understood, beside annotations.
-const ENFORCED: [&str; 28] = [
+const ENFORCED: [&str; 31] = [
     "$ref",
     "additionalItems",
     "additionalProperties",
     "allOf",
     "anyOf",
     "const",
+    "contains",
     "enum",
     "exclusiveMaximum",
     "exclusiveMinimum",
     "format",
     "items",
+    "maxContains",
     "maxItems",
     "maxLength",
     "maxProperties",
     "maximum",
+    "minContains",
     "minItems",
     "minLength",
     "minProperties",
@@ -40,17 +43,14 @@ const ENFORCED: [&str; 28] = [
     "uniqueItems",
 ];
 /// Keywords of JSON schemas that cannot be enforced. What is in no list means nothing in a JSON schema.
-const REFUSED: [&str; 15] = [
+const REFUSED: [&str; 12] = [
     "$dynamicRef",
     "$recursiveRef",
-    "contains",
     "dependencies",
     "dependentRequired",
     "dependentSchemas",
     "else",
     "if",
-    "maxContains",
-    "minContains",
     "not",
     "propertyNames",
     "then",
@@ -70,8 +70,21 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
             "required",
         ],
     ),
-    ("array", &["additionalItems", "items", "maxItems", "minItems", "prefixItems", "uniqueItems"]),
-    ("string", &["format", "maxLength", "minLength", "pattern", PATTERNS]),
+    (
+        "array",
+        &[
+            "additionalItems",
+            "contains",
+            "items",
+            "maxContains",
+            "maxItems",
+            "minContains",
+            "minItems",
+            "prefixItems",
+            "uniqueItems",
+        ],
+    ),
+    ("string", &["format", "maxLength", "minLength", "pattern", EXCEPT, PATTERNS]),
     ("number", &["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]),
     ("boolean", &[]),
     ("null", &[]),
@@ -100,7 +113,7 @@ pub(super) fn constraints(fields: &Fields) -> Result<Fields> {
             ))
             .with_hint("leave it out"));
         }
-        if name == PATTERNS || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
+        if [EXCEPT, PATTERNS].contains(&name) || ENFORCED.contains(&name) && !ANNOTATIONS.contains(&name) {
             kept.insert(name.to_owned(), value.clone());
         }
     }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::counted::Counted;
 use super::keywords::{listed, type_of, wrong};
 use super::merge::names;
 use super::rules::{Rules, literal};
@@ -33,6 +34,17 @@ impl Rules<'_> {
             Some(_) => return Err(wrong("prefixItems", "a list of schemas")),
         };
         let mut max = max.unwrap_or(usize::MAX);
+        if let Some(wanted) = fields.get("contains") {
+            let (least, most) = (count("minContains")?.unwrap_or(1), count("maxContains")?);
+            if fields.get("uniqueItems") == Some(&true.into()) {
+                return Err(Error::invalid_request(
+                    "contains in the JSON schema cannot be enforced together with uniqueItems",
+                )
+                .with_hint("leave one of them out"));
+            }
+            let counted = Counted { first, item, wanted, min, max, least, most };
+            return self.counted(&counted);
+        }
         if max > 1 && fields.get("uniqueItems") == Some(&true.into()) {
             return self.set(item.filter(|_| first.is_empty()), min, max);
         }

@@ -29,6 +29,9 @@ pub(super) const ANNOTATIONS: [&str; 20] = [
 /// Patterns that all have to match. Schemas of callers have no such keyword, because unknown ones are left out.
 pub(super) const PATTERNS: &str = "x-patterns";
 
+/// Texts that a string must not be; it is none of a caller's either.
+pub(super) const EXCEPT: &str = "x-except";
+
 /// Both at once; none if that cannot be written as one schema. References are resolved before.
 pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) -> Option<Value> {
     if reads_others_names(&one, other) || reads_others_names(other, &one) {
@@ -81,7 +84,9 @@ pub(super) fn merged(mut one: Map<String, Value>, other: &Map<String, Value>) ->
                 patterns.as_array_mut()?.push(value);
                 continue;
             }
-            ("allOf" | PATTERNS, Value::Array(a), Value::Array(b)) => a.iter().chain(b).cloned().collect(),
+            ("allOf" | PATTERNS | EXCEPT, Value::Array(a), Value::Array(b)) => {
+                a.iter().chain(b).cloned().collect()
+            }
             (name, ..) if ANNOTATIONS.contains(&name) => continue,
             _ => return None,
         };

@@ -9,7 +9,10 @@
 //! An object is closed where its schema names `properties` and says nothing of others, because that is what its
 //! author means and what keeps a small model from going on with keys for ever. An object that names none is free.
 
+mod alternatives;
+mod complement;
 mod conditions;
+mod counted;
 mod keywords;
 mod lists;
 mod merge;
@@ -82,7 +85,14 @@ pub(super) fn closed(mut schema: Value) -> Value {
 /// A terminal's expression for the strings of a schema as they are, without quotes, of characters of this class.
 pub(super) fn bare_text(schema: &Value, class: &str) -> Result<String> {
     let none = Map::new();
-    match text::Text::of(schema.as_object().unwrap_or(&none))? {
+    let fields = schema.as_object().unwrap_or(&none);
+    if let Some(keyword) = ["allOf", "not"].into_iter().find(|keyword| fields.contains_key(*keyword)) {
+        return Err(Error::invalid_request(format!(
+            "the JSON schema of a string has the keyword {keyword}, which cannot be enforced where texts have no quotes"
+        ))
+        .with_hint("leave it out"));
+    }
+    match text::Text::of(fields)? {
         Some(text) => text.expression(class, ""),
         None => Err(Error::invalid_request("minLength is greater than maxLength in the JSON schema")),
     }
@@ -95,6 +105,7 @@ pub(super) fn is_free_text(schema: &Value) -> bool {
         !fields.contains_key("enum")
             && !fields.contains_key("const")
             && !fields.contains_key("allOf")
+            && !fields.contains_key("not")
             && text::Text::of(fields).is_ok_and(|text| text.is_some_and(|text| text.is_free()))
     })
 }
@@ -103,3 +114,5 @@ pub(super) fn is_free_text(schema: &Value) -> bool {
 pub(crate) mod random;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod told_apart_tests;

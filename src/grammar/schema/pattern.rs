@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use llguidance::derivre::RegexBuilder;
 use llguidance::regex_to_lark;
 
 use crate::{Error, Result};
@@ -43,6 +44,24 @@ pub(super) fn expression(pattern: &str) -> Result<String> {
     Ok(format!("({})", branches.collect::<Result<Vec<_>>>()?.join(" | ")))
 }
 
+/// Whether the library can read a pattern without look-ahead.
+///
+/// # Errors
+/// If it cannot, with what is wrong with it.
+pub(super) fn check(pattern: &str) -> Result<()> {
+    check_part(pattern, pattern)
+}
+
+fn check_part(part: &str, pattern: &str) -> Result<()> {
+    RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(part, "dw")).map(drop).map_err(|error| {
+        let short: String = pattern.chars().take(80).collect();
+        let words = error.to_string();
+        let reason = words.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        Error::invalid_request(format!("the pattern {short:?} cannot be enforced: {reason}"))
+            .with_hint("write it without look-behind and references back, or leave it out")
+    })
+}
+
 /// Pydantic means a number, and not a text that begins with one or with none of its digits.
 fn with_end(pattern: &str) -> Cow<'_, str> {
     match pattern.starts_with(LIMITED_DECIMAL) && pattern.ends_with("$)") {
@@ -70,7 +89,7 @@ enum Item {
     End,
     /// An expression without look-ahead.
     Text(String),
-    /// A group that is not repeated and has look-ahead in it.
+    /// A group that is not repeated and has look-ahead in it. One that may be left out has an empty branch.
     Group(Vec<Branch>),
     Ahead {
         is_wanted: bool,
@@ -143,7 +162,7 @@ impl<'p> Parser<'p> {
             _ => 1,
         };
         self.rest = &before[head.max(1)..];
-        let branches = self.alternatives()?;
+        let mut branches = self.alternatives()?;
         self.rest = self.rest.strip_prefix(')').ok_or_else(|| unsupported(self.pattern))?;
         let repeated = repetition(self.rest);
         match is_wanted {
@@ -156,9 +175,15 @@ impl<'p> Parser<'p> {
             self.rest = before;
             return Ok(Item::Text(self.take(length)));
         }
-        match repeated == 0 && head > 0 {
-            true => Ok(Item::Group(branches)),
-            false => Err(unsupported(self.pattern)),
+        match self.take(repeated).trim_end_matches('?') {
+            "" if head > 0 => {
+                // It may be left out.
+                if repeated > 0 {
+                    branches.push(Vec::new());
+                }
+                Ok(Item::Group(branches))
+            }
+            _ => Err(unsupported(self.pattern)),
         }
     }
 }
@@ -228,6 +253,7 @@ impl Writer<'_> {
             }
             Item::Start | Item::End => Err(unsupported(self.pattern)),
             Item::Text(text) => {
+                check_part(text, self.pattern)?;
                 let rest = self.sequence(&following, false)?;
                 Ok(format!("/{}/ {rest}", regex_to_lark(text, "dw")))
             }

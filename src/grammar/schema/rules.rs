@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::keywords::{TYPES, bound, kinds, listed, percent_decoded, type_of, wrong};
+use super::keywords::{bound, kinds, listed, percent_decoded, wrong};
 use super::lists::literals;
-use super::merge::{PATTERNS, merged, names};
+use super::merge::{EXCEPT, PATTERNS, merged};
 use super::numbers::{integers, numbers};
 use super::text::Text;
 use super::{for_each, pattern};
@@ -18,6 +18,14 @@ const MAX_RULES: usize = 20_000;
 const MAX_DEPTH: usize = 200;
 /// Most schemas that are combined with another one.
 const MAX_MERGES: usize = 5_000;
+/// Keywords that the library does not know, and what callers know them as.
+const NOT_IN_LIBRARY: [(&str, &str); 5] = [
+    ("contains", "contains"),
+    ("maxContains", "maxContains"),
+    ("minContains", "minContains"),
+    ("uniqueItems", "uniqueItems"),
+    (EXCEPT, "not"),
+];
 /// A character of a string in JSON. Each has one form only, so that no key has two.
 const CHARACTER: &str = r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
 /// Most keys of an object, one behind the other, any of which may come next. The library's parser has three items for
@@ -34,8 +42,8 @@ const MAX_FRACTION: i64 = 1_000_000_000;
 /// If the schema is not one, no value is valid, or something in it cannot be enforced.
 pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<String> {
     let mut root = schema.clone();
-    // This one has a meaning here.
-    for_each(&mut root, &mut |fields| drop(fields.remove(PATTERNS)));
+    // These have a meaning here.
+    for_each(&mut root, &mut |fields| fields.retain(|name, _| ![EXCEPT, PATTERNS].contains(&name.as_str())));
     let schema = &root;
     let mut rules = Rules {
         root: schema,
@@ -46,8 +54,9 @@ pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<S
         references: HashMap::new(),
         depth: 0,
         num_merges: 0,
+        place: Vec::new(),
     };
-    let start = rules.value(schema)?;
+    let start = rules.value(schema).map_err(|error| in_place(error, &rules.place))?;
     let start = start.ok_or_else(|| Error::invalid_request("no value is valid under the JSON schema"))?;
     let Rules { text, .. } = rules;
     Ok(format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{space}/\nstart: {start}\n{text}"))
@@ -64,6 +73,8 @@ pub(super) struct Rules<'s> {
     references: HashMap<String, String>,
     depth: usize,
     num_merges: usize,
+    /// The properties in which is what is written, from the outside; after an error, in which it is wrong.
+    place: Vec<String>,
 }
 
 type Fields = Map<String, Value>;
@@ -145,7 +156,7 @@ impl Rules<'_> {
     /// All of these schemas together.
     fn combined(&mut self, members: &[Value]) -> Result<Option<String>> {
         let mut all = Fields::new();
-        for member in members {
+        for (index, member) in members.iter().enumerate() {
             let member = match self.flat(member)? {
                 Some(Value::Bool(true)) => continue,
                 Some(Value::Bool(false)) => return Ok(None),
@@ -153,6 +164,9 @@ impl Rules<'_> {
                 _ => return self.library(&json!({"allOf": members})),
             };
             self.count_merge()?;
+            if let (true, Some(Value::Array(branches))) = (all.contains_key("anyOf"), member.get("anyOf")) {
+                return self.each_with(branches, all, &member, &members[index + 1..]);
+            }
             all = match merged(all, &member) {
                 Some(Value::Object(all)) => all,
                 Some(_) => return Ok(None),
@@ -160,6 +174,26 @@ impl Rules<'_> {
             };
         }
         self.value(&all.into())
+    }
+
+    /// Each of the alternatives in `member` together with everything else, which has alternatives too.
+    fn each_with(
+        &mut self,
+        branches: &[Value],
+        all: Fields,
+        member: &Fields,
+        others: &[Value],
+    ) -> Result<Option<String>> {
+        let mut rest = member.clone();
+        rest.remove("anyOf");
+        let mut beside = vec![all.into(), rest.into()];
+        beside.extend_from_slice(others);
+        let branches = branches.iter().map(|branch| {
+            let mut together = beside.clone();
+            together.push(branch.clone());
+            json!({"allOf": together})
+        });
+        self.value(&json!({"anyOf": branches.collect::<Vec<_>>()}))
     }
 
     /// A schema without a reference of its own; none if that cannot be written.
@@ -191,7 +225,7 @@ impl Rules<'_> {
         }
     }
 
-    fn count_merge(&mut self) -> Result<()> {
+    pub(super) fn count_merge(&mut self) -> Result<()> {
         self.num_merges += 1;
         if self.num_merges > MAX_MERGES { Err(too_complex()) } else { Ok(()) }
     }
@@ -199,12 +233,18 @@ impl Rules<'_> {
     /// One of several schemas, together with the other fields.
     fn choice(&mut self, name: &str, branches: &Value, fields: &Fields) -> Result<Option<String>> {
         let Value::Array(branches) = branches else { return Err(wrong(name, "a list of schemas")) };
-        if name == "oneOf" {
-            self.check_disjoint(branches)?;
-        }
+        let told_apart = match name {
+            "oneOf" => self.told_apart(branches, fields)?.ok_or_else(|| {
+                Error::invalid_request(
+                    "oneOf cannot be enforced where a value may be valid under two of its schemas",
+                )
+                .with_hint("use anyOf, or give each a required property with a const of its own")
+            })?,
+            _ => branches.clone(),
+        };
         let mut options = Vec::new();
-        for branch in branches {
-            let option = match fields.is_empty() {
+        for branch in &told_apart {
+            let option = match fields.is_empty() || name == "oneOf" {
                 true => self.value(branch)?,
                 false => self.combined(&[fields.clone().into(), branch.clone()])?,
             };
@@ -213,72 +253,18 @@ impl Rules<'_> {
         Ok(either(&options))
     }
 
-    /// Refuses alternatives that one value could be valid under at once.
-    fn check_disjoint(&mut self, branches: &[Value]) -> Result<()> {
-        let branches = branches.iter().map(|branch| self.flat(branch)).collect::<Result<Vec<_>>>()?;
-        for (index, one) in branches.iter().enumerate() {
-            for other in &branches[index + 1..] {
-                self.count_merge()?;
-                let is_disjoint =
-                    one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
-                if !is_disjoint {
-                    return Err(Error::invalid_request(
-                        "oneOf cannot be enforced where a value may be valid under two of its schemas",
-                    )
-                    .with_hint("use anyOf, or give each a required property with a const of its own"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
-        const MAX_DEPTH: usize = 8;
-        let resolved = |schema: &Value| -> Option<Fields> {
-            let mut schema = schema.as_object()?.clone();
-            for _ in 0..MAX_DEPTH {
-                let Some(path) = schema.get("$ref").and_then(Value::as_str) else { break };
-                schema = self.resolve(path).ok()?.as_object()?.clone();
-            }
-            Some(schema)
-        };
-        let (Some(one), Some(other)) = (resolved(one), resolved(other)) else {
-            return one == &Value::Bool(false) || other == &Value::Bool(false);
-        };
-        if let (Some(a), Some(b)) = (listed(&one), listed(&other)) {
-            return !a.iter().any(|value| b.contains(value));
-        }
-        let types = |fields: &Fields| -> Vec<String> {
-            match (fields.get("type"), listed(fields)) {
-                (Some(kinds), _) => names(kinds).into_iter().map(str::to_owned).collect(),
-                (None, Some(values)) => values.iter().map(|value| type_of(value).to_owned()).collect(),
-                (None, None) => TYPES.iter().map(|(kind, _)| (*kind).to_owned()).collect(),
-            }
-        };
-        let (a, b) = (types(&one), types(&other));
-        let numeric = |kind: &str| matches!(kind, "integer" | "number");
-        let meets = |kind: &String| b.iter().any(|found| found == kind || numeric(found) && numeric(kind));
-        let shared: Vec<&String> = a.iter().filter(|kind| meets(kind)).collect();
-        if shared.is_empty() {
-            return true;
-        }
-        let (Some(a), Some(b)) = (one.get("properties"), other.get("properties")) else { return false };
-        let is_required = |fields: &Fields, name: &str| {
-            let required = fields.get("required").and_then(Value::as_array);
-            required.is_some_and(|names| names.iter().any(|found| found == name))
-        };
-        shared.iter().all(|kind| *kind == "object")
-            && depth < MAX_DEPTH
-            && a.as_object().into_iter().flatten().any(|(name, schema)| {
-                let both = is_required(&one, name) && is_required(&other, name);
-                both && b.get(name).is_some_and(|found| self.are_disjoint(schema, found, depth + 1))
-            })
-    }
-
     /// Values that are listed.
-    fn words(&mut self, fields: Fields) -> Result<Option<String>> {
+    fn words(&mut self, mut fields: Fields) -> Result<Option<String>> {
         if let Some(name) = fields.get("enum").filter(|values| !values.is_array()).map(|_| "enum") {
             return Err(wrong(name, "a list"));
+        }
+        let except = fields.remove(EXCEPT);
+        if let Some(values) = listed(&fields).filter(|_| except.is_some()) {
+            let except = except.as_ref().and_then(Value::as_array);
+            let is_left = |value: &&Value| except.is_none_or(|except| !except.contains(value));
+            let left: Vec<Value> = values.into_iter().filter(is_left).cloned().collect();
+            fields.remove("const");
+            fields.insert("enum".to_owned(), left.into());
         }
         match literals(&fields).as_deref() {
             None => self.library(&fields.into()),
@@ -327,6 +313,8 @@ impl Rules<'_> {
         let max = count("maxProperties");
         let is_bounded =
             min > num_required || max.is_some_and(|max| max < named.len() as u64 || others != false);
+        let patterns = fields.get("patternProperties").and_then(Value::as_object);
+        patterns.into_iter().flatten().try_for_each(|(pattern, _)| pattern::check(pattern))?;
         if has_patterns || is_bounded {
             let mut fields = fields.clone();
             fields.insert("type".to_owned(), "object".into());
@@ -339,7 +327,10 @@ impl Rules<'_> {
         let mut members: Vec<(String, bool)> = Vec::new();
         for (name, schema) in &named {
             let is_required = required.contains(&name.as_str());
-            match self.value(schema)? {
+            self.place.push(name.clone());
+            let value = self.value(schema)?;
+            self.place.pop();
+            match value {
                 Some(value) => {
                     let key = literal(&Value::from(name.as_str()).to_string());
                     members.push((format!("{key} \":\" {value}"), is_required));
@@ -410,13 +401,18 @@ impl Rules<'_> {
         if text.is_free() {
             return self.any_string().map(Some);
         }
+        let except: Vec<String> = text.except.iter().map(|word| literal(&json_text(word))).collect();
+        let except = if except.is_empty() { String::new() } else { format!(" & ~({})", except.join(" | ")) };
         if text.patterns.is_empty() {
-            return self.rule("TEXT", &format!("/\"{CHARACTER}{}\"/", text.repetition())).map(Some);
+            let body = format!("/\"{CHARACTER}{}\"/{except}", text.repetition());
+            return self.rule("TEXT", &body).map(Some);
         }
-        if text.patterns.iter().any(|pattern| pattern::looks_ahead(pattern)) {
+        if !except.is_empty() || text.patterns.iter().any(|pattern| pattern::looks_ahead(pattern)) {
             // Texts that need escapes are left out: then the text is what stands between the quotes.
-            return self.rule("TEXT", &text.expression(r#"[^"\\\x00-\x1f\x7f]"#, "\"")?).map(Some);
+            let expression = text.expression(r#"[^"\\\x00-\x1f\x7f]"#, "\"")?;
+            return self.rule("TEXT", &format!("{expression}{except}")).map(Some);
         }
+        text.patterns.iter().try_for_each(|pattern| pattern::check(pattern))?;
         let mut leaf = json!({"type": "string"});
         for name in ["minLength", "maxLength"] {
             if let Some(value) = fields.get(name) {
@@ -456,6 +452,16 @@ impl Rules<'_> {
     fn library(&mut self, schema: &Value) -> Result<Option<String>> {
         let mut schema = schema.clone();
         let text = schema.to_string();
+        let mut unknown = None;
+        for_each(&mut schema, &mut |fields| {
+            unknown = unknown.or_else(|| NOT_IN_LIBRARY.iter().find(|(name, _)| fields.contains_key(*name)));
+        });
+        if let Some((_, keyword)) = unknown {
+            return Err(Error::invalid_request(format!(
+                "{keyword} in the JSON schema cannot be enforced together with the keywords beside it"
+            ))
+            .with_hint("leave it out, or write what holds together as one schema"));
+        }
         if let Value::Object(fields) = &mut schema {
             if let Some(patterns) = fields.remove(PATTERNS) {
                 let patterns =
@@ -561,12 +567,31 @@ impl Rules<'_> {
     }
 }
 
+/// The same error with the property that it is about.
+fn in_place(error: Error, place: &[String]) -> Error {
+    if place.is_empty() {
+        return error;
+    }
+    let path: String = place.join(".").chars().take(200).collect();
+    let hint = error.hint().map(str::to_owned);
+    let error = Error::new(error.kind(), format!("the property {path}: {}", error.message()));
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
 fn too_complex() -> Error {
     Error::invalid_request("the JSON schema is too complex: too many schemas inside one another or combined")
 }
 
 pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// A text as JSON, in the one form that strings have here.
+fn json_text(text: &str) -> String {
+    Value::from(text).to_string().replace('\x7f', "\\u007f")
 }
 
 fn either(options: &[String]) -> Option<String> {

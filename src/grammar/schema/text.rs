@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::keywords::wrong;
-use super::merge::PATTERNS;
+use super::merge::{EXCEPT, PATTERNS};
 use super::pattern;
 use crate::Result;
 
@@ -115,6 +115,8 @@ pub(super) struct Text<'s> {
     pub(super) max: Option<u64>,
     /// All of them are found in it.
     pub(super) patterns: Vec<&'s str>,
+    /// It is none of these.
+    pub(super) except: Vec<&'s str>,
 }
 
 impl<'s> Text<'s> {
@@ -139,12 +141,13 @@ impl<'s> Text<'s> {
         let format = fields.get("format").and_then(Value::as_str);
         patterns
             .extend(FORMATS.iter().filter(|(name, _)| Some(*name) == format).map(|(_, pattern)| *pattern));
-        Ok(Some(Self { min, max, patterns }))
+        let except = fields.get(EXCEPT).and_then(Value::as_array).into_iter().flatten();
+        Ok(Some(Self { min, max, patterns, except: except.filter_map(Value::as_str).collect() }))
     }
 
     /// Whether any string will do.
     pub(super) fn is_free(&self) -> bool {
-        self.min == 0 && self.max.is_none() && self.patterns.is_empty()
+        self.min == 0 && self.max.is_none() && self.patterns.is_empty() && self.except.is_empty()
     }
 
     /// The lengths that it may have, as a repetition.

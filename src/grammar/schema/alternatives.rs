@@ -1,0 +1,125 @@
+//! Alternatives of which a value may be valid under one only.
+
+use serde_json::{Map, Value, json};
+
+use super::keywords::{TYPES, listed, type_of};
+use super::merge::names;
+use super::rules::Rules;
+use crate::Result;
+
+type Fields = Map<String, Value>;
+
+/// Most alternatives of which some may hold at once.
+const MAX_BRANCHES: usize = 24;
+/// Most schemas that are written for one of them.
+const MAX_OPTIONS: usize = 64;
+
+impl Rules<'_> {
+    /// Alternatives together with these fields, for the same values as `oneOf` these branches, but for those that are valid
+    /// under two of them. None if they cannot be told apart.
+    pub(super) fn told_apart(&mut self, branches: &[Value], fields: &Fields) -> Result<Option<Vec<Value>>> {
+        let flat = branches.iter().map(|branch| self.flat(branch)).collect::<Result<Vec<_>>>()?;
+        let mut beside: Vec<Vec<usize>> = vec![Vec::new(); branches.len()];
+        for (index, one) in flat.iter().enumerate() {
+            for (at, other) in flat.iter().enumerate().skip(index + 1) {
+                self.count_merge()?;
+                let is_disjoint =
+                    one.as_ref().zip(other.as_ref()).is_some_and(|(a, b)| self.are_disjoint(a, b, 0));
+                if !is_disjoint {
+                    beside[index].push(at);
+                    beside[at].push(index);
+                }
+            }
+        }
+        if branches.len() > MAX_BRANCHES && beside.iter().any(|others| !others.is_empty()) {
+            return Ok(None);
+        }
+        let mut all = Vec::new();
+        for (branch, others) in branches.iter().zip(&beside) {
+            let whole = match fields.is_empty() {
+                true => branch.clone(),
+                false => json!({"allOf": [fields, branch]}),
+            };
+            let others: Vec<&Value> = others.iter().map(|at| &branches[*at]).collect();
+            match self.without_others(whole, &others)? {
+                Some(options) => all.extend(options),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(all))
+    }
+
+    /// What of a schema is not valid under the others. None if that cannot be written.
+    fn without_others(&mut self, whole: Value, others: &[&Value]) -> Result<Option<Vec<Value>>> {
+        if others.is_empty() {
+            return Ok(Some(vec![whole]));
+        }
+        let base = self.base_of(&whole)?;
+        let mut options = vec![whole];
+        for other in others {
+            let rest = self.complement(other, &base, 0)?;
+            // Of objects, what tells them apart is enough.
+            if !rest.is_whole() && (rest.options.is_empty() || !base.is_object()) {
+                return Ok(None);
+            }
+            let mut kept = Vec::new();
+            for option in &options {
+                for more in &rest.options {
+                    let both = json!({"allOf": [option, more]});
+                    if self.value(&both)?.is_some() {
+                        kept.push(both);
+                    }
+                }
+            }
+            if kept.len() > MAX_OPTIONS {
+                return Ok(None);
+            }
+            options = kept;
+        }
+        Ok(Some(options))
+    }
+
+    /// Whether no value is valid under both, as far as that is easily told.
+    fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
+        const MAX_DEPTH: usize = 8;
+        let resolved = |schema: &Value| -> Option<Fields> {
+            let mut schema = schema.as_object()?.clone();
+            for _ in 0..MAX_DEPTH {
+                let Some(path) = schema.get("$ref").and_then(Value::as_str) else { break };
+                schema = self.resolve(path).ok()?.as_object()?.clone();
+            }
+            Some(schema)
+        };
+        let (Some(one), Some(other)) = (resolved(one), resolved(other)) else {
+            return one == &Value::Bool(false) || other == &Value::Bool(false);
+        };
+        if let (Some(a), Some(b)) = (listed(&one), listed(&other)) {
+            return !a.iter().any(|value| b.contains(value));
+        }
+        let types = |fields: &Fields| -> Vec<String> {
+            match (fields.get("type"), listed(fields)) {
+                (Some(kinds), _) => names(kinds).into_iter().map(str::to_owned).collect(),
+                (None, Some(values)) => values.iter().map(|value| type_of(value).to_owned()).collect(),
+                (None, None) => TYPES.iter().map(|(kind, _)| (*kind).to_owned()).collect(),
+            }
+        };
+        let (a, b) = (types(&one), types(&other));
+        let numeric = |kind: &str| matches!(kind, "integer" | "number");
+        let meets = |kind: &String| b.iter().any(|found| found == kind || numeric(found) && numeric(kind));
+        let shared: Vec<&String> = a.iter().filter(|kind| meets(kind)).collect();
+        if shared.is_empty() {
+            return true;
+        }
+        let (Some(a), Some(b)) = (one.get("properties"), other.get("properties")) else { return false };
+        let is_required = |fields: &Fields, name: &str| {
+            let required = fields.get("required").and_then(Value::as_array);
+            required.is_some_and(|names| names.iter().any(|found| found == name))
+        };
+        shared.iter().all(|kind| *kind == "object")
+            && depth < MAX_DEPTH
+            && a.as_object().into_iter().flatten().any(|(name, schema)| {
+                let both = is_required(&one, name) && is_required(&other, name);
+                both && b.get(name).is_some_and(|found| self.are_disjoint(schema, found, depth + 1))
+            })
+    }
+}
