@@ -429,3 +429,29 @@ fn what_cannot_be_honoured_is_refused() {
         assert_eq!(message(turn.clone()).status, 200, "{turn}");
     }
 }
+
+#[test]
+fn a_tool_that_cannot_be_enforced_is_named_and_stops_no_other() {
+    let server = Server::start(&format!("--max-model-len 1024 --chat-template {TEMPLATE_PATH}"));
+    let tool = |schema: Value| json!({"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "properties": {"in": {"type": "object", "properties": {"x": schema}}}}}});
+    for (schema, words) in [
+        (json!({"type": "string", "not": {"pattern": "a"}}), "the keyword not"),
+        (json!({"type": "string", "pattern": "(a"}), "the pattern \"(a\""),
+        (json!({"oneOf": [{"type": "string"}, {"type": "string", "pattern": "a"}]}), "oneOf"),
+        (json!({"allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]}), "contains"),
+    ] {
+        let tools = json!([tool(schema), weather()]);
+        let answer = server.post(CHAT, &request(&json!({"tools": tools, "tool_choice": "required"})));
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(answer.status, 400, "{message}");
+        assert!(message.starts_with("the tool odd: the property in.x: "), "{message}");
+        assert!(
+            message.contains(words) && message.contains("choose another one with tool_choice"),
+            "{message}"
+        );
+        let named = json!({"type": "function", "function": {"name": "get_weather"}});
+        let choice = both(&server, &request(&json!({"tools": tools, "tool_choice": named})));
+        check_weather(&calls(&choice)[0].1);
+        both(&server, &request(&json!({"tools": tools, "max_tokens": 3})));
+    }
+}

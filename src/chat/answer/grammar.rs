@@ -212,9 +212,12 @@ impl Rules<'_> {
             };
             self.add(&rule, &body);
             match &around {
-                Some(around) => self.pairs(index, tool, around)?,
-                None => self.add(&arguments, &GrammarSpec::lark_arguments(&arguments_of(tool))?),
+                Some(around) => self.pairs(index, tool, around),
+                None => {
+                    GrammarSpec::lark_arguments(&arguments_of(tool)).map(|rules| self.add(&arguments, &rules))
+                }
             }
+            .map_err(|error| of_tool(&error, &tool.name))?;
         }
         Ok(())
     }
@@ -467,6 +470,13 @@ impl Rules<'_> {
         self.add(name, &options.join(" | "));
         Ok(())
     }
+}
+
+/// The same error with the tool that it is about.
+fn of_tool(error: &Error, name: &str) -> Error {
+    let way_out = "leave the tool out, or choose another one with tool_choice";
+    let hint = error.hint().map_or_else(|| way_out.to_owned(), |hint| format!("{hint}; or {way_out}"));
+    Error::new(error.kind(), format!("the tool {name}: {}", error.message())).with_hint(hint)
 }
 
 /// What an object has, by its schema.
