@@ -13,18 +13,18 @@ use crate::tokenizer::Tokenizer;
 use crate::tokenizer::tests::{FIXTURES, tokenizer};
 
 /// Longer than any limit, in time that a thread computes.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// Longer than what is stopped by such limits takes by the clock, on a machine that has much else to do.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Measures work of this thread, and what it waits for.
-struct Stopwatch {
+pub(super) struct Stopwatch {
     start: Instant,
     computed: Option<Duration>,
 }
 
 impl Stopwatch {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self { start: Instant::now(), computed: Self::computed() }
     }
 
@@ -33,7 +33,7 @@ impl Stopwatch {
     }
 
     /// Where the system does not tell what a thread computes, the clock counts.
-    fn is_over(&self, limit: Duration) -> bool {
+    pub(super) fn is_over(&self, limit: Duration) -> bool {
         let elapsed = self.start.elapsed();
         let computed = Self::computed().zip(self.computed).map(|(now, before)| now.saturating_sub(before));
         elapsed > LONG_PATIENCE || computed.unwrap_or(elapsed) > limit

@@ -46,7 +46,9 @@ impl Rules<'_> {
                 None => return Ok(None),
             }
         }
-        Ok(Some(all))
+        // Nothing but what is valid under two of them is most likely not what was meant.
+        let is_lost = all.is_empty() && !branches.is_empty();
+        Ok(Some(all).filter(|_| !is_lost))
     }
 
     /// What of a schema is not valid under the others. None if that cannot be written.

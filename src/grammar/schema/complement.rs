@@ -139,6 +139,7 @@ impl Rules<'_> {
 
     /// What of these values is not valid under a schema, which is so deep inside another one.
     pub(super) fn complement(&mut self, schema: &Value, base: &Base, depth: usize) -> Result<Complement> {
+        self.count_merge()?;
         if depth > MAX_DEPTH {
             return Ok(Complement::unknown());
         }

@@ -5,13 +5,15 @@
 use serde_json::{Map, Value, json};
 
 use super::keywords::{constraints, wrong};
-use super::rules::Rules;
+use super::rules::{Rules, too_complex};
 use crate::{Error, Result};
 
 type Fields = Map<String, Value>;
 
 /// Most keys that demand others: each of them doubles the forms of an object.
 const MAX_DEPENDENT: usize = 6;
+/// Most negations inside one another.
+const MAX_NOTS: usize = 6;
 
 impl Rules<'_> {
     /// The keywords that say something of values; none if no value is valid.
@@ -72,7 +74,12 @@ impl Rules<'_> {
     fn without(&mut self, refused: &Value, fields: &mut Fields, members: &mut Vec<Value>) -> Result<bool> {
         let mut others = fields.clone();
         others.remove("not");
+        self.num_nots += 1;
+        if self.num_nots > MAX_NOTS {
+            return Err(too_complex());
+        }
         let left = self.complement_in(refused, &others)?;
+        self.num_nots -= 1;
         if !left.is_whole() {
             return Ok(true);
         }

@@ -54,6 +54,7 @@ pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<S
         references: HashMap::new(),
         depth: 0,
         num_merges: 0,
+        num_nots: 0,
         place: Vec::new(),
     };
     let start = rules.value(schema).map_err(|error| in_place(error, &rules.place))?;
@@ -73,6 +74,8 @@ pub(super) struct Rules<'s> {
     references: HashMap<String, String>,
     depth: usize,
     num_merges: usize,
+    /// Negations inside one another, where it is.
+    pub(super) num_nots: usize,
     /// The properties in which is what is written, from the outside; after an error, in which it is wrong.
     place: Vec<String>,
 }
@@ -581,7 +584,7 @@ fn in_place(error: Error, place: &[String]) -> Error {
     }
 }
 
-fn too_complex() -> Error {
+pub(super) fn too_complex() -> Error {
     Error::invalid_request("the JSON schema is too complex: too many schemas inside one another or combined")
 }
 
