@@ -27,6 +27,9 @@ const TEMPLATE: &str = r#"
   {%- elif message.role == 'tool' -%}
     {%- set state.has_result = true -%}
     <tool_response>{{ message.content }}</tool_response>
+  {#- Some tell results in words of the user. -#}
+  {%- elif message.role == 'user' and 'Observation:' in message.content -%}
+    {%- set state.has_result = true -%}
   {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
@@ -68,33 +71,62 @@ struct Asked<'a> {
     file: &'a str,
 }
 
+/// What the model says where it has tools, where they have answered, and where it has none.
+struct Says {
+    work: String,
+    done: String,
+    talk: String,
+}
+
+impl Says {
+    /// It calls, and then it answers.
+    fn call(call: &Value) -> Self {
+        Self { work: written(call), done: ANSWER.to_owned(), talk: "A short title".to_owned() }
+    }
+}
+
+/// A call as models write it, and as it is enforced where one is asked for.
+fn written(call: &Value) -> String {
+    let (name, arguments) = (&call["name"], &call["arguments"]);
+    format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+/// A call of a tool that the test itself gives to the agent.
+fn write_file(path: &str) -> Value {
+    json!({"name": "write_file", "arguments": {"path": path, "content": CONTENT}})
+}
+
 /// Has an agent of npm write a file: `call` is what its model does with the path, `ask` how it is asked without a person
 /// beside it.
 #[track_caller]
 fn writes_a_file(name: &str, call: impl FnOnce(&str) -> Value, ask: impl FnOnce(Asked<'_>)) {
     if let Some(program) = program(name, &format!("node_modules/.bin/{name}")) {
-        run(name, &program, call, ask);
+        run(name, &program, |path| Says::call(&call(path)), ask);
     }
 }
 
-/// The same for an agent of Python.
+/// The same for an agent of Python, whose model says this about the path.
 #[track_caller]
-fn writes_a_file_with_python(name: &str, program_name: &str, ask: impl FnOnce(Asked<'_>)) {
-    let call = |path: &str| json!({"name": "write_file", "arguments": {"path": path, "content": CONTENT}});
+fn writes_a_file_with_python(
+    name: &str,
+    program_name: &str,
+    says: impl FnOnce(&str) -> Says,
+    ask: impl FnOnce(Asked<'_>),
+) {
     if let Some(program) = program(name, &format!("{name}/bin/{program_name}")) {
-        run(name, &program, call, ask);
+        run(name, &program, says, ask);
     }
 }
 
 #[track_caller]
-fn run(name: &str, program: &Path, call: impl FnOnce(&str) -> Value, ask: impl FnOnce(Asked<'_>)) {
+fn run(name: &str, program: &Path, says: impl FnOnce(&str) -> Says, ask: impl FnOnce(Asked<'_>)) {
     let folder = tempfile::tempdir().unwrap();
     let (home, work) = (folder.path().join("home"), folder.path().join("work"));
     fs::create_dir(&home).unwrap();
     fs::create_dir(&work).unwrap();
     let file = work.join("written.txt");
-    let call = format!("<tool_call>{}</tool_call>", call(file.to_str().unwrap()));
-    let scripts = [("<|work|>", call.as_str()), ("<|done|>", ANSWER), ("<|talk|>", "A short title")];
+    let Says { work: calls, done, talk } = says(file.to_str().unwrap());
+    let scripts = [("<|work|>", calls.as_str()), ("<|done|>", &done), ("<|talk|>", &talk)];
     let model = scripted_model(TEMPLATE, &[], &scripts);
     let server = Server::start(&format!(
         "--model {} --served-model-name demo --tool-call-parser hermes --responses-memory 100",
@@ -195,21 +227,55 @@ fn pi_writes_a_file() {
 
 #[test]
 fn llm_writes_a_file() {
-    writes_a_file_with_python("llm", "llm", |Asked { agent, url, home, .. }| {
-        let models = format!(
-            "- model_id: demo\n  model_name: demo\n  api_base: {url}/v1\n  supports_tools: true\n  can_stream: true\n"
-        );
-        fs::write(home.join("extra-openai-models.yaml"), models).unwrap();
-        let function = "def write_file(path: str, content: str) -> str:\n    open(path, 'w').write(content)\n    return 'written'\n";
-        agent.args(["-m", "demo", "--functions", function, "Write the file."]);
-        agent.env("LLM_USER_PATH", home).env("OPENAI_API_KEY", "none");
-    });
+    writes_a_file_with_python(
+        "llm",
+        "llm",
+        |path| Says::call(&write_file(path)),
+        |Asked { agent, url, home, .. }| {
+            let models = format!(
+                "- model_id: demo\n  model_name: demo\n  api_base: {url}/v1\n  supports_tools: true\n  can_stream: true\n"
+            );
+            fs::write(home.join("extra-openai-models.yaml"), models).unwrap();
+            let function = "def write_file(path: str, content: str) -> str:\n    open(path, 'w').write(content)\n    return 'written'\n";
+            agent.args(["-m", "demo", "--functions", function, "Write the file."]);
+            agent.env("LLM_USER_PATH", home).env("OPENAI_API_KEY", "none");
+        },
+    );
 }
 
 #[test]
 fn openai_agents_writes_a_file() {
-    writes_a_file_with_python("openai_agents", "python", |Asked { agent, url, file, .. }| {
-        agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_agents.py"));
+    writes_a_file_with_python(
+        "openai_agents",
+        "python",
+        |path| Says::call(&write_file(path)),
+        |Asked { agent, url, file, .. }| {
+            agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_openai_agents.py"));
+            agent.args([&format!("{url}/v1"), "demo", file, CONTENT]);
+        },
+    );
+}
+
+#[test]
+fn smolagents_writes_a_file() {
+    // Its answer is a call too.
+    let answer = written(&json!({"name": "final_answer", "arguments": {"answer": ANSWER}}));
+    let says = |path: &str| Says { done: answer, ..Says::call(&write_file(path)) };
+    writes_a_file_with_python("smolagents", "python", says, |Asked { agent, url, file, .. }| {
+        agent.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_smolagents.py"));
         agent.args([&format!("{url}/v1"), "demo", file, CONTENT]);
+    });
+}
+
+#[test]
+fn aider_writes_a_file() {
+    // It knows no tools: a file is a block of text behind its name.
+    let says = |_: &str| Says {
+        talk: format!("{ANSWER}\n\nwritten.txt\n```\n{CONTENT}\n```\n"),
+        ..Says::call(&json!({}))
+    };
+    writes_a_file_with_python("aider", "aider", says, |Asked { agent, url, .. }| {
+        agent.args(["--model", "openai/demo", "--message", "Write the file.", "--yes-always", "--no-git"]);
+        agent.env("OPENAI_API_BASE", format!("{url}/v1")).env("OPENAI_API_KEY", "none");
     });
 }

@@ -49,7 +49,7 @@ pub(crate) fn scripted_model(template: &str, special: &[&str], scripts: &[(&str,
 
 /// Cuts a text into pieces that no script has used yet, at special tokens and in varying lengths.
 fn pieces(text: &str, control: &BTreeSet<&str>, used: &mut BTreeSet<String>) -> Vec<String> {
-    let mut pieces = Vec::new();
+    let mut pieces: Vec<String> = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
         let special = control.iter().find(|special| rest.starts_with(**special));
@@ -64,7 +64,22 @@ fn pieces(text: &str, control: &BTreeSet<&str>, used: &mut BTreeSet<String>) -> 
                     .filter(|len| rest.is_char_boundary(*len))
                     .filter(leaves_enough);
                 let mut new = lengths.map(|len| &rest[..len]).filter(|piece| !used.contains(*piece));
-                new.next().unwrap_or_else(|| panic!("{rest:?} has no new piece")).to_owned()
+                match (new.next(), pieces.pop()) {
+                    (Some(piece), last) => {
+                        pieces.extend(last);
+                        piece.to_owned()
+                    }
+                    // All of them are used up; with the one before, it is new.
+                    (None, Some(last)) if !control.contains(last.as_str()) => {
+                        let start = text.len() - rest.len() - last.len();
+                        used.remove(&last);
+                        let longer = &text[start..start + last.len() + end];
+                        assert!(!used.contains(longer), "{longer:?} comes twice");
+                        rest = &text[start..];
+                        longer.to_owned()
+                    }
+                    (None, _) => panic!("{rest:?} has no new piece"),
+                }
             }
         };
         rest = &rest[piece.len()..];
