@@ -155,6 +155,15 @@ fn calls_follow_their_schemas() {
         let say = format!("<tool_call>say{}</tool_call>", pair("x", "a <b> && c < d\n\"é\""));
         assert!(setup.accepts(&say));
         assert!(!setup.accepts("<tool_call>say</tool_call>"));
+        // What a text must not be, and what several schemas say of it.
+        let text = json!({"type": "string", "allOf": [{"maxLength": 5}], "not": {"enum": ["a", "b"]}});
+        let other = json!({"type": "object", "properties": {"x": text}, "required": ["x"]});
+        let tools = [Tool { name: "say".into(), parameters: Some(other) }];
+        let setup = Setup::new("glm45", special, &tools, false);
+        for (text, is_right) in [("c", true), ("ab", true), ("a", false), ("b", false), ("abcdef", false)] {
+            let call = format!("<tool_call>say{}</tool_call>", pair("x", text));
+            assert_eq!(setup.accepts(&call), is_right, "{text}");
+        }
         // Nothing is known of the arguments, or there are none.
         let open = json!({"type": "object", "additionalProperties": true});
         for (parameters, is_open) in [(open, true), (json!({"type": "object"}), false)] {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::keywords::{TYPES, kinds, listed, type_of};
 use super::merge::{EXCEPT, merged, names};
 use super::rules::Rules;
-use crate::Result;
+use crate::{Error, Result};
 
 type Fields = Map<String, Value>;
 
@@ -112,6 +112,27 @@ impl Rules<'_> {
     pub(super) fn complement_in(&mut self, schema: &Value, fields: &Fields) -> Result<Complement> {
         let base = self.base_of(&fields.clone().into())?;
         self.complement(schema, &base, 0)
+    }
+
+    /// What a schema of strings says of them, in the keywords that texts have.
+    ///
+    /// # Errors
+    /// If it says more.
+    pub(super) fn text_fields(&mut self, schema: &Value) -> Result<Fields> {
+        let none = || Error::invalid_request("no string is valid under the JSON schema");
+        let fields = self.as_one(schema, 0)?.ok_or_else(none)?;
+        let is_of_texts = |name: &str| {
+            name == "type" || TYPES.iter().any(|(kind, names)| *kind == "string" && names.contains(&name))
+        };
+        let is_of_others = |name: &str| TYPES.iter().any(|(_, names)| names.contains(&name));
+        let other = fields.keys().find(|name| !is_of_texts(name) && !is_of_others(name));
+        match other {
+            Some(name) => Err(Error::invalid_request(format!(
+                "the JSON schema of a string says {name}, which cannot be enforced where texts have no quotes"
+            ))
+            .with_hint("say it with minLength, maxLength, pattern or enum")),
+            None => Ok(fields),
+        }
     }
 
     /// The values of a schema, as far as can be said of it.

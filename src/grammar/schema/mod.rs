@@ -84,18 +84,15 @@ pub(super) fn closed(mut schema: Value) -> Value {
 
 /// A terminal's expression for the strings of a schema as they are, without quotes, of characters of this class.
 pub(super) fn bare_text(schema: &Value, class: &str) -> Result<String> {
-    let none = Map::new();
-    let fields = schema.as_object().unwrap_or(&none);
-    if let Some(keyword) = ["allOf", "not"].into_iter().find(|keyword| fields.contains_key(*keyword)) {
-        return Err(Error::invalid_request(format!(
-            "the JSON schema of a string has the keyword {keyword}, which cannot be enforced where texts have no quotes"
-        ))
-        .with_hint("leave it out"));
-    }
-    match text::Text::of(fields)? {
-        Some(text) => text.expression(class, ""),
-        None => Err(Error::invalid_request("minLength is greater than maxLength in the JSON schema")),
-    }
+    let fields = rules::Rules::new(schema, "").text_fields(schema)?;
+    let text = text::Text::of(&fields)?
+        .ok_or_else(|| Error::invalid_request("minLength is greater than maxLength in the JSON schema"))?;
+    let except: Vec<String> = text.except.iter().map(|word| rules::literal(word)).collect();
+    let expression = text.expression(class, "")?;
+    Ok(match except.is_empty() {
+        true => expression,
+        false => format!("{expression} & ~({})", except.join(" | ")),
+    })
 }
 
 /// Whether a schema of strings allows any string.

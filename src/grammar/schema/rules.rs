@@ -45,18 +45,7 @@ pub(in super::super) fn to_lark(schema: &Value, space: &'static str) -> Result<S
     // These have a meaning here.
     for_each(&mut root, &mut |fields| fields.retain(|name, _| ![EXCEPT, PATTERNS].contains(&name.as_str())));
     let schema = &root;
-    let mut rules = Rules {
-        root: schema,
-        space,
-        text: String::new(),
-        known: HashMap::new(),
-        bodies: HashMap::new(),
-        references: HashMap::new(),
-        depth: 0,
-        num_merges: 0,
-        num_nots: 0,
-        place: Vec::new(),
-    };
+    let mut rules = Rules::new(schema, space);
     let start = rules.value(schema).map_err(|error| in_place(error, &rules.place))?;
     let start = start.ok_or_else(|| Error::invalid_request("no value is valid under the JSON schema"))?;
     let Rules { text, .. } = rules;
@@ -81,6 +70,24 @@ pub(super) struct Rules<'s> {
 }
 
 type Fields = Map<String, Value>;
+
+impl<'s> Rules<'s> {
+    /// For schemas in this one.
+    pub(super) fn new(root: &'s Value, space: &'static str) -> Self {
+        Self {
+            root,
+            space,
+            text: String::new(),
+            known: HashMap::new(),
+            bodies: HashMap::new(),
+            references: HashMap::new(),
+            depth: 0,
+            num_merges: 0,
+            num_nots: 0,
+            place: Vec::new(),
+        }
+    }
+}
 
 impl Rules<'_> {
     /// What stands for the values of a schema in a rule; none if no value is valid.
