@@ -482,11 +482,20 @@ fn of_tool(error: &Error, name: &str) -> Error {
 /// What an object has, by its schema.
 fn members(object: &Value) -> Result<Members<'_>> {
     static ANY: Value = Value::Bool(true);
-    if let Some(keyword) = ["allOf", "patternProperties"].into_iter().find(|name| object.get(name).is_some())
-    {
+    const UNKNOWN: [&str; 7] =
+        ["allOf", "dependencies", "dependentRequired", "dependentSchemas", "if", "not", "patternProperties"];
+    let says_nothing = |name: &str| match (name, &object[name]) {
+        (_, Value::Null) => true,
+        ("if", _) => object["then"].is_null() && object["else"].is_null(),
+        ("not", refused) => *refused == false,
+        (_, Value::Object(fields)) => fields.is_empty(),
+        _ => false,
+    };
+    if let Some(keyword) = UNKNOWN.into_iter().find(|name| !says_nothing(name)) {
         return Err(Error::invalid_request(format!(
             "the parameters of a tool have {keyword}, which cannot be enforced in this model's form of calls"
-        )));
+        ))
+        .with_hint("leave it out"));
     }
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten();
     let required: Vec<&str> = required.filter_map(Value::as_str).collect();

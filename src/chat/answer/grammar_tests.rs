@@ -150,7 +150,7 @@ fn calls_follow_their_schemas() {
             assert!(!setup.accepts(&weather.replace(wrong, right)), "{right}");
         }
         let free = json!({"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]});
-        let tools = [Tool { name: "say".into(), parameters: Some(free) }];
+        let tools = [Tool { name: "say".into(), parameters: Some(free.clone()) }];
         let setup = Setup::new("glm45", special, &tools, false);
         let say = format!("<tool_call>say{}</tool_call>", pair("x", "a <b> && c < d\n\"é\""));
         assert!(setup.accepts(&say));
@@ -163,6 +163,22 @@ fn calls_follow_their_schemas() {
         for (text, is_right) in [("c", true), ("ab", true), ("a", false), ("b", false), ("abcdef", false)] {
             let call = format!("<tool_call>say{}</tool_call>", pair("x", text));
             assert_eq!(setup.accepts(&call), is_right, "{text}");
+        }
+        // What is said of all arguments together has no place in this form; what says nothing needs none.
+        for (keyword, given, is_refused) in [
+            ("dependentRequired", json!({"x": ["y"]}), true),
+            ("not", json!({"required": ["x"]}), true),
+            ("dependentRequired", json!({}), false),
+            ("if", json!({}), false),
+        ] {
+            let mut parameters = free.clone();
+            parameters[keyword] = given;
+            let tools = [Tool { name: "say".into(), parameters: Some(parameters) }];
+            let result = setup.format.call_grammar(&setup.tokenizer, &tools, false);
+            let is_named = |error: crate::Error| {
+                error.message().starts_with("the tool say: ") && error.message().contains(keyword)
+            };
+            assert_eq!(result.is_err_and(is_named), is_refused, "{keyword}");
         }
         // Nothing is known of the arguments, or there are none.
         let open = json!({"type": "object", "additionalProperties": true});

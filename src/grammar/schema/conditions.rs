@@ -188,6 +188,9 @@ fn without_if(fields: &mut Fields, members: &mut Vec<Value>) {
 /// A key that demands others: it is not there, or they are.
 fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()> {
     let mut num_dependent = 0;
+    // Where nothing is said of keys, naming one must not close the object.
+    let says = ["properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf"];
+    let is_free = !says.into_iter().any(|name| fields.contains_key(name));
     for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
         let Some(dependent) = fields.remove(keyword) else { continue };
         let Value::Object(dependent) = dependent else { return Err(wrong(keyword, "an object")) };
@@ -196,7 +199,8 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
                 Value::Array(names) if names.is_empty() => continue,
                 demand if is_everything(&demand) => continue,
                 Value::Array(mut names) => {
-                    names.push(name.as_str().into());
+                    // In this order where the schema says nothing of them.
+                    names.insert(0, name.as_str().into());
                     json!({"required": names})
                 }
                 mut schema => {
@@ -216,7 +220,11 @@ fn without_dependent(fields: &mut Fields, members: &mut Vec<Value>) -> Result<()
                 ))
                 .with_hint("write the forms of the object as anyOf"));
             }
-            members.push(json!({"anyOf": [{"properties": {name: false}}, with]}));
+            let mut without = json!({"properties": {name: false}});
+            if is_free {
+                without["additionalProperties"] = true.into();
+            }
+            members.push(json!({"anyOf": [without, with]}));
         }
     }
     Ok(())

@@ -142,6 +142,8 @@ fn conditions_are_written_in_other_keywords() {
     check(&of(json!({"properties": {"a": {"type": "boolean"}, "b": {"not": {}}}})), &[none, a], &[b, both]);
     check(&of(json!({"dependentRequired": {"a": ["b"]}})), &[none, b, both], &[a]);
     check(&of(json!({"dependencies": {"b": ["a"], "a": []}})), &[none, a, both], &[b]);
+    let free = json!({"type": "object", "dependentRequired": {"a": ["b"]}});
+    check(&free, &[none, b, both, other], &[a]);
     let needs = json!({"a": {"properties": {"b": {"const": false}}, "required": ["b"]}});
     check(&of(json!({"dependentSchemas": needs})), &[none, b, both], &[a, r#"{"a": true, "b": true}"#]);
     for nothing in [
