@@ -76,13 +76,9 @@ impl Stops {
 
     /// Takes the next text, in which an answer may end or not.
     fn push(&mut self, text: &str, may_stop: bool) -> StopOutcome {
-        match &mut self.passages {
-            Some(passages) => {
-                let passages = passages.push(text);
-                self.look(passages, may_stop)
-            }
-            None => self.look(vec![Passage { text: text.to_owned(), is_answer: true }], may_stop),
-        }
+        let Some(passages) = &mut self.passages else { return self.look_in(text, may_stop) };
+        let passages = passages.push(text);
+        self.look(&passages, may_stop)
     }
 
     /// Ends the text, with this rest.
@@ -90,7 +86,7 @@ impl Stops {
         let mut outcome = self.push(rest, may_stop);
         let last = self.passages.as_mut().map(Passages::finish).unwrap_or_default();
         if outcome.matched.is_none() {
-            let last = self.look(last, may_stop);
+            let last = self.look(&last, may_stop);
             outcome.text += &last.text;
             outcome.matched = last.matched;
         }
@@ -98,20 +94,25 @@ impl Stops {
         outcome
     }
 
-    fn look(&mut self, passages: Vec<Passage>, may_stop: bool) -> StopOutcome {
+    fn look(&mut self, passages: &[Passage], may_stop: bool) -> StopOutcome {
         let mut all = StopOutcome::default();
-        for Passage { text, is_answer } in passages {
-            match (is_answer, may_stop) {
-                (false, _) => all.text += &self.matcher.skip(&text),
-                (true, false) => all.text += &self.matcher.pass(&text),
-                (true, true) => {
-                    let outcome = self.matcher.push(&text);
-                    all.text += &outcome.text;
-                    all.matched = all.matched.or(outcome.matched);
-                }
-            }
+        for passage in passages {
+            let outcome = match passage.is_answer {
+                true => self.look_in(&passage.text, may_stop),
+                false => StopOutcome { text: self.matcher.skip(&passage.text), matched: None },
+            };
+            all.text += &outcome.text;
+            all.matched = all.matched.or(outcome.matched);
         }
         all
+    }
+
+    /// In a text of the answer.
+    fn look_in(&mut self, text: &str, may_stop: bool) -> StopOutcome {
+        match may_stop {
+            true => self.matcher.push(text),
+            false => StopOutcome { text: self.matcher.pass(text), matched: None },
+        }
     }
 }
 
