@@ -75,6 +75,21 @@ const ANSWERS: &[(&str, &str)] = &[
     ),
 ];
 
+/// Arguments that other servers and other forms of calls leave in a conversation that goes on here.
+const ODD_ARGUMENTS: &[&str] = &[
+    "null",
+    "[1,2]",
+    "\"Rome\"",
+    "\"{\\\"a\\\": 1}\"",
+    "-5",
+    "true",
+    "",
+    " ",
+    "{\"city\": \"R",
+    "Rome, please",
+    "\u{fffd}",
+];
+
 /// What is said to all of that.
 const GO_ON: (&str, &str) = ("on", "Fine.");
 
@@ -409,7 +424,7 @@ fn the_server_takes_back_whatever_it_said() {
     let listeners = [TEMPLATE, TEXTS].map(|template| serve(template, &[GO_ON])).into();
     let mut round = Round { speaker: serve(TEMPLATE, &[GO_ON]), listeners, seen: Mutex::default() };
     // A model has each piece of text once.
-    for answers in ANSWERS.chunks(2) {
+    for answers in ANSWERS.chunks(3) {
         round.speaker = serve(TEMPLATE, &[answers, &[GO_ON]].concat());
         let round = &round;
         std::thread::scope(|scope| {
@@ -417,6 +432,10 @@ fn the_server_takes_back_whatever_it_said() {
                 scope.spawn(move || answers.iter().for_each(|(name, _)| round.check(from, name)));
             }
         });
+    }
+    for (to, arguments) in INTERFACES.iter().flat_map(|to| ODD_ARGUMENTS.iter().map(move |odd| (*to, *odd))) {
+        let parts = [Part::Call("call_1".to_owned(), "get_time".to_owned(), arguments.to_owned())];
+        round.go_on(to, list(&to.translated(&parts)), &parts);
     }
     // Answers that differ are told apart, so that none is left out.
     let num_histories = round.seen.lock().unwrap().len();
