@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
 use tinyvllm::llm::{Llm, LlmOptions};
+use tinyvllm::runner::available_memory_bytes;
 use tinyvllm::server::{
     AccessLog, AccessRecord, Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig,
 };
@@ -109,6 +110,12 @@ struct ServerArgs {
     /// Longest body of a request, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
+    /// Memory that all requests together may take for what they send and for the work on it, such as 512M; an eighth
+    /// of what is free by default, at least 64M
+    ///
+    /// Requests beyond it get 429, and those that would never fit 413.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    max_request_memory: Option<u64>,
     /// Answers that may wait, beside those that run, each of `n` and of a list of prompts for itself; further
     /// requests get 429, but those of clients with few
     #[arg(long, default_value_t = 256, value_name = "N")]
@@ -239,6 +246,10 @@ fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
         allowed_origins: args.allowed_origins.concat(),
         strict_fields: args.strict_fields,
         max_body_bytes: usize::try_from(args.max_body_bytes)?,
+        max_request_memory: match args.max_request_memory {
+            Some(given) => usize::try_from(given)?,
+            None => ServerConfig::usual_request_memory(available_memory_bytes()),
+        },
         max_waiting: args.max_waiting,
         max_connections: args.max_connections,
         max_connections_per_address: args.max_connections_per_address,

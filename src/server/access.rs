@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
+use super::account::Charge;
 use super::connection::Stalled;
 use super::error::{ApiError, for_anthropic};
 use super::ignored;
@@ -81,6 +82,8 @@ pub(super) struct Note {
     ignored: Arc<Mutex<Vec<String>>>,
     dropped: Arc<Mutex<Vec<String>>>,
     cut: Arc<Mutex<Option<String>>>,
+    /// What the request takes of the memory of all, until the answer is over.
+    charge: Arc<Mutex<Option<Charge>>>,
     request_id: Arc<str>,
 }
 
@@ -104,6 +107,15 @@ impl Note {
     pub(super) fn cut(&self, reason: &str) {
         let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.get_or_insert_with(|| reason.chars().take(MAX_REASON_CHARS).collect());
+    }
+
+    /// Keeps what was charged for the request as long as the request.
+    pub(super) fn hold(&self, charge: Charge) {
+        let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *held {
+            Some(held) => held.absorb(charge),
+            None => *held = Some(charge),
+        }
     }
 
     pub(super) fn set(&self, tokens: TokenCounts) {

@@ -2,39 +2,44 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, Request, header};
-use flate2::read::MultiGzDecoder;
-use tokio::sync::Semaphore;
+use flate2::bufread::GzDecoder;
 
+use super::account::{Charge, RequestMemory};
 use super::error::ApiError;
-use super::state::{App, BodyMemory};
+use super::state::App;
 
-/// A body that was read, with its share of the memory for bodies.
+/// Most members in a body that is packed with gzip. Programs that pack in pieces make one of every 64 kB.
+const MAX_MEMBERS: usize = 1_024;
+/// The least room that a body is given.
+const MIN_ROOM: usize = 4 << 10;
+
+/// A body that was read, with what is charged for it.
 pub(super) struct JsonBody {
     pub(super) bytes: Vec<u8>,
-    memory: Option<BodyMemory>,
+    pub(super) charge: Charge,
 }
 
 impl JsonBody {
+    fn new(account: &Arc<RequestMemory>) -> Self {
+        Self { bytes: Vec::new(), charge: Charge::new(account) }
+    }
+
     /// Takes more bytes, if there is room for them.
-    fn append(&mut self, data: &[u8], limit: usize, all_memory: &Arc<Semaphore>) -> Result<(), ApiError> {
+    fn append(&mut self, data: &[u8], limit: usize) -> Result<(), ApiError> {
         let num_bytes = self.bytes.len() + data.len();
         if num_bytes > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        let held = self.memory.as_ref().map_or(0, BodyMemory::num_permits);
-        let missing = num_bytes.div_ceil(1 << 10).saturating_sub(held);
-        if missing > 0 {
-            let more = Arc::clone(all_memory)
-                .try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX))
-                .map_err(|_| ApiError::busy("too many large requests are being read at once"))?;
-            match &mut self.memory {
-                Some(memory) => memory.merge(more),
-                None => self.memory = Some(more),
-            }
+        let room = self.bytes.capacity();
+        if num_bytes > room {
+            // A quarter more at a time: what is charged is to be near to what was sent.
+            let wanted = (room + room / 4).max(MIN_ROOM).min(limit).max(num_bytes);
+            self.charge.add(wanted - room)?;
+            self.bytes.reserve_exact(wanted - self.bytes.len());
         }
         self.bytes.extend_from_slice(data);
         Ok(())
@@ -44,7 +49,7 @@ impl JsonBody {
 /// Reads a JSON body.
 ///
 /// # Errors
-/// 415, 413, 408, 429 if too many bodies are being read, 400 if it breaks off.
+/// 415, 413, 408, 429 if requests take too much memory, 400 if it breaks off.
 pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, ApiError> {
     let (head, body) = request.into_parts();
     require_json(&head.headers)?;
@@ -57,9 +62,9 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
     if !is_packed {
         return Ok(body);
     }
-    let (limit, memory) = (app.config.max_body_bytes, Arc::clone(&app.body_memory));
+    let (limit, account) = (app.config.max_body_bytes, Arc::clone(&app.request_memory));
     // Megabytes take their time.
-    let unpacked = tokio::task::spawn_blocking(move || unpack(&body, limit, &memory));
+    let unpacked = tokio::task::spawn_blocking(move || unpack(&body.bytes, limit, timeout, &account));
     unpacked.await.map_err(|_| ApiError::internal("the body could not be unpacked"))?
 }
 
@@ -77,18 +82,38 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
 }
 
 /// Unpacks a body piece by piece, so that nothing is kept beyond the limits, whatever it would grow to.
-fn unpack(packed: &JsonBody, limit: usize, all_memory: &Arc<Semaphore>) -> Result<JsonBody, ApiError> {
+fn unpack(
+    mut packed: &[u8],
+    limit: usize,
+    timeout: Duration,
+    account: &Arc<RequestMemory>,
+) -> Result<JsonBody, ApiError> {
     const PIECE_BYTES: usize = 64 << 10;
-    let mut decoder = MultiGzDecoder::new(packed.bytes.as_slice());
-    let mut body = JsonBody { bytes: Vec::new(), memory: None };
+    let start = Instant::now();
+    let mut body = JsonBody::new(account);
     let mut piece = vec![0; PIECE_BYTES];
-    loop {
-        match decoder.read(&mut piece) {
-            Ok(0) => return Ok(body),
-            Ok(num_bytes) => body.append(&piece[..num_bytes], limit, all_memory)?,
-            Err(error) => return Err(ApiError::broken_body(format_args!("it is not valid gzip: {error}"))),
+    for _ in 0..MAX_MEMBERS {
+        let mut decoder = GzDecoder::new(packed);
+        loop {
+            if start.elapsed() > timeout {
+                let seconds = whole_seconds(timeout);
+                return Err(ApiError::broken_body(format_args!("it takes more than {seconds} s to unpack")));
+            }
+            match decoder.read(&mut piece) {
+                Ok(0) => break,
+                Ok(num_bytes) => body.append(&piece[..num_bytes], limit)?,
+                Err(error) => {
+                    return Err(ApiError::broken_body(format_args!("it is not valid gzip: {error}")));
+                }
+            }
+        }
+        packed = decoder.into_inner();
+        if packed.is_empty() {
+            return Ok(body);
         }
     }
+    let message = format_args!("it has more than {MAX_MEMBERS} members of gzip; pack it as one");
+    Err(ApiError::broken_body(message))
 }
 
 pub(super) fn whole_seconds(duration: Duration) -> u64 {
@@ -110,9 +135,9 @@ async fn read_bytes(app: &App, mut body: Body) -> Result<JsonBody, ApiError> {
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::body_too_large(limit));
     }
-    let mut read = JsonBody { bytes: Vec::new(), memory: None };
+    let mut read = JsonBody::new(&app.request_memory);
     while let Some(data) = next_data(&mut body).await? {
-        read.append(&data, limit, &app.body_memory)?;
+        read.append(&data, limit)?;
     }
     Ok(read)
 }
@@ -129,5 +154,45 @@ async fn next_data(body: &mut Body) -> Result<Option<Bytes>, ApiError> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn packed(text: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn members_bytes_and_time_of_a_packed_body_are_bounded() {
+        let account = Arc::new(RequestMemory::new(8 << 20));
+        let long = Duration::from_secs(60);
+        let read = |packed: &[u8], limit, timeout| unpack(packed, limit, timeout, &account);
+        let two = [packed(b"{\"a\": "), packed(b"1}")].concat();
+        let body = read(&two, 100, long).unwrap();
+        assert_eq!((body.bytes.as_slice(), account.used()), (&b"{\"a\": 1}"[..], body.bytes.capacity()));
+        drop(body);
+        let refused = |packed: &[u8], limit, timeout, status, words: &str| {
+            let error = read(packed, limit, timeout).err().unwrap();
+            let text = error.body()["error"]["message"].to_string();
+            assert!(error.status() == status && text.contains(words), "{status}: {text}");
+            assert_eq!(account.used(), 0);
+        };
+        let most = packed(b"").repeat(MAX_MEMBERS);
+        assert!(read(&most, 100, long).is_ok());
+        refused(&[most, packed(b"")].concat(), 100, long, 400, "1024 members");
+        refused(&packed(&[b'0'; 101]), 100, long, 413, "--max-body-bytes");
+        refused(&packed(&vec![b'0'; 9 << 20]), 32 << 20, long, 413, "--max-request-memory");
+        refused(&two, 100, Duration::ZERO, 400, "0 s to unpack");
+        refused(&two[..two.len() - 1], 100, long, 400, "not valid gzip");
     }
 }

@@ -156,6 +156,15 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
     }
 
+    /// 413: it takes more memory than there ever is.
+    pub(super) fn request_too_large(most: usize, limit: usize) -> Self {
+        let message = format!(
+            "the request takes more than {most} bytes of memory when it is read; all requests together may take {limit} \
+             (--max-request-memory); send less, or start the server with more"
+        );
+        Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
+    }
+
     /// 415.
     pub(super) fn not_json_type(found: Option<&str>) -> Self {
         let found = found.unwrap_or("missing");

@@ -1,37 +1,35 @@
 //! JSON from strangers: bounded before it is kept, and read field by field with errors that name the field.
 
-use std::borrow::Cow;
-use std::fmt;
+use indexmap::IndexMap;
+use serde_json::{Map, Value};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
-
+use super::account::{allocated, charge, give_back, taken};
 use super::error::ApiError;
 use super::ignored::Ignored;
+use super::values::{self, MapCharge, Part};
 
-/// Most values in a body, lists and objects included. A prompt in token ids of the longest context windows
-/// has as many; each takes 32 bytes here, and as few as two in the body.
-const MAX_VALUES: usize = 1 << 21;
+/// Bytes of a field that was not read yet.
+const FIELD_BYTES: usize = size_of::<(u64, String, Part)>();
 
 /// As many tokens as fit, where a number of tokens was asked for.
 pub(super) const NO_LIMIT: usize = usize::MAX;
 
-/// Reads an object.
-pub(super) fn parse_object(body: &[u8]) -> Result<Fields, ApiError> {
-    let body = with_whole_characters(body);
-    let mut num_left = MAX_VALUES;
-    let mut deserializer = serde_json::Deserializer::from_slice(&body);
-    let value = Bounded(&mut num_left).deserialize(&mut deserializer).map_err(ApiError::not_json)?;
-    deserializer.end().map_err(ApiError::not_json)?;
-    match value {
-        Value::Object(fields) => Ok(Fields { fields, path: String::new(), ignored: None }),
-        other => Err(ApiError::not_json(format_args!("it is {}, expected an object", describe(&other)))),
+/// Reads an object. Its fields are read when they are taken.
+pub(super) fn parse_object(body: impl Into<Vec<u8>>) -> Result<Fields, ApiError> {
+    let mut body = body.into();
+    with_whole_characters(&mut body);
+    values::check(&body)?;
+    let body = Part::whole(body);
+    if !body.is_object() {
+        let other = describe(&body.read()?);
+        return Err(ApiError::not_json(format_args!("it is {other}, expected an object")));
     }
+    Fields::of(body, String::new())
 }
 
 /// Puts U+FFFD in the place of halves of surrogate pairs, which clients send of texts that were cut there.
-fn with_whole_characters(body: &[u8]) -> Cow<'_, [u8]> {
-    let is_half = |place: usize, second: &[u8]| {
+fn with_whole_characters(body: &mut [u8]) {
+    let is_half = |body: &[u8], place: usize, second: &[u8]| {
         let digits = body.get(place..place + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
         digits.is_some_and(|digits| {
             matches!(digits[0], b'd' | b'D')
@@ -39,95 +37,25 @@ fn with_whole_characters(body: &[u8]) -> Cow<'_, [u8]> {
                 && digits[2..].iter().all(u8::is_ascii_hexdigit)
         })
     };
-    let mut whole = Cow::Borrowed(body);
     let mut place = 0;
     while let Some(found) = body.get(place..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
         place += found;
-        let (is_first, is_second) = (is_half(place, b"89abAB"), is_half(place, b"cdefCDEF"));
+        let (is_first, is_second) = (is_half(body, place, b"89abAB"), is_half(body, place, b"cdefCDEF"));
         place += match (is_first, is_second) {
-            (true, _) if is_half(place + 6, b"cdefCDEF") => 12,
+            (true, _) if is_half(body, place + 6, b"cdefCDEF") => 12,
             (false, false) => 2,
             _ => {
-                whole.to_mut()[place + 2..place + 6].copy_from_slice(b"fffd");
+                body[place + 2..place + 6].copy_from_slice(b"fffd");
                 6
             }
         };
-    }
-    whole
-}
-
-/// Builds a value and counts its parts. The depth is `serde_json`'s own limit, 128.
-struct Bounded<'a>(&'a mut usize);
-
-impl<'de> DeserializeSeed<'de> for Bounded<'_> {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        *self.0 = self
-            .0
-            .checked_sub(1)
-            .ok_or_else(|| D::Error::custom(format_args!("it has more than {MAX_VALUES} values")))?;
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Bounded<'_> {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(Bounded(self.0))? {
-            values.push(value);
-        }
-        Ok(Value::Array(values))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut fields = Map::new();
-        while let Some(name) = entries.next_key::<String>()? {
-            let value = entries.next_value_seed(Bounded(self.0))?;
-            fields.insert(name, value);
-        }
-        Ok(Value::Object(fields))
     }
 }
 
 /// The fields of an object, taken out one by one. A field that is `null` counts as absent.
 #[derive(Debug)]
 pub(super) struct Fields {
-    fields: Map<String, Value>,
+    fields: IndexMap<String, Part>,
     /// Where the object is in the body, with a dot at the end; empty for the body itself.
     path: String,
     /// Hears of fields that nobody took.
@@ -146,27 +74,43 @@ impl Drop for Fields {
 }
 
 impl Fields {
+    /// The fields of a part that is an object.
+    fn of(part: Part, path: String) -> Result<Self, ApiError> {
+        let mut fields = IndexMap::new();
+        let mut charged = MapCharge::default();
+        part.for_each_field(|name, part| {
+            charged.grow(fields.len(), FIELD_BYTES, || {
+                if fields.is_empty() {
+                    fields = IndexMap::with_capacity(1);
+                }
+                fields.insert(name, part);
+            })
+        })?;
+        Ok(Self { fields, path, ignored: None })
+    }
+
     /// An object that is inside the body, at `path`, and of which nothing is told.
-    pub(super) fn inside(value: Value, path: &str) -> Result<Self, ApiError> {
-        match value {
-            Value::Object(fields) => Ok(Self { fields, path: format!("{path}."), ignored: None }),
-            other => Err(wrong_type(path.to_owned(), &other, "an object")),
+    pub(super) fn inside(part: impl Into<Part>, path: &str) -> Result<Self, ApiError> {
+        let part = part.into();
+        match part.is_object() {
+            true => Self::of(part, format!("{path}.")),
+            false => Err(wrong_type(path.to_owned(), &part.read()?, "an object")),
         }
     }
 
     /// The object that was taken out of the field `name`.
-    pub(super) fn within(&self, name: &str, value: Value) -> Result<Self, ApiError> {
-        let mut inner = Self::inside(value, &self.path(name))?;
+    pub(super) fn within(&self, name: &str, part: impl Into<Part>) -> Result<Self, ApiError> {
+        let mut inner = Self::inside(part, &self.path(name))?;
         inner.ignored.clone_from(&self.ignored);
         Ok(inner)
     }
 
     /// The objects of the list that was taken out of the field `name`.
-    pub(super) fn objects(
+    pub(super) fn objects<P: Into<Part>>(
         &self,
         name: &str,
-        items: Vec<Value>,
-    ) -> impl Iterator<Item = Result<Self, ApiError>> + use<> {
+        items: Vec<P>,
+    ) -> impl Iterator<Item = Result<Self, ApiError>> + use<P> {
         let (path, ignored) = (self.path(name), self.ignored.clone());
         items.into_iter().enumerate().map(move |(index, item)| {
             let mut inner = Self::inside(item, &format!("{path}[{index}]"))?;
@@ -193,12 +137,12 @@ impl Fields {
 
     /// Whether the field is there and `null`, for the few of which that says more than nothing.
     pub(super) fn is_null(&self, name: &str) -> bool {
-        self.fields.get(name).is_some_and(Value::is_null)
+        self.fields.get(name).is_some_and(Part::is_null)
     }
 
     /// Takes fields that are known and change nothing, because the same is so without them.
     pub(super) fn pass(&mut self, names: &[&str]) {
-        names.iter().for_each(|name| drop(self.fields.remove(*name)));
+        names.iter().for_each(|name| drop(self.fields.swap_remove(*name)));
     }
 
     /// Takes the whole object, which means nothing here, and tells of it once, with what it is.
@@ -220,8 +164,26 @@ impl Fields {
         format!("{}{name}", self.path)
     }
 
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.fields.remove(name).filter(|value| !value.is_null())
+    /// Takes a field without reading it.
+    pub(super) fn take_unread(&mut self, name: &str) -> Option<Part> {
+        self.fields.swap_remove(name).filter(|part| !part.is_null())
+    }
+
+    /// Takes a field.
+    ///
+    /// # Errors
+    /// 429 or 413 if there is no memory for it.
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
+        self.take_unread(name).map(Part::read).transpose()
+    }
+
+    /// Takes a list, whose items are not read yet.
+    pub(super) fn list(&mut self, name: &str, expected: &str) -> Result<Option<Vec<Part>>, ApiError> {
+        let Some(part) = self.take_unread(name) else { return Ok(None) };
+        match part.is_list() {
+            true => part.into_items().map(Some),
+            false => Err(wrong_type(self.path(name), &part.read()?, expected)),
+        }
     }
 
     pub(super) fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -252,7 +214,7 @@ impl Fields {
     }
 
     pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
+        match self.take(name)? {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(wrong_type(self.path(name), &other, "a string")),
@@ -260,11 +222,15 @@ impl Fields {
     }
 
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
-        self.take(name).map(|value| self.within(name, value)).transpose()
+        self.take_unread(name).map(|part| self.within(name, part)).transpose()
     }
 
     pub(super) fn token_ids(&mut self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
-        self.typed(name, "a list of token ids", token_ids)
+        let Some(part) = self.take_unread(name) else { return Ok(None) };
+        match part.into_token_ids()? {
+            Ok(ids) => Ok(Some(ids)),
+            Err(other) => Err(wrong_type(self.path(name), &other.read()?, "a list of token ids")),
+        }
     }
 
     fn typed<T>(
@@ -273,7 +239,7 @@ impl Fields {
         expected: &str,
         convert: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.take(name)? else { return Ok(None) };
         convert(&value).map(Some).ok_or_else(|| wrong_type(self.path(name), &value, expected))
     }
 
@@ -282,23 +248,44 @@ impl Fields {
         self.fields.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
 
-    /// The value at a path such as `text.format`, which stays.
-    pub(super) fn look(&self, path: &str) -> Option<&Value> {
-        let mut names = path.split('.');
-        let first = self.fields.get(names.next()?)?;
-        names.try_fold(first, |value, name| value.get(name))
+    /// What `find` says of the value at a path such as `text.format`, which stays.
+    ///
+    /// # Errors
+    /// 429 or 413 if there is no memory for it.
+    pub(super) fn look<T>(&self, path: &str, find: impl FnOnce(&Value) -> T) -> Result<Option<T>, ApiError> {
+        let (name, inner) = path.split_once('.').map_or((path, None), |(name, inner)| (name, Some(inner)));
+        let Some(part) = self.fields.get(name) else { return Ok(None) };
+        match (inner, part) {
+            (None, Part::Read(value)) => Ok(Some(find(value))),
+            (None, unread) => {
+                let before = taken();
+                let found = find(&unread.clone().read()?);
+                give_back(taken() - before);
+                Ok(Some(found))
+            }
+            (Some(inner), part) if part.is_object() => {
+                let before = taken();
+                let found = Self::of(part.clone(), String::new())?.look(inner, find)?;
+                give_back(taken() - before);
+                Ok(found)
+            }
+            (Some(_), _) => Ok(None),
+        }
     }
 
     /// What is left.
-    pub(super) fn into_map(mut self) -> Map<String, Value> {
-        std::mem::take(&mut self.fields)
+    ///
+    /// # Errors
+    /// 429 or 413 if there is no memory for it.
+    pub(super) fn into_map(mut self) -> Result<Map<String, Value>, ApiError> {
+        let fields = std::mem::take(&mut self.fields);
+        charge(values::map_bytes(fields.len(), values::ENTRY_BYTES))?;
+        let entry = |(name, part): (String, Part)| {
+            charge(allocated(name.len()))?;
+            Ok((name, part.read()?))
+        };
+        fields.into_iter().map(entry).collect()
     }
-}
-
-/// A list of numbers that can be token ids.
-pub(super) fn token_ids(value: &Value) -> Option<Vec<u32>> {
-    let items = value.as_array()?;
-    items.iter().map(|item| u32::try_from(item.as_u64()?).ok()).collect()
 }
 
 /// 400: the value is of another type.
@@ -341,7 +328,7 @@ mod tests {
         check("{} {}", "trailing");
         check("[1, 2]", "a list of 2 items");
         check(&format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000)), "recursion limit");
-        check(&format!("{{\"a\": [{}1]}}", "1,".repeat(MAX_VALUES)), "more than 2097152 values");
+        check(&format!("{{\"a\": [{}1]}}", "1,".repeat(1 << 21)), "more than 2097152 values");
         assert!(parse_object(b"{\"a\": \"\xff\"}").is_err());
     }
 
@@ -371,15 +358,16 @@ mod tests {
         assert_eq!(fields.bool("a").unwrap(), None);
         assert_eq!(message(&fields.unsigned("b").unwrap_err()), "b is -1, expected an integer of at least 0");
         assert_eq!(fields.unsigned("c").unwrap(), Some(1 << 63));
-        assert_eq!(fields.look("e.f"), Some(&"x".into()));
-        assert_eq!((fields.look("e.g"), fields.look("d.f"), fields.look("x")), (None, None, None));
+        let look = |path: &str| fields.look(path, Value::clone).unwrap();
+        assert_eq!(look("e.f"), Some("x".into()));
+        assert_eq!((look("e.g"), look("d.f"), look("x")), (None, None, None));
         assert_eq!(
             message(&fields.token_ids("d").unwrap_err()),
             "d is a list of 2 items, expected a list of token ids"
         );
         let mut inner = fields.object("e").unwrap().unwrap();
         assert_eq!(message(&inner.number("f").unwrap_err()), "e.f is \"x\", expected a number");
-        assert!(fields.into_map().is_empty());
+        assert!(fields.into_map().unwrap().is_empty());
     }
 
     #[test]
@@ -389,7 +377,7 @@ mod tests {
         let mut fields = parse_object(body).unwrap().telling(&ignored);
         fields.unsigned("a").unwrap();
         fields.object("d").unwrap().unwrap().unsigned("e").unwrap();
-        fields.object("g").unwrap().unwrap().into_map();
+        fields.object("g").unwrap().unwrap().into_map().unwrap();
         drop(fields);
         assert_eq!(ignored.take(), ["b", "d.f"]);
     }

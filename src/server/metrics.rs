@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::account::RequestMemory;
 use crate::config::EngineConfig;
 use crate::engine::{EngineStats, FinishReason, SequenceStats, StepSizes};
 
@@ -125,6 +126,7 @@ impl Metrics {
         device: &str,
         http: &[(&'static str, u16, u64)],
         kv_event_totals: Option<[u64; 2]>,
+        request_memory: &RequestMemory,
     ) -> String {
         let mut page = Page { text: String::with_capacity(32 << 10), labels: &self.labels };
         let usage = stats.num_used_blocks as f64 / config.num_blocks.max(1) as f64;
@@ -162,6 +164,11 @@ impl Metrics {
             let labels = format!("path=\"{path}\",status=\"{status}\"");
             page.sample("tinyvllm_http_requests_total", &labels, *count as f64);
         }
+
+        let name = "tinyvllm_request_memory_bytes";
+        page.gauge(name, "Memory that requests take for what they sent", request_memory.used() as f64);
+        let name = "tinyvllm_request_memory_limit_bytes";
+        page.gauge(name, "The most of it (--max-request-memory)", request_memory.limit() as f64);
 
         if let Some([batches, lost]) = kv_event_totals {
             let name = "tinyvllm_kv_event_batches_total";
@@ -338,7 +345,14 @@ mod tests {
         metrics.count_request(2, Some(7), 3);
         metrics.count_token();
         let http = [("/health", 429, 3)];
-        let page = metrics.render(&totals, &EngineConfig::default(), "cpu", &http, Some([7, 2]));
+        let page = metrics.render(
+            &totals,
+            &EngineConfig::default(),
+            "cpu",
+            &http,
+            Some([7, 2]),
+            &RequestMemory::new(9),
+        );
         let labels = "model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"";
         for line in [
             format!("vllm:kv_cache_usage_perc{{{labels}}} 0.25"),

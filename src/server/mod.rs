@@ -3,9 +3,11 @@
 //! Only this module serves HTTP, and only `error.rs` in it picks status codes. The engine's thread never
 //! waits for a client: events come through a bounded channel (`generation.rs`), and a client that leaves or
 //! stops reading gives its request up. Everything that a client can make large is bounded before it is
-//! kept: connections, heads, bodies, JSON values, unfinished requests, what a stream may be behind.
+//! kept: connections, heads, unfinished requests, what a stream may be behind, and the memory of bodies and of all that is
+//! read from them, on one account (`account.rs`).
 
 mod access;
+mod account;
 mod api;
 mod auth;
 mod body;
@@ -29,6 +31,7 @@ mod room;
 mod router;
 mod signals;
 mod state;
+mod values;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -80,6 +83,8 @@ pub struct ServerConfig {
     pub strict_fields: bool,
     /// Longest body of a request.
     pub max_body_bytes: usize,
+    /// Bytes of memory that all requests together may take for what they send, and for the work on it.
+    pub max_request_memory: usize,
     /// Sequences that may wait for the engine, beside those that it runs.
     pub max_waiting: usize,
     /// Connections at once.
@@ -114,6 +119,7 @@ impl Default for ServerConfig {
             allowed_origins: Vec::new(),
             strict_fields: false,
             max_body_bytes: 32 << 20,
+            max_request_memory: 256 << 20,
             max_waiting: 256,
             max_connections: 4_096,
             max_connections_per_address: 1_024,
@@ -125,6 +131,29 @@ impl Default for ServerConfig {
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
         }
+    }
+}
+
+impl ServerConfig {
+    /// What [`Self::max_request_memory`] is to be where so many bytes are free: an eighth of them, at least 64 MiB.
+    #[must_use]
+    pub fn usual_request_memory(free_bytes: u64) -> usize {
+        account::default_bytes(free_bytes)
+    }
+}
+
+/// Reads JSON as the server does, with what is charged for it, in bytes. For the test of these charges, whose allocator
+/// counts.
+///
+/// # Errors
+/// If it is not JSON, or takes more than `limit` bytes.
+#[doc(hidden)]
+pub fn read_charged(text: &[u8], limit: usize) -> Result<(serde_json::Value, usize)> {
+    let charge = account::Charge::new(&Arc::new(account::RequestMemory::new(limit)));
+    let (read, charge) = account::charging(charge, || values::read(text));
+    match read {
+        Ok(value) => Ok((value, charge.num_bytes())),
+        Err(error) => Err(Error::invalid_request(error::ApiError::from(error).body().to_string())),
     }
 }
 
@@ -393,6 +422,13 @@ fn check(config: &ServerConfig) -> Result<()> {
         if limit == 0 {
             return Err(Error::invalid_request(format!("{flag} is 0; it must be at least 1")));
         }
+    }
+    if config.max_request_memory < account::MIN_BYTES {
+        return Err(Error::invalid_request(format!(
+            "--max-request-memory is {}; it must be at least {}",
+            config.max_request_memory,
+            account::MIN_BYTES
+        )));
     }
     Ok(())
 }

@@ -93,7 +93,14 @@ async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError>
     let engine = model.llm.engine();
     let device = model.llm.context().description();
     let (http, kv_events) = (app.http.read(), app.kv_events.as_ref().map(KvEvents::totals));
-    let page = model.metrics.render(&engine.latest_stats(), engine.config(), &device, &http, kv_events);
+    let page = model.metrics.render(
+        &engine.latest_stats(),
+        engine.config(),
+        &device,
+        &http,
+        kv_events,
+        &app.request_memory,
+    );
     Ok(ok_as("text/plain; version=0.0.4; charset=utf-8", Body::from(page)))
 }
 

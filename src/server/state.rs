@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
+use super::account::RequestMemory;
 use super::clients::{Client, Clients};
 use super::error::ApiError;
 use super::history::History;
@@ -20,8 +21,6 @@ use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
 use crate::llm::{Llm, LoadProgress};
 
-/// Bytes of all bodies that are being read or waited for at once.
-const MAX_BODY_BYTES_TOGETHER: usize = 256 << 20;
 /// Time for which a refusal is held back, of the second after which a client is asked to come again.
 const REFUSAL_TIME: Duration = Duration::from_millis(250);
 /// Steps that must fail in a row before the server calls itself unhealthy.
@@ -33,8 +32,8 @@ pub(super) struct App {
     /// Only this machine can reach it.
     pub(super) is_on_loopback: bool,
     pub(super) log: Arc<dyn AccessLog>,
-    /// In KiB, because a semaphore counts 32 bits.
-    pub(super) body_memory: Arc<Semaphore>,
+    /// What is taken by requests.
+    pub(super) request_memory: Arc<RequestMemory>,
     room: Room,
     pub(super) keys: KeyRing,
     /// What tells routers of the prefix cache, if anything.
@@ -75,7 +74,7 @@ impl App {
         log: Arc<dyn AccessLog>,
     ) -> Self {
         Self {
-            body_memory: Arc::new(Semaphore::new(MAX_BODY_BYTES_TOGETHER.max(config.max_body_bytes) >> 10)),
+            request_memory: Arc::new(RequestMemory::new(config.max_request_memory)),
             room: Room::new(config.max_waiting),
             keys,
             kv_events,
@@ -294,9 +293,6 @@ impl LoadProgress for Loading {
         self.kernels.store(num_kernels as u64, Ordering::Relaxed);
     }
 }
-
-/// Memory of a body, given back when dropped.
-pub(super) type BodyMemory = OwnedSemaphorePermit;
 
 /// The wall clock, for what clients show; nothing here depends on it.
 pub(super) fn unix_seconds() -> u64 {

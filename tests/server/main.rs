@@ -19,6 +19,7 @@ mod kv_events;
 mod life;
 mod load;
 mod logs;
+mod memory;
 mod models;
 mod operators;
 mod page;

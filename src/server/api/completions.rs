@@ -9,8 +9,9 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::super::error::ApiError;
-use super::super::json::{Fields, NO_LIMIT, token_ids, wrong_type};
+use super::super::json::{Fields, NO_LIMIT, wrong_type};
 use super::super::state::{App, Model};
+use super::super::values::Part;
 use super::conversation::check_text_len;
 use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options, Words};
@@ -121,27 +122,31 @@ pub(super) fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
 fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     const EXPECTED: &str = "a string, a list of strings, token ids or lists of token ids";
     let wrong = |value: &Value| wrong_type("prompt".to_owned(), value, EXPECTED);
-    let value = fields.take("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let items = match value {
-        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
-        Value::Array(ref items) if items.first().is_some_and(Value::is_number) => {
-            return token_ids(&value).map(|ids| vec![Prompt::Ids(ids)]).ok_or_else(|| {
-                ApiError::invalid(
-                    "prompt",
-                    "prompt is a list of numbers, but not all of them can be token ids",
-                )
-            });
-        }
-        Value::Array(items) => items,
-        other => return Err(wrong(&other)),
+    let part =
+        fields.take_unread("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let items = match part.into_token_ids()? {
+        Ok(ids) if !ids.is_empty() => return Ok(vec![Prompt::Ids(ids)]),
+        Ok(_) => Vec::new(),
+        Err(items) if items.is_list() => items.into_items()?,
+        Err(other) => match other.read()? {
+            Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+            other => return Err(wrong(&other)),
+        },
     };
+    if items.first().is_some_and(Part::is_number) {
+        let message = "prompt is a list of numbers, but not all of them can be token ids";
+        return Err(ApiError::invalid("prompt", message));
+    }
     if items.is_empty() || items.len() > MAX_PROMPTS {
         let message = format!("prompt has {} entries; it must have 1 to {MAX_PROMPTS}", items.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    let prompt = |item: Value| match item {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        other => token_ids(&other).map(Prompt::Ids).ok_or_else(|| wrong(&other)),
+    let prompt = |item: Part| match item.into_token_ids()? {
+        Ok(ids) => Ok(Prompt::Ids(ids)),
+        Err(other) => match other.read()? {
+            Value::String(text) => Ok(Prompt::Text(text)),
+            other => Err(wrong(&other)),
+        },
     };
     items.into_iter().map(prompt).collect()
 }

@@ -271,7 +271,7 @@ pub(super) fn template_variables(
 ) -> Result<Variables, ApiError> {
     let mut variables = Variables { ignored: fields.ignored().cloned(), ..Variables::default() };
     if let Some(given) = fields.object("chat_template_kwargs")? {
-        variables.values = given.into_map();
+        variables.values = given.into_map()?;
         variables.values.retain(|_, value| !value.is_null());
         variables.given = variables.values.keys().cloned().collect();
     }
@@ -280,7 +280,7 @@ pub(super) fn template_variables(
         let message = format!("{param} is not supported here; use the field {name}");
         return Err(ApiError::unsupported(param, message));
     }
-    if let Some(documents) = fields.take("documents") {
+    if let Some(documents) = fields.take("documents")? {
         if !documents.is_array() {
             return Err(wrong_type("documents".to_owned(), &documents, "a list of documents"));
         }

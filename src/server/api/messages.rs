@@ -19,11 +19,8 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
 pub(super) fn items(
     fields: &mut Fields,
 ) -> Result<impl Iterator<Item = Result<Fields, ApiError>> + use<>, ApiError> {
-    let items = match fields.take("messages") {
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(wrong_type("messages".to_owned(), &other, "a list of messages")),
-        None => return Err(ApiError::invalid("messages", "messages is missing")),
-    };
+    let items = fields.list("messages", "a list of messages")?;
+    let items = items.ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
     if items.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty; there must be at least one message"));
     }
@@ -46,8 +43,10 @@ pub(super) fn value_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
         Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(value_bytes).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum(),
+        Value::Array(items) => 1 + items.iter().map(value_bytes).sum::<usize>(),
+        Value::Object(fields) => {
+            1 + fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum::<usize>()
+        }
     }
 }
 
@@ -112,11 +111,7 @@ fn message(mut fields: Fields) -> Result<Message, ApiError> {
 /// The calls of an assistant, in the form that templates expect: arguments are an object.
 fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
     let path = fields.path("tool_calls");
-    let items = match fields.take("tool_calls") {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(wrong_type(path, &other, "a list of calls")),
-    };
+    let Some(items) = fields.list("tool_calls", "a list of calls")? else { return Ok(Vec::new()) };
     if !items.is_empty() && role != "assistant" {
         let message = format!("{path} is given, but the role is {role}; only an assistant calls tools");
         return Err(ApiError::invalid(path, message));
@@ -184,7 +179,7 @@ fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
 fn called_function(mut function: Fields, id: Option<String>) -> Result<Value, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
     // Clients send back what the model wrote.
-    let arguments = as_object(function.take("arguments").unwrap_or_default());
+    let arguments = as_object(function.take("arguments")?.unwrap_or_default());
     Ok(call(id, name, arguments))
 }
 
@@ -198,12 +193,14 @@ fn no_content(fields: &Fields) -> ApiError {
 fn content(fields: &mut Fields) -> Result<Content, ApiError> {
     let path = fields.path("content");
     let is_null = fields.is_null("content");
-    let parts = match fields.take("content") {
+    let parts = match fields.take_unread("content") {
         None if is_null => return Ok(Content::Null),
         None => return Ok(Content::Missing),
-        Some(Value::String(text)) => return Ok(Content::Text(text)),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong_type(path, &other, "a string or a list of parts")),
+        Some(parts) if parts.is_list() => parts.into_items()?,
+        Some(other) => match other.read()? {
+            Value::String(text) => return Ok(Content::Text(text)),
+            other => return Err(wrong_type(path, &other, "a string or a list of parts")),
+        },
     };
     parts_of_text(fields.objects("content", parts), &["text", "refusal"]).map(Content::Text)
 }

@@ -39,6 +39,7 @@ use axum::response::Response;
 use self::answer::Answer;
 use self::options::Options;
 use super::access::Note;
+use super::account::charging;
 use super::auth::Caller;
 use super::clients::Client;
 use super::error::ApiError;
@@ -71,14 +72,21 @@ async fn prepare<T: Send + 'static>(
     let model = Arc::clone(model);
     // Templates and tokenizers take their time with long texts.
     let prepared = tokio::task::spawn_blocking(move || {
-        dropped_in(|| {
-            let mut fields = parse_object(&body.bytes)?.telling(&left);
-            check_model(&model, &mut fields)?;
-            parse(&model, fields)
-        })
+        let body_bytes = body.bytes.capacity();
+        let (parsed, mut charge) = charging(body.charge, || {
+            dropped_in(|| {
+                let mut fields = parse_object(body.bytes)?.telling(&left);
+                check_model(&model, &mut fields)?;
+                parse(&model, fields)
+            })
+        });
+        // The body is gone, and what was read of it is in the request.
+        charge.give_back(body_bytes);
+        (parsed, charge)
     });
-    let (parsed, dropped) =
+    let ((parsed, dropped), charge) =
         prepared.await.map_err(|_| ApiError::internal("the request could not be prepared"))?;
+    note.hold(charge);
     // A prompt of nothing else is empty, which is better understood with what it was.
     app.tell_dropped(&dropped);
     note.set_dropped(dropped);

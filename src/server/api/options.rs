@@ -169,7 +169,7 @@ impl Options {
     /// Takes these options out of the body and refuses what is not supported.
     pub(super) fn parse(fields: &mut Fields, stop: &[String], words: &Words) -> Result<Self, ApiError> {
         refuse_unsupported(fields, words)?;
-        pass_harmless(fields);
+        pass_harmless(fields)?;
         let is_stream = fields.bool("stream")?.unwrap_or(false);
         let stream_options = match fields.object("stream_options")? {
             Some(_) if !is_stream => {
@@ -243,13 +243,13 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 
 fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError> {
     for (name, harmless) in UNSUPPORTED {
-        if fields.take(name).is_some_and(|value| !harmless.covers(&value)) {
+        if fields.take(name)?.is_some_and(|value| !harmless.covers(&value)) {
             let message = format!("{name} is not supported here; leave it out");
             return Err(ApiError::unsupported(*name, message));
         }
     }
     for (name, way_out) in FOREIGN {
-        if fields.look(name).is_some_and(|value| !says_nothing(value)) {
+        if fields.look(name, says_nothing)? == Some(false) {
             let way_out = match *way_out {
                 "" => "leave it out".to_owned(),
                 way_out => format!("use {}", words.fill(way_out)),
@@ -259,9 +259,13 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
         fields.pass(&[name]);
     }
     // What Dynamo knows of more than that: everything but the first binds the answer.
-    let extension = fields.look("nvext").and_then(Value::as_object).into_iter().flatten();
-    let mut binding = extension.filter(|(name, value)| *name != "annotations" && !says_nothing(value));
-    if let Some((name, _)) = binding.next() {
+    let first_binding = |extension: &Value| {
+        let mut entries = extension.as_object().into_iter().flatten();
+        entries
+            .find(|(name, value)| *name != "annotations" && !says_nothing(value))
+            .map(|(name, _)| name.clone())
+    };
+    if let Some(name) = fields.look("nvext", first_binding)?.flatten() {
         let path = format!("nvext.{name}");
         let message = format!("{path} is not known here; use the fields of this interface");
         return Err(ApiError::unsupported(path, message));
@@ -271,16 +275,18 @@ fn refuse_unsupported(fields: &mut Fields, words: &Words) -> Result<(), ApiError
 
 /// Takes what clients send that wish for nothing else than there is: nothing is kept and there is one tier. An interface
 /// for which such a field means more takes it before.
-fn pass_harmless(fields: &mut Fields) {
-    let is_harmless = |name: &&str| {
-        fields.look(name).is_some_and(|value| match *name {
+fn pass_harmless(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in ["metadata", "service_tier", "store"] {
+        let is_harmless = fields.look(name, |value| match name {
             "store" => *value == false,
             "service_tier" => ["auto", "default", "standard_only"].iter().any(|tier| value == tier),
             _ => value.is_object(),
-        })
-    };
-    let harmless: Vec<&str> = ["metadata", "service_tier", "store"].into_iter().filter(is_harmless).collect();
-    fields.pass(&harmless);
+        })?;
+        if is_harmless == Some(true) {
+            fields.pass(&[name]);
+        }
+    }
+    Ok(())
 }
 
 /// Whether the value stands for not having the field: routers send all the fields that they know.

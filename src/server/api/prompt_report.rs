@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::super::account::charge;
 use super::super::error::ApiError;
 use super::form::{LOGPROB_OF_ZERO, number, token_string};
 use super::types::CompletionTokens;
@@ -12,6 +13,8 @@ use crate::tokenizer::Tokenizer;
 
 /// Most tokens in all lists of an answer, likely ones included. Each takes about 60 bytes.
 const MAX_ENTRIES: usize = 1 << 20;
+/// Memory of such a token: an object of three fields under its name, and its text in the answer.
+const ENTRY_BYTES: usize = 640;
 
 /// The prompts of a request, and their log-probabilities as far as they have come.
 pub(super) struct PromptReport {
@@ -56,6 +59,7 @@ impl PromptReport {
             );
             return Err(ApiError::invalid(param, message));
         }
+        charge(num_entries * ENTRY_BYTES)?;
         let prompts = requests.iter_mut().map(|request| {
             request.prompt_logprobs = Some(num_top);
             Prompt { token_ids: request.prompt_token_ids.clone(), logprobs: Vec::new() }

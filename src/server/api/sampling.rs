@@ -75,7 +75,7 @@ fn top_k(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 /// One string or a list of them.
 pub(super) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     const EXPECTED: &str = "a string or a list of strings";
-    match fields.take(name) {
+    match fields.take(name)? {
         None => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![text]),
         Some(Value::Array(items)) => {
@@ -100,5 +100,5 @@ fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
         let bias = value.as_f64().ok_or_else(|| wrong_type("logit_bias".to_owned(), &value, "a number"))?;
         Ok((token_id, bias as f32))
     };
-    entries.into_map().into_iter().map(entry).collect()
+    entries.into_map()?.into_iter().map(entry).collect()
 }

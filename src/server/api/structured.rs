@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::Model;
+use super::super::values::{self, ReadError};
 use super::options::says_nothing;
 use crate::grammar::GrammarSpec;
 use crate::sampling::Constraint;
@@ -78,14 +79,14 @@ pub(super) fn parse(
     add(response_format(fields)?)?;
     if let Some(mut inner) = fields.object("structured_outputs")? {
         for name in REFUSED {
-            if inner.take(name).is_some_and(|value| value != Value::Bool(false)) {
+            if inner.take(name)?.is_some_and(|value| value != Value::Bool(false)) {
                 let path = inner.path(name);
                 let message = format!("{path} is not supported here; leave it out");
                 return Err(ApiError::unsupported(path, message));
             }
         }
         for (name, param, _) in KINDS {
-            add(kind(name, param, inner.take(name))?)?;
+            add(kind(name, param, inner.take(name)?)?)?;
         }
         let any_object = inner.bool("json_object")?.unwrap_or(false);
         let param = "structured_outputs.json_object";
@@ -99,7 +100,7 @@ pub(super) fn parse(
         }
     }
     for (name, _, param) in KINDS {
-        add(kind(name, param, fields.take(param))?)?;
+        add(kind(name, param, fields.take(param)?)?)?;
     }
     Ok(found)
 }
@@ -108,7 +109,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
     let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
     match format.string("type")?.as_deref() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(match format.take("schema") {
+        Some("json_object") => Ok(Some(match format.take("schema")? {
             None => StructuredOutput { spec: GrammarSpec::JsonObject, param: "response_format" },
             // As some servers have it.
             Some(schema) => {
@@ -140,14 +141,14 @@ fn response_format(fields: &mut Fields) -> Result<Option<StructuredOutput>, ApiE
 fn json_schema(fields: &mut Fields, param: &'static str) -> Result<StructuredOutput, ApiError> {
     fields.string("name")?;
     fields.string("description")?;
-    if fields.take("grammar").is_some_and(|grammar| !says_nothing(&grammar)) {
+    if fields.take("grammar")?.is_some_and(|grammar| !says_nothing(&grammar)) {
         let path = fields.path("grammar");
         let message = format!("{path} is not known here; use structured_outputs.grammar, in Lark or GBNF");
         return Err(ApiError::unsupported(path, message));
     }
     let is_strict = fields.bool("strict")?.unwrap_or(false);
     let path = fields.path("schema");
-    match fields.take("schema") {
+    match fields.take("schema")? {
         Some(schema) => {
             let schema = if is_strict { GrammarSpec::closed(schema) } else { schema };
             Ok(StructuredOutput { spec: GrammarSpec::JsonSchema(schema), param })
@@ -178,9 +179,12 @@ fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<
     let Some(value) = value else { return Ok(None) };
     let spec = match (name, value) {
         // A schema may come as text.
-        ("json", Value::String(text)) => match serde_json::from_str(&text) {
+        ("json", Value::String(text)) => match values::read(text.as_bytes()) {
             Ok(schema) => GrammarSpec::JsonSchema(schema),
-            Err(error) => return Err(ApiError::invalid(param, format!("{param} is not JSON: {error}"))),
+            Err(ReadError::Refused(refusal)) => return Err(refusal),
+            Err(ReadError::Json(error)) => {
+                return Err(ApiError::invalid(param, format!("{param} is not JSON: {error}")));
+            }
         },
         ("json", schema) => GrammarSpec::JsonSchema(schema),
         ("regex", Value::String(regex)) => GrammarSpec::Regex(regex),
@@ -210,7 +214,7 @@ mod tests {
     fn read(body: &Value) -> Result<Option<StructuredOutput>, Value> {
         let mut fields = parse_object(body.to_string().as_bytes()).unwrap();
         let result = parse(&mut fields, None).map_err(|error| error.body()["error"].clone());
-        assert!(fields.into_map().keys().all(|name| name == "other"), "{body}");
+        assert!(fields.into_map().unwrap().keys().all(|name| name == "other"), "{body}");
         result
     }
 

@@ -64,7 +64,7 @@ fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
         "reasoning_effort",
         "chat_template_kwargs",
     ] {
-        if fields.take(name).is_some() {
+        if fields.take_unread(name).is_some() {
             let message =
                 format!("{name} belongs to a conversation, but prompt is given too; leave one of them out");
             return Err(ApiError::invalid(name, message));

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
+use super::super::values::charge_copies;
 use super::messages::value_bytes;
 use crate::chat::Tool;
 use crate::grammar::GrammarSpec;
@@ -60,7 +61,7 @@ impl From<ToolChoice> for Choice {
 impl ToolRequest {
     /// Takes everything about tools out of the body.
     pub(super) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let functions = match fields.take("tools") {
+        let functions = match fields.take("tools")? {
             None => Functions::default(),
             Some(source) => Functions::parse(fields, source, tool)?,
         };
@@ -122,6 +123,7 @@ impl Functions {
             let message = format!("tools has {num_bytes} bytes of text; it must have at most {MAX_BYTES}");
             return Err(ApiError::invalid("tools", message));
         }
+        charge_copies(&items)?;
         let mut functions = Self::default();
         let mut names = HashSet::new();
         let is_empty = items.is_empty();
@@ -177,7 +179,7 @@ pub(super) fn function(mut function: Fields, schema: &str) -> Result<Tool, ApiEr
     function.string("description")?;
     let is_strict = function.bool("strict")?.unwrap_or(false);
     let path = function.path(schema);
-    let parameters = function.take(schema);
+    let parameters = function.take(schema)?;
     match &parameters {
         None => {}
         Some(Value::Object(schema)) => match schema.get("type") {
@@ -213,7 +215,7 @@ fn in_form_of_chats(mut tool: Value, schema: &str) -> Value {
 
 fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
     const EXPECTED: &str = "\"none\", \"auto\", \"required\" or an object that names functions";
-    let mode = match fields.take("tool_choice") {
+    let mode = match fields.take("tool_choice")? {
         None => ToolChoice::Auto,
         Some(Value::String(word)) => match word.as_str() {
             "none" => ToolChoice::None,
@@ -270,7 +272,7 @@ fn allowed_tools(mut fields: Fields) -> Result<Choice, ApiError> {
         }
     };
     let path = inner.path("tools");
-    let items = match inner.take("tools") {
+    let items = match inner.take("tools")? {
         Some(Value::Array(items)) if !items.is_empty() => items,
         Some(other) => return Err(wrong_type(path, &other, "a list of functions that is not empty")),
         None => return Err(missing(path)),

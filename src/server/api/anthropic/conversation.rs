@@ -31,11 +31,13 @@ pub(super) fn parse(fields: &mut Fields) -> Result<Turns, ApiError> {
         let mut message = message?;
         let role = message.string("role")?.ok_or_else(|| missing(message.path("role")))?;
         let path = message.path("content");
-        let blocks = match message.take("content") {
-            Some(Value::String(text)) => vec![json!({"type": "text", "text": text})],
-            Some(Value::Array(blocks)) => blocks,
-            Some(other) => return Err(wrong_type(path, &other, "a string or a list of blocks")),
+        let blocks = match message.take_unread("content") {
             None => return Err(missing(path)),
+            Some(blocks) if blocks.is_list() => blocks.into_items()?,
+            Some(other) => match other.read()? {
+                Value::String(text) => vec![json!({"type": "text", "text": text}).into()],
+                other => return Err(wrong_type(path, &other, "a string or a list of blocks")),
+            },
         };
         let mut blocks = message.objects("content", blocks);
         match role.as_str() {
@@ -122,7 +124,7 @@ impl Turns {
                 "tool_use" => {
                     let id = block.string("id")?.ok_or_else(|| missing(block.path("id")))?;
                     let name = block.string("name")?.ok_or_else(|| missing(block.path("name")))?;
-                    let input = messages::as_object(block.take("input").unwrap_or_default());
+                    let input = messages::as_object(block.take("input")?.unwrap_or_default());
                     let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
                     if let Value::Array(calls) = calls {
                         calls.push(call(Some(id), name, input));
@@ -161,11 +163,16 @@ impl Turns {
 /// A string or blocks, which become lines.
 fn text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
-    match fields.take(name) {
+    match fields.take_unread(name) {
         None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(blocks)) => lines(&mut fields.objects(name, blocks)).map(Some),
-        Some(other) => Err(wrong_type(path, &other, "a string or a list of blocks")),
+        Some(blocks) if blocks.is_list() => {
+            let blocks = blocks.into_items()?;
+            lines(&mut fields.objects(name, blocks)).map(Some)
+        }
+        Some(other) => match other.read()? {
+            Value::String(text) => Ok(Some(text)),
+            other => Err(wrong_type(path, &other, "a string or a list of blocks")),
+        },
     }
 }
 
@@ -203,12 +210,12 @@ fn in_words(kind: &str, mut block: Fields) -> Result<String, ApiError> {
         }
         "server_tool_use" | "mcp_tool_use" => {
             let name = block.string("name")?.unwrap_or_default();
-            let input = block.take("input").unwrap_or_default();
+            let input = block.take("input")?.unwrap_or_default();
             block.pass(&["id", "server_name"]);
             Ok(format!("{name}: {input}"))
         }
-        "search_result" | "tool_reference" => Ok(readable(&block.into_map().into())),
-        kind if kind.ends_with("_tool_result") => Ok(readable(&block.into_map().into())),
+        "search_result" | "tool_reference" => Ok(readable(&block.into_map()?.into())),
+        kind if kind.ends_with("_tool_result") => Ok(readable(&block.into_map()?.into())),
         kind => Err(not_text(block.place().to_owned(), kind)),
     }
 }

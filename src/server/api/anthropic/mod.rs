@@ -95,7 +95,7 @@ impl Question {
 fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<BlockForm<MessageStyle>>, ApiError> {
     let question = Question::parse(&mut fields)?;
     // The model's own may be higher.
-    let has_temperature = fields.look("temperature").is_some_and(|value| !value.is_null());
+    let has_temperature = fields.look("temperature", Value::is_null)? == Some(false);
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     if params.n != 1 {
         return Err(ApiError::unsupported(
@@ -134,7 +134,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     // The cache is everywhere.
     fields.pass(&["cache_control"]);
     for name in REFUSED {
-        if fields.take(name).is_some_and(|value| !says_nothing(&value)) {
+        if fields.take(name)?.is_some_and(|value| !says_nothing(&value)) {
             let message = format!("{name} is not supported here; leave it out");
             return Err(ApiError::unsupported(name, message));
         }
@@ -145,7 +145,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         let keeps_all = |edits: &Value| {
             edits.as_array().is_some_and(|edits| edits.iter().all(|edit| edit["keep"] == "all"))
         };
-        if management.take("edits").is_some_and(|edits| !keeps_all(&edits)) {
+        if management.take("edits")?.is_some_and(|edits| !keeps_all(&edits)) {
             management.tell("edits");
         }
     }
@@ -212,7 +212,7 @@ fn thinking(fields: &mut Fields, variables: &mut Variables) -> Result<(bool, boo
 }
 
 fn tool_request(fields: &mut Fields) -> Result<ToolRequest, ApiError> {
-    let functions = match fields.take("tools") {
+    let functions = match fields.take("tools")? {
         Some(given) => Functions::parse(fields, given, tool)?.in_form_of_chats("input_schema"),
         None => Functions::default(),
     };

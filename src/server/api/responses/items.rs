@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::super::error::ApiError;
 use super::super::super::json::{Fields, describe, wrong_type};
+use super::super::super::values::charge_copies;
 use super::super::messages::{call, call_arguments, missing, parts_of_text};
 use crate::chat::{Content, Message};
 
@@ -23,7 +24,7 @@ pub(super) struct Turns {
 
 /// Takes the items of the input out of the body. A text is a message of the user.
 pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    match fields.take("input") {
+    match fields.take("input")? {
         None => Err(missing("input".to_owned())),
         Some(Value::String(text)) => {
             let part = json!({"type": "input_text", "text": text});
@@ -48,6 +49,7 @@ pub(super) fn messages(
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         turns.messages.push(Message::new("system", text));
     }
+    charge_copies(items)?;
     let (before, new) = items.split_at(num_before);
     for item in before {
         turns.add(Fields::inside(item.clone(), "previous_response_id")?)?;
@@ -143,7 +145,7 @@ impl Turns {
         let mut thoughts = String::new();
         for (name, kind) in [("content", "reasoning_text"), ("summary", "summary_text")] {
             let path = item.path(name);
-            let text = match item.take(name) {
+            let text = match item.take(name)? {
                 None => String::new(),
                 Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &[kind])?,
                 Some(other) => return Err(wrong_type(path, &other, "a list of parts")),
@@ -174,7 +176,7 @@ impl Turns {
 /// A string or parts of text, which become lines.
 fn text(item: &mut Fields, name: &str) -> Result<String, ApiError> {
     let path = item.path(name);
-    match item.take(name) {
+    match item.take(name)? {
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => parts_of_text(item.objects(name, parts), &TEXT_PARTS),
         Some(other) => Err(wrong_type(path, &other, "a string or a list of parts")),

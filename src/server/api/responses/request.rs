@@ -96,7 +96,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         Err(ApiError::unsupported(name, message))
     };
     for name in REFUSED {
-        match fields.take(name) {
+        match fields.take(name)? {
             Some(Value::Array(items)) if items.is_empty() => {}
             Some(_) => return refuse(name),
             None => {}
@@ -136,7 +136,7 @@ fn name_of(fields: &mut Fields, name: &'static str) -> Result<Option<String>, Ap
 
 fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
     let Some(entries) = fields.object("metadata")? else { return Ok(json!({})) };
-    let entries = entries.into_map();
+    let entries = entries.into_map()?;
     let (max_entries, max_name, max_value) = MAX_METADATA;
     let fits = |(name, value): (&String, &Value)| {
         name.chars().count() <= max_name
@@ -175,7 +175,7 @@ fn text(
         if text.string("verbosity")?.is_some_and(|verbosity| verbosity != "medium") {
             text.tell("verbosity");
         }
-        if let Some(format) = text.take("format") {
+        if let Some(format) = text.take("format")? {
             told.clone_from(&format);
             output = flat_format(text.within("format", format)?, "text.format")?;
         }
@@ -186,7 +186,7 @@ fn text(
 
 fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Option<usize>, ApiError> {
     let mut is_wanted = false;
-    match fields.take("include") {
+    match fields.take("include")? {
         None => {}
         Some(Value::Array(items)) => {
             for (index, item) in items.iter().enumerate() {
@@ -207,11 +207,11 @@ fn logprobs(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<Op
 }
 
 fn tool_request(fields: &mut Fields, settings: &mut Map<String, Value>) -> Result<ToolRequest, ApiError> {
-    let given = fields.take("tools").unwrap_or_else(|| json!([]));
+    let given = fields.take("tools")?.unwrap_or_else(|| json!([]));
     let functions = Functions::parse(fields, given, tool)?;
     settings.insert("tools".to_owned(), functions.source.clone().into());
     let functions = functions.in_form_of_chats("parameters");
-    let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
+    let choice = fields.take("tool_choice")?.unwrap_or_else(|| "auto".into());
     settings.insert("tool_choice".to_owned(), choice.clone());
     let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     settings.insert("parallel_tool_calls".to_owned(), is_parallel.into());
@@ -252,12 +252,12 @@ fn choice(fields: &Fields, value: Value) -> Result<Choice, ApiError> {
         }
         Some("allowed_tools") => {
             let path = choice.path("mode");
-            let mode = choice.take("mode").unwrap_or_default();
+            let mode = choice.take("mode")?.unwrap_or_default();
             let mode = word(&mode)
                 .filter(|mode| *mode != ToolChoice::None)
                 .ok_or_else(|| wrong_type(path, &mode, "\"auto\" or \"required\""))?;
             let path = choice.path("tools");
-            let items = match choice.take("tools") {
+            let items = match choice.take("tools")? {
                 Some(Value::Array(items)) => items,
                 Some(other) => return Err(wrong_type(path, &other, "a list of tools")),
                 None => return Err(missing(path)),

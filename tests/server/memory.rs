@@ -1,0 +1,164 @@
+//! What is sent takes no more memory than requests may have together, and gives it back.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::bad_inputs::check_error;
+use super::client::{Server, connect, post_bytes, read_answer, read_until, send};
+
+const GAUGE: &str = "tinyvllm_request_memory_bytes";
+
+/// A request for one token with a field of this text, packed.
+fn packed(name: &str, text: &str) -> Vec<u8> {
+    let body = format!("{{\"prompt\": \"a\", \"max_tokens\": 1, \"{name}\": {text}}}");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(body.as_bytes()).unwrap();
+    let body = encoder.finish().unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), &body].concat()
+}
+
+/// A million objects, which are eight megabytes, and half a gigabyte as values.
+fn bomb() -> String {
+    format!("[{}]", vec!["{\"a\":1}"; 1_040_000].join(","))
+}
+
+/// The memory of the server's process that is in use, in megabytes, and the most that there was.
+#[cfg(target_os = "linux")]
+fn resident(server: &Server) -> [usize; 2] {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    ["VmRSS:", "VmHWM:"].map(|name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() >> 10
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_bombs_at_once_take_what_requests_may_take() {
+    let server = Server::start("--max-model-len 64 --max-request-memory 64M");
+    server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
+    let [before, _] = resident(&server);
+    let (bomb, address) = (bomb(), server.address());
+    // A field that nobody knows, and one that is read.
+    for (name, statuses) in [("x", [200, 429]), ("stop", [413, 429])] {
+        let request = packed(name, &bomb);
+        assert!(request.len() < 16 << 10);
+        let answers = std::thread::scope(|scope| {
+            let sent: Vec<_> = (0..10).map(|_| scope.spawn(|| send(address, &request))).collect();
+            sent.into_iter().map(|answer| answer.join().unwrap()).collect::<Vec<_>>()
+        });
+        for answer in &answers {
+            assert!(statuses.contains(&answer.status), "{name}: {} {}", answer.status, answer.text());
+            assert!(
+                answer.status == 200 || answer.text().contains("--max-request-memory"),
+                "{}",
+                answer.text()
+            );
+        }
+        assert!(answers.iter().any(|answer| answer.status == statuses[0]), "{name}");
+        server.wait_for_metric(GAUGE, 0.0);
+    }
+    let [_, peak] = resident(&server);
+    assert!(peak < before + 100, "from {before} MB to {peak} MB");
+    server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
+}
+
+#[test]
+fn a_field_that_nobody_knows_costs_its_bytes() {
+    // Nine megabytes fit in once, and not their values.
+    let server = Server::start("--max-model-len 64 --max-request-memory 16M");
+    let answer = send(server.address(), packed("x", &bomb()));
+    answer.success();
+    assert_eq!(answer.header("x-ignored-fields"), Some("x"));
+    let nested = format!("{{\"type\": \"json_object\", \"x\": {}}}", bomb());
+    send(server.address(), packed("response_format", &nested)).success();
+    for (name, text) in [("x", bomb()), ("content", "1".to_owned())] {
+        let messages =
+            json!([{"role": "user", "content": "Hi", name: "?"}]).to_string().replace("\"?\"", &text);
+        let body = format!("{{\"max_tokens\": 1, \"messages\": {messages}}}");
+        let status = send(server.address(), post_bytes("/v1/chat/completions", "", &body)).status;
+        assert_eq!(status, if name == "x" { 200 } else { 400 }, "{name}");
+    }
+    // Where they are read, they are too much, wherever that is.
+    for (name, value) in [
+        ("stop", bomb()),
+        ("logit_bias", format!("{{\"1\": {}}}", bomb())),
+        ("metadata", bomb()),
+        ("structured_outputs", json!({"json": bomb()}).to_string()),
+    ] {
+        let answer = send(server.address(), packed(name, &value));
+        check_error(name, &answer, 413, None, None, "--max-request-memory");
+        assert!(answer.text().contains("16777216"), "{}", answer.text());
+    }
+    server.wait_for_metric(GAUGE, 0.0);
+}
+
+#[test]
+fn token_ids_take_their_bytes() {
+    let server = Server::start("--max-model-len 64 --max-request-memory 16M");
+    let ids = vec![1; 1 << 20];
+    let answer = server.post("/v1/completions", &json!({"prompt": ids, "max_tokens": 1}));
+    check_error("too long", &answer, 400, Some("prompt"), Some("context_length_exceeded"), "1048577");
+    let text = server.post("/detokenize", &json!({"tokens": vec![1; 100_000]})).success();
+    assert!(text["prompt"].is_string());
+    server.wait_for_metric(GAUGE, 0.0);
+}
+
+/// A connection on which so many bytes of a body have come, of more.
+fn begun(server: &Server, num_bytes: usize) -> TcpStream {
+    let mut stream = connect(server.address());
+    let request = post_bytes("/v1/completions", "", &" ".repeat(2 * num_bytes));
+    stream.write_all(&request.as_bytes()[..request.len() - num_bytes]).unwrap();
+    stream
+}
+
+#[test]
+fn what_is_broken_off_gives_its_memory_back() {
+    let server = Server::start("--max-model-len 1024 --max-request-memory 2M");
+    let first = begun(&server, 700 << 10);
+    let wait_for = |least: f64| {
+        for _ in 0..500 {
+            if server.metric(GAUGE) >= least {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{GAUGE} is {} and never {least}", server.metric(GAUGE));
+    };
+    wait_for(700.0 * 1024.0);
+    let second = begun(&server, 700 << 10);
+    wait_for(1_400.0 * 1024.0);
+    // Now a large one has no room, which it would have alone, and a small one has.
+    let large = json!({"prompt": "a", "max_tokens": 1, "x": "y".repeat(700 << 10)});
+    let answer = server.post("/v1/completions", &large);
+    check_error("no room", &answer, 429, None, Some("rate_limit_exceeded"), "--max-request-memory");
+    assert!(answer.header("retry-after").is_some());
+    server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
+    drop((first, second));
+    server.wait_for_metric(GAUGE, 0.0);
+    server.post("/v1/completions", &large).success();
+    // A stream holds what it was made of until it ends or is given up.
+    let body = json!({"prompt": "Hi", "max_tokens": 1000, "ignore_eos": true, "stream": true, "user": "u".repeat(9_000)});
+    let mut stream = connect(server.address());
+    stream.write_all(post_bytes("/v1/completions", "", &body.to_string()).as_bytes()).unwrap();
+    read_until(&mut stream, "data: ");
+    wait_for(9_000.0);
+    drop(stream);
+    server.wait_for_metric(GAUGE, 0.0);
+    let mut whole = body;
+    whole["max_tokens"] = Value::from(5);
+    let mut stream = connect(server.address());
+    stream
+        .write_all(post_bytes("/v1/completions", "connection: close\r\n", &whole.to_string()).as_bytes())
+        .unwrap();
+    assert_eq!(read_answer(stream).status, 200);
+    server.wait_for_metric(GAUGE, 0.0);
+}
