@@ -53,6 +53,20 @@ impl AlignedBuffer {
     }
 }
 
+/// Gives memory that was freed back to the operating system, where the allocator would keep it: glibc's has a heap for
+/// each of many threads, and what is freed in one stays there as long as anything behind it is in use. Takes some
+/// milliseconds.
+pub fn return_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: it may be called at any time, by any thread; nothing that is in use changes.
+        unsafe { malloc_trim(0) };
+    }
+}
+
 /// Zeroed f32 that start at a page. What the system's allocator gives for large arrays starts sixteen bytes behind one,
 /// so that every vector of sixteen is in two cache lines.
 pub struct AlignedFloats {

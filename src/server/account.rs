@@ -9,9 +9,11 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::error::ApiError;
+use crate::llm::return_free_memory;
 
 /// The least account that makes sense: a few requests of the usual size.
 pub(super) const MIN_BYTES: usize = 1 << 20;
@@ -23,6 +25,12 @@ const DEFAULT_SHARE: u64 = 8;
 const SMALL_BYTES: usize = 256 << 10;
 /// The part of the account that is left to small requests.
 const SMALL_SHARE: usize = 8;
+/// After a request that took so much, free memory goes back to the system, because the allocator would keep it.
+const LARGE_BYTES: usize = 8 << 20;
+/// Time until then.
+const RETURN_TIME: Duration = Duration::from_secs(1);
+/// Bytes that are taken for a byte of text while a template or a tokenizer works on it.
+const WORK_FACTOR: usize = 16;
 /// A request's own reader takes so much at a time from the account, which all threads share.
 const STEP_BYTES: usize = 16 << 10;
 
@@ -45,11 +53,13 @@ pub(super) const fn allocated(num_bytes: usize) -> usize {
 pub(super) struct RequestMemory {
     limit: usize,
     used: AtomicUsize,
+    /// Free memory is going to be given back to the system.
+    is_return_due: AtomicBool,
 }
 
 impl RequestMemory {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, used: AtomicUsize::new(0) }
+        Self { limit, used: AtomicUsize::new(0), is_return_due: AtomicBool::new(false) }
     }
 
     pub(super) fn limit(&self) -> usize {
@@ -59,6 +69,21 @@ impl RequestMemory {
     /// Bytes that requests take now.
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Gives what is free then back to the system, a moment later and once for many requests.
+    fn return_later(self: &Arc<Self>) {
+        // Without a runtime there is no server.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.is_return_due.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let account = Arc::clone(self);
+        runtime.spawn(async move {
+            tokio::time::sleep(RETURN_TIME).await;
+            account.is_return_due.store(false, Ordering::Relaxed);
+            tokio::task::spawn_blocking(return_free_memory);
+        });
     }
 
     /// Takes bytes for a request that has `own` already.
@@ -90,11 +115,13 @@ impl RequestMemory {
 pub(super) struct Charge {
     account: Arc<RequestMemory>,
     num_bytes: usize,
+    /// The most that it was.
+    peak: usize,
 }
 
 impl Charge {
     pub(super) fn new(account: &Arc<RequestMemory>) -> Self {
-        Self { account: Arc::clone(account), num_bytes: 0 }
+        Self { account: Arc::clone(account), num_bytes: 0, peak: 0 }
     }
 
     pub(super) fn num_bytes(&self) -> usize {
@@ -108,6 +135,7 @@ impl Charge {
     pub(super) fn add(&mut self, num_bytes: usize) -> Result<(), ApiError> {
         self.account.take(self.num_bytes, num_bytes)?;
         self.num_bytes += num_bytes;
+        self.peak = self.peak.max(self.num_bytes);
         Ok(())
     }
 
@@ -121,12 +149,16 @@ impl Charge {
     /// Takes over what another part of the same request has.
     pub(super) fn absorb(&mut self, mut other: Self) {
         self.num_bytes += std::mem::take(&mut other.num_bytes);
+        self.peak = self.peak.max(self.num_bytes).max(std::mem::take(&mut other.peak));
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         self.give_back(self.num_bytes);
+        if self.peak >= LARGE_BYTES {
+            self.account.return_later();
+        }
     }
 }
 
@@ -196,6 +228,22 @@ pub(super) fn give_back(num_bytes: usize) {
             running.ahead = STEP_BYTES;
         }
     });
+}
+
+/// Works on a text of so many bytes, which takes some of its size while it lasts: copies for a template and of what it
+/// writes, pieces, token ids.
+///
+/// # Errors
+/// 429 if there is not so much now, 413 if there never is; those of the work.
+pub(super) fn on_text<T>(
+    num_bytes: usize,
+    work: impl FnOnce() -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let num_bytes = num_bytes.saturating_mul(WORK_FACTOR);
+    charge(num_bytes)?;
+    let result = work();
+    give_back(num_bytes);
+    result
 }
 
 /// Why memory was refused since this was asked for the last time, if it was.

@@ -1,5 +1,5 @@
 //! Responses that are kept for later requests (`--responses-memory`): bounded for each API key in number and in bytes,
-//! the oldest forgotten first. Only the key that a response was made for finds it.
+//! the oldest forgotten first, and for all keys in bytes. Only the key that a response was made for finds it.
 //!
 //! A response is kept with the whole conversation before it, so that what others forget cannot break it.
 
@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 
 use super::access::new_id;
+use super::account::charge;
 use super::auth::Caller;
 use super::error::ApiError;
+use super::values;
 
 /// Most bytes of the responses of one key, with their conversations, as JSON.
 const MAX_BYTES: usize = 64 << 20;
@@ -21,7 +23,9 @@ const MAX_INPUT_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Memory {
     capacity: usize,
+    /// Of one key, and of all.
     max_bytes: usize,
+    max_bytes_together: usize,
     shelves: Mutex<HashMap<usize, Shelf>>,
 }
 
@@ -65,6 +69,7 @@ impl Kept {
             );
             return Err(ApiError::invalid("store", message));
         }
+        charge(kept.num_bytes())?;
         Ok(kept)
     }
 
@@ -73,29 +78,42 @@ impl Kept {
         self.id.len() + self.response.len() + self.input.len() + ids
     }
 
-    fn response(&self) -> Value {
-        // It was written by `keep`.
-        serde_json::from_str(&self.response).unwrap_or_default()
+    fn response(&self) -> Result<Value, ApiError> {
+        Ok(values::read(self.response.as_bytes())?)
     }
 
-    fn input(&self) -> Vec<Value> {
-        serde_json::from_str(&self.input).unwrap_or_default()
+    fn input(&self) -> Result<Vec<Value>, ApiError> {
+        match values::read(self.input.as_bytes())? {
+            Value::Array(items) => Ok(items),
+            // It was written by `begin`, or nothing was.
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// The conversation, with what was answered.
-    fn conversation(&self) -> Vec<Value> {
-        let mut items = self.input();
-        if let Value::Array(output) = self.response()["output"].take() {
+    fn conversation(&self) -> Result<Vec<Value>, ApiError> {
+        let mut items = self.input()?;
+        if let Value::Array(output) = self.response()?["output"].take() {
             items.extend(output);
         }
-        items
+        Ok(items)
+    }
+}
+
+impl Shelf {
+    /// Whether there was one.
+    fn forget_oldest(&mut self) -> bool {
+        let oldest = self.responses.pop_front();
+        self.num_bytes -= oldest.as_ref().map_or(0, |oldest| oldest.num_bytes());
+        oldest.is_some()
     }
 }
 
 impl Memory {
-    /// Room for so many responses of each key.
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, max_bytes: MAX_BYTES, shelves: Mutex::default() }
+    /// Room for so many responses of each key, and for so many bytes of all keys.
+    pub(super) fn new(capacity: usize, max_bytes_together: usize) -> Self {
+        let max_bytes = MAX_BYTES.min(max_bytes_together);
+        Self { capacity, max_bytes, max_bytes_together, shelves: Mutex::default() }
     }
 
     /// Whether anything is kept.
@@ -113,8 +131,19 @@ impl Memory {
         shelf.num_bytes += kept.num_bytes();
         shelf.responses.push_back(Arc::new(kept));
         while shelf.responses.len() > self.capacity || shelf.num_bytes > self.max_bytes {
-            let Some(oldest) = shelf.responses.pop_front() else { break };
-            shelf.num_bytes -= oldest.num_bytes();
+            if !shelf.forget_oldest() {
+                break;
+            }
+        }
+        // Whoever has the most gives way, so that many keys cannot push out what others have.
+        let mut together: usize = shelves.values().map(|shelf| shelf.num_bytes).sum();
+        while together > self.max_bytes_together {
+            let Some(largest) = shelves.values_mut().max_by_key(|shelf| shelf.num_bytes) else { break };
+            let before = largest.num_bytes;
+            if !largest.forget_oldest() {
+                break;
+            }
+            together -= before - largest.num_bytes;
         }
     }
 
@@ -124,7 +153,15 @@ impl Memory {
     /// 404 if it is not there.
     pub(super) fn response(&self, caller: Caller, id: &str) -> Result<Value, ApiError> {
         let kept = self.find(caller, id);
-        kept.map(|kept| kept.response()).ok_or_else(|| ApiError::no_such_response(id))
+        kept.ok_or_else(|| ApiError::no_such_response(id))?.response()
+    }
+
+    /// Whether a response of this key is there.
+    ///
+    /// # Errors
+    /// 404 if it is not.
+    pub(super) fn require(&self, caller: Caller, id: &str) -> Result<(), ApiError> {
+        self.find(caller, id).map(|_| ()).ok_or_else(|| ApiError::no_such_response(id))
     }
 
     /// The items before a response of this key.
@@ -133,7 +170,7 @@ impl Memory {
     /// 404 if it is not there.
     pub(super) fn input(&self, caller: Caller, id: &str) -> Result<Vec<Value>, ApiError> {
         let kept = self.find(caller, id);
-        kept.map(|kept| kept.input()).ok_or_else(|| ApiError::no_such_response(id))
+        kept.ok_or_else(|| ApiError::no_such_response(id))?.input()
     }
 
     /// Forgets a response of this key.
@@ -157,9 +194,9 @@ impl Memory {
     /// 400 if nothing is kept or it is not there.
     pub(super) fn conversation(&self, caller: Caller, id: &str) -> Result<Vec<Value>, ApiError> {
         let param = "previous_response_id";
-        self.require(param, "send the whole conversation in input")?;
+        self.require_on(param, "send the whole conversation in input")?;
         let kept = self.find(caller, id);
-        kept.map(|kept| kept.conversation()).ok_or_else(|| ApiError::no_previous_response(id))
+        kept.ok_or_else(|| ApiError::no_previous_response(id))?.conversation()
     }
 
     /// The items themselves, where some only refer to items of this key.
@@ -174,11 +211,11 @@ impl Memory {
         if wanted.is_empty() {
             return Ok(items);
         }
-        self.require("input", "send items themselves, as clients do that are told to store nothing")?;
+        self.require_on("input", "send items themselves, as clients do that are told to store nothing")?;
         let mut found = HashMap::new();
         for kept in self.all(caller) {
             if kept.item_ids.iter().any(|id| wanted.contains(id)) {
-                let items = kept.conversation().into_iter();
+                let items = kept.conversation()?.into_iter();
                 found.extend(items.filter_map(|item| Some((wanted.take(&id_of(&item)?)?, item))));
             }
         }
@@ -197,7 +234,7 @@ impl Memory {
         items.collect()
     }
 
-    fn require(&self, param: &'static str, way_out: &str) -> Result<(), ApiError> {
+    fn require_on(&self, param: &'static str, way_out: &str) -> Result<(), ApiError> {
         if self.is_on() {
             return Ok(());
         }
@@ -233,6 +270,8 @@ mod tests {
 
     use super::*;
 
+    const NO_BOUND: usize = usize::MAX;
+
     fn keep(memory: &Memory, caller: usize, id: &str, text: &str) {
         let output =
             json!({"id": format!("msg_{id}"), "type": "message", "role": "assistant", "content": text});
@@ -243,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_forgotten_and_only_their_owner_finds_them() {
-        let memory = Memory::new(2);
+        let memory = Memory::new(2, NO_BOUND);
         for id in ["a", "b", "c"] {
             keep(&memory, 1, id, "x");
         }
@@ -260,7 +299,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded_for_each_key() {
-        let memory = Memory { max_bytes: 2_000, ..Memory::new(100) };
+        let memory = Memory { max_bytes: 2_000, ..Memory::new(100, NO_BOUND) };
         keep(&memory, 2, "other", "x");
         for round in 0..50 {
             keep(&memory, 1, &format!("r{round}"), &"x".repeat(round * 10));
@@ -276,8 +315,24 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_bounded_for_all_keys_together() {
+        let memory = Memory::new(100, 20_000);
+        keep(&memory, 0, "first", &"x".repeat(500));
+        for caller in 1..20 {
+            for id in ["a", "b"] {
+                keep(&memory, caller, id, &"x".repeat(caller * 10));
+            }
+            let shelves = memory.shelves();
+            assert!(shelves.values().map(|shelf| shelf.num_bytes).sum::<usize>() <= 20_000);
+        }
+        // Those with much gave way to those with little.
+        keep(&memory, 0, "large", &"x".repeat(8_000));
+        assert!(memory.response(Caller(1), "a").is_ok() && memory.response(Caller(0), "large").is_err());
+    }
+
+    #[test]
     fn conversations_and_items_are_found_by_their_owner() {
-        let memory = Memory::new(2);
+        let memory = Memory::new(2, NO_BOUND);
         keep(&memory, 1, "a", "hello");
         let items = memory.conversation(Caller(1), "a").unwrap();
         assert_eq!(
@@ -297,7 +352,7 @@ mod tests {
         assert_eq!(param(memory.conversation(Caller(2), "a").unwrap_err()), "previous_response_id");
         let large = json!({"role": "user", "content": "x", "unknown": "x".repeat(MAX_INPUT_BYTES)});
         assert_eq!(param(Kept::begin(vec![large]).unwrap_err()), "store");
-        let off = Memory::new(0);
+        let off = Memory::new(0, NO_BOUND);
         assert_eq!(off.resolve(Caller(1), vec![plain.clone()]).unwrap(), [plain]);
         for error in
             [off.conversation(Caller(1), "a").unwrap_err(), off.resolve(Caller(1), given).unwrap_err()]

@@ -21,6 +21,8 @@ use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
 use crate::llm::{Llm, LoadProgress};
 
+/// The part of what requests may take that responses may take beside it which are kept.
+const KEPT_SHARE: usize = 4;
 /// Time for which a refusal is held back, of the second after which a client is asked to come again.
 const REFUSAL_TIME: Duration = Duration::from_millis(250);
 /// Steps that must fail in a row before the server calls itself unhealthy.
@@ -80,7 +82,7 @@ impl App {
             kv_events,
             clients: Clients::new(config.trust_client_ids),
             history: History::new(config.request_history),
-            memory: Memory::new(config.responses_memory),
+            memory: Memory::new(config.responses_memory, config.max_request_memory / KEPT_SHARE),
             http: HttpCounts::default(),
             told: Told::default(),
             told_dropped: Told::default(),

@@ -67,7 +67,17 @@ fn ten_bombs_at_once_take_what_requests_may_take() {
         server.wait_for_metric(GAUGE, 0.0);
     }
     let [_, peak] = resident(&server);
-    assert!(peak < before + 100, "from {before} MB to {peak} MB");
+    // Half a gigabyte each, once. Some of what was freed is with the allocator.
+    assert!(peak < before + 150, "from {before} MB to {peak} MB");
+    let mut after = 0;
+    for _ in 0..500 {
+        [after, _] = resident(&server);
+        if after <= before + before / 5 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(after <= before + before / 5, "{before} MB before, {after} MB after");
     server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).success();
 }
 
@@ -106,7 +116,14 @@ fn token_ids_take_their_bytes() {
     let server = Server::start("--max-model-len 64 --max-request-memory 16M");
     let ids = vec![1; 1 << 20];
     let answer = server.post("/v1/completions", &json!({"prompt": ids, "max_tokens": 1}));
-    check_error("too long", &answer, 400, Some("prompt"), Some("context_length_exceeded"), "1048577");
+    check_error(
+        "too long",
+        &answer,
+        400,
+        Some("prompt"),
+        Some("context_length_exceeded"),
+        "1048576 input tokens",
+    );
     let text = server.post("/detokenize", &json!({"tokens": vec![1; 100_000]})).success();
     assert!(text["prompt"].is_string());
     server.wait_for_metric(GAUGE, 0.0);
@@ -160,5 +177,28 @@ fn what_is_broken_off_gives_its_memory_back() {
         .write_all(post_bytes("/v1/completions", "connection: close\r\n", &whole.to_string()).as_bytes())
         .unwrap();
     assert_eq!(read_answer(stream).status, 200);
+    server.wait_for_metric(GAUGE, 0.0);
+}
+
+#[test]
+fn arguments_and_kept_conversations_are_charged_too() {
+    let flags = "--max-model-len 64 --max-request-memory 16M --responses-memory 4 --tool-call-parser hermes";
+    let server = Server::start(flags);
+    // A few bytes of text that are many values.
+    let arguments = format!("{{\"a\": {}}}", vec!["[]"; 400_000].join(","));
+    let arguments = arguments.replace("{\"a\": ", "{\"a\": [").replace('}', "]}");
+    let function = json!({"name": "f", "arguments": arguments});
+    let message =
+        json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]});
+    let answer = server.post("/v1/chat/completions", &json!({"messages": [message], "max_tokens": 1}));
+    check_error("arguments", &answer, 413, None, None, "--max-request-memory");
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments});
+    let answer = server.post("/v1/responses", &json!({"input": [call], "max_output_tokens": 1}));
+    check_error("a call", &answer, 413, None, None, "--max-request-memory");
+    // What is kept is small, and so is what is read of it.
+    let first = server.post("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 1})).success();
+    let id = first["id"].as_str().unwrap();
+    assert_eq!(server.get(&format!("/v1/responses/{id}")).success()["id"], first["id"]);
+    server.get(&format!("/v1/responses/{id}/input_items")).success();
     server.wait_for_metric(GAUGE, 0.0);
 }

@@ -8,6 +8,7 @@ use axum::http::Request as HttpRequest;
 use axum::response::Response;
 use serde_json::Value;
 
+use super::super::account::on_text;
 use super::super::error::ApiError;
 use super::super::json::{Fields, NO_LIMIT, wrong_type};
 use super::super::state::{App, Model};
@@ -106,8 +107,11 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
 
 /// The token ids of a text.
 pub(super) fn encode(model: &Model, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-    let encoded = tokenizer(model)?.encode_prompt(text, add_special_tokens);
-    encoded.map_err(|error| ApiError::from(error).or_param("prompt"))
+    let tokenizer = tokenizer(model)?;
+    on_text(text.len(), || {
+        let encoded = tokenizer.encode_prompt(text, add_special_tokens);
+        encoded.map_err(|error| ApiError::from(error).or_param("prompt"))
+    })
 }
 
 /// The tokenizer, without which there is no text.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::super::account::on_text;
 use super::super::error::ApiError;
 use super::super::ignored::Ignored;
 use super::super::json::{Fields, NO_LIMIT, wrong_type};
@@ -111,17 +112,20 @@ impl Conversation {
         let Self { param, messages, .. } = self;
         let num_tool_bytes = tools.source.as_ref().map_or(0, messages::value_bytes);
         check_text_len(model, "tools", num_tool_bytes)?;
-        check_text_len(model, param, messages::num_bytes(messages))?;
+        let num_message_bytes = messages::num_bytes(messages);
+        check_text_len(model, param, num_message_bytes)?;
         let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
         check_text_len(model, "chat_template_kwargs", num_bytes)?;
         self.variables.tell_unread(model.llm.chat());
-        let options = ChatOptions {
-            add_generation_prompt: self.add_generation_prompt,
-            continue_final_message: self.continue_final_message,
-            tools: tools.source.clone(),
-            variables: self.variables.values.clone(),
-        };
-        model.llm.encode_chat(messages, &options).map_err(|error| ApiError::from(error).or_param(param))
+        on_text(num_tool_bytes + num_message_bytes + num_bytes, || {
+            let options = ChatOptions {
+                add_generation_prompt: self.add_generation_prompt,
+                continue_final_message: self.continue_final_message,
+                tools: tools.source.clone(),
+                variables: self.variables.values.clone(),
+            };
+            model.llm.encode_chat(messages, &options).map_err(|error| ApiError::from(error).or_param(param))
+        })
     }
 
     /// The request for the engine, and how its answers are taken apart.

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
+use super::super::values::{self, ReadError};
 use crate::chat::{Content, Message};
 
 /// What parts of text have beside it: marks of where a cache is worth having, which there is everywhere, and what an
@@ -121,21 +122,25 @@ fn tool_calls(fields: &mut Fields, role: &str) -> Result<Vec<Value>, ApiError> {
 
 /// The arguments of a call as templates and tools expect them: an object. What is none, because the model erred or was
 /// cut off, is put into one, so that nobody takes it for a call without arguments.
-pub(super) fn call_arguments(text: &str) -> Value {
-    match serde_json::from_str(text) {
+///
+/// # Errors
+/// 429 or 413 if there is no memory for them.
+pub(super) fn call_arguments(text: &str) -> Result<Value, ApiError> {
+    match values::read(text.as_bytes()) {
         Ok(value @ (Value::Object(_) | Value::Null)) => as_object(value),
-        _ if text.trim().is_empty() => Value::Object(Map::new()),
-        _ => json!({"INVALID_JSON": text}),
+        Err(ReadError::Refused(refusal)) => Err(refusal),
+        _ if text.trim().is_empty() => Ok(Value::Object(Map::new())),
+        _ => Ok(json!({"INVALID_JSON": text})),
     }
 }
 
 /// The same of a value.
-pub(super) fn as_object(value: Value) -> Value {
+pub(super) fn as_object(value: Value) -> Result<Value, ApiError> {
     match value {
-        Value::Object(arguments) => Value::Object(arguments),
-        Value::Null => Value::Object(Map::new()),
+        Value::Object(arguments) => Ok(Value::Object(arguments)),
+        Value::Null => Ok(Value::Object(Map::new())),
         Value::String(text) => call_arguments(&text),
-        other => json!({"INVALID_JSON": other.to_string()}),
+        other => Ok(json!({"INVALID_JSON": other.to_string()})),
     }
 }
 
@@ -179,7 +184,7 @@ fn tool_call(mut call: Fields) -> Result<Value, ApiError> {
 fn called_function(mut function: Fields, id: Option<String>) -> Result<Value, ApiError> {
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name")))?;
     // Clients send back what the model wrote.
-    let arguments = as_object(function.take("arguments")?.unwrap_or_default());
+    let arguments = as_object(function.take("arguments")?.unwrap_or_default())?;
     Ok(call(id, name, arguments))
 }
 

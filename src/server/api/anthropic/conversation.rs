@@ -124,7 +124,7 @@ impl Turns {
                 "tool_use" => {
                     let id = block.string("id")?.ok_or_else(|| missing(block.path("id")))?;
                     let name = block.string("name")?.ok_or_else(|| missing(block.path("name")))?;
-                    let input = messages::as_object(block.take("input")?.unwrap_or_default());
+                    let input = messages::as_object(block.take("input")?.unwrap_or_default())?;
                     let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
                     if let Value::Array(calls) = calls {
                         calls.push(call(Some(id), name, input));

@@ -69,7 +69,9 @@ impl Turns {
             Some("reasoning") => self.add_reasoning(&mut item),
             Some("function_call") => self.add_call(&mut item, "arguments", call_arguments),
             // The input of such a tool is text of any form.
-            Some("custom_tool_call") => self.add_call(&mut item, "input", |input| json!({"input": input})),
+            Some("custom_tool_call") => {
+                self.add_call(&mut item, "input", |input| Ok(json!({"input": input})))
+            }
             Some("function_call_output" | "custom_tool_call_output") => {
                 self.about_tools.get_or_insert_with(|| item.place().to_owned());
                 let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
@@ -93,20 +95,21 @@ impl Turns {
         &mut self,
         item: &mut Fields,
         field: &str,
-        arguments: fn(&str) -> Value,
+        arguments: fn(&str) -> Result<Value, ApiError>,
     ) -> Result<(), ApiError> {
         self.about_tools.get_or_insert_with(|| item.place().to_owned());
         let id = item.string("call_id")?.ok_or_else(|| missing(item.path("call_id")))?;
         let name = item.string("name")?.ok_or_else(|| missing(item.path("name")))?;
         let text = item.string(field)?.ok_or_else(|| missing(item.path(field)))?;
         item.pass(&["namespace"]);
+        let arguments = arguments(&text)?;
         let message = self.assistant(|_| true);
         if message.content.is_empty() {
             message.content = Content::Missing;
         }
         let calls = message.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
         if let Value::Array(calls) = calls {
-            calls.push(call(Some(id), name, arguments(&text)));
+            calls.push(call(Some(id), name, arguments));
         }
         Ok(())
     }

@@ -8,6 +8,8 @@ use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::super::super::access::Note;
+use super::super::super::account::{Charge, charging};
 use super::super::super::auth::Caller;
 use super::super::super::error::{ApiError, ok};
 use super::super::super::state::App;
@@ -23,6 +25,7 @@ type Id = Result<Path<String>, PathRejection>;
 pub(in super::super::super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Extension(note): Extension<Note>,
     RawQuery(query): RawQuery,
     id: Id,
 ) -> Result<Response, ApiError> {
@@ -30,7 +33,8 @@ pub(in super::super::super) async fn show(
         let message = "stream is not supported here: a response is kept when it is complete";
         return Err(ApiError::unsupported("stream", message));
     }
-    Ok(ok(&app.memory.response(caller, &from_path("id", id)?)?))
+    let id = from_path("id", id)?;
+    on_account(&app, &note, || Ok(ok(&app.memory.response(caller, &id)?)))
 }
 
 /// Forgets a response.
@@ -50,8 +54,8 @@ pub(in super::super::super) async fn cancel(
     Extension(caller): Extension<Caller>,
     id: Id,
 ) -> ApiError {
-    match from_path("id", id).and_then(|id| app.memory.response(caller, &id)) {
-        Ok(_) => {
+    match from_path("id", id).and_then(|id| app.memory.require(caller, &id)) {
+        Ok(()) => {
             let message = "only a response that is made in the background can be cancelled, and there are none \
                            here; one ends when its connection is closed";
             ApiError::invalid("id", message)
@@ -64,11 +68,26 @@ pub(in super::super::super) async fn cancel(
 pub(in super::super::super) async fn input_items(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Extension(note): Extension<Note>,
     RawQuery(query): RawQuery,
     id: Id,
 ) -> Result<Response, ApiError> {
-    let query = query.as_deref();
-    let mut items = app.memory.input(caller, &from_path("id", id)?)?;
+    let id = from_path("id", id)?;
+    on_account(&app, &note, || list_items(app.memory.input(caller, &id)?, query.as_deref()))
+}
+
+/// Does work whose memory is charged until the answer is over.
+fn on_account(
+    app: &App,
+    note: &Note,
+    work: impl FnOnce() -> Result<Response, ApiError>,
+) -> Result<Response, ApiError> {
+    let (answer, charge) = charging(Charge::new(&app.request_memory), work);
+    note.hold(charge);
+    answer
+}
+
+fn list_items(mut items: Vec<Value>, query: Option<&str>) -> Result<Response, ApiError> {
     match parameter(query, "order") {
         None | Some("desc") => items.reverse(),
         Some("asc") => {}

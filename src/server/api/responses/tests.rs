@@ -13,7 +13,7 @@ fn question(change: &Value) -> Result<Question, ApiError> {
         body[name] = value.clone();
     }
     let mut fields = parse_object(body.to_string().as_bytes()).unwrap();
-    Question::parse(&mut fields, &Memory::new(0), Caller(0))
+    Question::parse(&mut fields, &Memory::new(0, 0), Caller(0))
 }
 
 fn messages(change: &Value) -> Value {
@@ -201,7 +201,7 @@ fn what_agents_send_by_themselves_is_taken() {
         }
         let ignored = Ignored::default();
         let mut fields = parse_object(body.to_string().as_bytes()).unwrap().telling(&ignored);
-        let question = Question::parse(&mut fields, &Memory::new(0), Caller(0)).unwrap();
+        let question = Question::parse(&mut fields, &Memory::new(0, 0), Caller(0)).unwrap();
         drop(fields);
         assert_eq!(ignored.take(), told, "{change}");
         question
