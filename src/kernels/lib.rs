@@ -25,6 +25,6 @@ pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP};
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
 pub use file_type::{FileType, RepackedType};
-pub use memory::{AlignedFloats, return_free_memory};
+pub use memory::{AlignedFloats, keep_little_free_memory, return_free_memory};
 pub use pool::ThreadPool;
 pub use simd::CpuLevel;

@@ -53,8 +53,27 @@ impl AlignedBuffer {
     }
 }
 
-/// Gives memory that was freed back to the operating system, where the allocator would keep it: glibc's has a heap for
-/// each of many threads, and what is freed in one stays there as long as anything behind it is in use. Takes some
+/// Has the allocator give back what is large as soon as it is freed, for a process that lives long. glibc's would learn
+/// from the first large piece to keep pieces of that size, in a heap for each of many threads.
+pub fn keep_little_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        use std::ffi::c_int;
+        unsafe extern "C" {
+            fn mallopt(param: c_int, value: c_int) -> c_int;
+        }
+        /// Pieces of this size have pages of their own, and ends of heaps of this size are given back.
+        const MAX_KEPT_BYTES: c_int = 1 << 20;
+        const M_TRIM_THRESHOLD: c_int = -1;
+        const M_MMAP_THRESHOLD: c_int = -3;
+        for param in [M_MMAP_THRESHOLD, M_TRIM_THRESHOLD] {
+            // SAFETY: the allocator's own way to be told of these numbers, at any time.
+            unsafe { mallopt(param, MAX_KEPT_BYTES) };
+        }
+    }
+}
+
+/// Gives memory that was freed back to the operating system, also where something behind it is in use. Takes some
 /// milliseconds.
 pub fn return_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -15,8 +15,8 @@ mod text_stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Gives memory that was freed back to the operating system.
-pub(crate) use crate::ops::cpu::return_free_memory;
+/// How freed memory goes back to the operating system.
+pub(crate) use crate::ops::cpu::{keep_little_free_memory, return_free_memory};
 use cache_folder::cache_folder;
 pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
 pub use generation_config::GenerationConfigChoice;

@@ -49,7 +49,7 @@ use self::kv_events::KvEvents;
 use self::signals::{Signals, Wish};
 use self::state::App;
 use crate::chat::Chat;
-use crate::llm::{Llm, LoadProgress};
+use crate::llm::{Llm, LoadProgress, keep_little_free_memory};
 use crate::{Error, Result};
 
 /// Threads that serve connections. They only pass things on; the engine needs the processors. With one, all
@@ -261,6 +261,7 @@ impl Server {
         log: Arc<dyn AccessLog>,
         on_milestone: &mut dyn FnMut(Milestone<'_>),
     ) -> Result<Exit> {
+        keep_little_free_memory();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(NUM_WORKERS)
             .max_blocking_threads(MAX_BLOCKING_THREADS)
