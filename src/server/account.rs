@@ -315,6 +315,20 @@ mod tests {
     }
 
     #[test]
+    fn work_on_a_text_is_charged_while_it_lasts() {
+        let account = Arc::new(RequestMemory::new(8 << 20));
+        let ((), rest) = charging(Charge::new(&account), || {
+            let used = on_text(100_000, || Ok(account.used())).unwrap();
+            assert!(used >= 100_000 * WORK_FACTOR && taken() == 0);
+            let error =
+                on_text(1 << 20, || -> Result<(), ApiError> { panic!("there is no room") }).unwrap_err();
+            assert_eq!(error.status(), 413);
+        });
+        drop(rest);
+        assert_eq!(account.used(), 0);
+    }
+
+    #[test]
     fn allocations_are_at_least_what_is_asked_for() {
         assert_eq!([0, 1, 24, 25, 40, 41].map(allocated), [0, 32, 32, 48, 48, 64]);
         assert_eq!((default_bytes(8_000_000_000), default_bytes(9)), (1_000_000_000, 64 << 20));

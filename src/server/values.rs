@@ -500,14 +500,13 @@ fn end_of_value(body: &[u8], start: usize) -> usize {
                 continue;
             }
             b'[' | b'{' => depth += 1,
-            b']' | b'}' if depth == 0 => return place,
+            b']' | b'}' | b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => return place,
             b']' | b'}' => {
                 depth -= 1;
                 if depth == 0 {
                     return place + 1;
                 }
             }
-            b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => return place,
             _ => {}
         }
         place += 1;

@@ -202,3 +202,15 @@ fn arguments_and_kept_conversations_are_charged_too() {
     server.get(&format!("/v1/responses/{id}/input_items")).success();
     server.wait_for_metric(GAUGE, 0.0);
 }
+
+#[test]
+fn log_probabilities_of_prompts_are_charged_before_they_are_made() {
+    let server = Server::start("--max-model-len 1024 --max-request-memory 1M");
+    let ask = |num_tokens: usize, num_top: usize| {
+        let body = json!({"prompt": vec![5; num_tokens], "max_tokens": 1, "prompt_logprobs": num_top});
+        server.post("/v1/completions", &body)
+    };
+    ask(100, 5).success();
+    check_error("too many", &ask(900, 5), 413, None, None, "--max-request-memory");
+    server.wait_for_metric(GAUGE, 0.0);
+}
