@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use super::account::Charge;
+use super::account::{Charge, RequestMemory};
 use super::connection::Stalled;
 use super::error::{ApiError, for_anthropic};
 use super::ignored;
@@ -116,6 +116,15 @@ impl Note {
             Some(held) => held.absorb(charge),
             None => *held = Some(charge),
         }
+    }
+
+    /// Charges the request for more.
+    ///
+    /// # Errors
+    /// 429 if there is not so much now, 413 if there never is.
+    pub(super) fn charge(&self, account: &Arc<RequestMemory>, num_bytes: usize) -> Result<(), ApiError> {
+        let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        held.get_or_insert_with(|| Charge::new(account)).add(num_bytes)
     }
 
     pub(super) fn set(&self, tokens: TokenCounts) {

@@ -159,7 +159,7 @@ impl ApiError {
     /// 413: it takes more memory than there ever is.
     pub(super) fn request_too_large(most: usize, limit: usize) -> Self {
         let message = format!(
-            "the request takes more than {most} bytes of memory when it is read; all requests together may take {limit} \
+            "the request takes more than {most} bytes of memory; all requests together may take {limit} \
              (--max-request-memory); send less, or start the server with more"
         );
         Self { closes: true, ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }

@@ -18,6 +18,7 @@ use super::room::Seat;
 use super::state::{App, Model};
 use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
 use crate::llm::{TextDecoder, TextEvent, TextOptions};
+use crate::sampling::TokenLogprobs;
 
 /// Events that a stream may be behind, for each token that a step can give it.
 const STREAM_STEPS: usize = 64;
@@ -40,6 +41,7 @@ pub(super) struct Generation {
     /// Before the events: who hears that a request is gone finds its seat free.
     seats: Vec<Seat>,
     events: mpsc::Receiver<Arrival>,
+    buffer: Buffer,
     prompts: Vec<PromptState>,
     ready: VecDeque<(usize, TextEvent)>,
     num_unfinished: usize,
@@ -154,6 +156,7 @@ impl Generation {
         Ok(Self {
             app,
             events,
+            buffer,
             prompts,
             ready: VecDeque::new(),
             num_unfinished: num_sequences,
@@ -224,7 +227,13 @@ impl Generation {
 
     fn count(&mut self, prompt: usize, event: &TextEvent) -> Result<(), ApiError> {
         let TextEvent::Finished { index, reason, error, stats, matched_stop, .. } = event else {
-            if matches!(event, TextEvent::Delta { token_id: Some(_), .. }) {
+            if let TextEvent::Delta { token_id: Some(_), text, logprobs, .. } = event {
+                if self.buffer == Buffer::Whole {
+                    let num_bytes = text.len() + kept_bytes(logprobs.as_ref());
+                    let charged = self.note.charge(&self.app.request_memory, num_bytes);
+                    charged
+                        .inspect_err(|_| self.note.cut("there is no memory for the rest of the answer"))?;
+                }
                 self.counts.completion_tokens += 1;
                 self.model.metrics.count_token();
                 if let Some(record) = &self.record {
@@ -259,6 +268,14 @@ impl Generation {
             false => ApiError::internal(message),
         })
     }
+}
+
+/// Bytes that a token of an answer takes which comes whole: its place, and each of its log-probabilities with its text,
+/// first as a value and then as JSON.
+fn kept_bytes(logprobs: Option<&TokenLogprobs>) -> usize {
+    const TOKEN_BYTES: usize = 64;
+    const LOGPROB_BYTES: usize = 320;
+    TOKEN_BYTES + logprobs.map_or(0, |logprobs| (logprobs.top.len() + 1) * LOGPROB_BYTES)
 }
 
 impl Drop for Generation {

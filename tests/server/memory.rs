@@ -214,3 +214,24 @@ fn log_probabilities_of_prompts_are_charged_before_they_are_made() {
     check_error("too many", &ask(900, 5), 413, None, None, "--max-request-memory");
     server.wait_for_metric(GAUGE, 0.0);
 }
+
+#[test]
+fn whole_answers_are_charged_as_they_grow() {
+    let server = Server::start("--max-model-len 1024 --max-request-memory 1M");
+    let ask = |stream: bool, num_top: usize| {
+        server.post(
+            "/v1/chat/completions",
+            &json!({
+                "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300, "ignore_eos": true,
+                "logprobs": true, "top_logprobs": num_top, "stream": stream,
+            }),
+        )
+    };
+    ask(false, 1).success();
+    // Two megabytes together, of which a stream keeps nothing.
+    let answer = ask(true, 20);
+    assert_eq!((answer.status, answer.events().len() > 300), (200, true));
+    check_error("too many", &ask(false, 20), 413, None, None, "--max-request-memory");
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_for_metric(GAUGE, 0.0);
+}

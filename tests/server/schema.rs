@@ -85,9 +85,19 @@ fn every_field_that_is_read_is_described_and_the_other_way_round() {
     let mut read = BTreeSet::new();
     for path in files("src/server/api") {
         let text = source(&path);
-        for method in
-            ["bool", "unsigned", "limit", "integer", "number", "string", "object", "token_ids", "take"]
-        {
+        for method in [
+            "bool",
+            "unsigned",
+            "limit",
+            "integer",
+            "number",
+            "string",
+            "object",
+            "token_ids",
+            "take",
+            "take_unread",
+            "list",
+        ] {
             read.extend(between(&text, &format!(".{method}(\""), "\"").map(str::to_owned));
         }
         for object in ["fields", "&mut fields", "function", "&mut item", "&mut block"] {
