@@ -235,3 +235,28 @@ fn whole_answers_are_charged_as_they_grow() {
     server.wait_for_metric("vllm:num_requests_running", 0.0);
     server.wait_for_metric(GAUGE, 0.0);
 }
+
+#[test]
+fn grammars_are_charged() {
+    let server = Server::start("--max-model-len 1024 --max-request-memory 16M");
+    // A hundred kilobytes, which are megabytes when they are compiled.
+    let choices: Vec<String> = (0..4_000).map(|index| format!("{index}-{}", "x".repeat(20))).collect();
+    let ask = |output: Value| {
+        let body = json!({"prompt": "Hi", "max_tokens": 900, "structured_outputs": output, "stream": true});
+        let mut stream = connect(server.address());
+        stream.write_all(post_bytes("/v1/completions", "", &body.to_string()).as_bytes()).unwrap();
+        read_until(&mut stream, "data: ");
+        (stream, server.metric(GAUGE))
+    };
+    let regex = "x".repeat(4_000);
+    let (first, one) = ask(json!({"regex": regex}));
+    assert!(one > 4_000.0 * 64.0, "{one}");
+    drop(first);
+    server.wait_for_metric(GAUGE, 0.0);
+    let body = json!({"prompt": "Hi", "max_tokens": 60, "structured_outputs": {"choice": choices}});
+    let answer = server.post("/v1/completions", &body).success();
+    assert!(choices.iter().any(|choice| *choice == answer["choices"][0]["text"]), "{answer}");
+    let small = Server::start("--max-model-len 1024 --max-request-memory 4M");
+    let param = Some("structured_outputs.choice");
+    check_error("no room", &small.post("/v1/completions", &body), 413, param, None, "--max-request-memory");
+}

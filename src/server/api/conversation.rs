@@ -12,7 +12,7 @@ use super::super::json::{Fields, NO_LIMIT, wrong_type};
 use super::super::state::Model;
 use super::messages;
 use super::options::Options;
-use super::structured::StructuredOutput;
+use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
 use crate::chat::{AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat};
@@ -231,9 +231,8 @@ fn constraint(
         }
         (None, Some((called, is_parallel))) => {
             let grammar = GrammarSpec::Lark(calls(&called, is_parallel)?);
-            let grammar = model.llm.compile_grammar(&grammar);
             let grammar: Arc<dyn Constraint> =
-                grammar.map_err(|error| ApiError::from(error).or_param("tools"))?;
+                structured::compile(model, &grammar).map_err(|error| error.or_param("tools"))?;
             (grammar, "tool_choice")
         }
     };

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::super::account::charge;
 use super::super::error::ApiError;
 use super::super::json::{Fields, describe, wrong_type};
 use super::super::state::Model;
 use super::super::values::{self, ReadError};
+use super::messages::value_bytes;
 use super::options::says_nothing;
-use crate::grammar::GrammarSpec;
+use crate::grammar::{Grammar, GrammarSpec};
 use crate::sampling::Constraint;
 
 /// The kinds of output, by their names in `structured_outputs` and alone.
@@ -50,11 +52,31 @@ impl StructuredOutput {
 
     /// Makes a grammar of it, which can take up to a second: not for a task that serves connections.
     pub(super) fn compile(self, model: &Model) -> Result<Arc<dyn Constraint>, ApiError> {
-        match model.llm.compile_grammar(&self.spec) {
+        match compile(model, &self.spec) {
             Ok(grammar) => Ok(grammar),
-            Err(error) => Err(ApiError::from(error).or_param(self.param)),
+            Err(error) => Err(error.or_param(self.param)),
         }
     }
+}
+
+/// Makes a grammar, on the account of the request: each has states of its own, also of one that was made before.
+///
+/// # Errors
+/// 429 or 413 if there is no memory for it; those of the compiler.
+pub(super) fn compile(model: &Model, spec: &GrammarSpec) -> Result<Arc<Grammar>, ApiError> {
+    /// What is compiled for a byte: a state and expressions. Measured with lists of choices, which are the largest.
+    const COMPILED_BYTES: usize = 64;
+    /// What the compiler's limits let a grammar be.
+    const MAX_BYTES: usize = 16 << 20;
+    let num_bytes = match spec {
+        GrammarSpec::JsonObject => 0,
+        GrammarSpec::JsonSchema(schema) => value_bytes(schema),
+        GrammarSpec::Regex(text) | GrammarSpec::Lark(text) => text.len(),
+        GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
+    };
+    let num_bytes = num_bytes.saturating_mul(COMPILED_BYTES).min(MAX_BYTES);
+    charge(num_bytes)?;
+    Ok(model.llm.compile_grammar(spec)?)
 }
 
 /// Takes the fields that all interfaces have out of the body. `own` are those of the interface itself.
