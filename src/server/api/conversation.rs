@@ -10,6 +10,7 @@ use super::super::error::ApiError;
 use super::super::ignored::Ignored;
 use super::super::json::{Fields, NO_LIMIT, wrong_type};
 use super::super::state::Model;
+use super::super::values::charge_copies;
 use super::messages;
 use super::options::Options;
 use super::structured::{self, StructuredOutput};
@@ -117,6 +118,7 @@ impl Conversation {
         let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
         check_text_len(model, "chat_template_kwargs", num_bytes)?;
         self.variables.tell_unread(model.llm.chat());
+        charge_copies(tools.source.iter().chain(self.variables.values.values()))?;
         on_text(num_tool_bytes + num_message_bytes + num_bytes, || {
             let options = ChatOptions {
                 add_generation_prompt: self.add_generation_prompt,

@@ -23,6 +23,7 @@ use super::super::error::ApiError;
 use super::super::json::Fields;
 use super::super::memory::Kept;
 use super::super::state::{App, Model};
+use super::super::values::charge_copies;
 use super::blocks::{BlockForm, Blocks};
 use super::conversation::Answers;
 use super::options::{Options, Words};
@@ -59,6 +60,8 @@ fn parse(
     let mut options = Options::parse(&mut fields, &params.stop, &Words::RESPONSES)?;
     options.refuse_reports()?;
     settings.insert("user".to_owned(), options.user.clone().into());
+    // The answer repeats them.
+    charge_copies(settings.values())?;
     let answers = Answers { output: question.output, includes_reasoning: true, clamps_max_tokens: false };
     let (request, turns) =
         question.conversation.prepare(model, params, &mut options, answers).map_err(|error| {
