@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{HeaderMap, Request, header};
+use axum::http::{HeaderMap, Request, Version, header};
 use flate2::read::MultiGzDecoder;
 use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use super::half_closed::Answering;
 use super::state::{App, BodyMemory};
 
 /// A body that was read, with its share of the memory for bodies.
@@ -54,6 +55,12 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
         Ok(result) => result?,
         Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
     };
+    // Of HTTP/1.0 nothing interim can be passed over.
+    if let Some(answering) = head.extensions.get::<Answering>()
+        && head.version == Version::HTTP_11
+    {
+        answering.begin();
+    }
     if !is_packed {
         return Ok(body);
     }

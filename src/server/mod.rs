@@ -14,6 +14,7 @@ mod connection;
 mod cors;
 mod error;
 mod generation;
+mod half_closed;
 mod history;
 mod host;
 mod http_counts;
