@@ -24,6 +24,7 @@ mod keys;
 mod kv_events;
 mod memory;
 mod metrics;
+mod newcomers;
 mod page;
 mod paths;
 mod room;
