@@ -130,15 +130,17 @@ fn same_tokens_however_they_are_scheduled() {
     // A cache that holds the longest sequence and little more.
     let per_token = reference_llm.engine().config().kv_cache_tokens();
     let bytes_per_token = (64 << 20) / per_token as u64;
-    let (first, _) = check(
-        "preemption",
-        &with_limits(|limits| {
-            limits.max_model_len = Some(256);
-            limits.block_size = 16;
-            limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
-        }),
-    );
-    assert!(first.iter().map(|outcome| outcome.num_preemptions).sum::<usize>() > 0, "no preemption");
+    let small = with_limits(|limits| {
+        limits.max_model_len = Some(256);
+        limits.block_size = 16;
+        limits.kv_cache_memory_bytes = Some(bytes_per_token * 288);
+    });
+    // On a busy machine requests may come so slowly that each has the cache to itself.
+    let is_preempted = || {
+        let (first, again) = check("preemption", &small);
+        first.iter().chain(&again).any(|outcome| outcome.num_preemptions > 0)
+    };
+    assert!((0..20).any(|_| is_preempted()), "no preemption");
 }
 
 /// Latent attention has two forms, whose results differ by the rounding of activations to eight bits: which of them

@@ -233,8 +233,10 @@ impl EngineCore {
         }
         self.mark_scheduled(&plan);
         let step = Resolver { scheduler: &self.scheduler, table: &self.table }.step(&plan);
+        let start = Instant::now();
         match self.runner.execute(&step) {
             Ok(outputs) => {
+                self.scheduler.learn(&plan, start.elapsed().as_secs_f64());
                 self.stats.num_steps += 1;
                 self.stats.num_failed_steps_in_a_row = 0;
                 let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
@@ -258,6 +260,11 @@ impl EngineCore {
             }
         }
         events
+    }
+
+    /// Bounds prompts from now on by the time that steps take while other clients generate.
+    pub fn keep_pace(&mut self) {
+        self.scheduler.keep_pace();
     }
 
     /// Keeps a record from now on of what can be found in the prefix cache and what no longer, for whoever calls

@@ -100,7 +100,8 @@ pub(super) struct EngineThread {
 }
 
 impl EngineThread {
-    pub(super) fn new(core: EngineCore, board: Arc<Board>) -> Self {
+    pub(super) fn new(mut core: EngineCore, board: Arc<Board>) -> Self {
+        core.keep_pace();
         board.publish(core.stats());
         Self { core, sinks: HashMap::new(), board, cache_listener: None }
     }

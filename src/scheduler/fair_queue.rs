@@ -5,6 +5,10 @@
 //! are served meanwhile: its counter is lifted to those of the clients that wait, so nobody saves up for later,
 //! and a client that was away begins where the others are.
 //!
+//! Where that is moves on with all that is served, divided by the weights of all who are there: it is what each of them
+//! would have had by now. So those that come anew for each request do not pass one that stays: it waits for no more
+//! than each of those that are there to have as much as it had.
+//!
 //! Beside it is a short memory, the *round*: what a client was served since the last step in which nobody was
 //! left out. It decides whose rows may be left out of the next step (`step.rs`) and never reaches back further,
 //! so nobody is left out for longer than others need to be served as much as one step gave it.
@@ -57,6 +61,8 @@ pub(super) struct FairQueue {
     num_waiting: usize,
     /// Where a client begins that comes now.
     start: u64,
+    /// What was served since the last step, or what is left of it in whole shares.
+    served: u64,
     /// The same for its round.
     round_start: u64,
 }
@@ -176,6 +182,7 @@ impl FairQueue {
         if let Some(client) = self.clients.get_mut(&id) {
             client.counter += cost / u64::from(client.weight.0);
             client.round += cost / u64::from(client.weight.0);
+            self.served += cost;
         }
     }
 
@@ -208,6 +215,9 @@ impl FairQueue {
     /// The step is planned, and these clients wanted more of it than they got. Those that did not are lifted to
     /// them. If nobody did, nobody owes anybody anything.
     pub(super) fn settle(&mut self, is_short: impl Fn(ClientId) -> bool) {
+        let weight = self.active_weight().max(1);
+        self.start += self.served / weight;
+        self.served %= weight;
         let active = || self.clients.iter().filter(|(_, client)| client.is_active());
         let wants = |(id, client): &(&ClientId, &Client)| !client.waiting.is_empty() || is_short(**id);
         let behind = active().filter(wants).map(|(_, client)| client.counter).min();
@@ -322,6 +332,46 @@ mod tests {
         queue.settle(|_| false);
         queue.restore_claim(B, 3 * OUTPUT_TOKEN);
         assert_eq!(queue.counter(B) + 3 * OUTPUT_TOKEN, queue.counter(A));
+    }
+
+    /// Of eight that wait, each is a new client: a crowd of addresses or names, one for each request.
+    #[test]
+    fn newcomers_do_not_pass_one_that_stays() {
+        const NUM_WAITING: u64 = 8;
+        let mut queue = FairQueue::default();
+        let (light, mut next) = (ClientId(0), 1);
+        let come = |queue: &mut FairQueue, id: u64| {
+            queue.welcome(ClientId(id), Weight::default());
+            queue.push(ClientId(id), 0, SeqId(id));
+        };
+        come(&mut queue, light.0);
+        for id in 1..=NUM_WAITING {
+            come(&mut queue, id);
+            next += 1;
+        }
+        let (mut waited, mut longest) = (0, 0);
+        for _ in 0..10_000 {
+            let client = queue.in_order().into_iter().find(|id| queue.first(*id).is_some()).unwrap();
+            let sequence = queue.first(client).unwrap();
+            // What is served of a request begins before it ends.
+            queue.remove(client, 0, sequence);
+            queue.take_seats(client, 1);
+            queue.charge(client, 60 * OUTPUT_TOKEN);
+            queue.begin_round();
+            queue.settle(|_| false);
+            queue.leave_seats(client, 1);
+            waited += 1;
+            if client == light {
+                (waited, longest) = (0, longest.max(waited));
+                come(&mut queue, light.0);
+            } else {
+                come(&mut queue, next);
+                next += 1;
+            }
+        }
+        longest = longest.max(waited);
+        assert!(longest <= 2 * (NUM_WAITING + 1), "{longest} were served before it");
+        assert!(queue.clients.len() < 64, "{} are remembered", queue.clients.len());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod fair_queue;
 mod output;
+mod pace;
 mod prefix_miss;
 mod sequence;
 mod step;
@@ -22,6 +23,7 @@ pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
+use self::pace::Pace;
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
 
@@ -50,6 +52,8 @@ pub struct Scheduler {
     num_reserved_seats: usize,
     /// Whether rows may be continued before their tokens are known.
     may_look_ahead: bool,
+    /// What steps take, where anybody tells.
+    pace: Option<Pace>,
     /// Those that the runner has continued: the next step is theirs.
     continued: Vec<SeqId>,
     next_id: u64,
@@ -70,6 +74,7 @@ impl Scheduler {
             running: Vec::new(),
             num_reserved_seats: 0,
             may_look_ahead: false,
+            pace: None,
             continued: Vec::new(),
             next_id: 0,
             stats: SchedulerStats::default(),
@@ -80,6 +85,21 @@ impl Scheduler {
     /// Plans for a runner that can [look ahead](SchedulerOutput::looks_ahead).
     pub fn look_ahead(&mut self) {
         self.may_look_ahead = true;
+    }
+
+    /// Bounds prompts from now on by the time that steps take while others generate: whoever calls this tells it by
+    /// [`learn`](Self::learn).
+    pub fn keep_pace(&mut self) {
+        self.pace = Some(Pace::default());
+    }
+
+    /// Hears that the step of this plan took so many seconds.
+    pub fn learn(&mut self, plan: &SchedulerOutput, seconds: f64) {
+        if let Some(pace) = &mut self.pace {
+            let generating = plan.rows.iter().filter(|row| row.len == 1).count();
+            let num_prompt_tokens = plan.num_scheduled_tokens() - generating;
+            pace.learn(num_prompt_tokens, seconds / plan.num_steps.max(1) as f64);
+        }
     }
 
     /// Keeps a record from now on of what can be found in the prefix cache and what no longer.

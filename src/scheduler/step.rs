@@ -76,6 +76,37 @@ impl Shares {
     }
 }
 
+/// The most tokens of prompts in a step: the smallest bound for the sake of anybody who generates in it, and the smallest
+/// one for the sake of others than that client. For their own sake nobody's prompts are bounded.
+#[derive(Debug, Default)]
+struct PromptBounds {
+    first: Option<(ClientId, usize)>,
+    others: Option<usize>,
+}
+
+impl PromptBounds {
+    fn add(&mut self, client: ClientId, bound: usize) {
+        match self.first {
+            Some((first, smallest)) if first != client && bound < smallest => {
+                (self.first, self.others) = (Some((client, bound)), Some(smallest));
+            }
+            Some((first, _)) if first != client => {
+                self.others = Some(self.others.map_or(bound, |others| others.min(bound)));
+            }
+            _ => self.first = Some((client, bound)),
+        }
+    }
+
+    /// That of this client's prompts.
+    fn of(&self, client: ClientId) -> usize {
+        let bound = match self.first {
+            Some((first, bound)) if first != client => Some(bound),
+            _ => self.others,
+        };
+        bound.unwrap_or(usize::MAX)
+    }
+}
+
 /// What a step could have of a client: tokens, and whether some are for the beginning of an answer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Want {
@@ -165,13 +196,20 @@ impl Scheduler {
             has_work && !left_out.contains(client)
         });
         let smallest = self.config.max_num_batched_tokens / SMALLEST_PIECE;
+        let (bounds, whole) = (self.prompt_bounds(&plan.output), plan.budget);
         while plan.budget > 0 {
             // Of equal counters the first in the order.
             let next = open.iter().copied().min_by_key(|client| self.queue.counter(*client));
             let Some(client) = next else { break };
             let weights: u64 = open.iter().map(|client| self.queue.weight(*client)).sum();
             let part = plan.budget as u64 * self.queue.weight(client) / weights.max(1);
-            let allowance = usize::try_from(part).unwrap_or(usize::MAX).max(smallest).max(1);
+            let num_prompt_tokens = whole.saturating_sub(plan.budget);
+            let left = bounds.of(client).saturating_sub(num_prompt_tokens);
+            if left == 0 {
+                open.retain(|other| *other != client);
+                continue;
+            }
+            let allowance = usize::try_from(part).unwrap_or(usize::MAX).max(smallest).max(1).min(left);
             let own = prompts.entry(client).or_default();
             while let Some(&id) = own.front()
                 && !self.schedule_row(id, plan.num_planned(id), allowance, plan)
@@ -191,6 +229,19 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// How many tokens of prompts a step may have, with the rows that generate in it.
+    fn prompt_bounds(&self, output: &SchedulerOutput) -> PromptBounds {
+        let mut bounds = PromptBounds::default();
+        let Some(pace) = &self.pace else { return bounds };
+        let weights = self.queue.active_weight().max(1) as f64;
+        for row in &output.rows {
+            let client = self.sequences[&row.seq].client;
+            let part = self.queue.weight(client) as f64 / weights;
+            bounds.add(client, pace.max_prompt_tokens(part, output.rows.len(), self.config.step_cost));
+        }
+        bounds
     }
 
     /// Adds up to `allowance` tokens of a running sequence to the `num_planned` that its row has, taking blocks from

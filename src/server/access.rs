@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::account::{Charge, RequestMemory};
 use super::connection::Stalled;
 use super::error::{ApiError, for_anthropic};
+use super::half_closed::Answering;
 use super::ignored;
 use super::state::{Active, App};
 
@@ -140,11 +141,13 @@ struct Line {
     note: Note,
     /// The connection, if it was closed for this.
     stalled: Option<Stalled>,
+    answering: Option<Answering>,
     _active: Active,
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
+        self.answering.iter().for_each(Answering::end);
         let mut record = self.record.clone();
         record.duration_ms = self.start.elapsed().as_micros() as f64 / 1e3;
         record.cut = self.note.cut.lock().unwrap_or_else(PoisonError::into_inner).take().map(|reason| {
@@ -179,6 +182,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
         },
         note,
         stalled: request.extensions().get::<Stalled>().cloned(),
+        answering: request.extensions().get::<Answering>().cloned(),
         _active: app.enter(),
         app,
     };

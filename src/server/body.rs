@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{HeaderMap, Request, header};
+use axum::http::{HeaderMap, Request, Version, header};
 use flate2::bufread::GzDecoder;
 
 use super::account::{Charge, RequestMemory};
 use super::error::ApiError;
+use super::half_closed::Answering;
 use super::state::App;
 
 /// Most members in a body that is packed with gzip. Programs that pack in pieces make one of every 64 kB.
@@ -59,6 +60,12 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
         Ok(result) => result?,
         Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
     };
+    // Of HTTP/1.0 nothing interim can be passed over.
+    if let Some(answering) = head.extensions.get::<Answering>()
+        && head.version == Version::HTTP_11
+    {
+        answering.begin();
+    }
     if !is_packed {
         return Ok(body);
     }

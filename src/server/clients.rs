@@ -2,15 +2,17 @@
 //!
 //! A client is an API key. Without keys it is the address that a connection comes from. Where `--trust-client-ids`
 //! says that whoever sends requests does so for others and tells for whom, it is the name in the header
-//! `x-client-id`, or else in the field `user`, for each key. The engine sees numbers only; no name is kept.
+//! `x-client-id`, or else in the field `user`, for each key. Of names and addresses that are new, only a few a second are
+//! clients of their own (`newcomers.rs`). The engine sees numbers only; no name is kept.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::{HeaderMap, Request};
 
 use super::error::ApiError;
 use super::keys::FoundKey;
+use super::newcomers::Newcomers;
 use crate::engine::{ClientId, Weight};
 
 const HEADER: &str = "x-client-id";
@@ -39,11 +41,12 @@ pub(super) struct Clients {
     trusts_names: bool,
     /// Of 64 bits with a key of this process, so that nobody can choose to be somebody else.
     hasher: RandomState,
+    newcomers: Newcomers,
 }
 
 impl Clients {
     pub(super) fn new(trusts_names: bool) -> Self {
-        Self { trusts_names, hasher: RandomState::new() }
+        Self { trusts_names, hasher: RandomState::new(), newcomers: Newcomers::new() }
     }
 
     /// The client of a request with this key, if keys are needed, from this address.
@@ -54,7 +57,7 @@ impl Clients {
             id: match (name, number) {
                 (Some(name), _) => self.named(number, name.as_bytes()),
                 (None, Some(number)) => ClientId(self.hasher.hash_one(("key", number))),
-                (None, None) => ClientId(self.hasher.hash_one(("address", address))),
+                (None, None) => self.own_or_new(None, ("address", address)),
             },
             weight: key.map_or(Weight::default(), |key| key.weight),
             key: number,
@@ -71,7 +74,14 @@ impl Clients {
     }
 
     fn named(&self, key: Option<usize>, name: &[u8]) -> ClientId {
-        ClientId(self.hasher.hash_one(("name", key, name)))
+        self.own_or_new(key, ("name", key, name))
+    }
+
+    /// The client of this identity, or that of all whose identities are new, for the key.
+    fn own_or_new(&self, key: Option<usize>, identity: impl Hash) -> ClientId {
+        let [own, others] =
+            [self.hasher.hash_one(identity), self.hasher.hash_one(("newcomers", key))].map(ClientId);
+        self.newcomers.resolve(own, others)
     }
 }
 

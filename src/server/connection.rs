@@ -6,7 +6,7 @@
 //! What cannot be read as HTTP is answered by hyper, with a status alone; `TimedStream` holds that back, and a body that
 //! says what is wrong goes out instead. A client that does not send its head in time gets 408, one that begins with
 //! HTTP/2 505. One that does not take what is sent to it within the write timeout is cut off, which gives up its
-//! requests.
+//! requests. One that closes its half behind a request is still answered (`half_closed.rs`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -36,6 +36,7 @@ use super::access::new_id;
 use super::body::whole_seconds;
 use super::clients::network;
 use super::error::ApiError;
+use super::half_closed::{Answering, HalfClosed};
 
 /// Bytes of a request's head, and of what is buffered for a connection.
 const MAX_HEAD_BYTES: usize = 128 << 10;
@@ -172,10 +173,12 @@ pub(super) async fn accept_all(
         // Tokens are small, and each is wanted at once. A socket that refuses works all the same.
         let _ = stream.set_nodelay(true);
         let stalled = Stalled::default();
-        let router = router.clone().layer(Extension(place.peer)).layer(Extension(stalled.clone()));
+        let answering = Answering::default();
+        let router = router.clone().layer(Extension(place.peer));
+        let router = router.layer(Extension(stalled.clone())).layer(Extension(answering.clone()));
         let (config, close) = (config.clone(), close.clone());
         tokio::spawn(async move {
-            let stream = TimedStream::new(stream, config.write_timeout, stalled);
+            let stream = TimedStream::new(stream, config.write_timeout, stalled, answering);
             serve(stream, router, &config, place.peer.is_reserve, close).await;
             drop(place);
         });
@@ -275,10 +278,13 @@ struct TimedStream {
     held_status: Option<u16>,
     /// Whether something came in since something last went out.
     has_unanswered_bytes: bool,
+    answering: Answering,
+    /// Where the client sends nothing more.
+    half_closed: Option<HalfClosed>,
 }
 
 impl TimedStream {
-    fn new(stream: TcpStream, timeout: Duration, stalled: Stalled) -> Self {
+    fn new(stream: TcpStream, timeout: Duration, stalled: Stalled, answering: Answering) -> Self {
         let stall = Box::pin(tokio::time::sleep(timeout));
         Self {
             stream,
@@ -288,6 +294,8 @@ impl TimedStream {
             is_stalled: false,
             held_status: None,
             has_unanswered_bytes: false,
+            answering,
+            half_closed: None,
         }
     }
 
@@ -309,6 +317,7 @@ impl TimedStream {
         if polled.is_ready() {
             self.is_stalled = false;
             self.has_unanswered_bytes = false;
+            self.half_closed.iter_mut().for_each(HalfClosed::note_sent);
             return polled;
         }
         if !std::mem::replace(&mut self.is_stalled, true) {
@@ -326,10 +335,22 @@ impl AsyncRead for TimedStream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let num_before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.has_unanswered_bytes |= buffer.filled().len() > num_before;
-        polled
+        let this = &mut *self;
+        if this.half_closed.is_none() {
+            let num_before = buffer.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+            let has_more = buffer.filled().len() > num_before;
+            this.has_unanswered_bytes |= has_more;
+            if has_more || buffer.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if !this.has_unanswered_bytes && !this.answering.is_on() {
+            return Poll::Ready(Ok(()));
+        }
+        let may_ask = this.has_unanswered_bytes && !this.is_stalled;
+        let half_closed = this.half_closed.get_or_insert_with(HalfClosed::new);
+        half_closed.poll_over(&this.stream, &this.answering, may_ask, cx).map(Ok)
     }
 }
 

@@ -5,6 +5,7 @@
 mod cache_events;
 mod fair;
 mod fake_runner;
+mod pace;
 mod prompts;
 mod rule;
 

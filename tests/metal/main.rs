@@ -18,6 +18,7 @@ mod planted;
 mod probes;
 mod promises;
 mod prompts;
+mod proved;
 mod recorder;
 mod registers;
 mod rotation;

@@ -10,6 +10,7 @@ use tinyvllm::self_test::{Check, Effort, Family};
 use crate::emulator::{Barrier, Emulator, Order, Timing, Variant, run_again};
 use crate::oracle::Remembering;
 use crate::planted::{Device, Wanted, small};
+use crate::proved::on_its_day;
 use crate::rounded::is_of_a_size_for_more_cores;
 
 fn check(gpu: Option<Emulator>) {
@@ -50,23 +51,29 @@ fn check_libraries(gpu: Option<Emulator>, families: &[Family], libraries: &[&Lib
 
 #[test]
 fn on_tensor_cores() {
-    check_of_nvidia(of_nvidia(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
+    on_its_day("ops::on_tensor_cores", || {
+        check_of_nvidia(of_nvidia(Variant::Fast).map(|gpu| gpu.with_timing(Timing::Late)));
+    });
 }
 
 #[test]
 fn on_tensor_cores_checked() {
-    check_of_nvidia(of_nvidia(Variant::Checked).map(|gpu| gpu.with_order(Order::Random(3))));
+    on_its_day("ops::on_tensor_cores_checked", || {
+        check_of_nvidia(of_nvidia(Variant::Checked).map(|gpu| gpu.with_order(Order::Random(3))));
+    });
 }
 
 /// What planted defects are noticed on beside a device like those above.
 #[test]
 fn on_smaller_tensor_cores() {
-    for family in [Family::Experts, Family::Latent] {
-        let Some(gpu) = of_nvidia(Variant::Fast) else { return };
-        let context = Context::gpu(Arc::new(small(gpu, family)));
-        let mut report = Remembering(|check: Check| assert!(check.passed, "{}", check.name));
-        family.check(&context, Effort::Small, &mut report);
-    }
+    on_its_day("ops::on_smaller_tensor_cores", || {
+        for family in [Family::Experts, Family::Latent] {
+            let Some(gpu) = of_nvidia(Variant::Fast) else { return };
+            let context = Context::gpu(Arc::new(small(gpu, family)));
+            let mut report = Remembering(|check: Check| assert!(check.passed, "{}", check.name));
+            family.check(&context, Effort::Small, &mut report);
+        }
+    });
 }
 
 #[test]
@@ -80,25 +87,33 @@ const FEWEST_THREADS: usize = 384;
 /// On a device with the fewest threads of any, into which every kernel fits.
 #[test]
 fn in_any_order_with_the_fewest_threads() {
-    let gpu = Emulator::new(Variant::Fast).map(|gpu| gpu.with_order(Order::Random(1)));
-    check(gpu.map(|gpu| gpu.with_max_threads(FEWEST_THREADS)));
+    on_its_day("ops::in_any_order_with_the_fewest_threads", || {
+        let gpu = Emulator::new(Variant::Fast).map(|gpu| gpu.with_order(Order::Random(1)));
+        check(gpu.map(|gpu| gpu.with_max_threads(FEWEST_THREADS)));
+    });
 }
 
 #[test]
 fn checked() {
-    check(Emulator::new(Variant::Checked));
+    on_its_day("ops::checked", || {
+        check(Emulator::new(Variant::Checked));
+    });
 }
 
 #[test]
 fn reversed_with_fast_math() {
-    check(Emulator::new(Variant::FastMath).map(|gpu| gpu.with_order(Order::Reversed)));
+    on_its_day("ops::reversed_with_fast_math", || {
+        check(Emulator::new(Variant::FastMath).map(|gpu| gpu.with_order(Order::Reversed)));
+    });
 }
 
 #[test]
 fn the_sanitizers_find_nothing() {
-    if let Some(result) = run_again("ops::in_order") {
-        println!("{}", result.unwrap());
-    }
+    on_its_day("ops::the_sanitizers_find_nothing", || {
+        if let Some(result) = run_again("ops::in_order") {
+            println!("{}", result.unwrap());
+        }
+    });
 }
 
 /// Devices that lack one barrier each, in every order that threads may run in: a barrier that could be left out unseen would be

@@ -48,7 +48,8 @@ fn generated_beside(server: &Server, others: &[TcpStream], num_there: usize) -> 
 
 #[test]
 fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
-    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 8");
+    // So slow that the crowd's answers are not there before anybody has looked.
+    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 8 --kernels reference");
     let long = |n: usize| body(&json!("A crowd"), 480, &json!({"n": n}));
     let crowd: Vec<TcpStream> = (0..12).map(|_| begin(&server, "crowd", &long(1))).collect();
     server.wait_for_metric("vllm:num_requests_waiting", 8.0);

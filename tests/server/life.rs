@@ -1,7 +1,7 @@
 //! The server among its clients: keys, crowds, clients that leave or do not read, and the end.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -145,6 +145,38 @@ fn who_leaves_frees_everything() {
     server.wait_for_metric(ABORTED, 64.0);
     let generated = server.metric(GENERATED);
     assert!(generated < 64.0 * 490.0, "all {generated} tokens were generated for nobody");
+}
+
+/// As `nc -N` does and some proxies do. Whether anybody is left is found out by an interim answer.
+#[test]
+fn who_closes_its_half_behind_a_request_is_answered() {
+    let server = Server::start("");
+    for is_stream in [false, true] {
+        let mut stream = connect(server.address());
+        stream.write_all(long(1, is_stream).as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        assert!(answer.contains("\"finish_reason\":\"length\""), "{answer}");
+    }
+    // A request that is not whole is none, and nobody waits for the rest.
+    let mut stream = connect(server.address());
+    let request = long(1, false);
+    stream.write_all(&request.as_bytes()[..request.len() - 1]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let start = Instant::now();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5) && !answer.contains(" 200 "), "{answer}");
+    // One that has gone altogether is found out before its answer is done.
+    let mut stream = connect(server.address());
+    stream.write_all(long(20, false).as_bytes()).unwrap();
+    server.wait_for_metric(RUNNING, 20.0);
+    drop(stream);
+    server.wait_for_metric(RUNNING, 0.0);
+    assert_eq!(server.metric(ABORTED), 20.0);
 }
 
 #[test]

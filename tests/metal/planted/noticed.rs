@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,19 +13,14 @@ use std::time::Instant;
 use tinyvllm::self_test::Family;
 
 use super::search::{Device, confirms, search};
+use crate::proved::{PROVE, SEARCH, say};
 
 /// From the top of the project.
 const FILE: &str = "tests/metal/planted/noticed.txt";
 
-/// Set to write lines for defects that have none or a stale one.
-const UPDATE: &str = "TINYVLLM_UPDATE_NOTICED";
-
-/// Set to search for each as if there were no lines.
-const SEARCH: &str = "TINYVLLM_SEARCH_NOTICED";
-
 const HEADER: &str = "\
 # defect -> device: the check that noticed it last, which is tried first
-# written by the tests themselves: TINYVLLM_UPDATE_NOTICED=1 cargo test --test metal planted
+# written by the tests themselves: TINYVLLM_PROVE=1 cargo test --test metal planted
 ";
 
 /// Where a defect shows.
@@ -63,7 +57,7 @@ pub(crate) static NOTICED: LazyLock<Noticed> = LazyLock::new(|| {
     let is_set = |variable| std::env::var_os(variable).is_some();
     let text = if is_set(SEARCH) { String::new() } else { fs::read_to_string(&path).unwrap_or_default() };
     Noticed {
-        path: (is_set(UPDATE) && !is_set(SEARCH)).then_some(path),
+        path: (is_set(PROVE) && !is_set(SEARCH)).then_some(path),
         says: !is_set(SEARCH),
         lines: Mutex::new(parse(&text)),
     }
@@ -95,7 +89,7 @@ impl Noticed {
             let what = if known.is_some() { "a stale line" } else { "no line" };
             let took = begin.elapsed();
             say(&format!(
-                "{FILE} has {what} for a defect; a search took {took:.0?}; {UPDATE}=1 writes: {line}"
+                "{FILE} has {what} for a defect; a search took {took:.0?}; {PROVE}=1 writes: {line}"
             ));
         }
         if let Some((notice, _)) = found {
@@ -115,7 +109,7 @@ impl Noticed {
         } else {
             assert!(
                 others.is_empty(),
-                "{FILE} has lines for no defect; {UPDATE}=1 drops:\n{}",
+                "{FILE} has lines for no defect; {PROVE}=1 drops:\n{}",
                 others.join("\n")
             );
         }
@@ -158,9 +152,4 @@ fn parse(text: &str) -> BTreeMap<String, Notice> {
         assert!(lines.insert(name.to_owned(), notice).is_none(), "{FILE}: two lines for {name}");
     }
     lines
-}
-
-/// For everybody to see, unlike what the test harness shows for failed tests only.
-fn say(message: &str) {
-    drop(writeln!(std::io::stderr(), "{message}"));
 }
