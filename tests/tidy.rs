@@ -78,7 +78,6 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("terminal_size", &["cli"]),
     ("tokenizers", &["tokenizer"]),
     ("tokio", &["cli", "server"]),
-    ("zeromq", &["server/kv_events"]),
 ];
 
 /// What a pure module must not name: it decides by numbers alone.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::account::RequestMemory;
+use super::kv_events::KvEventTotals;
 use crate::config::EngineConfig;
 use crate::engine::{EngineStats, FinishReason, SequenceStats, StepSizes};
 
@@ -125,7 +126,7 @@ impl Metrics {
         config: &EngineConfig,
         device: &str,
         http: &[(&'static str, u16, u64)],
-        kv_event_totals: Option<[u64; 2]>,
+        kv_event_totals: Option<KvEventTotals>,
         request_memory: &RequestMemory,
     ) -> String {
         let mut page = Page { text: String::with_capacity(32 << 10), labels: &self.labels };
@@ -170,11 +171,20 @@ impl Metrics {
         let name = "tinyvllm_request_memory_limit_bytes";
         page.gauge(name, "The most of it (--max-request-memory)", request_memory.limit() as f64);
 
-        if let Some([batches, lost]) = kv_event_totals {
+        if let Some(totals) = kv_event_totals {
             let name = "tinyvllm_kv_event_batches_total";
-            page.counter(name, "Batches of events of the prefix cache", batches);
+            page.counter(name, "Batches of events of the prefix cache", totals.batches);
             let name = "tinyvllm_kv_event_batches_lost_total";
-            page.counter(name, "Those of them that were not sent, because too many waited", lost);
+            page.counter(name, "Those of them that were not sent, because too many waited", totals.lost);
+            let name = "tinyvllm_kv_event_batches_missed_total";
+            page.counter(
+                name,
+                "Those that subscribers missed, each for itself, being too slow",
+                totals.missed,
+            );
+            let name = "tinyvllm_kv_event_peers_closed_total";
+            let help = "Peers of the sockets of events that were closed because of a limit or what they sent";
+            page.counter(name, help, totals.closed_peers);
         }
 
         for (name, help, histogram) in [
@@ -345,14 +355,9 @@ mod tests {
         metrics.count_request(2, Some(7), 3);
         metrics.count_token();
         let http = [("/health", 429, 3)];
-        let page = metrics.render(
-            &totals,
-            &EngineConfig::default(),
-            "cpu",
-            &http,
-            Some([7, 2]),
-            &RequestMemory::new(9),
-        );
+        let events = KvEventTotals { batches: 7, lost: 2, missed: 3, closed_peers: 1 };
+        let config = EngineConfig::default();
+        let page = metrics.render(&totals, &config, "cpu", &http, Some(events), &RequestMemory::new(9));
         let labels = "model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"";
         for line in [
             format!("vllm:kv_cache_usage_perc{{{labels}}} 0.25"),
@@ -373,6 +378,8 @@ mod tests {
             format!("vllm:request_params_max_tokens_sum{{{labels}}} 7"),
             format!("vllm:request_max_num_generation_tokens_sum{{{labels}}} 3"),
             format!("tinyvllm_http_requests_total{{{labels},path=\"/health\",status=\"429\"}} 3"),
+            format!("tinyvllm_kv_event_batches_lost_total{{{labels}}} 2"),
+            format!("tinyvllm_kv_event_batches_missed_total{{{labels}}} 3"),
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is missing in\n{page}");
         }

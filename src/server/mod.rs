@@ -44,7 +44,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use access::{AccessLog, AccessRecord, TokenCounts};
 pub use cors::Origin;
-pub use kv_events::{KvEventsChoice, KvEventsConfig};
+pub use kv_events::{KvEventsChoice, KvEventsConfig, zmtp};
 
 use self::keys::KeyRing;
 use self::kv_events::KvEvents;
@@ -288,7 +288,7 @@ impl Server {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
         let is_on_loopback = self.address.ip().is_loopback();
         let kv_events = match &self.config.kv_events {
-            Some(config) => Some(KvEvents::bind(config).await?),
+            Some(config) => Some(KvEvents::bind(config, Arc::clone(&log)).await?),
             None => None,
         };
         let app = Arc::new(App::new(self.config.clone(), self.keys, is_on_loopback, kv_events, log));

@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::time::timeout;
-use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-use super::client::{PATIENCE, Server, get};
+use super::client::{PATIENCE, Server};
+use super::zmq::{self, Peer};
 
 /// With ports of the system's choice, so that tests do not meet.
 const FLAGS: &str = "--max-model-len 256 --block-size 32 --kv-events-config \
@@ -17,50 +16,46 @@ const FLAGS: &str = "--max-model-len 256 --block-size 32 --kv-events-config \
 const BLOCK_SIZE: usize = 32;
 const END: u64 = u64::MAX;
 
-/// Waits in a test that is not asynchronous.
-fn wait<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { timeout(PATIENCE, future).await.unwrap() })
-}
-
 fn source(server: &Server) -> Value {
     server.get("/kv_event_sources").success()[0].clone()
 }
 
+fn replay_endpoint(server: &Server) -> String {
+    source(server)["replay_endpoint"].as_str().unwrap().to_owned()
+}
+
 /// Topic, number and payload.
-fn read(message: ZmqMessage) -> (Vec<u8>, u64, Option<Value>) {
-    let mut parts = message.into_vec();
+fn read(mut parts: Vec<Vec<u8>>) -> (Vec<u8>, u64, Option<Value>) {
     let payload = parts.pop().unwrap();
     let number = u64::from_be_bytes(parts.pop().unwrap()[..].try_into().unwrap());
-    let topic = parts.pop().unwrap().to_vec();
+    let topic = parts.pop().unwrap();
     (topic, number, (!payload.is_empty()).then(|| rmp_serde::from_slice(&payload).unwrap()))
 }
 
 /// Everything from this number on.
 fn replay(server: &Server, start: u64) -> Vec<(u64, Value)> {
-    let endpoint = source(server)["replay_endpoint"].as_str().unwrap().to_owned();
-    wait(async {
-        let mut socket = DealerSocket::new();
-        socket.connect(&endpoint).await.unwrap();
-        let mut request = ZmqMessage::from(Vec::new());
-        request.push_back(start.to_be_bytes().to_vec().into());
-        socket.send(request).await.unwrap();
-        let mut batches = Vec::new();
-        loop {
-            let message = socket.recv().await.unwrap();
-            assert_eq!(message.len(), 4, "an empty part, topic, number and payload");
-            match read(message) {
-                (topic, END, payload) => {
-                    assert_eq!((topic.len(), payload), (0, None));
-                    return batches;
-                }
-                (topic, number, payload) => {
-                    assert_eq!(topic, b"kv@demo");
-                    batches.push((number, payload.unwrap()));
-                }
+    let mut socket = Peer::connect(&replay_endpoint(server), "DEALER");
+    socket.send(&[b"", &start.to_be_bytes()]);
+    replayed(&mut socket)
+}
+
+/// The answer to a request.
+fn replayed(socket: &mut Peer) -> Vec<(u64, Value)> {
+    let mut batches = Vec::new();
+    loop {
+        let message = socket.receive();
+        assert_eq!(message.len(), 4, "an empty part, topic, number and payload");
+        match read(message) {
+            (topic, END, payload) => {
+                assert_eq!((topic.len(), payload), (0, None));
+                return batches;
+            }
+            (topic, number, payload) => {
+                assert_eq!(topic, b"kv@demo");
+                batches.push((number, payload.unwrap()));
             }
         }
-    })
+    }
 }
 
 /// What a router knows after these batches: parent and tokens of each block.
@@ -135,64 +130,47 @@ fn a_router_knows_each_prefix_from_the_events() {
 fn subscribers_hear_of_each_batch() {
     let server = Server::start(FLAGS);
     let endpoint = source(&server)["endpoint"].as_str().unwrap().to_owned();
-    let address = server.address();
-    wait(async {
-        let mut socket = SubSocket::new();
-        socket.connect(&endpoint).await.unwrap();
-        socket.subscribe("kv@").await.unwrap();
-        let mut other = SubSocket::new();
-        other.connect(&endpoint).await.unwrap();
-        other.subscribe("elsewhere").await.unwrap();
-        // A subscription takes effect when it arrives; until then nothing is heard.
-        let mut number = 0;
-        let first = loop {
-            number += 1;
-            complete(&server, &prompt(number, 64), None);
-            if let Ok(message) = timeout(Duration::from_millis(100), socket.recv()).await {
-                break read(message.unwrap());
-            }
-        };
-        complete(&server, &prompt(number + 1, 64), None);
-        let second = read(socket.recv().await.unwrap());
-        assert_eq!((&*first.0, second.1), (&b"kv@demo"[..], first.1 + 1));
-        assert_eq!(second.2.unwrap()[1][0]["token_ids"].as_array().unwrap().len(), 64);
-        assert!(timeout(Duration::from_millis(50), other.recv()).await.is_err(), "another topic");
-        // Whoever breaks the protocol or asks for nothing does no harm.
-        let mut asking = DealerSocket::new();
-        asking.connect(source(&server)["replay_endpoint"].as_str().unwrap()).await.unwrap();
-        for part in [&b""[..], b"x", &[0; 100]] {
-            asking.send(ZmqMessage::from(part.to_vec())).await.unwrap();
-        }
-    });
-    drop(std::net::TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap());
+    let mut socket = Peer::connect(&endpoint, "SUB");
+    socket.subscribe("kv@");
+    let mut other = Peer::connect(&endpoint, "SUB");
+    other.subscribe("elsewhere");
+    // A subscription takes effect when it arrives; until then nothing is heard.
+    let mut number = 0;
+    socket.stream().set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    while socket.stream().peek(&mut [0]).is_err() {
+        number += 1;
+        complete(&server, &prompt(number, 64), None);
+    }
+    socket.stream().set_read_timeout(Some(PATIENCE)).unwrap();
+    let first = read(socket.receive());
+    complete(&server, &prompt(number + 1, 64), None);
+    let second = read(socket.receive());
+    assert_eq!((&*first.0, second.1), (&b"kv@demo"[..], first.1 + 1));
+    assert_eq!(second.2.unwrap()[1][0]["token_ids"].as_array().unwrap().len(), 64);
+    other.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!(other.try_receive().is_none(), "another topic");
+    // Whoever asks for nothing does no harm.
+    let mut asking = Peer::connect(&replay_endpoint(&server), "DEALER");
+    for part in [&b""[..], b"x", &[0; 100]] {
+        asking.send(&[part]);
+    }
+    asking.send(&[b"", &0_u64.to_be_bytes()]);
+    assert!(!replayed(&mut asking).is_empty());
+    drop(zmq::connect(&endpoint));
     assert!(!replay(&server, 0).is_empty());
-    assert_eq!(get(address, "/health").status, 200);
+    assert_eq!(server.get("/health").status, 200);
 }
 
-/// A connection that has said hello as ZeroMQ's sockets do, and does nothing by itself.
-fn raw_dealer(endpoint: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(endpoint.trim_start_matches("tcp://")).unwrap();
-    let mut hello = vec![0; 64];
-    hello[..12].copy_from_slice(&[0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0]);
-    hello[12..16].copy_from_slice(b"NULL");
-    hello.extend(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER");
-    stream.write_all(&hello).unwrap();
-    stream
-}
-
-/// Where the library had two threads, four such clients stopped it within 20,000 connections.
 #[test]
 fn many_come_and_ask_and_leave() {
     let server = Server::start(FLAGS);
-    let endpoint = source(&server)["replay_endpoint"].as_str().unwrap().to_owned();
+    let endpoint = replay_endpoint(&server);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    let mut stream = raw_dealer(&endpoint);
-                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                    // Everything from number 0 on.
-                    stream.write_all(b"\x01\0\0\x08\0\0\0\0\0\0\0\0").unwrap();
+                    let mut stream = zmq::raw_peer(&endpoint, "DEALER");
+                    stream.write_all(&zmq::request(0)).unwrap();
                     // The hello of the other side, and the beginning of an answer.
                     stream.read_exact(&mut [0; 100]).unwrap();
                 }
@@ -200,6 +178,129 @@ fn many_come_and_ask_and_leave() {
         }
     });
     assert!(!replay(&server, 0).is_empty());
+}
+
+/// Waits until the log has a line with these words, and returns how many there are.
+#[track_caller]
+fn wait_for_line(server: &Server, words: &str) -> usize {
+    let start = Instant::now();
+    loop {
+        let log = server.log();
+        let found = log.iter().filter(|line| line.contains("KV events") && line.contains(words)).count();
+        if found > 0 {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{words:?} is not in {log:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether the other side has closed, in which case nothing comes that is not there already.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// The length word of one frame ended the whole server.
+#[test]
+fn a_frame_that_announces_a_terabyte_closes_its_connection() {
+    let server = Server::start(FLAGS);
+    for endpoint in [source(&server)["endpoint"].as_str().unwrap(), &replay_endpoint(&server)] {
+        for (hello, head) in [
+            // Before and after the other side says what it is; a command and a message.
+            (zmq::greeting(), &[6_u8][..]),
+            ([zmq::greeting(), zmq::ready("SUB")].concat(), &[2]),
+            ([zmq::greeting(), zmq::ready("DEALER")].concat(), &[3]),
+        ] {
+            for length in [1_u64 << 40, u64::MAX, 1 << 31, 4097] {
+                let mut stream = zmq::connect(endpoint);
+                let bytes = [&hello[..], head, &length.to_be_bytes()].concat();
+                stream.write_all(&bytes).unwrap();
+                assert!(is_closed(&mut stream));
+            }
+        }
+    }
+    wait_for_line(&server, "4096 are the most");
+    assert!(server.metric("tinyvllm_kv_event_peers_closed_total") >= 24.0);
+    assert!(!replay(&server, 0).is_empty());
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[cfg(target_os = "linux")]
+fn resident_bytes(server: &Server) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// Each of them had a queue of its own for all that it asked for, over and over.
+#[cfg(target_os = "linux")]
+#[test]
+fn peers_that_read_nothing_cost_little_and_others_are_answered() {
+    const NUM_PEERS: usize = 60;
+    let server = Server::start(FLAGS);
+    for number in 0..120 {
+        complete(&server, &prompt(number, 250), None);
+    }
+    let num_batches = replay(&server, 0).len();
+    let before = resident_bytes(&server);
+    let peers: Vec<TcpStream> = (0..NUM_PEERS)
+        .map(|_| {
+            let mut stream = zmq::raw_peer(&replay_endpoint(&server), "DEALER");
+            // Some are taken only when the system has no room for more.
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(&zmq::request(0).repeat(1_000));
+            stream
+        })
+        .collect();
+    let start = Instant::now();
+    let mut most = 0;
+    while start.elapsed() < Duration::from_secs(3) {
+        most = most.max(resident_bytes(&server).saturating_sub(before));
+        assert_eq!(replay(&server, 0).len(), num_batches, "those that read are not held up");
+    }
+    assert!(most < 16 << 20, "{NUM_PEERS} peers took {} MB", most >> 20);
+    drop(peers);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+/// They had all descriptors of the process, for ever.
+#[test]
+fn peers_are_counted_and_have_to_say_who_they_are() {
+    const MAX_PER_ADDRESS: usize = 128;
+    let server = Server::start(FLAGS);
+    let endpoint = source(&server)["endpoint"].as_str().unwrap().to_owned();
+    let start = Instant::now();
+    let mut half_open: Vec<TcpStream> = (0..MAX_PER_ADDRESS + 20)
+        .map(|_| {
+            let mut stream = zmq::connect(&endpoint);
+            // Those beyond the limit may be closed before.
+            let _ = stream.write_all(b"\xff");
+            stream
+        })
+        .collect();
+    assert!(half_open.iter_mut().rev().take(20).all(is_closed));
+    assert_eq!(wait_for_line(&server, "there are 128 peers from its address"), 1, "a line for all of them");
+    assert!(start.elapsed() < Duration::from_secs(8), "the others are still there");
+    #[cfg(target_os = "linux")]
+    {
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap().count();
+        assert!((MAX_PER_ADDRESS..MAX_PER_ADDRESS + 60).contains(&descriptors), "{descriptors}");
+    }
+    assert_eq!(server.get("/health").status, 200);
+    // Of the limit both sockets are part.
+    assert!(is_closed(&mut zmq::connect(&replay_endpoint(&server))));
+    assert!(half_open.iter_mut().take(MAX_PER_ADDRESS).all(is_closed));
+    assert!(start.elapsed() >= Duration::from_secs(9));
+    wait_for_line(&server, "within 10 s");
+    assert!(!replay(&server, 0).is_empty(), "there is room again");
 }
 
 #[cfg(unix)]

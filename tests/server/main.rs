@@ -35,3 +35,4 @@ mod structured;
 mod throughput;
 mod tools;
 mod top;
+mod zmq;

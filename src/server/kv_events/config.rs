@@ -7,10 +7,9 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// Most batches that are kept: so many may wait for one that asked for those that it missed, or for a subscriber. The
-/// library of the sockets has this number and no setting for it.
+/// Most batches that can be asked for again.
 const MAX_KEPT: usize = 100_000;
-/// Most batches that wait to be sent.
+/// Most batches that wait to be sent, to a subscriber or at all.
 const MAX_BATCHES: usize = 1_000_000;
 /// Longest topic.
 const MAX_TOPIC_BYTES: usize = 256;
@@ -24,7 +23,7 @@ pub struct KvEventsConfig {
     pub replay_endpoint: Option<String>,
     /// Batches that are kept for them.
     pub buffer_steps: usize,
-    /// Batches that may wait to be sent. Further ones are lost.
+    /// Batches that may wait to be sent, to a subscriber or at all. Further ones are lost.
     pub max_queue_size: usize,
     /// The first part of each message, by which subscribers choose.
     pub topic: String,
@@ -85,7 +84,7 @@ impl FromStr for KvEventsChoice {
                 return Err(invalid(format!("{name} is {value}; it must be from 1 to {max}")));
             }
         }
-        // What waits for a single subscriber cannot be bounded here, but what waits for all of them; 0 is no limit.
+        // 0 is no limit.
         let high_water_mark = fields.hwm.filter(|hwm| *hwm > 0).unwrap_or(MAX_BATCHES);
         let topic = fields.topic.unwrap_or_default();
         if topic.len() > MAX_TOPIC_BYTES {

@@ -4,13 +4,20 @@
 //! that sends them, so that one that is lost is seen by its number; the engine never waits. The first batch says that
 //! the cache is empty, so that whoever followed a server that was at this address before forgets what it had.
 //!
+//! The sockets speak ZeroMQ's protocol themselves (`zmtp.rs`), because whoever can reach them may send anything: peers,
+//! their time, their frames and what waits for them are bounded, for all together (`peers.rs`, `session.rs`, `kept.rs`).
+//!
 //! Events carry prompts, and the sockets ask nobody for a key: it is off unless configured, and without an address
 //! only this machine can listen.
 
 mod config;
+mod kept;
+mod notices;
 mod payload;
+mod peers;
 mod publisher;
-mod replay;
+mod session;
+pub mod zmtp;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 
 pub use self::config::{KvEventsChoice, KvEventsConfig};
-use self::publisher::Publisher;
+use self::peers::Counts;
+use super::access::AccessLog;
 use crate::engine::{CacheEvent, OnCacheEvents};
 use crate::{Error, Result};
 
@@ -50,6 +58,7 @@ pub(super) struct KvEvents {
     source: Source,
     queue: mpsc::Sender<Batch>,
     totals: Arc<Totals>,
+    counts: Arc<Counts>,
 }
 
 #[derive(Debug, Default)]
@@ -58,15 +67,29 @@ struct Totals {
     lost: AtomicU64,
 }
 
+/// Numbers for `/metrics`, since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KvEventTotals {
+    /// Batches.
+    pub(super) batches: u64,
+    /// Those of them that never came to the sockets, because too many waited.
+    pub(super) lost: u64,
+    /// Those that a subscriber did not get because it was too slow, for all subscribers.
+    pub(super) missed: u64,
+    /// Peers that were closed because of a limit, or because they could not be understood.
+    pub(super) closed_peers: u64,
+}
+
 impl KvEvents {
     /// Takes the ports. Nothing is sent before [`listener`](Self::listener) is called.
     ///
     /// # Errors
     /// If a port cannot be had.
-    pub(super) async fn bind(config: &KvEventsConfig) -> Result<Self> {
+    pub(super) async fn bind(config: &KvEventsConfig, log: Arc<dyn AccessLog>) -> Result<Self> {
         let (queue, batches) = mpsc::channel(config.max_queue_size);
-        let source = Publisher::start(config, batches).await?;
-        Ok(Self { source, queue, totals: Arc::default() })
+        let counts = Arc::<Counts>::default();
+        let source = publisher::start(config, batches, Arc::clone(&counts), log).await?;
+        Ok(Self { source, queue, totals: Arc::default(), counts })
     }
 
     /// Where they are found.
@@ -74,9 +97,15 @@ impl KvEvents {
         &self.source
     }
 
-    /// Batches so far, and how many of them were lost because sending was too slow.
-    pub(super) fn totals(&self) -> [u64; 2] {
-        [&self.totals.batches, &self.totals.lost].map(|counter| counter.load(Ordering::Relaxed))
+    /// What happened so far.
+    pub(super) fn totals(&self) -> KvEventTotals {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        KvEventTotals {
+            batches: read(&self.totals.batches),
+            lost: read(&self.totals.lost),
+            missed: read(&self.counts.missed),
+            closed_peers: read(&self.counts.closed),
+        }
     }
 
     /// What the engine calls with the events of a step. To be called once, before the first request.
@@ -108,12 +137,13 @@ mod tests {
     fn a_full_queue_loses_batches_and_never_waits() {
         let (queue, mut batches) = mpsc::channel(2);
         let source = Source { endpoint: String::new(), replay_endpoint: None, topic: String::new() };
-        let events = KvEvents { source, queue, totals: Arc::default() };
+        let events = KvEvents { source, queue, totals: Arc::default(), counts: Arc::default() };
         let mut listener = events.listener();
         for hash in 0..3 {
             listener(vec![CacheEvent::Removed { hash }]);
         }
-        assert_eq!(events.totals(), [4, 2]);
+        let wanted = KvEventTotals { batches: 4, lost: 2, missed: 0, closed_peers: 0 };
+        assert_eq!(events.totals(), wanted);
         let first = batches.try_recv().unwrap();
         assert_eq!((first.number, first.change), (0, Change::Cleared));
         assert_eq!(batches.try_recv().unwrap().number, 1);

@@ -1,0 +1,296 @@
+//! The peers of both sockets, and how many there may be. Whoever is beyond a limit is closed, and a line says which.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::KvEventsConfig;
+use super::kept::Kept;
+use super::notices::Notices;
+use super::session::{Fault, Role, Session};
+use crate::server::access::AccessLog;
+use crate::server::clients::network;
+
+/// Peers of both sockets at once.
+pub(super) const MAX_PEERS: usize = 256;
+/// Those of them from one address.
+pub(super) const MAX_PEERS_PER_ADDRESS: usize = MAX_PEERS / 2;
+/// Time for a peer to say who it is.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time that a peer may take nothing of what is sent to it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that a peer may want nothing and say nothing. ZeroMQ's sockets connect again when they need to.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Pause after the system refused a connection, for instance because there are no more file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a peer was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closed {
+    Peers,
+    PeersOfAddress,
+    Handshake,
+    Stalled,
+    Idle,
+    Fault(Fault),
+}
+
+impl Closed {
+    /// Lines for different kinds do not hold each other up.
+    pub(super) fn kind(self) -> &'static str {
+        match self {
+            Self::Peers => "peers",
+            Self::PeersOfAddress => "peers_of_address",
+            Self::Handshake => "handshake",
+            Self::Stalled => "stalled",
+            Self::Idle => "idle",
+            Self::Fault(Fault::Behind) => "behind",
+            Self::Fault(_) => "protocol",
+        }
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Peers => write!(f, "there are {MAX_PEERS} peers, which are the most"),
+            Self::PeersOfAddress => {
+                write!(f, "there are {MAX_PEERS_PER_ADDRESS} peers from its address, which are the most")
+            }
+            Self::Handshake => write!(f, "it did not say who it is within {} s", HANDSHAKE_TIMEOUT.as_secs()),
+            Self::Stalled => write!(f, "it took nothing for {} s", WRITE_TIMEOUT.as_secs()),
+            Self::Idle => write!(f, "it wanted nothing for {} s", IDLE_TIMEOUT.as_secs()),
+            Self::Fault(fault) => fault.fmt(f),
+        }
+    }
+}
+
+/// Numbers for `/metrics`.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Batches that subscribers missed because they were too slow, those of each.
+    pub(super) missed: AtomicU64,
+    /// Peers that were closed.
+    pub(super) closed: AtomicU64,
+}
+
+/// What all peers share.
+pub(super) struct Peers {
+    topic: Box<[u8]>,
+    kept: Kept,
+    counts: Arc<Counts>,
+    notices: Notices,
+    /// How many there are from each address.
+    places: Mutex<HashMap<IpAddr, usize>>,
+}
+
+impl Peers {
+    pub(super) fn new(config: &KvEventsConfig, counts: Arc<Counts>, log: Arc<dyn AccessLog>) -> Self {
+        Self {
+            topic: config.topic.as_bytes().into(),
+            kept: Kept::new(config.max_queue_size, config.buffer_steps),
+            counts,
+            notices: Notices::new(log),
+            places: Mutex::default(),
+        }
+    }
+
+    /// Sends a batch to those that want it.
+    pub(super) fn publish(&self, number: u64, payload: Bytes) {
+        self.kept.push(number, payload);
+    }
+
+    fn places(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, address: IpAddr, why: Closed) {
+        self.counts.closed.fetch_add(1, Ordering::Relaxed);
+        self.notices.tell(why.kind(), || format!("KV events: {address} was closed, because {why}"));
+    }
+}
+
+/// A peer that is counted until this is dropped.
+struct Place {
+    peers: Arc<Peers>,
+    address: IpAddr,
+}
+
+impl Place {
+    fn take(peers: &Arc<Peers>, address: IpAddr) -> Result<Self, Closed> {
+        let mut places = peers.places();
+        if places.get(&address).is_some_and(|count| *count >= MAX_PEERS_PER_ADDRESS) {
+            return Err(Closed::PeersOfAddress);
+        }
+        if places.values().sum::<usize>() >= MAX_PEERS {
+            return Err(Closed::Peers);
+        }
+        *places.entry(address).or_default() += 1;
+        Ok(Self { peers: Arc::clone(peers), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut places = self.peers.places();
+        if let Some(count) = places.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                places.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// Serves whoever connects to a socket.
+pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Peers>) {
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok((stream, address)) => (stream, network(address.ip())),
+            Err(error) => {
+                peers.notices.tell("accept", || format!("KV events: nobody can connect: {error}"));
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        match Place::take(&peers, address) {
+            Err(limit) => peers.close(address, limit),
+            Ok(place) => {
+                tokio::spawn(async move {
+                    if let Err(why) = serve(stream, role, &place.peers).await {
+                        place.peers.close(address, why);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Returns when the peer has left.
+async fn serve(stream: TcpStream, role: Role, peers: &Peers) -> Result<(), Closed> {
+    // Batches are small, and each is wanted at once. A socket that refuses works all the same.
+    let _ = stream.set_nodelay(true);
+    let mut session = Session::new(role, &peers.topic, &peers.kept);
+    let mut news = peers.kept.news();
+    let mut clock = Clock::new();
+    loop {
+        // Before it is looked for batches, so that none comes unnoticed in between.
+        news.mark_unchanged();
+        let worked = session.work();
+        peers.counts.missed.fetch_add(session.take_missed(), Ordering::Relaxed);
+        worked.map_err(Closed::Fault)?;
+        let limit = clock.deadline(&session);
+        let next = exchange(&stream, &mut session, &mut news);
+        let next = match limit {
+            Some((deadline, why)) => timeout_at(deadline, next).await.map_err(|_| why)?,
+            None => next.await,
+        };
+        match next {
+            Turn::Left => return Ok(()),
+            Turn::News => {}
+            Turn::Moved { read, written } => clock.moved(read, written),
+        }
+    }
+}
+
+/// What happened next.
+enum Turn {
+    /// The other side is gone.
+    Left,
+    /// There are batches to send.
+    News,
+    /// So many bytes came and went.
+    Moved { read: usize, written: usize },
+}
+
+/// Reads and writes what there is.
+async fn exchange(stream: &TcpStream, session: &mut Session<'_>, news: &mut watch::Receiver<u64>) -> Turn {
+    let (can_read, can_write) = (!session.space().is_empty(), !session.output().is_empty());
+    let interest = match (can_read, can_write) {
+        (true, true) => Interest::READABLE | Interest::WRITABLE,
+        (false, true) => Interest::WRITABLE,
+        (_, false) => Interest::READABLE,
+    };
+    let waits_for_news = session.wants_batches() && !can_write;
+    let ready = tokio::select! {
+        ready = stream.ready(interest) => ready,
+        // An error means that the server is gone.
+        changed = news.changed(), if waits_for_news => {
+            return if changed.is_ok() { Turn::News } else { Turn::Left };
+        }
+    };
+    let Ok(ready) = ready else { return Turn::Left };
+    let (mut read, mut written) = (0, 0);
+    if can_write && ready.is_writable() {
+        match stream.try_write(session.output()) {
+            Ok(num_bytes) => {
+                session.written(num_bytes);
+                written = num_bytes;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return Turn::Left,
+        }
+    }
+    if can_read && ready.is_readable() {
+        match stream.try_read(session.space()) {
+            Ok(0) => return Turn::Left,
+            Ok(num_bytes) => {
+                session.filled(num_bytes);
+                read = num_bytes;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return Turn::Left,
+        }
+    }
+    Turn::Moved { read, written }
+}
+
+/// When a peer's time is over.
+struct Clock {
+    connected: Instant,
+    read: Instant,
+    /// When it last took something, or something was last there for it to take.
+    written: Option<Instant>,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { connected: now, read: now, written: None }
+    }
+
+    /// The time that is over next, if one is running, and what it is for.
+    fn deadline(&mut self, session: &Session<'_>) -> Option<(Instant, Closed)> {
+        let now = Instant::now();
+        if session.output().is_empty() {
+            self.written = None;
+        }
+        let stalled = (!session.output().is_empty())
+            .then(|| (*self.written.get_or_insert(now) + WRITE_TIMEOUT, Closed::Stalled));
+        let waited = match (session.is_open(), session.wants_batches()) {
+            (false, _) => Some((self.connected + HANDSHAKE_TIMEOUT, Closed::Handshake)),
+            (true, false) => Some((self.read + IDLE_TIMEOUT, Closed::Idle)),
+            (true, true) => None,
+        };
+        [stalled, waited].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
+    }
+
+    fn moved(&mut self, read: usize, written: usize) {
+        let now = Instant::now();
+        if read > 0 {
+            self.read = now;
+        }
+        if written > 0 {
+            self.written = Some(now);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! A conversation with one peer, without its socket: bytes come in, bytes go out, and what it takes is bounded.
+//!
+//! A peer has no queue. What is sent to it is copied out of the batches that are kept, a buffer at a time, when the
+//! buffer before was taken. So a peer that reads nothing costs that buffer, and one that is too slow misses batches.
+
+use super::kept::Kept;
+use super::zmtp::{self, Broken, Command, Frame, MAX_PING_BYTES, Reader};
+
+/// What is written at once. A buffer, which each peer has.
+pub(super) const OUT_BYTES: usize = 16 << 10;
+/// Most parts of a message of a peer. A request has an empty one and a number.
+const MAX_PARTS: usize = 8;
+/// The number that ends a replay: -1.
+const END: [u8; 8] = [0xff; 8];
+
+/// Which of the two sockets a peer came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Sends each batch to whoever wants it.
+    Publisher,
+    /// Repeats batches.
+    Repeater,
+}
+
+impl Role {
+    fn socket_type(self) -> &'static str {
+        match self {
+            Self::Publisher => "PUB",
+            Self::Repeater => "ROUTER",
+        }
+    }
+
+    /// Whether it talks to sockets of this type.
+    fn fits(self, socket_type: &[u8]) -> bool {
+        match self {
+            Self::Publisher => [&b"SUB"[..], b"XSUB"].contains(&socket_type),
+            Self::Repeater => [&b"DEALER"[..], b"REQ", b"ROUTER"].contains(&socket_type),
+        }
+    }
+}
+
+/// Why a session cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("{0}")]
+    Broken(#[from] Broken),
+    #[error("its socket is of another type than talks to this one")]
+    SocketType,
+    #[error("a message of more parts than {MAX_PARTS}")]
+    TooManyParts,
+    #[error("it is more than {} MB behind", super::kept::MAX_KEPT_BYTES >> 20)]
+    Behind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    Ready,
+    Open,
+}
+
+/// What is being sent: batches from one place on.
+#[derive(Debug, Clone, Copy)]
+struct Sending {
+    /// Of the next batch, or of the one that is half sent.
+    place: u64,
+    /// How much of its payload went out, if it is half sent.
+    sent: Option<usize>,
+    /// The place of the first batch that is not sent any more; a subscriber wants all.
+    end: Option<u64>,
+}
+
+/// A request on its way: the parts so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Request {
+    num_parts: usize,
+    is_wrong: bool,
+    start: Option<u64>,
+}
+
+/// One peer. What it has sent is in the reader, what it is told is made by the state.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    reader: Reader,
+    state: State<'a>,
+}
+
+#[derive(Debug)]
+struct State<'a> {
+    role: Role,
+    topic: &'a [u8],
+    kept: &'a Kept,
+    stage: Stage,
+    /// For each length whether the beginning of the topic that has it is subscribed to. Nothing else can match.
+    subscriptions: Box<[bool]>,
+    is_between_parts: bool,
+    request: Request,
+    sending: Option<Sending>,
+    pong: Option<Pong>,
+    out: Vec<u8>,
+    num_written: usize,
+    num_missed: u64,
+}
+
+/// What is sent back when the message that is half sent is over.
+#[derive(Debug, Clone, Copy)]
+struct Pong {
+    text: [u8; MAX_PING_BYTES],
+    length: usize,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(role: Role, topic: &'a [u8], kept: &'a Kept) -> Self {
+        let state = State {
+            role,
+            topic,
+            kept,
+            stage: Stage::Greeting,
+            subscriptions: vec![false; topic.len() + 1].into(),
+            is_between_parts: false,
+            request: Request::default(),
+            sending: None,
+            pong: None,
+            // The other side may wait for it before it says more of its own.
+            out: zmtp::greeting().to_vec(),
+            num_written: 0,
+            num_missed: 0,
+        };
+        Self { reader: Reader::default(), state }
+    }
+
+    /// Whether both sides know each other.
+    pub(super) fn is_open(&self) -> bool {
+        self.state.stage == Stage::Open
+    }
+
+    /// Whether it wants batches: those to come, or some that are being repeated.
+    pub(super) fn wants_batches(&self) -> bool {
+        self.state.sending.is_some()
+    }
+
+    /// Batches that it would have got, had it been faster, since this was asked last.
+    pub(super) fn take_missed(&mut self) -> u64 {
+        std::mem::take(&mut self.state.num_missed)
+    }
+
+    /// Where what it sends goes. Empty while it has to wait: there is a replay at a time.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        match self.state.is_repeating() {
+            true => &mut [],
+            false => self.reader.space(),
+        }
+    }
+
+    /// So many bytes were put there.
+    pub(super) fn filled(&mut self, num_bytes: usize) {
+        self.reader.filled(num_bytes);
+    }
+
+    /// What is to be written.
+    pub(super) fn output(&self) -> &[u8] {
+        &self.state.out[self.state.num_written..]
+    }
+
+    /// So much of it was written.
+    pub(super) fn written(&mut self, num_bytes: usize) {
+        let state = &mut self.state;
+        state.num_written += num_bytes;
+        if state.num_written >= state.out.len() {
+            state.out.clear();
+            state.num_written = 0;
+        }
+    }
+
+    /// Understands what has come, and gets ready what goes out next.
+    ///
+    /// # Errors
+    /// If the peer is to be closed.
+    pub(super) fn work(&mut self) -> Result<(), Fault> {
+        loop {
+            self.take()?;
+            let was_repeating = self.state.is_repeating();
+            self.state.fill()?;
+            // The next request may be there already.
+            if !was_repeating || self.state.is_repeating() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self) -> Result<(), Fault> {
+        let Self { reader, state } = self;
+        if state.stage == Stage::Greeting {
+            if !reader.greeting()? {
+                return Ok(());
+            }
+            zmtp::put_ready(&mut state.out, state.role.socket_type());
+            state.stage = Stage::Ready;
+        }
+        while !state.is_repeating() {
+            let Some(frame) = reader.frame()? else { break };
+            state.take(frame)?;
+        }
+        Ok(())
+    }
+
+    /// The memory that it takes, in bytes.
+    #[cfg(test)]
+    fn num_bytes(&self) -> usize {
+        let State { out, subscriptions, .. } = &self.state;
+        size_of::<State<'_>>() + self.reader.num_bytes() + out.capacity() + subscriptions.len()
+    }
+}
+
+impl State<'_> {
+    fn is_repeating(&self) -> bool {
+        self.role == Role::Repeater && self.sending.is_some()
+    }
+
+    fn take(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+        match (self.stage, frame.is_command) {
+            (Stage::Open, false) => return self.take_part(frame),
+            (Stage::Open, true) => self.take_command(Command::read(frame.body)?),
+            (_, true) => match Command::read(frame.body)? {
+                Command::Ready { socket_type } if self.role.fits(socket_type) => self.stage = Stage::Open,
+                Command::Ready { .. } => return Err(Fault::SocketType),
+                _ => return Err(Broken::Command.into()),
+            },
+            (_, false) => return Err(Broken::Command.into()),
+        }
+        Ok(())
+    }
+
+    fn take_command(&mut self, command: Command<'_>) {
+        match command {
+            Command::Subscribe(wanted) => self.subscribe(wanted, true),
+            Command::Cancel(wanted) => self.subscribe(wanted, false),
+            // The last one counts, if there are several.
+            Command::Ping(text) => {
+                let mut pong = Pong { text: [0; MAX_PING_BYTES], length: text.len() };
+                pong.text[..text.len()].copy_from_slice(text);
+                self.pong = Some(pong);
+            }
+            Command::Ready { .. } | Command::Other => {}
+        }
+    }
+
+    fn take_part(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+        let is_alone = !std::mem::replace(&mut self.is_between_parts, frame.has_more) && !frame.has_more;
+        match (self.role, frame.body) {
+            // Before version 3.1, and in the library that routers in Rust use, these are messages.
+            (Role::Publisher, [1, wanted @ ..]) if is_alone => self.subscribe(wanted, true),
+            (Role::Publisher, [0, wanted @ ..]) if is_alone => self.subscribe(wanted, false),
+            // To a socket that publishes, nothing else means anything.
+            (Role::Publisher, _) => {}
+            (Role::Repeater, part) => {
+                let request = &mut self.request;
+                match request.num_parts {
+                    0 => request.is_wrong |= !part.is_empty(),
+                    1 => request.start = part.try_into().ok().map(u64::from_be_bytes),
+                    MAX_PARTS => return Err(Fault::TooManyParts),
+                    _ => request.is_wrong = true,
+                }
+                request.num_parts += 1;
+                if !frame.has_more {
+                    let request = std::mem::take(request);
+                    self.repeat_from(request.start.filter(|_| !request.is_wrong));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What cannot be understood has no answer.
+    fn repeat_from(&mut self, number: Option<u64>) {
+        let places = number.map(|number| self.kept.replay(number));
+        self.sending = places.map(|(place, end)| Sending { place, sent: None, end: Some(end) });
+    }
+
+    fn subscribe(&mut self, wanted: &[u8], is_wanted: bool) {
+        if !self.topic.starts_with(wanted) {
+            return;
+        }
+        self.subscriptions[wanted.len()] = is_wanted;
+        match self.sending {
+            None if self.is_subscribed() => {
+                self.sending = Some(Sending { place: self.kept.end(), sent: None, end: None });
+            }
+            // A batch that is half sent is sent to its end.
+            Some(Sending { sent: None, .. }) if !self.is_subscribed() => self.sending = None,
+            _ => {}
+        }
+    }
+
+    fn is_subscribed(&self) -> bool {
+        self.subscriptions.contains(&true)
+    }
+
+    /// Fills the buffer, if all that was in it was written.
+    fn fill(&mut self) -> Result<(), Fault> {
+        if !self.out.is_empty() || self.stage != Stage::Open {
+            return Ok(());
+        }
+        loop {
+            if !self.fill_payload()? {
+                return Ok(());
+            }
+            if let Some(pong) = self.pong.take() {
+                zmtp::put_pong(&mut self.out, &pong.text[..pong.length]);
+            }
+            if self.out.len() + self.head_bytes() > OUT_BYTES || !self.begin_batch() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes on with the batch that is half sent. Returns whether there is none any more.
+    fn fill_payload(&mut self) -> Result<bool, Fault> {
+        let Some(Sending { place, sent: Some(sent), end }) = self.sending else { return Ok(true) };
+        let Some(batch) = self.kept.from(place).filter(|batch| batch.place == place) else {
+            if self.role == Role::Publisher {
+                self.num_missed += self.kept.end() - place;
+            }
+            return Err(Fault::Behind);
+        };
+        let rest = &batch.payload[sent..];
+        let num_bytes = rest.len().min(OUT_BYTES - self.out.len());
+        self.out.extend_from_slice(&rest[..num_bytes]);
+        let is_over = num_bytes == rest.len();
+        self.sending = Some(match is_over {
+            true => Sending { place: place + 1, sent: None, end },
+            false => Sending { place, sent: Some(sent + num_bytes), end },
+        });
+        Ok(is_over)
+    }
+
+    /// Begins with the next batch, or ends a replay. Returns whether there is a batch.
+    fn begin_batch(&mut self) -> bool {
+        let Some(Sending { place, end, .. }) = self.sending else { return false };
+        if self.role == Role::Publisher && !self.is_subscribed() {
+            self.sending = None;
+            return false;
+        }
+        self.out.reserve_exact(OUT_BYTES - self.out.len());
+        let batch = self.kept.from(place).filter(|batch| end.is_none_or(|end| batch.place < end));
+        let Some(batch) = batch else {
+            if end.is_some() {
+                self.put_head(b"", END, 0);
+                self.sending = None;
+            }
+            return false;
+        };
+        if self.role == Role::Publisher {
+            self.num_missed += batch.place - place;
+        }
+        self.put_head(self.topic, batch.number.to_be_bytes(), batch.payload.len());
+        self.sending = Some(Sending { place: batch.place, sent: Some(0), end });
+        true
+    }
+
+    /// A message up to the payload, which has so many bytes.
+    fn put_head(&mut self, topic: &[u8], number: [u8; 8], payload: usize) {
+        if self.role == Role::Repeater {
+            zmtp::put_frame(&mut self.out, true, b"");
+        }
+        zmtp::put_frame(&mut self.out, true, topic);
+        zmtp::put_frame(&mut self.out, true, &number);
+        zmtp::put_head(&mut self.out, false, payload);
+    }
+
+    /// The longest of these.
+    fn head_bytes(&self) -> usize {
+        4 * zmtp::MAX_HEAD_BYTES + self.topic.len() + size_of::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests;
