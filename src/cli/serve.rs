@@ -130,8 +130,8 @@ struct ServerArgs {
     /// "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
     ///
     /// Further fields: buffer_steps (batches that can be asked for again), max_queue_size and hwm (batches that may wait
-    /// to be sent; the smaller one counts), topic. Events carry the tokens of prompts, and whoever can reach the address may listen; requests with a
-    /// cache_salt are never told of.
+    /// to be sent; the smaller one counts), topic. Events carry the tokens of prompts, and whoever can reach the address
+    /// may listen, 256 at once and 128 from one address; requests with a cache_salt are never told of.
     #[arg(long, value_name = "JSON", hide_short_help = true)]
     kv_events_config: Option<KvEventsChoice>,
     /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none

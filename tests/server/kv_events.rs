@@ -195,15 +195,17 @@ fn wait_for_line(server: &Server, words: &str) -> usize {
     }
 }
 
-/// Whether the other side has closed, in which case nothing comes that is not there already.
-fn is_closed(stream: &mut TcpStream) -> bool {
+/// Waits until the other side has closed.
+#[track_caller]
+fn wait_for_close(stream: &mut TcpStream) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut bytes = [0; 4096];
     loop {
         match stream.read(&mut bytes) {
-            Ok(0) => return true,
+            Ok(0) => return,
             Ok(_) => {}
-            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return,
+            Err(error) => panic!("{error}"),
         }
     }
 }
@@ -223,12 +225,12 @@ fn a_frame_that_announces_a_terabyte_closes_its_connection() {
                 let mut stream = zmq::connect(endpoint);
                 let bytes = [&hello[..], head, &length.to_be_bytes()].concat();
                 stream.write_all(&bytes).unwrap();
-                assert!(is_closed(&mut stream));
+                wait_for_close(&mut stream);
             }
         }
     }
     wait_for_line(&server, "4096 are the most");
-    assert!(server.metric("tinyvllm_kv_event_peers_closed_total") >= 24.0);
+    server.wait_for_metric("tinyvllm_kv_event_peers_closed_total", 24.0);
     assert!(!replay(&server, 0).is_empty());
     assert_eq!(server.get("/health").status, 200);
 }
@@ -244,19 +246,17 @@ fn resident_bytes(server: &Server) -> usize {
 #[cfg(target_os = "linux")]
 #[test]
 fn peers_that_read_nothing_cost_little_and_others_are_answered() {
-    const NUM_PEERS: usize = 60;
-    let server = Server::start(FLAGS);
-    for number in 0..120 {
-        complete(&server, &prompt(number, 250), None);
+    let server = Server::start(&FLAGS.replace("--max-model-len 256", "--max-model-len 1024"));
+    for number in 0..30 {
+        complete(&server, &prompt(number, 1_000), None);
     }
     let num_batches = replay(&server, 0).len();
     let before = resident_bytes(&server);
-    let peers: Vec<TcpStream> = (0..NUM_PEERS)
+    // Each of them asks for some 33 MB, of which the system may keep ten.
+    let peers: Vec<TcpStream> = (0..8)
         .map(|_| {
             let mut stream = zmq::raw_peer(&replay_endpoint(&server), "DEALER");
-            // Some are taken only when the system has no room for more.
-            stream.set_nonblocking(true).unwrap();
-            let _ = stream.write(&zmq::request(0).repeat(1_000));
+            stream.write_all(&zmq::request(0).repeat(500)).unwrap();
             stream
         })
         .collect();
@@ -266,8 +266,7 @@ fn peers_that_read_nothing_cost_little_and_others_are_answered() {
         most = most.max(resident_bytes(&server).saturating_sub(before));
         assert_eq!(replay(&server, 0).len(), num_batches, "those that read are not held up");
     }
-    assert!(most < 16 << 20, "{NUM_PEERS} peers took {} MB", most >> 20);
-    drop(peers);
+    assert!(most < 16 << 20, "{} peers took {} MB", peers.len(), most >> 20);
     assert_eq!(server.get("/health").status, 200);
 }
 
@@ -286,7 +285,7 @@ fn peers_are_counted_and_have_to_say_who_they_are() {
             stream
         })
         .collect();
-    assert!(half_open.iter_mut().rev().take(20).all(is_closed));
+    half_open.iter_mut().rev().take(20).for_each(wait_for_close);
     assert_eq!(wait_for_line(&server, "there are 128 peers from its address"), 1, "a line for all of them");
     assert!(start.elapsed() < Duration::from_secs(8), "the others are still there");
     #[cfg(target_os = "linux")]
@@ -296,8 +295,8 @@ fn peers_are_counted_and_have_to_say_who_they_are() {
     }
     assert_eq!(server.get("/health").status, 200);
     // Of the limit both sockets are part.
-    assert!(is_closed(&mut zmq::connect(&replay_endpoint(&server))));
-    assert!(half_open.iter_mut().take(MAX_PER_ADDRESS).all(is_closed));
+    wait_for_close(&mut zmq::connect(&replay_endpoint(&server)));
+    half_open.iter_mut().take(MAX_PER_ADDRESS).for_each(wait_for_close);
     assert!(start.elapsed() >= Duration::from_secs(9));
     wait_for_line(&server, "within 10 s");
     assert!(!replay(&server, 0).is_empty(), "there is room again");

@@ -215,6 +215,18 @@ fn clients_that_others_wrote_work() {
     }
 }
 
+/// The sockets of ZeroMQ's own library, which the routers' Python has.
+#[test]
+fn zeromqs_own_sockets_hear_of_the_cache() {
+    let Some(python) = python_of("vllm_router") else { return };
+    let server = Server::start(
+        "--max-model-len 256 --block-size 32 --kv-events-config {\"enable_kv_cache_events\":true,\
+         \"endpoint\":\"tcp://127.0.0.1:0\",\"replay_endpoint\":\"tcp://127.0.0.1:0\",\"topic\":\"kv@demo\"}",
+    );
+    let url = format!("http://{}", server.address());
+    assert!(run_script(&python, "check_events.py", &[&url]).contains("ok: events"));
+}
+
 /// Three servers behind routers that others wrote. The Python of `vllm_router` has those of the others too.
 #[test]
 fn routers_that_others_wrote_find_what_is_cached() {

@@ -166,7 +166,8 @@ pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Pee
             Err(limit) => peers.close(address, limit),
             Ok(place) => {
                 tokio::spawn(async move {
-                    if let Err(why) = serve(stream, role, &place.peers).await {
+                    // The connection is closed after it was counted, so that whoever sees the one finds the other.
+                    if let Err(why) = serve(&stream, role, &place.peers).await {
                         place.peers.close(address, why);
                     }
                 });
@@ -176,7 +177,7 @@ pub(super) async fn accept_all(listener: TcpListener, role: Role, peers: Arc<Pee
 }
 
 /// Returns when the peer has left.
-async fn serve(stream: TcpStream, role: Role, peers: &Peers) -> Result<(), Closed> {
+async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Closed> {
     // Batches are small, and each is wanted at once. A socket that refuses works all the same.
     let _ = stream.set_nodelay(true);
     let mut session = Session::new(role, &peers.topic, &peers.kept);
@@ -189,7 +190,7 @@ async fn serve(stream: TcpStream, role: Role, peers: &Peers) -> Result<(), Close
         peers.counts.missed.fetch_add(session.take_missed(), Ordering::Relaxed);
         worked.map_err(Closed::Fault)?;
         let limit = clock.deadline(&session);
-        let next = exchange(&stream, &mut session, &mut news);
+        let next = exchange(stream, &mut session, &mut news);
         let next = match limit {
             Some((deadline, why)) => timeout_at(deadline, next).await.map_err(|_| why)?,
             None => next.await,
@@ -291,6 +292,109 @@ impl Clock {
         }
         if written > 0 {
             self.written = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::zmtp;
+    use super::*;
+    use crate::server::access::AccessRecord;
+
+    struct Silent;
+
+    impl AccessLog for Silent {
+        fn record(&self, _record: AccessRecord) {}
+    }
+
+    fn peers() -> Arc<Peers> {
+        let config = KvEventsConfig {
+            endpoint: String::new(),
+            replay_endpoint: None,
+            buffer_steps: 10,
+            max_queue_size: 10,
+            topic: "kv".to_owned(),
+        };
+        Arc::new(Peers::new(&config, Arc::default(), Arc::new(Silent)))
+    }
+
+    #[test]
+    fn no_address_has_all_places() {
+        let peers = peers();
+        let take = |address: [u8; 4]| Place::take(&peers, address.into());
+        let mut first: Vec<Place> =
+            (0..MAX_PEERS_PER_ADDRESS).map(|_| take([10, 0, 0, 1]).unwrap()).collect();
+        assert_eq!(take([10, 0, 0, 1]).err(), Some(Closed::PeersOfAddress));
+        let others: Vec<Place> = (0..MAX_PEERS - MAX_PEERS_PER_ADDRESS)
+            .map(|index| take([10, 0, 1, index as u8]).unwrap())
+            .collect();
+        assert_eq!(take([10, 0, 2, 1]).err(), Some(Closed::Peers));
+        first.pop();
+        let another = take([10, 0, 2, 1]).unwrap();
+        drop((first, others, another));
+        assert!(peers.places().is_empty());
+    }
+
+    /// The time that a session has, and what for.
+    fn limit(session: &Session<'_>, clock: &mut Clock) -> Option<(Duration, Closed)> {
+        let (deadline, why) = clock.deadline(session)?;
+        Some((deadline.saturating_duration_since(clock.connected), why))
+    }
+
+    fn send(session: &mut Session<'_>, bytes: &[u8]) {
+        session.space()[..bytes.len()].copy_from_slice(bytes);
+        session.filled(bytes.len());
+        session.work().unwrap();
+    }
+
+    #[test]
+    fn each_state_has_its_time() {
+        let peers = peers();
+        let (second, near) = (Duration::from_secs(1), Duration::from_millis(500));
+        let check = |found: Option<(Duration, Closed)>, wanted: Option<(Duration, Closed)>| {
+            let is_near = |found: Duration, wanted: Duration| found.abs_diff(wanted) < near;
+            let is_equal = match (found, wanted) {
+                (Some((found, why)), Some((wanted, limit))) => why == limit && is_near(found, wanted),
+                (found, wanted) => found.is_none() && wanted.is_none(),
+            };
+            assert!(is_equal, "{found:?} instead of {wanted:?}");
+        };
+        for role in [Role::Publisher, Role::Repeater] {
+            let mut session = Session::new(role, &peers.topic, &peers.kept);
+            let mut clock = Clock::new();
+            let drain = |session: &mut Session<'_>| session.written(session.output().len());
+            // However often it says something of no consequence.
+            check(limit(&session, &mut clock), Some((HANDSHAKE_TIMEOUT, Closed::Handshake)));
+            drain(&mut session);
+            send(&mut session, &zmtp::greeting()[..30]);
+            clock.read += 5 * second;
+            check(limit(&session, &mut clock), Some((HANDSHAKE_TIMEOUT, Closed::Handshake)));
+            send(&mut session, &zmtp::greeting()[30..]);
+            let mut ready = Vec::new();
+            zmtp::put_ready(&mut ready, if role == Role::Publisher { "SUB" } else { "REQ" });
+            send(&mut session, &ready);
+            // Our own hello has not been taken.
+            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT, Closed::Stalled)));
+            drain(&mut session);
+            check(limit(&session, &mut clock), Some((IDLE_TIMEOUT + 5 * second, Closed::Idle)));
+
+            peers.publish(0, Bytes::from_static(b"x"));
+            let wish: &[u8] = match role {
+                Role::Publisher => b"\0\x01\x01",
+                Role::Repeater => b"\x01\0\0\x08\0\0\0\0\0\0\0\0",
+            };
+            send(&mut session, wish);
+            peers.publish(1, Bytes::from_static(b"x"));
+            session.work().unwrap();
+            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT, Closed::Stalled)));
+            clock.moved(0, 1);
+            clock.written = clock.written.map(|written| written + 9 * second);
+            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT + 9 * second, Closed::Stalled)));
+            drain(&mut session);
+            // A subscriber may wait for batches as long as there are none.
+            let idle = (IDLE_TIMEOUT + 5 * second, Closed::Idle);
+            check(limit(&session, &mut clock), (role == Role::Repeater).then_some(idle));
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum Fault {
     Broken(#[from] Broken),
     #[error("its socket is of another type than talks to this one")]
     SocketType,
-    #[error("a message of more parts than {MAX_PARTS}")]
+    #[error("it sent a message of more than {MAX_PARTS} parts")]
     TooManyParts,
     #[error("it is more than {} MB behind", super::kept::MAX_KEPT_BYTES >> 20)]
     Behind,

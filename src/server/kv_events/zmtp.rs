@@ -34,13 +34,13 @@ pub enum Broken {
     #[error("it wants to sign on, and there is nothing to sign on with")]
     Mechanism,
     /// More than is taken.
-    #[error("a frame of {0} bytes, and {MAX_FRAME_BYTES} are the most")]
+    #[error("it announced a frame of {0} bytes, and {MAX_FRAME_BYTES} are the most")]
     FrameTooLong(u64),
     /// Bits that mean nothing.
-    #[error("a frame with the flags {0:#04x}, which mean nothing")]
+    #[error("it sent a frame with the flags {0:#04x}, which mean nothing")]
     Flags(u8),
     /// A command whose parts do not fit into it.
-    #[error("a command that cannot be read")]
+    #[error("it sent a command that cannot be read here")]
     Command,
 }
 
