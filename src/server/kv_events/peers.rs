@@ -198,7 +198,11 @@ async fn serve(stream: &TcpStream, role: Role, peers: &Peers) -> Result<(), Clos
         match next {
             Turn::Left => return Ok(()),
             Turn::News => {}
-            Turn::Moved { read, written } => clock.moved(read, written),
+            Turn::Moved { read, written } => {
+                clock.moved(read, written);
+                // There is one thread, and a peer that takes all at once could have it for itself.
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
