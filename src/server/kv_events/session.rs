@@ -48,7 +48,7 @@ pub(super) enum Fault {
     SocketType,
     #[error("it sent a message of more than {MAX_PARTS} parts")]
     TooManyParts,
-    #[error("it is more than {} MB behind", super::kept::MAX_KEPT_BYTES >> 20)]
+    #[error("it is so far behind that the rest of what it was being sent is not kept any more")]
     Behind,
 }
 

@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use proptest::prelude::*;
 
@@ -275,35 +278,66 @@ fn what_is_no_request_has_no_answer() {
     assert_eq!(numbers(&exchange(&mut session, &request(0)).unwrap()), [0, u64::MAX]);
 }
 
+/// A payload that is counted as long as anybody has it.
+struct Payload {
+    bytes: Vec<u8>,
+    num_alive: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        self.num_alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// All peers that there may be, none of which reads, while more comes than is kept: their sessions stay as large as
-/// they are, and nothing but what is kept waits for them.
+/// they are, and none holds on to what is not kept any more.
 #[test]
 fn peers_that_read_nothing_take_what_they_take() {
     const BATCH: usize = 1 << 20;
     let kept = Kept::new(1_000, 1_000);
-    let payload = Bytes::from(vec![0; BATCH]);
-    let mut sessions: Vec<_> = (0..256)
-        .map(|index| {
-            let (role, socket_type) = [(Role::Publisher, "SUB"), (Role::Repeater, "DEALER")][index % 2];
+    let num_alive = Arc::new(AtomicUsize::new(0));
+    let push = |number| {
+        num_alive.fetch_add(1, Ordering::Relaxed);
+        let payload = Payload { bytes: vec![0; BATCH], num_alive: Arc::clone(&num_alive) };
+        kept.push(number, Bytes::from_owner(payload));
+    };
+    let num_batches = 2 * (MAX_KEPT_BYTES / BATCH) as u64;
+    let mut sessions: Vec<Session<'_>> = Vec::new();
+    for number in 0..num_batches {
+        push(number);
+        // Some come later, and are in the middle of another batch.
+        for is_subscriber in [true, false] {
+            let (role, socket_type, wish) = match is_subscriber {
+                true => (Role::Publisher, "SUB", subscription(b"\x01")),
+                false => (Role::Repeater, "DEALER", request(number).repeat(250)),
+            };
             let mut session = open(role, socket_type, &kept);
-            let wish = if role == Role::Publisher { subscription(b"\x01") } else { request(0).repeat(250) };
             send(&mut session, &wish);
-            session.work().unwrap();
-            session
-        })
-        .collect();
-    for number in 0..2 * (MAX_KEPT_BYTES / BATCH) as u64 {
-        kept.push(number, payload.clone());
+            sessions.push(session);
+        }
         for session in &mut sessions {
-            // The only one that a peer could hold on to is what the buffer has of it.
-            if session.work().is_ok() {
-                assert!(session.num_bytes() <= MAX_BYTES, "{}", session.num_bytes());
-            }
+            session.work().unwrap();
+            assert!(session.num_bytes() <= MAX_BYTES, "{}", session.num_bytes());
+        }
+        assert!(num_alive.load(Ordering::Relaxed) * BATCH <= MAX_KEPT_BYTES);
+    }
+    assert_eq!(sessions.len(), 256);
+    // All but the last subscriber, who has seen none, are in the middle of a batch.
+    let num_waiting = sessions.iter().filter(|session| session.output().is_empty()).count();
+    assert_eq!(num_waiting, 1);
+    for session in &mut sessions[..200] {
+        session.written(session.output().len());
+        if let Err(fault) = session.work() {
+            assert_eq!(fault, Fault::Behind);
         }
     }
-    assert!(sessions.iter_mut().map(Session::take_missed).sum::<u64>() == 0, "none has got on");
-    drop(payload);
-    assert!(kept.from(0).is_some_and(|batch| batch.place > 0), "the oldest ones are forgotten");
 }
 
 /// Bytes that peers could send: hellos, what there is to send, and anything.
