@@ -10,6 +10,7 @@
 //! Events carry prompts, and the sockets ask nobody for a key: it is off unless configured, and without an address
 //! only this machine can listen.
 
+mod clock;
 mod config;
 mod kept;
 mod notices;

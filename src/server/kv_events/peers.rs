@@ -11,9 +11,10 @@ use bytes::Bytes;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::KvEventsConfig;
+use super::clock::{Clock, HANDSHAKE_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT};
 use super::kept::Kept;
 use super::notices::Notices;
 use super::session::{Fault, Role, Session};
@@ -24,12 +25,6 @@ use crate::server::clients::network;
 pub(super) const MAX_PEERS: usize = 256;
 /// Those of them from one address.
 pub(super) const MAX_PEERS_PER_ADDRESS: usize = MAX_PEERS / 2;
-/// Time for a peer to say who it is.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a peer may take nothing of what is sent to it.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time that a peer may want nothing and say nothing. ZeroMQ's sockets connect again when they need to.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -259,50 +254,8 @@ async fn exchange(stream: &TcpStream, session: &mut Session<'_>, news: &mut watc
     Turn::Moved { read, written }
 }
 
-/// When a peer's time is over.
-struct Clock {
-    connected: Instant,
-    read: Instant,
-    /// When it last took something, or something was last there for it to take.
-    written: Option<Instant>,
-}
-
-impl Clock {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { connected: now, read: now, written: None }
-    }
-
-    /// The time that is over next, if one is running, and what it is for.
-    fn deadline(&mut self, session: &Session<'_>) -> Option<(Instant, Closed)> {
-        let now = Instant::now();
-        if session.output().is_empty() {
-            self.written = None;
-        }
-        let stalled = (!session.output().is_empty())
-            .then(|| (*self.written.get_or_insert(now) + WRITE_TIMEOUT, Closed::Stalled));
-        let waited = match (session.is_open(), session.wants_batches()) {
-            (false, _) => Some((self.connected + HANDSHAKE_TIMEOUT, Closed::Handshake)),
-            (true, false) => Some((self.read + IDLE_TIMEOUT, Closed::Idle)),
-            (true, true) => None,
-        };
-        [stalled, waited].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
-    }
-
-    fn moved(&mut self, read: usize, written: usize) {
-        let now = Instant::now();
-        if read > 0 {
-            self.read = now;
-        }
-        if written > 0 {
-            self.written = Some(now);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::zmtp;
     use super::*;
     use crate::server::access::AccessRecord;
 
@@ -338,67 +291,5 @@ mod tests {
         let another = take([10, 0, 2, 1]).unwrap();
         drop((first, others, another));
         assert!(peers.places().is_empty());
-    }
-
-    /// The time that a session has, and what for.
-    fn limit(session: &Session<'_>, clock: &mut Clock) -> Option<(Duration, Closed)> {
-        let (deadline, why) = clock.deadline(session)?;
-        Some((deadline.saturating_duration_since(clock.connected), why))
-    }
-
-    fn send(session: &mut Session<'_>, bytes: &[u8]) {
-        session.space()[..bytes.len()].copy_from_slice(bytes);
-        session.filled(bytes.len());
-        session.work().unwrap();
-    }
-
-    #[test]
-    fn each_state_has_its_time() {
-        let peers = peers();
-        let (second, near) = (Duration::from_secs(1), Duration::from_millis(500));
-        let check = |found: Option<(Duration, Closed)>, wanted: Option<(Duration, Closed)>| {
-            let is_near = |found: Duration, wanted: Duration| found.abs_diff(wanted) < near;
-            let is_equal = match (found, wanted) {
-                (Some((found, why)), Some((wanted, limit))) => why == limit && is_near(found, wanted),
-                (found, wanted) => found.is_none() && wanted.is_none(),
-            };
-            assert!(is_equal, "{found:?} instead of {wanted:?}");
-        };
-        for role in [Role::Publisher, Role::Repeater] {
-            let mut session = Session::new(role, &peers.topic, &peers.kept);
-            let mut clock = Clock::new();
-            let drain = |session: &mut Session<'_>| session.written(session.output().len());
-            // However often it says something of no consequence.
-            check(limit(&session, &mut clock), Some((HANDSHAKE_TIMEOUT, Closed::Handshake)));
-            drain(&mut session);
-            send(&mut session, &zmtp::greeting()[..30]);
-            clock.read += 5 * second;
-            check(limit(&session, &mut clock), Some((HANDSHAKE_TIMEOUT, Closed::Handshake)));
-            send(&mut session, &zmtp::greeting()[30..]);
-            let mut ready = Vec::new();
-            zmtp::put_ready(&mut ready, if role == Role::Publisher { "SUB" } else { "REQ" });
-            send(&mut session, &ready);
-            // Our own hello has not been taken.
-            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT, Closed::Stalled)));
-            drain(&mut session);
-            check(limit(&session, &mut clock), Some((IDLE_TIMEOUT + 5 * second, Closed::Idle)));
-
-            peers.publish(0, Bytes::from_static(b"x"));
-            let wish: &[u8] = match role {
-                Role::Publisher => b"\0\x01\x01",
-                Role::Repeater => b"\x01\0\0\x08\0\0\0\0\0\0\0\0",
-            };
-            send(&mut session, wish);
-            peers.publish(1, Bytes::from_static(b"x"));
-            session.work().unwrap();
-            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT, Closed::Stalled)));
-            clock.moved(0, 1);
-            clock.written = clock.written.map(|written| written + 9 * second);
-            check(limit(&session, &mut clock), Some((WRITE_TIMEOUT + 9 * second, Closed::Stalled)));
-            drain(&mut session);
-            // A subscriber may wait for batches as long as there are none.
-            let idle = (IDLE_TIMEOUT + 5 * second, Closed::Idle);
-            check(limit(&session, &mut clock), (role == Role::Repeater).then_some(idle));
-        }
     }
 }
