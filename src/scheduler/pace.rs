@@ -1,8 +1,9 @@
 //! What a step takes, learned from steps: a time of its own, and one for each token of a prompt.
 //!
-//! While some generate, prompts of others are computed in pieces so small that a step takes no more than a few times what
-//! it takes without any. How many tokens those are depends on the model and the machine, from twenty to thousands.
+//! It is a budget of prefill tokens: while some generate, prompts of others are computed in pieces so small that a step
+//! takes no more than a few times what it takes without any. How many tokens those are depends on the model and the machine.
 
+use super::ClientId;
 use super::fair_queue::{OUTPUT_TOKEN, PROMPT_TOKEN};
 
 /// Of what is known from earlier steps, what counts after one more.
@@ -62,9 +63,55 @@ impl Pace {
     }
 }
 
+/// The most tokens of prompts in a step: the smallest bound for the sake of anybody who generates in it, and the smallest
+/// one for the sake of others than that client. For their own sake nobody's prompts are bounded.
+#[derive(Debug, Default)]
+pub(super) struct PromptBounds {
+    first: Option<(ClientId, usize)>,
+    others: Option<usize>,
+}
+
+impl PromptBounds {
+    /// For the sake of this client.
+    pub(super) fn add(&mut self, client: ClientId, bound: usize) {
+        match self.first {
+            Some((first, smallest)) if first != client && bound < smallest => {
+                (self.first, self.others) = (Some((client, bound)), Some(smallest));
+            }
+            Some((first, _)) if first != client => {
+                self.others = Some(self.others.map_or(bound, |others| others.min(bound)));
+            }
+            _ => self.first = Some((client, bound)),
+        }
+    }
+
+    /// That of this client's prompts.
+    pub(super) fn of(&self, client: ClientId) -> usize {
+        let bound = match self.first {
+            Some((first, bound)) if first != client => Some(bound),
+            _ => self.others,
+        };
+        bound.unwrap_or(usize::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_are_bounded_for_the_sake_of_others_only() {
+        let numbers = [(1, 10), (1, 10), (2, 5), (3, 7), (1, 10), (2, 5), (4, 5), (5, 30)];
+        for len in 0..=numbers.len() {
+            let mut bounds = PromptBounds::default();
+            numbers[..len].iter().for_each(|(client, bound)| bounds.add(ClientId(*client), *bound));
+            for client in 1..7 {
+                let others = numbers[..len].iter().filter(|(other, _)| *other != client);
+                let wanted = others.map(|(_, bound)| *bound).min().unwrap_or(usize::MAX);
+                assert_eq!(bounds.of(ClientId(client)), wanted, "{client} of {len}");
+            }
+        }
+    }
 
     #[test]
     fn the_time_of_steps_is_learned_and_followed() {

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::fair_queue::{CACHED_TOKEN, OUTPUT_TOKEN, PROMPT_TOKEN};
+use super::pace::PromptBounds;
 use super::{ClientId, ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
 use crate::kv_cache::BlockId;
 
@@ -73,37 +74,6 @@ struct Shares {
 impl Shares {
     fn of(&self, client: ClientId) -> Holding {
         self.holdings.get(&client).copied().unwrap_or_default()
-    }
-}
-
-/// The most tokens of prompts in a step: the smallest bound for the sake of anybody who generates in it, and the smallest
-/// one for the sake of others than that client. For their own sake nobody's prompts are bounded.
-#[derive(Debug, Default)]
-struct PromptBounds {
-    first: Option<(ClientId, usize)>,
-    others: Option<usize>,
-}
-
-impl PromptBounds {
-    fn add(&mut self, client: ClientId, bound: usize) {
-        match self.first {
-            Some((first, smallest)) if first != client && bound < smallest => {
-                (self.first, self.others) = (Some((client, bound)), Some(smallest));
-            }
-            Some((first, _)) if first != client => {
-                self.others = Some(self.others.map_or(bound, |others| others.min(bound)));
-            }
-            _ => self.first = Some((client, bound)),
-        }
-    }
-
-    /// That of this client's prompts.
-    fn of(&self, client: ClientId) -> usize {
-        let bound = match self.first {
-            Some((first, bound)) if first != client => Some(bound),
-            _ => self.others,
-        };
-        bound.unwrap_or(usize::MAX)
     }
 }
 
