@@ -13,8 +13,8 @@ use tinyvllm::config::ModelConfig;
 use tinyvllm::ops::cpu::pool::ThreadPool;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, KvCache, KvCacheDType, StepInputs,
-    paged_attention,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    KvCache, KvCacheDType, StepInputs, paged_attention,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -68,13 +68,11 @@ fn measure(
     config.num_layers = CACHE_BYTES.div_ceil(layer_bytes).min(1_000);
     let cache = KvCache::new(context, &config, num_sequences * blocks_each, BLOCK_SIZE, KvCacheDType::F16)
         .expect("memory");
+    let heads = AttentionHeads::new(config.num_heads, config.num_kv_heads, config.head_dim);
+    let spec = AttentionSpec::plain(heads, 1.0 / (config.head_dim as f64).sqrt());
     let limits = AttentionLimits {
-        num_heads: config.num_heads,
-        num_kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-        value_dim: config.head_dim,
-        scale: 1.0 / (config.head_dim as f64).sqrt(),
-        sliding_window: None,
+        heads,
+        max_window: None,
         max_model_len: seq_len,
         max_num_tokens: num_tokens,
         max_num_rows: num_sequences,
@@ -108,7 +106,8 @@ fn measure(
     while times.len() < 2 * config.num_layers || started.elapsed().as_secs_f64() < 0.5 {
         let layer = times.len() % config.num_layers;
         let start = Instant::now();
-        paged_attention(context, &mut scratch, &qkv, &cache, layer, &step, &mut out).expect("it fits");
+        paged_attention(context, &mut scratch, &spec, &qkv, &cache, layer, &step, None, &mut out)
+            .expect("it fits");
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);

@@ -78,6 +78,7 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
     device float* out [[buffer(6)]],            // [token, head, value]
     device const float* rotated [[buffer(7)]],  // [token, head, rotated_width]
     device float* totals [[buffer(8)]],         // [token, head]: maximum and sum
+    device const float* sinks [[buffer(9)]],    // [head]
     threadgroup char* memory [[threadgroup(0)]],
     uint2 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -179,6 +180,9 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
             const uint position = first_key + 8 * (i / 2) + cell.column + i % 2;
             const bool counts = position >= own_begin && position <= own_position;
             own[i] = counts ? products[i / 2].thread_elements()[i % 2] : LOWEST;
+            if (HAS_SOFT_CAP && counts) {
+                own[i] = capped(own[i], a.soft_cap);
+            }
             tile_maximum = max(tile_maximum, own[i]);
         }
         const float new_maximum = max(maximum, maximum_of_row(tile_maximum));
@@ -222,6 +226,9 @@ template <typename KV, int MAX_DIM, int KEYS, int SIMDGROUPS>
         return;
     }
     const bool goes_on = HAS_SPANS && end < last;
+    if (HAS_SINKS && !goes_on) {
+        sum = with_sink(sum, maximum, sinks[head]);
+    }
     const float inverse = goes_on ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f;
     if (goes_on && cell.column == 0) {
         device float* total = totals + 2 * row_of_result(a, token, head);

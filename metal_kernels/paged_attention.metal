@@ -10,6 +10,10 @@
 // key add up its scores. Scores are exponents of two: the logarithm is part of `scale`.
 
 #include "kv_cache.h"
+#include "softmax.h"
+
+constant bool HAS_SINKS [[function_constant(0)]];
+constant bool HAS_SOFT_CAP [[function_constant(1)]];
 
 struct PagedAttentionArgs {
     Pages pages;
@@ -20,6 +24,7 @@ struct PagedAttentionArgs {
     uint window;      // positions that a token attends to, itself included
     uint num_slices;  // simdgroups that share the keys of a piece
     float scale;      // of scores, times log2(e)
+    float soft_cap;   // on scores, times log2(e), if there is one
 };
 
 constant constexpr int TILE = 32;
@@ -69,6 +74,7 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
     device const DecodeRow* rows [[buffer(5)]],
     device float* out [[buffer(6)]],       // [token, head, head_dim]
     device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 2]
+    device const float* sinks [[buffer(8)]],  // [head]
     threadgroup float* memory [[threadgroup(0)]],
     uint3 index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -143,7 +149,8 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
                 if (first_value == 0 && key < TILE) {
 #pragma clang loop unroll(full)
                     for (int h = 0; h < HEADS; ++h) {
-                        own_scores[(tile * TILE + key - piece_start) * HEADS + h] = own[h];
+                        own_scores[(tile * TILE + key - piece_start) * HEADS + h] =
+                            HAS_SOFT_CAP ? capped(own[h], a.soft_cap) : own[h];
                     }
                 }
             }
@@ -166,6 +173,10 @@ template <typename KV, int HEADS, int LANES_PER_KEY>
             sum += weight;
         }
         sum = simd_sum(sum);
+        if (HAS_SINKS && a.num_pieces == 1) {
+            const uint own_head = min(head, heads_per_kv_head - 1);
+            sum = with_sink(sum, maximum, sinks[kv_head * heads_per_kv_head + own_head]);
+        }
         if (lane == 0) {
             maxima[head] = maximum;
             sums[head] = sum;
@@ -259,6 +270,7 @@ HEAD_COUNTS(f32, float)
     device const DecodeRow* rows [[buffer(1)]],
     device const float* partials [[buffer(2)]],
     device float* out [[buffer(3)]],
+    device const float* sinks [[buffer(4)]],  // [head]
     uint3 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]
 ) {
@@ -280,7 +292,8 @@ HEAD_COUNTS(f32, float)
     for (uint piece = first + lane; piece <= last; piece += LANES) {
         own_sum += records[piece * record + 1] * fast::exp2(records[piece * record] - maximum);
     }
-    const float sum = simd_sum(own_sum);
+    const float sum_of_pieces = simd_sum(own_sum);
+    const float sum = HAS_SINKS ? with_sink(sum_of_pieces, maximum, sinks[head]) : sum_of_pieces;
     float values[MERGED] = {};
     for (uint start = first; start <= last; start += LANES) {
         const uint num_pieces = min(last + 1 - start, uint(LANES));

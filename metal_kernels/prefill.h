@@ -1,6 +1,7 @@
 // What the kernels for attention of several tokens of a sequence share: their arguments, and where rows are.
 
 #include "kv_cache.h"
+#include "softmax.h"
 
 // The part of a context whose keys and values are there, `[head, position, value]`.
 struct Span {
@@ -18,6 +19,7 @@ struct FlashAttentionArgs {
     float scale;      // of scores, times log2(e)
     Span span;        // if there are such
     uint num_tokens;  // of the step
+    float soft_cap;   // on scores, times log2(e), if there is one
 };
 
 // Neighbouring tokens of one sequence.
@@ -29,11 +31,13 @@ struct PrefillTile {
 };
 
 constant bool HAS_SPANS [[function_constant(0)]];
+constant bool HAS_SINKS [[function_constant(1)]];
+constant bool HAS_SOFT_CAP [[function_constant(2)]];
 
 // Values of a query or key and of a value, at most MAX_DIM. Known to the compiler, so that nothing is divided and no
 // loop is counted.
-constant ushort HEAD_DIM [[function_constant(1)]];
-constant ushort VALUE_DIM [[function_constant(2)]];
+constant ushort HEAD_DIM [[function_constant(3)]];
+constant ushort VALUE_DIM [[function_constant(4)]];
 
 // The row of a key and of its value.
 inline uint row_of_key(constant FlashAttentionArgs& a, device const uint* block_table, uint kv_head, uint position) {

@@ -1,4 +1,4 @@
-// Moving rows: embeddings in, wanted rows forward, blocks of the cache.
+// Moving rows: embeddings in, wanted rows forward, blocks of the cache; and what is between products where none does it.
 
 #include "formats.h"
 
@@ -6,9 +6,10 @@ struct EmbedArgs {
     Planes planes;
     uint num_units;  // of 16 columns
     uint num_rows;   // of the table
+    float scale;
 };
 
-// out[i] = table[token_ids[i]]. A thread decodes a unit. A token that is none, which a row that has failed
+// out[i] = scale · table[token_ids[i]]. A thread decodes a unit. A token that is none, which a row that has failed
 // carries along, is embedded as zeros.
 template <typename F>
 [[kernel]] void embed(
@@ -42,7 +43,7 @@ template <typename F>
             const float value = code * decoded.scale;
             values[i] = F::HAS_MINIMUM ? value - decoded.minimum : value;
         }
-        target[part] = values;
+        target[part] = values * a.scale;
     }
 }
 
@@ -103,6 +104,70 @@ struct SiluMulArgs {
     const uint i = index * LANES + lane;
     if (i < a.num_values) {
         gate[i] = gate[i] / (1.0f + exp(-gate[i])) * up[i];
+    }
+}
+
+struct GatedArgs {
+    uint width;   // of a half
+    float slope;  // see `Activation::coefficients`
+    float cubic;
+};
+
+// out = gate / (1 + e^(-slope · (gate + cubic · gate³))) · up. The exponent is bounded, so that nothing is infinite.
+[[kernel]] void gated(
+    constant GatedArgs& a [[buffer(0)]],
+    device const float* halves [[buffer(1)]],  // [row, 2, width]
+    device float* out [[buffer(2)]],           // [row, width]
+    uint2 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint i = LANES * index.x + lane;
+    if (i >= a.width) {
+        return;
+    }
+    device const float* own = halves + ulong(index.y) * 2 * a.width + i;
+    const float gate = own[0];
+    const float exponent = -a.slope * fma(a.cubic * gate * gate, gate, gate);
+    out[ulong(index.y) * a.width + i] = gate / (1.0f + exp(min(exponent, 80.0f))) * own[a.width];
+}
+
+struct NormResidualArgs {
+    uint width;
+    float inverse_width;
+    float eps;
+};
+
+// x += norm(y). A threadgroup has a row.
+[[kernel]] void norm_residual(
+    constant NormResidualArgs& a [[buffer(0)]],
+    device const float* y [[buffer(1)]],
+    device const float* weight [[buffer(2)]],
+    device float* x [[buffer(3)]],
+    threadgroup float* squares [[threadgroup(0)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
+) {
+    device const float* own = y + ulong(row) * a.width;
+    float own_squares = 0.0f;
+    for (uint i = thread_index; i < a.width; i += num_groups * LANES) {
+        own_squares = fma(own[i], own[i], own_squares);
+    }
+    own_squares = simd_sum(own_squares);
+    if (lane == 0) {
+        squares[group] = own_squares;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0.0f;
+    for (uint i = 0; i < num_groups; ++i) {
+        sum += squares[i];
+    }
+    const float factor = rsqrt(fma(sum, a.inverse_width, a.eps));
+    device float* target = x + ulong(row) * a.width;
+    for (uint i = thread_index; i < a.width; i += num_groups * LANES) {
+        target[i] = fma(own[i] * factor, weight[i], target[i]);
     }
 }
 

@@ -2,7 +2,7 @@
 """Talks to a running server with clients that others wrote, each if it is installed.
 
     pip install anthropic    # or langchain-openai, langchain-anthropic, litellm, instructor,
-                             # "pydantic-ai-slim[openai,anthropic]"; best in an environment each
+                             # "pydantic-ai-slim[openai,anthropic]", ollama; best in an environment each
     python scripts/check_clients.py http://127.0.0.1:8000 API_KEY [CLIENT...]
 
 The model's template must know tools; for the built-in model, start the server with --chat-template
@@ -110,7 +110,8 @@ def check_anthropic(anthropic, url, key, model):
     wrong = client.with_options(api_key="wrong")
     expect(anthropic.AuthenticationError, lambda: wrong.messages.create(messages=messages[:1], **one))
     bearer = anthropic.Anthropic(base_url=url, auth_token=key, max_retries=0)
-    assert bearer.messages.create(messages=messages[:1], **one).content
+    # One token may be none that is shown.
+    assert bearer.messages.create(model=model, max_tokens=64, messages=messages[:1]).content
 
 
 def check_chat_model(llm):
@@ -228,6 +229,55 @@ def check_pydantic_ai(pydantic_ai, url, key, model):
         assert asyncio.run(stream()), found
 
 
+def check_ollama(ollama, url, key, model):
+    client = ollama.Client(host=url, headers={"Authorization": f"Bearer {key}"})
+    (listed, *_) = client.list().models
+    assert listed.model == model and listed.size > 0 and len(listed.digest) == 64, listed
+    shown = client.show(model)
+    assert "tools" in shown.capabilities and shown.modelinfo["general.parameter_count"] > 0, shown
+    assert client.ps().models[0].name == model
+    messages = [{"role": "user", "content": "Hello!"}]
+    greedy = {"temperature": 0, "num_predict": 16}
+    whole = client.chat(model=model, messages=messages, options=greedy, keep_alive="5m")
+    assert whole.message.content and whole.done and whole.eval_count > 0 and whole.eval_duration > 0, whole
+    parts = list(client.chat(model=model, messages=messages, options=greedy, stream=True))
+    assert "".join(part.message.content for part in parts) == whole.message.content, parts
+    assert parts[-1].done_reason == whole.done_reason, parts[-1]
+    options = {**greedy, "num_predict": 200}
+    paint = client.chat(model=model, messages=messages, options=options, format=Paint.model_json_schema())
+    Paint.model_validate_json(paint.message.content)
+    generated = client.generate(model=model + ":latest", prompt="Once upon a time", raw=True, options=greedy)
+    parts = list(client.generate(model=model, prompt="Once upon a time", raw=True, options=greedy, stream=True))
+    assert "".join(part.response for part in parts) == generated.response != "", parts
+
+    def get_weather(city: str, days: int) -> str:
+        """Tells the weather.
+
+        Args:
+            city: Which city
+            days: For how many days
+        """
+        return f"{city}, {days}: sunny"
+
+    # What a tool answered goes back.
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}}
+    called = [*messages, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    called.append({"role": "tool", "content": "sunny", "tool_name": "get_weather"})
+    answer = client.chat(model=model, messages=called, tools=[get_weather], options=greedy)
+    assert answer.done, answer
+    assert expect(ollama.ResponseError, lambda: client.chat(model="other", messages=messages)).status_code == 404
+    image = [{"role": "user", "content": "What is it?", "images": [b"\x89PNG"]}]
+    assert "text only" in str(expect(ollama.ResponseError, lambda: client.chat(model=model, messages=image)))
+    assert "generate text" in str(expect(ollama.ResponseError, lambda: client.embed(model=model, input="a")))
+
+    async def together():
+        client = ollama.AsyncClient(host=url, headers={"Authorization": f"Bearer {key}"})
+        stream = await client.chat(model=model, messages=messages, options=greedy, stream=True)
+        return "".join([part.message.content async for part in stream])
+
+    assert asyncio.run(together()) == whole.message.content
+
+
 CLIENTS = {
     "anthropic": check_anthropic,
     "langchain_openai": check_langchain_openai,
@@ -235,6 +285,7 @@ CLIENTS = {
     "litellm": check_litellm,
     "instructor": check_instructor,
     "pydantic_ai": check_pydantic_ai,
+    "ollama": check_ollama,
 }
 
 

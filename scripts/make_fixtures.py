@@ -7,9 +7,9 @@ Stages, each of which needs only what the earlier ones wrote:
 
 reference  tiny/NAME/: config.json, generation_config.json and model.safetensors of a random model, and
            golden.safetensors with what transformers computes for it in float32 on the CPU:
-           ids [48], logits [48, vocab], hidden [4, 48, hidden] (embedding, after layers 1 and 2, final
-           norm) and greedy [40] (8 prompt tokens and 32 generated ones). qwen3_moe and mixtral are drawn and
-           computed by numpy, in float64, and have no hidden.
+           ids [48], logits [48, vocab] and
+           greedy [40] (8 prompt tokens and 32 generated ones). qwen3_moe and mixtral are drawn and
+           computed by numpy, in float64.
 gguf       tiny/NAME/NAME.TYPE.gguf, converted from the folder, and NAME.TYPE.golden.safetensors with the
            logits of a numpy forward pass over the dequantised weights of that very file.
            f32-legacy and q8_0-legacy are files from before attn_kv_b was split in two, q8_0-ollama is one of
@@ -52,7 +52,7 @@ NUM_LAYERS = 3
 PROMPT_LEN = 48
 
 # Which GGUF files of each model are worth their bytes in the repository. The f32 file needs no golden
-# logits of its own: those of the folder hold for it.
+# logits of its own: those of the folder hold for it. So does the f16 file, because the weights of these models are halves.
 TINY_GGUF_TYPES = {
     "llama": ["f32", "q8_0"],
     "llama3": ["q4_0"],
@@ -61,6 +61,12 @@ TINY_GGUF_TYPES = {
     "qwen3": [],
     "qwen3_moe": ["q8_0"],
     "mixtral": ["q8_0"],
+    "gemma3": ["f32", "q8_0"],
+    "smollm3": ["f32"],
+    "granite": ["f16"],
+    "phi3": ["f16"],
+    "seed_oss": ["f16"],
+    "glm4": ["f16"],
     "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy", "q4_0-mixed"],
     "youtu": ["q8_0", "q4_0"],
     "glm4_moe_lite": ["q8_0", "q4_0", "q8_0-ollama"],
@@ -75,6 +81,12 @@ GGUF_ARCH = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "phi3": "phi3",
+    "seed_oss": "seed_oss",
+    "glm4": "glm4",
     "deepseek_v2": "deepseek2",
     "youtu": "deepseek2",
     "glm4_moe_lite": "deepseek2",
@@ -83,6 +95,16 @@ OLLAMA_ARCH = "glm4moelite"
 LATENT_ARCHS = ("deepseek2", OLLAMA_ARCH)
 # Architectures that divide the weights of the chosen experts by their sum without a key that says so.
 NORMALIZING_ARCHS = ("llama", "qwen3moe")
+
+# Architectures whose files have the rows of rotated heads in another order than folders.
+INTERLEAVING_ARCHS = ("llama", "smollm3", "granite")
+# Those that rotate neighbouring values.
+INTERLEAVED_ARCHS = (*INTERLEAVING_ARCHS, "glm4")
+# Of four layers of SmolLM3, the last one rotates nothing.
+SMOLLM3_PERIOD = 4
+# Of six layers of Gemma 3, the last one attends to everything. The others have a base of their own, which GGUF files leave out.
+GEMMA3_PERIOD = 6
+GEMMA3_LOCAL_BASE = 10000.0
 
 # Keys that transformers 5 leaves out of config.json, although other programs need them.
 UNSAVED_KEYS = {
@@ -178,6 +200,66 @@ def model_config(name, hidden_size):
         "routed_scaling_factor": 1.8,
         "rope_parameters": rope(1e6),
     }
+    # A window that is shorter than the prompt, and heads that are not hidden / heads wide.
+    kinds = ["sliding_attention"] * (GEMMA3_PERIOD - 1) + ["full_attention"]
+    gemma3 = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": GEMMA3_PERIOD,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 7,
+        "layer_types": kinds,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": rope(GEMMA3_LOCAL_BASE),
+        },
+    }
+    smollm3 = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": SMOLLM3_PERIOD,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": rope(2e6),
+    }
+    # Small ones, for what is special in them.
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+    granite = {
+        "embedding_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.8,
+        "logits_scaling": 2.0,
+        "rope_parameters": rope(10000.0),
+    }
+    # Every sequence is longer than the context before scaling, so the long factors count for all tokens.
+    phi3 = {
+        "original_max_position_embeddings": 4,
+        "sliding_window": 20,
+        "rope_parameters": rope(10000.0)
+        | {
+            "rope_type": "longrope",
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2],
+            "long_factor": [1.25, 3.0, 7.5],
+        },
+    }
+    few_heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    seed_oss = few_heads | {"head_dim": 24, "attention_bias": True, "rope_parameters": rope(1e7)}
+    glm4 = few_heads | {
+        "head_dim": 24,
+        "attention_bias": True,
+        "rope_parameters": rope(10000.0) | {"partial_rotary_factor": 0.5},
+    }
     config_class, special = {
         "llama": (transformers.LlamaConfig, {"rope_parameters": rope(10000.0)}),
         "llama3": (
@@ -191,10 +273,20 @@ def model_config(name, hidden_size):
         "qwen2": (transformers.Qwen2Config, tied_qwen),
         "qwen3": (transformers.Qwen3Config, tied_qwen | {"head_dim": 32}),
         "deepseek_v2_lite": (transformers.DeepseekV2Config, latent(32) | experts | deepseek),
+        "gemma3": (transformers.Gemma3TextConfig, gemma3),
+        "smollm3": (transformers.SmolLM3Config, smollm3),
+        "granite": (transformers.GraniteConfig, small | granite),
+        "phi3": (transformers.Phi3Config, small | phi3),
+        "seed_oss": (transformers.SeedOssConfig, small | seed_oss),
+        "glm4": (transformers.Glm4Config, small | glm4),
         "youtu": (transformers.YoutuConfig, latent(32) | youtu),
         "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, latent(48) | experts | glm),
     }[name]
     return config_class(**(common | special))
+
+
+def is_gemma(config):
+    return config.model_type == "gemma3_text"
 
 
 def draw_weights(model, seed):
@@ -207,7 +299,8 @@ def draw_weights(model, seed):
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in name and name.endswith("weight"):
-                parameter.copy_(1 + 0.1 * noise)
+                # Gemma adds the 1 itself.
+                parameter.copy_(0.1 * noise + (0 if is_gemma(model.config) else 1))
             elif name.endswith("bias"):
                 parameter.copy_(0.1 * noise)
             elif "embed_tokens" in name:
@@ -215,6 +308,9 @@ def draw_weights(model, seed):
             else:
                 gain = ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
                 parameter.copy_(noise * gain / np.sqrt(parameter.shape[-1]))
+        if "f16" in TINY_GGUF_TYPES.get(model.config.model_type, []):
+            for parameter in model.parameters():
+                parameter.copy_(parameter.half())
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.15 * torch.randn(buffer.shape, generator=generator))
@@ -238,7 +334,7 @@ def make_reference(name, folder, hidden_size=64):
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(3, VOCAB_SIZE, (1, PROMPT_LEN), generator=generator)
     with torch.no_grad():
-        output = model(ids, use_cache=False, output_hidden_states=True)
+        output = model(ids, use_cache=False)
         generated = model.generate(
             ids[:, :8],
             attention_mask=torch.ones(1, 8, dtype=torch.long),
@@ -251,7 +347,6 @@ def make_reference(name, folder, hidden_size=64):
     golden = {
         "ids": ids.numpy().astype(np.int64)[0],
         "logits": output.logits[0].numpy(),
-        "hidden": np.stack([hidden[0].numpy() for hidden in output.hidden_states]),
         "greedy": generated.sequences.numpy().astype(np.int64)[0],
     }
     save_file(golden, folder / "golden.safetensors")
@@ -431,6 +526,21 @@ LAYER_NAMES = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+# Phi 3 and GLM 4 have some projections in one, GLM 4 norms behind attention and feed-forward networks.
+LAYER_NAMES |= {
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+# Gemma 3 has norms behind attention and feed-forward networks as well, and another name for those before the latter.
+GEMMA3_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+SEED_OSS_NAMES = {"post_attention_layernorm": "post_attention_norm"}
+OWN_NAMES = {"gemma3_text": GEMMA3_NAMES, "seed_oss": SEED_OSS_NAMES}
 ROUTER_BIAS = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
 
 
@@ -490,6 +600,10 @@ def width_of_experts(config):
 
 def gguf_tensors(config, tensors, variant=""):
     """Names and values as a GGUF file of the model has them, in file order."""
+    is_gemma3 = config["model_type"] == "gemma3_text"
+    if is_gemma3:
+        tensors = {n: value + 1 if n.endswith("norm.weight") else value for n, value in tensors.items()}
+    names = LAYER_NAMES | OWN_NAMES.get(config["model_type"], {})
     num_heads = config["num_attention_heads"]
     rotary_heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": config["num_key_value_heads"]}
     out = {
@@ -501,6 +615,9 @@ def gguf_tensors(config, tensors, variant=""):
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         out["rope_freqs.weight"] = llama3_frequency_divisors(rope, head_dim_of(config))
+    if rope.get("rope_type") == "longrope":
+        for which in ("long", "short"):
+            out[f"rope_factors_{which}.weight"] = np.array(rope[f"{which}_factor"], np.float32)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         for name, value in tensors.items():
@@ -518,9 +635,9 @@ def gguf_tensors(config, tensors, variant=""):
                 out[f"blk.{layer}.attn_k_b.weight"] = keys
                 out[f"blk.{layer}.attn_v_b.weight"] = values
                 continue
-            if GGUF_ARCH[config["model_type"]] == "llama" and module in rotary_heads:
+            if GGUF_ARCH[config["model_type"]] in INTERLEAVING_ARCHS and module in rotary_heads:
                 value = interleave_rotary_rows(value, rotary_heads[module])
-            out[f"blk.{layer}.{LAYER_NAMES[module]}.{ending}"] = value
+            out[f"blk.{layer}.{names[module]}.{ending}"] = value
         if f"{prefix}mlp.experts.0.gate_proj.weight" in tensors:
             for which in ("gate", "up", "down"):
                 names = [
@@ -547,6 +664,7 @@ def add_hyperparameters(writer, arch, config, variant=""):
     u32("vocab_size", config["vocab_size"])
     u32("attention.head_count", config["num_attention_heads"])
     f32("attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
+    rope = rope.get("full_attention", rope)
     f32("rope.freq_base", rope.get("rope_theta", 10000.0))
     if arch in LATENT_ARCHS:
         add_latent_hyperparameters(writer, arch, config, variant)
@@ -557,7 +675,24 @@ def add_hyperparameters(writer, arch, config, variant=""):
         if "moe_intermediate_size" in config:
             u32("expert_feed_forward_length", config["moe_intermediate_size"])
     u32("attention.head_count_kv", config["num_key_value_heads"])
-    u32("rope.dimension_count", head_dim)
+    if arch == "gemma3":
+        u32("attention.sliding_window", config["sliding_window"])
+        writer.add_string(f"{arch}.rope.scaling.type", "linear")
+        f32("rope.scaling.factor", rope["factor"])
+    else:
+        u32("rope.dimension_count", int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if arch == "granite":
+        f32("embedding_scale", config["embedding_multiplier"])
+        f32("residual_scale", config["residual_multiplier"])
+        f32("attention.scale", config["attention_multiplier"])
+        f32("logit_scale", config["logits_scaling"])
+    if arch == "phi3":
+        # The kind of scaling is left out: the tensors tell.
+        u32("attention.sliding_window", config["sliding_window"])
+        original = config["original_max_position_embeddings"]
+        u32("rope.scaling.original_context_length", original)
+        factor = config["max_position_embeddings"] / original
+        f32("rope.scaling.attn_factor", np.sqrt(1 + np.log(factor) / np.log(original)))
     u32("attention.key_length", head_dim)
     u32("attention.value_length", head_dim)
 
@@ -728,28 +863,46 @@ def rotate(x, frequencies, interleaved):
     return out
 
 
+def rotate_first(x, frequencies, factor, interleaved):
+    """The same of the first values alone, as many as there are frequencies for, which become `factor` times as long."""
+    rotated, rest = np.split(x, [2 * len(frequencies)], axis=-1)
+    return np.concatenate([factor * rotate(rotated, frequencies, interleaved), rest], axis=-1)
+
+
 def softmax(x):
     exponentials = np.exp(x - x.max(-1, keepdims=True))
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def attention(query, key, value, scale):
-    """Causal attention; query [heads, tokens, head_dim], key and value with fewer heads."""
+def attention(query, key, value, scale, window=None):
+    """Causal attention; query [heads, tokens, head_dim], key and value with fewer heads.
+
+    With a window, a token attends to itself and the window - 1 tokens before it.
+    """
     group = query.shape[0] // key.shape[0]
     key, value = np.repeat(key, group, 0), np.repeat(value, group, 0)
     scores = query @ key.transpose(0, 2, 1) * scale
     num_tokens = query.shape[1]
     visible = np.tril(np.ones((num_tokens, num_tokens), bool))
+    if window:
+        visible &= ~np.tril(visible, -window)
     return softmax(np.where(visible, scores, -np.inf)) @ value
 
 
-def rotary_frequencies(model):
+def rotary_frequencies(model, is_local=False):
     """Frequencies of the pairs, and the factor that yarn puts on queries and keys together."""
-    dim, base = model.number("rope.dimension_count"), model.number("rope.freq_base")
+    dim = model.number("rope.dimension_count", model.number("attention.key_length"))
+    base = GEMMA3_LOCAL_BASE if is_local else model.number("rope.freq_base")
     pairs = np.arange(dim // 2)
     frequencies = base ** (-2 * pairs / dim)
     if "rope_freqs.weight" in model:
         return frequencies / model["rope_freqs.weight"], 1.0
+    if is_local:
+        return frequencies, 1.0
+    if "rope_factors_long.weight" in model:
+        return frequencies / model["rope_factors_long.weight"], model.number("rope.scaling.attn_factor")
+    if model.number("rope.scaling.type", "none") == "linear":
+        return frequencies / model.number("rope.scaling.factor"), 1.0
     if model.number("rope.scaling.type", "none") != "yarn":
         return frequencies, 1.0
     factor = model.number("rope.scaling.factor")
@@ -767,24 +920,38 @@ def rotary_frequencies(model):
 
 def grouped_attention(model, prefix, h, eps):
     """Attention with keys and values of fewer heads; h and what it returns have [tokens, …]."""
-    frequencies, _ = rotary_frequencies(model)
-    interleaved = model.arch == "llama"
+    layer = int(prefix.split(".")[1])
+    is_local = model.arch == "gemma3" and layer % GEMMA3_PERIOD != GEMMA3_PERIOD - 1
+    window = model.number("attention.sliding_window") if is_local or model.arch == "phi3" else None
+    frequencies, factor = rotary_frequencies(model, is_local)
+    interleaved = model.arch in INTERLEAVED_ARCHS
+    is_rotated = model.arch != "smollm3" or layer % SMOLLM3_PERIOD != SMOLLM3_PERIOD - 1
+
+    num_heads, num_kv_heads = model.number("attention.head_count"), model.number("attention.head_count_kv")
+    together = {}
+    if prefix + "attn_qkv.weight" in model:
+        weight = model[prefix + "attn_qkv.weight"]
+        rows = len(weight) // (num_heads + 2 * num_kv_heads)
+        ends = np.cumsum([num_heads * rows, num_kv_heads * rows])
+        together = dict(zip("qkv", np.split(weight, ends), strict=True))
 
     def project(which, heads):
-        y = h @ model[f"{prefix}attn_{which}.weight"].T
+        weight = together.get(which)
+        y = h @ (model[f"{prefix}attn_{which}.weight"] if weight is None else weight).T
         if f"{prefix}attn_{which}.bias" in model:
             y = y + model[f"{prefix}attn_{which}.bias"]
         return y.reshape(len(h), heads, -1).transpose(1, 0, 2)
 
-    num_kv_heads = model.number("attention.head_count_kv")
-    query = project("q", model.number("attention.head_count"))
+    query = project("q", num_heads)
     key, value = project("k", num_kv_heads), project("v", num_kv_heads)
     if prefix + "attn_q_norm.weight" in model:
         query = rms_norm(query, model[prefix + "attn_q_norm.weight"], eps)
         key = rms_norm(key, model[prefix + "attn_k_norm.weight"], eps)
-    query = rotate(query, frequencies, interleaved)
-    key = rotate(key, frequencies, interleaved)
-    mixed = attention(query, key, value, 1 / np.sqrt(query.shape[-1]))
+    if is_rotated:
+        query = rotate_first(query, frequencies, factor, interleaved)
+        key = rotate_first(key, frequencies, factor, interleaved)
+    scale = model.number("attention.scale", 1 / np.sqrt(query.shape[-1]))
+    mixed = attention(query, key, value, scale, window)
     return mixed.transpose(1, 0, 2).reshape(len(h), -1)
 
 
@@ -826,9 +993,16 @@ def latent_attention(model, prefix, h, eps):
     return mixed.transpose(1, 0, 2).reshape(len(h), -1)
 
 
-def feed_forward(h, gate, up, down):
-    gate = h @ gate.T
-    return (gate / (1 + np.exp(-gate)) * (h @ up.T)) @ down.T
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def feed_forward(h, gate, up, down, activation=silu):
+    return (activation(h @ gate.T) * (h @ up.T)) @ down.T
 
 
 def choose_experts(model, prefix, h):
@@ -865,20 +1039,37 @@ def forward(path, ids):
     model = GgufModel(path)
     eps = model.number("attention.layer_norm_rms_epsilon")
     attend = latent_attention if model.arch in LATENT_ARCHS else grouped_attention
+    activation = gelu_tanh if model.arch == "gemma3" else silu
+
+    def behind(name, y):
+        """What is added to x, through a norm of its own if there is one."""
+        return rms_norm(y, model[name], eps) if name in model else y
+
     x = model["token_embd.weight"][ids]
+    if model.arch == "gemma3":
+        x = x * np.sqrt(x.shape[-1])
+    x = x * model.number("embedding_scale", 1.0)
+    residual_scale = model.number("residual_scale", 1.0)
     for layer in range(model.number("block_count")):
         prefix = f"blk.{layer}."
         h = rms_norm(x, model[prefix + "attn_norm.weight"], eps)
-        x = x + attend(model, prefix, h, eps) @ model[prefix + "attn_output.weight"].T
-        h = rms_norm(x, model[prefix + "ffn_norm.weight"], eps)
+        y = attend(model, prefix, h, eps) @ model[prefix + "attn_output.weight"].T
+        # Seed-OSS calls the norm before its networks like those behind attention.
+        is_only = prefix + "ffn_norm.weight" not in model
+        y = y if is_only else behind(prefix + "post_attention_norm.weight", y)
+        x = x + residual_scale * y
+        h = rms_norm(x, model[prefix + ("post_attention_norm.weight" if is_only else "ffn_norm.weight")], eps)
         if prefix + "ffn_gate_inp.weight" in model:
             x = x + mixture_of_experts(model, prefix, h)
         else:
-            dense = (model[f"{prefix}ffn_{which}.weight"] for which in ("gate", "up", "down"))
-            x = x + feed_forward(h, *dense)
+            up, down = model[prefix + "ffn_up.weight"], model[prefix + "ffn_down.weight"]
+            has_gate = prefix + "ffn_gate.weight" in model
+            gate, up = (model[prefix + "ffn_gate.weight"], up) if has_gate else np.split(up, 2)
+            y = feed_forward(h, gate, up, down, activation)
+            x = x + residual_scale * behind(prefix + "post_ffw_norm.weight", y)
     x = rms_norm(x, model["output_norm.weight"], eps)
     head = "output.weight" if "output.weight" in model else "token_embd.weight"
-    return x @ model[head].T
+    return x @ model[head].T / model.number("logit_scale", 1.0)
 
 
 def write_golden_logits(path, ids):
@@ -908,7 +1099,7 @@ def stage_gguf(out, models):
         for type_name in types:
             path = folder / f"{name}.{type_name}.gguf"
             write_gguf(folder, path, type_name)
-            if type_name == "f32":
+            if type_name in ("f32", "f16"):
                 logits = forward(path, golden["ids"])
             else:
                 logits = write_golden_logits(path, golden["ids"])

@@ -129,6 +129,18 @@ class Shape:
     theta: float = 10000.0
     yarn: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
+    # Values of a head that are rotated, if not all.
+    rope_dim: int = 0
+    # Projections whose weights are in one tensor.
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    qkv_bias: bool = False
+    # The norm before feed-forward networks, if it is not ffn_norm.
+    ffn_norm: str = "ffn_norm"
+    # Of embeddings, scores, residuals and logits.
+    multipliers: tuple[float, float, float, float] | None = None
+    window: int = 0
     latent: Latent | None = None
     experts: Experts | None = None
 
@@ -149,6 +161,26 @@ SHAPES = {
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 48, 2048, 6144, 32, 151936, 40960, kv_heads=4, head_dim=128, theta=1e6, qk_norm=True,
         experts=Experts(128, 8, 768),
+    ),
+    "granite-3.3-2b": Shape(
+        "granite", 40, 2048, 8192, 32, 49159, 131072, kv_heads=8, tied=True, eps=1e-5, theta=1e7,
+        multipliers=(12.0, 0.015625, 0.22, 8.0),
+    ),
+    "phi-4-mini": Shape(
+        "phi3", 32, 3072, 8192, 24, 200064, 4096, kv_heads=8, tied=True, eps=1e-5, rope_dim=96, fused_qkv=True,
+        fused_gate_up=True,
+    ),
+    "seed-oss-36b": Shape(
+        "seed_oss", 64, 5120, 27648, 80, 155136, 524288, kv_heads=8, head_dim=128, theta=1e7, qkv_bias=True,
+        ffn_norm="post_attention_norm",
+    ),
+    "glm-4-9b": Shape(
+        "glm4", 40, 4096, 13696, 32, 151552, 32768, kv_heads=2, head_dim=128, eps=1e-5, rope_dim=64, post_norms=True,
+        fused_gate_up=True,
+    ),
+    "gemma3-1b": Shape(
+        "gemma3", 26, 1152, 6912, 4, 262144, 32768, kv_heads=1, head_dim=256, tied=True, theta=1e6, qk_norm=True,
+        post_norms=True, window=512,
     ),
 }
 
@@ -344,7 +376,10 @@ def tensors(shape, mix):
             yield from latent_attention(p, shape, most, damped)
         else:
             yield from attention(p, shape, most, important, damped)
-        yield vector(p + "ffn_norm.weight", hidden)
+        if shape.post_norms:
+            yield vector(p + "post_attention_norm.weight", hidden)
+            yield vector(p + "post_ffw_norm.weight", hidden)
+        yield vector(p + f"{shape.ffn_norm}.weight", hidden)
         experts = shape.experts
         if experts and i >= experts.dense_layers:
             yield matrix(p + "ffn_gate_inp.weight", T.F32, experts.num, hidden)
@@ -355,15 +390,21 @@ def tensors(shape, mix):
                 width = experts.shared * experts.ffn
                 yield from feed_forward(p, "_shexp", (), hidden, width, most, important, damped)
         else:
-            yield from feed_forward(p, "", (), hidden, shape.ffn, most, important, damped)
+            yield from feed_forward(p, "", (), hidden, shape.ffn, most, important, damped, shape.fused_gate_up)
 
 
 def attention(p, shape, most, important, damped):
     hidden, head_dim = shape.hidden, shape.head_dim
     q_dim, kv_dim = shape.heads * head_dim, shape.kv_heads * head_dim
-    yield matrix(p + "attn_q.weight", most, q_dim, hidden)
-    yield matrix(p + "attn_k.weight", most, kv_dim, hidden)
-    yield matrix(p + "attn_v.weight", important, kv_dim, hidden)
+    if shape.fused_qkv:
+        yield matrix(p + "attn_qkv.weight", most, q_dim + 2 * kv_dim, hidden)
+    else:
+        yield matrix(p + "attn_q.weight", most, q_dim, hidden)
+        yield matrix(p + "attn_k.weight", most, kv_dim, hidden)
+        yield matrix(p + "attn_v.weight", important, kv_dim, hidden)
+    if shape.qkv_bias:
+        for which, length in (("q", q_dim), ("k", kv_dim), ("v", kv_dim)):
+            yield vector(p + f"attn_{which}.bias", length, 0.05)
     if shape.qk_norm:
         yield vector(p + "attn_q_norm.weight", head_dim)
         yield vector(p + "attn_k_norm.weight", head_dim)
@@ -387,9 +428,12 @@ def latent_attention(p, shape, most, damped):
     yield matrix(p + "attn_output.weight", most, hidden, heads * latent.value, gain=damped)
 
 
-def feed_forward(p, suffix, stack, hidden, ffn, most, important, damped):
-    yield matrix(p + f"ffn_gate{suffix}.weight", most, *stack, ffn, hidden)
-    yield matrix(p + f"ffn_up{suffix}.weight", most, *stack, ffn, hidden)
+def feed_forward(p, suffix, stack, hidden, ffn, most, important, damped, is_fused=False):
+    if is_fused:
+        yield matrix(p + f"ffn_up{suffix}.weight", most, *stack, 2 * ffn, hidden)
+    else:
+        yield matrix(p + f"ffn_gate{suffix}.weight", most, *stack, ffn, hidden)
+        yield matrix(p + f"ffn_up{suffix}.weight", most, *stack, ffn, hidden)
     yield matrix(p + f"ffn_down{suffix}.weight", important, *stack, hidden, ffn, gain=damped)
 
 
@@ -449,7 +493,15 @@ def write_metadata(w, shape, mix):
         w.add_head_count_kv(shape.kv_heads)
         w.add_key_length(shape.head_dim)
         w.add_value_length(shape.head_dim)
-        w.add_rope_dimension_count(shape.head_dim)
+        w.add_rope_dimension_count(min(shape.rope_dim or shape.head_dim, shape.head_dim))
+        if shape.window:
+            w.add_sliding_window(shape.window)
+    if shape.multipliers:
+        embeddings, scores, residuals, logits = shape.multipliers
+        w.add_embedding_scale(embeddings)
+        w.add_attention_scale(scores)
+        w.add_residual_scale(residuals)
+        w.add_logit_scale(logits)
     if experts := shape.experts:
         w.add_expert_count(experts.num)
         w.add_expert_used_count(experts.per_token)

@@ -5,36 +5,35 @@
 //! once, and no async runtime. This example uses the small model that is part of the crate:
 //!
 //! ```
-//! use tinyvllm::engine::{Event, Request};
-//! use tinyvllm::hub::{HubConfig, ModelSource, NoProgress, resolve};
-//! use tinyvllm::llm::{self, Llm, LlmOptions};
+//! use tinyvllm::chat::Message;
+//! use tinyvllm::llm::Llm;
 //! use tinyvllm::sampling::SamplingParams;
 //!
 //! # fn main() -> tinyvllm::Result<()> {
-//! let source = ModelSource::parse("demo", None)?; // or "tinyllama", "org/name:Q4_K_M", a path, …
-//! let model = resolve(&source, &HubConfig::from_env()?, &NoProgress)?;
-//! let llm = Llm::load(&model, &LlmOptions::default(), &llm::NoProgress)?;
-//!
-//! let params = SamplingParams { max_tokens: Some(16), ..SamplingParams::greedy() };
-//! let submit = |text| llm.engine().submit(Request::new(llm.encode_raw(text)?, params.clone()));
-//! // Both requests run in the same steps, and share what their prompts have in common.
-//! for stream in [submit("Once upon a time, in a village")?, submit("Once upon a time, in a forest")?] {
-//!     let token_ids: Vec<u32> = stream.filter_map(|event| match event {
-//!         Event::Token { token_id, .. } => Some(token_id),
-//!         _ => None,
-//!     }).collect();
-//!     assert_eq!(token_ids.len(), 16);
+//! let llm = Llm::open("demo")?; // or "tinyllama", "org/name:Q4_K_M", a path, …
+//! let params = SamplingParams { max_tokens: Some(16), ..llm.sampling_params() };
+//! let ask = |question| llm.chat(&[Message::new("user", question)], params.clone());
+//! // Both are answered in the same steps, and share what their prompts have in common.
+//! for answer in [ask("Tell me of a village.")?, ask("Tell me of a forest.")?] {
+//!     println!("{}", answer.text()?);
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Llm::submit`](llm::Llm::submit) is the same with text instead of token ids. One level below,
+//! An answer is an iterator of what the model reasons, says and calls, or a stream for a task
+//! ([`into_stream`](llm::ChatStream::into_stream)). `scripts/examples` in the repository has more. With
+//! `default-features = false` the crate has neither the server nor the command line; on a Mac, the feature `metal` is
+//! what makes it fast.
+//!
+//! [`Llm::submit`](llm::Llm::submit) takes token ids and gives text, and [`Llm::engine`](llm::Llm::engine) has no text at
+//! all. One level below,
 //! [`engine::EngineCore::step`] is the engine without a thread, for whoever wants to drive it.
 //! `ARCHITECTURE.md` in the repository says how the parts fit together.
 
 pub mod chat;
 pub mod config;
+mod deadline;
 pub mod demo;
 pub mod engine;
 pub mod grammar;
@@ -48,8 +47,9 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 pub mod self_test;
+#[cfg(feature = "server")]
 pub mod server;
 pub mod tokenizer;
 pub mod weights;
 
-pub use tinyvllm_kernels::{Error, ErrorKind, Result};
+pub use tinyvllm_kernels::{Error, ErrorKind, Result, quoted, shortened, visible};

@@ -23,8 +23,12 @@ use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 #[path = "models/biases.rs"]
 mod biases;
+#[path = "models/names.rs"]
+mod names;
 #[path = "models/packed.rs"]
 mod packed;
+#[path = "models/pictures.rs"]
+mod pictures;
 
 const BLOCK_SIZE: usize = 16;
 const NUM_BLOCKS: usize = 24;
@@ -266,6 +270,52 @@ fn mixtral_folder() {
 }
 
 #[test]
+fn gemma3_folder() {
+    check_dense("tiny/gemma3", "tiny/gemma3/golden.safetensors");
+}
+
+#[test]
+fn gemma3_gguf() {
+    check_dense("tiny/gemma3/gemma3.f32.gguf", "tiny/gemma3/golden.safetensors");
+    check_quantized("tiny/gemma3/gemma3.q8_0.gguf");
+}
+
+#[test]
+fn smollm3_folder() {
+    check_dense("tiny/smollm3", "tiny/smollm3/golden.safetensors");
+}
+
+#[test]
+fn smollm3_gguf() {
+    check_dense("tiny/smollm3/smollm3.f32.gguf", "tiny/smollm3/golden.safetensors");
+}
+
+#[test]
+fn granite() {
+    check_dense("tiny/granite", "tiny/granite/golden.safetensors");
+    check_dense("tiny/granite/granite.f16.gguf", "tiny/granite/golden.safetensors");
+}
+
+/// The context before scaling is four tokens, so the divisors for long sequences count.
+#[test]
+fn phi3() {
+    check_dense("tiny/phi3", "tiny/phi3/golden.safetensors");
+    check_dense("tiny/phi3/phi3.f16.gguf", "tiny/phi3/golden.safetensors");
+}
+
+#[test]
+fn seed_oss() {
+    check_dense("tiny/seed_oss", "tiny/seed_oss/golden.safetensors");
+    check_dense("tiny/seed_oss/seed_oss.f16.gguf", "tiny/seed_oss/golden.safetensors");
+}
+
+#[test]
+fn glm4() {
+    check_dense("tiny/glm4", "tiny/glm4/golden.safetensors");
+    check_dense("tiny/glm4/glm4.f16.gguf", "tiny/glm4/golden.safetensors");
+}
+
+#[test]
 fn youtu_folder() {
     check_dense("tiny/youtu", "tiny/youtu/golden.safetensors");
 }
@@ -436,7 +486,13 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 19] = [
+    "tiny/granite",
+    "tiny/phi3/phi3.f16.gguf",
+    "tiny/seed_oss",
+    "tiny/glm4/glm4.f16.gguf",
+    "tiny/smollm3",
+    "tiny/gemma3/gemma3.q8_0.gguf",
     "dynamic/llama.dynamic.gguf",
     "tiny/mixtral/mixtral.q8_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q8_0-legacy.gguf",
@@ -563,7 +619,9 @@ fn the_form_of_latent_attention_is_that_of_the_place_in_the_prompt() {
 #[test]
 fn a_cache_in_half_precision_is_close() {
     for (dtype, bound) in [(KvCacheDType::F16, 0.01), (KvCacheDType::Bf16, 0.08)] {
-        for name in ["llama", "llama3", "mistral", "qwen2", "qwen3", "youtu", "deepseek_v2_lite"] {
+        for name in
+            ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "youtu", "deepseek_v2_lite"]
+        {
             let golden = Golden::read(&format!("tiny/{name}/golden.safetensors"));
             let setup = Setup { dtype, ..Setup::default() };
             let logits = Instance::open(&format!("tiny/{name}"), setup).run(&golden.ids, &[48]);
@@ -598,6 +656,8 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/youtu", 1), 2 + 3 * 9);
     assert_eq!(num_dispatches("tiny/glm4_moe_lite", 1), 2 + 9 + 2 * 11);
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
+    // Two norms behind halves, and an activation that no product has.
+    assert_eq!(num_dispatches("tiny/gemma3", 1), 2 + 6 * 9);
     // Two fewer where keys and values are made instead of being projected, one more where there is both.
     assert_eq!(num_dispatches("tiny/youtu", 32), 2 + 3 * 7);
     assert_eq!(num_dispatches("tiny/youtu", 40), 2 + 3 * 10);
@@ -704,7 +764,7 @@ fn weights_that_do_not_fit_the_configuration_are_refused_by_name() {
     check("tiny/qwen3", "tiny/qwen3", std::slice::from_ref(&llama), "no use for: blk.0.attn_k_norm.weight");
     check("tiny/qwen2", "tiny/qwen2", std::slice::from_ref(&llama), "no use for: blk.0.attn_k.bias");
     check("tiny/llama3", "tiny/qwen3", &[], "blk.0.attn_q_norm.weight");
-    check("tiny/llama", "tiny/llama", &[("num_hidden_layers", 4.into())], "blk.3.attn_norm.weight");
+    check("tiny/llama", "tiny/llama", &[("num_hidden_layers", 4.into())], "blk.3.attn_q.weight");
     check("tiny/llama", "tiny/llama", &[("num_hidden_layers", 2.into())], "9 tensors");
     check("tiny/llama", "tiny/llama", &[("intermediate_size", 96.into())], "blk.0.ffn_gate.weight");
     check("tiny/llama", "tiny/llama", &[("num_key_value_heads", 4.into())], "blk.0.attn_k.weight");

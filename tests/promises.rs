@@ -72,7 +72,7 @@ fn collect(events: impl Iterator<Item = Event>, n: usize) -> Outcome {
                 outcome.num_cached_tokens += stats.num_cached_tokens;
                 outcome.num_preemptions += stats.num_preemptions;
             }
-            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
+            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
         }
     }
     outcome
@@ -266,7 +266,7 @@ fn prompt_report(llm: &Llm, request: Request) -> (Vec<RankedLogprobs>, Vec<f32>)
         match event {
             Event::PromptLogprobs { logprobs } => report.extend(logprobs),
             Event::PromptLogits { logits } => rows.extend(logits),
-            Event::Token { .. } | Event::Finished { .. } => {}
+            Event::Token { .. } | Event::Finished { .. } | Event::PromptProgress { .. } => {}
         }
     }
     (report, rows)
@@ -366,7 +366,9 @@ fn answer_to(llm: &Llm, message: &str) -> (String, FinishReason) {
         match event {
             TextEvent::Delta { text, .. } => answer.push_str(&text),
             TextEvent::Finished { reason, .. } => ended = Some(reason),
-            TextEvent::PromptLogprobs { .. } => panic!("nobody asked for them"),
+            TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {
+                panic!("nobody asked for them")
+            }
         }
     }
     (answer, ended.unwrap())

@@ -3,20 +3,29 @@
 
 #![expect(clippy::unwrap_used, reason = "a file that cannot be read fails the test, as it should")]
 
+#[path = "tidy/documents.rs"]
+mod documents;
+#[path = "tidy/sources.rs"]
+mod sources;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use documents::{MAX_CELL, anchors, flags, links, long_cells};
+use sources::*;
 
 /// Lines of a source file, without its tests.
 const MAX_LINES: usize = 700;
 
 /// What each module may use of the crate, besides `config` and `error`. `cli` may use everything.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("chat", &["grammar", "tokenizer", "weights"]),
+    ("chat", &["deadline", "grammar", "tokenizer", "weights"]),
     ("config", &["weights"]),
+    ("deadline", &[]),
     ("demo", &[]),
     ("engine", &["kv_cache", "runner", "sampling", "scheduler"]),
-    ("grammar", &["sampling", "tokenizer"]),
+    ("grammar", &["deadline", "sampling", "tokenizer"]),
     ("hub", &[]),
     ("kv_cache", &[]),
     ("layers", &["ops", "weights"]),
@@ -43,21 +52,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("scheduler", &["kv_cache"]),
     ("self_test", &["demo", "models", "ops", "sampling", "weights"]),
     ("server", &["chat", "engine", "grammar", "llm", "sampling", "tokenizer"]),
-    ("tokenizer", &["weights"]),
+    ("tokenizer", &["deadline", "weights"]),
     ("weights", &["ops"]),
 ];
 
 /// Crates, and the only places that may name them: modules, or folders in `src`.
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("axum", &["server"]),
-    ("block2", &["ops/gpu/apple"]),
-    ("candle_metal_kernels", &["ops/gpu/apple"]),
+    ("block2", &["ops/gpu/device/apple"]),
+    ("candle_metal_kernels", &["ops/gpu/device/apple"]),
     // Its tensors are the definition of the ops, and of nothing else.
     ("candle_core", &["ops/reference"]),
     ("candle_nn", &["ops/reference"]),
     ("clap", &["cli", "main"]),
     ("ctrlc", &["cli"]),
-    ("cudarc", &["ops/gpu/cuda"]),
+    ("cudarc", &["ops/gpu/device/cuda"]),
     ("flate2", &["server"]),
     ("hf_hub", &["hub"]),
     ("http_body_util", &["cli"]),
@@ -65,20 +74,22 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("hyper_rustls", &["cli"]),
     ("hyper_util", &["cli", "server"]),
     ("indicatif", &["cli"]),
-    ("libloading", &["ops/gpu/cuda"]),
+    ("libloading", &["ops/gpu/device/cuda"]),
     ("llguidance", &["grammar"]),
     ("memmap2", &["kernels", "ops", "weights"]),
     ("minijinja", &["chat"]),
-    ("objc2", &["ops/gpu/apple"]),
-    ("objc2_metal", &["ops/gpu/apple"]),
+    ("objc2", &["ops/gpu/device/apple"]),
+    ("objc2_metal", &["ops/gpu/device/apple"]),
     ("rmp_serde", &["server/kv_events"]),
     ("rustls", &["hub"]),
     ("rustyline", &["cli"]),
-    ("subtle", &["server"]),
     ("terminal_size", &["cli"]),
     ("tokenizers", &["tokenizer"]),
     ("tokio", &["cli", "server"]),
 ];
+
+/// Modules of `ops` that know all devices.
+const CHOOSES_DEVICE: &[&str] = &["ops/context", "ops/device"];
 
 /// What a pure module must not name: it decides by numbers alone.
 const IMPURE: &[&str] = &[
@@ -95,181 +106,39 @@ const IMPURE: &[&str] = &[
 ];
 const PURE: &[&str] = &["kv_cache", "scheduler"];
 
-struct Source {
-    /// Relative to the repository, with forward slashes.
-    path: String,
-    text: String,
-    /// Line number and code of each line that is neither comment nor test.
-    code: Vec<(usize, String)>,
-}
-
-impl Source {
-    fn module(&self) -> &str {
-        let name = self.path.strip_prefix("src/").unwrap_or(&self.path);
-        name.split(['/', '.']).next().unwrap_or_default()
-    }
-
-    /// Whether it is the file or in the folder `place` of `src`.
-    fn is_in(&self, place: &str) -> bool {
-        let rest = self.path.strip_prefix("src/").and_then(|path| path.strip_prefix(place));
-        rest.is_some_and(|rest| rest.starts_with(['/', '.']))
-    }
-
-    fn is_test(&self) -> bool {
-        let stem = self.path.rsplit('/').next().unwrap_or_default();
-        stem.ends_with("tests.rs") || stem.starts_with("test_") || self.path.contains("/tests/")
-    }
-
-    /// Lines that contain `word`, neither as part of a longer name nor in a string.
-    fn lines_with<'a>(&'a self, word: &'a str) -> impl Iterator<Item = String> + 'a {
-        let found = move |(_, line): &&(usize, String)| contains_word(line, word);
-        self.code.iter().filter(found).map(move |(number, _)| format!("{}:{number}: {word}", self.path))
-    }
-
-    /// The modules of this crate that the code names.
-    fn uses(&self) -> Vec<(usize, String)> {
-        let mut uses = Vec::new();
-        let all: String = self.code.iter().map(|(_, line)| format!("{line}\n")).collect();
-        for (start, found) in all.match_indices("crate::") {
-            if all[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
-                continue;
-            }
-            let number = self.code[all[..start].matches('\n').count()].0;
-            let rest = &all[start + found.len()..];
-            for name in first_segments(rest) {
-                uses.push((number, name));
+#[test]
+fn devices_are_symmetric_and_chosen_in_one_place() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    for source in sources.iter().filter(|source| source.is_in("ops")) {
+        if !CHOOSES_DEVICE.iter().any(|place| source.is_in(place)) {
+            wrong.extend(source.lines_with("Backend::Gpu"));
+        }
+        // What a GPU is knows no kernels and no ops.
+        if source.is_in("ops/gpu/device") && !source.is_test() {
+            let above = |(_, line): &&(usize, String)| {
+                line.contains("crate::ops::")
+                    && !line.contains("crate::ops::gpu::device")
+                    && !line.contains("pub(in")
+            };
+            let lines = source.code.iter().filter(above);
+            wrong.extend(lines.map(|(number, line)| format!("{}:{number}: {line}", source.path)));
+        }
+        // The op, and what it is on each device, are found by its name.
+        let op = source.path.strip_prefix("src/ops/").and_then(|path| path.strip_suffix(".rs"));
+        let is_op = source.code.iter().any(|(_, line)| {
+            line.starts_with("pub(crate) trait")
+                && ["Device {", "PagedAttention {"].iter().any(|end| line.ends_with(end))
+        });
+        let Some(op) = op.filter(|op| is_op && !op.contains('/')) else { continue };
+        for device in ["cpu", "gpu", "reference"] {
+            let path = format!("src/ops/{device}/{op}.rs");
+            if !sources.iter().any(|source| source.path == path) {
+                wrong.push(format!("{}: there is no {path}", source.path));
             }
         }
-        uses
     }
-}
-
-/// `a::b` gives a; `{a::{b, c}, d}` gives a and d.
-fn first_segments(rest: &str) -> Vec<String> {
-    let name = |text: &str| -> String {
-        text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
-    };
-    let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
-    let mut names = vec![name(group)];
-    let mut depth = 1;
-    for (position, character) in group.char_indices() {
-        match character {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 1 => names.push(name(&group[position + 1..])),
-            _ => {}
-        }
-        if depth == 0 {
-            break;
-        }
-    }
-    names
-}
-
-fn contains_word(line: &str, word: &str) -> bool {
-    let part_of_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-    line.match_indices(word).any(|(start, _)| {
-        let end = start + word.len();
-        let closed = !part_of_name(word.chars().next_back());
-        !part_of_name(line[..start].chars().next_back())
-            && (closed || !part_of_name(line[end..].chars().next()))
-    })
-}
-
-/// The line without a comment and without what is in string literals.
-fn strip(line: &str) -> String {
-    let mut stripped = String::new();
-    let mut characters = line.chars().peekable();
-    let mut in_string = false;
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' if in_string => {
-                characters.next();
-            }
-            '\'' if !in_string && characters.peek() == Some(&'"') => {
-                characters.next();
-            }
-            '"' => {
-                in_string = !in_string;
-                stripped.push('"');
-            }
-            '/' if !in_string && characters.peek() == Some(&'/') => break,
-            _ if in_string => {}
-            _ => stripped.push(character),
-        }
-    }
-    stripped
-}
-
-/// The code of a file up to its tests module, which by the house style comes last.
-fn code_of(text: &str) -> Vec<(usize, String)> {
-    let lines: Vec<&str> = text.lines().collect();
-    let is_tests = |index: usize| {
-        lines[index].trim() == "#[cfg(test)]"
-            && lines.get(index + 1).is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'))
-    };
-    let end = (0..lines.len()).find(|&index| is_tests(index)).unwrap_or(lines.len());
-    lines[..end].iter().enumerate().map(|(index, line)| (index + 1, strip(line))).collect()
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && name != "target" {
-            walk(&path, found);
-        } else if path.is_file() {
-            found.push(path);
-        }
-    }
-}
-
-fn relative(path: &Path) -> String {
-    path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/")
-}
-
-fn sources() -> Vec<Source> {
-    let mut paths = Vec::new();
-    walk(&root().join("src"), &mut paths);
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    paths.sort();
-    assert!(paths.len() > 20, "only {} source files found", paths.len());
-    paths
-        .iter()
-        .map(|path| {
-            let text = fs::read_to_string(path).unwrap();
-            Source { path: relative(path), code: code_of(&text), text }
-        })
-        .collect()
-}
-
-/// What is under version control; in an unpacked archive, everything that is not hidden.
-fn tracked_files() -> Vec<String> {
-    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
-    if let Ok(output) = listed
-        && output.status.success()
-        && !output.stdout.is_empty()
-    {
-        let names = String::from_utf8(output.stdout).unwrap();
-        return names
-            .split_terminator('\0')
-            .map(str::to_owned)
-            .filter(|name| root().join(name).is_file())
-            .collect();
-    }
-    let mut paths = Vec::new();
-    walk(&root(), &mut paths);
-    paths.iter().map(|path| relative(path)).filter(|path| !path.starts_with('.')).collect()
-}
-
-#[track_caller]
-fn none(rule: &str, violations: impl IntoIterator<Item = String>) {
-    let violations: Vec<String> = violations.into_iter().collect();
-    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
@@ -329,7 +198,9 @@ fn modules_use_only_what_they_may() {
         };
         for (number, used) in source.uses() {
             let is_module = used.starts_with(|c: char| c.is_lowercase());
-            let for_all = used == module || used == "config";
+            // Errors are everybody's, and so is what makes fit what they repeat.
+            let for_all =
+                used == module || ["config", "quoted", "shortened", "visible"].contains(&used.as_str());
             if is_module && !for_all && !allowed.contains(&used.as_str()) {
                 violations.push(format!("{}:{number}: {module} uses {used}", source.path));
             }
@@ -559,4 +430,11 @@ fn the_checks_see_what_they_should() {
     let text = "use crate::a;\n#[cfg(test)]\nmod tests {\n    use crate::b;\n}\n";
     let source = Source { path: "src/c/d.rs".to_owned(), text: text.to_owned(), code: code_of(text) };
     assert_eq!((source.module(), source.uses()), ("c", vec![(1, "a".to_owned())]));
+    assert_eq!(long_cells(&format!("|a|\n| {} | b |\n{0}", "ä".repeat(MAX_CELL + 1))), [(2, MAX_CELL + 1)]);
+    let text = "# A *b*, c-d\n[x](y.md#z) and [a](https://b)\n```\n# no\n[x](no)\n```\n![i](j.png)\n";
+    assert_eq!(links(text), [(2, "y.md#z".to_owned()), (7, "j.png".to_owned())]);
+    assert_eq!(anchors(text), ["a-b-c-d"]);
+    let found: Vec<String> =
+        flags("`--top-p 1`, a--b, --x=1 [--no-y]\n|---|\n-- z").into_iter().map(|(_, f)| f).collect();
+    assert_eq!(found, ["--top-p", "--x", "--no-y"]);
 }

@@ -11,9 +11,12 @@ mod message;
 mod probe;
 mod template;
 
+use std::sync::{Mutex, PoisonError};
+
 use serde_json::{Map, Value, json};
 
 use self::answer::Detected;
+use self::jinja::{Limits, Spent};
 use self::mask::Mask;
 use self::probe::Probe;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
@@ -23,6 +26,8 @@ pub use self::answer::{
     AnswerEvent, AnswerFormat, AnswerParser, FormatChoice, Passage, Passages, PromptEnd, ReasoningFormat,
     Tool, ToolCallFormat,
 };
+#[cfg(feature = "server")]
+pub(crate) use self::jinja::{Account, format_time, on_account};
 pub use self::message::{Content, Message};
 pub use self::template::ChatTemplate;
 
@@ -82,6 +87,8 @@ pub struct Chat {
     /// The special tokens that templates know by name.
     tokens: Map<String, Value>,
     probe: Probe,
+    /// What trying the template has cost, as long as it is being tried.
+    trials: Option<Mutex<Spent>>,
 }
 
 impl Chat {
@@ -118,6 +125,7 @@ impl Chat {
             tool_use: tool_use.map(ChatTemplate::new).transpose()?,
             tokens: tokenizer.template_tokens(),
             probe: Probe::default(),
+            trials: Some(Mutex::default()),
         };
         chat.probe = probe::probe(&mut chat);
         chat.detected = ToolCallFormat::detect(&chat, &sources, tokenizer);
@@ -134,6 +142,7 @@ impl Chat {
                 FormatChoice::Named(format) => Some(format.clone()),
             },
         };
+        chat.trials = None;
         Ok(chat)
     }
 
@@ -235,7 +244,7 @@ impl Chat {
     /// # Errors
     /// If the template refuses the messages, fails, runs too long or writes too much.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
-        self.render_context(self.context(messages, options), options)
+        self.render_json(Value::Object(self.context(messages, options)), options)
     }
 
     /// The token ids of the prompt, with the tokens that the model expects at the beginning exactly once.
@@ -248,6 +257,17 @@ impl Chat {
         messages: &[Message],
         options: &ChatOptions,
     ) -> Result<Vec<u32>> {
+        self.encode_within(tokenizer, messages, options, (usize::MAX, usize::MAX))
+    }
+
+    /// The same if the prompt has at most so many bytes, which is what a context of so many tokens has room for.
+    pub(crate) fn encode_within(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &ChatOptions,
+        (max_bytes, max_tokens): (usize, usize),
+    ) -> Result<Vec<u32>> {
         let mut context = self.context(messages, options);
         let mut mask = Mask::new(tokenizer, [self.template(options).source()]);
         for name in ["messages", "tools"].into_iter().chain(options.variables.keys().map(String::as_str)) {
@@ -255,12 +275,29 @@ impl Chat {
                 mask.hide(value)?;
             }
         }
-        let rendered = self.render_context(context, options)?;
-        if mask.is_empty() {
-            return Ok(tokenizer.with_prefix(tokenizer.encode(&rendered, SpecialTokens::Parse)?));
+        let json = Value::Object(context);
+        let input_bytes = template::num_bytes(&json);
+        let rendered = self.render_json(json, options)?;
+        if rendered.len() > max_bytes {
+            return Err(Error::new(
+                ErrorKind::ContextLength,
+                format!(
+                    "This model's maximum context length is {max_tokens} tokens. However, the chat template makes a \
+                     prompt of {} bytes, which are more tokens for certain. Please reduce the length of the messages",
+                    rendered.len()
+                ),
+            )
+            .with_hint(template::WAY_OUT));
         }
-        let (text, protected) = mask.restore(&rendered);
-        Ok(tokenizer.with_prefix(tokenizer.encode_protected(&text, &protected)?))
+        // What is more than the conversation is on nobody's account yet.
+        let ids = jinja::charged_for_text(rendered.len().saturating_sub(input_bytes), || {
+            if mask.is_empty() {
+                return tokenizer.encode(&rendered, SpecialTokens::Parse);
+            }
+            let (text, protected) = mask.restore(&rendered);
+            tokenizer.encode_protected(&text, &protected)
+        })?;
+        Ok(tokenizer.with_prefix(ids))
     }
 
     fn template(&self, options: &ChatOptions) -> &ChatTemplate {
@@ -268,30 +305,54 @@ impl Chat {
         self.tool_use.as_ref().filter(|_| wants_tools).unwrap_or(&self.template)
     }
 
-    fn render_context(&self, mut context: Map<String, Value>, options: &ChatOptions) -> Result<String> {
+    /// All tries together take what one rendering may; while the template is tried out, all renderings do.
+    fn render_json(&self, json: Value, options: &ChatOptions) -> Result<String> {
+        match &self.trials {
+            Some(spent) => {
+                let mut spent = spent.lock().unwrap_or_else(PoisonError::into_inner);
+                self.render_within(json, options, &Limits::for_trials(), &mut spent)
+            }
+            None => {
+                let limits = template::limits_for(&json);
+                self.render_within(json, options, &limits, &mut Spent::default())
+            }
+        }
+    }
+
+    fn render_within(
+        &self,
+        mut json: Value,
+        options: &ChatOptions,
+        limits: &Limits,
+        spent: &mut Spent,
+    ) -> Result<String> {
         let template = self.template(options);
         let is_call = |message: &Value| message.get("tool_calls").is_some_and(Value::is_array);
         let has_calls =
-            context.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
-        let mut json = Value::Object(std::mem::take(&mut context));
-        let mut rendered = template.render(&json);
+            json.get("messages").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_call));
+        let mut rendered = template.render_within(&json, limits, spent);
+        // What costs too much will not cost less.
+        let mut try_again = |rendered: Result<String>, json: &Value| match spent.over() {
+            Some(_) => rendered,
+            None => template.render_within(json, limits, spent).or(rendered),
+        };
         // Calls may be written only where there is no content, so their arguments are tried first.
         if rendered.is_err() && has_calls {
             let mut with_text = json.clone();
             if write_arguments_as_text(&mut with_text) {
-                rendered = template.render(&with_text).or(rendered);
+                rendered = try_again(rendered, &with_text);
             }
         }
         // A template that knows nothing of turns without content gets what other templates write the same for.
         let empty = self.content(String::new());
         for fill in [Value::Null, empty] {
             if rendered.is_err() && fill_contents(&mut json, &fill) {
-                rendered = template.render(&json).or(rendered);
+                rendered = try_again(rendered, &json);
             }
         }
         // Arguments of calls are objects, as most templates want them. Some put them into a text as they are.
         if rendered.is_err() && has_calls && write_arguments_as_text(&mut json) {
-            rendered = template.render(&json).or(rendered);
+            rendered = try_again(rendered, &json);
         }
         let mut rendered = rendered?;
         if options.continue_final_message {
@@ -396,6 +457,14 @@ impl Conversation {
         self.messages = self.system.iter().map(|text| Message::new("system", text)).collect();
     }
 
+    /// Changes the system message, or goes without one from here on.
+    pub fn set_system(&mut self, system: Option<String>) {
+        let num_kept = usize::from(self.system.is_some());
+        let first = system.iter().map(|text| Message::new("system", text));
+        self.messages.splice(..num_kept, first);
+        self.system = system;
+    }
+
     /// Adds what the user said.
     pub fn push_user(&mut self, content: impl Into<String>) {
         self.messages.push(Message::new("user", content));
@@ -420,5 +489,7 @@ impl Conversation {
     }
 }
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! A chat template: Jinja source from a model's files, run within limits.
 //!
-//! Invariant: whatever the source, rendering ends, and what it writes and what its values take is bounded. A template
-//! comes with a download and is not trusted.
+//! Invariant: whatever the source, rendering ends, and what it writes, what its values take and what is done with them is
+//! bounded. A template comes with a download and is not trusted.
 
 use std::collections::HashSet;
 use std::error::Error as _;
@@ -10,8 +10,8 @@ use std::thread;
 
 use minijinja::{Environment, Error as TemplateError, ErrorKind as TemplateErrorKind};
 
-use super::jinja::{self, Exceeded, Limits, Raised, Rendering};
-use crate::{Error, Result};
+use super::jinja::{self, Limits, Raised, Rendering, Spent};
+use crate::{Error, Result, visible};
 
 /// Bytes of a template's source. The longest known ones are below 50 kB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
@@ -20,6 +20,9 @@ const MAX_DETAIL: usize = 500;
 /// For reading a template: its expressions are read by recursion.
 const STACK_BYTES: usize = 32 << 20;
 const NAME: &str = "chat";
+/// What to do about a limit.
+pub(super) const WAY_OUT: &str =
+    "shorten the conversation, or have another template take this one's place, with --chat-template FILE";
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub struct ChatTemplate {
     names: HashSet<String>,
     /// In the place of what a conversation is given.
     limits: Option<Limits>,
+    /// Instructions of one rendering.
+    steps: u64,
 }
 
 impl ChatTemplate {
@@ -61,15 +66,15 @@ impl ChatTemplate {
                         error.line, error.message
                     ))
                 })?;
-                let mut environment = jinja::environment(&limits.unwrap_or_else(|| Limits::for_input(0)))
-                    .map_err(|error| {
-                        Error::internal("the template engine refuses its settings").with_source(error)
-                    })?;
+                let steps = limits.unwrap_or_else(|| Limits::for_input(0)).steps;
+                let mut environment = jinja::environment(steps).map_err(|error| {
+                    Error::internal("the template engine refuses its settings").with_source(error)
+                })?;
                 environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
                     let message = format!("the chat template has a syntax error{}", place_and_detail(&error));
                     Error::invalid_model(message).with_source(error)
                 })?;
-                Ok(Self { environment, source: source.to_owned(), names: rewritten.names, limits })
+                Ok(Self { environment, source: source.to_owned(), names: rewritten.names, limits, steps })
             };
             let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, compile);
             let thread = thread.map_err(|error| {
@@ -96,29 +101,66 @@ impl ChatTemplate {
     /// [`crate::ErrorKind::InvalidRequest`] if the template refuses the messages, fails, takes too many
     /// steps, too much memory or time, or writes too much.
     pub fn render(&self, context: &serde_json::Value) -> Result<String> {
-        let limits = self.limits.unwrap_or_else(|| Limits::for_input(num_bytes(context)));
-        let failed = |error: TemplateError| render_error(&error, &limits).with_source(error);
-        let template = self.environment.get_template(NAME).map_err(failed)?;
-        let rendering = Rendering::begin(limits);
-        let mut output = Capped { bytes: Vec::new(), limit: limits.output_bytes, is_exceeded: false };
-        let variables = jinja::from_json(context).map_err(failed)?;
-        let result = template.render_captured_to(variables, &mut output).map(drop);
-        drop(rendering);
-        if output.is_exceeded {
-            return Err(Error::invalid_request(format!(
-                "the chat template writes more than {} bytes",
-                limits.output_bytes
-            )));
+        self.render_within(context, &Limits::for_input(num_bytes(context)), &mut Spent::default())
+    }
+
+    /// The same within what is left of these limits.
+    pub(super) fn render_within(
+        &self,
+        context: &serde_json::Value,
+        limits: &Limits,
+        spent: &mut Spent,
+    ) -> Result<String> {
+        if let Some(reached) = spent.over() {
+            return Err(limit_error(reached));
         }
-        result.map_err(failed)?;
-        String::from_utf8(output.bytes).map_err(|error| {
-            Error::internal("the chat template wrote something that is not text").with_source(error)
-        })
+        let limits = self.limits.unwrap_or(*limits);
+        let mut output = Capped { bytes: Vec::new(), limit: limits.output_bytes, is_exceeded: false };
+        let result = self.write(context, limits, spent, &mut output);
+        if output.is_exceeded {
+            spent.end(format!("writes more than the {} bytes that it may", limits.output_bytes));
+        }
+        if let Err(error) = &result
+            && error.kind() == TemplateErrorKind::OutOfFuel
+        {
+            spent.end(format!("does not end within {} steps", self.steps));
+        }
+        match (result, spent.over()) {
+            (result, Some(reached)) => {
+                let error = limit_error(reached);
+                Err(match result {
+                    Ok(()) => error,
+                    Err(source) => error.with_source(source),
+                })
+            }
+            (Err(error), None) => Err(render_error(&error).with_source(error)),
+            (Ok(()), None) => String::from_utf8(output.bytes).map_err(|error| {
+                Error::internal("the chat template wrote something that is not text").with_source(error)
+            }),
+        }
+    }
+
+    fn write(
+        &self,
+        context: &serde_json::Value,
+        limits: Limits,
+        spent: &mut Spent,
+        output: &mut Capped,
+    ) -> std::result::Result<(), TemplateError> {
+        let template = self.environment.get_template(NAME)?;
+        // Values are let go before the rendering ends.
+        let _rendering = Rendering::begin(limits, spent);
+        template.render_captured_to(jinja::from_json(context)?, output).map(drop)
     }
 }
 
+/// The limits for a conversation.
+pub(super) fn limits_for(context: &serde_json::Value) -> Limits {
+    Limits::for_input(num_bytes(context))
+}
+
 /// About what JSON takes as text.
-fn num_bytes(json: &serde_json::Value) -> usize {
+pub(super) fn num_bytes(json: &serde_json::Value) -> usize {
     match json {
         serde_json::Value::String(text) => text.len(),
         serde_json::Value::Array(items) => items.iter().map(num_bytes).sum::<usize>() + 2 * items.len(),
@@ -150,22 +192,18 @@ impl io::Write for Capped {
     }
 }
 
-fn render_error(error: &TemplateError, limits: &Limits) -> Error {
+fn limit_error(reached: &str) -> Error {
+    Error::invalid_request(format!("the chat template {reached}")).with_hint(WAY_OUT)
+}
+
+fn render_error(error: &TemplateError) -> Error {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     while let Some(current) = source {
         if let Some(Raised(message)) = current.downcast_ref() {
+            let message = visible(message);
             return Error::invalid_request(format!("the chat template refuses the messages: {message}"));
         }
-        if let Some(Exceeded(message)) = current.downcast_ref() {
-            return Error::invalid_request(format!("the chat template {message}"));
-        }
         source = current.source();
-    }
-    if error.kind() == TemplateErrorKind::OutOfFuel {
-        return Error::invalid_request(format!(
-            "the chat template does not end within {} steps",
-            limits.steps
-        ));
     }
     Error::invalid_request(format!("the chat template failed{}", place_and_detail(error)))
 }
@@ -178,7 +216,7 @@ fn place_and_detail(error: &TemplateError) -> String {
     }
     let line = error.line().map(|line| format!(" in line {line}")).unwrap_or_default();
     match cause.detail() {
-        Some(detail) => format!("{line}: {}", detail.chars().take(MAX_DETAIL).collect::<String>()),
+        Some(detail) => format!("{line}: {}", visible(&detail.chars().take(MAX_DETAIL).collect::<String>())),
         None => format!("{line}: {}", cause.kind()),
     }
 }
@@ -253,6 +291,9 @@ mod tests {
             assert!(error.message().contains(expected), "{error:?} should contain {expected:?}");
         };
         check("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion");
+        check("{{ loop.cycle() }}", "undefined");
+        check("{% for a in [1] %}{{ loop.cycle() }}{% endfor %}", "no items for cycling");
+        check("{% for a in [1] %}{% set l = loop %}{{ l.cycle(*[]) }}{% endfor %}", "no items for cycling");
         check("{{ raise_exception('only users') }}", "refuses the messages: only users");
         check("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}", "messages: deep");
         check("\n{{ nothing.at.all }}", "failed in line 2: undefined value");
@@ -264,169 +305,5 @@ mod tests {
         check("{% unknown %}", "unknown tag \"unknown\"");
         check(&" ".repeat(MAX_SOURCE_BYTES + 1), "1048577 bytes long");
         check(&format!("{{{{ raise_exception('a' * {}) }}}}", 5_000_000), "refuses the messages: aaa");
-    }
-
-    /// Small limits, so that the test is quick; the time is for what has no other limit.
-    const LIMITS: Limits = Limits {
-        steps: 200_000,
-        value_bytes: 4 << 20,
-        output_bytes: 1 << 20,
-        time: std::time::Duration::from_secs(30),
-    };
-
-    #[test]
-    fn hostile_templates_end_with_an_error() {
-        let check = |source: &str, expected: &str| {
-            let rendered =
-                ChatTemplate::with_limits(source, LIMITS).and_then(|template| template.render(&json!({})));
-            let shown: String = source.chars().take(200).collect();
-            match rendered {
-                Ok(_) => assert!(expected.is_empty(), "{shown} should fail with {expected:?}"),
-                Err(error) => {
-                    let message = error.to_string();
-                    assert!(!expected.is_empty() && message.contains(expected), "{shown}: {message}");
-                    assert!(message.len() < 4_000, "{shown}");
-                }
-            }
-        };
-        // Forty times something that doubles, held by a namespace.
-        let doubled = |start: &str, step: &str, rest: &str| {
-            format!(
-                "{{% set ns = namespace(s={start}) %}}{{% for i in range(40) %}}{{% set ns.s = {step} %}}{{% endfor %}}{rest}"
-            )
-        };
-        let (steps, values) = ("does not end within", "makes values of more than");
-        check("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", steps);
-        check("{% for a in range(9999) %}{{ 'x' * 1000 }}{% endfor %}", "writes more than");
-        check(&format!("{{% for a in range(99) %}}{}{{% endfor %}}", "x".repeat(20_000)), "writes more than");
-        for step in [
-            "ns.s ~ ns.s",
-            "ns.s + ns.s",
-            "ns.s * 2",
-            "[ns.s, ns.s] | join",
-            "ns.s | replace('a', 'aa')",
-            "ns.s.replace('a', 'aa')",
-            "'%s%s' % (ns.s, ns.s)",
-            "'{0}{0}'.format(ns.s)",
-        ] {
-            check(&doubled("'a'", step, ""), values);
-        }
-        for step in ["ns.s + ns.s", "ns.s * 2", "ns.s + ns.s | list"] {
-            check(&doubled("[1]", step, ""), values);
-        }
-        for rest in ["{{ ns.s }}", "{{ ns.s | string }}", "{{ ns.s | tojson }}", "{{ ns.s | pprint }}"] {
-            check(&doubled("[1]", "[ns.s, ns.s]", rest), values);
-        }
-        check(
-            "{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = m(ns.s) %}{% endfor %}",
-            values,
-        );
-        check(
-            "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}{% endfor %}",
-            values,
-        );
-        check(
-            "{% set ns = namespace(s=[]) %}{% for i in range(9999) %}{% set ns.s = [ns.s] %}{% endfor %}",
-            "nested more than",
-        );
-        check(
-            "{% set ns = namespace(s=[]) %}{% for i in range(9999) %}{% set ns.s = {'a': ns.s} %}{% endfor %}",
-            "nested more than",
-        );
-        // A chain of namespaces is deep, and is let go without a deep stack.
-        check(
-            "{% set ns = namespace() %}{% for i in range(9999) %}{% set ns.s = namespace(s=ns.s) %}{% endfor %}{% set ns.s = 1 %}x",
-            "",
-        );
-        for rest in ["{{ ns }}", "{{ ns.l | string }}", "{{ ns.l == ns2.l }}"] {
-            check(
-                &format!(
-                    "{{% set ns = namespace() %}}{{% set ns2 = namespace() %}}{{% set ns.l = [ns] %}}{{% set ns2.l = [ns2] %}}{rest}"
-                ),
-                if rest.contains("==") { "" } else { "contains itself" },
-            );
-        }
-        check(
-            "{% set ns = namespace(l=[]) %}{% set ns.l = [ns] %}{{ ns.l | tojson }}",
-            "not JSON serializable",
-        );
-        for wide in [
-            "'a' | center(1000000000)",
-            "'a\nb' | indent(1000000000)",
-            "'a'.ljust(2000000000)",
-            "'a'.zfill(2000000000)",
-            "'%2000000000d' | format(1)",
-            "'%.2000000000f' | format(1.0)",
-            "'%*d' % (2000000000, 1)",
-            "'{:2000000000}'.format(1)",
-            "'{:.2000000000f}'.format(1.0)",
-            "[1] | batch(1000000000, 'x') | list",
-            "[1] | slice(1000000000) | list",
-            "[1] * 1000000000",
-            "'a' * 10 ** 9",
-            "range(9999) | join('a' * 10000)",
-            "[1] | tojson(indent=1000000000)",
-            "'a\t'.expandtabs(1000000000)",
-            "('a' * 1000000) | list",
-            "('a ' * 1000000).split()",
-            "('a ' * 1000000) | wordwrap(1)",
-            "strftime_now('%A' * 1000000)",
-        ] {
-            check(&format!("{{{{ ({wide}) | length }}}}"), values);
-        }
-        for large in ["10 ** 10 ** 10", "10.0 ** 400", "2 ** 127 * 2", "range(1000000000)"] {
-            check(&format!("{{{{ {large} }}}}"), "the chat template failed");
-        }
-        for nested in [
-            format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000)),
-            format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)),
-            format!("{}1", "-".repeat(100_000)),
-            format!("a{}", "|upper".repeat(50_000)),
-            format!("a{}", "[0]".repeat(50_000)),
-            format!("a{}", ".b".repeat(50_000)),
-            format!("{}2", "1 if 0 else ".repeat(50_000)),
-            format!("1{}", " or 1".repeat(50_000)),
-            format!("{}1{}", "{'a':".repeat(50_000), "}".repeat(50_000)),
-        ] {
-            check(&format!("{{{{ {nested} }}}}"), "syntax error");
-        }
-        check(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), "");
-        check(
-            &format!("{}x{}", "{% if 1 %}".repeat(10_000), "{% endif %}".repeat(10_000)),
-            "blocks are nested",
-        );
-        check(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "blocks are nested");
-        check(&"{# ".repeat(100_000), "a comment has no end");
-        check(&"{{ ".repeat(100_000), "syntax error");
-    }
-
-    #[test]
-    fn work_that_leaves_nothing_ends_too() {
-        let limits = Limits {
-            steps: u64::MAX >> 1,
-            value_bytes: usize::MAX,
-            time: std::time::Duration::from_millis(50),
-            ..LIMITS
-        };
-        for work in [
-            "l | sum",
-            "l | tojson",
-            "l | unique | list",
-            "l | sort",
-            "s | upper",
-            "s | replace('b', 'c')",
-            "'b' in s",
-            "s | length",
-            "s[-1]",
-            "l == m",
-            "l[::-1]",
-            "s.split('b')",
-        ] {
-            let source = format!(
-                "{{% set s = 'é' * 100000 %}}{{% set l = range(9999) | list %}}{{% set m = range(9999) | list %}}{{% for i in range(99999) %}}{{% for j in range(99999) %}}{{% set x = {work} %}}{{% endfor %}}{{% endfor %}}"
-            );
-            let error = ChatTemplate::with_limits(&source, limits).unwrap().render(&json!({})).unwrap_err();
-            assert!(error.message().contains("takes more than 50ms"), "{work}: {error}");
-        }
     }
 }

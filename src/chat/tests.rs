@@ -81,6 +81,14 @@ fn known_formats() {
          <|start_header_id|>assistant<|end_header_id|>\n\n",
     );
     check("mistral", &["<s>", "</s>"], &default, "<s>[INST] Hi[/INST] Yo</s>[INST] S\n\nBye[/INST]");
+    let special = ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"];
+    check(
+        "gemma",
+        &special,
+        &default,
+        "<bos><start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\nYo<end_of_turn>\n\
+         <start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    );
     let chatml = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\
         Yo<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
     let special = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"];

@@ -7,6 +7,7 @@ use tinyvllm::chat::{AnswerEvent, AnswerFormat, AnswerParser, PromptEnd};
 
 use super::console::{Style, has_styles, styled};
 use super::render::{Finished, Place, Render, Sequence};
+use super::wrap::Wrap;
 
 /// Around reasoning where there are no styles: what the models themselves write.
 const OPEN: &str = "<think>\n";
@@ -18,9 +19,19 @@ pub(crate) struct AnswerRender<W> {
     writer: W,
     parser: AnswerParser,
     has_styles: bool,
+    /// Breaks lines at the edge of a terminal.
+    wrap: Option<Wrap>,
     is_reasoning: bool,
     last_byte: Option<u8>,
     content: String,
+    reasoning: String,
+}
+
+impl AnswerRender<io::Sink> {
+    /// Shows nothing and keeps everything.
+    pub(crate) fn hidden(format: AnswerFormat, prompt_end: PromptEnd) -> Self {
+        Self::with_styles(io::sink(), format, prompt_end, false)
+    }
 }
 
 impl<W: Write + IsTerminal> AnswerRender<W> {
@@ -28,7 +39,9 @@ impl<W: Write + IsTerminal> AnswerRender<W> {
     /// styles, and stands between markers otherwise.
     pub(crate) fn new(writer: W, format: AnswerFormat, prompt_end: PromptEnd) -> Self {
         let has_styles = has_styles(&writer);
-        Self::with_styles(writer, format, prompt_end, has_styles)
+        let width = writer.is_terminal().then(terminal_size::terminal_size).flatten();
+        let wrap = width.map(|(terminal_size::Width(width), _)| Wrap::new(width.into()));
+        Self { wrap, ..Self::with_styles(writer, format, prompt_end, has_styles) }
     }
 }
 
@@ -36,12 +49,29 @@ impl<W: Write> AnswerRender<W> {
     fn with_styles(writer: W, format: AnswerFormat, prompt_end: PromptEnd, has_styles: bool) -> Self {
         let format = AnswerFormat { tool_calls: None, ..format };
         let parser = AnswerParser::new(&format, prompt_end, Arc::default());
-        Self { writer, parser, has_styles, is_reasoning: false, last_byte: None, content: String::new() }
+        Self {
+            writer,
+            parser,
+            has_styles,
+            wrap: None,
+            is_reasoning: false,
+            last_byte: None,
+            content: String::new(),
+            reasoning: String::new(),
+        }
     }
 
     /// What the model said, without its reasoning.
     pub(crate) fn into_content(self) -> String {
         self.content
+    }
+
+    pub(crate) fn content(&self) -> &str {
+        &self.content
+    }
+
+    pub(crate) fn reasoning(&self) -> &str {
+        &self.reasoning
     }
 
     fn write_events(&mut self, events: Vec<AnswerEvent>) -> io::Result<()> {
@@ -61,6 +91,7 @@ impl<W: Write> AnswerRender<W> {
             self.write(OPEN)?;
         }
         self.is_reasoning = true;
+        self.reasoning.push_str(text);
         // Each piece ends its style, so that a chat that is stopped in between leaves none behind.
         if self.has_styles { self.write(&styled(text, Style::Dim)) } else { self.write(text) }
     }
@@ -76,7 +107,10 @@ impl<W: Write> AnswerRender<W> {
 
     fn write(&mut self, text: &str) -> io::Result<()> {
         self.last_byte = text.as_bytes().last().copied().or(self.last_byte);
-        self.writer.write_all(text.as_bytes())
+        match &mut self.wrap {
+            Some(wrap) => self.writer.write_all(wrap.push(text).as_bytes()),
+            None => self.writer.write_all(text.as_bytes()),
+        }
     }
 }
 
@@ -95,6 +129,9 @@ impl<W: Write> Render for AnswerRender<W> {
         self.write_events(events)?;
         if self.last_byte != Some(b'\n') {
             self.write("\n")?;
+        }
+        if let Some(wrap) = &mut self.wrap {
+            self.writer.write_all(wrap.flush().as_bytes())?;
         }
         self.writer.flush()
     }

@@ -19,15 +19,25 @@ use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
+use super::info::InfoArgs;
+use super::list::ListArgs;
+use super::ps::PsArgs;
+use super::pull::PullArgs;
+use super::rm::RmArgs;
+use super::run::RunArgs;
+use super::self_test::SelfTestArgs;
 use super::serve::ServeArgs;
+use super::stop::StopArgs;
 use super::top::TopArgs;
-use super::value::{LogitBias, TokenIds, parse_bandwidth, parse_bytes, parse_cpu_level, parse_value};
+use super::value::{LogitBias, TokenIds, parse_bytes, parse_count, parse_cpu_level, parse_value};
+use super::verify::VerifyArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   tinyvllm                                  The built-in model tells a story
   tinyvllm -m tinyllama                     Download TinyLlama and chat with it
-  tinyvllm -m model.gguf --prompt 'Why is the sky blue?'
+  tinyvllm run llama3.2 'Why is the sky blue?'
+  tinyvllm serve llama3.2                   A chat page, and the interfaces of OpenAI, Anthropic and ollama
   tinyvllm -m model.gguf --raw --prompt 'The sky is' --max-tokens 20
   cat letter.txt | tinyvllm -m qwen3-0.6b --system 'Say it in one sentence.'";
 
@@ -35,7 +45,8 @@ const MORE_EXAMPLES: &str = "\
 Examples:
   tinyvllm                                  The built-in model tells a story
   tinyvllm -m tinyllama                     Download TinyLlama and chat with it
-  tinyvllm -m model.gguf --prompt 'Why is the sky blue?'
+  tinyvllm run llama3.2 'Why is the sky blue?'
+  tinyvllm serve llama3.2                   A chat page, and the interfaces of OpenAI, Anthropic and ollama
   tinyvllm -m model.gguf --raw --prompt 'The sky is' --max-tokens 20
   cat letter.txt | tinyvllm -m qwen3-0.6b --system 'Say it in one sentence.'
 
@@ -57,7 +68,7 @@ Exit status:
 /// Runs a language model on this machine.
 ///
 /// Without a command it generates: from --prompt, from text on standard input, or, on a terminal and
-/// with a model given, in a chat. Without anything it runs the small model that is built in.
+/// with a model given, in a chat. Without arguments it runs the small built-in model.
 #[derive(Debug, Parser)]
 #[command(
     name = "tinyvllm",
@@ -78,21 +89,32 @@ pub(crate) enum Command {
     /// Continue or answer prompts (the same as without a command)
     Generate(Box<GenerateArgs>),
     /// Chat with a model
-    #[command(visible_alias = "run")]
     Chat(Box<ChatArgs>),
-    /// Serve a model over HTTP, with OpenAI's interface
+    /// Chat with a model, or answer the prompt after its name
+    Run(Box<RunArgs>),
+    /// Serve a model over HTTP, with OpenAI's interface and others
     Serve(Box<ServeArgs>),
+    /// Show the servers that run on this machine
+    Ps(PsArgs),
+    /// Stop a server that runs on this machine
+    Stop(StopArgs),
     /// Measure tokens per second; `bench serve` measures a running server
     Bench(Box<BenchArgs>),
     /// Watch what a running server does
     ///
-    /// Reads /metrics of a server, which those of vLLM have too: requests, tokens a second, KV cache, prefix cache
-    /// and latencies of the last interval. On a terminal it draws in place (q leaves, p pauses); into a pipe it
-    /// writes a line for each interval.
+    /// Reads /metrics of this server or of vLLM's: requests, tokens/s, KV cache, prefix cache and latencies of the
+    /// last interval. On a terminal it redraws the screen (q quits, p pauses); in a pipe it writes a line for each
+    /// interval.
     Top(TopArgs),
     /// Download a model and print where it is
     Pull(PullArgs),
+    /// List the models that were downloaded
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Remove models that were downloaded
+    Rm(RmArgs),
     /// Show what a model is, the memory it needs and its speed limit
+    #[command(visible_alias = "show")]
     Info(Box<InfoArgs>),
     /// Compare logits and greedy tokens with a reference file
     Verify(Box<VerifyArgs>),
@@ -131,23 +153,6 @@ fn is_negation(long: &str) -> bool {
     long.starts_with("no-")
 }
 
-/// What to check.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct SelfTestArgs {
-    /// auto, cpu, metal, cuda or cuda:N
-    #[arg(long, default_value_t)]
-    pub(crate) device: DeviceChoice,
-    /// fused, or reference: candle's tensors
-    #[arg(long, default_value = "fused", value_parser = parse_value::<KernelChoice>, value_name = "NAME")]
-    pub(crate) kernels: KernelChoice,
-    /// Small shapes only, and no measurements
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Only checks whose names contain this, and no measurements
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) only: Option<String>,
-}
-
 /// Which model.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
@@ -155,13 +160,40 @@ pub(crate) struct ModelArgs {
     /// Alias (tinyllama, qwen3-0.6b, …), org/name, org/name:Q4_K_M, .gguf file or folder
     ///
     /// An alias or org/name is downloaded from the Hugging Face Hub into the cache that all Hugging
-    /// Face tools share; org/name:Q4_K_M picks the GGUF file of that type. A folder holds config.json
-    /// and safetensors. Without this flag the small model that is built in runs.
+    /// Face tools share; org/name:Q4_K_M picks the GGUF file of that type. ollama's names for models that run here
+    /// (llama3.2:1b) and addresses on the Hub (hf.co/org/name) work too. A folder holds config.json and safetensors.
+    /// Without this flag the small built-in model runs.
     #[arg(long, short)]
     pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) revision: RevisionArgs,
+}
+
+/// Which version of a model.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct RevisionArgs {
     /// Branch, tag or commit of a model on the Hub
     #[arg(long, hide_short_help = true)]
     pub(crate) revision: Option<String>,
+}
+
+/// How many processors compute.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct ThreadsArgs {
+    /// Number of threads [default: the processors that this process may use]
+    #[arg(long, short, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+/// The form of results for programs.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct JsonArgs {
+    /// Print one JSON object for each result, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The model as an argument by itself: `tinyvllm chat tinyllama`.
@@ -176,10 +208,10 @@ pub(crate) struct PositionalModel {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
-    /// auto, cpu, metal, cuda or cuda:N; a device that is not there is an error
+    /// Device: auto, cpu, metal, cuda or cuda:N; a missing device is an error
     #[arg(long, default_value = "auto", value_parser = parse_value::<DeviceChoice>)]
     pub(crate) device: DeviceChoice,
-    /// fused, or reference: every op in candle's tensors, slow, for a device whose kernels fail
+    /// Kernels: fused, or reference (candle's tensors, slow, for a device whose kernels fail)
     #[arg(
         long,
         default_value = "fused",
@@ -188,16 +220,15 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) kernels: KernelChoice,
-    /// Threads [default: as many as the system grants this process]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
-    /// How the tokenizer of a GGUF file splits text, for files that name no pre-tokenizer or a wrong one
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArgs,
+    /// Pre-tokenizer of a GGUF file that names none or a wrong one
     #[arg(long, value_name = "NAME", help_heading = "Model", hide_short_help = true)]
     pub(crate) pre_tokenizer: Option<String>,
-    /// Keep each thread on a processor of its own (Linux); for machines that do nothing else
+    /// Pin each thread to a processor (Linux); for machines that run nothing else
     #[arg(long, hide_short_help = true)]
     pub(crate) pin_threads: bool,
-    /// Instruction set, if not the best one that this machine has
+    /// Instruction set of the CPU kernels [default: the best one of this machine]
     #[arg(long, value_parser = parse_cpu_level, hide_short_help = true, value_name = "NAME")]
     pub(crate) cpu_level: Option<CpuLevel>,
     /// Type of weights that are not quantised: auto, f32, f16, bf16
@@ -212,10 +243,10 @@ pub(crate) struct EngineArgs {
     /// Quantise dense weights while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k
     #[arg(long, value_parser = parse_value::<Quantization>, value_name = "TYPE")]
     pub(crate) quantization: Option<Quantization>,
-    /// Longest sequence in tokens, prompt and output together [default: the model's]
-    #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N")]
+    /// Longest sequence in tokens, prompt and output together, such as 4096, 4k or auto [default: auto, the model's]
+    #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = window)]
     pub(crate) max_model_len: Option<usize>,
-    /// Type of cached keys and values: auto (f16, or bf16 for a model whose keys f16 does not hold), f16, bf16, f32
+    /// Type of the KV cache: auto (f16, or bf16 for a model whose keys overflow f16), f16, bf16, f32
     #[arg(
         long,
         value_parser = parse_value::<KvCacheChoice>,
@@ -223,16 +254,16 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) kv_cache_dtype: Option<KvCacheChoice>,
-    /// Memory for keys and values, such as 512M or 2G [default: half of what is free, on NVIDIA GPUs all of it]
+    /// Memory of the KV cache, such as 512M or 2G [default: half of the free memory; on NVIDIA GPUs all of it]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
-    /// Share of an NVIDIA GPU's free memory that may be used in all; no effect on other devices
+    /// Share of an NVIDIA GPU's free memory that this process may use; no effect on other devices
     ///
-    /// Weights, keys and values and everything else of this process have to fit into that share of what is free when
-    /// the GPU is opened. On the CPU what is free counts, on Apple GPUs what the system recommends.
+    /// Weights, KV cache and everything else of this process must fit into this share of the memory that is free when
+    /// the GPU is opened. On the CPU the limit is the free memory, on Apple GPUs the system's recommendation.
     #[arg(long, value_name = "FRACTION", default_value_t = EngineLimits::default().gpu_memory_utilization)]
     pub(crate) gpu_memory_utilization: f64,
-    /// Where experts are: auto, memory or file; auto leaves them in a file if they do not fit into memory
+    /// Where the experts of a MoE model are: auto, memory or file; auto uses a file if they do not fit into memory
     #[arg(
         long,
         default_value = "auto",
@@ -241,10 +272,10 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) expert_weights: ExpertWeights,
-    /// Folder of that file, on a fast disk [default: tinyvllm/experts in the user's cache folder]
+    /// Folder of the file with experts, on a fast disk [default: tinyvllm/experts in the user's cache folder]
     #[arg(long, value_name = "FOLDER", hide_short_help = true)]
     pub(crate) expert_weights_dir: Option<PathBuf>,
-    /// Most sequences in a step
+    /// Maximum number of sequences in a step
     #[arg(
         long,
         default_value_t = EngineLimits::default().max_num_seqs,
@@ -252,8 +283,8 @@ pub(crate) struct EngineArgs {
         hide_short_help = true
     )]
     pub(crate) max_num_seqs: usize,
-    /// Most tokens in a step; longer prompts are computed in pieces [default: 512, on NVIDIA GPUs 4096]
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    /// Maximum number of tokens in a step; longer prompts are computed in chunks [default: 512, on NVIDIA GPUs 4096]
+    #[arg(long, value_name = "N", value_parser = parse_count, hide_short_help = true)]
     pub(crate) max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
     #[arg(
@@ -297,7 +328,7 @@ impl EngineArgs {
             gpu: None,
             device: self.device,
             kernels: self.kernels,
-            threads: self.threads,
+            threads: self.threads.threads,
             pin_threads: self.pin_threads,
             cpu_level: self.cpu_level,
             quantization: self.quantization,
@@ -305,7 +336,7 @@ impl EngineArgs {
             generation_config: GenerationConfigChoice::Auto,
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or_default(),
             limits: EngineLimits {
-                max_model_len: self.max_model_len,
+                max_model_len: self.max_model_len.filter(|len| *len != AUTO),
                 max_num_seqs: self.max_num_seqs,
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 block_size: self.block_size,
@@ -332,9 +363,18 @@ impl Seed {
     }
 }
 
+/// The window that the model has.
+const AUTO: usize = usize::MAX;
+
+/// `auto`, which is −1 with vLLM, is what the model has.
+fn window(text: &str) -> Result<usize, String> {
+    if ["auto", "-1"].contains(&text) { Ok(AUTO) } else { parse_count(text) }
+}
+
 /// −1 is as many as fit.
 fn limit(text: &str) -> Result<usize, std::num::ParseIntError> {
-    if text == "-1" { Ok(usize::MAX) } else { text.parse() }
+    // To the end of the window: vLLM's and llama.cpp's number, and another one of llama.cpp's.
+    if ["-1", "-2"].contains(&text) { Ok(usize::MAX) } else { text.parse() }
 }
 
 /// −1 is all, as 0 is.
@@ -346,11 +386,11 @@ fn top_k(text: &str) -> Result<usize, std::num::ParseIntError> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate; -1 is what is left of the context [default: the model's, or -1]
-    #[arg(long, value_name = "N", value_parser = limit)]
+    /// Maximum number of tokens to generate; -1 fills the context [default: the model's, or -1]
+    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", value_parser = limit)]
     pub(crate) max_tokens: Option<usize>,
-    /// 0 always takes the most likely token, higher values vary more [default: the model's, or 0.7]
-    #[arg(long, value_name = "X")]
+    /// 0 always picks the most likely token, higher values vary more [default: the model's, or 0.7]
+    #[arg(long, alias = "temp", value_name = "X")]
     pub(crate) temperature: Option<f32>,
     /// Sample from the most likely tokens that together have this probability [default: the model's, or 0.95]
     #[arg(long, value_name = "X", hide_short_help = true)]
@@ -361,8 +401,8 @@ pub(crate) struct SamplingArgs {
     /// Drop tokens less likely than this times the most likely one [default: the model's, or 0]
     #[arg(long, value_name = "X", hide_short_help = true)]
     pub(crate) min_p: Option<f32>,
-    /// Makes every request reproducible, each by itself; -1 is a new one for each [default: -1]
-    #[arg(long, value_name = "N", value_parser = Seed::parse)]
+    /// Seed that makes each request reproducible; -1 is a new seed for each [default: -1]
+    #[arg(long, short, value_name = "N", value_parser = Seed::parse)]
     pub(crate) seed: Option<Seed>,
     /// End before this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -370,19 +410,19 @@ pub(crate) struct SamplingArgs {
     /// End at these tokens too
     #[arg(long, value_name = "IDS", hide_short_help = true)]
     pub(crate) stop_token_ids: Option<TokenIds>,
-    /// Tokens before a sequence may end
+    /// Minimum number of tokens before a sequence may end
     #[arg(long, default_value_t = 0, hide_short_help = true, value_name = "N")]
     pub(crate) min_tokens: usize,
     /// Do not end at the model's own end tokens
     #[arg(long, hide_short_help = true)]
     pub(crate) ignore_eos: bool,
-    /// Above 1, tokens that were there before become less likely [default: the model's, or 1]
-    #[arg(long, hide_short_help = true, value_name = "X")]
+    /// Above 1, tokens of the prompt and the output become less likely [default: the model's, or 1]
+    #[arg(long, alias = "repeat-penalty", hide_short_help = true, value_name = "X")]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtracted from the logits of tokens in the output
     #[arg(long, default_value_t = 0.0, hide_short_help = true, value_name = "X")]
     pub(crate) presence_penalty: f32,
-    /// Subtracted once for each time that the token is in the output
+    /// Subtracted from the logit of a token for each time that it is in the output
     #[arg(long, default_value_t = 0.0, hide_short_help = true, value_name = "X")]
     pub(crate) frequency_penalty: f32,
     /// Add BIAS to the logit of token ID; may be repeated
@@ -441,7 +481,7 @@ pub(crate) struct TemplateArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct GenerationConfigArgs {
-    /// Sampling where nothing is asked for: auto (the model's own files), vllm (none of it), or a folder with a
+    /// Default sampling: auto (from the model's files), vllm (ignores these files), or a folder with a
     /// generation_config.json
     #[arg(
         long,
@@ -457,7 +497,7 @@ pub(crate) struct GenerationConfigArgs {
 #[derive(Debug, Clone, Copy, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub(crate) struct ThinkingArgs {
-    /// Have the model answer without reasoning first, where its chat template has a switch for it
+    /// Answer without reasoning first, if the chat template has a switch for it
     #[arg(long)]
     pub(crate) no_thinking: bool,
 }
@@ -466,7 +506,7 @@ pub(crate) struct ThinkingArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub(crate) struct SystemArgs {
-    /// What the model is told before the conversation
+    /// System prompt of the conversation
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
 }
@@ -501,12 +541,15 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct PromptArgs {
     /// Text to answer or continue; several run as one batch
     ///
-    /// A model with a chat template answers, another one continues. Without --prompt and --prompt-ids
+    /// A model with a chat template answers; any other model continues the text. Without --prompt and --prompt-ids
     /// the text comes from standard input.
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Vec<String>,
+    /// File with a text to answer or continue; may be repeated
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
     /// Token ids such as 5,6,7 instead of text; several run as one batch
-    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system", "no_thinking"])]
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "raw", "system", "no_thinking"])]
     pub(crate) prompt_ids: Vec<TokenIds>,
     /// Continue the text as it is, without the chat template
     #[arg(long, conflicts_with_all = ["system", "no_thinking"])]
@@ -517,13 +560,12 @@ pub(crate) struct PromptArgs {
 #[derive(Debug, Clone, Copy, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
-    /// One JSON object per sequence, one a line, in the order of the prompts
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) form: JsonArgs,
     /// Sequences for each prompt
     #[arg(long = "n", value_name = "N", default_value_t = 1)]
     pub(crate) num_sequences: usize,
-    /// Report log-probabilities, and those of this many alternatives to each token
+    /// Report the log-probability of each token, and of this many alternatives
     #[arg(long, value_name = "N", requires = "json", hide_short_help = true)]
     pub(crate) logprobs: Option<usize>,
 }
@@ -545,56 +587,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) messages: MessageArgs,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct PullArgs {
-    #[command(flatten)]
-    pub(crate) positional: PositionalModel,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) messages: MessageArgs,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct InfoArgs {
-    #[command(flatten)]
-    pub(crate) positional: PositionalModel,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// One JSON object instead of lines
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// GB/s that memory is read with, to tell the limit of another machine [default: measured]
-    #[arg(long, value_name = "GB/S", value_parser = parse_bandwidth)]
-    pub(crate) memory_bandwidth: Option<f64>,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) messages: MessageArgs,
-}
-
-/// The file holds `ids` (i64, n tokens), `logits` (f32, n × vocabulary: what must follow each of the ids)
-/// and perhaps `greedy` (i64: a prompt and its greedy continuation; the prompt is the part that `greedy`
-/// and `ids` begin with alike, at least one token). Keys and values are kept in f32 unless
-/// --kv-cache-dtype says otherwise. The exit status is 1 if a logit differs by more than the tolerance
-/// or a greedy token differs.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct VerifyArgs {
-    #[command(flatten)]
-    pub(crate) positional: PositionalModel,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// The safetensors file to compare with
-    #[arg(long, value_name = "FILE")]
-    pub(crate) reference: PathBuf,
-    /// Largest difference of a logit that is accepted
-    #[arg(long, default_value_t = 1e-3, value_name = "X")]
-    pub(crate) tolerance: f32,
+    pub(crate) output: JsonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]

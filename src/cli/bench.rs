@@ -31,10 +31,10 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Prompt lengths in tokens, such as 128,512 [default: 512, or less in a small context window]
-    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
+    #[arg(long, short, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) prompt_lens: Vec<usize>,
     /// Tokens that are in the cache before each of the prompts, such as 0,1900
-    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
+    #[arg(long, short = 'd', value_delimiter = ',', value_name = "TOKENS", default_value = "0")]
     pub(crate) prompt_depths: Vec<usize>,
     /// Prompts of each length that are computed together, such as 1,8
     #[arg(long, value_delimiter = ',', value_name = "PROMPTS", default_value = "1")]
@@ -46,10 +46,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) context_lens: Vec<usize>,
     /// Tokens to generate for each sequence [default: 64, or less in a small context window]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, short = 'n', value_name = "TOKENS")]
     pub(crate) output_len: Option<usize>,
     /// Measurements of each combination, after one that does not count
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, short, default_value_t = 3)]
     pub(crate) repeats: usize,
     /// Print one JSON object instead of a table
     #[arg(long)]

@@ -49,6 +49,11 @@ impl Console {
         self.verbosity == Verbosity::Quiet
     }
 
+    /// Whether more than usual is wanted.
+    pub(crate) fn is_verbose(self) -> bool {
+        self.verbosity == Verbosity::Verbose
+    }
+
     /// A line about the run, unless quiet.
     pub(crate) fn note(self, line: impl Display) {
         if self.verbosity >= Verbosity::Normal {

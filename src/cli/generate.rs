@@ -7,22 +7,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::error::ErrorKind;
-use tinyvllm::chat::{ChatOptions, Message};
+use tinyvllm::chat::{AnswerFormat, ChatOptions, Message};
 use tinyvllm::demo;
-use tinyvllm::engine::FinishReason;
+use tinyvllm::engine::{FinishReason, Request};
 use tinyvllm::llm::{Llm, LlmOptions, TextStream};
 use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 
 use super::args::GenerateArgs;
 use super::console::{Console, Style, paint};
 use super::interrupt::{self, Interrupt};
+use super::progress::telling_prompt;
 use super::render::{JsonRender, Render, TextRender, render_request};
 use super::timings::Summary;
-use super::{chat, load, usage_error};
+use super::{chat, load, text_file, usage_error};
 
 /// Seed and most tokens of a run that nothing was asked of: a story that ends well, and the same one for
 /// everybody.
-const DEMO_MAX_TOKENS: usize = 300;
+const DEMO_MAX_TOKENS: usize = 400;
 const DEMO_SEED: u64 = 2;
 
 /// Silence of standard input after which the user is told what is waited for.
@@ -52,6 +53,17 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
+impl Prompt {
+    /// Puts what came in behind the text.
+    fn append(&mut self, input: &str) {
+        if let Self::Text(text) = self
+            && !input.is_empty()
+        {
+            *text = format!("{text}\n\n{input}");
+        }
+    }
+}
+
 /// Generates for every prompt.
 ///
 /// # Errors
@@ -73,7 +85,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     };
     if task == Task::Chat {
         let (model, sampling) = (&args.model, &args.sampling);
-        return chat::chat(model, &options, sampling, &args.system, args.thinking, console);
+        return chat::chat(model, &options, sampling, &args.system, args.thinking, args.output.form, console);
     }
     let interrupt = Interrupt::install()?;
     let llm = load::load(&args.model, &options, console)?;
@@ -91,7 +103,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
         params.seed = params.seed.or(Some(DEMO_SEED));
     }
     let mut output = new_output(args, &llm, &prompts);
-    if is_demo && !args.output.json {
+    if is_demo && !args.output.form.json {
         write!(io::stdout(), "{}", paint(demo::PROMPT, Style::Bold, &io::stdout()))?;
     }
     generate(&llm, &encoded, &params, output.as_mut(), &interrupt, console)
@@ -111,7 +123,8 @@ fn generate(
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let mut params = params.clone();
         params.max_tokens = llm.max_tokens(prompt.len(), &params);
-        let stream = llm.submit(prompt.clone(), params);
+        let request = Request { prompt_progress: true, ..Request::new(prompt.clone(), params) };
+        let stream = llm.submit_request(request, &AnswerFormat::default());
         stream.map_err(
             |error| if prompts.len() > 1 { error.context(format!("prompt {}", index + 1)) } else { error },
         )
@@ -122,14 +135,20 @@ fn generate(
     console.detail(format_args!("generating from {num_tokens} tokens in {} prompts", prompts.len()));
 
     let mut summary = Summary::default();
-    let mut failure = None;
+    let (mut failure, mut num_cut) = (None, 0);
     for (index, stream) in streams.into_iter().enumerate() {
-        for finished in render_request(stream, params.n, (index, &prompts[index]), output)? {
+        let events = telling_prompt(console, stream);
+        for finished in render_request(events, params.n, (index, &prompts[index]), output)? {
             summary.add(finished.stats);
-            if finished.reason == FinishReason::Error {
-                failure = failure.or(Some(finished.error.unwrap_or_default()));
+            match finished.reason {
+                FinishReason::Error => failure = failure.or(Some(finished.error.unwrap_or_default())),
+                FinishReason::Length => num_cut += 1,
+                FinishReason::Stop | FinishReason::Abort => {}
             }
         }
+    }
+    if num_cut > 0 {
+        console.note(cut_note(num_cut, params.max_tokens.is_some()));
     }
     console.note(paint(&summary.line(start.elapsed()), Style::Dim, &io::stderr()));
     if let Some(message) = failure {
@@ -138,16 +157,37 @@ fn generate(
     Ok(if guard.is_interrupted() { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
 }
 
+/// What ended before it was at its end.
+fn cut_note(num_cut: usize, has_limit: bool) -> String {
+    let what = if num_cut == 1 { "the output ends" } else { "outputs end" };
+    let limit = if has_limit { "the token limit is reached (--max-tokens)" } else { "the window is full" };
+    format!("({what} here: {limit})")
+}
+
 fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow::Result<Task> {
     let texts = args.prompt.prompt.iter().cloned().map(Prompt::Text);
     let ids = args.prompt.prompt_ids.iter().map(|ids| Prompt::Ids(ids.0.clone()));
-    let prompts: Vec<_> = texts.chain(ids).collect();
+    let mut prompts: Vec<_> = texts.chain(ids).collect();
+    for path in &args.prompt.file {
+        prompts.push(Prompt::Text(without_line_end(text_file::read(path)?)));
+    }
     if !prompts.is_empty() {
+        // `cat file | tinyvllm -p "Summarise this"`.
+        if args.prompt.prompt_ids.is_empty() && has_input() {
+            let input = read_stdin(
+                console,
+                "waiting for the end of standard input, which follows the prompt (</dev/null if there is none)",
+            )?;
+            prompts.iter_mut().for_each(|prompt| prompt.append(&input));
+        }
         return Ok(Task::Prompts(prompts));
     }
     let wants_nothing = caller == Caller::NoCommand && args.model.model.is_none();
     if !io::stdin().is_terminal() {
-        let text = read_stdin(console)?;
+        let text = read_stdin(
+            console,
+            "waiting for the prompt on standard input (use --prompt TEXT to give it here)",
+        )?;
         return match text.is_empty() {
             false => Ok(Task::Prompts(vec![Prompt::Text(text)])),
             true if wants_nothing => Ok(Task::Demo),
@@ -161,17 +201,32 @@ fn choose_task(args: &GenerateArgs, caller: Caller, console: Console) -> anyhow:
     }
     let is_chat = caller == Caller::NoCommand
         && !args.prompt.raw
-        && !args.output.json
+        && !args.output.form.json
         && args.output.num_sequences == 1;
     if is_chat {
         return Ok(Task::Chat);
     }
-    let message = "there is no prompt: give --prompt TEXT, --prompt-ids IDS, or text on standard input";
+    let message =
+        "there is no prompt: give --prompt TEXT, --file FILE, --prompt-ids IDS, or text on standard input";
     Err(usage_error(ErrorKind::MissingRequiredArgument, message))
 }
 
-/// All of standard input, without the line end that `echo` adds.
-fn read_stdin(console: Console) -> anyhow::Result<String> {
+/// Whether a file or another program is standard input. A terminal is not, nor what services start with.
+fn has_input() -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileTypeExt;
+        let input = io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+        let kind = input.and_then(|input| input.metadata()).map(|metadata| metadata.file_type());
+        kind.is_ok_and(|kind| kind.is_file() || kind.is_fifo())
+    }
+    #[cfg(not(unix))]
+    !io::stdin().is_terminal()
+}
+
+/// All of standard input.
+fn read_stdin(console: Console, waiting: &str) -> anyhow::Result<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
@@ -181,19 +236,23 @@ fn read_stdin(console: Console) -> anyhow::Result<String> {
     });
     let text = match receiver.recv_timeout(STDIN_PATIENCE) {
         Err(RecvTimeoutError::Timeout) => {
-            console.note("waiting for the prompt on standard input (use --prompt TEXT to give it here)");
+            console.note(waiting);
             receiver.recv()?
         }
         result => result?,
     };
-    let mut text = text.context("cannot read the prompt from standard input")?;
+    Ok(without_line_end(text.context("cannot read the prompt from standard input")?))
+}
+
+/// The text without the line end that `echo` and editors add.
+fn without_line_end(mut text: String) -> String {
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
             text.pop();
         }
     }
-    Ok(text)
+    text
 }
 
 fn encode(
@@ -226,7 +285,7 @@ fn encode(
 }
 
 fn new_output<'a>(args: &GenerateArgs, llm: &'a Llm, prompts: &[Prompt]) -> Box<dyn Render + 'a> {
-    if args.output.json {
+    if args.output.form.json {
         return Box::new(JsonRender::new(io::stdout(), llm.tokenizer(), args.output.logprobs.is_some()));
     }
     let is_single = prompts.len() == 1 && args.output.num_sequences == 1;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use clap::Args;
 use serde_json::{Map, Value, json};
 use tinyvllm::chat::{ReasoningFormat, ToolCallFormat};
 use tinyvllm::llm::{Llm, ModelReport};
@@ -12,10 +13,29 @@ use tinyvllm::ops::MemoryBandwidth;
 use tinyvllm::runner::MemoryPlan;
 use tinyvllm::weights::TypeSummary;
 
-use super::args::InfoArgs;
+use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
 use super::load::{check_device, merge_model, resolve};
-use super::value::{human_bytes, human_count};
+use super::value::{human_bytes, human_count, parse_bandwidth};
+
+/// What to tell of which model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InfoArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Memory bandwidth in GB/s, to compute the limit of another machine [default: measured]
+    #[arg(long, value_name = "GB/S", value_parser = parse_bandwidth)]
+    pub(crate) memory_bandwidth: Option<f64>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
 
 /// Prints the report.
 ///
@@ -82,7 +102,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
             line(
                 "chat template",
                 match &report.chat_problem {
-                    Some(problem) => format!("not of use: {problem}"),
+                    Some(problem) => format!("unusable: {problem}"),
                     None => if report.has_chat_template { "yes" } else { "none" }.to_owned(),
                 },
             ),
@@ -90,7 +110,7 @@ fn to_text(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> String {
             line("reasoning", report.answer_format.reasoning_line()),
         ],
     );
-    let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, value.clone())).collect();
+    let config: Vec<_> = report.config.iter().map(|(name, value)| line(name, as_text(value))).collect();
     section("config", &config);
     let types = |summaries: &[TypeSummary]| -> Vec<_> {
         let type_line = |summary: &TypeSummary| {
@@ -168,14 +188,29 @@ fn generation_lines(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Vec<
         };
         let rate = report.bandwidth_limit(bytes_per_second, batch_size, context_len);
         let bytes = megabytes(report.bytes_per_step(batch_size, context_len));
-        lines.push((name, format!("{rate:.1} tokens/s, {bytes} a step behind {context_len} tokens each")));
+        lines.push((name, format!("{rate:.1} tokens/s, {bytes} a step at context {context_len}")));
     }
     lines
 }
 
+/// A value of the configuration as people write it.
+fn as_text(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => {
+            format!("[{}]", values.iter().map(as_text).collect::<Vec<_>>().join(", "))
+        }
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().map_or_else(String::new, |number| number.to_string())
+        }
+        value => value.to_string(),
+    }
+}
+
 fn to_json(report: &ModelReport, bandwidth: Option<&Bandwidth>) -> Value {
     let config: Map<_, _> =
-        report.config.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+        report.config.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let types = |summaries: &[TypeSummary]| -> Vec<Value> {
         let entry = |summary: &TypeSummary| {
             json!({

@@ -34,7 +34,7 @@ pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> any
 /// If there is no such model, or it cannot be had.
 pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<ResolvedModel> {
     let name = args.model.as_deref().unwrap_or(alias::DEMO);
-    let source = ModelSource::parse(name, args.revision.as_deref())?;
+    let source = ModelSource::parse(name, args.revision.revision.as_deref())?;
     let config = match &source {
         ModelSource::Hub(_) => HubConfig::from_env()?,
         // A local model needs no cache, and so no home folder to keep one in.

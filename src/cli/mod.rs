@@ -8,33 +8,55 @@ mod args;
 mod bench;
 mod chat;
 mod console;
+mod elsewhere;
 mod generate;
 mod http;
 mod info;
 mod interrupt;
+mod keyboard;
+mod list;
 mod load;
 mod progress;
+mod ps;
 mod pull;
 mod render;
+mod rm;
+mod run;
 mod self_test;
 mod serve;
+mod servers;
+mod stop;
+mod table;
+mod text_file;
 mod timings;
 mod top;
 mod value;
 mod verify;
+mod wrap;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::FromArgMatches;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, FromArgMatches};
 
 use args::{Cli, Command};
+use console::Console;
 
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
-    let matches = args::command().get_matches();
+    let command = args::command();
+    let words = elsewhere::translate(std::env::args_os(), &command);
+    let words =
+        words.unwrap_or_else(|message| args::command().error(ErrorKind::InvalidValue, message).exit());
+    let matches = command
+        .try_get_matches_from(words.words)
+        .unwrap_or_else(|error| elsewhere::as_typed(error, &words.renamed).exit());
+    if !words.not_needed.is_empty() && !is_quiet(&matches) {
+        Console::default().note(format_args!("not needed here: {}", words.not_needed.join(", ")));
+    }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    match run(&cli) {
+    match obey(&cli) {
         Ok(code) => code,
         // The reader has what it wanted: `tinyvllm … | head -1` is no failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -48,13 +70,24 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+/// Whether `--quiet` was given, to whatever command.
+fn is_quiet(matches: &ArgMatches) -> bool {
+    let of_command = matches.subcommand().is_some_and(|(_, matches)| is_quiet(matches));
+    of_command || matches!(matches.try_get_one::<bool>("quiet"), Ok(Some(true)))
+}
+
+fn obey(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         None => generate::run(&cli.generate, generate::Caller::NoCommand),
         Some(Command::Generate(args)) => generate::run(args, generate::Caller::Command),
         Some(Command::Chat(args)) => chat::run(args),
         Some(Command::Bench(args)) => bench::run(args),
+        Some(Command::Run(args)) => run::run(args),
         Some(Command::Serve(args)) => serve::run(args),
+        Some(Command::Ps(args)) => ps::run(args),
+        Some(Command::Stop(args)) => stop::run(args),
+        Some(Command::List(args)) => list::run(args),
+        Some(Command::Rm(args)) => rm::run(args),
         Some(Command::Top(args)) => top::run(args),
         Some(Command::Pull(args)) => pull::run(args),
         Some(Command::Info(args)) => info::run(args),
@@ -73,7 +106,7 @@ fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
 }
 
 /// A use of the flags that `clap` cannot know is wrong; exit status 2.
-fn usage_error(kind: clap::error::ErrorKind, message: &str) -> anyhow::Error {
+fn usage_error(kind: ErrorKind, message: &str) -> anyhow::Error {
     args::command().error(kind, message).into()
 }
 

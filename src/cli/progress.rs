@@ -1,10 +1,12 @@
-//! Progress bars for downloads and loading: on standard error, and only if that is a terminal.
+//! Progress of downloads, of loading and of prompts: on standard error, and only if that is a terminal.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use tinyvllm::llm::TextEvent;
 use tinyvllm::{hub, llm};
 
 use super::console::Console;
@@ -46,23 +48,37 @@ impl Progress {
         Self { console, is_visible, bar, loading }
     }
 
-    /// A bar of bytes.
-    fn begin(&self, what: &str, total: Option<u64>) {
+    /// A bar of bytes, of which the first ones were there before.
+    fn begin(&self, what: &str, total: Option<u64>, resumed_from: u64) {
         let template = match total {
-            Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+            Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {rate} {left}",
+            None => "{msg} {spinner} {bytes} {rate}",
         };
-        self.show(what, total, template);
+        self.show(what, total, resumed_from, template);
     }
 
-    fn show(&self, what: &str, total: Option<u64>, template: &str) {
+    fn show(&self, what: &str, total: Option<u64>, resumed_from: u64, template: &str) {
         if !self.is_visible {
             return;
         }
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template(template) {
+            let rate = move |state: &ProgressState| rate(state.pos(), resumed_from, state.elapsed());
+            let style = style
+                .with_key("rate", move |state: &ProgressState, text: &mut dyn fmt::Write| {
+                    // A bar that cannot be drawn is none.
+                    let _ = rate(state).map(|rate| write!(text, "{}/s", human_bytes(rate as u64)));
+                })
+                .with_key("left", move |state: &ProgressState, text: &mut dyn fmt::Write| {
+                    let left = state.len().map(|len| len.saturating_sub(state.pos()) as f64);
+                    if let (Some(left), Some(rate)) = (left, rate(state)) {
+                        let left = Duration::try_from_secs_f64(left / rate).unwrap_or(Duration::MAX);
+                        let _ = write!(text, "{:#}", HumanDuration(left));
+                    }
+                });
             bar.set_style(style.progress_chars("=> "));
         }
+        bar.set_position(resumed_from);
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(200));
         self.replace(bar);
@@ -93,9 +109,7 @@ impl Drop for Progress {
 
 impl hub::Progress for Progress {
     fn start(&self, file: &str, total_bytes: Option<u64>, resumed_from: u64) {
-        self.begin(file, total_bytes);
-        self.bar().set_position(resumed_from);
-        self.bar().reset_eta();
+        self.begin(file, total_bytes, resumed_from);
         if !self.is_visible {
             let size = total_bytes.map(|bytes| format!(" ({})", human_bytes(bytes))).unwrap_or_default();
             self.console.note(format_args!("downloading {file}{size}"));
@@ -124,7 +138,7 @@ impl llm::LoadProgress for Progress {
     fn begin(&self, stage: &str, total: u64) {
         let mut loading = self.loading();
         loading.stage = Some(stage.to_owned());
-        self.begin(&loading.message().unwrap_or_default(), Some(total));
+        self.begin(&loading.message().unwrap_or_default(), Some(total), 0);
     }
 
     fn advance(&self, bytes: u64) {
@@ -135,7 +149,7 @@ impl llm::LoadProgress for Progress {
         let mut loading = self.loading();
         loading.stage = None;
         match loading.message() {
-            Some(message) => self.show(&message, None, "{msg} {spinner}"),
+            Some(message) => self.show(&message, None, 0, "{msg} {spinner}"),
             None => self.replace(ProgressBar::hidden()),
         }
     }
@@ -144,16 +158,83 @@ impl llm::LoadProgress for Progress {
         let mut loading = self.loading();
         loading.kernels = (num_done < num_kernels).then_some((num_done, num_kernels));
         match loading.message() {
-            Some(message) if self.bar().is_hidden() => self.show(&message, None, "{msg} {spinner}"),
+            Some(message) if self.bar().is_hidden() => self.show(&message, None, 0, "{msg} {spinner}"),
             Some(message) => self.bar().set_message(message),
             None => self.replace(ProgressBar::hidden()),
         }
     }
 }
 
+/// Bytes a second, of those that came in this run; none before there are any.
+fn rate(num_bytes: u64, resumed_from: u64, elapsed: Duration) -> Option<f64> {
+    let rate = num_bytes.saturating_sub(resumed_from) as f64 / elapsed.as_secs_f64();
+    (rate > 0.0 && rate.is_finite()).then_some(rate)
+}
+
+/// Tells on a terminal how far the prompt is, until the first text comes; passes everything else on.
+pub(crate) fn telling_prompt(
+    console: Console,
+    events: impl Iterator<Item = TextEvent>,
+) -> impl Iterator<Item = TextEvent> {
+    let is_visible = !console.is_quiet() && std::io::stderr().is_terminal();
+    let mut bar: Option<ProgressBar> = None;
+    events.inspect(move |event| match event {
+        TextEvent::PromptProgress { progress } if is_visible => {
+            let [read, all] = [progress.num_processed_tokens, progress.num_prompt_tokens];
+            // A short prompt is there at once, and would only flicker.
+            if read < all {
+                let bar = bar.get_or_insert_with(prompt_bar);
+                bar.set_message(format!("reading the prompt {} / {}", grouped(read), grouped(all)));
+            }
+        }
+        _ => {
+            if let Some(bar) = bar.take() {
+                bar.finish_and_clear();
+            }
+        }
+    })
+}
+
+fn prompt_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// A number with commas between thousands.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).unwrap_or_default())
+        .collect();
+    groups.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_came_in_this_run_is_fast() {
+        let check = |num_bytes, resumed_from, seconds, expected| {
+            assert_eq!(rate(num_bytes, resumed_from, Duration::from_secs(seconds)), expected);
+        };
+        check(1_000, 0, 10, Some(100.0));
+        check(1_000_100, 1_000_000, 10, Some(10.0));
+        check(1_000_000, 1_000_000, 10, None);
+        check(5, 10, 1, None);
+        check(5, 0, 0, None);
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
 
     #[test]
     fn kernels_are_told_beside_the_stage_and_after_it() {

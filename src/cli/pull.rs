@@ -3,13 +3,25 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use clap::Args;
 use clap::error::ErrorKind;
 use tinyvllm::hub::ModelFiles;
 
-use super::args::PullArgs;
+use super::args::{MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
 use super::load::{merge_model, resolve};
 use super::usage_error;
+
+/// What to download.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PullArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
 
 /// Downloads what is missing; the path is the one line on standard output.
 ///

@@ -64,8 +64,8 @@ pub(crate) fn render_request(
     output.begin(place(0))?;
     for event in events {
         match event {
-            // Nothing on the command line asks for them.
-            TextEvent::PromptLogprobs { .. } => {}
+            // Nothing on the command line asks for the first ones; the others are told beside the output.
+            TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let Some(sequence) = sequences.get_mut(index) else { continue };
                 sequence.text.push_str(&text);
@@ -259,7 +259,15 @@ mod tests {
     fn finished(index: usize) -> TextEvent {
         let stats = SequenceStats::default();
         let reason = FinishReason::Stop;
-        TextEvent::Finished { index, reason, error: None, stats, matched_stop: None, stop_token_id: None }
+        TextEvent::Finished {
+            index,
+            reason,
+            error: None,
+            error_kind: None,
+            stats,
+            matched_stop: None,
+            stop_token_id: None,
+        }
     }
 
     /// Two sequences whose tokens arrive interleaved; the second ends first.

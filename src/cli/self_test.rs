@@ -4,15 +4,36 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
-use tinyvllm::llm::{KernelChoice, OpenedDevice};
+use clap::Args;
+use tinyvllm::llm::{DeviceChoice, KernelChoice, LlmOptions, OpenedDevice};
 use tinyvllm::ops::Context;
-use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::self_test::{self, Check, Effort, Report};
 
-use super::args::SelfTestArgs;
+use super::args::ThreadsArgs;
 use super::console::Console;
 use super::load::unused_gpu;
+use super::value::parse_value;
+
+/// What to check.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SelfTestArgs {
+    /// Device: auto, cpu, metal, cuda or cuda:N
+    #[arg(long, default_value_t)]
+    pub(crate) device: DeviceChoice,
+    /// Kernels: fused, or reference (candle's tensors)
+    #[arg(long, default_value = "fused", value_parser = parse_value::<KernelChoice>, value_name = "NAME")]
+    pub(crate) kernels: KernelChoice,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArgs,
+    /// Small shapes only, and no measurements
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only checks whose names contain this, and no measurements
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+}
 
 /// Where the golden models are in a checkout of the source.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
@@ -22,12 +43,15 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 /// # Errors
 /// If the device cannot be opened, or fails while it is measured.
 pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
     let context = Arc::new(open(args)?);
     let mut out = io::stdout().lock();
     writeln!(out, "tinyvllm {} on {}", env!("CARGO_PKG_VERSION"), context.description())?;
     let only = args.only.as_deref().unwrap_or_default();
     let mut report = Lines { out, only, num_passed: 0, num_failed: 0, written: Ok(()) };
-    self_test::ops(&context, if args.quick { Effort::Small } else { Effort::Full }, &mut report);
+    let effort = if args.quick { Effort::Small } else { Effort::Full };
+    compile_kernels(&context, effort, only);
+    self_test::ops(&context, effort, &mut report);
     self_test::demo_model(&context, &mut report);
     let fixtures = Path::new(FIXTURES);
     if fixtures.exists() {
@@ -36,7 +60,7 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
     let Lines { mut out, num_passed, num_failed, written, .. } = report;
     written?;
     if num_passed + num_failed == 0 {
-        anyhow::bail!("no check has `{only}` in its name; without `--only`, self-test tells all names");
+        anyhow::bail!("no check has `{only}` in its name; self-test without `--only` lists all names");
     }
     if !fixtures.exists() {
         writeln!(out, "skip  the golden models: {FIXTURES} is not there")?;
@@ -50,11 +74,18 @@ pub(crate) fn run(args: &SelfTestArgs) -> anyhow::Result<ExitCode> {
         })?;
         written?;
     }
-    writeln!(out, "{num_passed} passed, {num_failed} failed")?;
+    let (checks, num_skipped) = (num_passed + num_failed, usize::from(!fixtures.exists()));
+    let skipped = if num_skipped > 0 { format!(", {num_skipped} skipped") } else { String::new() };
+    let noun = if checks == 1 { "check" } else { "checks" };
+    writeln!(
+        out,
+        "{num_passed} passed, {num_failed} failed{skipped}: {checks} {noun} in {:.1} s",
+        start.elapsed().as_secs_f64()
+    )?;
     if num_failed > 0 && args.kernels == KernelChoice::Fused {
         writeln!(
             out,
-            "This device does not compute what it should. Until that is mended, `--kernels reference` computes every \
+            "This device computes wrong results. Until this is fixed, `--kernels reference` computes every \
              op in candle's tensors, slowly, and `--device cpu` uses the processor."
         )?;
     }
@@ -85,15 +116,24 @@ impl<W: Write> Report for Lines<'_, W> {
     }
 }
 
+/// Compiles the kernels of the checks together, and says so, because it takes long the first time.
+fn compile_kernels(context: &Context, effort: Effort, only: &str) {
+    if context.is_gpu() {
+        Console::default().note("compiling kernels");
+    }
+    self_test::compile_kernels(context, effort, &|name| name.contains(only), &|_, _| ());
+}
+
 fn open(args: &SelfTestArgs) -> tinyvllm::Result<Context> {
-    Ok(match args.device.open(args.kernels)? {
-        OpenedDevice::Cpu(unused) => {
-            if let Some(error) = unused {
-                Console::default().note(unused_gpu(&error));
-            }
-            Context::cpu(ThreadPool::default_num_threads(), CpuLevel::detect())
-        }
-        OpenedDevice::Gpu(gpu) => Context::gpu(gpu),
-        OpenedDevice::Reference(backend) => Context::reference(backend),
-    })
+    let options = LlmOptions {
+        device: args.device,
+        kernels: args.kernels,
+        threads: args.threads.threads,
+        ..LlmOptions::default()
+    };
+    let device = options.open_device()?;
+    if let OpenedDevice::Cpu(Some(error)) = &device {
+        Console::default().note(unused_gpu(error));
+    }
+    options.open_context(device)
 }

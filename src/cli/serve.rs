@@ -1,33 +1,31 @@
-//! `tinyvllm serve`: flags, keys and log lines around the library's server.
+//! `tinyvllm serve`: flags, keys and messages around the library's server.
 
-use std::io::{self, Write};
+mod browser;
+mod log;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tinyvllm::chat::{ChatConfig, FormatChoice, ReasoningFormat, ToolCallFormat};
+use tinyvllm::hub::ModelSource;
 use tinyvllm::llm::{Llm, LlmOptions};
-use tinyvllm::runner::available_memory_bytes;
-use tinyvllm::server::{
-    AccessLog, AccessRecord, Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig,
-};
+use tinyvllm::runner::{available_memory_bytes, check_addresses};
+use tinyvllm::server::{Exit, KvEventsChoice, Milestone, Origin, Server, ServerConfig};
 
+use self::log::{LineLog, LogFormat};
 use super::args::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::interrupt;
 use super::load::{chat_config, merge_model, resolve};
+use super::servers::{self, Record};
 use super::value::{parse_bytes, parse_seconds, parse_value};
 
-/// Log lines that may wait for standard error. Further ones are dropped.
-const MAX_WAITING_LINES: usize = 4_096;
-/// Time for the last lines to be written.
-const FLUSH_TIME: Duration = Duration::from_secs(1);
-
 /// Answers OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and /tokenize, /detokenize,
-/// /health, /version and /metrics as vLLM has them. / is a chat page for the browser.
+/// /health, /version and /metrics as vLLM has them; Anthropic's /v1/messages, and ollama's /api/chat, /api/generate,
+/// /api/tags and /api/show. / is a chat page for the browser.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -50,17 +48,20 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 struct ServerArgs {
-    /// Address to listen on; 0.0.0.0 is every network
+    /// Address to listen on; 0.0.0.0 listens on every network
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
-    /// Port; 0 lets the system choose
+    /// Port; 0 lets the system choose; 11434 is where ollama's clients look
     #[arg(long, default_value_t = 8_000)]
     port: u16,
-    /// Name of the model in requests and answers; may be repeated, the first one is in answers
+    /// Open the chat page in the browser when the model is loaded
+    #[arg(long)]
+    open: bool,
+    /// Name of the model in requests; may be repeated, and answers have the first one
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// How the model calls tools: auto (found by trying its template), none, or a name such as hermes, mistral or
-    /// deepseek_v3; a wrong one is answered with all of them
+    /// Form of the model's tool calls: auto (found by rendering its template), none, or a name such as hermes, mistral
+    /// or deepseek_v3; the error for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
@@ -69,8 +70,8 @@ struct ServerArgs {
         hide_short_help = true
     )]
     tool_call_parser: FormatChoice<ToolCallFormat>,
-    /// How the model reasons: auto (from its template), none, or a name such as qwen3 or deepseek_r1; a wrong one is
-    /// answered with all of them
+    /// Form of the model's reasoning: auto (from its template), none, or a name such as qwen3 or deepseek_r1; the error
+    /// for an unknown name lists them all
     #[arg(
         long,
         default_value = "auto",
@@ -81,81 +82,80 @@ struct ServerArgs {
     reasoning_parser: FormatChoice<ReasoningFormat>,
     /// Key that requests must have, except to /health and the chat page; may be repeated
     ///
-    /// What is typed here is seen by everybody on the machine who lists processes. TINYVLLM_API_KEY and
-    /// --api-key-file are not.
+    /// Every user of this machine who lists processes can see a key that is typed here. TINYVLLM_API_KEY and
+    /// --api-key-file keep it hidden.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Vec<String>,
     /// File with further keys, one a line; read again at SIGHUP
     ///
-    /// A client is a key. Beside other clients it gets its share of what there is; with `KEY weight=2`, two. Lines
-    /// that begin with # are comments.
+    /// Each key is a client, and clients share the machine. `KEY weight=2` gives a key two shares. Lines that begin
+    /// with # are comments.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Believe whoever sends requests for whom they are: a client is a name in the header x-client-id, or in the
-    /// field user
+    /// Trust the client names in requests: a client is a name in the header x-client-id or in the field user
     ///
-    /// For a gateway that speaks for many. Without it, and without keys, a client is an address.
+    /// Use it behind a gateway. Without it a client is a key, or an address if there are no keys.
     #[arg(long, hide_short_help = true)]
     trust_client_ids: bool,
-    /// Origin whose web pages may use the server, such as https://chat.example.org; may be repeated, and * is
-    /// every one
+    /// Origin whose web pages may use the server, such as https://chat.example.org; may be repeated; * allows every
+    /// origin
     ///
-    /// Without it, browsers let only the server's own page in. vLLM's form, a JSON list, is taken too.
+    /// By default only the server's own page has access. A JSON list, as in vLLM, works too.
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origins)]
     allowed_origins: Vec<Origins>,
-    /// Refuse requests with fields that mean nothing here, instead of ignoring them and saying so in the header
-    /// x-ignored-fields
+    /// Refuse requests with unknown fields, instead of ignoring them and naming them in the header x-ignored-fields
     #[arg(long, hide_short_help = true)]
     strict_fields: bool,
-    /// Longest body of a request, such as 512K or 32M
+    /// Maximum size of a request body, such as 512K or 32M
     #[arg(long, default_value = "32M", value_name = "BYTES", value_parser = parse_bytes)]
     max_body_bytes: u64,
-    /// Memory that all requests together may take for what they send and for the work on it, such as 512M; an eighth
-    /// of what is free by default, at least 64M
+    /// Memory of all requests together, for their bodies and the work on them, such as 512M [default: an eighth of the
+    /// free memory, at least 64M]
     ///
-    /// Requests beyond it get 429, and those that would never fit 413.
+    /// Requests beyond it get 429. A request that can never fit gets 413.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_request_memory: Option<u64>,
-    /// Answers that may wait, beside those that run, each of `n` and of a list of prompts for itself; further
-    /// requests get 429, but those of clients with few
+    /// Maximum number of waiting answers; further requests get 429, except those of clients below their share
+    ///
+    /// Each of `n` and each of a list of prompts counts.
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
-    /// Connections at once; on further ones only /health and /metrics are answered
+    /// Maximum number of connections; further ones get /health and /metrics only
     #[arg(long, default_value_t = 4_096, value_name = "N", hide_short_help = true)]
     max_connections: usize,
-    /// Connections at once from one address
+    /// Maximum number of connections from one address
     #[arg(long, default_value_t = 1_024, value_name = "N", hide_short_help = true)]
     max_connections_per_address: usize,
-    /// Tells routers which prefixes are cached here, over ZeroMQ: vLLM's JSON, such as {"enable_kv_cache_events": true,
+    /// Publish events of the prefix cache over ZeroMQ, for routers: vLLM's JSON, such as {"enable_kv_cache_events": true,
     /// "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
     ///
-    /// Further fields: buffer_steps (batches that can be asked for again), max_queue_size and hwm (batches that may wait
-    /// to be sent; the smaller one counts), topic. Events carry the tokens of prompts, and whoever can reach the address
-    /// may listen, 256 at once and 128 from one address; requests with a cache_salt are never told of.
+    /// Further fields: buffer_steps (batches that can be requested again), max_queue_size and hwm (batches that wait to
+    /// be sent; the smaller one counts), topic. Events contain the tokens of prompts. Every peer that reaches the address
+    /// can read them, up to 256 peers and 128 from one address. Requests with a cache_salt are never published.
     #[arg(long, value_name = "JSON", hide_short_help = true)]
     kv_events_config: Option<KvEventsChoice>,
-    /// Requests of which GET /v1/requests/ID tells what became of them; 0 for none
+    /// Number of requests that GET /v1/requests/ID can explain; 0 for none
     #[arg(long, default_value_t = 1_000, value_name = "N", hide_short_help = true)]
     request_history: usize,
-    /// Responses that are kept for each key, for previous_response_id and GET /v1/responses/ID; 0 for none
+    /// Number of responses to keep for each key, for previous_response_id and GET /v1/responses/ID; 0 for none
     ///
-    /// They are kept in memory with their conversations, at most 64 MB for each key, and the oldest are forgotten
-    /// first.
+    /// The server keeps them in memory with their conversations, at most 64 MB for each key. It drops the oldest first.
     #[arg(long, default_value_t = 0, value_name = "N", hide_short_help = true)]
     responses_memory: usize,
-    /// Seconds for the head of a request to arrive, and for a connection to be idle
+    /// Timeout in seconds for the head of a request, and for an idle connection
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     header_timeout: Duration,
-    /// Seconds for the body of a request to arrive
+    /// Timeout in seconds for the body of a request
     #[arg(long, default_value = "60", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     body_timeout: Duration,
-    /// Seconds that a client may take nothing of its answer before it is cut off
+    /// Timeout in seconds for a client that reads nothing of its answer
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds, hide_short_help = true)]
     write_timeout: Duration,
-    /// Seconds for running requests to end when the server is told to stop
+    /// Seconds that running requests have to end after SIGTERM or Ctrl-C
     #[arg(long, default_value = "30", value_name = "S", value_parser = parse_seconds)]
     shutdown_timeout: Duration,
-    /// Form of the log: a line of text or of JSON for each request, without prompts and keys
+    /// Format of the log: a line of text or JSON for each request, without prompts and keys; requests of /health and
+    /// /metrics appear with --verbose only
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     log_format: LogFormat,
     /// Log no requests
@@ -166,21 +166,13 @@ struct ServerArgs {
 /// What one flag names.
 type Origins = Vec<Origin>;
 
-/// Form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// For people
-    Text,
-    /// For programs
-    Json,
-}
-
 /// Serves until told to stop.
 ///
 /// # Errors
 /// If the port is in use, the model cannot be had or loaded, or the engine fails.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let console = Console::new(args.messages);
+    check_addresses()?;
     let model = merge_model(&args.positional, &args.model)?;
     let chat = ChatConfig {
         tool_calls: args.server.tool_call_parser.clone(),
@@ -189,16 +181,21 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let generation_config = args.generation.generation_config.clone();
     let options = LlmOptions { chat, generation_config, ..args.engine.options() };
-    let server = Server::bind(config(&args.server)?)?;
+    let mut server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
     options.open_device()?;
     let address = server.address();
+    let files = resolve(&model, console)?;
+    let names = names(&args.server.served_model_name, model.model.as_deref(), &files.display_name);
     console.note(format_args!("listening on http://{address}, loading the model"));
     if server.is_open_to_others() {
         console.note(
             "warning: there are no API keys, so everybody who can reach this address may use the server \
              (--api-key-file)",
         );
+    }
+    if let Some(notice) = server.notice() {
+        console.note(format_args!("note: {notice}"));
     }
     if let Some(KvEventsChoice(Some(events))) = &args.server.kv_events_config {
         for endpoint in events.open_endpoints() {
@@ -208,21 +205,33 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             ));
         }
     }
-    let files = resolve(&model, console)?;
-    let log = Arc::new(LineLog::start(&args.server, console)?);
+    let log = LineLog::start(args.server.log_format, !args.server.disable_access_log, console)?;
+    let log = Arc::new(log);
+    // `ps` and `stop` find it; without them it serves as well.
+    let entry = servers::enter(&Record::own(address, names.clone()));
+    if let Err(error) = &entry {
+        console.detail(format_args!("`tinyvllm ps` does not know of this server: {error}"));
+    }
+    server.set_names(names);
+    let page = format!("http://{}/", servers::reachable(address));
+    let opens_page = args.server.open;
     let mut on_milestone = |milestone: Milestone<'_>| match milestone {
         Milestone::Ready(summary) => {
             console.note(summary);
             console.note(format_args!("ready: http://{address}/v1"));
+            console.note(format_args!("chat {page} · API {page}v1"));
+            if opens_page {
+                browser::open(&page, console);
+            }
         }
         Milestone::Draining => {
-            console.note("stopping: running requests may end; once more to stop at once");
+            console.note("stopping: waiting for running requests; a second signal stops at once");
         }
         Milestone::KeysRead(num_keys) => {
-            console.note(format_args!("keys were read again: there are {num_keys}"));
+            console.note(format_args!("read {num_keys} keys again"));
         }
         Milestone::KeysKept(error) => {
-            console.note(format_args!("keys stay as they were: {error}"));
+            console.note(format_args!("keeping the previous keys: {error}"));
         }
     };
     let load =
@@ -233,6 +242,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         Exit::Drained => Ok(ExitCode::SUCCESS),
         Exit::AtOnce => interrupt::exit_now(),
     }
+}
+
+/// Names of the model in requests and answers. The name that was typed is one of them, because programs use it too.
+fn names(given: &[String], typed: Option<&str>, own: &str) -> Vec<String> {
+    if !given.is_empty() {
+        return given.to_vec();
+    }
+    let mut names = vec![own.to_owned()];
+    if let Some(typed) = typed.filter(|typed| *typed != own)
+        && matches!(ModelSource::parse(typed, None), Ok(ModelSource::Hub(_)))
+    {
+        names.push(typed.to_owned());
+    }
+    names
 }
 
 fn config(args: &ServerArgs) -> anyhow::Result<ServerConfig> {
@@ -274,90 +297,24 @@ fn parse_origins(text: &str) -> Result<Origins, tinyvllm::Error> {
     names.iter().map(|name| name.parse()).collect()
 }
 
-/// What the thread that writes the log is told.
-enum LogCommand {
-    Write(String),
-    /// Everything before this has been written when the sender is dropped.
-    Flush(SyncSender<()>),
-}
-
-/// A log that hands its lines to a thread, so that nobody waits for standard error.
-struct LineLog {
-    format: LogFormat,
-    /// None if nothing is to be logged.
-    commands: Option<SyncSender<LogCommand>>,
-}
-
-impl AccessLog for LineLog {
-    fn record(&self, record: AccessRecord) {
-        let Some(commands) = &self.commands else { return };
-        let line = match self.format {
-            LogFormat::Text => text_line(&record),
-            // The record has string keys and no failing parts.
-            LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
-        };
-        // A log that nobody reads must not stop the server.
-        let _ = commands.try_send(LogCommand::Write(line));
-    }
-
-    fn notice(&self, message: &str) {
-        let Some(commands) = &self.commands else { return };
-        let line = match self.format {
-            LogFormat::Text => format!("note: {message}"),
-            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
-        };
-        let _ = commands.try_send(LogCommand::Write(line));
-    }
-}
-
-impl LineLog {
-    fn start(args: &ServerArgs, console: Console) -> anyhow::Result<Self> {
-        if args.disable_access_log || console.is_quiet() {
-            return Ok(Self { format: args.log_format, commands: None });
-        }
-        let (commands, receiver) = sync_channel(MAX_WAITING_LINES);
-        std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
-        Ok(Self { format: args.log_format, commands: Some(commands) })
-    }
-
-    /// Waits until everything is written, or nobody seems to read it.
-    fn flush(&self) {
-        let (done, written) = sync_channel(1);
-        let command = LogCommand::Flush(done);
-        if self.commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok()) {
-            // The sender is dropped, which is an error too.
-            let _ = written.recv_timeout(FLUSH_TIME);
-        }
-    }
-}
-
-fn write_lines(commands: &Receiver<LogCommand>) {
-    for command in commands {
-        match command {
-            // Whoever closed standard error does not want to hear that it is closed.
-            LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
-            LogCommand::Flush(done) => drop(done),
-        }
-    }
-}
-
-fn text_line(record: &AccessRecord) -> String {
-    let AccessRecord { request_id, method, path, status, duration_ms, tokens, cut, .. } = record;
-    let cut = cut.as_ref().map_or_else(String::new, |reason| format!(" · cut: {reason}"));
-    let tokens = tokens.map_or_else(String::new, |tokens| {
-        format!(
-            " · prompt {} ({} cached) · output {}",
-            tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
-        )
-    });
-    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens}{cut} · {request_id}")
-}
-
 #[cfg(test)]
 mod tests {
-    use tinyvllm::server::TokenCounts;
-
     use super::*;
+
+    #[test]
+    fn what_was_typed_is_a_name_of_a_model_of_the_hub() {
+        let check = |given: &[&str], typed: Option<&str>, own: &str, expected: &[&str]| {
+            let given: Vec<String> = given.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(names(&given, typed, own), expected, "{typed:?}");
+        };
+        check(&[], None, "demo", &["demo"]);
+        check(&[], Some("llama3.2"), "org/name:Q4_K_M", &["org/name:Q4_K_M", "llama3.2"]);
+        check(&[], Some("org/name"), "org/name", &["org/name"]);
+        check(&["a", "b"], Some("llama3.2"), "org/name", &["a", "b"]);
+        // A path is nothing that clients know.
+        check(&[], Some("src"), "src", &["src"]);
+        check(&[], Some("src/hub"), "hub", &["hub"]);
+    }
 
     #[test]
     fn origins() {
@@ -370,26 +327,5 @@ mod tests {
         check("[]", Some(0));
         check("[1]", None);
         check("a.example", None);
-    }
-
-    #[test]
-    fn lines() {
-        let mut record = AccessRecord {
-            time: 1.5,
-            request_id: "abc".to_owned(),
-            method: "GET".to_owned(),
-            path: "/health".to_owned(),
-            status: 200,
-            duration_ms: 0.25,
-            cut: None,
-            tokens: None,
-        };
-        assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
-        record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
-        assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
-        record.cut = Some("the client left".to_owned());
-        assert!(text_line(&record).contains(" · cut: the client left · abc"));
-        let json: serde_json::Value = serde_json::to_value(&record).unwrap();
-        assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
     }
 }

@@ -41,10 +41,10 @@ pub(crate) struct TopArgs {
     /// Key of the server [default: OPENAI_API_KEY of the environment]
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Seconds between two looks
+    /// Seconds between two readings
     #[arg(long, default_value = "1", value_name = "S", value_parser = parse_interval)]
     interval: Duration,
-    /// Look for one interval, print, and end
+    /// Measure one interval, print it, and exit
     #[arg(long)]
     once: bool,
     /// Print a JSON object for each interval
@@ -96,7 +96,8 @@ async fn once(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> {
         history.push(Some(&readings));
         let screen = Screen { url: client.base_url(), readings: &readings, problem: None, history: &history };
         let (width, _) = Terminal::size();
-        for line in screen.lines(width.max(80), usize::MAX, has_styles(&io::stdout())) {
+        let width = if io::stdout().is_terminal() { width } else { width.max(80) };
+        for line in screen.lines(width, usize::MAX, has_styles(&io::stdout())) {
             writeln!(output, "{}", line.trim_end())?;
         }
     }
@@ -141,7 +142,7 @@ async fn watch(args: &TopArgs, client: &HttpClient) -> anyhow::Result<ExitCode> 
                     Err(error) => {
                         history.push(None);
                         before = None;
-                        let error = error.context("away, asking again");
+                        let error = error.context("no answer, retrying");
                         // A screen shows it itself; a log says it when it begins.
                         if problem.is_none() && !matches!(output, Output::Screen { .. }) {
                             print_error(&error);

@@ -111,6 +111,40 @@ pub(crate) fn parse_value<T: FromStr<Err = Error>>(text: &str) -> Result<T, Stri
     })
 }
 
+/// A number of tokens, also in thousands, as vLLM writes it: `4k` is 4,000, `4K` is 4,096, and so with m, M, g, G.
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let wrong = || "write a number, or one as in 4k (4000) or 4K (4096)".to_owned();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor: u64 = match &text[digits.len()..] {
+        "" => return text.parse().map_err(|_| wrong()),
+        "k" => 1_000,
+        "m" => 1_000_000,
+        "g" => 1_000_000_000,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.parse().map_err(|_| wrong())?;
+    match number * factor as f64 {
+        count if (0.0..=1e15).contains(&count) => Ok(count.round() as usize),
+        _ => Err(wrong()),
+    }
+}
+
+/// How long something took or ago it was, in its largest unit: `5 minutes`.
+pub(crate) fn human_age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let (number, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3_600 => (seconds / 60, "minute"),
+        3_600..86_400 => (seconds / 3_600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Bytes for people to read: `1.1 GiB`.
 pub(crate) fn human_bytes(bytes: u64) -> impl Display {
     indicatif::BinaryBytes(bytes)
@@ -144,6 +178,28 @@ mod tests {
         for text in ["", "G", "-1", "1X", "1e3", "1.2.3M", "99999999999T", "1GG", "0x10", "."] {
             check(text, None);
         }
+    }
+
+    #[test]
+    fn counts() {
+        let check =
+            |text: &str, expected: Option<usize>| assert_eq!(parse_count(text).ok(), expected, "{text}");
+        check("4096", Some(4_096));
+        check("4k", Some(4_000));
+        check("4K", Some(4_096));
+        check("25.6k", Some(25_600));
+        check("1m", Some(1_000_000));
+        check("0", Some(0));
+        for text in ["", "k", "-1", "-1k", "1.5", "4kb", "4 KiB", "1e3", "NaNk", "infk", "9999999999999G"] {
+            check(text, None);
+        }
+    }
+
+    #[test]
+    fn ages() {
+        let ages =
+            [0, 1, 59, 60, 7_199, 90_000, 200_000].map(|seconds| human_age(Duration::from_secs(seconds)));
+        assert_eq!(ages, ["0 seconds", "1 second", "59 seconds", "1 minute", "1 hour", "1 day", "2 days"]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! `tinyvllm verify`: holds the engine's logits and greedy tokens against a reference file.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::Args;
 use safetensors::{Dtype, SafeTensors};
 use tinyvllm::engine::{Event, FinishReason, Request, RequestStream};
 use tinyvllm::llm::{KvCacheChoice, Llm};
@@ -11,10 +12,33 @@ use tinyvllm::ops::KvCacheDType;
 use tinyvllm::sampling::SamplingParams;
 use tinyvllm::{Error, Result};
 
-use super::args::VerifyArgs;
+use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
 use super::interrupt::Interrupt;
 use super::load::{load, merge_model};
+
+/// The file holds `ids` (i64, n tokens), `logits` (f32, n × vocabulary: what must follow each of the ids)
+/// and perhaps `greedy` (i64: a prompt and its greedy continuation; the prompt is the part that `greedy`
+/// and `ids` begin with alike, at least one token). Keys and values are kept in f32 unless
+/// --kv-cache-dtype says otherwise. The exit status is 1 if a logit differs by more than the tolerance
+/// or a greedy token differs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) positional: PositionalModel,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The safetensors file to compare with
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reference: PathBuf,
+    /// Largest difference of a logit that is accepted
+    #[arg(long, default_value_t = 1e-3, value_name = "X")]
+    pub(crate) tolerance: f32,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) messages: MessageArgs,
+}
 
 /// Compares, prints the numbers as the last line, and fails above the tolerance.
 ///

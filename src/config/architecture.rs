@@ -4,7 +4,7 @@
 //! [`ARCHITECTURES`]; one with attention of its own is an entry with a new [`Decoder`] and a file in `layers`.
 
 use crate::config::defaults::HfDefaults;
-use crate::config::{RopeStyle, Scoring};
+use crate::config::{Activation, RopeStyle, Scoring};
 use crate::{Error, Result};
 
 /// A model architecture that can be run.
@@ -27,6 +27,21 @@ pub struct Architecture {
     pub qkv_bias: bool,
     /// True if each query and key head is normalised before it is rotated.
     pub qk_norm: bool,
+    /// What is between the two halves of its feed-forward networks.
+    pub activation: Activation,
+    /// True if what attention and feed-forward networks add is normalised before.
+    pub post_norms: bool,
+    /// True if embeddings are multiplied by the root of their width.
+    pub scaled_embeddings: bool,
+    /// True if its files say what embeddings, scores, what layers add, and logits are multiplied by.
+    pub has_multipliers: bool,
+    /// What norms in its Hugging Face folders leave to be added to their weights.
+    pub hf_norm_offset: f32,
+    /// Layers that have no window where its files do not say which: the last one of every so many. Its layers with a window
+    /// then have a rotation of their own.
+    pub local_period: Option<usize>,
+    /// Layers that rotate nothing where its files do not say which: the last one of every so many.
+    pub unrotated_period: Option<usize>,
     /// What its files leave out about the router of experts; none if it has no experts.
     pub router: Option<RouterDefaults>,
     /// The forward pass.
@@ -55,7 +70,7 @@ pub enum Decoder {
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
-pub static ARCHITECTURES: [Architecture; 9] = [
+pub static ARCHITECTURES: [Architecture; 17] = [
     Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
         gguf_names: &["llama"],
@@ -91,6 +106,33 @@ pub static ARCHITECTURES: [Architecture; 9] = [
         }),
         ..Architecture::llama_like("Qwen3MoeForCausalLM", &["qwen3_moe"], HfDefaults::QWEN3_MOE)
     },
+    Architecture {
+        unrotated_period: Some(4),
+        ..Architecture::llama_like("SmolLM3ForCausalLM", &["smollm3"], HfDefaults::SMOLLM3)
+            .interleaved_in_gguf()
+    },
+    Architecture {
+        has_multipliers: true,
+        ..Architecture::llama_like("GraniteForCausalLM", &["granite"], HfDefaults::LLAMA)
+            .interleaved_in_gguf()
+    },
+    // The fourth generation without experts and states. In GGUF files it is the one before.
+    Architecture {
+        gguf_names: &["granite"],
+        has_multipliers: true,
+        ..Architecture::llama_like("GraniteMoeHybridForCausalLM", &["granitemoehybrid"], HfDefaults::GRANITE4)
+            .interleaved_in_gguf()
+    },
+    Architecture::llama_like("Phi3ForCausalLM", &["phi3"], HfDefaults::PHI3),
+    Architecture::llama_like("SeedOssForCausalLM", &["seed_oss"], HfDefaults::SEED_OSS),
+    Architecture {
+        hf_rope_style: RopeStyle::Interleaved,
+        post_norms: true,
+        ..Architecture::llama_like("Glm4ForCausalLM", &["glm4"], HfDefaults::GLM4).interleaved_in_gguf()
+    },
+    Architecture::gemma3("Gemma3ForCausalLM", &["gemma3_text"]),
+    // With pictures, of which nothing here knows.
+    Architecture::gemma3("Gemma3ForConditionalGeneration", &["gemma3"]),
     Architecture {
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Softmax,
@@ -128,6 +170,13 @@ impl Architecture {
             gguf_rope_style: RopeStyle::HalfSplit,
             qkv_bias: false,
             qk_norm: false,
+            activation: Activation::Silu,
+            post_norms: false,
+            scaled_embeddings: false,
+            has_multipliers: false,
+            hf_norm_offset: 0.0,
+            local_period: None,
+            unrotated_period: None,
             router: None,
             decoder: Decoder::Llama,
         }
@@ -136,6 +185,19 @@ impl Architecture {
     /// The same with rows that the converter has moved.
     const fn interleaved_in_gguf(self) -> Self {
         Self { gguf_rope_style: RopeStyle::Interleaved, ..self }
+    }
+
+    const fn gemma3(hf_name: &'static str, hf_model_types: &'static [&'static str]) -> Self {
+        Self {
+            gguf_names: &["gemma3"],
+            qk_norm: true,
+            activation: Activation::GeluTanh,
+            post_norms: true,
+            scaled_embeddings: true,
+            hf_norm_offset: 1.0,
+            local_period: Some(6),
+            ..Self::llama_like(hf_name, hf_model_types, HfDefaults::GEMMA3)
+        }
     }
 
     const fn deepseek_like(
@@ -149,6 +211,16 @@ impl Architecture {
             decoder: Decoder::DeepSeek,
             ..Self::llama_like(hf_name, hf_model_types, hf_defaults).interleaved_in_gguf()
         }
+    }
+
+    /// True if the context that its files name is that behind their scaling of positions.
+    pub(crate) fn counts_scaling_in(&self) -> bool {
+        self.local_period.is_some()
+    }
+
+    /// What embeddings of this width are multiplied by.
+    pub(crate) fn embedding_scale(&self, hidden_size: usize) -> f32 {
+        if self.scaled_embeddings { (hidden_size as f32).sqrt() } else { 1.0 }
     }
 
     /// True if keys and values are projections of a latent row.

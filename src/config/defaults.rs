@@ -1,20 +1,32 @@
 //! What the classes of Hugging Face's models have where a `config.json` has no such key.
 
-/// Values of an architecture's class. Those without which nothing can be known of a model (its width, its layers,
-/// its vocabulary) have no default here: every writer writes them.
+/// Values of an architecture's class. Those without which nothing can be known of a model (its width, its layers)
+/// have no default here: every writer writes them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct HfDefaults {
+    /// None where the file has to say.
+    pub(crate) num_heads: Option<usize>,
+    /// See `num_heads`.
+    pub(crate) vocab_size: Option<usize>,
     /// None is as many as query heads.
     pub(crate) num_kv_heads: Option<usize>,
     /// None is the width divided by the query heads.
     pub(crate) head_dim: Option<usize>,
+    /// The key of the width of feed-forward networks.
+    pub(crate) intermediate_key: &'static str,
     pub(crate) max_position_embeddings: usize,
     pub(crate) rms_norm_eps: f64,
     pub(crate) rope_theta: f64,
+    /// Of the values of a head, what is rotated.
+    pub(crate) partial_rotary_factor: f64,
     pub(crate) tie_word_embeddings: bool,
     pub(crate) window: HfWindow,
+    /// What `attention_bias` is where the key is missing.
+    pub(crate) attention_bias: bool,
     /// The class has `attention_bias`, of the query, key, value and output projections.
     pub(crate) has_attention_bias_key: bool,
+    /// The class has `position_embedding_type`, and rotates nothing unless that is `rope`.
+    pub(crate) has_position_kind_key: bool,
     /// The class has `mlp_bias`, of all projections of a feed-forward network.
     pub(crate) has_mlp_bias_key: bool,
     /// The class has `rope_interleave`.
@@ -30,6 +42,8 @@ pub(crate) enum HfWindow {
     Unknown,
     /// All, with this one where the key is missing.
     All(Option<usize>),
+    /// All but some, as [`super::Architecture::local_period`] or `layer_types` says, with this one where the key is missing.
+    Local(usize),
     /// All if `use_sliding_window` is on.
     SwitchedAll,
     /// The last ones from `max_window_layers` (by default this one) on if `use_sliding_window` is on, or those that
@@ -59,14 +73,20 @@ pub(crate) struct HfExpertsDefaults {
 
 impl HfDefaults {
     pub(crate) const LLAMA: Self = Self {
+        num_heads: None,
+        vocab_size: None,
         num_kv_heads: None,
         head_dim: None,
+        intermediate_key: "intermediate_size",
         max_position_embeddings: 2_048,
         rms_norm_eps: 1e-6,
         rope_theta: 1e4,
+        partial_rotary_factor: 1.0,
         tie_word_embeddings: false,
         window: HfWindow::Unknown,
+        attention_bias: false,
         has_attention_bias_key: true,
+        has_position_kind_key: false,
         has_mlp_bias_key: true,
         has_interleave_key: false,
         latent: HfLatentDefaults { q_lora_rank: 1_536, qk_nope_head_dim: 128, v_head_dim: 128 },
@@ -118,6 +138,63 @@ impl HfDefaults {
             ..Self::LLAMA.experts
         },
         ..Self::QWEN2
+    };
+    pub(crate) const SMOLLM3: Self = Self {
+        num_kv_heads: Some(4),
+        max_position_embeddings: 32_768,
+        rope_theta: 2e6,
+        tie_word_embeddings: true,
+        window: HfWindow::SwitchedAll,
+        ..Self::LLAMA
+    };
+    pub(crate) const GEMMA3: Self = Self {
+        num_heads: Some(8),
+        vocab_size: Some(262_208),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        max_position_embeddings: 131_072,
+        rope_theta: 1e6,
+        tie_word_embeddings: true,
+        window: HfWindow::Local(4_096),
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const GRANITE4: Self = Self {
+        intermediate_key: "shared_intermediate_size",
+        has_position_kind_key: true,
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const PHI3: Self = Self {
+        num_heads: Some(32),
+        vocab_size: Some(32_064),
+        max_position_embeddings: 4_096,
+        rms_norm_eps: 1e-5,
+        window: HfWindow::All(None),
+        has_attention_bias_key: false,
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const SEED_OSS: Self = Self {
+        num_heads: Some(80),
+        vocab_size: Some(155_136),
+        num_kv_heads: Some(8),
+        head_dim: Some(128),
+        max_position_embeddings: 524_288,
+        attention_bias: true,
+        ..Self::LLAMA
+    };
+    pub(crate) const GLM4: Self = Self {
+        num_heads: Some(32),
+        vocab_size: Some(151_552),
+        num_kv_heads: Some(2),
+        head_dim: Some(128),
+        max_position_embeddings: 131_072,
+        rms_norm_eps: 1.562_5e-7,
+        partial_rotary_factor: 0.5,
+        attention_bias: true,
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
     };
     pub(crate) const DEEPSEEK_V2: Self = Self {
         has_mlp_bias_key: false,

@@ -8,5 +8,9 @@ mod model;
 
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, RouterDefaults};
 pub use engine::EngineConfig;
-pub use model::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling, Scoring};
+pub use model::{
+    ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, RopeConfig, RopeScaling, Rotation,
+    Scoring,
+};
+pub use tinyvllm_kernels::gated::Activation;
 pub use tinyvllm_kernels::rope::RopeStyle;

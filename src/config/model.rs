@@ -7,6 +7,7 @@ use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
 use crate::weights::Checkpoint;
 use crate::{Error, Result};
+use tinyvllm_kernels::attention::AttentionHeads;
 
 mod experts;
 mod gguf;
@@ -14,11 +15,17 @@ mod hf;
 mod hf_rope;
 mod json;
 mod latent;
+mod layers;
+mod multipliers;
+
+pub use layers::{LayerAttention, Rotation};
 
 /// Most rows and columns of a matrix, so that no product of dimensions overflows.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
+/// The base of the rotation of layers with a window that have one of their own.
+const LOCAL_THETA: f64 = 1e4;
 /// Longest sequence that a scaling makes possible, which is the longest of the engine.
 const MAX_SCALED_LEN: usize = 1 << 24;
 
@@ -43,10 +50,13 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Width of the feed-forward network; of those without experts, if a model has both.
     pub intermediate_size: usize,
-    /// Added to the mean square under the root.
+    /// Added to the mean square under the root. Where layers multiply what they add, it is that of the residual stream
+    /// before all that.
     pub rms_norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
+    /// That of layers which say so.
+    pub local_rope: Option<RopeConfig>,
     /// The longest sequence that the model was made for, or that its rope scaling makes possible.
     pub max_position_embeddings: usize,
     /// The longest sequence that is computed best, and longer ones are for those who ask.
@@ -62,8 +72,16 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// The embedding matrix is also the language-model head.
     pub tie_word_embeddings: bool,
-    /// A token attends to itself and the `sliding_window - 1` tokens before it; all of them if none.
-    pub sliding_window: Option<usize>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// What logits are multiplied by; the weights of the last norm are, instead.
+    pub logits_scale: f32,
+    /// What is added to the weights of norms.
+    pub norm_offset: f32,
+    /// What attention scores are multiplied by.
+    pub attention_scale: f64,
+    /// What attention of each layer has of its own.
+    pub layer_attention: Vec<LayerAttention>,
     /// Keys and values are projections of one latent row for each token, which is what the cache holds. Then
     /// `head_dim` is that of queries and `num_kv_heads` is 1.
     pub latent_attention: Option<LatentAttentionConfig>,
@@ -119,13 +137,6 @@ impl Window {
                  positions have the divisors for long sequences, in short ones too"
             )
         })
-    }
-
-    fn at_most(self, len: usize, hint: &'static str) -> Self {
-        if self.longest <= len {
-            return self;
-        }
-        Self { longest: len, usual: self.usual.min(len), hint: Some(hint) }
     }
 }
 
@@ -309,6 +320,28 @@ impl ModelConfig {
         self.num_kv_heads * self.head_dim
     }
 
+    /// The longest window of any layer; none if a layer has none.
+    #[must_use]
+    pub fn longest_window(&self) -> Option<usize> {
+        let windows: Option<Vec<usize>> = self.layer_attention.iter().map(|layer| layer.window).collect();
+        windows?.into_iter().max()
+    }
+
+    /// The heads that attention is over: of latent attention, those of queries that have gone through the projection of
+    /// keys.
+    #[must_use]
+    pub fn attention_heads(&self) -> AttentionHeads {
+        match &self.latent_attention {
+            None => AttentionHeads::new(self.num_heads, self.num_kv_heads, self.head_dim),
+            Some(latent) => AttentionHeads {
+                num_heads: self.num_heads,
+                num_kv_heads: self.num_kv_heads,
+                head_dim: latent.kv_lora_rank + self.rope.dim,
+                value_dim: latent.kv_lora_rank,
+            },
+        }
+    }
+
     /// Checks what both formats have in common.
     fn validate(self) -> Result<Self> {
         in_range("vocab_size", self.vocab_size, MAX_SIZE)?;
@@ -320,7 +353,7 @@ impl ModelConfig {
         in_range("intermediate_size", self.intermediate_size, MAX_SIZE)?;
         in_range("max_position_embeddings", self.max_position_embeddings, 1 << 28)?;
         in_range("the number of rotated values of a head", self.rope.dim, self.head_dim)?;
-        if let Some(window) = self.sliding_window {
+        for window in self.layer_attention.iter().filter_map(|layer| layer.window) {
             in_range("sliding_window", window, usize::MAX)?;
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
@@ -342,8 +375,9 @@ impl ModelConfig {
             )));
         }
         self.rope.validate()?;
+        self.local_rope.iter().try_for_each(RopeConfig::validate)?;
         if let Some(latent) = &self.latent_attention {
-            latent.validate(self.sliding_window)?;
+            latent.validate(self.layer_attention.iter().find_map(|layer| layer.window))?;
         }
         if let Some(experts) = &self.experts {
             experts.validate(self.num_layers)?;

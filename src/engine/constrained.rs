@@ -1,7 +1,7 @@
 //! A sequence's place in its constraint, and the tokens that it may choose next.
 //!
-//! The set is made as soon as the token before it is known, so a step finds it ready, and a sequence that is
-//! complete or stuck ends without another step. How the request's parameters and the constraint go together:
+//! The set is made as soon as the token before it is known (`masks`), so a step finds it ready as a rule, and a sequence
+//! that is complete or stuck ends without another step. How the request's parameters and the constraint go together:
 //!
 //! - The end tokens of the request join the set where the constraint lets the output end. With `ignore_eos` the
 //!   model's own are not among them; the output then ends where nothing more may follow.
@@ -9,13 +9,23 @@
 //!   else. If nothing may follow, the output ends all the same.
 //! - `logit_bias` and penalties change which of the allowed tokens is chosen, never which are allowed.
 
+use std::sync::Arc;
+
 use crate::Result;
-use crate::sampling::{Constraint, ConstraintState, SamplingParams, TokenMask};
+use crate::sampling::{Constraint, ConstraintState, TokenMask};
 
 /// The constraint's state and the set of the next token.
 pub(super) struct Constrained {
     state: Box<dyn ConstraintState>,
     allowed: TokenMask,
+    ends: Ends,
+}
+
+/// What the request's parameters say of the end.
+#[derive(Debug, Clone)]
+pub(super) struct Ends {
+    pub(super) token_ids: Arc<[u32]>,
+    pub(super) min_tokens: usize,
 }
 
 /// What may follow.
@@ -32,18 +42,14 @@ impl Constrained {
     ///
     /// # Errors
     /// If the constraint allows no token at all.
-    pub(super) fn start(
-        constraint: &dyn Constraint,
-        num_sequences: usize,
-        params: &SamplingParams,
-        end_token_ids: &[u32],
-    ) -> Result<Vec<Self>> {
-        let mut first = Self { state: constraint.start(), allowed: TokenMask::default() };
-        if first.update(params, end_token_ids, 0)? == Next::Nothing {
+    pub(super) fn start(constraint: &dyn Constraint, num_sequences: usize, ends: &Ends) -> Result<Vec<Self>> {
+        let start = |allowed| Self { state: constraint.start(), allowed, ends: ends.clone() };
+        let mut first = start(TokenMask::default());
+        if first.update(0)? == Next::Nothing {
             return Err(crate::Error::invalid_request("the constraint allows nothing but an empty output"));
         }
         let allowed = first.allowed.clone();
-        let others = (1..num_sequences).map(|_| Self { state: constraint.start(), allowed: allowed.clone() });
+        let others = (1..num_sequences).map(|_| start(allowed.clone()));
         Ok(std::iter::once(first).chain(others).collect())
     }
 
@@ -56,20 +62,14 @@ impl Constrained {
     ///
     /// # Errors
     /// If the sequence can neither go on nor end.
-    pub(super) fn accept(
-        &mut self,
-        token_id: u32,
-        params: &SamplingParams,
-        end_token_ids: &[u32],
-        num_output_tokens: usize,
-    ) -> Result<Next> {
+    pub(super) fn accept(&mut self, token_id: u32, num_output_tokens: usize) -> Result<Next> {
         self.state.accept(token_id)?;
-        self.update(params, end_token_ids, num_output_tokens)
+        self.update(num_output_tokens)
     }
 
-    fn update(&mut self, params: &SamplingParams, end_token_ids: &[u32], num_tokens: usize) -> Result<Next> {
-        let allowed = &mut self.allowed;
-        let may_end = self.state.allowed(allowed)?;
+    fn update(&mut self, num_tokens: usize) -> Result<Next> {
+        let Self { state, allowed, ends } = self;
+        let may_end = state.allowed(allowed)?;
         if allowed.is_empty() {
             return match may_end {
                 true => Ok(Next::Nothing),
@@ -78,12 +78,12 @@ impl Constrained {
                 }
             };
         }
-        if num_tokens >= params.min_tokens {
+        if num_tokens >= ends.min_tokens {
             if may_end {
-                end_token_ids.iter().for_each(|id| allowed.insert(*id));
+                ends.token_ids.iter().for_each(|id| allowed.insert(*id));
             }
-        } else if allowed.iter().any(|id| !end_token_ids.contains(&id)) {
-            end_token_ids.iter().for_each(|id| allowed.remove(*id));
+        } else if allowed.iter().any(|id| !ends.token_ids.contains(&id)) {
+            ends.token_ids.iter().for_each(|id| allowed.remove(*id));
         }
         Ok(Next::Token)
     }
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     fn end_tokens_join_where_the_output_may_end() {
         let check = |tokens: &[u32], may_end, min_tokens, num_tokens, wanted: Option<&[u32]>| {
-            let params = SamplingParams { min_tokens, ..SamplingParams::default() };
             let state = Box::new(Always(tokens.to_vec(), may_end));
-            let mut constrained = Constrained { state, allowed: TokenMask::default() };
-            let next = constrained.update(&params, &[0, 7], num_tokens).unwrap();
+            let ends = Ends { token_ids: [0, 7].into(), min_tokens };
+            let mut constrained = Constrained { state, allowed: TokenMask::default(), ends };
+            let next = constrained.update(num_tokens).unwrap();
             let found: Vec<u32> = constrained.allowed.iter().collect();
             assert_eq!(
                 (next == Next::Token).then_some(&found[..]),
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn a_dead_end_is_an_error() {
-        let params = SamplingParams::default();
+        let ends = Ends { token_ids: [0].into(), min_tokens: 0 };
         for (constraint, words) in
             [(Always(vec![], false), "no token here"), (Always(vec![], true), "an empty output")]
         {
-            let error = Constrained::start(&constraint, 2, &params, &[0]).err().unwrap();
+            let error = Constrained::start(&constraint, 2, &ends).err().unwrap();
             assert!(error.message().contains(words), "{error}");
         }
-        let sequences = Constrained::start(&Always(vec![1], true), 3, &params, &[0]).unwrap();
+        let sequences = Constrained::start(&Always(vec![1], true), 3, &ends).unwrap();
         assert!(sequences.len() == 3 && sequences.iter().all(|one| one.allowed == sequences[0].allowed));
     }
 }

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use super::constrained::{Constrained, Next};
-use super::output::{Event, FinishReason, SequenceStats, StepSizes};
+use super::constrained::Ends;
+use super::following::Allowed;
+use super::masks::{Masks, Owner};
+use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
@@ -18,12 +21,18 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// Token ids go in and come out; text exists only above.
 pub struct EngineCore {
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     runner: Box<dyn Runner>,
     config: Arc<EngineConfig>,
     model: Arc<ModelLimits>,
-    table: Table,
-    next_id: u64,
+    pub(super) table: Table,
+    pub(super) masks: Masks,
+    /// What the last step took.
+    pub(super) step_time: Duration,
+    /// The last plan was empty, and the next one will be until a mask is there or somebody comes or goes.
+    is_stalled: bool,
+    /// The number of the next request, whoever gives it.
+    next_id: Arc<AtomicU64>,
     /// Where the seeds of requests without one come from.
     seeds: std::hash::RandomState,
     stats: EngineStats,
@@ -56,9 +65,9 @@ pub struct EngineStats {
 
 /// Everything that is unfinished.
 #[derive(Default)]
-struct Table {
+pub(super) struct Table {
     requests: HashMap<RequestId, RequestState>,
-    sequences: HashMap<SeqId, SequenceState>,
+    pub(super) sequences: HashMap<SeqId, SequenceState>,
 }
 
 struct RequestState {
@@ -71,19 +80,22 @@ struct RequestState {
     prompt_logprobs: Option<usize>,
     /// Report raw logits.
     prompt_logits: bool,
-    /// Prompt tokens after which the logits have been reported.
-    num_reported_logits: usize,
+    /// Report how far the prompt is.
+    prompt_progress: bool,
+    /// Prompt tokens of which all that is wanted has been reported.
+    num_reported_tokens: usize,
     arrival: Instant,
 }
 
-struct SequenceState {
+pub(super) struct SequenceState {
     request: RequestId,
+    pub(super) owner: Owner,
     index: usize,
     first_scheduled: Option<Instant>,
     first_token: Option<Instant>,
     /// Aborted while its forks still need it to compute the prompt.
     is_silent: bool,
-    constrained: Option<Constrained>,
+    pub(super) allowed: Allowed,
 }
 
 /// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
@@ -113,7 +125,10 @@ impl EngineCore {
             config: Arc::new(config),
             model: Arc::new(model),
             table: Table::default(),
-            next_id: 0,
+            masks: Masks::new(),
+            step_time: Duration::ZERO,
+            is_stalled: false,
+            next_id: Arc::default(),
             seeds,
             stats: EngineStats::default(),
             lost_device: None,
@@ -135,9 +150,21 @@ impl EngineCore {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the request is not valid (see [`Request::validate`]), its constraint allows no token, or the queue is
-    /// full ([`ErrorKind::Capacity`]). Nothing is kept then.
+    /// If the request is not valid (see [`Request::validate`]), or the queue is full ([`ErrorKind::Capacity`]). Nothing
+    /// is kept then. A constraint that allows no token ends the request with an event.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        self.submit_as(id, request)?;
+        Ok(id)
+    }
+
+    /// Where the numbers of requests come from, for those that need one before the request is here.
+    pub(super) fn next_id(&self) -> &Arc<AtomicU64> {
+        &self.next_id
+    }
+
+    /// Whether a request can be queued now.
+    fn may_submit(&mut self, request: &Request) -> Result<()> {
         request.validate(&self.model, &self.config)?;
         if self.table.requests.len() >= self.config.max_num_requests {
             return Err(Error::new(
@@ -146,54 +173,68 @@ impl EngineCore {
             )
             .with_hint("try again when some have finished"));
         }
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
+        if request.constraint.is_some() { self.masks.start_threads() } else { Ok(()) }
+    }
+
+    /// Queues a request that has a number already.
+    pub(super) fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
+        let owner = Owner {
+            client: request.client,
+            group: request.group.unwrap_or(request.client),
+            weight: request.weight,
+        };
+        if let Err(error) = self.may_submit(&request) {
+            self.masks.discard(owner, request.constraint);
+            return Err(error);
+        }
         let max_len = request.max_len(&self.config);
-        let Request { prompt_token_ids, params, cache_salt, prompt_logits, prompt_logprobs, .. } = request;
-        let constraint = request.constraint;
+        let Request { params, constraint, prompt_logits, prompt_logprobs, prompt_progress, .. } = request;
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
         }
-        let constrained = match &constraint {
-            Some(constraint) => Constrained::start(constraint.as_ref(), params.n, &params, &end_token_ids)?,
-            None => Vec::new(),
-        };
-        let mut constrained = constrained.into_iter();
+        let ends = Ends { token_ids: end_token_ids.into(), min_tokens: params.min_tokens };
         let sequences = self.scheduler.add(&SequenceSpec {
-            prompt_token_ids,
+            prompt_token_ids: request.prompt_token_ids,
             max_len,
-            cache_salt,
+            cache_salt: request.cache_salt,
             num_sequences: params.n,
             prompt_logits: prompt_logits || prompt_logprobs.is_some(),
             single_step: constraint.is_some(),
-            client: request.client,
-            weight: request.weight,
+            client: owner.client,
+            weight: owner.weight,
+            group: owner.group,
             priority: request.priority,
         });
         for (index, &sequence) in sequences.iter().enumerate() {
             let state = SequenceState {
                 request: id,
+                owner,
                 index,
                 first_scheduled: None,
                 first_token: None,
                 is_silent: false,
-                constrained: constrained.next(),
+                allowed: if constraint.is_some() { Allowed::NotKnown } else { Allowed::All },
             };
             self.table.sequences.insert(sequence, state);
+        }
+        if let Some(constraint) = constraint {
+            self.start_constraint(constraint, &sequences, owner, ends.clone());
         }
         let state = RequestState {
             seed: params.seed.unwrap_or_else(|| random(&self.seeds, id.0)),
             params: Arc::new(params),
-            end_token_ids: end_token_ids.into(),
+            end_token_ids: ends.token_ids,
             sequences: sequences.into_iter().map(Some).collect(),
             prompt_logprobs,
             prompt_logits,
-            num_reported_logits: 0,
+            prompt_progress,
+            num_reported_tokens: 0,
             arrival: Instant::now(),
         };
         self.table.requests.insert(id, state);
-        Ok(id)
+        self.is_stalled = false;
+        Ok(())
     }
 
     /// Gives up a request, or one of its sequences; an unknown or finished one is ignored. Its blocks
@@ -224,10 +265,27 @@ impl EngineCore {
         self.table.requests.contains_key(&id)
     }
 
-    /// Schedules, executes and updates once; returns what happened. Does nothing without requests.
+    /// Schedules, executes and updates once; returns what happened. Does nothing without requests. Where nothing can be
+    /// computed before a constraint says what may come next, waits for that.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        if self.is_stalled {
+            self.masks.wait();
+        }
+        let mut events = self.take_masks();
+        events.append(&mut self.step_with_masks());
+        events
+    }
+
+    /// Whether nothing can be computed until a mask is there or somebody comes or goes.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.is_stalled
+    }
+
+    /// The step without those whose masks are not there.
+    pub(super) fn step_with_masks(&mut self) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
         let plan = self.scheduler.schedule();
+        self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.masks.has_pending();
         if plan.rows.is_empty() {
             return events;
         }
@@ -236,7 +294,8 @@ impl EngineCore {
         let start = Instant::now();
         match self.runner.execute(&step) {
             Ok(outputs) => {
-                self.scheduler.learn(&plan, start.elapsed().as_secs_f64());
+                self.step_time = start.elapsed();
+                self.scheduler.learn(&plan, self.step_time.as_secs_f64());
                 self.stats.num_steps += 1;
                 self.stats.num_failed_steps_in_a_row = 0;
                 let num_tokens = plan.num_scheduled_tokens() * plan.num_steps;
@@ -303,6 +362,7 @@ impl EngineCore {
         let known =
             self.table.requests.values().flat_map(|request| request.sequences.iter().flatten()).count();
         let silent = self.table.sequences.values().filter(|sequence| sequence.is_silent).count();
+        self.check_held()?;
         if known + silent != self.table.sequences.len() {
             return Err(format!(
                 "{known} sequences belong to requests, {} exist",
@@ -348,11 +408,13 @@ impl EngineCore {
         };
         let (accepted, finish) = self.accept(leader, tokens, events);
         self.scheduler.advance(row, &accepted);
+        self.follow_constraint(leader, &accepted, finish.is_some());
         for (&fork, tokens) in samples {
             let (accepted, finish) = self.accept(fork, tokens, events);
             if let Some(&token_id) = accepted.first() {
                 self.scheduler.start_fork(leader, fork, token_id);
             }
+            self.follow_constraint(fork, &accepted, finish.is_some());
             if let Some((reason, error)) = finish {
                 self.finish(fork, reason, error.as_ref(), false, events);
             }
@@ -394,17 +456,10 @@ impl EngineCore {
             if is_end {
                 return (accepted, Some((FinishReason::Stop, None)));
             }
-            let next = state.constrained.as_mut().map_or(Ok(Next::Token), |constrained| {
-                constrained.accept(token_id, &request.params, &request.end_token_ids, num_output_tokens + 1)
-            });
-            if let Ok(Next::Nothing) = next {
-                return (accepted, Some((FinishReason::Stop, None)));
-            }
-            if sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
+            // What its constraint says comes before that, and later.
+            let is_free = matches!(state.allowed, Allowed::All);
+            if is_free && sequence.prompt_token_ids().len() + num_output_tokens + 1 >= sequence.max_len() {
                 return (accepted, Some((FinishReason::Length, None)));
-            }
-            if let Err(error) = next {
-                return (accepted, Some((FinishReason::Error, Some(error))));
             }
         }
         (accepted, None)
@@ -422,11 +477,21 @@ impl EngineCore {
         let Some(sequence) = self.scheduler.sequence(row.seq) else { return };
         let num_prompt_tokens = sequence.prompt_token_ids().len();
         let end = (row.start + row.len).min(num_prompt_tokens);
-        let first = request.num_reported_logits.max(row.start);
+        let first = request.num_reported_tokens.max(row.start);
         if first >= end {
             return;
         }
-        request.num_reported_logits = end;
+        request.num_reported_tokens = end;
+        if request.prompt_progress {
+            let time = state.first_scheduled.map_or(Duration::ZERO, |start| start.elapsed());
+            let progress = PromptProgress {
+                num_prompt_tokens,
+                num_cached_tokens: sequence.num_cached_tokens(),
+                num_processed_tokens: end,
+                time,
+            };
+            events.push((state.request, Event::PromptProgress { progress }));
+        }
         if !output.logits.is_empty() {
             let vocab_size = output.logits.len() / row.len;
             let wanted = (first - row.start) * vocab_size..(end - row.start) * vocab_size;
@@ -443,7 +508,7 @@ impl EngineCore {
 
     /// Ends a sequence and frees its blocks. With `keep_for_forks`, a leader whose forks have not
     /// started goes on in silence until they have.
-    fn finish(
+    pub(super) fn finish(
         &mut self,
         id: SeqId,
         reason: FinishReason,
@@ -452,10 +517,15 @@ impl EngineCore {
         events: &mut Vec<(RequestId, Event)>,
     ) {
         let Some(state) = self.table.sequences.get_mut(&id) else { return };
+        self.is_stalled = false;
         let (request_id, index, was_silent) = (state.request, state.index, state.is_silent);
         let num_forks = self.scheduler.sequence(id).map_or(0, |sequence| sequence.num_unstarted_forks());
         if !was_silent {
             let stats = self.sequence_stats(id);
+            let error_kind = match reason {
+                FinishReason::Error => Some(error.map_or(ErrorKind::Internal, Error::kind)),
+                _ => None,
+            };
             let error = match (reason, error) {
                 (FinishReason::Error, None) => {
                     let what = "the model's logits are not numbers";
@@ -466,7 +536,7 @@ impl EngineCore {
                 }
                 (_, error) => error.map(ToString::to_string),
             };
-            events.push((request_id, Event::Finished { index, reason, error, stats }));
+            events.push((request_id, Event::Finished { index, reason, error, error_kind, stats }));
             if let Some(request) = self.table.requests.get_mut(&request_id) {
                 request.sequences[index] = None;
             }
@@ -477,8 +547,7 @@ impl EngineCore {
             }
             return;
         }
-        self.scheduler.remove(id);
-        self.table.sequences.remove(&id);
+        self.remove(id);
         if self
             .table
             .requests
@@ -491,7 +560,7 @@ impl EngineCore {
     }
 
     /// Ends all sequences of the request that `id` belongs to.
-    fn fail_request(&mut self, id: SeqId, error: &Error, events: &mut Vec<(RequestId, Event)>) {
+    pub(super) fn fail_request(&mut self, id: SeqId, error: &Error, events: &mut Vec<(RequestId, Event)>) {
         let Some(request) = self.table.sequences.get(&id).map(|state| state.request) else { return };
         let sequences: Vec<SeqId> =
             self.table.requests[&request].sequences.iter().flatten().copied().collect();
@@ -505,8 +574,7 @@ impl EngineCore {
         let silent =
             self.table.sequences.iter().find(|(_, state)| state.request == request).map(|(id, _)| *id);
         if let Some(id) = silent {
-            self.scheduler.remove(id);
-            self.table.sequences.remove(&id);
+            self.remove(id);
         }
     }
 
@@ -572,7 +640,7 @@ impl<'a> Resolver<'a> {
             prompt_token_ids: sequence.prompt_token_ids(),
             output_token_ids: sequence.output_token_ids(),
             end_token_ids: &request.end_token_ids,
-            allowed: state.constrained.as_ref().map(Constrained::allowed),
+            allowed: state.allowed.tokens(),
         })
     }
 }

@@ -2,12 +2,16 @@
 //!
 //! One thread owns all state. Commands reach it through a bounded channel as a closed enum; events
 //! leave through a sink per request that never waits, so the engine never waits for a reader. A request
-//! whose reader is gone is aborted before the next step.
+//! whose reader is gone is aborted before the next step. All commands that are there are obeyed before a step, so
+//! requests that were submitted while another one ran join the next one together.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
+use super::channel::{EventReceiver, channel};
 use super::sink::{EventSink, OnAccepted, OnCacheEvents};
 use super::thread::{Board, Command, EngineThread};
 use super::{EngineCore, EngineStats, Event, ModelLimits, Request, RequestId};
@@ -25,6 +29,7 @@ pub struct Engine {
     config: Arc<EngineConfig>,
     model: Arc<ModelLimits>,
     board: Arc<Board>,
+    next_id: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -36,13 +41,13 @@ impl Engine {
     pub fn start(core: EngineCore) -> Result<Self> {
         let (commands, receiver) = mpsc::sync_channel(COMMAND_QUEUE);
         let (config, model) = (Arc::clone(core.config()), Arc::clone(core.model_limits()));
-        let board = Arc::new(Board::default());
-        let engine_thread = EngineThread::new(core, Arc::clone(&board));
+        let (board, next_id) = (Arc::new(Board::default()), Arc::clone(core.next_id()));
+        let engine_thread = EngineThread::new(core, Arc::clone(&board), commands.clone());
         let thread = std::thread::Builder::new()
             .name("tinyvllm-engine".to_owned())
             .spawn(move || engine_thread.run(&receiver))
             .map_err(|source| Error::io("start the engine's thread", source))?;
-        Ok(Self { commands, config, model, board, thread: Some(thread) })
+        Ok(Self { commands, config, model, board, next_id, thread: Some(thread) })
     }
 
     /// The engine's limits.
@@ -57,22 +62,24 @@ impl Engine {
         &self.model
     }
 
-    /// Queues a request; the stream gives its tokens as they come. Dropping the stream aborts it.
+    /// Queues a request; the stream gives its tokens as they come. Dropping the stream aborts it. This does not wait for
+    /// the step that is under way: what is submitted one after another begins together.
     ///
     /// # Errors
-    /// If the request is not valid, the queue is full, or the engine has failed.
+    /// If the request is not valid (see [`Request::validate`]), or the engine has failed. What only the engine can know
+    /// is the first event instead, an [`Event::Finished`] with its error: that too many requests are unfinished, or that a
+    /// constraint allows no token.
     pub fn submit(&self, request: Request) -> Result<RequestStream> {
-        let num_sequences = request.params.n;
-        let (reply, answer) = mpsc::sync_channel(1);
-        let (events, stream) = mpsc::channel();
-        let on_accepted: OnAccepted = Box::new(move |id| {
-            // Nobody listens for the answer: the stream does not exist either, and the first event will
-            // abort the request.
-            let _ = reply.send(id);
-        });
-        self.send(Command::Submit { request: Box::new(request), on_accepted, sink: Box::new(events) })?;
-        let id = answer.recv().map_err(|_| stopped())??;
-        Ok(RequestStream { id, events: stream, commands: self.commands.clone(), unfinished: num_sequences })
+        request.validate(&self.model, &self.config)?;
+        let unfinished = vec![true; request.params.n];
+        let (id, (sender, events)) = (self.new_id(), channel());
+        self.send(Command::Submit {
+            id,
+            request: Box::new(request),
+            sink: Box::new(sender),
+            on_accepted: None,
+        })?;
+        Ok(RequestStream { events, abort: self.abort_handle(id), unfinished })
     }
 
     /// Queues a request whose events go to `sink`, without waiting for anything. `on_accepted` hears
@@ -87,7 +94,8 @@ impl Engine {
         sink: Box<dyn EventSink>,
         on_accepted: OnAccepted,
     ) -> Result<()> {
-        let command = Command::Submit { request: Box::new(request), on_accepted, sink };
+        let (id, on_accepted) = (self.new_id(), Some(on_accepted));
+        let command = Command::Submit { id, request: Box::new(request), sink, on_accepted };
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => Error::new(
                 ErrorKind::Capacity,
@@ -142,7 +150,14 @@ impl Engine {
         answer.recv().map_err(|_| stopped())
     }
 
+    fn new_id(&self) -> RequestId {
+        RequestId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn send(&self, command: Command) -> Result<()> {
+        if self.board.has_failed() {
+            return Err(stopped());
+        }
         self.commands.send(command).map_err(|_| stopped())
     }
 }
@@ -164,10 +179,10 @@ fn stopped() -> Error {
 /// The events of one request, as an iterator that ends when all its sequences have ended.
 #[derive(Debug)]
 pub struct RequestStream {
-    id: RequestId,
-    events: Receiver<Event>,
-    commands: SyncSender<Command>,
-    unfinished: usize,
+    events: EventReceiver,
+    abort: AbortHandle,
+    /// By sequence.
+    unfinished: Vec<bool>,
 }
 
 /// Gives up a request from anywhere, for instance when the user presses Ctrl-C. Does nothing once the
@@ -197,30 +212,49 @@ impl RequestStream {
     /// The request's number.
     #[must_use]
     pub fn id(&self) -> RequestId {
-        self.id
+        self.abort.id
     }
 
     /// Gives up the request, or one of its sequences. Events that are already on their way still come;
     /// the last is [`Event::Finished`].
     pub fn abort(&self, index: Option<usize>) {
-        self.abort_handle().abort(index);
+        self.abort.abort(index);
     }
 
     /// A way to give up the request while another thread waits for its events.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { id: self.id, commands: self.commands.clone() }
+        self.abort.clone()
     }
 
     /// The next event if there already is one.
     pub fn try_next(&mut self) -> Option<Event> {
-        let event = self.events.try_recv().ok()?;
-        Some(self.count(event))
+        match self.events.try_recv() {
+            Poll::Ready(event) => self.count(event),
+            Poll::Pending => None,
+        }
     }
 
-    fn count(&mut self, event: Event) -> Event {
-        if matches!(event, Event::Finished { .. }) {
-            self.unfinished -= 1;
+    /// The next event, none after the last one; wakes the task when there is one.
+    pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<Event>> {
+        if self.is_finished() {
+            return Poll::Ready(None);
+        }
+        self.events.poll_recv(context).map(|event| self.count(event))
+    }
+
+    fn is_finished(&self) -> bool {
+        !self.unfinished.contains(&true)
+    }
+
+    /// Counts the sequences that end. An engine that is gone has ended all of them.
+    fn count(&mut self, event: Option<Event>) -> Option<Event> {
+        let event = event.or_else(|| {
+            let index = self.unfinished.iter().position(|unfinished| *unfinished)?;
+            Some(Event::failed(index, &stopped()))
+        });
+        if let Some(Event::Finished { index, .. }) = event {
+            self.unfinished[index] = false;
         }
         event
     }
@@ -230,22 +264,17 @@ impl Iterator for RequestStream {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        if self.unfinished == 0 {
+        if self.is_finished() {
             return None;
         }
-        match self.events.recv() {
-            Ok(event) => Some(self.count(event)),
-            Err(_) => {
-                self.unfinished = 0;
-                None
-            }
-        }
+        let event = self.events.recv();
+        self.count(event)
     }
 }
 
 impl Drop for RequestStream {
     fn drop(&mut self) {
-        if self.unfinished > 0 {
+        if !self.is_finished() {
             self.abort(None);
         }
     }

@@ -3,9 +3,12 @@
 //! [`EngineCore`] is the engine as a value whose owner calls `step`; [`Engine`] runs one on a thread of
 //! its own and hands out iterators.
 
+mod channel;
 mod constrained;
 mod core;
+mod following;
 mod handle;
+mod masks;
 mod output;
 mod request;
 mod sink;
@@ -13,7 +16,7 @@ mod thread;
 
 pub use self::core::{EngineCore, EngineStats};
 pub use handle::{AbortHandle, Engine, RequestStream};
-pub use output::{Event, FinishReason, SequenceStats, StepSizes};
+pub use output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};
 pub use sink::{EventSink, OnAccepted, OnCacheEvents};
 

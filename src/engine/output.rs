@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::sampling::{RankedLogprobs, TokenLogprobs};
 use crate::scheduler::PrefixMiss;
+use crate::{Error, ErrorKind};
 
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,6 +46,12 @@ pub enum Event {
         /// One for each token.
         logprobs: Vec<RankedLogprobs>,
     },
+    /// More of the prompt is computed; only if the request asks for it. Comes after each step that computed some of it
+    /// that had not been computed before, and the last one before the first generated token.
+    PromptProgress {
+        /// How far it is.
+        progress: PromptProgress,
+    },
     /// A token was generated.
     Token {
         /// Number of the sequence in the request: below `n`.
@@ -64,9 +71,37 @@ pub enum Event {
         reason: FinishReason,
         /// With [`FinishReason::Error`], what failed.
         error: Option<String>,
+        /// Whose fault that is: [`ErrorKind::InvalidRequest`] if it is the request's, which would fail again.
+        error_kind: Option<ErrorKind>,
         /// Counts and times.
         stats: SequenceStats,
     },
+}
+
+impl Event {
+    /// The end of a sequence of which nothing was computed.
+    pub(super) fn failed(index: usize, error: &Error) -> Self {
+        Self::Finished {
+            index,
+            reason: FinishReason::Error,
+            error: Some(error.to_string()),
+            error_kind: Some(error.kind()),
+            stats: SequenceStats::default(),
+        }
+    }
+}
+
+/// How far the computation of a prompt is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: usize,
+    /// Of these, found in the prefix cache.
+    pub num_cached_tokens: usize,
+    /// Of these, computed or found.
+    pub num_processed_tokens: usize,
+    /// Since the first step.
+    pub time: Duration,
 }
 
 /// Counts and times of a sequence.

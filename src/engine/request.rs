@@ -25,12 +25,17 @@ pub struct Request {
     /// Report the log-probability of every prompt token but the first, and of this many most likely tokens in
     /// its place.
     pub prompt_logprobs: Option<usize>,
+    /// Report how far the computation of the prompt is.
+    pub prompt_progress: bool,
     /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
     /// On whose account the request is served. What there is, is divided between clients, not requests.
     pub client: ClientId,
-    /// Of the client, from now on.
+    /// Of the client, from now on; of all of its group together, if it is in one.
     pub weight: Weight,
+    /// Clients of one group share one part, that of their weight: the names that a key stands for. None for a client with a
+    /// part of its own.
+    pub group: Option<ClientId>,
     /// Of the client's waiting requests those with the smallest number come first; those of other clients do not
     /// notice.
     pub priority: i32,

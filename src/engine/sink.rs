@@ -24,7 +24,7 @@ pub type OnAccepted = Box<dyn FnOnce(Result<RequestId>) + Send>;
 /// never wait.
 pub type OnCacheEvents = Box<dyn FnMut(Vec<CacheEvent>) + Send>;
 
-/// The other end belongs to a [`super::RequestStream`], which says when it goes away.
+/// A channel whose reader is gone is noticed at the next event.
 impl EventSink for Sender<Event> {
     fn send(&mut self, event: Event) -> bool {
         Self::send(self, event).is_ok()

@@ -14,11 +14,28 @@ use crate::{Error, Result};
 
 /// Everything that the engine's thread can be told.
 pub(super) enum Command {
-    Submit { request: Box<Request>, on_accepted: OnAccepted, sink: Box<dyn EventSink> },
-    Abort { id: RequestId, index: Option<usize> },
-    FailAll { error: Error },
-    Stats { reply: SyncSender<EngineStats> },
-    WatchCache { listener: OnCacheEvents },
+    /// Where nobody waits for the answer, a refusal is an event like others.
+    Submit {
+        id: RequestId,
+        request: Box<Request>,
+        sink: Box<dyn EventSink>,
+        on_accepted: Option<OnAccepted>,
+    },
+    Abort {
+        id: RequestId,
+        index: Option<usize>,
+    },
+    FailAll {
+        error: Error,
+    },
+    Stats {
+        reply: SyncSender<EngineStats>,
+    },
+    WatchCache {
+        listener: OnCacheEvents,
+    },
+    /// What a step waited for is there.
+    GoOn,
     Shutdown,
 }
 
@@ -30,6 +47,7 @@ impl std::fmt::Debug for Command {
             Self::FailAll { .. } => "FailAll",
             Self::Stats { .. } => "Stats",
             Self::WatchCache { .. } => "WatchCache",
+            Self::GoOn => "GoOn",
             Self::Shutdown => "Shutdown",
         })
     }
@@ -78,13 +96,22 @@ impl Board {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 
-    fn fail(&self, error: Error) {
-        let error = Arc::new(error);
+    /// Whether the engine has failed and takes nothing any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure().error.is_some()
+    }
+
+    fn refuse(&self, error: Error) {
+        self.failure().error = Some(Arc::new(error));
+    }
+
+    fn tell_of_failure(&self) {
         let mut failure = self.failure();
-        failure.error = Some(Arc::clone(&error));
-        let listeners = std::mem::take(&mut failure.listeners);
+        let (error, listeners) = (failure.error.clone(), std::mem::take(&mut failure.listeners));
         drop(failure);
-        listeners.into_iter().for_each(|listener| listener(&error));
+        if let Some(error) = error {
+            listeners.into_iter().for_each(|listener| listener(&error));
+        }
     }
 
     fn failure(&self) -> MutexGuard<'_, Failure> {
@@ -100,8 +127,11 @@ pub(super) struct EngineThread {
 }
 
 impl EngineThread {
-    pub(super) fn new(mut core: EngineCore, board: Arc<Board>) -> Self {
+    /// `commands` is the way back to this thread.
+    pub(super) fn new(mut core: EngineCore, board: Arc<Board>, commands: SyncSender<Command>) -> Self {
         core.keep_pace();
+        // Where there is no room for a command, there is one that wakes the thread.
+        core.on_mask(move || drop(commands.try_send(Command::GoOn)));
         board.publish(core.stats());
         Self { core, sinks: HashMap::new(), board, cache_listener: None }
     }
@@ -118,11 +148,15 @@ impl EngineThread {
             }
         };
         let message = failure.as_deref().unwrap_or("the engine was shut down");
+        if failure.is_some() {
+            // Whoever hears of it and asks again gets the same answer.
+            self.board.refuse(Error::internal(message));
+        }
         let events = self.core.fail_all(&Error::internal(message));
         self.deliver(events);
         self.board.publish(self.core.stats());
-        if let Some(message) = failure {
-            self.board.fail(Error::internal(message));
+        if failure.is_some() {
+            self.board.tell_of_failure();
         }
     }
 
@@ -130,9 +164,12 @@ impl EngineThread {
     fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
         loop {
             self.board.publish(self.core.stats());
-            if !self.core.has_unfinished() {
+            let is_idle = !self.core.has_unfinished();
+            if is_idle {
                 let inconsistent = |violation| format!("the engine's state is inconsistent: {violation}");
                 self.core.check_integrity().map_err(inconsistent)?;
+            }
+            if is_idle || self.core.sleep() {
                 let Ok(command) = commands.recv() else { return Ok(()) };
                 if !self.obey(command) {
                     return Ok(());
@@ -150,7 +187,9 @@ impl EngineThread {
                 }
             }
             self.give_up_unread();
-            let events = self.core.step();
+            let events = self.core.take_masks();
+            self.deliver(events);
+            let events = self.core.step_with_masks();
             // Before the events, so that whoever has one finds it in the totals and among the batches.
             self.board.publish(self.core.stats());
             self.tell_of_cache();
@@ -164,12 +203,16 @@ impl EngineThread {
     /// Carries out a command; false means stop.
     fn obey(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, on_accepted, sink } => {
-                let id = self.core.submit(*request);
-                if let Ok(id) = id {
-                    self.sinks.insert(id, sink);
+            Command::Submit { id, request, sink, on_accepted } => {
+                let num_sequences = request.params.n;
+                match (self.core.submit_as(id, *request), on_accepted) {
+                    (Ok(()), on_accepted) => {
+                        self.sinks.insert(id, sink);
+                        on_accepted.into_iter().for_each(|on_accepted| on_accepted(Ok(id)));
+                    }
+                    (Err(error), Some(on_accepted)) => on_accepted(Err(error)),
+                    (Err(error), None) => refuse(sink, num_sequences, &error),
                 }
-                on_accepted(id);
             }
             Command::Abort { id, index } => {
                 let events = self.core.abort(id, index);
@@ -187,6 +230,7 @@ impl EngineThread {
                 self.core.record_cache_events();
                 self.cache_listener = Some(listener);
             }
+            Command::GoOn => {}
             Command::Shutdown => return false,
         }
         true
@@ -224,6 +268,15 @@ impl EngineThread {
             self.sinks.clear();
         } else {
             self.sinks.retain(|id, _| self.core.is_unfinished(*id));
+        }
+    }
+}
+
+/// Ends all sequences of a request that is not taken.
+fn refuse(mut sink: Box<dyn EventSink>, num_sequences: usize, error: &Error) {
+    for index in 0..num_sequences {
+        if !sink.send(Event::failed(index, error)) {
+            return;
         }
     }
 }

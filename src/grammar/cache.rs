@@ -25,6 +25,9 @@ impl GrammarCache {
     pub(super) fn put(&self, spec: &GrammarSpec, grammar: &Arc<Grammar>) {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.push_front((spec.clone(), Arc::clone(grammar)));
-        entries.truncate(CAPACITY);
+        let last = if entries.len() > CAPACITY { entries.pop_back() } else { None };
+        drop(entries);
+        // It can be large, and nobody waits for that.
+        drop(last);
     }
 }

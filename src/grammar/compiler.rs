@@ -24,10 +24,18 @@ use crate::{Error, ErrorKind, Result};
 
 /// What takes longer to compile is refused.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_millis(700);
-/// How often that time may pass while the machine lets the compilation wait.
+/// How often that time may pass while the machine lets the compilation wait, so that it has not computed for most of it.
 const MAX_WAITS: usize = 8;
 /// Most compilations at once.
 const MAX_COMPILATIONS: usize = 4;
+/// Most items of the parser in one place: about two for each key that may come next.
+pub(super) const MAX_ITEMS: usize = 2_500;
+/// Most states of the lexer that a sequence comes through, and those that it may come through however little memory there
+/// is: a text of counted length has one for each character.
+const MAX_LEXER_STATES: usize = 20_000;
+const MIN_LEXER_STATES: usize = 1_000;
+/// What one takes, with what leads to it.
+const LEXER_STATE_BYTES: u64 = 1_024;
 /// Stack of a compilation, of which only what is used takes memory.
 const STACK_BYTES: usize = 64 << 20;
 
@@ -39,6 +47,8 @@ pub struct GrammarCompiler {
     factory: OnceLock<Result<Arc<ParserFactory>>>,
     cache: GrammarCache,
     slots: Arc<Slots>,
+    /// Each sequence keeps those that it has come through.
+    max_lexer_states: usize,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -58,7 +68,16 @@ impl GrammarCompiler {
             factory: OnceLock::new(),
             cache: GrammarCache::default(),
             slots: Arc::default(),
+            max_lexer_states: MAX_LEXER_STATES,
         }
+    }
+
+    /// The same, where each sequence may take so many bytes for its place in a grammar.
+    #[must_use]
+    pub fn with_memory(mut self, bytes_per_sequence: u64) -> Self {
+        let most = usize::try_from(bytes_per_sequence / LEXER_STATE_BYTES).unwrap_or(usize::MAX);
+        self.max_lexer_states = most.clamp(MIN_LEXER_STATES, MAX_LEXER_STATES);
+        self
     }
 
     /// Compiles a specification, or finds it among those compiled lately. Takes up to [`MAX_COMPILE_TIME`]; the
@@ -105,7 +124,7 @@ impl GrammarCompiler {
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
                 .map_err(|error| Error::internal(format!("the vocabulary has no trie: {error}")))?;
             factory.quiet();
-            *factory.limits_mut() = limits();
+            *factory.limits_mut() = limits(self.max_lexer_states);
             Ok(Arc::new(factory))
         };
         self.factory.get_or_init(build).as_ref().map_err(|error| Error::new(error.kind(), error.message()))
@@ -114,12 +133,12 @@ impl GrammarCompiler {
 
 /// Memory and time are bounded: about a kilobyte for each state of the lexer, and some milliseconds for each set
 /// of tokens in the worst case.
-fn limits() -> ParserLimits {
+fn limits(max_lexer_states: usize) -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2_000,
+        max_items_in_row: MAX_ITEMS,
         step_lexer_fuel: 100_000,
-        step_max_items: 50_000,
-        max_lexer_states: 20_000,
+        step_max_items: 100_000,
+        max_lexer_states,
         max_grammar_size: 200_000,
         verbose_errors: false,
         ..ParserLimits::default()
@@ -143,7 +162,7 @@ fn wait(result: &Receiver<Result<Grammar>>, counter: &OnceLock<Option<Arc<str>>>
         }
         // It may not even have begun.
         let computed = counter.get().map(|counter| counter.as_deref().and_then(read_counter));
-        if computed.is_some_and(|computed| computed.is_none_or(|time| time > MAX_COMPILE_TIME / 4)) {
+        if computed.is_some_and(|computed| computed.is_none_or(|time| time > MAX_COMPILE_TIME * 3 / 4)) {
             break;
         }
     }

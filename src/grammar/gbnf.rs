@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::iter::Peekable;
 use std::str::Chars;
 
-use crate::{Error, Result};
+use crate::{Error, Result, quoted};
 
 /// Whether this is such a grammar: its first rule says so.
 pub(super) fn is_gbnf(text: &str) -> bool {
@@ -30,7 +30,7 @@ pub(super) fn to_lark(text: &str) -> Result<String> {
         if let [Token::Name(name), Token::Define] = pair
             && rules.insert(name, lark_name(name, rules.len())).is_some()
         {
-            return Err(invalid(format_args!("the rule {name:?} is given twice")));
+            return Err(invalid(format_args!("the rule {} is given twice", quoted(name))));
         }
     }
     if !rules.contains_key("root") {
@@ -43,7 +43,7 @@ pub(super) fn to_lark(text: &str) -> Result<String> {
         match token {
             Token::Name(name) => {
                 let rule = rules.get(name.as_str());
-                let rule = rule.ok_or_else(|| invalid(format_args!("there is no rule {name:?}")))?;
+                let rule = rule.ok_or_else(|| invalid(format_args!("there is no rule {}", quoted(name))))?;
                 if is_definition {
                     rest.next();
                     lark.push('\n');

@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 use llguidance::{CancellationHandle, Matcher};
 
 use super::watchdog;
+use crate::deadline::Deadline;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result, shortened};
 
-/// Time that a sequence may take altogether, and more for each of its tokens. A usual token takes a five-hundredth;
-/// the beginning is long enough for a thread that an overloaded machine lets wait.
+/// Time of the processor that a sequence may take altogether, and more for each of its tokens. A usual token takes a
+/// five-hundredth. What others compute meanwhile does not count.
 const TIME_TO_START: Duration = Duration::from_secs(5);
 const TIME_FOR_TOKEN: Duration = Duration::from_millis(20);
+
+/// Tokens of an answer that are tried out before there is one, if they take no longer.
+const TRIED_TOKENS: usize = 16;
+const TIME_TO_TRY: Duration = Duration::from_millis(100);
 
 /// A compiled grammar. Any number of sequences can use it at once.
 pub struct Grammar {
@@ -32,16 +37,18 @@ impl Grammar {
     /// Checks that there is something to generate.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequest`] if no text matches that this vocabulary can spell, only the empty one does,
-    /// or the first set of tokens is beyond the limits.
+    /// [`ErrorKind::InvalidRequest`](crate::ErrorKind::InvalidRequest) if no text matches that this vocabulary can spell,
+    /// only the empty one does, or the first sets of tokens are beyond the limits.
     pub(super) fn new(matcher: Matcher, eos_token_ids: Arc<[u32]>) -> Result<Self> {
         let grammar = Self { start: Mutex::new(matcher.into_cancellable()), eos_token_ids };
+        let mut state = grammar.start_state();
         let mut allowed = TokenMask::default();
-        grammar.start_state().allowed(&mut allowed)?;
-        match allowed.is_empty() {
-            true => Err(Error::invalid_request("the grammar allows nothing but an empty answer")),
-            false => Ok(grammar),
+        state.allowed(&mut allowed)?;
+        if allowed.is_empty() {
+            return Err(Error::invalid_request("the grammar allows nothing but an empty answer"));
         }
+        try_out(&mut state, &mut allowed)?;
+        Ok(grammar)
     }
 
     /// The copy has caches of its own: what the limits allow must not depend on other sequences.
@@ -54,6 +61,20 @@ impl Grammar {
             time_left: TIME_TO_START,
         }
     }
+}
+
+/// Follows the grammar for some tokens, so that limits which are reached soon are told before an answer begins.
+fn try_out(state: &mut GrammarState, allowed: &mut TokenMask) -> Result<()> {
+    let start = Instant::now();
+    for step in 0..TRIED_TOKENS {
+        let Some(token_id) = state.telling_token(allowed, step % 2 == 0) else { break };
+        state.accept(token_id)?;
+        let may_end = state.allowed(allowed)?;
+        if start.elapsed() > TIME_TO_TRY || may_end && allowed.is_empty() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 impl Constraint for Grammar {
@@ -78,14 +99,26 @@ impl GrammarState {
                 "the grammar is too complex: it takes too long for each token",
             ));
         }
-        let start = Instant::now();
+        let clock = Deadline::new(self.time_left);
         let _watch = watchdog::watch(&self.stop);
         let result = work(self);
-        self.time_left = self.time_left.saturating_sub(start.elapsed());
+        self.time_left = self.time_left.saturating_sub(clock.spent());
         match self.matcher.is_cancelled() {
             true => Err(Error::invalid_request("the grammar is too complex: one token takes too long")),
             false => result,
         }
+    }
+
+    /// One of these tokens that goes far: a long one without spaces, and one that begins with a mark if that is wanted and
+    /// there is one, because behind marks is where grammars branch.
+    fn telling_token(&self, allowed: &TokenMask, wants_mark: bool) -> Option<u32> {
+        let vocabulary = self.matcher.tok_env().ok()?;
+        let rank = |token_id: &u32| {
+            let bytes = vocabulary.tok_trie().token(*token_id);
+            let has_mark = wants_mark && bytes.first().is_some_and(u8::is_ascii_punctuation);
+            (has_mark, !bytes.iter().any(u8::is_ascii_whitespace), bytes.len())
+        };
+        allowed.iter().max_by_key(rank)
     }
 
     fn compute_allowed(&mut self, allowed: &mut TokenMask) -> Result<bool> {
@@ -118,15 +151,51 @@ impl ConstraintState for GrammarState {
     }
 }
 
-/// What the library says, in one line.
+/// Of what the library says when a limit of ours is reached, some words, and what that means to whoever wrote the
+/// grammar. Its own words are about settings that nobody has here.
+const LIMITS: [(&str, &str); 10] = [
+    ("fuel", REGULAR_EXPRESSIONS),
+    ("lexer configuration", REGULAR_EXPRESSIONS),
+    ("too many expressions", REGULAR_EXPRESSIONS),
+    ("too many states", REGULAR_EXPRESSIONS),
+    ("unknown error", REGULAR_EXPRESSIONS),
+    ("TooComplex", REGULAR_EXPRESSIONS),
+    ("Unable to determine if regex is empty", REGULAR_EXPRESSIONS),
+    ("grammar size", "it has too many rules"),
+    ("Current row has", TOO_MUCH_AT_ONCE),
+    ("Too many items", TOO_MUCH_AT_ONCE),
+];
+const REGULAR_EXPRESSIONS: &str = "its regular expressions, patterns and lengths are too large together";
+const TOO_MUCH_AT_ONCE: &str = "too much may follow in one place, such as keys and alternatives";
+
+/// What is wrong with a regular expression, of which the library tells in several lines: a drawing, and the reason last.
+fn broken_expression(text: &str) -> Option<Error> {
+    let (expression, rest) = text.split_once("invalid regex ")?.1.split_once(" (in regex): ")?;
+    let reason = rest.lines().rev().find_map(|line| line.trim().strip_prefix("error: "));
+    let reason = reason.or_else(|| rest.lines().next())?;
+    Some(Error::invalid_request(format!(
+        "the regular expression {} is not valid: {}",
+        shortened(expression),
+        shortened(reason)
+    )))
+}
+
+/// What is wrong, in one line: in our words where it is a limit, and in the library's about the text of a grammar.
 pub(super) fn failure(error: &anyhow::Error) -> Error {
-    const MAX_CHARS: usize = 300;
     let text = error.to_string();
+    if let Some((_, what)) = LIMITS.iter().find(|(words, _)| text.contains(words)) {
+        return Error::invalid_request(format!("the grammar is too complex: {what}"))
+            .with_hint("make it smaller, with fewer alternatives and repetitions");
+    }
+    if let Some(error) = broken_expression(&text) {
+        return error;
+    }
     let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason is given").trim();
-    let line: String = line.chars().take(MAX_CHARS).collect();
-    let line = match line.as_str() {
+    // Where it stands in the rules that were made of a schema says nothing to whoever wrote the schema.
+    let line = line.split_once("failed to compile JSON schema: ").map_or(line, |(_, what)| what);
+    let line = match line.trim_start_matches("Parser Error: ") {
         "NoExtensionBias" => "no token of the model can continue the text",
         line => line,
     };
-    Error::new(ErrorKind::InvalidRequest, format!("the grammar cannot be followed: {line}"))
+    Error::invalid_request(format!("the grammar cannot be followed: {}", shortened(line)))
 }

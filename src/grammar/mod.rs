@@ -7,6 +7,7 @@
 //! tokenizers, and nothing of HTTP or of the engine's loop.
 
 mod after_reasoning;
+mod attributes;
 mod cache;
 mod compiler;
 mod gbnf;

@@ -3,6 +3,7 @@
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
+use super::attributes;
 use super::gbnf::{is_gbnf, to_lark};
 use super::schema;
 use crate::{Error, Result};
@@ -120,6 +121,9 @@ impl GrammarSpec {
             Self::Lark(grammar) => {
                 at_most("the grammar", grammar.len(), MAX_GRAMMAR_BYTES)?;
                 check_depth("the grammar", grammar)?;
+                if !is_gbnf(grammar) {
+                    attributes::check(grammar)?;
+                }
                 check_embedded(grammar)
             }
         }
@@ -272,11 +276,31 @@ fn check_keywords(schema: &Value, root: &Value, left: &mut Budget) -> Result<()>
                 );
                 return Err(Error::invalid_request(message));
             }
+            if let Some(Value::Number(number)) = fields.get("multipleOf") {
+                check_fraction(number)?;
+            }
             fields.values().collect()
         }
         _ => return Ok(()),
     };
     children.into_iter().try_for_each(|child| check_keywords(child, root, left))
+}
+
+/// The library multiplies by ten until the number is whole, and puts it and the power of ten into 32 bits.
+fn check_fraction(multiple_of: &serde_json::Number) -> Result<()> {
+    let Some(mut number) = multiple_of.as_f64() else { return Ok(()) };
+    let mut power = 1.0;
+    while number.fract() != 0.0 && number * power <= f64::from(u32::MAX) {
+        number *= 10.0;
+        power *= 10.0;
+    }
+    if power > 1.0 && number * power > f64::from(u32::MAX) {
+        return Err(Error::invalid_request(format!(
+            "multipleOf is {multiple_of}, which has too many digits as a binary number to be enforced"
+        ))
+        .with_hint("use another one, such as 0.05 or 0.01"));
+    }
+    Ok(())
 }
 
 /// What is left of [`MAX_COMBINED`].

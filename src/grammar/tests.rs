@@ -274,8 +274,23 @@ fn hostile_specifications_are_errors_in_time() {
     check("a long pattern", schema(json!({"items": {"pattern": "a?".repeat(5_000)}})), "a pattern has more");
     check("our own options", schema(json!({"x-guidance": {"lenient": true}})), "x-guidance");
     check("a contradiction", schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "");
-    check("look-around", regex("a(?=b)"), "");
-    check("an open bracket", regex("(a"), "");
+    check("look-around", regex("a(?=b)"), "\"a(?=b)\" is not valid: look-around");
+    check("an open bracket", regex("(a"), "\"(a\" is not valid: unclosed group");
+    check(
+        "a class that is none",
+        lark("start: /[z-a]/"),
+        "\"[z-a]\" is not valid: invalid character class range",
+    );
+    check(
+        "a fine fraction",
+        schema(json!({"type": "number", "multipleOf": 1e-15})),
+        "multipleOf is 1e-15, which has too many digits",
+    );
+    check(
+        "a fraction that is not exact",
+        schema(json!({"type": "number", "multipleOf": 0.07})),
+        "multipleOf is 0.07, which has too many digits",
+    );
     check("deep brackets", regex(&"(".repeat(3_000)), "128 brackets");
     check("a long expression", regex(&"a".repeat(20_000)), "4096 bytes");
     check("the empty text", regex(""), "empty");
@@ -297,9 +312,37 @@ fn hostile_specifications_are_errors_in_time() {
     assert!(mistakes.is_empty(), "{mistakes:#?}");
 }
 
+/// The states that a text comes through are kept for each sequence, so their number follows from the memory that there is.
+#[test]
+fn a_sequence_takes_no_more_memory_than_there_is_for_it() {
+    let tokenizer = tokenizer("qwen2");
+    let spec = GrammarSpec::Regex(r"(\w{0,20}[aeiou]\w{12} ?){1,200}".to_owned());
+    let num_tokens = |bytes: u64| {
+        let grammar = match compiler(&tokenizer).with_memory(bytes).compile(&spec) {
+            Ok(grammar) => grammar,
+            Err(error) => return Err(error.message().to_owned()),
+        };
+        let (mut state, mut allowed, mut rng) = (grammar.start(), TokenMask::default(), 3);
+        for num_tokens in 0..150 {
+            let may_end = state.allowed(&mut allowed).map_err(|error| error.message().to_owned())?;
+            let ids: Vec<u32> = allowed.iter().collect();
+            if ids.is_empty() {
+                assert!(may_end);
+                return Ok(num_tokens);
+            }
+            state.accept(ids[next(&mut rng) % ids.len()]).map_err(|error| error.message().to_owned())?;
+        }
+        Ok(150)
+    };
+    // With the least of memory an ordinary text still has room, and this one has none.
+    assert!(compiler(&tokenizer).with_memory(0).compile(&GrammarSpec::JsonObject).is_ok());
+    assert!(num_tokens(0).unwrap_err().contains("too complex"));
+    assert!(num_tokens(u64::MAX).is_ok());
+}
+
 #[test]
 fn hostile_specifications_that_are_accepted_stay_within_limits() {
-    // The stack of the engine's thread.
+    // The stack of a thread that makes masks.
     let walk = || {
         let tokenizer = tokenizer("qwen2");
         let compiler = compiler(&tokenizer);

@@ -1,6 +1,6 @@
-//! Short names for models: one table from the word that a user types to the repository on the Hub.
+//! Short names for models: from the word that a user types to the repository on the Hub.
 //!
-//! The table holds names only. What a repository contains is asked of the Hub, never written here.
+//! The tables hold names only. What a repository contains is asked of the Hub, never written here.
 
 /// The word that stands for the model inside the binary.
 pub const DEMO: &str = "demo";
@@ -12,9 +12,11 @@ pub struct Alias {
     pub name: &'static str,
     /// `org/name` on the Hub.
     pub repo: &'static str,
+    /// Type of the GGUF file, if it stands for one.
+    pub gguf: Option<&'static str>,
 }
 
-/// All aliases, ordered by family and size. `demo` is not among them: it names no repository.
+/// Our own aliases, ordered by family and size. `demo` is not among them: it names no repository.
 pub const ALIASES: &[Alias] = &[
     alias("tinyllama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
     alias("llama-3.2-1b", "meta-llama/Llama-3.2-1B-Instruct"),
@@ -27,6 +29,20 @@ pub const ALIASES: &[Alias] = &[
     alias("qwen3-1.7b", "Qwen/Qwen3-1.7B"),
     alias("qwen3-4b", "Qwen/Qwen3-4B"),
     alias("qwen3-8b", "Qwen/Qwen3-8B"),
+    alias("gemma-3-270m", "google/gemma-3-270m-it"),
+    alias("gemma-3-1b", "google/gemma-3-1b-it"),
+    alias("gemma-3-4b", "google/gemma-3-4b-it"),
+    alias("gemma-3-12b", "google/gemma-3-12b-it"),
+    alias("gemma-3-27b", "google/gemma-3-27b-it"),
+    alias("smollm3-3b", "HuggingFaceTB/SmolLM3-3B"),
+    alias("granite-3.3-2b", "ibm-granite/granite-3.3-2b-instruct"),
+    alias("granite-3.3-8b", "ibm-granite/granite-3.3-8b-instruct"),
+    alias("granite-4.0-micro", "ibm-granite/granite-4.0-micro"),
+    alias("phi-3.5-mini", "microsoft/Phi-3.5-mini-instruct"),
+    alias("phi-4-mini", "microsoft/Phi-4-mini-instruct"),
+    alias("phi-4", "microsoft/phi-4"),
+    alias("seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    alias("glm-4-9b", "zai-org/GLM-4-9B-0414"),
     alias("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3"),
     alias("mistral-nemo", "mistralai/Mistral-Nemo-Instruct-2407"),
     alias("youtu-llm-2b", "tencent/Youtu-LLM-2B"),
@@ -34,33 +50,117 @@ pub const ALIASES: &[Alias] = &[
     alias("glm-4.7-flash", "zai-org/GLM-4.7-Flash"),
 ];
 
+/// Names that ollama has for models of the families that run here: GGUF files with about four bits for a weight, in
+/// repositories that everybody may read. A name without a size means the size that it means there.
+pub const OLLAMA_NAMES: &[Alias] = &[
+    four_bits("llama3", "bartowski/Meta-Llama-3-8B-Instruct-GGUF"),
+    four_bits("llama3:8b", "bartowski/Meta-Llama-3-8B-Instruct-GGUF"),
+    four_bits("llama3.1", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"),
+    four_bits("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"),
+    four_bits("llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+    four_bits("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
+    four_bits("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+    four_bits("qwen2.5", "bartowski/Qwen2.5-7B-Instruct-GGUF"),
+    four_bits("qwen2.5:0.5b", "bartowski/Qwen2.5-0.5B-Instruct-GGUF"),
+    four_bits("qwen2.5:1.5b", "bartowski/Qwen2.5-1.5B-Instruct-GGUF"),
+    four_bits("qwen2.5:3b", "bartowski/Qwen2.5-3B-Instruct-GGUF"),
+    four_bits("qwen2.5:7b", "bartowski/Qwen2.5-7B-Instruct-GGUF"),
+    four_bits("qwen2.5:14b", "bartowski/Qwen2.5-14B-Instruct-GGUF"),
+    four_bits("qwen2.5:32b", "bartowski/Qwen2.5-32B-Instruct-GGUF"),
+    four_bits("gemma3", "bartowski/google_gemma-3-4b-it-GGUF"),
+    four_bits("gemma3:1b", "bartowski/google_gemma-3-1b-it-GGUF"),
+    four_bits("gemma3:4b", "bartowski/google_gemma-3-4b-it-GGUF"),
+    four_bits("gemma3:12b", "bartowski/google_gemma-3-12b-it-GGUF"),
+    four_bits("gemma3:27b", "bartowski/google_gemma-3-27b-it-GGUF"),
+    four_bits("qwen3", "bartowski/Qwen_Qwen3-8B-GGUF"),
+    four_bits("qwen3:0.6b", "bartowski/Qwen_Qwen3-0.6B-GGUF"),
+    four_bits("qwen3:1.7b", "bartowski/Qwen_Qwen3-1.7B-GGUF"),
+    four_bits("qwen3:4b", "bartowski/Qwen_Qwen3-4B-GGUF"),
+    four_bits("qwen3:8b", "bartowski/Qwen_Qwen3-8B-GGUF"),
+    four_bits("qwen3:14b", "bartowski/Qwen_Qwen3-14B-GGUF"),
+    four_bits("qwen3:32b", "bartowski/Qwen_Qwen3-32B-GGUF"),
+    four_bits("qwen3:30b", "bartowski/Qwen_Qwen3-30B-A3B-GGUF"),
+    four_bits("phi3.5", "bartowski/Phi-3.5-mini-instruct-GGUF"),
+    four_bits("phi4", "bartowski/phi-4-GGUF"),
+    four_bits("phi4-mini", "bartowski/microsoft_Phi-4-mini-instruct-GGUF"),
+    four_bits("granite3.3", "bartowski/ibm-granite_granite-3.3-8b-instruct-GGUF"),
+    four_bits("granite3.3:2b", "bartowski/ibm-granite_granite-3.3-2b-instruct-GGUF"),
+    four_bits("granite3.3:8b", "bartowski/ibm-granite_granite-3.3-8b-instruct-GGUF"),
+    four_bits("mistral", "bartowski/Mistral-7B-Instruct-v0.3-GGUF"),
+    four_bits("mistral:7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF"),
+    four_bits("smollm2", "bartowski/SmolLM2-1.7B-Instruct-GGUF"),
+    four_bits("smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF"),
+    four_bits("smollm2:360m", "bartowski/SmolLM2-360M-Instruct-GGUF"),
+    four_bits("smollm2:1.7b", "bartowski/SmolLM2-1.7B-Instruct-GGUF"),
+    four_bits("deepseek-r1:1.5b", "bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF"),
+    four_bits("deepseek-r1:7b", "bartowski/DeepSeek-R1-Distill-Qwen-7B-GGUF"),
+    four_bits("deepseek-r1:14b", "bartowski/DeepSeek-R1-Distill-Qwen-14B-GGUF"),
+    four_bits("deepseek-r1:32b", "bartowski/DeepSeek-R1-Distill-Qwen-32B-GGUF"),
+];
+
 const fn alias(name: &'static str, repo: &'static str) -> Alias {
-    Alias { name, repo }
+    Alias { name, repo, gguf: None }
+}
+
+const fn four_bits(name: &'static str, repo: &'static str) -> Alias {
+    Alias { name, repo, gguf: Some("Q4_K_M") }
+}
+
+fn all() -> impl Iterator<Item = &'static Alias> {
+    ALIASES.iter().chain(OLLAMA_NAMES)
 }
 
 /// The alias of that name; upper and lower case are the same.
 #[must_use]
 pub fn find(word: &str) -> Option<&'static Alias> {
-    ALIASES.iter().find(|alias| alias.name.eq_ignore_ascii_case(word))
+    all().find(|alias| alias.name.eq_ignore_ascii_case(word))
 }
 
-/// At most three names (aliases and `demo`) close to `word`, the closest first. Close means: a few
+/// The alias in a name of ollama's that says the type too, such as `llama3.2:1b-instruct-q8_0`, and the type.
+#[must_use]
+pub fn find_typed(word: &str) -> Option<(&'static Alias, Option<String>)> {
+    let word = word.to_ascii_lowercase();
+    let (name, tag) = word.split_once(':')?;
+    let (size, rest) = tag.split_once('-')?;
+    let alias = find(&format!("{name}:{size}"))?;
+    let kind = ["instruct", "chat"].iter().find_map(|tuned| rest.strip_prefix(tuned)).unwrap_or(rest);
+    match kind.trim_start_matches('-') {
+        "" => Some((alias, alias.gguf.map(str::to_owned))),
+        "fp16" => Some((alias, Some("f16".to_owned()))),
+        // Another tuning, or none.
+        kind if kind.contains('-') || !kind.starts_with(['q', 'i', 'f', 'b']) => None,
+        kind => Some((alias, Some(kind.to_owned()))),
+    }
+}
+
+/// The names of a family of ollama's with their sizes, if `name` is one.
+pub(super) fn sizes(name: &str) -> Vec<&'static str> {
+    let name = name.to_ascii_lowercase();
+    let names = OLLAMA_NAMES.iter().map(|alias| alias.name);
+    names.filter(|other| other.split_once(':').is_some_and(|(family, _)| family == name)).collect()
+}
+
+/// At most three names (aliases and `demo`) close to `word`, those that begin with it and
+/// then the closest first. Close means: a few
 /// typing mistakes away, or one begins with the other (`llama-3.2` is close to both sizes of it).
 #[must_use]
 pub fn nearest(word: &str) -> Vec<&'static str> {
     let word = word.to_ascii_lowercase();
-    let mut near: Vec<(usize, &'static str)> = ALIASES
-        .iter()
+    let mut near: Vec<(bool, usize, &'static str)> = all()
         .map(|alias| alias.name)
         .chain([DEMO])
         .filter_map(|name| {
             let distance = edit_distance(&word, name);
             let is_prefix = word.len() >= 3 && (name.starts_with(&word) || word.starts_with(name));
-            (is_prefix || distance <= name.len().min(word.len()) / 3).then_some((distance, name))
+            (is_prefix || distance <= name.len().min(word.len()) / 3).then_some((
+                !name.starts_with(&word),
+                distance,
+                name,
+            ))
         })
         .collect();
     near.sort_unstable();
-    near.into_iter().map(|(_, name)| name).take(3).collect()
+    near.into_iter().map(|(.., name)| name).take(3).collect()
 }
 
 /// The least number of inserted, removed and replaced characters between two words.
@@ -86,16 +186,17 @@ mod tests {
 
     #[test]
     fn every_alias_is_lower_case_unique_and_names_a_valid_repository() {
-        for (i, alias) in ALIASES.iter().enumerate() {
+        let all: Vec<_> = all().collect();
+        for (i, alias) in all.iter().enumerate() {
             assert_eq!(alias.name, alias.name.to_ascii_lowercase());
             assert!(
-                !alias.name.contains(['/', ':', '\\']),
+                !alias.name.contains(['/', '\\']) && (alias.gguf.is_some() || !alias.name.contains(':')),
                 "{} would be read as a path or repository",
                 alias.name
             );
             assert_ne!(alias.name, DEMO);
             assert!(RepoId::parse(alias.repo).is_ok(), "{}", alias.repo);
-            assert!(ALIASES[..i].iter().all(|earlier| earlier.name != alias.name), "{} twice", alias.name);
+            assert!(all[..i].iter().all(|earlier| earlier.name != alias.name), "{} twice", alias.name);
         }
     }
 
@@ -104,7 +205,7 @@ mod tests {
         let check = |word: &str, expected: &[&str]| assert_eq!(nearest(word), expected, "{word}");
         check("tinylama", &["tinyllama"]);
         check("TinyLlama-1.1B", &["tinyllama"]);
-        check("llama-3.2", &["llama-3.2-1b", "llama-3.2-3b"]);
+        check("llama-3.2", &["llama-3.2-1b", "llama-3.2-3b", "llama3.2"]);
         check("dmo", &["demo"]);
         check("qwen3-06b", &["qwen3-0.6b", "qwen3-4b", "qwen3-8b"]);
         check("gpt2", &[]);

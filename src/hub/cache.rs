@@ -62,6 +62,49 @@ impl RepoCache {
             .map_err(|source| Error::io(format_args!("cannot write `{}`", path.display()), source))
     }
 
+    /// All of it but the locks.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where locks are.
+    pub(super) fn locks(&self) -> &Path {
+        &self.locks
+    }
+
+    /// Where data is.
+    pub(super) fn blobs(&self) -> PathBuf {
+        // Links lead to the true path.
+        let blobs = self.folder.join("blobs");
+        fs::canonicalize(&blobs).unwrap_or(blobs)
+    }
+
+    /// The commits of which there are files.
+    pub(super) fn commits(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.join("snapshots")).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_path_word(name))
+            .collect()
+    }
+
+    /// The files that say of a branch or tag that it is this commit.
+    pub(super) fn refs_to(&self, commit: &str) -> Vec<PathBuf> {
+        let refs = self.folder.join("refs");
+        let mut names = Vec::new();
+        list_files(&refs, "", 4, &mut names);
+        let paths = names.iter().map(|name| name.split('/').fold(refs.clone(), |path, part| path.join(part)));
+        paths.filter(|path| fs::read_to_string(path).is_ok_and(|text| text.trim() == commit)).collect()
+    }
+
+    /// What has arrived of downloads that are not complete.
+    pub(super) fn incomplete(&self) -> impl Iterator<Item = PathBuf> {
+        let entries = fs::read_dir(self.folder.join("blobs")).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "incomplete"))
+    }
+
     /// The folder that holds the files of a commit.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit)

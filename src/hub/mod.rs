@@ -19,6 +19,7 @@ mod checksum;
 mod client;
 mod config;
 mod download;
+pub mod inventory;
 mod partial;
 mod progress;
 mod refusal;

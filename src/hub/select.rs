@@ -212,6 +212,38 @@ fn has_type(stem: &str, wanted: &str) -> bool {
     })
 }
 
+/// What to write behind the colon for each GGUF file of a repository: its type where it says which file is meant, or
+/// else the name of the first part.
+pub(super) fn gguf_names<'a>(files: &[&'a str]) -> BTreeMap<&'a str, String> {
+    let models = gguf_models(&files.iter().copied().collect());
+    let mut names = BTreeMap::new();
+    for (stem, parts) in &models {
+        let kind = stem.rsplit(['-', '.', '/']).next().filter(|word| is_type(word));
+        let kind = kind.filter(|kind| models.keys().filter(|other| has_type(other, kind)).count() == 1);
+        let first = parts.iter().min().map_or(*stem, |part| part.file);
+        let name = kind.unwrap_or(first);
+        names.extend(parts.iter().map(|part| (part.file, name.to_owned())));
+    }
+    names
+}
+
+/// Whether this is a GGUF file that `wanted` names, by its type or its own name.
+pub(super) fn is_gguf_of(file: &str, wanted: &str) -> bool {
+    Part::of(file, ".gguf").is_some_and(|part| {
+        let is_first = Part::of(wanted, ".gguf").is_some_and(|other| other.stem == part.stem);
+        is_first || has_type(part.stem, wanted)
+    })
+}
+
+/// Whether a word looks like a type: letters and then a number of bits.
+fn is_type(word: &str) -> bool {
+    let word = word.to_ascii_lowercase();
+    let kinds = ["q", "iq", "tq", "f", "bf", "mxfp"];
+    kinds.iter().any(|kind| {
+        word.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
+}
+
 /// The files of one model in the order of their numbers, none missing.
 fn complete_parts(model: &HubModel, stem: &str, parts: &[Part<'_>]) -> Result<Vec<String>> {
     let mut parts = parts.to_vec();

@@ -8,13 +8,14 @@
 //!    does not exist is an error that says so. It is never looked up on the Hub.
 //! 3. `demo` is the model in the binary; an alias stands for its repository; `org/name` is a
 //!    repository. A repository or alias may be followed by `:TYPE` to pick a GGUF file of that type.
+//!    The address of a repository, or of a file in it, on the Hub's own site means the same.
 //! 4. Any other word is an error that names the nearest aliases.
 
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::alias::{self, ALIASES, DEMO};
+use super::alias::{self, ALIASES, Alias, DEMO};
 use crate::{Error, ErrorKind, Result};
 
 /// What a `--model` argument means.
@@ -55,7 +56,7 @@ impl ModelSource {
         let path = Path::new(argument);
         let source = if path.exists() {
             Self::from_existing_path(path)?
-        } else if looks_like_path(argument) {
+        } else if looks_like_path(argument) && hub_path(argument).is_none() {
             return Err(Error::new(ErrorKind::NotFound, format!("there is no file or folder `{argument}`"))
                 .with_hint("a model on the Hub is written org/name"));
         } else {
@@ -91,13 +92,28 @@ impl ModelSource {
     }
 
     fn from_name(argument: &str) -> Result<Self> {
-        if argument == DEMO {
-            return Ok(Self::Demo);
+        if let Some(path) = hub_path(argument) {
+            return from_hub_path(argument, path).map(Self::Hub);
         }
         if let Some((_, address)) = argument.split_once("://") {
             let name: Vec<_> = address.split('/').skip(1).take(2).collect();
             return Err(Error::invalid_request(format!("`{argument}` is an address, not a model"))
                 .with_hint(format!("write {}; another Hub is set by HF_ENDPOINT", name.join("/"))));
+        }
+        // What ollama writes behind names for which no other version is wanted.
+        let argument = argument.strip_suffix(":latest").unwrap_or(argument);
+        if argument == DEMO {
+            return Ok(Self::Demo);
+        }
+        let of_alias = |alias: &Alias, gguf: Option<String>| {
+            let repo = RepoId::parse(alias.repo)?;
+            Ok(Self::Hub(HubModel { repo, gguf, revision: MAIN.to_owned() }))
+        };
+        if let Some(alias) = alias::find(argument) {
+            return of_alias(alias, alias.gguf.map(str::to_owned));
+        }
+        if let Some((alias, gguf)) = alias::find_typed(argument) {
+            return of_alias(alias, gguf);
         }
         let (name, gguf) = match argument.split_once(':') {
             Some((_, "")) => {
@@ -107,13 +123,64 @@ impl ModelSource {
             Some((name, gguf)) => (name, Some(gguf.to_owned())),
             None => (argument, None),
         };
-        let repo = match alias::find(name) {
-            Some(alias) => RepoId::parse(alias.repo)?,
-            None if name.contains('/') => RepoId::parse(name)?,
-            None => return Err(unknown_word(name)),
-        };
-        Ok(Self::Hub(HubModel { repo, gguf, revision: "main".to_owned() }))
+        match (alias::find(name), gguf) {
+            (found, Some(tag))
+                if tag.split('-').next().is_some_and(is_size)
+                    && !name.contains('/')
+                    && (found.is_none() || !alias::sizes(name).is_empty()) =>
+            {
+                Err(unknown_size(name, &tag))
+            }
+            (Some(alias), gguf) => of_alias(alias, gguf),
+            (None, gguf) if name.contains('/') => {
+                Ok(Self::Hub(HubModel { repo: RepoId::parse(name)?, gguf, revision: MAIN.to_owned() }))
+            }
+            (None, _) => Err(unknown_word(name)),
+        }
     }
+}
+
+/// The branch that is meant where none is named.
+const MAIN: &str = "main";
+
+/// What stands behind the host in an address of the Hub's own site.
+fn hub_path(argument: &str) -> Option<&str> {
+    let address = argument.strip_prefix("https://").or_else(|| argument.strip_prefix("http://"));
+    let (host, path) = address.unwrap_or(argument).split_once('/')?;
+    ["hf.co", "huggingface.co", "www.huggingface.co"].contains(&host).then_some(path)
+}
+
+/// A repository, perhaps with a type, or a page of it: `org/name/tree/main`, `org/name/blob/main/file.gguf`.
+fn from_hub_path(argument: &str, path: &str) -> Result<HubModel> {
+    let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    let (path, gguf) = match path.split_once(':') {
+        Some((path, gguf)) => {
+            (path, Some(gguf.to_owned()).filter(|gguf| !gguf.is_empty() && gguf != "latest"))
+        }
+        None => (path, None),
+    };
+    let parts: Vec<&str> = path.split('/').collect();
+    let model = |org: &str, name: &str, revision: &str, gguf: Option<String>| {
+        check_revision(revision)?;
+        Ok(HubModel { repo: RepoId::parse(&format!("{org}/{name}"))?, gguf, revision: revision.to_owned() })
+    };
+    match parts[..] {
+        [org, name] => model(org, name, MAIN, gguf),
+        [org, name, "blob" | "raw" | "resolve", revision, ref file @ ..]
+            if file.last().is_some_and(|last| has_gguf_extension(Path::new(last))) =>
+        {
+            model(org, name, revision, Some(file.join("/")))
+        }
+        [org, name, "blob" | "raw" | "resolve" | "tree", revision, ..] => model(org, name, revision, gguf),
+        _ => Err(Error::invalid_request(format!("`{argument}` is not the address of a model"))
+            .with_hint("write https://huggingface.co/org/name, or org/name")),
+    }
+}
+
+/// Whether what stands behind a colon is a number of parameters, as in ollama's names.
+fn is_size(tag: &str) -> bool {
+    let number = tag.strip_suffix(['b', 'B', 'm', 'M']);
+    number.is_some_and(|number| number.parse::<f64>().is_ok())
 }
 
 const HOW_TO_NAME: &str = "give an alias such as tinyllama, org/name, a .gguf file or a folder";
@@ -191,6 +258,18 @@ fn begins_with_gguf_magic(path: &Path) -> Result<bool> {
     Ok(magic == b"GGUF")
 }
 
+fn unknown_size(name: &str, size: &str) -> Error {
+    let sizes = alias::sizes(name);
+    let error = Error::new(ErrorKind::NotFound, format!("no model is known as `{name}:{size}`"));
+    match sizes.is_empty() {
+        true => error.with_hint(unknown_word(name).hint().unwrap_or(HOW_TO_NAME).to_owned()),
+        false => error.with_hint(format!(
+            "did you mean {}? Any other model is written as its repository on the Hub, org/name",
+            sizes.join(" or ")
+        )),
+    }
+}
+
 fn unknown_word(word: &str) -> Error {
     let error = Error::new(
         ErrorKind::NotFound,
@@ -200,7 +279,8 @@ fn unknown_word(word: &str) -> Error {
     if near.is_empty() {
         let names: Vec<_> = std::iter::once(DEMO).chain(ALIASES.iter().map(|alias| alias.name)).collect();
         error.with_hint(format!(
-            "a model on the Hub is written org/name; the aliases are {}",
+            "a model on the Hub is written org/name; the aliases are {}, and ollama's names such as llama3.2 and \
+             qwen3:0.6b",
             names.join(", ")
         ))
     } else {
@@ -235,6 +315,31 @@ mod tests {
     }
 
     #[test]
+    fn names_and_addresses_from_elsewhere_find_their_models() {
+        let check = |argument: &str, expected: ModelSource| {
+            assert_eq!(ModelSource::parse(argument, None).unwrap(), expected, "{argument}");
+        };
+        let small = "bartowski/Llama-3.2-1B-Instruct-GGUF";
+        check("llama3.2:1b", hub(small, Some("Q4_K_M"), "main"));
+        check("Llama3.2:1B", hub(small, Some("Q4_K_M"), "main"));
+        check("llama3.2:latest", hub("bartowski/Llama-3.2-3B-Instruct-GGUF", Some("Q4_K_M"), "main"));
+        check("llama3.2:Q8_0", hub("bartowski/Llama-3.2-3B-Instruct-GGUF", Some("Q8_0"), "main"));
+        check("llama3.2:1b-instruct-q8_0", hub(small, Some("q8_0"), "main"));
+        check("llama3.2:1b-instruct-fp16", hub(small, Some("f16"), "main"));
+        check("llama3.2:1b-instruct", hub(small, Some("Q4_K_M"), "main"));
+        check("tinyllama:latest", hub("TinyLlama/TinyLlama-1.1B-Chat-v1.0", None, "main"));
+        for address in ["hf.co/org/name", "huggingface.co/org/name", "https://huggingface.co/org/name/"] {
+            check(address, hub("org/name", None, "main"));
+        }
+        check("hf.co/org/name:Q4_K_M", hub("org/name", Some("Q4_K_M"), "main"));
+        check("hf.co/org/name:latest", hub("org/name", None, "main"));
+        check("https://huggingface.co/org/name/tree/v1", hub("org/name", None, "v1"));
+        let file = "https://huggingface.co/org/name/resolve/main/sub/file.gguf?download=true";
+        check(file, hub("org/name", Some("sub/file.gguf"), "main"));
+        check("https://hf.co/org/name/blob/main/README.md", hub("org/name", None, "main"));
+    }
+
+    #[test]
     fn what_cannot_be_meant_is_an_error_with_a_way_out() {
         let check = |argument: &str, revision: Option<&str>, kind: ErrorKind, word: &str| {
             let error = ModelSource::parse(argument, revision).unwrap_err();
@@ -258,7 +363,12 @@ mod tests {
         check("org/na me", None, InvalidRequest, "cannot be the name");
         check("org/..", None, InvalidRequest, "cannot be the name");
         check("org/a--b", None, InvalidRequest, "cannot be the name");
-        check("https://huggingface.co/org/name/tree/main", None, InvalidRequest, "write org/name;");
+        check("https://models.example/org/name/tree/main", None, InvalidRequest, "write org/name;");
+        check("https://huggingface.co/org", None, InvalidRequest, "not the address of a model");
+        check("hf.co/datasets/org/name", None, InvalidRequest, "not the address of a model");
+        check("llama3.2:2b", None, NotFound, "llama3.2:1b or llama3.2:3b");
+        check("llama3.3:70b", None, NotFound, "did you mean llama3");
+        check("llama3.2:1b-text-q8_0", None, NotFound, "did you mean");
         check("org/name", Some("../../x"), InvalidRequest, "cannot be a revision");
         check("org/name", Some(""), InvalidRequest, "cannot be a revision");
         check("demo", Some("main"), InvalidRequest, "--revision");

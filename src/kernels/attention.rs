@@ -34,26 +34,57 @@ const TILE_ROWS: usize = 32;
 /// Tasks for each thread below which the context is divided as well.
 const TASKS_PER_THREAD: usize = 4;
 
-/// The shape of an attention layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
+/// The heads of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionHeads {
     /// Query heads.
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Of a query and a key head.
+    /// Values of a query and of a key head.
     pub head_dim: usize,
-    /// Of a value head: `head_dim`, or fewer if values are the first ones of keys.
+    /// Values of a value head: `head_dim`, or fewer if values are the first ones of keys.
     pub value_dim: usize,
+}
+
+impl AttentionHeads {
+    /// Heads whose values are as wide as their keys.
+    #[must_use]
+    pub fn new(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Self {
+        Self { num_heads, num_kv_heads, head_dim, value_dim: head_dim }
+    }
+
+    /// Query heads that share a key head.
+    #[must_use]
+    pub fn group(self) -> usize {
+        self.num_heads / self.num_kv_heads.max(1)
+    }
+
+    /// Whether values are the first ones of keys.
+    #[must_use]
+    pub fn is_latent(self) -> bool {
+        self.value_dim != self.head_dim
+    }
+}
+
+/// Attention of one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionSpec<'a> {
+    /// Its heads.
+    pub heads: AttentionHeads,
     /// What scores are multiplied by.
-    pub scale: f64,
-    /// A token attends to itself and the `sliding_window - 1` tokens before it.
-    pub sliding_window: Option<usize>,
+    pub scale: f32,
+    /// A token attends to itself and the `window - 1` tokens before it.
+    pub window: Option<usize>,
+    /// Scores become `soft_cap · tanh(score / soft_cap)`.
+    pub soft_cap: Option<f32>,
+    /// For each query head, a score without a value that takes part in the softmax.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Memory for [`paged_attention`], allocated once.
 pub struct AttentionScratch {
-    shape: AttentionShape,
+    heads: AttentionHeads,
     tiles: Vec<Tile>,
     max_tiles: usize,
     /// One for each thread; a task takes any that is free.
@@ -80,27 +111,27 @@ impl AttentionScratch {
     /// of at most `max_model_len`.
     #[must_use]
     pub fn new(
-        shape: AttentionShape,
+        heads: AttentionHeads,
         max_num_tokens: usize,
         max_num_rows: usize,
         max_model_len: usize,
         num_threads: usize,
     ) -> Self {
-        let group = shape.num_heads / shape.num_kv_heads;
+        let group = heads.group();
         let rows = tile_tokens(group) * group;
         let max_tiles = max_num_tokens.div_ceil(tile_tokens(group)) + max_num_rows;
         // Dividing the context is for steps with few tiles, whose tiles mostly have one token. The memory
         // is only touched as far as it is used.
-        let divided_tiles = (TASKS_PER_THREAD * num_threads).div_ceil(shape.num_kv_heads);
+        let divided_tiles = (TASKS_PER_THREAD * num_threads).div_ceil(heads.num_kv_heads);
         let partials = divided_tiles
-            * shape.num_heads
+            * heads.num_heads
             * max_model_len.div_ceil(SPLIT)
-            * kernel::partial_len(shape.value_dim);
+            * kernel::partial_len(heads.value_dim);
         Self {
-            shape,
+            heads,
             tiles: Vec::with_capacity(max_tiles),
             max_tiles,
-            workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, shape))).collect(),
+            workers: (0..num_threads).map(|_| Mutex::new(TileScratch::new(rows, heads))).collect(),
             partials: AlignedFloats::zeroed(partials),
         }
     }
@@ -108,7 +139,7 @@ impl AttentionScratch {
 
 impl std::fmt::Debug for AttentionScratch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "AttentionScratch({:?}, {} tiles at most)", self.shape, self.max_tiles)
+        write!(f, "AttentionScratch({:?}, {} tiles at most)", self.heads, self.max_tiles)
     }
 }
 
@@ -121,11 +152,12 @@ impl std::fmt::Debug for AttentionScratch {
 /// Returns the number of parallel regions that were run: 1, or 2 if partial results had to be merged.
 ///
 /// # Safety
-/// The lists of `metadata` fit together and name blocks that the pools have; heads of the cache are those of the shape of
-/// `scratch`; `queries` and `out` have rows for all tokens of the step.
+/// The lists of `metadata` fit together and name blocks that the pools have; heads of the cache and of `scratch` are those
+/// of `spec`, with a sink for each if there are any; `queries` and `out` have rows for all tokens of the step.
 #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
 pub unsafe fn paged_attention(
     scratch: &mut AttentionScratch,
+    spec: AttentionSpec<'_>,
     queries: &[f32],
     query_stride: usize,
     cache: CachePools<'_>,
@@ -135,17 +167,22 @@ pub unsafe fn paged_attention(
     level: CpuLevel,
 ) -> usize {
     match cache.dtype {
-        KvCacheDType::F16 => typed::<f16>(scratch, queries, query_stride, cache, metadata, out, pool, level),
-        KvCacheDType::Bf16 => {
-            typed::<bf16>(scratch, queries, query_stride, cache, metadata, out, pool, level)
+        KvCacheDType::F16 => {
+            typed::<f16>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
         }
-        KvCacheDType::F32 => typed::<f32>(scratch, queries, query_stride, cache, metadata, out, pool, level),
+        KvCacheDType::Bf16 => {
+            typed::<bf16>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
+        }
+        KvCacheDType::F32 => {
+            typed::<f32>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
+        }
     }
 }
 
 #[expect(clippy::too_many_arguments, reason = "as above")]
 fn typed<E: KvElement>(
     scratch: &mut AttentionScratch,
+    spec: AttentionSpec<'_>,
     queries: &[f32],
     query_stride: usize,
     cache: CachePools<'_>,
@@ -154,9 +191,9 @@ fn typed<E: KvElement>(
     pool: &ThreadPool,
     level: CpuLevel,
 ) -> usize {
-    let shape = scratch.shape;
-    let group = shape.num_heads / shape.num_kv_heads;
-    fill_tiles(&mut scratch.tiles, shape, metadata);
+    let heads = spec.heads;
+    let group = heads.group();
+    fill_tiles(&mut scratch.tiles, spec, metadata);
     let tiles = &scratch.tiles[..];
     let num_tiles = tiles.len();
     let source = Source::<E> {
@@ -165,17 +202,17 @@ fn typed<E: KvElement>(
         k_pool: cache.k.as_ptr().cast(),
         v_pool: cache.v.map_or(ptr::null(), |v| v.as_ptr().cast()),
         layout: cache.layout,
-        shape,
+        spec,
     };
-    let out_rows = OutputRows { start: out.as_mut_ptr(), shape };
+    let out_rows = OutputRows { start: out.as_mut_ptr(), spec };
     let with_scratch = |work: &mut dyn FnMut(&mut TileScratch)| with_free(&scratch.workers, work);
     let max_pieces = tiles.iter().map(|tile| tile.end_piece - tile.first_piece).max().unwrap_or(0);
-    let num_parts = match shape.num_kv_heads {
+    let num_parts = match heads.num_kv_heads {
         1 => num_parts(group, num_tiles * max_pieces, pool.num_threads()),
         _ => 1,
     };
     // What a task has of the heads: so many query heads, all of one key head.
-    let (heads_each, num_shares) = (group / num_parts, shape.num_kv_heads * num_parts);
+    let (heads_each, num_shares) = (group / num_parts, heads.num_kv_heads * num_parts);
     let heads_of = |share: usize| share * heads_each..(share + 1) * heads_each;
     let piece = |tile: &Tile, share: usize, index: usize| Piece {
         tokens: tile.first_token..tile.first_token + tile.num_tokens,
@@ -187,7 +224,7 @@ fn typed<E: KvElement>(
     };
 
     let tile_rows = tiles.iter().map(|tile| tile.num_tokens).max().unwrap_or(0) * heads_each;
-    let partial_len = kernel::partial_len(shape.value_dim);
+    let partial_len = kernel::partial_len(heads.value_dim);
     let num_partials = num_tiles * num_shares * max_pieces * tile_rows;
     let divide = max_pieces > 1
         && pool.num_threads() > 1
@@ -207,7 +244,7 @@ fn typed<E: KvElement>(
                         scratch,
                         wide: level.has_32_vectors(),
                     });
-                    level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: None });
+                    level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: None });
                 }
                 out_rows.write(tile, heads_of(share), scratch);
             });
@@ -253,7 +290,7 @@ fn typed<E: KvElement>(
                         num_rows * partial_len,
                     )
                 };
-                level.run(Merge { scratch, num_rows, value_dim: shape.value_dim, partials: Some(saved) });
+                level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: Some(saved) });
             }
             out_rows.write(tile, heads_of(share), scratch);
         });
@@ -275,9 +312,8 @@ fn tile_tokens(group: usize) -> usize {
     (TILE_ROWS / group).max(1)
 }
 
-fn fill_tiles(tiles: &mut Vec<Tile>, shape: AttentionShape, metadata: &AttentionMetadata) {
-    let AttentionShape { sliding_window, .. } = shape;
-    let (group, is_latent) = (shape.num_heads / shape.num_kv_heads, shape.value_dim != shape.head_dim);
+fn fill_tiles(tiles: &mut Vec<Tile>, spec: AttentionSpec<'_>, metadata: &AttentionMetadata) {
+    let (group, is_latent) = (spec.heads.group(), spec.heads.is_latent());
     tiles.clear();
     for row in 0..metadata.num_rows() {
         if is_latent && metadata.is_expanded(row) {
@@ -288,7 +324,7 @@ fn fill_tiles(tiles: &mut Vec<Tile>, shape: AttentionShape, metadata: &Attention
         for first_token in (start..end).step_by(tile_tokens(group)) {
             let num_tokens = tile_tokens(group).min(end - first_token);
             let first_position = row_position + first_token - start;
-            let oldest = sliding_window.map_or(0, |window| (first_position + 1).saturating_sub(window));
+            let oldest = spec.window.map_or(0, |window| (first_position + 1).saturating_sub(window));
             tiles.push(Tile {
                 row,
                 first_token,
@@ -336,25 +372,29 @@ unsafe impl Send for SharedPointer {}
 unsafe impl Sync for SharedPointer {}
 
 /// Where the results go: `[token][head][value_dim]`.
-struct OutputRows {
+struct OutputRows<'a> {
     start: *mut f32,
-    shape: AttentionShape,
+    spec: AttentionSpec<'a>,
 }
 
 // SAFETY: every task has its own tokens and heads, so that tasks write disjoint parts.
-unsafe impl Sync for OutputRows {}
+unsafe impl Sync for OutputRows<'_> {}
 
-impl OutputRows {
+impl OutputRows<'_> {
     fn write(&self, tile: &Tile, heads: Range<usize>, scratch: &TileScratch) {
+        let AttentionHeads { num_heads, value_dim, .. } = self.spec.heads;
         for token in 0..tile.num_tokens {
             for (index, head) in heads.clone().enumerate() {
-                let row = (tile.first_token + token) * self.shape.num_heads + head;
-                let value_dim = self.shape.value_dim;
+                let row = (tile.first_token + token) * num_heads + head;
                 // SAFETY: the caller of `paged_attention` gave `num_heads · value_dim` values for each
                 // token, and this token and head belong to this task alone.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(self.start.add(row * value_dim), value_dim) };
-                scratch.read_result(token * heads.len() + index, out);
+                scratch.read_result(
+                    token * heads.len() + index,
+                    self.spec.sinks.map(|sinks| sinks[head]),
+                    out,
+                );
             }
         }
     }

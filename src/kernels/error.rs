@@ -4,6 +4,7 @@
 //! value and the limit, and where there is one the way out as a hint. Messages start lower case and
 //! have no final dot; they are the text that the user reads.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// What went wrong, as far as a caller has to tell errors apart.
@@ -138,6 +139,48 @@ impl Error {
     }
 }
 
+/// Most characters of what somebody sent that an error repeats.
+const MAX_REPEATED: usize = 120;
+
+/// What somebody sent, as an error repeats it: as it is if it is short, else its beginning and how long it is. Characters
+/// that cannot be seen are escaped, so that none of them moves a terminal's cursor or makes up a line. Whatever goes into
+/// a message and has no bound of its own goes through this or [`quoted`].
+#[must_use]
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_REPEATED) {
+        None => visible(text),
+        Some((end, _)) => format!("{}… ({} bytes)", visible(&text[..end]), text.len()).into(),
+    }
+}
+
+/// The text with escapes in place of what cannot be seen: control characters, and marks that change the direction or the
+/// width of others.
+#[must_use]
+pub fn visible(text: &str) -> Cow<'_, str> {
+    let is_hidden = |c: char| {
+        // Joiners are letters' own.
+        let is_mark = matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+        c.is_control() || is_mark
+    };
+    if !text.contains(is_hidden) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) { escaped.extend(c.escape_debug()) } else { escaped.push(c) }
+    }
+    escaped.into()
+}
+
+/// The same in quotes, in which characters that cannot be seen are escaped.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    match text.char_indices().nth(MAX_REPEATED) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}… ({} bytes)", &text[..end], text.len()),
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)
@@ -157,5 +200,27 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref().map(|source| source.as_ref() as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_repeated_is_bounded() {
+        let (short, long) = ("ä".repeat(120), "ä".repeat(5_000_000));
+        assert_eq!(shortened(&short), short);
+        assert_eq!(quoted(&short), format!("{short:?}"));
+        assert_eq!(shortened(&long), format!("{short}… (10000000 bytes)"));
+        assert_eq!(quoted(&long), format!("\"{short}\"… (10000000 bytes)"));
+        assert_eq!(quoted("a\"\n"), r#""a\"\n""#);
+    }
+
+    #[test]
+    fn nothing_that_is_repeated_moves_a_cursor() {
+        let hostile = "a\x1b[2J\nFAKE \u{202e}é e\u{301} 한 \"x\" \\ '";
+        assert_eq!(shortened(hostile), "a\\u{1b}[2J\\nFAKE \\u{202e}é e\u{301} 한 \"x\" \\ '");
+        assert_eq!(visible("plain"), "plain");
     }
 }

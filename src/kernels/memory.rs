@@ -58,19 +58,34 @@ impl AlignedBuffer {
 pub fn keep_little_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        use std::ffi::c_int;
-        unsafe extern "C" {
-            fn mallopt(param: c_int, value: c_int) -> c_int;
-        }
         /// Pieces of this size have pages of their own, and ends of heaps of this size are given back.
-        const MAX_KEPT_BYTES: c_int = 1 << 20;
-        const M_TRIM_THRESHOLD: c_int = -1;
-        const M_MMAP_THRESHOLD: c_int = -3;
+        const MAX_KEPT_BYTES: std::ffi::c_int = 1 << 20;
+        const M_TRIM_THRESHOLD: std::ffi::c_int = -1;
+        const M_MMAP_THRESHOLD: std::ffi::c_int = -3;
         for param in [M_MMAP_THRESHOLD, M_TRIM_THRESHOLD] {
-            // SAFETY: the allocator's own way to be told of these numbers, at any time.
-            unsafe { mallopt(param, MAX_KEPT_BYTES) };
+            tell_allocator(param, MAX_KEPT_BYTES);
         }
     }
+}
+
+/// Has all threads that are still to come share the first heap, for a process that may take few addresses: glibc's
+/// allocator keeps 64 MiB of them for each heap of its own.
+pub fn keep_one_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        const M_ARENA_MAX: std::ffi::c_int = -8;
+        tell_allocator(M_ARENA_MAX, 1);
+    }
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn tell_allocator(param: std::ffi::c_int, value: std::ffi::c_int) {
+    use std::ffi::c_int;
+    unsafe extern "C" {
+        fn mallopt(param: c_int, value: c_int) -> c_int;
+    }
+    // SAFETY: the allocator's own way to be told of its settings, at any time.
+    unsafe { mallopt(param, value) };
 }
 
 /// Gives memory that was freed back to the operating system, also where something behind it is in use. Takes some

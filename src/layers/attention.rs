@@ -3,32 +3,34 @@
 use std::fmt;
 
 use crate::Result;
-use crate::config::ModelConfig;
-use crate::layers::{Activations, LayerInput, Loader};
+use crate::config::{ModelConfig, Rotation};
+use crate::layers::{Activations, LayerInput, Loader, Output};
 use crate::ops::{
-    HeadNorms, KvCache, Linear, RmsNorm, gather_rows, linear_residual, norm_linear, rope_attention,
+    AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, gather_rows, norm_linear, rope_attention,
 };
 
 /// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or
-/// three where attention rotates.
+/// three where attention rotates, and one more with a norm of what is added.
 #[derive(Debug)]
 pub struct Attention {
+    spec: AttentionSpec,
+    rotation: Rotation,
     norm: RmsNorm,
     q: Linear,
     k: Linear,
     v: Linear,
-    output: Linear,
+    output: Output,
     /// Norms over each query and each key head.
     head_norms: Option<(RmsNorm, RmsNorm)>,
 }
 
 /// The attention half of a decoder layer, of any kind.
 pub trait SelfAttention: fmt::Debug + Send + Sized {
-    /// Loads the tensors `{prefix}.attn_*`.
+    /// Loads the tensors `{prefix}.attn_*` of layer `layer`.
     ///
     /// # Errors
     /// If one is missing or has another shape than `config` says, or the model has another kind of attention.
-    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self>;
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str, layer: usize) -> Result<Self>;
 
     /// `hidden += W_o · attention(norm(hidden))`; what is to be attended to later goes to the cache.
     ///
@@ -38,12 +40,11 @@ pub trait SelfAttention: fmt::Debug + Send + Sized {
 }
 
 impl SelfAttention for Attention {
-    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str, layer: usize) -> Result<Self> {
         let hidden = config.hidden_size;
-        let has_bias = config.qkv_bias;
-        let projection = |name: &str, outputs: usize| {
-            loader.linear(&format!("{prefix}.{name}"), outputs, hidden, has_bias)
-        };
+        let (q_size, kv_size) = (config.q_size(), config.kv_size());
+        let parts = [("attn_q", q_size), ("attn_k", kv_size), ("attn_v", kv_size)];
+        let [q, k, v] = loader.linears(prefix, "attn_qkv", parts, hidden, config.qkv_bias)?;
         let norm =
             |name: &str, len: usize| loader.norm(&format!("{prefix}.{name}"), len, config.rms_norm_eps);
         let head_norms = config
@@ -56,56 +57,52 @@ impl SelfAttention for Attention {
                 ))
             })
             .transpose()?;
+        let output = || loader.linear(&format!("{prefix}.attn_output"), hidden, q_size, config.output_bias);
+        let [post_norm, ..] = loader.norm_names(prefix);
+        let own = config.layer_attention[layer];
+        let plain = AttentionSpec::plain(config.attention_heads(), config.attention_scale);
         Ok(Self {
+            spec: AttentionSpec { window: own.window, ..plain },
+            rotation: own.rotation,
             norm: norm("attn_norm", hidden)?,
-            q: projection("attn_q", config.q_size())?,
-            k: projection("attn_k", config.kv_size())?,
-            v: projection("attn_v", config.kv_size())?,
-            output: loader.linear(
-                &format!("{prefix}.attn_output"),
-                hidden,
-                config.q_size(),
-                config.output_bias,
-            )?,
+            q,
+            k,
+            v,
+            output: Output::load(loader, config, output()?, &format!("{prefix}.{post_norm}"))?,
             head_norms,
         })
     }
 
     fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
-        let LayerInput { context, step, rope, layer, only_outputs } = input;
+        let LayerInput { context, step, ropes, layer, only_outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let projections = [&self.q, &self.k, &self.v];
         norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
         // What is gathered is not for a product yet.
-        let next = (!only_outputs).then_some(&self.output);
-        let (attention_scratch, attention) = (&mut act.attention_scratch, &mut act.attention);
-        let attention = rope_attention(
+        let next = (!only_outputs).then_some(&self.output.linear);
+        rope_attention(
             context,
-            attention_scratch,
+            &mut act.attention_scratch,
+            &self.spec,
             &mut act.qkv,
             step,
             head_norms,
-            rope,
+            ropes.of(self.rotation)?,
             cache,
             layer,
             next,
-            attention,
+            &mut act.attention,
         )?;
         if only_outputs {
             gather_rows(context, step, &mut act.attention)?;
             gather_rows(context, step, &mut act.hidden)?;
+            let (attention, branch) = (&act.attention, &mut act.branch);
             let num_outputs = input.num_outputs();
-            return linear_residual(
-                context,
-                scratch,
-                num_outputs,
-                &act.attention,
-                &self.output,
-                &mut act.hidden,
-            );
+            return self.output.add(context, scratch, num_outputs, attention, branch, &mut act.hidden);
         }
-        linear_residual(context, scratch, num_tokens, attention, &self.output, &mut act.hidden)
+        let (attention, branch) = (&act.attention, &mut act.branch);
+        self.output.add(context, scratch, num_tokens, attention, branch, &mut act.hidden)
     }
 }

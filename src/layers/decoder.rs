@@ -1,9 +1,9 @@
 //! What passes between the layers of a step.
 
 use crate::Result;
-use crate::config::ModelConfig;
-use crate::layers::{ExpertActivations, LatentActivations};
-use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScratch, RopeTable, StepInputs};
+use crate::config::{Activation, ModelConfig};
+use crate::layers::{ExpertActivations, LatentActivations, RopeTables};
+use crate::ops::{AttentionLimits, AttentionScratch, Buffer, Context, LinearScratch, StepInputs};
 
 /// The activations of a step and the scratch memory of the ops, allocated once.
 #[derive(Debug)]
@@ -19,6 +19,10 @@ pub struct Activations {
     pub attention: Buffer,
     /// The inside of the feed-forward network, `[tokens, intermediate]`.
     pub intermediate: Buffer,
+    /// Both halves of that, `[tokens, 2 · intermediate]`, of no width if products fuse them.
+    pub halves: Buffer,
+    /// What a half of a layer adds, `[tokens, hidden]`, of no width if it is not normalised.
+    pub branch: Buffer,
     /// Memory of layers with experts.
     pub experts: Option<ExpertActivations>,
     /// `[sequences, vocabulary]`.
@@ -53,12 +57,18 @@ impl Activations {
             experts.map(|experts| ExpertActivations::new(context, config, experts, limits, scratch));
         let experts = experts.transpose()?;
         let qkv_width = if latent.is_some() { 0 } else { config.q_size() + 2 * config.kv_size() };
+        let architecture = config.architecture;
+        let is_fused = architecture.activation == Activation::Silu;
+        let halves_width = if is_fused { 0 } else { 2 * config.intermediate_size };
+        let branch_width = if architecture.post_norms { config.hidden_size } else { 0 };
         Ok(Self {
             hidden: buffer(max_num_tokens, config.hidden_size)?,
             qkv: buffer(max_num_tokens, qkv_width)?,
             latent,
             attention: buffer(max_num_tokens, attention_width)?,
             intermediate: buffer(max_num_tokens, config.intermediate_size)?,
+            halves: buffer(max_num_tokens, halves_width)?,
+            branch: buffer(max_num_tokens, branch_width)?,
             experts,
             logits: Buffer::shared(context, max_num_seqs, config.vocab_size)?,
             linear_scratch,
@@ -75,7 +85,7 @@ pub struct LayerInput<'a> {
     /// The tokens and where their sequences are in the cache.
     pub step: &'a StepInputs<'a>,
     /// The angles of all positions.
-    pub rope: &'a RopeTable,
+    pub ropes: &'a RopeTables,
     /// The index of the layer, which is also its index in the cache.
     pub layer: usize,
     /// Whether only the step's outputs are wanted. Behind attention, their rows are then the first ones and the

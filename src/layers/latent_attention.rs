@@ -8,9 +8,9 @@
 use crate::config::{LatentAttentionConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader, SelfAttention};
 use crate::ops::{
-    AttentionLimits, Buffer, Context, ExpandedLimits, ExpandedScratch, Heads, KvCache, Linear, LinearScratch,
-    MatrixStack, RmsNorm, expanded_attention, gather_rows, heads_linear, latent_kv_write, linear_residual,
-    norm_linear, paged_attention,
+    AttentionLimits, AttentionSpec, Buffer, Context, ExpandedLimits, ExpandedScratch, Heads, KvCache, Linear,
+    LinearScratch, MatrixStack, RmsNorm, expanded_attention, gather_rows, heads_linear, latent_kv_write,
+    linear_residual, norm_linear, paged_attention,
 };
 use crate::{Error, Result};
 
@@ -18,6 +18,7 @@ use crate::{Error, Result};
 /// absorbed, four if all are expanded, seven if there are both, and one more with queries of low rank.
 #[derive(Debug)]
 pub struct LatentAttention {
+    spec: AttentionSpec,
     norm: RmsNorm,
     queries: Queries,
     /// `[rank + rotated, hidden]`: the latent row and the key that is rotated.
@@ -85,7 +86,7 @@ impl LatentActivations {
                     nope: latent.qk_nope_head_dim,
                     rotated: config.rope.dim,
                     value_dim: latent.v_head_dim,
-                    scale: limits.scale,
+                    scale: f64::from(latent.softmax_scale),
                     max_model_len: limits.max_model_len,
                     max_num_tokens: max_rows,
                     max_num_rows: limits.max_rows(),
@@ -96,7 +97,7 @@ impl LatentActivations {
 }
 
 impl SelfAttention for LatentAttention {
-    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
+    fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str, layer: usize) -> Result<Self> {
         let latent = config.latent_attention.as_ref();
         let latent = latent.ok_or_else(|| Error::internal("the model has no latent attention"))?;
         let LatentAttentionConfig { kv_lora_rank: rank, qk_nope_head_dim, v_head_dim, .. } = *latent;
@@ -116,7 +117,10 @@ impl SelfAttention for LatentAttention {
         };
         let (keys, values) =
             loader.latent_projections(prefix, num_heads, rank, qk_nope_head_dim, v_head_dim)?;
+        let scale = f64::from(latent.softmax_scale);
+        let window = config.layer_attention[layer].window;
         Ok(Self {
+            spec: AttentionSpec { window, ..AttentionSpec::plain(config.attention_heads(), scale) },
             norm: norm("attn_norm", hidden, config.rms_norm_eps)?,
             queries,
             latent: linear("attn_kv_a_mqa", row_dim, hidden)?,
@@ -131,7 +135,7 @@ impl SelfAttention for LatentAttention {
     }
 
     fn forward(&self, input: LayerInput<'_>, act: &mut Activations, cache: &mut KvCache) -> Result<()> {
-        let LayerInput { context, step, rope, layer, only_outputs } = input;
+        let LayerInput { context, step, ropes, layer, only_outputs } = input;
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let own = act.latent.as_mut().ok_or_else(|| Error::internal("no memory for latent attention"))?;
@@ -150,13 +154,24 @@ impl SelfAttention for LatentAttention {
             _ => &*first,
         };
         let queries = Heads { rows: queries, stride: self.query_dim };
-        latent_kv_write(context, queries, first, step, &self.latent_norm, rope, cache, layer, absorbed)?;
+        latent_kv_write(
+            context,
+            queries,
+            first,
+            step,
+            &self.latent_norm,
+            &ropes.usual,
+            cache,
+            layer,
+            absorbed,
+        )?;
         let (keys, values, out) = (&self.keys, &self.values, &mut act.attention);
         // A long piece of a prompt needs none of these products.
         let tokens = step.attention.absorbed_tokens();
         if !tokens.is_empty() {
             heads_linear(context, scratch, tokens.clone(), queries, keys, absorbed, self.row_dim)?;
-            paged_attention(context, &mut act.attention_scratch, absorbed, cache, layer, step, results)?;
+            let own_scratch = &mut act.attention_scratch;
+            paged_attention(context, own_scratch, &self.spec, absorbed, cache, layer, step, None, results)?;
             let results = Heads { rows: results, stride: values.cols() };
             heads_linear(context, scratch, tokens, results, values, out, self.value_dim)?;
         }

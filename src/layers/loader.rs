@@ -31,6 +31,7 @@ pub struct Loader<'a> {
     context: &'a Context,
     quantizer: Option<Quantizer>,
     expert_file: Option<Arc<MatrixFile>>,
+    norm_offset: f32,
     used: RefCell<HashSet<String>>,
     progress: Progress<'a>,
 }
@@ -73,6 +74,7 @@ impl<'a> Loader<'a> {
             context,
             quantizer,
             expert_file: None,
+            norm_offset: 0.0,
             used: RefCell::default(),
             progress: Progress {
                 loaded_bytes: AtomicU64::new(0),
@@ -86,6 +88,13 @@ impl<'a> Loader<'a> {
     #[must_use]
     pub fn with_expert_file(mut self, file: Option<Arc<MatrixFile>>) -> Self {
         self.expert_file = file;
+        self
+    }
+
+    /// The same for a checkpoint whose norms leave this to be added to their weights.
+    #[must_use]
+    pub fn with_norm_offset(mut self, offset: f32) -> Self {
+        self.norm_offset = offset;
         self
     }
 
@@ -374,9 +383,47 @@ impl<'a> Loader<'a> {
     /// As [`Self::matrix`].
     pub fn linear(&self, name: &str, outputs: usize, inputs: usize, has_bias: bool) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
-        let bias =
-            has_bias.then(|| Vector::new(self.context, self.vector(&format!("{name}.bias"), outputs)?));
-        Ok(Linear { weight, bias: bias.transpose()? })
+        Ok(Linear { weight, bias: self.bias(name, outputs, has_bias)? })
+    }
+
+    /// The projections `{prefix}.{name}` of so many values each, with biases if `has_bias`. Some checkpoints have all their
+    /// weights in one tensor `{prefix}.{together}.weight`, whose rows are theirs in this order.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn linears<const N: usize>(
+        &self,
+        prefix: &str,
+        together: &str,
+        parts: [(&str, usize); N],
+        inputs: usize,
+        has_bias: bool,
+    ) -> Result<[Linear; N]> {
+        let name = format!("{prefix}.{together}.weight");
+        let num_rows: usize = parts.iter().map(|(_, outputs)| outputs).sum();
+        let mut linears = Vec::with_capacity(N);
+        if self.checkpoint.shape(&name) == Some(&[num_rows, inputs][..]) {
+            let all = self.take(&name)?;
+            let mut first = 0;
+            for (part, outputs) in parts {
+                let weight = self.repack(&all.rows(first, &[outputs, inputs])?)?;
+                linears.push(Linear {
+                    weight,
+                    bias: self.bias(&format!("{prefix}.{part}"), outputs, has_bias)?,
+                });
+                first += outputs;
+            }
+        } else {
+            for (part, outputs) in parts {
+                linears.push(self.linear(&format!("{prefix}.{part}"), outputs, inputs, has_bias)?);
+            }
+        }
+        linears.try_into().map_err(|_| Error::internal("a projection is not there after it was loaded"))
+    }
+
+    fn bias(&self, name: &str, outputs: usize, has_bias: bool) -> Result<Option<Vector>> {
+        let bias = || Vector::new(self.context, self.vector(&format!("{name}.bias"), outputs)?);
+        has_bias.then(bias).transpose()
     }
 
     /// The norm `name` (without `.weight`) over `len` values.
@@ -384,8 +431,30 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`Self::vector`].
     pub fn norm(&self, name: &str, len: usize, eps: f32) -> Result<RmsNorm> {
-        let weight = Vector::new(self.context, self.vector(&format!("{name}.weight"), len)?)?;
-        Ok(RmsNorm { weight, eps })
+        self.norm_times(name, len, eps, 1.0)
+    }
+
+    /// The same whose results are multiplied by `scale`.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn norm_times(&self, name: &str, len: usize, eps: f32, scale: f32) -> Result<RmsNorm> {
+        let mut weight = self.vector(&format!("{name}.weight"), len)?;
+        weight.iter_mut().for_each(|weight| *weight = (*weight + self.norm_offset) * scale);
+        Ok(RmsNorm { weight: Vector::new(self.context, weight)?, eps })
+    }
+
+    /// The norms `{prefix}.{…}` of a layer with four: behind attention, before its feed-forward network and behind it.
+    /// Hugging Face folders may call the first one what others call the second one, and GGUF files of models that have only
+    /// the second one may call it as the first one.
+    pub fn norm_names(&self, prefix: &str) -> [&'static str; 3] {
+        let has = |norm: &str| self.checkpoint.contains(&format!("{prefix}.{norm}.weight"));
+        let (behind_attention, behind_network) = ("post_attention_norm", "post_ffw_norm");
+        if has("pre_ffw_norm") {
+            return ["ffn_norm", "pre_ffw_norm", behind_network];
+        }
+        let is_only = has(behind_attention) && !has("ffn_norm") && !has(behind_network);
+        [behind_attention, if is_only { behind_attention } else { "ffn_norm" }, behind_network]
     }
 
     /// The vector `name` of `len` values.

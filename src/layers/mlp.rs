@@ -1,17 +1,19 @@
 //! The gated feed-forward network.
 
 use crate::Result;
-use crate::config::ModelConfig;
-use crate::layers::{Activations, LayerInput, Loader};
-use crate::ops::{Linear, RmsNorm, linear_residual, norm_swiglu_biased, norm_swiglu_for};
+use crate::config::{Activation, ModelConfig};
+use crate::layers::{Activations, LayerInput, Loader, Output};
+use crate::ops::{Linear, RmsNorm, gated, norm_linear, norm_swiglu, norm_swiglu_biased};
 
-/// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches.
+/// The feed-forward half of a decoder layer, with the norm before and the residual after it: two dispatches, one more if no
+/// product has the activation in it, and one more with a norm of what is added.
 #[derive(Debug)]
 pub struct Mlp {
+    activation: Activation,
     norm: RmsNorm,
     gate: Linear,
     up: Linear,
-    down: Linear,
+    down: Output,
 }
 
 impl Mlp {
@@ -22,39 +24,40 @@ impl Mlp {
     pub fn load(loader: &Loader<'_>, config: &ModelConfig, prefix: &str) -> Result<Self> {
         let (hidden, intermediate, has_bias) =
             (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let [_, norm, post_norm] = loader.norm_names(prefix);
+        let parts = [("ffn_gate", intermediate), ("ffn_up", intermediate)];
+        // Where they are together, the name is that of the second one.
+        let [gate, up] = loader.linears(prefix, "ffn_up", parts, hidden, has_bias)?;
+        let down = || loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, has_bias);
         Ok(Self {
-            norm: loader.norm(&format!("{prefix}.ffn_norm"), hidden, config.rms_norm_eps)?,
-            gate: loader.linear(&format!("{prefix}.ffn_gate"), intermediate, hidden, has_bias)?,
-            up: loader.linear(&format!("{prefix}.ffn_up"), intermediate, hidden, has_bias)?,
-            down: loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, has_bias)?,
+            activation: config.architecture.activation,
+            norm: loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps)?,
+            gate,
+            up,
+            down: Output::load(loader, config, down()?, &format!("{prefix}.{post_norm}"))?,
         })
     }
 
-    /// `hidden += W_down · (silu(W_gate · norm(hidden)) · (W_up · norm(hidden)))`, each product with its bias if it has
-    /// one.
+    /// `hidden += W_down · (activation(W_gate · norm(hidden)) · (W_up · norm(hidden)))`, each product with its bias if it
+    /// has one, and the norm of that if the model has norms there.
     ///
     /// # Errors
     /// If the batch does not fit the activations.
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations) -> Result<()> {
         let (context, num_rows) = (input.context, input.num_outputs());
-        let scratch = &mut act.linear_scratch;
-        if self.gate.bias.is_some() || self.up.bias.is_some() {
-            let inside = &mut act.intermediate;
-            let (norm, gate, up) = (&self.norm, &self.gate, &self.up);
-            norm_swiglu_biased(context, scratch, num_rows, &act.hidden, norm, gate, up, inside)?;
-            return linear_residual(context, scratch, num_rows, &*inside, &self.down, &mut act.hidden);
+        let Self { activation, norm, gate, up, down } = self;
+        let Activations { hidden, intermediate, halves, branch, linear_scratch: scratch, .. } = act;
+        if *activation != Activation::Silu {
+            norm_linear(context, scratch, num_rows, hidden, norm, [gate, up], halves)?;
+            gated(context, *activation, num_rows, halves, intermediate)?;
+            return down.add(context, scratch, num_rows, intermediate, branch, hidden);
         }
-        let inside = norm_swiglu_for(
-            context,
-            scratch,
-            num_rows,
-            &act.hidden,
-            &self.norm,
-            &self.gate.weight,
-            &self.up.weight,
-            Some(&self.down),
-            &mut act.intermediate,
-        )?;
-        linear_residual(context, scratch, num_rows, inside, &self.down, &mut act.hidden)
+        if gate.bias.is_some() || up.bias.is_some() {
+            norm_swiglu_biased(context, scratch, num_rows, hidden, norm, gate, up, intermediate)?;
+            return down.add(context, scratch, num_rows, intermediate, branch, hidden);
+        }
+        let (gate, up, reader) = (&gate.weight, &up.weight, Some(&down.linear));
+        norm_swiglu(context, scratch, num_rows, hidden, norm, gate, up, reader, intermediate)?;
+        down.add(context, scratch, num_rows, intermediate, branch, hidden)
     }
 }

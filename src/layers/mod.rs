@@ -9,6 +9,7 @@ mod latent_attention;
 mod loader;
 mod mlp;
 mod moe;
+mod output;
 mod rope;
 
 pub use attention::{Attention, SelfAttention};
@@ -18,4 +19,5 @@ pub use latent_attention::{LatentActivations, LatentAttention};
 pub use loader::{LoadProgress, Loader};
 pub use mlp::Mlp;
 pub use moe::{ExpertActivations, Moe};
-pub use rope::rope_table;
+pub use output::Output;
+pub use rope::RopeTables;

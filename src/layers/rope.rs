@@ -1,17 +1,70 @@
-//! The frequencies of rotary position embedding, with all ways of scaling them.
+//! The rotations of a model: the frequencies of rotary position embedding, with all ways of scaling them.
 
 use std::f64::consts::PI;
 
-use crate::Result;
-use crate::config::{RopeConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeConfig, RopeScaling, RopeStyle, Rotation};
 use crate::layers::Loader;
 use crate::ops::RopeTable;
+use crate::{Error, Result};
+
+/// The angles of all rotations that layers have.
+#[derive(Debug)]
+pub struct RopeTables {
+    /// Of [`Rotation::Usual`].
+    pub usual: RopeTable,
+    local: Option<RopeTable>,
+    none: Option<RopeTable>,
+}
+
+impl RopeTables {
+    /// Tables for positions below `max_positions`.
+    ///
+    /// # Errors
+    /// If the divisors of the frequencies have to come from the checkpoint and are not there, or there is no memory.
+    pub fn new(loader: &Loader<'_>, config: &ModelConfig, max_positions: usize) -> Result<Self> {
+        let local = config.local_rope.as_ref().map(|rope| rope_table(loader, rope, max_positions));
+        let has_none = config.layer_attention.iter().any(|layer| layer.rotation == Rotation::None);
+        // Of no pairs nothing is rotated.
+        let none = has_none
+            .then(|| RopeTable::new(loader.context(), RopeStyle::HalfSplit, Vec::new(), 1.0, max_positions));
+        Ok(Self {
+            usual: rope_table(loader, &config.rope, max_positions)?,
+            local: local.transpose()?,
+            none: none.transpose()?,
+        })
+    }
+
+    /// Computes what is missing of the positions below `num_positions`.
+    ///
+    /// # Errors
+    /// If there are more than the tables are made for.
+    pub fn extend_to(&mut self, num_positions: usize) -> Result<()> {
+        let Self { usual, local, none } = self;
+        [Some(usual), local.as_mut(), none.as_mut()]
+            .into_iter()
+            .flatten()
+            .try_for_each(|table| table.extend_to(num_positions))
+    }
+
+    /// The angles of a layer's rotation.
+    ///
+    /// # Errors
+    /// If the model has no such rotation.
+    pub fn of(&self, rotation: Rotation) -> Result<&RopeTable> {
+        let table = match rotation {
+            Rotation::Usual => Some(&self.usual),
+            Rotation::Local => self.local.as_ref(),
+            Rotation::None => self.none.as_ref(),
+        };
+        table.ok_or_else(|| Error::internal(format!("the model has no rotation {rotation:?}")))
+    }
+}
 
 /// The rotations of positions `0..max_positions`.
 ///
 /// # Errors
 /// If the divisors of the frequencies have to come from the checkpoint and are not there.
-pub fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) -> Result<RopeTable> {
+fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) -> Result<RopeTable> {
     let divisors = match &config.scaling {
         RopeScaling::FreqFactors(_) => Some(loader.vector("rope_freqs.weight", config.dim / 2)?),
         RopeScaling::Long { divisors, original_context, .. } => {
@@ -78,7 +131,6 @@ fn frequencies(config: &RopeConfig, divisors: Option<&[f32]>) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RopeStyle;
 
     fn scaled(theta: f64, dim: usize, scaling: RopeScaling) -> Vec<f32> {
         frequencies(&RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling }, None)

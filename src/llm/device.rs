@@ -103,7 +103,7 @@ impl OpenedDevice {
         }
     }
 
-    /// What a step of a model with so many bytes of weights costs there beside its tokens, in generated tokens.
+    /// What a step costs beside its tokens, in generated tokens, for a model with this many bytes of weights.
     pub(super) fn step_cost(&self, weight_bytes: u64) -> usize {
         match self {
             // So large that rows of generating sequences are never left out: that was not measured there.
@@ -152,7 +152,7 @@ impl DeviceChoice {
             Self::Cpu => Ok(cpu(None)),
             Self::Metal => metal(),
             // Not a silent fallback: nobody asked for a GPU, the summary line names the device, and of a GPU that is there
-            // the reason is kept for whoever speaks to the user.
+            // the reason is kept for the caller, who reports it to the user.
             Self::Auto => match metal().or_else(|_| cuda(0)) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     Ok(cpu(is_cuda_present().then_some(error)))

@@ -60,7 +60,7 @@ pub(super) fn summary(file: &MatrixFile) -> String {
 
 /// What to do about a model that computes no numbers, since the file is trusted in what its matrices are.
 pub(super) fn damage_hint(file: &MatrixFile) -> String {
-    format!("if {} is damaged, delete it: the next start makes it again", file.path().display())
+    format!("if {} is damaged, delete it: the next start writes it again", file.path().display())
 }
 
 /// Of all that decides which experts are in the file and what they are.

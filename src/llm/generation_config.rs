@@ -124,8 +124,8 @@ impl GenerationConfig {
                 value.or_else(|| reader.left_out("max_new_tokens", "it must be at least 1"))
             }),
         };
-        // transformers samples only where this is true, so who writes false wants the most likely token, whatever
-        // stands beside it. vLLM has no such switch, and whoever leaves it out expects vLLM's way: the values count.
+        // transformers samples only where this is true, so false asks for the most likely token, whatever the
+        // other values are. vLLM has no such switch; without it the values count, as in vLLM.
         let is_greedy = match reader.get("do_sample") {
             None | Some(Value::Bool(true)) => false,
             Some(Value::Bool(false)) => true,
@@ -139,8 +139,7 @@ impl GenerationConfig {
         if let Some(list) = defaults.describe() {
             let why = if is_greedy { " (do_sample is false)" } else { "" };
             notices.push(format!(
-                "requests that say nothing else have what {source} says: {list}{why}; --generation-config vllm \
-                 switches it off"
+                "default sampling from {source}: {list}{why}; --generation-config vllm switches it off"
             ));
         }
         notices.append(&mut reader.notices);
@@ -318,10 +317,8 @@ mod tests {
                 repetition_penalty: Some(1.05),
                 max_tokens: Some(100),
             },
-            &[
-                "generation_config.json says: temperature 0.6, top_k 20, top_p 0.95, min_p 0, repetition_penalty \
-               1.05, max_tokens 100; --generation-config vllm",
-            ],
+            &["generation_config.json: temperature 0.6, top_k 20, top_p 0.95, min_p 0, repetition_penalty \
+               1.05, max_tokens 100; --generation-config vllm"],
         );
         check(json!({"top_k": -1}), SamplingDefaults { top_k: Some(0), ..none }, &["top_k 0"]);
         check(json!({"top_k": 5.0}), SamplingDefaults { top_k: Some(5), ..none }, &["top_k 5"]);

@@ -26,12 +26,16 @@ use crate::ops::gpu::Gpu;
 use crate::ops::{Context, EXPANDED_GROUP, KvCache, MemoryBandwidth, measure_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
-    plan_memory,
+    check_addresses, plan_memory,
 };
 use crate::tokenizer::Tokenizer;
 use crate::weights::gguf::Value;
 use crate::weights::{Checkpoint, DType, FileType, Quantization, Quantizer};
 use crate::{Error, ErrorKind, Result, demo};
+
+/// Of the memory that is free when a model is loaded, the part that sequences may take for their places in grammars, all
+/// together.
+const GRAMMARS_SHARE: u64 = 4;
 
 /// Memory beside the weights and the cache: activations, tables, the program itself.
 const OVERHEAD_BYTES: u64 = 256 << 20;
@@ -43,7 +47,7 @@ pub struct LlmOptions {
     pub device: DeviceChoice,
     /// `--kernels`.
     pub kernels: KernelChoice,
-    /// A GPU to use in the place of what `device` names, for whoever brings one.
+    /// A GPU of the caller, to use instead of the one that `device` names.
     pub gpu: Option<Arc<dyn Gpu>>,
     /// `--threads`; by default what the system grants this process.
     pub threads: Option<usize>,
@@ -95,12 +99,20 @@ impl LlmOptions {
         }
     }
 
+    /// What computes on this device.
+    ///
+    /// # Errors
+    /// If the number of threads is impossible.
+    pub fn open_context(&self, device: OpenedDevice) -> Result<Context> {
+        new_context(self, device)
+    }
+
     /// How fast the memory of what would compute is: see [`measure_bandwidth`].
     ///
     /// # Errors
     /// As [`Self::open_device`], or if the number of threads is impossible.
     pub fn measure_bandwidth(&self) -> Result<Option<MemoryBandwidth>> {
-        Ok(measure_bandwidth(&new_context(self, self.open_device()?)?))
+        Ok(measure_bandwidth(&self.open_context(self.open_device()?)?))
     }
 }
 
@@ -180,6 +192,7 @@ impl Llm {
     /// memory; if limits contradict each other. Nothing heavy is done before these checks.
     pub fn load(model: &ResolvedModel, options: &LlmOptions, progress: &dyn LoadProgress) -> Result<Self> {
         let start = Instant::now();
+        check_addresses()?;
         let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
         let demand = opened.demand(options, &device)?;
@@ -270,7 +283,10 @@ impl Llm {
                 .or(broken_logits_hint),
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
+            let num_sequences = engine_config.max_num_seqs.max(1) as u64;
+            let bytes_per_sequence = available_memory_bytes() / GRAMMARS_SHARE / num_sequences;
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
+                .with_memory(bytes_per_sequence)
         });
         let runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
         let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;

@@ -3,11 +3,13 @@
 //! The engine below speaks token ids only; this layer and the ones above speak text.
 
 mod cache_folder;
+mod chat;
 mod device;
 mod expert_file;
 mod generation_config;
 mod kv_cache_choice;
 mod load;
+mod polled;
 mod report;
 mod text_decoder;
 mod text_stream;
@@ -16,8 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How freed memory goes back to the operating system.
+#[cfg(feature = "server")]
 pub(crate) use crate::ops::cpu::{keep_little_free_memory, return_free_memory};
-use cache_folder::cache_folder;
+pub use cache_folder::cache_folder;
+pub use chat::ChatStream;
 pub use device::{DeviceChoice, KernelChoice, OpenedDevice};
 pub use generation_config::GenerationConfigChoice;
 pub use kv_cache_choice::KvCacheChoice;
@@ -78,7 +82,7 @@ impl Llm {
 
     /// The chat format, if there is a template.
     #[must_use]
-    pub fn chat(&self) -> Option<&Chat> {
+    pub fn chat_format(&self) -> Option<&Chat> {
         self.chat.as_ref()
     }
 
@@ -139,15 +143,15 @@ impl Llm {
         &self.sampling_defaults
     }
 
-    /// Most tokens to generate after a prompt of so many, where the request does not say.
+    /// Maximum number of tokens to generate after a prompt of this length, if the request sets none.
     #[must_use]
     pub fn default_max_tokens(&self, num_prompt_tokens: usize, params: &SamplingParams) -> Option<usize> {
         let left = self.engine.config().max_model_len.saturating_sub(num_prompt_tokens);
         self.sampling_defaults.max_tokens_for(left, params.min_tokens)
     }
 
-    /// Most tokens to generate after a prompt of so many: what was asked for, of which the largest number is all that fit, or
-    /// the default.
+    /// Maximum number of tokens to generate after a prompt of this length: the request's (its largest value is all that
+    /// fit), or the default.
     #[must_use]
     pub fn max_tokens(&self, num_prompt_tokens: usize, params: &SamplingParams) -> Option<usize> {
         let left = self.engine.config().max_model_len.saturating_sub(num_prompt_tokens);
@@ -195,15 +199,24 @@ impl Llm {
         self.require_tokenizer()?.encode_prompt(text, true)
     }
 
+    /// The longest text that can be a prompt. It has room for four times as much as the context, because templates trim
+    /// and normalising shortens.
+    pub(crate) fn max_text_bytes(&self) -> usize {
+        let longest_token = self.tokenizer().map_or(1, Tokenizer::longest_token);
+        self.engine.config().max_model_len.saturating_mul(longest_token).saturating_mul(4)
+    }
+
     /// Renders a conversation through the model's chat template and encodes it. Text of messages never
     /// becomes a special token.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the model has no tokenizer or no template; otherwise as the template
-    /// fails.
+    /// [`ErrorKind::Unsupported`] if the model has no tokenizer or no template;
+    /// [`ErrorKind::ContextLength`] if the template makes so much of it that it is not even tokenized; otherwise as the
+    /// template fails.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
         let tokenizer = self.require_tokenizer()?;
-        self.require_chat()?.encode(tokenizer, messages, options)
+        let most = (self.max_text_bytes(), self.engine.config().max_model_len);
+        self.require_chat()?.encode_within(tokenizer, messages, options, most)
     }
 
     /// Where the template left off, from the last tokens of a prompt.
@@ -213,7 +226,7 @@ impl Llm {
         const NUM_TOKENS: usize = 64;
         let last = &prompt_token_ids[prompt_token_ids.len().saturating_sub(NUM_TOKENS)..];
         let text = self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(last, false));
-        let format = self.chat().and_then(|chat| chat.answer_format().reasoning.as_ref());
+        let format = self.chat_format().and_then(|chat| chat.answer_format().reasoning.as_ref());
         text.map_or(PromptEnd::Plain, |text| PromptEnd::of(&text, format))
     }
 
@@ -277,28 +290,24 @@ impl Llm {
     /// # Errors
     /// If the request is not valid (see [`Request::validate`]), or has stop strings without a tokenizer.
     pub fn submit(&self, prompt_token_ids: Vec<u32>, params: SamplingParams) -> Result<TextStream> {
-        self.submit_with(prompt_token_ids, params, &AnswerFormat::default())
+        self.submit_request(Request::new(prompt_token_ids, params), &AnswerFormat::default())
     }
 
-    /// The same for an answer that is taken apart like this: its marks stay in the text, and no stop string ends its
-    /// reasoning.
+    /// The same for a request that says more than parameters do, and an answer that is taken apart like this: its marks
+    /// stay in the text, and no stop string ends its reasoning.
     ///
     /// # Errors
     /// As [`Self::submit`].
-    pub fn submit_with(
-        &self,
-        prompt_token_ids: Vec<u32>,
-        params: SamplingParams,
-        answers: &AnswerFormat,
-    ) -> Result<TextStream> {
+    pub fn submit_request(&self, request: Request, answers: &AnswerFormat) -> Result<TextStream> {
+        let prompt_end = || self.prompt_end(&request.prompt_token_ids);
         let options = TextOptions {
-            stop: params.stop.clone(),
+            stop: request.params.stop.clone(),
             visible_special: self.visible_special(answers),
-            reasoning: answers.reasoning.clone().map(|format| (format, self.prompt_end(&prompt_token_ids))),
+            reasoning: answers.reasoning.clone().map(|format| (format, prompt_end())),
             ..TextOptions::default()
         };
-        let decoder = self.text_decoder(&params, &options)?;
-        let events = self.engine.submit(Request::new(prompt_token_ids, params))?;
+        let decoder = self.text_decoder(&request.params, &options)?;
+        let events = self.engine.submit(request)?;
         Ok(TextStream::new(events, decoder))
     }
 

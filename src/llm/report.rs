@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use serde_json::{Value, json};
+
 use super::load::OpenedModel;
 use super::{Llm, LlmOptions, expert_file};
 use crate::Result;
 use crate::chat::AnswerFormat;
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertsConfig, ModelConfig};
 use crate::hub::ResolvedModel;
 use crate::models::WeightTraffic;
 use crate::runner::{MemoryDemand, MemoryPlan, plan_memory};
@@ -19,8 +21,8 @@ pub struct ModelReport {
     pub name: String,
     /// The architecture's name.
     pub architecture: String,
-    /// Dimensions and variants, as names and values.
-    pub config: Vec<(&'static str, String)>,
+    /// Dimensions and variants, as names and values; null for what there is not.
+    pub config: Vec<(&'static str, Value)>,
     /// How much of the weights is stored in which type.
     pub types: Vec<TypeSummary>,
     /// How much is kept in which type when it is loaded, where that is converted.
@@ -31,8 +33,8 @@ pub struct ModelReport {
     pub traffic: WeightTraffic,
     /// What the memory plan was made from.
     pub demand: MemoryDemand,
-    /// How many tokens a token attends to at most, if there is a limit.
-    pub sliding_window: Option<usize>,
+    /// How many tokens a token attends to at most in each layer, if there is a limit.
+    pub windows: Vec<Option<usize>>,
     /// The memory plan, or why there is none.
     pub plan: Result<MemoryPlan, String>,
     /// The file that experts stay in, if that is the plan; it need not be there yet.
@@ -63,8 +65,10 @@ impl ModelReport {
     /// `context_len` tokens.
     #[must_use]
     pub fn bytes_per_step(&self, num_sequences: usize, context_len: usize) -> u64 {
-        let num_attended = self.sliding_window.map_or(context_len, |window| context_len.min(window));
-        let cache = self.demand.kv_bytes_per_token.saturating_mul(num_attended as u64);
+        let attended = |window: &Option<usize>| window.map_or(context_len, |window| context_len.min(window));
+        let num_attended: usize = self.windows.iter().map(attended).sum();
+        let layer_bytes = self.demand.kv_bytes_per_token / self.windows.len().max(1) as u64;
+        let cache = layer_bytes.saturating_mul(num_attended as u64);
         self.traffic.bytes_per_step(num_sequences).saturating_add(cache.saturating_mul(num_sequences as u64))
     }
 
@@ -73,6 +77,16 @@ impl ModelReport {
     pub fn bandwidth_limit(&self, bytes_per_second: f64, num_sequences: usize, context_len: usize) -> f64 {
         let num_bytes = self.bytes_per_step(num_sequences, context_len);
         num_sequences as f64 * bytes_per_second / num_bytes.max(1) as f64
+    }
+}
+
+/// The windows of layers, and how many have them if not all have.
+fn shown_windows(config: &ModelConfig) -> Value {
+    let windows: Vec<usize> = config.layer_attention.iter().filter_map(|layer| layer.window).collect();
+    match windows.first() {
+        None => Value::Null,
+        Some(window) if windows.len() == config.num_layers => json!(window),
+        Some(window) => json!(format!("{window} in {} of {} layers", windows.len(), config.num_layers)),
     }
 }
 
@@ -90,49 +104,45 @@ impl Llm {
         let config = &opened.config;
         let quantizer = opened.quantizer(options)?;
         let quantizer = quantizer.as_ref();
-        let optional = |value: Option<usize>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
         let mut entries = vec![
-            ("vocab_size", config.vocab_size.to_string()),
-            ("hidden_size", config.hidden_size.to_string()),
-            ("num_layers", config.num_layers.to_string()),
-            ("num_heads", config.num_heads.to_string()),
-            ("num_kv_heads", config.num_kv_heads.to_string()),
-            ("head_dim", config.head_dim.to_string()),
-            ("intermediate_size", config.intermediate_size.to_string()),
-            ("max_position_embeddings", config.max_position_embeddings.to_string()),
-            ("rms_norm_eps", config.rms_norm_eps.to_string()),
-            ("rope_theta", config.rope.theta.to_string()),
-            ("rope_scaling", format!("{:?}", config.rope.scaling)),
-            ("sliding_window", optional(config.sliding_window)),
-            ("tie_word_embeddings", config.tie_word_embeddings.to_string()),
-            ("eos_token_ids", format!("{:?}", config.eos_token_ids)),
+            ("vocab_size", json!(config.vocab_size)),
+            ("hidden_size", json!(config.hidden_size)),
+            ("num_layers", json!(config.num_layers)),
+            ("num_heads", json!(config.num_heads)),
+            ("num_kv_heads", json!(config.num_kv_heads)),
+            ("head_dim", json!(config.head_dim)),
+            ("intermediate_size", json!(config.intermediate_size)),
+            ("max_position_embeddings", json!(config.max_position_embeddings)),
+            ("rms_norm_eps", as_written(config.rms_norm_eps)),
+            ("rope_theta", json!(config.rope.theta)),
+            ("rope_scaling", json!(format!("{:?}", config.rope.scaling))),
+            ("sliding_window", shown_windows(config)),
+            ("tie_word_embeddings", json!(config.tie_word_embeddings)),
+            ("eos_token_ids", json!(config.eos_token_ids)),
         ];
         if let Some(latent) = &config.latent_attention {
             let row = format!("{} + {} values a token and layer", latent.kv_lora_rank, config.rope.dim);
-            entries.push(("latent_row", row));
-            entries.push(("softmax_scale", latent.softmax_scale.to_string()));
+            entries.push(("latent_row", json!(row)));
+            entries.push(("softmax_scale", as_written(latent.softmax_scale)));
         }
         if let Some(experts) = &config.experts {
             let ExpertsConfig { num_experts, num_experts_per_tok, intermediate_size, .. } = experts;
             let layers = config.num_layers - experts.num_dense_layers;
             entries.push((
                 "experts",
-                format!(
+                json!(format!(
                     "{num_experts_per_tok} of {num_experts} of width {intermediate_size} in {layers} layers"
-                ),
+                )),
             ));
             entries.push((
                 "shared_experts",
-                match experts.shared_intermediate_size {
-                    Some(width) => format!("width {width}"),
-                    None => "none".to_owned(),
-                },
+                experts.shared_intermediate_size.map_or(Value::Null, |width| json!(format!("width {width}"))),
             ));
         }
         if config.num_nextn_layers > 0 {
             entries.push((
                 "left_out",
-                format!("{} layers that predict further tokens", config.num_nextn_layers),
+                json!(format!("{} layers that predict further tokens", config.num_nextn_layers)),
             ));
         }
         Ok(ModelReport {
@@ -145,7 +155,7 @@ impl Llm {
                 .transpose()?,
             notices: opened.notices(quantizer, kept_as),
             traffic: WeightTraffic::of(&opened.checkpoint, config, quantizer, kept_as)?,
-            sliding_window: config.sliding_window,
+            windows: config.layer_attention.iter().map(|layer| layer.window).collect(),
             demand,
             expert_file: match &plan {
                 Ok(plan) if plan.experts_in_file => Some(expert_file::path(&opened, options)?),
@@ -159,4 +169,9 @@ impl Llm {
             chat_problem: opened.chat_problem.clone(),
         })
     }
+}
+
+/// With the digits that tell it from other numbers of its type, not those of a double.
+fn as_written(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
 }

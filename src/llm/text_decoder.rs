@@ -151,6 +151,10 @@ impl TextDecoder {
                 ready.push_back(TextEvent::PromptLogprobs { logprobs });
                 None
             }
+            Event::PromptProgress { progress } => {
+                ready.push_back(TextEvent::PromptProgress { progress });
+                None
+            }
             Event::Token { index, token_id, logprobs, is_end } => {
                 let sequence = &mut self.sequences[index];
                 if sequence.matched_stop.is_some() {
@@ -169,7 +173,7 @@ impl TextDecoder {
                 ready.push_back(TextEvent::Delta { index, text, token_id: Some(token_id), logprobs });
                 is_matched.then_some(index)
             }
-            Event::Finished { index, mut reason, error, mut stats } => {
+            Event::Finished { index, mut reason, error, error_kind, mut stats } => {
                 let sequence = &mut self.sequences[index];
                 if sequence.matched_stop.is_none()
                     && let Some((detokenizer, stops)) = &mut sequence.decoder
@@ -191,6 +195,7 @@ impl TextDecoder {
                     index,
                     reason,
                     error,
+                    error_kind,
                     stats,
                     matched_stop,
                     stop_token_id,

@@ -1,9 +1,14 @@
 //! The text of a request as an iterator that waits.
 
 use std::collections::VecDeque;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
 
 use super::TextDecoder;
-use crate::engine::{AbortHandle, Event, FinishReason, RequestStream, SequenceStats};
+use super::polled::Polled;
+use crate::ErrorKind;
+use crate::engine::{AbortHandle, Event, FinishReason, PromptProgress, RequestStream, SequenceStats};
 use crate::sampling::{RankedLogprobs, TokenLogprobs};
 
 /// Something that happened to a request, in text.
@@ -13,6 +18,11 @@ pub enum TextEvent {
     PromptLogprobs {
         /// One for each token.
         logprobs: Vec<RankedLogprobs>,
+    },
+    /// More of the prompt is computed; only for requests that ask for it.
+    PromptProgress {
+        /// How far it is.
+        progress: PromptProgress,
     },
     /// More text, or a token whose text is not known yet.
     Delta {
@@ -33,6 +43,8 @@ pub enum TextEvent {
         reason: FinishReason,
         /// With [`FinishReason::Error`], what failed.
         error: Option<String>,
+        /// Whose fault that is: [`ErrorKind::InvalidRequest`] if it is the request's, which would fail again.
+        error_kind: Option<ErrorKind>,
         /// Counts and times.
         stats: SequenceStats,
         /// The stop string that was found; the text ends before it.
@@ -74,6 +86,23 @@ impl TextStream {
             self.translate(event);
         }
         self.ready.pop_front()
+    }
+
+    /// The next event, none after the last one; wakes the task when there is one.
+    pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<TextEvent>> {
+        while self.ready.is_empty() {
+            match self.events.poll_next(context) {
+                Poll::Ready(Some(event)) => self.translate(event),
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(self.ready.pop_front())
+    }
+
+    /// The events as a stream, which needs no particular runtime.
+    pub fn into_stream(mut self) -> impl Stream<Item = TextEvent> + Send + Unpin {
+        Polled(move |context: &mut Context<'_>| self.poll_next(context))
     }
 
     fn translate(&mut self, event: Event) {

@@ -68,7 +68,12 @@ fn of_layer(
     has_queries: bool,
 ) -> Result<ProductRange> {
     let read = |name: &str| checkpoint.tensor(&format!("blk.{layer}.{name}"))?.to_f32();
-    let norm = read("attn_norm.weight")?;
+    let read_norm = |name: &str| {
+        let mut weight = read(name)?;
+        weight.iter_mut().for_each(|weight| *weight += config.norm_offset);
+        Ok::<_, crate::Error>(weight)
+    };
+    let norm = read_norm("attn_norm.weight")?;
     let length = (config.hidden_size as f32).sqrt();
     // A normalised vector with a scale of its own.
     let normalised = |scale: &[f32]| {
@@ -100,7 +105,7 @@ fn of_layer(
         Ok::<_, crate::Error>(ProductRange::of(&rows, &norm, bias.as_deref(), length))
     };
     let heads = |name: &str| match config.architecture.qk_norm {
-        true => Ok(normalised(&read(&format!("{name}_norm.weight"))?)),
+        true => Ok(normalised(&read_norm(&format!("{name}_norm.weight"))?)),
         false => projected(name),
     };
     let mut range = rotated(heads("attn_k")?).and(projected("attn_v")?);

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::layers::{Activations, FeedForward, LayerInput, Loader, SelfAttention, rope_table};
+use crate::layers::{Activations, FeedForward, LayerInput, Loader, RopeTables, SelfAttention};
 use crate::models::{CausalLm, InputBatch, LoadOptions};
-use crate::ops::{
-    Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, RopeTable, StepInputs, embed, norm_logits,
-};
+use crate::ops::{Buffer, Context, DeviceInputs, KvCache, Matrix, RmsNorm, StepInputs, embed, norm_logits};
 
 /// A pre-normalised layer: attention, then a feed-forward network.
 #[derive(Debug)]
@@ -27,7 +25,7 @@ pub(super) struct DecoderLm<A> {
     norm: RmsNorm,
     /// None if the embedding is also the head.
     head: Option<Matrix>,
-    rope: RopeTable,
+    ropes: RopeTables,
     activations: Activations,
     device_inputs: DeviceInputs,
 }
@@ -52,18 +50,18 @@ impl<A: SelfAttention> DecoderLm<A> {
         let layer = |index: usize| {
             let prefix = format!("blk.{index}");
             Ok(Layer {
-                attention: A::load(loader, config, &prefix)?,
+                attention: A::load(loader, config, &prefix, index)?,
                 feed_forward: FeedForward::load(loader, config, &prefix, index)?,
             })
         };
         Ok(Self {
             embedding: loader.matrix("token_embd.weight", vocab, hidden)?,
             layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
-            norm: loader.norm("output_norm", hidden, config.rms_norm_eps)?,
+            norm: loader.norm_times("output_norm", hidden, config.rms_norm_eps, config.logits_scale)?,
             head: (!config.tie_word_embeddings)
                 .then(|| loader.matrix("output.weight", vocab, hidden))
                 .transpose()?,
-            rope: rope_table(loader, &config.rope, options.max_model_len)?,
+            ropes: RopeTables::new(loader, config, options.max_model_len)?,
             activations: Activations::new(context, config, &limits)?,
             device_inputs: DeviceInputs::new(context, &limits, options.block_size)?,
             config: config.clone(),
@@ -85,16 +83,16 @@ impl<A: SelfAttention> CausalLm for DecoderLm<A> {
         let Self { context, activations, device_inputs, .. } = self;
         batch.validate()?;
         let num_positions = batch.positions.iter().max().map_or(0, |position| *position as usize + 1);
-        self.rope.extend_to(num_positions)?;
+        self.ropes.extend_to(num_positions)?;
         let outputs = &batch.logits_indices[..];
         let mut step = StepInputs::new(&batch.token_ids, &batch.positions, outputs, &batch.attention);
         step.sampled = batch.sampled.as_ref();
         let step = &device_inputs.upload(context, step, cache)?;
-        embed(context, step, &self.embedding, &mut activations.hidden)?;
+        embed(context, step, &self.embedding, self.config.embedding_scale, &mut activations.hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             // Behind the last layer's attention, only tokens whose logits are wanted matter.
             let only_outputs = index + 1 == self.layers.len() && outputs.len() < batch.token_ids.len();
-            let input = LayerInput { context, step, rope: &self.rope, layer: index, only_outputs };
+            let input = LayerInput { context, step, ropes: &self.ropes, layer: index, only_outputs };
             layer.attention.forward(input, activations, cache)?;
             layer.feed_forward.forward(input, activations)?;
         }

@@ -63,21 +63,9 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// What attention has to be ready for.
     pub(crate) fn attention_limits(&self, config: &ModelConfig) -> AttentionLimits {
-        // Latent attention is that of queries which have gone through the projection of keys.
-        let (head_dim, value_dim, scale) = match &config.latent_attention {
-            None => (config.head_dim, config.head_dim, 1.0 / (config.head_dim as f64).sqrt()),
-            Some(latent) => {
-                let rank = latent.kv_lora_rank;
-                (rank + config.rope.dim, rank, f64::from(latent.softmax_scale))
-            }
-        };
         AttentionLimits {
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
-            head_dim,
-            value_dim,
-            scale,
-            sliding_window: config.sliding_window,
+            heads: config.attention_heads(),
+            max_window: config.longest_window(),
             max_model_len: self.max_model_len,
             max_num_tokens: self.max_num_batched_tokens,
             max_num_rows: self.max_num_seqs,
@@ -113,7 +101,8 @@ pub fn load(
 ) -> Result<Box<dyn CausalLm>> {
     options.validate()?;
     let loader = Loader::new(checkpoint, context, options.quantizer.clone(), on_progress)?
-        .with_expert_file(options.expert_file.clone());
+        .with_expert_file(options.expert_file.clone())
+        .with_norm_offset(config.norm_offset);
     loader.ignore_layers(config.num_layers..config.num_layers.saturating_add(config.num_nextn_layers));
     let model: Box<dyn CausalLm> = match config.architecture.decoder {
         Decoder::Llama => Box::new(DecoderLm::<Attention>::load(&loader, config, context, options)?),

@@ -165,7 +165,8 @@ impl Part {
         // Experts are stacked, or each is a module with its number in front of the ending.
         let is_expert = module.ends_with("_exps") || ending.starts_with(|c: char| c.is_ascii_digit());
         match module {
-            _ if module.starts_with("attn_") => Some(Self::Attention),
+            _ if module.starts_with("attn_") || module == "post_attention_norm" => Some(Self::Attention),
+            "pre_ffw_norm" | "post_ffw_norm" => Some(Self::FeedForward),
             _ if is_expert => Some(Self::Experts),
             "exp_probs_b" => Some(Self::FeedForward),
             _ => module.starts_with("ffn_").then_some(Self::FeedForward),

@@ -2,21 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use super::Context;
-use super::context::Backend;
+use crate::ops::context::Context;
 use crate::ops::cpu::matmul::Stream;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
+use crate::ops::device::{Device, on_device};
 
 /// Bytes that are read in a pass: more than the last-level cache of any machine this is likely to run
 /// on, so that a pass starts with none of its data cached.
-const NUM_BYTES: usize = 512 << 20;
+pub(super) const NUM_BYTES: usize = 512 << 20;
 
 /// Passes of which the best counts, at least: anything else on the machine can only make one slower.
 const NUM_PASSES: usize = 8;
 
 /// How long passes go on. What others do to the memory of a shared machine often lasts longer than a few passes.
-const DURATION: Duration = Duration::from_millis(600);
+pub(super) const DURATION: Duration = Duration::from_millis(600);
 
 /// How fast a memory is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,21 +35,24 @@ pub struct MemoryBandwidth {
 /// None if there is no such measurement for what computes, or no memory left for it.
 #[must_use]
 pub fn measure_bandwidth(context: &Context) -> Option<MemoryBandwidth> {
-    match context.backend() {
-        Backend::Cpu(cpu) => {
-            let bytes_per_second = best_pass(&cpu.pool, cpu.level, NUM_BYTES, DURATION)?;
-            Some(MemoryBandwidth { bytes_per_second, access: "reading" })
-        }
-        // What is measured against it is worth telling without it, too.
-        Backend::Gpu(gpu) => {
-            let bytes_per_second = gpu.device().measure_copy_bandwidth().ok().flatten()?;
-            Some(MemoryBandwidth { bytes_per_second, access: "copying" })
-        }
-        Backend::Reference(_) => None,
+    on_device!(context.backend(), |device| device.bandwidth())
+}
+
+/// What a device implements of it.
+pub(crate) trait Bandwidth: Device {
+    /// [`measure_bandwidth`].
+    fn bandwidth(&self) -> Option<MemoryBandwidth> {
+        None
     }
 }
 
-fn best_pass(pool: &ThreadPool, level: CpuLevel, num_bytes: usize, duration: Duration) -> Option<f64> {
+/// The best of some passes of the threads over so many bytes, in bytes per second.
+pub(super) fn best_pass(
+    pool: &ThreadPool,
+    level: CpuLevel,
+    num_bytes: usize,
+    duration: Duration,
+) -> Option<f64> {
     let stream = Stream::new(num_bytes, pool)?;
     let (begin, mut num_passes, mut best) = (Instant::now(), 0, 0.0_f64);
     while num_passes < NUM_PASSES || begin.elapsed() < duration {

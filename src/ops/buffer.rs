@@ -1,28 +1,40 @@
 //! Preallocated activations.
 
-use std::sync::Arc;
+use std::fmt;
 
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::AlignedFloats;
-use crate::ops::gpu::{GpuBackend, GpuBuffer, Placement};
-use crate::ops::reference::ReferenceBuffer;
+use crate::ops::context::Context;
+use crate::ops::device::{Buffers, Device, Held, on_device, with_held};
+use crate::ops::gpu::Placement;
 use crate::{Error, ErrorKind, Result};
+
+/// Rows on a device.
+pub(crate) trait Rows: fmt::Debug {
+    /// Calls `read` with the first `len` values, after all work that a GPU still has to do.
+    fn read<R>(&self, len: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R>;
+
+    /// Calls `write` with the first `len` values, for what comes next to see.
+    fn write<R>(&mut self, len: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R>;
+
+    /// The first `len` values with all the digits that the device computed.
+    fn read_exact(&self, len: usize) -> Result<Vec<f64>> {
+        self.read(len, |values| values.iter().map(|value| f64::from(*value)).collect())
+    }
+}
+
+/// What a device implements of buffers.
+pub(crate) trait NewRows: Device {
+    /// Zeros, `[max_rows, width]`.
+    fn new_rows(&self, max_rows: usize, width: usize, placement: Placement) -> Result<Self::Buffer>;
+}
 
 /// Rows of f32 in device memory that is allocated once and written in place: `[max_rows, width]`.
 ///
 /// A step uses the first rows; the rest keeps what earlier steps left.
 #[derive(Debug)]
 pub struct Buffer {
-    memory: Memory,
+    held: Held<Buffers>,
     max_rows: usize,
     width: usize,
-}
-
-#[derive(Debug)]
-enum Memory {
-    Host(AlignedFloats),
-    Gpu(Arc<GpuBackend>, GpuBuffer),
-    Reference(ReferenceBuffer),
 }
 
 impl Buffer {
@@ -43,21 +55,10 @@ impl Buffer {
     }
 
     fn placed(context: &Context, max_rows: usize, width: usize, placement: Placement) -> Result<Self> {
-        let memory = match context.backend() {
-            Backend::Cpu(_) => {
-                let len = max_rows.saturating_mul(width);
-                let values = AlignedFloats::try_zeroed(len).ok_or_else(|| no_memory(max_rows, width))?;
-                Memory::Host(values)
-            }
-            Backend::Gpu(gpu) => {
-                let buffer = gpu.device().allocate((max_rows * width * 4).max(16), placement)?;
-                Memory::Gpu(Arc::clone(gpu), buffer)
-            }
-            Backend::Reference(reference) => {
-                Memory::Reference(ReferenceBuffer::new(reference, max_rows, width)?)
-            }
-        };
-        Ok(Self { memory, max_rows, width })
+        let held = on_device!(context.backend(), |device| {
+            Held::new(device, device.new_rows(max_rows, width, placement)?)
+        });
+        Ok(Self { held, max_rows, width })
     }
 
     /// Most rows of a step.
@@ -78,18 +79,7 @@ impl Buffer {
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or the work failed.
     pub fn read<R>(&self, num_rows: usize, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        match &self.memory {
-            Memory::Host(values) => Ok(read(&values[..len])),
-            Memory::Gpu(gpu, buffer) => {
-                let mut values = vec![0.0_f32; len];
-                gpu.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
-                Ok(read(&values))
-            }
-            Memory::Reference(buffer) => {
-                let values: Vec<f32> = buffer.read(num_rows)?.into_iter().map(|value| value as f32).collect();
-                Ok(read(&values))
-            }
-        }
+        with_held!(&self.held, |rows| rows.read(len, read))
     }
 
     /// Calls `write` with the first `num_rows` rows, for what comes next to see.
@@ -98,23 +88,7 @@ impl Buffer {
     /// [`crate::ErrorKind::Internal`] if there are fewer rows or work on them failed.
     pub fn write<R>(&mut self, num_rows: usize, write: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let len = self.len_of(num_rows)?;
-        match &mut self.memory {
-            Memory::Host(values) => Ok(write(&mut values[..len])),
-            Memory::Gpu(gpu, buffer) => {
-                let mut values = vec![0.0_f32; len];
-                gpu.read(buffer, bytemuck::cast_slice_mut(&mut values))?;
-                let result = write(&mut values);
-                gpu.device().write(buffer, 0, bytemuck::cast_slice(&values))?;
-                Ok(result)
-            }
-            Memory::Reference(buffer) => {
-                let mut values: Vec<f32> =
-                    buffer.read(num_rows)?.into_iter().map(|value| value as f32).collect();
-                let result = write(&mut values);
-                buffer.write(&values)?;
-                Ok(result)
-            }
-        }
+        with_held!(&mut self.held, |rows| rows.write(len, write))
     }
 
     /// The first `num_rows` rows with all the digits that the device computed.
@@ -122,37 +96,20 @@ impl Buffer {
     /// # Errors
     /// As [`Self::read`].
     pub(crate) fn read_exact(&self, num_rows: usize) -> Result<Vec<f64>> {
-        match &self.memory {
-            Memory::Reference(buffer) => Ok(buffer.read(self.len_of(num_rows)? / self.width.max(1))?),
-            _ => self.read(num_rows, |values| values.iter().map(|value| f64::from(*value)).collect()),
-        }
+        let len = self.len_of(num_rows)?;
+        with_held!(&self.held, |rows| rows.read_exact(len))
     }
 
-    /// The memory of a buffer on a GPU.
-    pub(crate) fn gpu(&self) -> Result<&GpuBuffer> {
-        match &self.memory {
-            Memory::Gpu(_, buffer) => Ok(buffer),
-            _ => Err(elsewhere()),
-        }
+    pub(crate) fn held(&self) -> &Held<Buffers> {
+        &self.held
     }
 
-    /// The tensor of a buffer of candle's.
-    pub(crate) fn reference(&self) -> Result<&ReferenceBuffer> {
-        match &self.memory {
-            Memory::Reference(buffer) => Ok(buffer),
-            _ => Err(elsewhere()),
-        }
+    pub(crate) fn held_mut(&mut self) -> &mut Held<Buffers> {
+        &mut self.held
     }
 
-    /// The same, to be written.
-    pub(crate) fn reference_mut(&mut self) -> Result<&mut ReferenceBuffer> {
-        match &mut self.memory {
-            Memory::Reference(buffer) => Ok(buffer),
-            _ => Err(elsewhere()),
-        }
-    }
-
-    fn len_of(&self, num_rows: usize) -> Result<usize> {
+    /// Values of the first `num_rows` rows, if there are so many.
+    pub(crate) fn len_of(&self, num_rows: usize) -> Result<usize> {
         if num_rows > self.max_rows {
             return Err(Error::internal(format!(
                 "{num_rows} rows do not fit into a buffer of {}",
@@ -163,11 +120,7 @@ impl Buffer {
     }
 }
 
-fn elsewhere() -> Error {
-    Error::internal("a buffer is used on another device than it is on")
-}
-
-fn no_memory(max_rows: usize, width: usize) -> Error {
+pub(super) fn no_memory(max_rows: usize, width: usize) -> Error {
     Error::new(ErrorKind::Capacity, format!("no memory for {max_rows} rows of {width} values"))
         .with_hint("let a step have fewer tokens: --max-num-batched-tokens")
 }

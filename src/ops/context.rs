@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::Result;
+use crate::ops::cpu::CpuBackend;
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::{Gpu, GpuBackend, Tuning};
@@ -23,15 +24,6 @@ enum DeviceBackend {
     Cpu(CpuBackend),
     Gpu(Arc<GpuBackend>),
     Reference(ReferenceBackend),
-}
-
-/// What CPU kernels need.
-#[derive(Debug)]
-pub struct CpuBackend {
-    /// The threads.
-    pub pool: ThreadPool,
-    /// The instruction set.
-    pub level: CpuLevel,
 }
 
 /// The implementation that an op has to take.
@@ -140,7 +132,9 @@ impl Context {
     pub fn description(&self) -> String {
         match &self.device {
             DeviceBackend::Cpu(cpu) => {
-                format!("cpu ({}, {} threads)", cpu.level.name(), cpu.pool.num_threads())
+                let num_threads = cpu.pool.num_threads();
+                let threads = if num_threads == 1 { "thread" } else { "threads" };
+                format!("cpu ({}, {num_threads} {threads})", cpu.level.name())
             }
             DeviceBackend::Gpu(gpu) => format!("{} ({})", gpu.device().kind(), gpu.device().name()),
             DeviceBackend::Reference(reference) => reference.description(),
@@ -180,6 +174,22 @@ impl Context {
         match &self.device {
             DeviceBackend::Cpu(cpu) => Some(cpu.level),
             DeviceBackend::Gpu(_) | DeviceBackend::Reference(_) => None,
+        }
+    }
+
+    /// What the CPU's kernels need, if it is they that compute.
+    pub(crate) fn cpu_backend(&self) -> Option<&CpuBackend> {
+        match &self.device {
+            DeviceBackend::Cpu(cpu) => Some(cpu),
+            DeviceBackend::Gpu(_) | DeviceBackend::Reference(_) => None,
+        }
+    }
+
+    /// The GPU, if our own kernels compute on one.
+    pub(crate) fn gpu_backend(&self) -> Option<&Arc<GpuBackend>> {
+        match &self.device {
+            DeviceBackend::Gpu(gpu) => Some(gpu),
+            DeviceBackend::Cpu(_) | DeviceBackend::Reference(_) => None,
         }
     }
 

@@ -1,17 +1,47 @@
 //! Latent attention with keys and values, for rows with many new tokens.
 
 use crate::ops::buffer::Buffer;
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::attention::expanded::{self, ExpandedOperands, ExpandedShape};
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::gpu::{self, GpuExpandedAttention};
+use crate::ops::context::Context;
+use crate::ops::cpu::attention::expanded::ExpandedShape;
+use crate::ops::device::{Device, ExpandedScratches, Held, on_device};
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
 use crate::ops::paged_attention::check_lists;
-use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
+
+/// What a device implements of it.
+pub(crate) trait ExpandedAttention: Device {
+    /// Memory for attention of these widths.
+    fn expanded_scratch(
+        &self,
+        shape: ExpandedShape,
+        limits: &ExpandedLimits,
+    ) -> Result<Self::ExpandedScratch>;
+
+    /// [`expanded_attention`].
+    fn expanded_attention(
+        &self,
+        scratch: &mut Self::ExpandedScratch,
+        operands: ExpandedOperands<'_>,
+        out: &mut Buffer,
+    ) -> Result<()>;
+}
+
+/// What expanded attention reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpandedOperands<'a> {
+    pub(crate) shape: ExpandedShape,
+    pub(crate) scale: f64,
+    pub(crate) queries: Heads<'a>,
+    pub(crate) absorbed: &'a Buffer,
+    pub(crate) cache: &'a KvCache,
+    pub(crate) layer: usize,
+    pub(crate) step: &'a StepInputs<'a>,
+    pub(crate) keys: &'a MatrixStack,
+    pub(crate) values: &'a MatrixStack,
+}
 
 /// The widths of expanded attention and the memory that it needs, allocated once.
 #[derive(Debug)]
@@ -20,14 +50,7 @@ pub struct ExpandedScratch {
     scale: f64,
     max_model_len: usize,
     max_num_rows: usize,
-    device: DeviceScratch,
-}
-
-#[derive(Debug)]
-enum DeviceScratch {
-    Cpu(Box<expanded::ExpandedScratch>),
-    Gpu(GpuExpandedAttention),
-    Reference,
+    held: Held<ExpandedScratches>,
 }
 
 /// What [`ExpandedScratch`] is made for.
@@ -61,33 +84,12 @@ impl ExpandedScratch {
     /// kernels for these widths.
     pub fn new(context: &Context, limits: ExpandedLimits) -> Result<Self> {
         let ExpandedLimits { num_heads, rank, nope, rotated, value_dim, scale, .. } = limits;
-        let ExpandedLimits { max_model_len, max_num_tokens, max_num_rows, .. } = limits;
         let shape = ExpandedShape { num_heads, rank, nope, rotated, value_dim };
-        let device = match context.backend() {
-            Backend::Cpu(cpu) => {
-                let num_threads = cpu.pool.num_threads();
-                let own = expanded::ExpandedScratch::new(
-                    shape,
-                    max_num_tokens,
-                    max_model_len,
-                    num_threads,
-                    cpu.level,
-                );
-                DeviceScratch::Cpu(Box::new(own))
-            }
-            Backend::Gpu(gpu) => {
-                let scale = scale as f32;
-                DeviceScratch::Gpu(GpuExpandedAttention::new(
-                    gpu,
-                    shape,
-                    scale,
-                    max_num_tokens,
-                    max_model_len,
-                )?)
-            }
-            Backend::Reference(_) => DeviceScratch::Reference,
-        };
-        Ok(Self { shape, scale, max_model_len, max_num_rows, device })
+        let held = on_device!(context.backend(), |device| {
+            Held::new(device, device.expanded_scratch(shape, &limits)?)
+        });
+        let ExpandedLimits { max_model_len, max_num_rows, .. } = limits;
+        Ok(Self { shape, scale, max_model_len, max_num_rows, held })
     }
 }
 
@@ -136,58 +138,9 @@ pub fn expanded_attention(
     }
     check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
         .map_err(|reason| Error::internal(format!("expanded_attention: {reason}")))?;
-    let num_tokens = metadata.num_tokens();
-    let (cpu, own) = match (context.launch(), &mut scratch.device) {
-        (Backend::Cpu(cpu), DeviceScratch::Cpu(own)) => (cpu, own),
-        (Backend::Gpu(gpu), DeviceScratch::Gpu(own)) => {
-            let operands = gpu::ExpandedOperands {
-                queries: queries.rows.gpu()?,
-                query_width: queries.rows.width(),
-                absorbed: absorbed.gpu()?,
-                rows: cache.gpu_rows(layer)?,
-                keys: keys.gpu_transposed()?,
-                values: values.gpu()?,
-                out: out.gpu()?,
-            };
-            return own.run(gpu, step.gpu()?, operands);
-        }
-        (Backend::Reference(backend), DeviceScratch::Reference) => {
-            let operands = reference::ExpandedAttention {
-                shape,
-                scale: scratch.scale,
-                queries: queries.rows.reference()?,
-                query_stride: queries.stride,
-                absorbed: absorbed.reference()?,
-                keys: keys.reference()?,
-                values: values.reference()?,
-            };
-            let (pools, out) = (cache.reference(layer)?, out.reference_mut()?);
-            return backend
-                .run(num_tokens, || reference::expanded_attention(backend, operands, pools, metadata, out));
-        }
-        _ => return Err(Error::internal("expanded_attention: its memory is on another device")),
-    };
-    let pools = cache.pools(layer)?;
-    let (width, query_width) = (out.width(), queries.rows.width());
-    out.write(num_tokens, |out| {
-        let out = RowsMut::new(out, width);
-        queries.rows.read(num_tokens, |query_rows| {
-            absorbed.read(num_tokens, |absorbed| {
-                let operands = ExpandedOperands {
-                    queries: query_rows,
-                    query_width,
-                    query_stride: queries.stride,
-                    absorbed,
-                    scale: scratch.scale as f32,
-                    keys: keys.cpu_transposed()?,
-                    values: values.cpu()?,
-                };
-                // SAFETY: the widths and the lists were checked above.
-                unsafe {
-                    expanded::expanded_attention(own, operands, pools, metadata, &out, &cpu.pool, cpu.level);
-                }
-                Ok(())
-            })
-        })
-    })???
+    let scale = scratch.scale;
+    let operands = ExpandedOperands { shape, scale, queries, absorbed, cache, layer, step, keys, values };
+    on_device!(context.launch(), |device| {
+        device.expanded_attention(scratch.held.on_mut(device)?, operands, out)
+    })
 }

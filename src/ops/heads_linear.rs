@@ -3,14 +3,25 @@
 use std::ops::Range;
 
 use crate::ops::buffer::Buffer;
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::matmul::{Forms, RowGroup, matmul_groups};
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::gpu::{self, Stacked};
-use crate::ops::linear::{CpuScratch, LinearScratch, gpu_operands};
-use crate::ops::reference;
+use crate::ops::context::Context;
+use crate::ops::device::{Device, on_device};
+use crate::ops::linear::LinearScratch;
 use crate::ops::weights::MatrixStack;
 use crate::{Error, Result};
+
+/// What a device implements of it.
+pub(crate) trait HeadsLinear: Device {
+    /// [`heads_linear`].
+    fn heads_linear(
+        &self,
+        scratch: &mut LinearScratch,
+        rows: Range<usize>,
+        x: Heads<'_>,
+        heads: &MatrixStack,
+        out: &mut Buffer,
+        out_stride: usize,
+    ) -> Result<()>;
+}
 
 /// Where the heads of a row are: head `h` begins at `h · stride`.
 #[derive(Debug, Clone, Copy)]
@@ -48,48 +59,5 @@ pub fn heads_linear(
             out.width()
         )));
     }
-    let cpu = match context.launch() {
-        Backend::Cpu(cpu) => cpu,
-        Backend::Reference(backend) => {
-            let (values, out) = (x.rows.reference()?, out.reference_mut()?);
-            return backend.run(rows.len(), || {
-                reference::heads_linear(backend, rows, values, x.stride, heads.reference()?, out, out_stride)
-            });
-        }
-        Backend::Gpu(gpu) => {
-            let stacked = Stacked::Heads { num_heads, x_stride: x.stride, out_stride };
-            let operands = gpu_operands(scratch, rows.end, x.rows, None, out)?.of_rows(rows);
-            return gpu::matmul(
-                gpu,
-                &[gpu::Part::of_stack(heads.gpu()?)],
-                &gpu::Operands { stacked, ..operands },
-            );
-        }
-    };
-    let matrices = heads.cpu()?;
-    let CpuScratch { activations, groups } = scratch.cpu()?;
-    let (first_row, num_rows) = (rows.start, rows.len());
-    let rows_of_head = num_rows.next_multiple_of(RowGroup::ALIGNMENT);
-    groups.clear();
-    groups.extend((0..num_heads).map(|head| RowGroup {
-        first_row: head * rows_of_head,
-        num_rows,
-        matrix: head,
-    }));
-    let (width, out_width) = (x.rows.width(), out.width());
-    let start_of = |row: usize| (first_row + row % rows_of_head) * width + row / rows_of_head * x.stride;
-    let forms = Forms::of(matrices.iter().map(|matrix| matrix.dtype()), cpu.level);
-    x.rows.read(rows.end, |values| {
-        activations.prepare_groups(values, start_of, groups, heads.cols(), None, forms, &cpu.pool, cpu.level);
-    })?;
-    out.write(rows.end, |out| {
-        let out = RowsMut::new(out, out_width);
-        let write = |row: usize, first: usize, products: &[f32]| {
-            let (head, row) = (row / rows_of_head, first_row + row % rows_of_head);
-            // SAFETY: every head of a row has outputs of its own, each of which is written once.
-            let part = unsafe { out.part(row, head * out_stride + first, products.len()) };
-            part.copy_from_slice(products);
-        };
-        matmul_groups(activations, groups, |head| &matrices[head], write, &cpu.pool, cpu.level);
-    })
+    on_device!(context.launch(), |device| device.heads_linear(scratch, rows, x, heads, out, out_stride))
 }

@@ -9,31 +9,31 @@
 //! The memory is zero and takes no room before it is first written.
 
 use std::fmt;
-use std::sync::Arc;
-
-use memmap2::MmapMut;
 
 use crate::config::ModelConfig;
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::paged_cache::{CachePools, CachePoolsMut, KvCacheDType, KvLayout};
-use crate::ops::gpu::{self, GpuBackend, GpuBuffer, LatentRows, Placement, Pools};
-use crate::ops::reference::ReferencePools;
+use crate::ops::context::Context;
+use crate::ops::cpu::paged_cache::{KvCacheDType, KvLayout};
+use crate::ops::device::{Device, Held, LayerPools, on_device, with_held};
 use crate::{Error, ErrorKind, Result};
+
+/// The keys and values of a layer on a device.
+pub(crate) trait DevicePools: fmt::Debug {
+    /// Copies block `source` to `target`; both exist.
+    fn copy_block(&mut self, source: usize, target: usize) -> Result<()>;
+}
+
+/// What a device implements of the cache.
+pub(crate) trait CacheOps: Device {
+    /// Zeros for the keys and values of a layer. The product of the sizes is in range.
+    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<Self::Pools>;
+}
 
 /// The keys and values of all layers.
 pub struct KvCache {
     layout: KvLayout,
     dtype: KvCacheDType,
     num_blocks: usize,
-    layers: Vec<LayerPools>,
-    /// The device, if it is a GPU.
-    gpu: Option<Arc<GpuBackend>>,
-}
-
-enum LayerPools {
-    Cpu { k: MmapMut, v: Option<MmapMut> },
-    Gpu { k: GpuBuffer, v: Option<GpuBuffer> },
-    Reference(ReferencePools),
+    layers: Vec<Held<LayerPools>>,
 }
 
 impl fmt::Debug for KvCache {
@@ -66,38 +66,19 @@ impl KvCache {
                 "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
             )));
         }
-        let bytes = |block_len: usize| {
-            block_len
-                .checked_mul(dtype.size_in_bytes())
-                .and_then(|bytes| bytes.checked_mul(num_blocks))
-                .ok_or_else(|| no_memory(num_blocks, block_size, "its size overflows"))
-        };
-        let map = |block_len: usize| {
-            MmapMut::map_anon(bytes(block_len)?).map_err(|error| no_memory(num_blocks, block_size, error))
-        };
-        let (k_len, v_len, row_len) = (layout.k_block_len(), layout.v_block_len(), row_block_len(&layout));
-        let gpu = match context.backend() {
-            Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Gpu(gpu) => Some(Arc::clone(gpu)),
-        };
-        let layer = || match context.backend() {
-            Backend::Cpu(_) => {
-                let v = layout.has_values.then(|| map(v_len)).transpose()?;
-                Ok(LayerPools::Cpu { k: map(k_len)?, v })
-            }
-            Backend::Reference(reference) => {
-                let (num_slots, width) = (num_blocks * block_size, layout.num_kv_heads * layout.head_dim);
-                let pools = ReferencePools::new(reference, num_slots, width, layout.has_values, dtype)?;
-                Ok(LayerPools::Reference(pools))
-            }
-            Backend::Gpu(gpu) => {
-                let allocate = || gpu.device().allocate(bytes(row_len)?.max(16), Placement::Private);
-                let v = layout.has_values.then(allocate).transpose()?;
-                Ok(LayerPools::Gpu { k: allocate()?, v })
-            }
+        let largest = layout.k_block_len().max(layout.v_block_len()).max(row_block_len(&layout));
+        let num_bytes =
+            largest.checked_mul(dtype.size_in_bytes()).and_then(|len| len.checked_mul(num_blocks));
+        if num_bytes.is_none() {
+            return Err(no_memory(num_blocks, block_size, "its size overflows"));
+        }
+        let layer = || {
+            on_device!(context.backend(), |device| {
+                Ok(Held::new(device, device.pools(layout, dtype, num_blocks)?))
+            })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layout, dtype, num_blocks, layers, gpu })
+        Ok(Self { layout, dtype, num_blocks, layers })
     }
 
     /// Bytes that one token takes in all layers of a model, the padding counted in.
@@ -139,27 +120,8 @@ impl KvCache {
                 self.num_blocks
             )));
         }
-        let k_bytes = self.layout.k_block_len() * self.dtype.size_in_bytes();
-        let v_bytes = self.layout.v_block_len() * self.dtype.size_in_bytes();
-        let row_bytes = row_block_len(&self.layout) * self.dtype.size_in_bytes();
         for layer in &mut self.layers {
-            match (layer, &self.gpu) {
-                (LayerPools::Cpu { k, v }, _) => {
-                    k.copy_within(source * k_bytes..(source + 1) * k_bytes, target * k_bytes);
-                    if let Some(v) = v {
-                        v.copy_within(source * v_bytes..(source + 1) * v_bytes, target * v_bytes);
-                    }
-                }
-                (LayerPools::Gpu { k, v }, Some(gpu)) => {
-                    for pool in [Some(&*k), v.as_ref()].into_iter().flatten() {
-                        gpu::copy_block(gpu, pool, row_bytes, source as u32, target as u32)?;
-                    }
-                }
-                (LayerPools::Gpu { .. }, None) => return Err(elsewhere()),
-                (LayerPools::Reference(pools), _) => {
-                    pools.copy_block(self.layout.block_size, source, target)?;
-                }
-            }
+            with_held!(layer, |pools| pools.copy_block(source, target))?;
         }
         Ok(())
     }
@@ -172,44 +134,13 @@ impl KvCache {
         self.layers.len()
     }
 
-    /// The pools of a layer, where the CPU's kernels read them.
-    pub(crate) fn pools(&self, layer: usize) -> Result<CachePools<'_>> {
-        let LayerPools::Cpu { k, v } = &self.layers[layer] else { return Err(elsewhere()) };
-        Ok(CachePools { layout: self.layout, dtype: self.dtype, k, v: v.as_deref() })
+    /// The keys and values of a layer.
+    pub(crate) fn layer(&self, layer: usize) -> &Held<LayerPools> {
+        &self.layers[layer]
     }
 
-    pub(crate) fn pools_mut(&mut self, layer: usize) -> Result<CachePoolsMut<'_>> {
-        let LayerPools::Cpu { k, v } = &mut self.layers[layer] else { return Err(elsewhere()) };
-        Ok(CachePoolsMut { layout: self.layout, dtype: self.dtype, k, v: v.as_deref_mut() })
-    }
-
-    /// The pools of a layer as candle's tensors.
-    pub(crate) fn reference(&self, layer: usize) -> Result<&ReferencePools> {
-        match &self.layers[layer] {
-            LayerPools::Reference(pools) => Ok(pools),
-            _ => Err(elsewhere()),
-        }
-    }
-
-    pub(crate) fn reference_mut(&mut self, layer: usize) -> Result<&mut ReferencePools> {
-        match &mut self.layers[layer] {
-            LayerPools::Reference(pools) => Ok(pools),
-            _ => Err(elsewhere()),
-        }
-    }
-
-    /// The pools of a layer on a GPU.
-    pub(crate) fn gpu(&self, layer: usize) -> Result<Pools<'_>> {
-        let LayerPools::Gpu { k, v: Some(v) } = &self.layers[layer] else { return Err(elsewhere()) };
-        let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
-        Ok(Pools { k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
-    }
-
-    /// The latent rows of a layer on a GPU.
-    pub(crate) fn gpu_rows(&self, layer: usize) -> Result<LatentRows<'_>> {
-        let LayerPools::Gpu { k: rows, v: None } = &self.layers[layer] else { return Err(elsewhere()) };
-        let KvLayout { block_size, head_dim: row_dim, .. } = self.layout;
-        Ok(LatentRows { rows, dtype: self.dtype, row_dim, block_size })
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut Held<LayerPools> {
+        &mut self.layers[layer]
     }
 }
 
@@ -231,16 +162,13 @@ fn layout_of(config: &ModelConfig, block_size: usize) -> KvLayout {
     }
 }
 
-/// Values of a block of K or of V on a GPU: rows of tokens for each head, without padding.
-fn row_block_len(layout: &KvLayout) -> usize {
+/// Values of a block of K or of V in rows of tokens for each head, without padding.
+pub(super) fn row_block_len(layout: &KvLayout) -> usize {
     layout.num_kv_heads * layout.block_size * layout.head_dim
 }
 
-fn elsewhere() -> Error {
-    Error::internal("the KV cache is on another device")
-}
-
-fn no_memory(num_blocks: usize, block_size: usize, reason: impl fmt::Display) -> Error {
+/// That the system does not give the memory.
+pub(super) fn no_memory(num_blocks: usize, block_size: usize, reason: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::Capacity,
         format!("cannot allocate a KV cache of {num_blocks} blocks of {block_size} tokens: {reason}"),

@@ -1,18 +1,36 @@
 //! What happens between the projections of latent attention and attention itself.
 
-use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::latent_row;
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::gpu;
+use crate::ops::context::Context;
+use crate::ops::device::{Device, Held, LayerPools, on_device};
 use crate::ops::heads_linear::Heads;
 use crate::ops::kv_cache::KvCache;
-use crate::ops::reference;
 use crate::ops::rope_kv_write::RopeTable;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
+
+/// What a device implements of it.
+pub(crate) trait LatentKvWrite: Device {
+    /// [`latent_kv_write`].
+    fn latent_kv_write(
+        &self,
+        rows: LatentRows<'_>,
+        step: &StepInputs<'_>,
+        pools: &mut Held<LayerPools>,
+        out: &mut Buffer,
+    ) -> Result<()>;
+}
+
+/// What is normalised, rotated and written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LatentRows<'a> {
+    pub(crate) num_heads: usize,
+    pub(crate) queries: Heads<'a>,
+    pub(crate) kv: &'a Buffer,
+    pub(crate) norm: &'a RmsNorm,
+    pub(crate) table: &'a RopeTable,
+}
 
 /// Writes the row `[norm(latent), rotated key]` of each token to the cache, and the rotated end of each query head to
 /// where attention wants it.
@@ -69,56 +87,6 @@ pub fn latent_kv_write(
     if let Some(slot) = slots.iter().find(|slot| **slot >= num_slots) {
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }
-    let num_tokens = positions.len();
-    let cpu = match context.launch() {
-        Backend::Cpu(cpu) => cpu,
-        Backend::Reference(backend) => {
-            let operands = reference::LatentKvWrite { num_heads, positions, slots, norm, table };
-            let (rows, kv) = (queries.rows.reference()?, kv.reference()?);
-            let (pools, out) = (cache.reference_mut(layer)?, out.reference_mut()?);
-            return backend.run(num_tokens, || {
-                reference::latent_kv_write(backend, operands, rows, queries.stride, kv, pools, out)
-            });
-        }
-        Backend::Gpu(gpu) => {
-            let write = gpu::LatentWrite {
-                queries: queries.rows.gpu()?,
-                query_width: queries.rows.width(),
-                query_stride: queries.stride,
-                kv: kv.gpu()?,
-                kv_width: kv.width(),
-                num_tokens,
-                num_heads,
-                norm: norm.weight.gpu()?,
-                eps: norm.eps,
-                table: table.gpu()?,
-                num_pairs: table.num_pairs(),
-                is_interleaved: table.style() == RopeStyle::Interleaved,
-                out: out.gpu()?,
-            };
-            return gpu::latent_kv_write(gpu, step.gpu()?, write, cache.gpu_rows(layer)?);
-        }
-    };
-    let operands = latent_row::LatentKvWrite {
-        num_heads,
-        positions,
-        slots,
-        norm: norm.into(),
-        table: table.rows(),
-        query_width: queries.rows.width(),
-        query_stride: queries.stride,
-        kv_width: kv.width(),
-    };
-    let (out_width, pools) = (out.width(), cache.pools_mut(layer)?);
-    out.write(num_tokens, |out| {
-        let out = RowsMut::new(out, out_width);
-        queries.rows.read(num_tokens, |queries| {
-            kv.read(num_tokens, |kv| {
-                // SAFETY: the widths are those of the layout, and all slots were looked for above.
-                unsafe {
-                    latent_row::latent_kv_write(operands, queries, kv, &out, pools, &cpu.pool, cpu.level);
-                }
-            })
-        })
-    })??
+    let rows = LatentRows { num_heads, queries, kv, norm, table };
+    on_device!(context.launch(), |device| device.latent_kv_write(rows, step, cache.layer_mut(layer), out))
 }

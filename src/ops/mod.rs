@@ -3,18 +3,23 @@
 //! An op checks its operands, counts itself as a dispatch and calls the kernel of the device. The layers
 //! above are written in ops alone; a layer of a Llama-like model is six of them.
 
+mod attention_spec;
 mod bandwidth;
 mod buffer;
 mod context;
+pub mod cpu;
+mod device;
 mod embed;
 mod expanded_attention;
 mod experts;
+mod gated;
 mod gather_rows;
 pub mod gpu;
 mod heads_linear;
 mod kv_cache;
 mod latent_kv_write;
 mod linear;
+mod norm_residual;
 mod paged_attention;
 mod probe;
 pub mod reference;
@@ -26,26 +31,27 @@ mod step_inputs;
 mod tests;
 mod weights;
 
-/// The CPU's kernels.
-pub use tinyvllm_kernels as cpu;
-
+pub use attention_spec::AttentionSpec;
 pub use bandwidth::{MemoryBandwidth, measure_bandwidth};
 pub use buffer::Buffer;
-pub use context::{Context, CpuBackend};
+pub use context::Context;
+pub use cpu::CpuBackend;
+pub use cpu::attention::AttentionHeads;
 pub use cpu::paged_cache::KvCacheDType;
 pub use cpu::{AttentionMetadata, EXPANDED_GROUP};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
 pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};
+pub use gated::gated;
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
 pub use kv_cache::KvCache;
 pub use latent_kv_write::latent_kv_write;
 pub use linear::{
-    LinearScratch, ProductInput, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,
-    norm_swiglu_for,
+    LinearScratch, linear, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,
 };
-pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention, paged_attention_for};
+pub use norm_residual::norm_residual;
+pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
 pub use rope_attention::rope_attention;
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};

@@ -1,7 +1,7 @@
 //! What the kernels of a GPU take for granted, tried on it.
 
 use crate::Result;
-use crate::ops::context::{Backend, Context};
+use crate::ops::context::Context;
 use crate::ops::gpu::{self, KernelLimits, Probe};
 
 /// The results of a probe for these words; none on a device without these kernels.
@@ -9,10 +9,7 @@ use crate::ops::gpu::{self, KernelLimits, Probe};
 /// # Errors
 /// If the device fails.
 pub(crate) fn probe(context: &Context, function: Probe, words: &[u32]) -> Result<Option<Vec<u32>>> {
-    match context.backend() {
-        Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
-        Backend::Gpu(gpu) => gpu::probe(gpu, function, words).map(Some),
-    }
+    context.gpu_backend().map(|gpu| gpu::probe(gpu, function, words)).transpose()
 }
 
 /// What the device allows of the largest kernels of each kind, as far as they are wanted, which are compiled for it; of
@@ -24,8 +21,5 @@ pub(crate) fn kernel_limits(
     context: &Context,
     wants: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Vec<KernelLimits>> {
-    match context.backend() {
-        Backend::Cpu(_) | Backend::Reference(_) => Ok(Vec::new()),
-        Backend::Gpu(gpu) => gpu::kernel_limits(gpu, wants),
-    }
+    context.gpu_backend().map_or_else(|| Ok(Vec::new()), |gpu| gpu::kernel_limits(gpu, wants))
 }

@@ -1,20 +1,52 @@
 //! What happens between the query, key and value projections and attention.
 
-use std::sync::Arc;
-
 use crate::config::RopeStyle;
 use crate::ops::buffer::Buffer;
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::rope::{self, RopeRows};
-use crate::ops::cpu::rows::RowsMut;
-use crate::ops::gpu::{self, GpuBackend, GpuBuffer, Placement};
+use crate::ops::context::Context;
+use crate::ops::cpu::rope::RopeRows;
+use crate::ops::device::{Device, Held, LayerPools, Tables, on_device, with_held};
 use crate::ops::kv_cache::KvCache;
-use crate::ops::reference;
 use crate::ops::step_inputs::StepInputs;
 use crate::ops::weights::RmsNorm;
 use crate::{Error, Result};
 
-/// Cosines and sines of `position · frequency`, for each position and pair.
+/// A table of cosines and sines where kernels read it.
+pub(crate) trait DeviceTable: std::fmt::Debug {
+    /// Puts values behind the first `start` ones.
+    fn extend(&mut self, _start: usize, _values: &[f32]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The host's own is read.
+impl DeviceTable for () {}
+
+/// What a device implements of it.
+pub(crate) trait RopeKvWrite: Device {
+    /// Memory for a table of `len` values.
+    fn rope_table(&self, len: usize) -> Result<Self::Table>;
+
+    /// [`rope_kv_write`].
+    fn rope_kv_write(
+        &self,
+        rows: RotatedRows<'_>,
+        qkv: &mut Buffer,
+        step: &StepInputs<'_>,
+        pools: &mut Held<LayerPools>,
+    ) -> Result<()>;
+}
+
+/// What is rotated, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RotatedRows<'a> {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) norms: Option<HeadNorms<'a>>,
+    pub(crate) table: &'a RopeTable,
+}
+
+/// Cosines and sines of `position · frequency`, for each position and pair. Of no pairs it rotates nothing.
 ///
 /// The memory for all positions is reserved at once, but computed and touched only as far as sequences
 /// have become long.
@@ -25,10 +57,11 @@ pub struct RopeTable {
     frequencies: Vec<f32>,
     factor: f32,
     max_positions: usize,
+    num_positions: usize,
     /// `[positions][2][pairs]`: cosines, then sines.
     values: Vec<f32>,
-    /// The same, where a GPU reads it.
-    gpu: Option<(Arc<GpuBackend>, GpuBuffer)>,
+    /// The same, where kernels read it.
+    held: Held<Tables>,
 }
 
 impl RopeTable {
@@ -47,14 +80,9 @@ impl RopeTable {
         max_positions: usize,
     ) -> Result<Self> {
         let len = max_positions * frequencies.len() * 2;
-        let gpu = match context.backend() {
-            Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Gpu(gpu) => {
-                let buffer = gpu.device().allocate((len * 4).max(16), Placement::Shared)?;
-                Some((Arc::clone(gpu), buffer))
-            }
-        };
-        Ok(Self { style, frequencies, factor, max_positions, values: Vec::with_capacity(len), gpu })
+        let held = on_device!(context.backend(), |device| Held::new(device, device.rope_table(len)?));
+        let values = Vec::with_capacity(len);
+        Ok(Self { style, frequencies, factor, max_positions, num_positions: 0, values, held })
     }
 
     /// Computes what is missing of the positions below `num_positions`.
@@ -71,19 +99,19 @@ impl RopeTable {
                 self.max_positions
             )));
         }
-        if num_positions <= self.num_positions() {
+        if num_positions <= self.num_positions {
             return Ok(());
         }
         let end = num_positions.next_multiple_of(Self::STEP).min(self.max_positions);
         let num_old = self.values.len();
-        for position in self.num_positions()..end {
+        for position in self.num_positions..end {
             let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
             self.values.extend(angles.clone().map(|angle| angle.cos() * self.factor));
             self.values.extend(angles.map(|angle| angle.sin() * self.factor));
         }
-        if let Some((gpu, buffer)) = &self.gpu {
-            gpu.device().write(buffer, 4 * num_old, bytemuck::cast_slice(&self.values[num_old..]))?;
-        }
+        self.num_positions = end;
+        let new = &self.values[num_old..];
+        with_held!(&mut self.held, |table| DeviceTable::extend(table, num_old, new))?;
         Ok(())
     }
 
@@ -112,13 +140,11 @@ impl RopeTable {
     /// Positions from 0 that are computed.
     #[must_use]
     pub fn num_positions(&self) -> usize {
-        self.values.len() / (2 * self.num_pairs()).max(1)
+        self.num_positions
     }
 
-    pub(crate) fn gpu(&self) -> Result<&GpuBuffer> {
-        let (_, buffer) =
-            self.gpu.as_ref().ok_or_else(|| Error::internal("a rope table is not on the device"))?;
-        Ok(buffer)
+    pub(crate) fn held(&self) -> &Held<Tables> {
+        &self.held
     }
 
     /// Cosines and sines of the positions that are computed.
@@ -154,44 +180,19 @@ pub fn rope_kv_write(
     cache: &mut KvCache,
     layer: usize,
 ) -> Result<()> {
-    let num_heads = check(qkv, step, norms, table, cache, layer)?;
-    let (positions, slot_mapping) = (step.positions, &step.attention.slot_mapping[..]);
-    let layout = cache.layout();
-    let (num_kv_heads, head_dim) = (layout.num_kv_heads, layout.head_dim);
-    let cpu = match context.launch() {
-        Backend::Cpu(cpu) => cpu,
-        Backend::Gpu(gpu) => {
-            let rope = gpu_rope(qkv, num_heads, positions.len(), norms, table)?;
-            return gpu::rope_kv_write(gpu, step.gpu()?, rope, cache.gpu(layer)?);
-        }
-        Backend::Reference(backend) => {
-            let slots = slot_mapping;
-            let operands =
-                reference::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table };
-            let (qkv, pools) = (qkv.reference_mut()?, cache.reference_mut(layer)?);
-            return backend.run(positions.len(), || reference::rope_kv_write(backend, operands, qkv, pools));
-        }
-    };
-    let norms = norms.map(|norms| rope::HeadNorms { q: norms.q.into(), k: norms.k.into() });
-    let table = table.rows();
-    let operands =
-        rope::RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slot_mapping, norms, table };
-    let (width, pools) = (qkv.width(), cache.pools_mut(layer)?);
-    qkv.write(positions.len(), |qkv| {
-        // SAFETY: the heads are those of the layout, and all slots were looked for above.
-        unsafe { rope::rope_kv_write(operands, &RowsMut::new(qkv, width), pools, &cpu.pool, cpu.level) };
-    })
+    let rows = check(qkv, step, norms, table, cache, layer)?;
+    on_device!(context.launch(), |device| device.rope_kv_write(rows, qkv, step, cache.layer_mut(layer)))
 }
 
-/// Everything that the kernels rely on. The number of query heads.
-pub(super) fn check(
+/// Everything that the kernels rely on. What is rotated.
+pub(super) fn check<'a>(
     qkv: &Buffer,
     step: &StepInputs<'_>,
-    norms: Option<HeadNorms<'_>>,
-    table: &RopeTable,
+    norms: Option<HeadNorms<'a>>,
+    table: &'a RopeTable,
     cache: &KvCache,
     layer: usize,
-) -> Result<usize> {
+) -> Result<RotatedRows<'a>> {
     let (positions, slot_mapping) = (step.positions, &step.attention.slot_mapping[..]);
     let layout = cache.layout();
     let (num_kv_heads, head_dim) = (layout.num_kv_heads, layout.head_dim);
@@ -222,26 +223,5 @@ pub(super) fn check(
     if let Some(slot) = slot_mapping.iter().find(|slot| **slot >= num_slots) {
         return Err(Error::internal(format!("slot {slot} is not below the {num_slots} of the cache")));
     }
-    Ok(num_heads)
-}
-
-/// What a GPU's kernels rotate, and how.
-pub(super) fn gpu_rope<'a>(
-    qkv: &'a Buffer,
-    num_heads: usize,
-    num_tokens: usize,
-    norms: Option<HeadNorms<'a>>,
-    table: &'a RopeTable,
-) -> Result<gpu::Rope<'a>> {
-    let norms =
-        norms.map(|norms| Ok::<_, Error>((norms.q.weight.gpu()?, norms.k.weight.gpu()?, norms.q.eps)));
-    Ok(gpu::Rope {
-        qkv: qkv.gpu()?,
-        num_tokens,
-        num_heads,
-        num_pairs: table.num_pairs(),
-        is_interleaved: table.style == RopeStyle::Interleaved,
-        table: table.gpu()?,
-        norms: norms.transpose()?,
-    })
+    Ok(RotatedRows { num_heads, num_kv_heads, head_dim, norms, table })
 }

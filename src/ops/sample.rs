@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::ops::buffer::Buffer;
-use crate::ops::context::{Backend, Context};
-use crate::ops::gpu::{Binding, GpuBuffer, GpuSampler};
+use crate::ops::context::Context;
+use crate::ops::device::{Device, Held, Samplers, on_device};
+use crate::ops::gpu::{Binding, GpuBuffer};
 use crate::{Error, Result};
 
 /// How to choose the tokens of a row. The names and meanings are those of
@@ -86,15 +87,56 @@ pub struct SampledTokens {
 }
 
 impl SampledTokens {
-    pub(crate) fn gpu(&self) -> Binding<'_> {
+    pub(crate) fn new(buffer: Arc<GpuBuffer>, offset: usize) -> Self {
+        Self { buffer, offset }
+    }
+
+    pub(crate) fn binding(&self) -> Binding<'_> {
         Binding::read(&self.buffer).at(self.offset)
     }
+}
+
+/// What a device implements of it. Where the host samples, all of this is as it stands here.
+pub(crate) trait Sample: Device {
+    /// A sampler; none where the host samples.
+    fn sampler(&self) -> Result<Option<Self::Sampler>> {
+        Ok(None)
+    }
+
+    /// [`DeviceSampler::begin`].
+    fn begin<'a>(
+        &self,
+        _sampler: &mut Self::Sampler,
+        _params: impl Iterator<Item = SampleParams<'a>>,
+        _num_steps: usize,
+    ) -> Result<()> {
+        Err(host_samples())
+    }
+
+    /// [`DeviceSampler::launch`].
+    fn launch(&self, _sampler: &mut Self::Sampler, _logits: &Buffer) -> Result<()> {
+        Err(host_samples())
+    }
+
+    /// [`DeviceSampler::on_device`].
+    fn on_device(&self, _sampler: &Self::Sampler, _step: usize) -> Result<SampledTokens> {
+        Err(host_samples())
+    }
+
+    /// [`DeviceSampler::tokens`].
+    fn tokens(&self, _sampler: &Self::Sampler, _step: usize, _tokens: &mut Vec<u32>) -> Result<()> {
+        Err(host_samples())
+    }
+}
+
+fn host_samples() -> Error {
+    Error::internal("a device samples that has no sampler")
 }
 
 /// A sampler on the device.
 #[derive(Debug)]
 pub struct DeviceSampler {
-    gpu: GpuSampler,
+    held: Held<Samplers>,
 }
 
 impl DeviceSampler {
@@ -103,10 +145,9 @@ impl DeviceSampler {
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context) -> Result<Option<Self>> {
-        match context.backend() {
-            Backend::Cpu(_) | Backend::Reference(_) => Ok(None),
-            Backend::Gpu(gpu) => Ok(Some(Self { gpu: GpuSampler::new(gpu)? })),
-        }
+        on_device!(context.backend(), |device| {
+            Ok(device.sampler()?.map(|sampler| Self { held: Held::new(device, sampler) }))
+        })
     }
 
     /// Begins to sample `num_steps` tokens for each of some rows. What was sampled before is done with, whether
@@ -120,8 +161,7 @@ impl DeviceSampler {
         params: impl Iterator<Item = SampleParams<'a>>,
         num_steps: usize,
     ) -> Result<()> {
-        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
-        self.gpu.begin(gpu, params, num_steps)
+        on_device!(context.backend(), |device| { device.begin(self.held.on_mut(device)?, params, num_steps) })
     }
 
     /// Queues the next token of each row. `logits` are `[num_rows, vocab_size]` and are changed.
@@ -129,15 +169,15 @@ impl DeviceSampler {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device does not take the work.
     pub fn launch(&mut self, context: &Context, logits: &Buffer) -> Result<()> {
-        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
-        self.gpu.launch(gpu, logits.gpu()?, logits.width())
+        on_device!(context.backend(), |device| Sample::launch(device, self.held.on_mut(device)?, logits))
     }
 
     /// The tokens of a step that was queued, for the device.
-    #[must_use]
-    pub fn on_device(&self, step: usize) -> SampledTokens {
-        let (buffer, offset) = self.gpu.on_device(step);
-        SampledTokens { buffer, offset }
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Internal`] on another device.
+    pub fn on_device(&self, context: &Context, step: usize) -> Result<SampledTokens> {
+        on_device!(context.backend(), |device| device.on_device(self.held.on(device)?, step))
     }
 
     /// Waits for the tokens of a step, one for each row; `u32::MAX` stands for logits that are no numbers.
@@ -145,11 +185,6 @@ impl DeviceSampler {
     /// # Errors
     /// [`crate::ErrorKind::Internal`] if the device failed.
     pub fn tokens(&self, context: &Context, step: usize, tokens: &mut Vec<u32>) -> Result<()> {
-        let Backend::Gpu(gpu) = context.backend() else { return Err(elsewhere()) };
-        self.gpu.tokens(gpu, step, tokens)
+        on_device!(context.backend(), |device| device.tokens(self.held.on(device)?, step, tokens))
     }
-}
-
-fn elsewhere() -> Error {
-    Error::internal("a sampler is used on another device than it is on")
 }

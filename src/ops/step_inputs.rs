@@ -1,11 +1,36 @@
 //! The lists of a step, on the host and on the device.
 
-use crate::ops::context::{Backend, Context};
-use crate::ops::gpu::{GpuAttention, GpuExpandedAttention, GpuInputs, InputLimits, PrefillForm};
+use crate::ops::context::Context;
+use crate::ops::device::{Device, Held, InputLists, Ops, on_device};
 use crate::ops::kv_cache::KvCache;
 use crate::ops::sample::SampledTokens;
 use crate::ops::{AttentionLimits, AttentionMetadata};
 use crate::{Error, Result};
+
+/// What a device implements of the lists of a step. One that reads those of the host has nothing to do.
+pub(crate) trait InputOps: Device {
+    /// Memory for steps within these limits.
+    fn inputs(&self, limits: InputLimits) -> Result<Self::Inputs>;
+
+    /// Brings the lists of a step to where kernels read them.
+    fn upload(
+        &self,
+        _inputs: &mut Self::Inputs,
+        _step: &StepInputs<'_>,
+        _cache: &KvCache,
+        _heads_per_kv_head: usize,
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a step's lists are made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InputLimits {
+    pub(crate) max_num_tokens: usize,
+    pub(crate) max_num_rows: usize,
+    pub(crate) max_num_blocks: usize,
+}
 
 /// What ops know of a step besides activations: token ids, positions, and where everything is in the cache.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +46,7 @@ pub struct StepInputs<'a> {
     /// The tokens, if a device has sampled them and the host does not know them.
     pub sampled: Option<&'a SampledTokens>,
     /// The same lists in the device's memory.
-    gpu: Option<&'a GpuInputs>,
+    held: Option<&'a Held<InputLists>>,
 }
 
 impl<'a> StepInputs<'a> {
@@ -33,7 +58,7 @@ impl<'a> StepInputs<'a> {
         outputs: &'a [usize],
         attention: &'a AttentionMetadata,
     ) -> Self {
-        Self { token_ids, positions, outputs, attention, sampled: None, gpu: None }
+        Self { token_ids, positions, outputs, attention, sampled: None, held: None }
     }
 
     /// Tokens of the step.
@@ -42,15 +67,16 @@ impl<'a> StepInputs<'a> {
         self.positions.len()
     }
 
-    pub(crate) fn gpu(&self) -> Result<&'a GpuInputs> {
-        self.gpu.ok_or_else(|| Error::internal("a step's lists are not on the device"))
+    /// The lists as the device reads them.
+    pub(crate) fn lists<D: Ops>(&self, device: &D) -> Result<&'a D::Inputs> {
+        self.held.ok_or_else(|| Error::internal("a step's lists are not on the device"))?.on(device)
     }
 }
 
 /// The device's memory for the lists of steps, if its kernels read them there.
 #[derive(Debug)]
 pub struct DeviceInputs {
-    gpu: Option<GpuInputs>,
+    held: Held<InputLists>,
     heads_per_kv_head: usize,
 }
 
@@ -60,18 +86,13 @@ impl DeviceInputs {
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if the device has no memory.
     pub fn new(context: &Context, limits: &AttentionLimits, block_size: usize) -> Result<Self> {
-        let gpu = match context.backend() {
-            Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Gpu(gpu) => Some(GpuInputs::new(
-                gpu,
-                InputLimits {
-                    max_num_tokens: limits.max_num_tokens,
-                    max_num_rows: limits.max_rows(),
-                    max_num_blocks: limits.max_rows() * limits.max_model_len.div_ceil(block_size.max(1)),
-                },
-            )?),
+        let limits_of_lists = InputLimits {
+            max_num_tokens: limits.max_num_tokens,
+            max_num_rows: limits.max_rows(),
+            max_num_blocks: limits.max_rows() * limits.max_model_len.div_ceil(block_size.max(1)),
         };
-        Ok(Self { gpu, heads_per_kv_head: limits.num_heads / limits.num_kv_heads.max(1) })
+        let held = on_device!(context.backend(), |device| Held::new(device, device.inputs(limits_of_lists)?));
+        Ok(Self { held, heads_per_kv_head: limits.heads.group() })
     }
 
     /// Brings the lists of a step to where the ops need them.
@@ -84,20 +105,9 @@ impl DeviceInputs {
         step: StepInputs<'a>,
         cache: &KvCache,
     ) -> Result<StepInputs<'a>> {
-        if let (Backend::Gpu(backend), Some(inputs)) = (context.backend(), &mut self.gpu) {
-            let layout = cache.layout();
-            let prefill_form = match layout.has_values {
-                true => PrefillForm::Tiles(GpuAttention::tokens_per_tile(
-                    backend,
-                    self.heads_per_kv_head,
-                    cache.dtype(),
-                    layout.head_dim,
-                )),
-                false => PrefillForm::Latent(GpuExpandedAttention::tokens_per_tile(backend, cache.dtype())),
-            };
-            let StepInputs { token_ids, positions, outputs, attention, .. } = step;
-            inputs.upload(backend, token_ids, positions, outputs, attention, prefill_form)?;
-        }
-        Ok(StepInputs { gpu: self.gpu.as_ref(), ..step })
+        on_device!(context.backend(), |device| {
+            device.upload(self.held.on_mut(device)?, &step, cache, self.heads_per_kv_head)?;
+        });
+        Ok(StepInputs { held: Some(&self.held), ..step })
     }
 }

@@ -57,7 +57,7 @@ fn products_refuse_shapes_that_do_not_fit() {
         refuses(result, "its input has 32 values in a row, not 48");
         let (gate, up) = (dense(context, 70, HIDDEN), dense(context, 71, HIDDEN));
         let mut wide = Buffer::new(context, ROWS, 70).unwrap();
-        let result = norm_swiglu(context, &mut scratch, ROWS, &x, &own, &gate, &up, &mut wide);
+        let result = norm_swiglu(context, &mut scratch, ROWS, &x, &own, &gate, &up, None, &mut wide);
         refuses(result, "its output has 71 values in a row, not 70");
         let mut logits = Buffer::new(context, 4, 70).unwrap();
         let too_many = norm_logits(context, &mut scratch, 5, &x, &own, &gate, &mut logits);
@@ -72,7 +72,7 @@ fn rows_that_do_not_exist_are_refused() {
         let mut x = Buffer::new(context, ROWS, HIDDEN).unwrap();
         let metadata = AttentionMetadata::default();
         let step = |tokens, outputs| StepInputs::new(tokens, &[0], outputs, &metadata);
-        refuses(embed(context, &step(&[50], &[]), &table, &mut x), "token 50");
+        refuses(embed(context, &step(&[50], &[]), &table, 1.0, &mut x), "token 50");
         refuses(gather_rows(context, &step(&[], &[ROWS]), &mut x), "no ascending rows of 11");
         refuses(gather_rows(context, &step(&[], &[1, 1]), &mut x), "no ascending rows");
         gather_rows(context, &step(&[], &[1, 4]), &mut x).unwrap();

@@ -1,26 +1,71 @@
 //! Weights in the form that the device's kernels read.
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::ops::context::{Backend, Context};
-use crate::ops::cpu::matmul::{MatrixFile, PackedMatrix};
+use crate::ops::context::Context;
+use crate::ops::cpu::CpuBackend;
+use crate::ops::cpu::matmul::MatrixFile;
 use crate::ops::cpu::rope::Norm;
-use crate::ops::gpu::{Binding, GpuBackend, GpuBuffer, GpuMatrix, GpuStack};
-use crate::ops::reference::ReferenceMatrix;
-use crate::weights::{DType, FileType, RawTensor, SharedBytes};
+use crate::ops::device::{Device, Held, Matrices, Ops, Stacks, Vectors, on_device, with_held};
+use crate::weights::{DType, FileType, RawTensor};
 use crate::{Error, Result};
+
+/// A weight matrix on a device.
+pub(crate) trait DeviceMatrix: fmt::Debug + Send + Sync {
+    /// Outputs.
+    fn rows(&self) -> usize;
+
+    /// Inputs.
+    fn cols(&self) -> usize;
+
+    /// How the values are stored.
+    fn dtype(&self) -> DType;
+
+    /// Bytes of memory.
+    fn num_bytes(&self) -> usize;
+}
+
+/// A stack of matrices on a device.
+pub(crate) trait DeviceStack: fmt::Debug + Send + Sync {
+    /// How many matrices there are.
+    fn len(&self) -> usize;
+
+    /// Bytes of all matrices, without transposed ones.
+    fn num_bytes(&self) -> usize;
+}
+
+/// What a device implements of weights.
+pub(crate) trait WeightOps: Device {
+    /// Repacks a tensor of `rows` × `cols`.
+    fn matrix(&self, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self::Matrix>;
+
+    /// Repacks `rows` rows of `cols` values, stored as in a file.
+    fn matrix_from_bytes(
+        &self,
+        file_type: FileType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self::Matrix>;
+
+    /// A matrix in which there is nothing.
+    fn matrix_without_weights(&self, dtype: DType, rows: usize, cols: usize) -> Result<Self::Matrix>;
+
+    /// Matrices of one shape, at least one.
+    fn stack(&self, matrices: Vec<Self::Matrix>) -> Result<Self::Stack>;
+
+    /// Adds the transposed matrices of a stack.
+    fn transpose(&self, stack: &mut Self::Stack, matrices: Vec<Self::Matrix>) -> Result<()>;
+
+    /// A copy of these values.
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
+}
 
 /// A weight matrix of any type, `[rows, cols]` = `[outputs, inputs]`, repacked for the device.
 #[derive(Debug)]
-pub struct Matrix(MatrixStorage);
-
-#[derive(Debug)]
-enum MatrixStorage {
-    Cpu(PackedMatrix),
-    Gpu(GpuMatrix),
-    Reference(ReferenceMatrix),
-}
+pub struct Matrix(Held<Matrices>);
 
 impl Matrix {
     /// Repacks a tensor of two dimensions.
@@ -35,17 +80,9 @@ impl Matrix {
                 tensor.name, tensor.shape
             )));
         };
-        match context.backend() {
-            Backend::Cpu(_) => Self::from_bytes(context, tensor.stored(), tensor.data()?, rows, cols),
-            Backend::Gpu(gpu) => {
-                GpuMatrix::new(gpu, tensor, rows, cols).map(|matrix| Self(MatrixStorage::Gpu(matrix)))
-            }
-            Backend::Reference(reference) => {
-                ReferenceMatrix::new(reference, tensor.stored(), tensor.share()?, rows, cols)
-                    .map(|matrix| Self(MatrixStorage::Reference(matrix)))
-                    .map_err(Error::from)
-            }
-        }
+        on_device!(context.backend(), |device| {
+            device.matrix(tensor, rows, cols).map(|own| Self(Held::new(device, own)))
+        })
         .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }
 
@@ -61,17 +98,10 @@ impl Matrix {
         cols: usize,
     ) -> Result<Self> {
         let file_type = file_type.into();
-        match context.backend() {
-            Backend::Cpu(cpu) => PackedMatrix::pack(file_type, bytes, rows, cols, &cpu.pool, cpu.level)
-                .map(|packed| Self(MatrixStorage::Cpu(packed))),
-            Backend::Gpu(gpu) => GpuMatrix::from_bytes(gpu, file_type, bytes, rows, cols)
-                .map(|matrix| Self(MatrixStorage::Gpu(matrix))),
-            Backend::Reference(reference) => {
-                ReferenceMatrix::new(reference, file_type, SharedBytes::owned(bytes.to_vec()), rows, cols)
-                    .map(|matrix| Self(MatrixStorage::Reference(matrix)))
-                    .map_err(Error::from)
-            }
-        }
+        on_device!(context.backend(), |device| {
+            let own = device.matrix_from_bytes(file_type, bytes, rows, cols)?;
+            Ok(Self(Held::new(device, own)))
+        })
     }
 
     /// The next matrix of a file of packed ones; none if the file is being made, for [`Self::add_to_file`] to add it.
@@ -84,7 +114,7 @@ impl Matrix {
         rows: usize,
         cols: usize,
     ) -> Result<Option<Self>> {
-        Ok(file.next(dtype, rows, cols)?.map(|packed| Self(MatrixStorage::Cpu(packed))))
+        Ok(file.next(dtype, rows, cols)?.map(|packed| Self(CpuBackend::hold(packed))))
     }
 
     /// Repacks a tensor of two dimensions into a file, for the CPU's kernels.
@@ -92,11 +122,11 @@ impl Matrix {
     /// # Errors
     /// As [`Self::new`] and [`MatrixFile::add`]; [`crate::ErrorKind::Internal`] on another device.
     pub fn add_to_file(context: &Context, file: &Arc<MatrixFile>, tensor: &RawTensor<'_>) -> Result<Self> {
-        let (Backend::Cpu(cpu), &[rows, cols]) = (context.backend(), tensor.shape) else {
-            return Err(elsewhere("a file of packed matrices"));
+        let (Some(cpu), &[rows, cols]) = (context.cpu_backend(), tensor.shape) else {
+            return Err(Error::internal("a file of packed matrices is for the kernels of the CPU"));
         };
         file.add(tensor.stored(), tensor.data()?, rows, cols, &cpu.pool)
-            .map(|packed| Self(MatrixStorage::Cpu(packed)))
+            .map(|packed| Self(CpuBackend::hold(packed)))
             .map_err(|error| error.context(format!("tensor {:?}", tensor.name)))
     }
 
@@ -106,74 +136,40 @@ impl Matrix {
     /// [`crate::ErrorKind::Unsupported`] if the device has no kernels for its shape,
     /// [`crate::ErrorKind::Internal`] on a device that computes.
     pub(crate) fn without_weights(context: &Context, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
-        match context.backend() {
-            Backend::Gpu(gpu) if gpu.is_dry_run() => {
-                let matrix = GpuMatrix::without_weights(gpu, dtype, rows, cols)?;
-                Ok(Self(MatrixStorage::Gpu(matrix)))
-            }
-            _ => Err(Error::internal("a matrix without weights is of use in a dry run only")),
+        if !context.is_dry_run() {
+            return Err(Error::internal("a matrix without weights is of use in a dry run only"));
         }
+        on_device!(context.backend(), |device| {
+            Ok(Self(Held::new(device, device.matrix_without_weights(dtype, rows, cols)?)))
+        })
     }
 
     /// Outputs.
     #[must_use]
     pub fn rows(&self) -> usize {
-        match &self.0 {
-            MatrixStorage::Cpu(matrix) => matrix.rows(),
-            MatrixStorage::Gpu(matrix) => matrix.rows(),
-            MatrixStorage::Reference(matrix) => matrix.num_rows(),
-        }
+        with_held!(&self.0, |matrix| DeviceMatrix::rows(matrix))
     }
 
     /// Inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
-        match &self.0 {
-            MatrixStorage::Cpu(matrix) => matrix.cols(),
-            MatrixStorage::Gpu(matrix) => matrix.cols(),
-            MatrixStorage::Reference(matrix) => matrix.num_cols(),
-        }
+        with_held!(&self.0, |matrix| DeviceMatrix::cols(matrix))
     }
 
     /// How the values are stored.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        match &self.0 {
-            MatrixStorage::Cpu(matrix) => matrix.dtype(),
-            MatrixStorage::Gpu(matrix) => matrix.dtype(),
-            MatrixStorage::Reference(matrix) => matrix.dtype(),
-        }
+        with_held!(&self.0, |matrix| DeviceMatrix::dtype(matrix))
     }
 
     /// Bytes of memory, which is what one product with it reads.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        match &self.0 {
-            MatrixStorage::Cpu(matrix) => matrix.num_bytes(),
-            MatrixStorage::Gpu(matrix) => matrix.num_bytes(),
-            MatrixStorage::Reference(matrix) => matrix.num_bytes(),
-        }
+        with_held!(&self.0, |matrix| DeviceMatrix::num_bytes(matrix))
     }
 
-    pub(crate) fn cpu(&self) -> Result<&PackedMatrix> {
-        match &self.0 {
-            MatrixStorage::Cpu(matrix) => Ok(matrix),
-            _ => Err(elsewhere("a matrix")),
-        }
-    }
-
-    pub(crate) fn gpu(&self) -> Result<&GpuMatrix> {
-        match &self.0 {
-            MatrixStorage::Gpu(matrix) => Ok(matrix),
-            _ => Err(elsewhere("a matrix")),
-        }
-    }
-
-    pub(crate) fn reference(&self) -> Result<&ReferenceMatrix> {
-        match &self.0 {
-            MatrixStorage::Reference(matrix) => Ok(matrix),
-            _ => Err(elsewhere("a matrix")),
-        }
+    pub(crate) fn held(&self) -> &Held<Matrices> {
+        &self.0
     }
 }
 
@@ -182,21 +178,8 @@ impl Matrix {
 pub struct MatrixStack {
     rows: usize,
     cols: usize,
-    storage: StackStorage,
-}
-
-#[derive(Debug)]
-enum StackStorage {
-    Cpu {
-        matrices: Vec<PackedMatrix>,
-        /// The same with rows and columns exchanged, if they are multiplied from either side.
-        transposed: Vec<PackedMatrix>,
-    },
-    Gpu {
-        stack: GpuStack,
-        transposed: Option<GpuStack>,
-    },
-    Reference(Vec<ReferenceMatrix>),
+    dtype: DType,
+    held: Held<Stacks>,
 }
 
 impl MatrixStack {
@@ -209,7 +192,7 @@ impl MatrixStack {
         let Some(first) = matrices.first() else {
             return Err(Error::invalid_model("there are no matrices to choose from"));
         };
-        let (rows, cols) = (first.rows(), first.cols());
+        let (rows, cols, dtype) = (first.rows(), first.cols(), first.dtype());
         if let Some(other) = matrices.iter().find(|matrix| (matrix.rows(), matrix.cols()) != (rows, cols)) {
             return Err(Error::internal(format!(
                 "a matrix of {} × {} is in a stack of {rows} × {cols}",
@@ -217,24 +200,10 @@ impl MatrixStack {
                 other.cols()
             )));
         }
-        let mut storage = match context.backend() {
-            Backend::Cpu(_) => {
-                StackStorage::Cpu { matrices: Vec::with_capacity(matrices.len()), transposed: Vec::new() }
-            }
-            Backend::Reference(_) => StackStorage::Reference(Vec::with_capacity(matrices.len())),
-            Backend::Gpu(gpu) => {
-                let stack = gpu_stack(gpu, matrices)?;
-                return Ok(Self { rows, cols, storage: StackStorage::Gpu { stack, transposed: None } });
-            }
-        };
-        for matrix in matrices {
-            match (&mut storage, matrix.0) {
-                (StackStorage::Cpu { matrices: stack, .. }, MatrixStorage::Cpu(matrix)) => stack.push(matrix),
-                (StackStorage::Reference(stack), MatrixStorage::Reference(matrix)) => stack.push(matrix),
-                _ => return Err(elsewhere("a matrix")),
-            }
-        }
-        Ok(Self { rows, cols, storage })
+        let held = on_device!(context.backend(), |device| {
+            Held::new(device, device.stack(on(device, matrices)?)?)
+        });
+        Ok(Self { rows, cols, dtype, held })
     }
 
     /// Adds the same matrices with rows and columns exchanged, `[num_matrices, cols, rows]`, for the ops that multiply
@@ -250,29 +219,16 @@ impl MatrixStack {
         if matrices.iter().any(|matrix| (matrix.rows(), matrix.cols()) != shape) {
             return Err(Error::internal("a matrix is not the transposed one of a stack"));
         }
-        match (&mut self.storage, context.backend()) {
-            (StackStorage::Cpu { transposed, .. }, _) => {
-                for matrix in matrices {
-                    let MatrixStorage::Cpu(matrix) = matrix.0 else { return Err(elsewhere("a matrix")) };
-                    transposed.push(matrix);
-                }
-            }
-            (StackStorage::Gpu { transposed, .. }, Backend::Gpu(gpu)) => {
-                *transposed = Some(gpu_stack(gpu, matrices)?);
-            }
-            _ => return Err(elsewhere("a stack of matrices")),
-        }
+        on_device!(context.backend(), |device| {
+            device.transpose(self.held.on_mut(device)?, on(device, matrices)?)?;
+        });
         Ok(self)
     }
 
     /// How many matrices there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        match &self.storage {
-            StackStorage::Cpu { matrices, .. } => matrices.len(),
-            StackStorage::Gpu { stack, .. } => stack.len(),
-            StackStorage::Reference(stack) => stack.len(),
-        }
+        with_held!(&self.held, |stack| DeviceStack::len(stack))
     }
 
     /// False: there is at least one matrix.
@@ -293,59 +249,33 @@ impl MatrixStack {
         self.cols
     }
 
+    /// How the values of the first matrix are stored.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Bytes of all matrices, without transposed ones.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        match &self.storage {
-            StackStorage::Cpu { matrices, .. } => matrices.iter().map(PackedMatrix::num_bytes).sum(),
-            StackStorage::Gpu { stack, .. } => stack.matrix().num_bytes(),
-            StackStorage::Reference(stack) => stack.iter().map(ReferenceMatrix::num_bytes).sum(),
-        }
+        with_held!(&self.held, |stack| DeviceStack::num_bytes(stack))
     }
 
-    pub(crate) fn cpu(&self) -> Result<&[PackedMatrix]> {
-        match &self.storage {
-            StackStorage::Cpu { matrices, .. } => Ok(matrices),
-            _ => Err(elsewhere("a stack of matrices")),
-        }
+    pub(crate) fn held(&self) -> &Held<Stacks> {
+        &self.held
     }
+}
 
-    pub(crate) fn gpu(&self) -> Result<&GpuStack> {
-        match &self.storage {
-            StackStorage::Gpu { stack, .. } => Ok(stack),
-            _ => Err(elsewhere("a stack of matrices")),
-        }
-    }
-
-    /// `[num_matrices, cols, rows]`.
-    pub(crate) fn cpu_transposed(&self) -> Result<&[PackedMatrix]> {
-        match &self.storage {
-            StackStorage::Cpu { transposed, .. } if !transposed.is_empty() => Ok(transposed),
-            _ => Err(Error::internal("a stack of matrices has no transposed ones")),
-        }
-    }
-
-    /// The same on a GPU.
-    pub(crate) fn gpu_transposed(&self) -> Result<&GpuStack> {
-        match &self.storage {
-            StackStorage::Gpu { transposed: Some(transposed), .. } => Ok(transposed),
-            _ => Err(Error::internal("a stack of matrices has no transposed ones")),
-        }
-    }
-
-    pub(crate) fn reference(&self) -> Result<&[ReferenceMatrix]> {
-        match &self.storage {
-            StackStorage::Reference(stack) => Ok(stack),
-            _ => Err(elsewhere("a stack of matrices")),
-        }
-    }
+/// The matrices as the device has them.
+fn on<D: Ops>(device: &D, matrices: Vec<Matrix>) -> Result<Vec<D::Matrix>> {
+    matrices.into_iter().map(|matrix| matrix.0.take(device)).collect()
 }
 
 /// A vector of weights, on the host and, if that is elsewhere, on the device.
 #[derive(Debug)]
 pub struct Vector {
     values: Vec<f32>,
-    gpu: Option<GpuBuffer>,
+    held: Held<Vectors>,
 }
 
 impl Vector {
@@ -354,15 +284,12 @@ impl Vector {
     /// # Errors
     /// [`crate::ErrorKind::Capacity`] if it has no memory.
     pub fn new(context: &Context, values: Vec<f32>) -> Result<Self> {
-        let gpu = match context.backend() {
-            Backend::Cpu(_) | Backend::Reference(_) => None,
-            Backend::Gpu(gpu) => Some(gpu.upload(&values)?),
-        };
-        Ok(Self { values, gpu })
+        let held = on_device!(context.backend(), |device| Held::new(device, device.vector(&values)?));
+        Ok(Self { values, held })
     }
 
-    pub(crate) fn gpu(&self) -> Result<Binding<'_>> {
-        self.gpu.as_ref().map(Binding::read).ok_or_else(|| elsewhere("a vector"))
+    pub(crate) fn held(&self) -> &Held<Vectors> {
+        &self.held
     }
 }
 
@@ -396,16 +323,4 @@ impl<'a> From<&'a RmsNorm> for Norm<'a> {
     fn from(norm: &'a RmsNorm) -> Self {
         Self { weight: &norm.weight, eps: norm.eps }
     }
-}
-
-fn gpu_stack(gpu: &GpuBackend, matrices: Vec<Matrix>) -> Result<GpuStack> {
-    let own = |matrix: Matrix| match matrix.0 {
-        MatrixStorage::Gpu(matrix) => Ok(matrix),
-        _ => Err(elsewhere("a matrix")),
-    };
-    GpuStack::new(gpu, matrices.into_iter().map(own).collect::<Result<_>>()?)
-}
-
-fn elsewhere(what: &str) -> Error {
-    Error::internal(format!("{what} is used on another device than it is on"))
 }

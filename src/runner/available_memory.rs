@@ -3,13 +3,70 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tinyvllm_kernels::keep_one_heap;
+
+use crate::{Error, ErrorKind, Result};
+
+/// The least of its addresses with which a process starts to load a model: what the plan of memory keeps for threads and
+/// what is not planned, and some more.
+const LEAST_ADDRESSES: u64 = 288 << 20;
+
 /// Bytes of memory that this process may still take: what the system calls available, or what the control groups that
-/// it is in leave, if that is less. Pages of files count as available in both, because they are given back. Without a
-/// way to know, 8 GiB.
+/// it is in leave, or the limit of its addresses (`ulimit -v`), if that is less. Pages of files count as available in the
+/// first two, because they are given back. Without a way to know, 8 GiB.
 #[must_use]
 pub fn available_memory_bytes() -> u64 {
     let root = Path::new("/");
-    [system_bytes(root), control_group_bytes(root)].into_iter().flatten().min().unwrap_or(8 << 30)
+    let left = Addresses::of_this_process(root).map(|addresses| addresses.left);
+    [system_bytes(root), control_group_bytes(root), left].into_iter().flatten().min().unwrap_or(8 << 30)
+}
+
+/// Says so if this process may take so few addresses that it would be ended while it starts: memory that the system
+/// refuses to what is not planned has no error. Where addresses are limited, threads share what they keep. To be called
+/// before there are threads.
+///
+/// # Errors
+/// With the limit and what is left of it.
+pub fn check_addresses() -> Result<()> {
+    match Addresses::of_this_process(Path::new("/")) {
+        Some(addresses) => {
+            keep_one_heap();
+            addresses.check()
+        }
+        None => Ok(()),
+    }
+}
+
+/// Bytes of addresses that a process may take, and what is left of them.
+#[derive(Debug, PartialEq, Eq)]
+struct Addresses {
+    limit: u64,
+    left: u64,
+}
+
+impl Addresses {
+    /// None if there is no limit, or no way to know.
+    fn of_this_process(root: &Path) -> Option<Self> {
+        let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+        let limit = line.split_whitespace().next()?.parse::<u64>().ok()?;
+        let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+        let taken = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1_024)?;
+        Some(Self { limit, left: limit.saturating_sub(taken) })
+    }
+
+    fn check(&self) -> Result<()> {
+        let [limit, left, least] = [self.limit, self.left, LEAST_ADDRESSES].map(|bytes| bytes >> 20);
+        if left >= least {
+            return Ok(());
+        }
+        let message = format!(
+            "this process may take {limit} MiB of addresses (ulimit -v), of which {left} MiB are left; it takes at \
+             least {least} MiB more, and what the model takes"
+        );
+        Err(Error::new(ErrorKind::Capacity, message).with_hint("raise the limit, or start it without one"))
+    }
 }
 
 fn system_bytes(root: &Path) -> Option<u64> {
@@ -114,6 +171,23 @@ mod tests {
         // A group that is over its limit already.
         fs::write(root.path().join("sys/fs/cgroup/memory/memory.limit_in_bytes"), "500").unwrap();
         assert_eq!(control_group_bytes(root.path()), Some(0));
+    }
+
+    #[test]
+    fn a_limit_of_addresses_counts_and_too_few_are_an_error() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                      Max address space         500000000            unlimited            bytes     \n";
+        let root = machine(&[
+            ("proc/self/limits", limits),
+            ("proc/self/status", "VmPeak: 9 kB\nVmSize:\t  100000 kB\n"),
+        ]);
+        let addresses = Addresses::of_this_process(root.path()).unwrap();
+        assert_eq!(addresses, Addresses { limit: 500_000_000, left: 500_000_000 - 102_400_000 });
+        addresses.check().unwrap();
+        let error = Addresses { limit: 200 << 20, left: 90 << 20 }.check().unwrap_err();
+        assert!(error.message().contains("200 MiB") && error.message().contains("90 MiB"), "{error}");
+        let root = machine(&[("proc/self/limits", "Max address space  unlimited unlimited bytes\n")]);
+        assert_eq!(Addresses::of_this_process(root.path()), None);
     }
 
     #[test]

@@ -241,7 +241,7 @@ impl ModelRunner {
         }
         let context = Arc::clone(self.model.context());
         self.prepare_next(step, 1);
-        self.batch.sampled = Some(sampler.on_device(pass));
+        self.batch.sampled = Some(sampler.on_device(&context, pass)?);
         let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
         sampler.launch(&context, logits)?;
         let rows = step.rows.iter().map(|row| (row.seq, row.start + 1)).collect();
@@ -269,7 +269,7 @@ impl ModelRunner {
         for pass in 0..step.num_steps {
             if pass > 0 {
                 self.prepare_next(step, pass);
-                self.batch.sampled = Some(sampler.on_device(pass - 1));
+                self.batch.sampled = Some(sampler.on_device(&context, pass - 1)?);
             }
             let logits = self.model.forward(&self.batch, &mut self.kv_cache)?;
             if params().next().is_none() {

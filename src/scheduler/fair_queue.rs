@@ -1,18 +1,22 @@
 //! Who is served next: the waiting sequences of each client, and what each client has had.
 //!
-//! A client has a *counter* of what it was served, divided by its weight ("virtual token counter"). Whoever has
-//! the smallest one comes first. A client that wants nothing which it does not get has no claim to what others
-//! are served meanwhile: its counter is lifted to those of the clients that wait, so nobody saves up for later,
-//! and a client that was away begins where the others are.
+//! Clients that share a part are a *group*: an API key with all the names that use it. Most groups are one client. A group
+//! has a *counter* of what its clients were served, divided by its weight ("virtual token counter"), and each client in
+//! it has one of its own. Groups are compared first, and within a group its clients: how many names a key uses, and how
+//! long each of them has waited, is nothing to anybody else. Whoever has the smallest counter comes first.
+//!
+//! One that wants nothing which it does not get has no claim to what others are served meanwhile: its counter is lifted to
+//! those that wait, so nobody saves up for later, and one that was away begins where the others are.
 //!
 //! Where that is moves on with all that is served, divided by the weights of all who are there: it is what each of them
 //! would have had by now. So those that come anew for each request do not pass one that stays: it waits for no more
 //! than each of those that are there to have as much as it had.
 //!
-//! Beside it is a short memory, the *round*: what a client was served since the last step in which nobody was
-//! left out. It decides whose rows may be left out of the next step (`step.rs`) and never reaches back further,
-//! so nobody is left out for longer than others need to be served as much as one step gave it.
+//! Each group also has a short memory, the *round*: the time of steps that it has had since the last one in which nobody was
+//! left out. It decides whose rows may be left out of the next step (`turns.rs`) and never reaches back further, so nobody
+//! is left out for longer than others need to have as much time as one step gave it.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::SeqId;
@@ -21,6 +25,9 @@ use super::SeqId;
 pub(super) const CACHED_TOKEN: u64 = 250_000;
 pub(super) const PROMPT_TOKEN: u64 = 4 * CACHED_TOKEN;
 pub(super) const OUTPUT_TOKEN: u64 = 2 * PROMPT_TOKEN;
+
+/// What weights are counted in: clients that share the part of their group have a fraction of its weight.
+pub(super) const WEIGHT_UNIT: u64 = 1 << 16;
 
 /// The number of a client: whoever is to get a fair share beside others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,59 +65,200 @@ impl Default for Weight {
 #[derive(Debug, Default)]
 pub(super) struct FairQueue {
     clients: BTreeMap<ClientId, Client>,
+    groups: BTreeMap<ClientId, Group>,
+    /// Of the groups.
+    clock: Clock,
     num_waiting: usize,
-    /// Where a client begins that comes now.
-    start: u64,
-    /// What was served since the last step, or what is left of it in whole shares.
-    served: u64,
-    /// The same for its round.
+    num_held: usize,
+    /// The round of a group that comes now.
     round_start: u64,
 }
 
 #[derive(Debug, Default)]
 struct Client {
-    weight: Weight,
+    group: ClientId,
     /// By priority, then in the order of arrival. One that was preempted arrived before those that never ran.
     waiting: BTreeSet<(i32, SeqId)>,
+    /// Sequences that will wait, and want nothing yet.
+    num_held: usize,
     /// Sequences that run, and the forks that will start beside them.
     num_seats: usize,
-    counter: u64,
-    /// What the counter was lifted by since the client was last given seats.
-    lifted: u64,
+    account: Account,
+}
+
+/// Clients that share a part.
+#[derive(Debug, Default)]
+struct Group {
+    /// Those of them that have a sequence.
+    num_active: usize,
+    num_seats: usize,
+    weight: Weight,
+    account: Account,
     round: u64,
+    /// Of its clients.
+    clock: Clock,
+}
+
+impl Group {
+    /// Counts what a client of it has, or no longer.
+    fn count(&mut self, client: &Client, is_here: bool) {
+        let change =
+            |count: usize, part: usize| if is_here { count + part } else { count.saturating_sub(part) };
+        self.num_active = change(self.num_active, usize::from(client.is_active()));
+        self.num_seats = change(self.num_seats, client.num_seats);
+    }
+}
+
+/// What somebody was served.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    counter: u64,
+    /// What the counter was lifted by since the last seats were given.
+    lifted: u64,
+}
+
+impl Account {
+    fn lift(&mut self, counter: u64) {
+        self.lifted += counter.saturating_sub(self.counter);
+        self.counter = self.counter.max(counter);
+    }
+
+    fn restore(&mut self, most: u64) {
+        self.counter -= std::mem::take(&mut self.lifted).min(most);
+    }
+}
+
+/// Where those begin that come now.
+#[derive(Debug, Clone, Copy, Default)]
+struct Clock {
+    start: u64,
+    /// What was served since the last step, or what is left of it in whole shares.
+    served: u64,
+}
+
+impl Clock {
+    /// Goes on by what was served, to those with the weight in all. Each of them has a counter and may want more than it
+    /// has; if nobody does, nobody owes anybody anything.
+    fn advance(&mut self, weight: u64, active: impl Iterator<Item = (u64, bool)>) {
+        let weight = weight.max(1);
+        self.start += self.served / weight;
+        self.served %= weight;
+        let (mut behind, mut ahead) = (None, None);
+        for (counter, is_short) in active {
+            ahead = ahead.max(Some(counter));
+            if is_short {
+                behind = Some(behind.map_or(counter, |behind: u64| behind.min(counter)));
+            }
+        }
+        self.start = self.start.max(behind.or(ahead).unwrap_or(0));
+    }
+}
+
+/// What a client has had, to be compared with others.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Served {
+    pub(super) group: ClientId,
+    /// All of its group, for the group's weight.
+    pub(super) in_all: u64,
+    /// The client alone.
+    pub(super) alone: u64,
+}
+
+impl Served {
+    /// The two counters that count between these.
+    fn against(self, other: Self) -> (u64, u64) {
+        if self.group == other.group { (self.alone, other.alone) } else { (self.in_all, other.in_all) }
+    }
+
+    /// Whether the other one has had more, and by more than this.
+    pub(super) fn is_behind(self, other: Self, by: u64) -> bool {
+        let (own, others) = self.against(other);
+        own.saturating_add(by) < others
+    }
+
+    /// Who has had less.
+    pub(super) fn compare(self, other: Self) -> Ordering {
+        let (own, others) = self.against(other);
+        own.cmp(&others)
+    }
 }
 
 impl Client {
     fn is_active(&self) -> bool {
-        self.num_seats > 0 || !self.waiting.is_empty()
+        self.num_seats > 0 || !self.waiting.is_empty() || self.num_held > 0
     }
 }
 
 impl FairQueue {
     /// A new sequence of this client will be queued.
-    pub(super) fn welcome(&mut self, id: ClientId, weight: Weight) {
-        if !self.clients.values().any(Client::is_active) {
+    pub(super) fn welcome(&mut self, id: ClientId, group_id: ClientId, weight: Weight) {
+        if self.groups.values().all(|group| group.num_active == 0) {
             // Nobody is owed anything by an idle machine.
             *self = Self::default();
         }
         let client = self.clients.entry(id).or_default();
-        client.weight = weight;
+        if client.is_active() && client.group != group_id {
+            self.groups.entry(client.group).or_default().count(client, false);
+            self.groups.entry(group_id).or_default().count(client, true);
+        }
+        client.group = group_id;
+        let group = self.groups.entry(group_id).or_default();
+        group.weight = weight;
+        if group.num_active == 0 {
+            group.round = group.round.max(self.round_start);
+            group.account.counter = group.account.counter.max(self.clock.start);
+        }
         if !client.is_active() {
-            client.counter = client.counter.max(self.start);
-            client.round = client.round.max(self.round_start);
+            client.account.counter = client.account.counter.max(group.clock.start);
         }
     }
 
     /// Queues a sequence, new or preempted.
     pub(super) fn push(&mut self, id: ClientId, priority: i32, sequence: SeqId) {
-        let is_new = self.clients.entry(id).or_default().waiting.insert((priority, sequence));
-        self.num_waiting += usize::from(is_new);
+        self.clients.entry(id).or_default();
+        let is_new = self.change(id, |client| client.waiting.insert((priority, sequence)));
+        self.num_waiting += usize::from(is_new.unwrap_or(false));
     }
 
     /// Takes a sequence out of the queue.
     pub(super) fn remove(&mut self, id: ClientId, priority: i32, sequence: SeqId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        self.num_waiting -= usize::from(client.waiting.remove(&(priority, sequence)));
+        let was_there = self.change(id, |client| client.waiting.remove(&(priority, sequence)));
+        self.num_waiting -= usize::from(was_there.unwrap_or(false));
+    }
+
+    /// Takes a sequence out of the queue for a while; its client is still here.
+    pub(super) fn hold(&mut self, id: ClientId, priority: i32, sequence: SeqId) {
+        self.add_held(id);
+        self.remove(id, priority, sequence);
+    }
+
+    /// Puts one that was held into the queue.
+    pub(super) fn release(&mut self, id: ClientId, priority: i32, sequence: SeqId) {
+        self.push(id, priority, sequence);
+        self.remove_held(id);
+    }
+
+    /// The client has one more that is held.
+    pub(super) fn add_held(&mut self, id: ClientId) {
+        self.clients.entry(id).or_default();
+        self.change(id, |client| client.num_held += 1);
+        self.num_held += 1;
+    }
+
+    /// The client has one less that is held.
+    pub(super) fn remove_held(&mut self, id: ClientId) {
+        self.change(id, |client| client.num_held -= 1);
+        self.num_held -= 1;
+    }
+
+    /// Changes what a client has, and counts it in its group if it has a sequence then.
+    fn change<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Client) -> T) -> Option<T> {
+        let client = self.clients.get_mut(&id)?;
+        let group = self.groups.entry(client.group).or_default();
+        group.count(client, false);
+        let result = change(client);
+        group.count(client, true);
+        Some(result)
     }
 
     /// The client's sequence that is next.
@@ -128,6 +276,11 @@ impl FairQueue {
         self.num_waiting
     }
 
+    /// Sequences that are held and would be in it.
+    pub(super) fn num_held(&self) -> usize {
+        self.num_held
+    }
+
     /// Every sequence in the queue, with its client.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (ClientId, SeqId)> {
         self.clients
@@ -135,75 +288,116 @@ impl FairQueue {
             .flat_map(|(id, client)| client.waiting.iter().map(|(_, sequence)| (*id, *sequence)))
     }
 
-    /// Clients with a sequence, those that are to be served first in front: the smallest counter, then the fewest
-    /// seats for their weight, then whose sequence has waited longest.
+    /// Clients with a sequence, those that are to be served first in front: the group with the smallest counter, then the one
+    /// with the fewest seats for its weight, then the one whose sequence has waited longest; within a group likewise.
     pub(super) fn in_order(&self) -> Vec<ClientId> {
+        let first = |client: &Client| client.waiting.first().map(|(_, sequence)| *sequence);
+        let mut of_groups: BTreeMap<ClientId, (usize, Option<SeqId>)> = BTreeMap::new();
         let mut active: Vec<(&ClientId, &Client)> =
             self.clients.iter().filter(|(_, client)| client.is_active()).collect();
-        active.sort_by_key(|(id, client)| {
-            let seats = client.num_seats as u64 * u64::from(Weight::MAX) / u64::from(client.weight.0);
-            (client.counter, seats, client.waiting.first().map(|(_, sequence)| *sequence), **id)
+        for (_, client) in &active {
+            let (num_seats, longest) = of_groups.entry(client.group).or_default();
+            *num_seats += client.num_seats;
+            *longest = longest.iter().copied().chain(first(client)).min();
+        }
+        active.sort_by_cached_key(|(id, client)| {
+            let (num_seats, longest) = of_groups.get(&client.group).copied().unwrap_or_default();
+            let seats = num_seats as u64 * u64::from(Weight::MAX) / self.weight_of_group(client.group);
+            let of_group = (self.counter_of_group(client.group), seats, longest, client.group);
+            (of_group, client.account.counter, client.num_seats, first(client), **id)
         });
         active.into_iter().map(|(id, _)| *id).collect()
     }
 
+    /// The client's, in [`WEIGHT_UNIT`]: its part of its group's.
     pub(super) fn weight(&self, id: ClientId) -> u64 {
-        u64::from(self.clients.get(&id).map_or(Weight::default(), |client| client.weight).0)
+        self.clients.get(&id).map_or(WEIGHT_UNIT, |client| self.weight_of(client))
+    }
+
+    fn weight_of(&self, client: &Client) -> u64 {
+        let num_sharing = self.groups.get(&client.group).map_or(1, |group| group.num_active.max(1) as u64);
+        (self.weight_of_group(client.group) * WEIGHT_UNIT / num_sharing).max(1)
+    }
+
+    pub(super) fn weight_of_group(&self, group: ClientId) -> u64 {
+        self.groups.get(&group).map_or(1, |group| u64::from(group.weight.0))
     }
 
     /// The weights of all clients that have a sequence.
     pub(super) fn active_weight(&self) -> u64 {
         let active = self.clients.values().filter(|client| client.is_active());
-        active.map(|client| u64::from(client.weight.0)).sum()
+        active.map(|client| self.weight_of(client)).sum()
     }
 
-    pub(super) fn counter(&self, id: ClientId) -> u64 {
-        self.clients.get(&id).map_or(0, |client| client.counter)
+    pub(super) fn served(&self, id: ClientId) -> Served {
+        let Some(client) = self.clients.get(&id) else { return Served { group: id, ..Served::default() } };
+        let group = client.group;
+        Served { group, in_all: self.counter_of_group(group), alone: client.account.counter }
     }
 
-    pub(super) fn round(&self, id: ClientId) -> u64 {
-        self.clients.get(&id).map_or(0, |client| client.round)
+    pub(super) fn counter_of_group(&self, group: ClientId) -> u64 {
+        self.groups.get(&group).map_or(0, |group| group.account.counter)
+    }
+
+    pub(super) fn group(&self, id: ClientId) -> ClientId {
+        self.clients.get(&id).map_or(id, |client| client.group)
+    }
+
+    pub(super) fn round(&self, group: ClientId) -> u64 {
+        self.groups.get(&group).map_or(0, |group| group.round)
+    }
+
+    /// Seats of all clients in the group of this one.
+    pub(super) fn num_seats_of_group(&self, id: ClientId) -> usize {
+        self.groups.get(&self.group(id)).map_or(0, |group| group.num_seats)
     }
 
     pub(super) fn take_seats(&mut self, id: ClientId, num_seats: usize) {
-        let client = self.clients.entry(id).or_default();
-        client.num_seats += num_seats;
-        client.lifted = 0;
+        self.clients.entry(id).or_default();
+        self.change(id, |client| client.num_seats += num_seats);
+        self.accounts(id, |account| account.lifted = 0);
     }
 
     pub(super) fn leave_seats(&mut self, id: ClientId, num_seats: usize) {
+        self.change(id, |client| client.num_seats -= num_seats);
+    }
+
+    /// Changes the accounts of the client and of its group.
+    fn accounts(&mut self, id: ClientId, change: impl Fn(&mut Account)) {
         if let Some(client) = self.clients.get_mut(&id) {
-            client.num_seats -= num_seats;
+            change(&mut client.account);
+            self.groups.get_mut(&client.group).into_iter().for_each(|group| change(&mut group.account));
         }
     }
 
     /// The client is served tokens of this cost.
     pub(super) fn charge(&mut self, id: ClientId, cost: u64) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.counter += cost / u64::from(client.weight.0);
-            client.round += cost / u64::from(client.weight.0);
-            self.served += cost;
+        if let Some(client) = self.clients.get_mut(&id)
+            && let Some(group) = self.groups.get_mut(&client.group)
+        {
+            client.account.counter += cost;
+            group.clock.served += cost;
+            group.account.counter += cost / u64::from(group.weight.0);
+            self.clock.served += cost;
         }
     }
 
     /// The client waits again for what it had: it has the claim that it had before, up to `most`. Without it, a client
     /// whose sequence is preempted again and again would wait as long as if it had just come each time.
     pub(super) fn restore_claim(&mut self, id: ClientId, most: u64) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.counter -= std::mem::take(&mut client.lifted).min(most);
-        }
+        self.accounts(id, |account| account.restore(most));
     }
 
-    /// The client has had a step of its own, or a part of one.
-    pub(super) fn charge_round(&mut self, id: ClientId, cost: u64) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.round += cost / u64::from(client.weight.0);
+    /// The group has had this much of the time of a step.
+    pub(super) fn charge_round(&mut self, group: ClientId, cost: u64) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.round = group.round.saturating_add(cost / u64::from(group.weight.0));
         }
     }
 
     /// A step begins in which nobody is left out.
     pub(super) fn begin_round(&mut self) {
-        self.clients.values_mut().for_each(|client| client.round = 0);
+        self.groups.values_mut().for_each(|group| group.round = 0);
         self.round_start = 0;
     }
 
@@ -213,25 +407,39 @@ impl FairQueue {
     }
 
     /// The step is planned, and these clients wanted more of it than they got. Those that did not are lifted to
-    /// them. If nobody did, nobody owes anybody anything.
+    /// them.
     pub(super) fn settle(&mut self, is_short: impl Fn(ClientId) -> bool) {
-        let weight = self.active_weight().max(1);
-        self.start += self.served / weight;
-        self.served %= weight;
-        let active = || self.clients.iter().filter(|(_, client)| client.is_active());
-        let wants = |(id, client): &(&ClientId, &Client)| !client.waiting.is_empty() || is_short(**id);
-        let behind = active().filter(wants).map(|(_, client)| client.counter).min();
-        let start = behind.or_else(|| active().map(|(_, client)| client.counter).max());
-        self.start = start.unwrap_or(self.start).max(self.start);
+        let mut members: BTreeMap<ClientId, Vec<(u64, bool)>> = BTreeMap::new();
+        for (id, client) in self.clients.iter().filter(|(_, client)| client.is_active()) {
+            let wants = !client.waiting.is_empty() || is_short(*id);
+            members.entry(client.group).or_default().push((client.account.counter, wants));
+        }
+        let wants =
+            |id: &ClientId| members.get(id).is_some_and(|members| members.iter().any(|(_, wants)| *wants));
+        let active = || self.groups.iter().filter(|(_, group)| group.num_active > 0);
+        let weight = active().map(|(_, group)| u64::from(group.weight.0)).sum();
+        self.clock.advance(weight, active().map(|(id, group)| (group.account.counter, wants(id))));
+        for (id, group) in self.groups.iter_mut().filter(|(_, group)| group.num_active > 0) {
+            if !wants(id) {
+                group.account.lift(self.clock.start);
+            }
+            let members = members.get(id).into_iter().flatten().copied();
+            group.clock.advance(group.num_active as u64, members);
+        }
         for (id, client) in &mut self.clients {
-            if client.waiting.is_empty() && !is_short(*id) && client.is_active() {
-                client.lifted += self.start.saturating_sub(client.counter);
-                client.counter = client.counter.max(self.start);
+            if client.is_active() && client.waiting.is_empty() && !is_short(*id) {
+                let group = self.groups.get(&client.group);
+                client.account.lift(group.map_or(0, |group| group.clock.start));
             }
         }
-        let (start, round_start) = (self.start, self.round_start);
-        self.clients
-            .retain(|_, client| client.is_active() || client.counter > start || client.round > round_start);
+        let (start, round_start) = (self.clock.start, self.round_start);
+        self.groups.retain(|_, group| {
+            group.num_active > 0 || group.account.counter > start || group.round > round_start
+        });
+        self.clients.retain(|_, client| {
+            let group = self.groups.get(&client.group);
+            client.is_active() || group.is_some_and(|group| client.account.counter > group.clock.start)
+        });
     }
 
     /// Checks the counts against the sequences.
@@ -240,6 +448,23 @@ impl FairQueue {
             if client.num_seats != num_seats(*id) {
                 return Err(format!("{id:?} has {} seats, not {}", num_seats(*id), client.num_seats));
             }
+        }
+        let active = self.clients.values().filter(|client| client.is_active());
+        let mut groups: BTreeMap<ClientId, (usize, usize)> = BTreeMap::new();
+        for client in active {
+            let (num_active, num_seats) = groups.entry(client.group).or_default();
+            (*num_active, *num_seats) = (*num_active + 1, *num_seats + client.num_seats);
+        }
+        for (id, group) in &self.groups {
+            let counted = groups.remove(id).unwrap_or_default();
+            if counted != (group.num_active, group.num_seats) {
+                return Err(format!(
+                    "{id:?} has {counted:?} clients with sequences and seats, not {group:?}"
+                ));
+            }
+        }
+        if let Some(group) = groups.first_key_value() {
+            return Err(format!("{group:?} is not known"));
         }
         match self.clients.values().map(|client| client.waiting.len()).sum::<usize>() {
             num_waiting if num_waiting == self.num_waiting => Ok(()),
@@ -258,11 +483,15 @@ mod tests {
     /// A and B wait, B with this weight.
     fn queue(weight: u32) -> FairQueue {
         let mut queue = FairQueue::default();
-        queue.welcome(A, Weight::default());
+        queue.welcome(A, A, Weight::default());
         queue.push(A, 0, SeqId(1));
-        queue.welcome(B, Weight::new(weight).unwrap());
+        queue.welcome(B, B, Weight::new(weight).unwrap());
         queue.push(B, 0, SeqId(2));
         queue
+    }
+
+    fn counter(queue: &FairQueue, id: ClientId) -> u64 {
+        queue.served(id).in_all
     }
 
     #[test]
@@ -278,21 +507,78 @@ mod tests {
         assert_eq!((served[&A], served[&B]), (100, 300));
     }
 
+    /// Three names within a key, beside another key.
+    #[test]
+    fn names_share_the_part_of_their_key() {
+        const KEY: ClientId = ClientId(9);
+        let mut queue = FairQueue::default();
+        for id in 1..=4 {
+            let group = if id < 4 { KEY } else { ClientId(4) };
+            queue.welcome(ClientId(id), group, Weight::default());
+            queue.push(ClientId(id), 0, SeqId(id));
+        }
+        let mut served = BTreeMap::new();
+        for _ in 0..600 {
+            let next = queue.in_order()[0];
+            queue.charge(next, PROMPT_TOKEN);
+            queue.settle(|_| false);
+            *served.entry(next.0).or_insert(0) += 1;
+        }
+        assert_eq!(served, BTreeMap::from([(1, 100), (2, 100), (3, 100), (4, 300)]));
+        // Of two that are left of the key, each has a half of its part.
+        queue.remove(ClientId(3), 0, SeqId(3));
+        assert_eq!(queue.weight(ClientId(1)), WEIGHT_UNIT / 2);
+        assert_eq!(queue.active_weight(), 2 * WEIGHT_UNIT);
+        assert!(queue.check(|_| 0).is_ok());
+    }
+
+    /// A key whose 80 names all wait, each for long, beside another key that comes now and then.
+    #[test]
+    fn names_that_wait_do_not_pass_another_key() {
+        const KEY: ClientId = ClientId(1_000);
+        let mut queue = FairQueue::default();
+        let come = |queue: &mut FairQueue, id: u64| {
+            let group = if id == 0 { ClientId(0) } else { KEY };
+            queue.welcome(ClientId(id), group, Weight::default());
+            queue.push(ClientId(id), 0, SeqId(id));
+        };
+        (1..=80).for_each(|id| come(&mut queue, id));
+        let mut since = 0;
+        for next in 81..2_000 {
+            if next % 5 == 0 {
+                // The key has been served since, and many of its names never.
+                come(&mut queue, 0);
+                since = 0;
+            }
+            let client = queue.in_order()[0];
+            since += 1;
+            assert!(since < 3 || client != ClientId(0), "{since} were served before it");
+            queue.remove(client, 0, queue.first(client).unwrap());
+            queue.take_seats(client, 1);
+            queue.charge(client, 60 * OUTPUT_TOKEN);
+            queue.settle(|_| false);
+            queue.leave_seats(client, 1);
+            if client != ClientId(0) {
+                come(&mut queue, next);
+            }
+        }
+    }
+
     #[test]
     fn who_was_away_has_no_credit_and_keeps_what_is_owed() {
         let mut queue = queue(1);
         queue.remove(B, 0, SeqId(2));
         queue.charge(A, 100 * OUTPUT_TOKEN);
         queue.settle(|_| false);
-        queue.welcome(B, Weight::default());
-        assert_eq!(queue.counter(B), queue.counter(A), "B was away while A was served");
+        queue.welcome(B, B, Weight::default());
+        assert_eq!(counter(&queue, B), counter(&queue, A), "B was away while A was served");
         queue.push(B, 0, SeqId(3));
         queue.charge(B, 7 * OUTPUT_TOKEN);
         // Leaving does not clear what B has had beyond A.
         queue.remove(B, 0, SeqId(3));
         queue.settle(|_| false);
-        queue.welcome(B, Weight::default());
-        assert_eq!(queue.counter(B), queue.counter(A) + 7 * OUTPUT_TOKEN);
+        queue.welcome(B, B, Weight::default());
+        assert_eq!(counter(&queue, B), counter(&queue, A) + 7 * OUTPUT_TOKEN);
     }
 
     #[test]
@@ -303,11 +589,11 @@ mod tests {
         queue.take_seats(B, 1);
         queue.charge(A, 1_000 * OUTPUT_TOKEN);
         queue.settle(|_| false);
-        assert_eq!(queue.counter(B), queue.counter(A));
+        assert_eq!(counter(&queue, B), counter(&queue, A));
         // Left out of a step, it keeps its claim.
         queue.charge(A, OUTPUT_TOKEN);
         queue.settle(|id| id == B);
-        assert_eq!(queue.counter(B) + OUTPUT_TOKEN, queue.counter(A));
+        assert_eq!(counter(&queue, B) + OUTPUT_TOKEN, counter(&queue, A));
     }
 
     #[test]
@@ -320,18 +606,18 @@ mod tests {
         queue.charge(B, OUTPUT_TOKEN);
         queue.charge(A, 10 * OUTPUT_TOKEN);
         queue.settle(|_| false);
-        assert_eq!(queue.counter(B), queue.counter(A));
+        assert_eq!(counter(&queue, B), counter(&queue, A));
         queue.push(B, 0, SeqId(2));
         queue.restore_claim(B, u64::MAX);
-        assert_eq!(queue.counter(B), OUTPUT_TOKEN, "what B was served stays counted");
+        assert_eq!(counter(&queue, B), OUTPUT_TOKEN, "what B was served stays counted");
         queue.restore_claim(B, u64::MAX);
-        assert_eq!(queue.counter(B), OUTPUT_TOKEN, "once");
+        assert_eq!(counter(&queue, B), OUTPUT_TOKEN, "once");
         // No more than it takes, however long B had its seat.
         queue.remove(B, 0, SeqId(2));
         queue.take_seats(B, 1);
         queue.settle(|_| false);
         queue.restore_claim(B, 3 * OUTPUT_TOKEN);
-        assert_eq!(queue.counter(B) + 3 * OUTPUT_TOKEN, queue.counter(A));
+        assert_eq!(counter(&queue, B) + 3 * OUTPUT_TOKEN, counter(&queue, A));
     }
 
     /// Of eight that wait, each is a new client: a crowd of addresses or names, one for each request.
@@ -341,7 +627,7 @@ mod tests {
         let mut queue = FairQueue::default();
         let (light, mut next) = (ClientId(0), 1);
         let come = |queue: &mut FairQueue, id: u64| {
-            queue.welcome(ClientId(id), Weight::default());
+            queue.welcome(ClientId(id), ClientId(id), Weight::default());
             queue.push(ClientId(id), 0, SeqId(id));
         };
         come(&mut queue, light.0);
@@ -377,18 +663,19 @@ mod tests {
     #[test]
     fn an_idle_queue_forgets() {
         let mut queue = queue(1);
-        queue.charge(A, OUTPUT_TOKEN);
+        queue.charge(A, 4 * OUTPUT_TOKEN);
+        queue.settle(|_| false);
         queue.remove(A, 0, SeqId(1));
         queue.settle(|_| false);
-        assert!(queue.clients.contains_key(&A), "what A has had counts while B is there");
+        assert!(queue.groups.contains_key(&A), "what A has had counts while B is there");
         queue.charge(B, 2 * OUTPUT_TOKEN);
         queue.settle(|_| false);
         queue.begin_round();
         queue.settle(|_| false);
-        assert!(!queue.clients.contains_key(&A), "B has had as much");
+        assert!(!queue.groups.contains_key(&A), "B has had as much");
         queue.remove(B, 0, SeqId(2));
-        queue.welcome(A, Weight::default());
-        assert_eq!((queue.counter(A), queue.clients.len()), (0, 1));
+        queue.welcome(A, A, Weight::default());
+        assert_eq!((counter(&queue, A), queue.groups.len()), (0, 1));
     }
 
     #[test]

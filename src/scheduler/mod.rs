@@ -5,7 +5,7 @@
 //! fairly to each client. Whose seats or blocks are taken is computed again later, for the most part from the
 //! prefix cache.
 //!
-//! The scheduler is pure: it sees numbers, not tensors, text, parameters or time. Its promise is that
+//! The scheduler is pure: it sees numbers, not tensors, text, parameters or clocks. Its promise is that
 //! no decision it makes can change a token, only when it is computed.
 
 mod fair_queue;
@@ -14,6 +14,7 @@ mod pace;
 mod prefix_miss;
 mod sequence;
 mod step;
+mod turns;
 
 use std::collections::HashMap;
 
@@ -23,7 +24,7 @@ pub use prefix_miss::PrefixMiss;
 pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
-use self::pace::Pace;
+use self::pace::{Load, Pace, StepTime};
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
 
@@ -90,16 +91,46 @@ impl Scheduler {
     /// Bounds prompts from now on by the time that steps take while others generate: whoever calls this tells it by
     /// [`learn`](Self::learn).
     pub fn keep_pace(&mut self) {
-        self.pace = Some(Pace::default());
+        self.pace = Some(Pace::new(self.config.step_cost));
     }
 
     /// Hears that the step of this plan took so many seconds.
     pub fn learn(&mut self, plan: &SchedulerOutput, seconds: f64) {
         if let Some(pace) = &mut self.pace {
-            let generating = plan.rows.iter().filter(|row| row.len == 1).count();
-            let num_prompt_tokens = plan.num_scheduled_tokens() - generating;
-            pace.learn(num_prompt_tokens, seconds / plan.num_steps.max(1) as f64);
+            let load = plan.rows.iter().map(|row| Load::of_row(row.len)).sum();
+            pace.learn(load, seconds / plan.num_steps.max(1) as f64);
         }
+    }
+
+    /// Hears that a step waited so many seconds for the sequence's constraint. All wait for that, so it is the client's
+    /// time as the step is. What is dear once is expected to be dear again, and less so each time.
+    pub fn learn_constraint(&mut self, id: SeqId, seconds: f64) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.constraint_seconds = seconds.max(sequence.constraint_seconds / 2.0);
+        }
+    }
+
+    /// The sequence, which runs or waits, takes part in no step until it is [released](Self::release): what may come next
+    /// is not known yet. It keeps its seat and its blocks while nobody needs them. One that waits is not in the queue
+    /// meanwhile, so others pass it.
+    pub fn hold(&mut self, id: SeqId) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if !std::mem::replace(&mut sequence.is_held, true) && sequence.wants_seat() {
+            self.queue.hold(sequence.client, sequence.priority, id);
+        }
+    }
+
+    /// The sequence takes part in steps again.
+    pub fn release(&mut self, id: SeqId) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if std::mem::take(&mut sequence.is_held) && sequence.wants_seat() {
+            self.queue.release(sequence.client, sequence.priority, id);
+        }
+    }
+
+    /// What a step takes, as far as that is known.
+    fn step_time(&self) -> StepTime {
+        self.pace.as_ref().map_or_else(|| StepTime::expected(self.config.step_cost), Pace::step_time)
     }
 
     /// Keeps a record from now on of what can be found in the prefix cache and what no longer.
@@ -120,7 +151,10 @@ impl Scheduler {
         let cache_root = self.hasher.root(spec.cache_salt.as_deref());
         let ids: Vec<SeqId> = (0..spec.num_sequences as u64).map(|n| SeqId(self.next_id + n)).collect();
         self.next_id += spec.num_sequences as u64;
-        self.queue.welcome(spec.client, spec.weight);
+        self.queue.welcome(spec.client, spec.group, spec.weight);
+        if let Some(pace) = &mut self.pace {
+            pace.welcome(spec.client);
+        }
         let num_prompt_tokens = spec.prompt_token_ids.len();
         let num_grouped_tokens =
             self.config.prompt_group.map_or(0, |group| num_prompt_tokens / group.max(1) * group);
@@ -146,6 +180,8 @@ impl Scheduler {
                 forks: if is_leader { ids[1..].to_vec() } else { Vec::new() },
                 prompt_logits: is_leader && spec.prompt_logits,
                 single_step: spec.single_step,
+                is_held: false,
+                constraint_seconds: 0.0,
             };
             self.sequences.insert(id, sequence);
         }
@@ -207,6 +243,9 @@ impl Scheduler {
                 self.queue.leave_seats(sequence.client, sequence.num_seats());
                 self.running.retain(|other| *other != id);
             }
+            SequenceStatus::Waiting | SequenceStatus::Preempted if sequence.is_held => {
+                self.queue.remove_held(sequence.client);
+            }
             SequenceStatus::Waiting | SequenceStatus::Preempted => {
                 self.queue.remove(sequence.client, sequence.priority, id);
             }
@@ -226,10 +265,10 @@ impl Scheduler {
         self.sequences.get(&id)
     }
 
-    /// Sequences in the queue.
+    /// Sequences in the queue, and those that are held before it.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.queue.num_waiting()
+        self.queue.num_waiting() + self.queue.num_held()
     }
 
     /// Sequences that hold blocks.
@@ -278,9 +317,14 @@ impl Scheduler {
         }
         for (client, id) in self.queue.waiting() {
             let sequence = &self.sequences[&id];
-            if !sequence.block_table.is_empty() || sequence.client != client {
-                return Err(format!("{id:?} waits with blocks, or for another client"));
+            if !sequence.block_table.is_empty() || sequence.client != client || sequence.is_held {
+                return Err(format!("{id:?} waits with blocks, for another client, or although it is held"));
             }
+        }
+        let is_held = |sequence: &&Sequence| sequence.is_held && sequence.wants_seat();
+        let num_held = self.sequences.values().filter(is_held).count();
+        if num_held != self.queue.num_held() {
+            return Err(format!("{num_held} sequences are held, not {}", self.queue.num_held()));
         }
         let num_seats = |client| {
             let running = self.running.iter().map(|id| &self.sequences[id]);

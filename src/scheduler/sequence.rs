@@ -37,8 +37,10 @@ pub struct SequenceSpec {
     pub single_step: bool,
     /// On whose account it is served.
     pub client: ClientId,
-    /// The client's, from now on.
+    /// The client's, or its group's, from now on.
     pub weight: Weight,
+    /// Whose part it has, with others of the same group. One that has a part of its own is its own group.
+    pub group: ClientId,
     /// Of the client's waiting sequences those with the smallest number come first.
     pub priority: i32,
 }
@@ -75,6 +77,10 @@ pub struct Sequence {
     pub(super) forks: Vec<SeqId>,
     pub(super) prompt_logits: bool,
     pub(super) single_step: bool,
+    /// It takes part in no step: what may come next is not known yet.
+    pub(super) is_held: bool,
+    /// What steps wait for its constraint, in seconds.
+    pub(super) constraint_seconds: f64,
 }
 
 impl Sequence {
@@ -145,6 +151,12 @@ impl Sequence {
         self.prompt_logits
     }
 
+    /// Whether it takes part in no step.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.is_held
+    }
+
     /// Length at which the sequence ends for certain.
     #[must_use]
     pub fn max_len(&self) -> usize {
@@ -155,6 +167,11 @@ impl Sequence {
     #[must_use]
     pub fn num_unstarted_forks(&self) -> usize {
         self.forks.len()
+    }
+
+    /// Whether it waits for a seat; in the queue, unless it is held.
+    pub(super) fn wants_seat(&self) -> bool {
+        matches!(self.status, SequenceStatus::Waiting | SequenceStatus::Preempted)
     }
 
     /// Seats that it takes: its own, and those of the forks that start beside it.

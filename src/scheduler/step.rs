@@ -1,22 +1,21 @@
 //! Plans a step, fairly to each client.
 //!
 //! 1. A client that waits and has less than its share of seats and blocks takes from one that has more.
-//! 2. Clients that were just served much may be left out, for those whose answers begin.
+//! 2. Clients whose rows take long may be left out, for those that want little (`turns.rs`).
 //! 3. Rows that generate, of everybody else.
-//! 4. Pieces of prompts, and new sequences: the client with the smallest counter first, and nobody more than its
+//! 4. Pieces of prompts, and new sequences: whoever has had least first, and nobody more than its
 //!    part of the tokens that are left while others want some.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use super::fair_queue::{CACHED_TOKEN, OUTPUT_TOKEN, PROMPT_TOKEN};
-use super::pace::PromptBounds;
+use super::fair_queue::{CACHED_TOKEN, OUTPUT_TOKEN, PROMPT_TOKEN, Served, WEIGHT_UNIT};
+use super::pace::{Pace, PromptBounds};
+use super::turns::{LeftOut, SMALLEST_GROWTH};
 use super::{ClientId, ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
 use crate::kv_cache::BlockId;
 
-/// Output tokens of a sequence for which others may be left out.
-const NUM_FIRST_TOKENS: usize = 32;
-/// A client is left out if its tokens are more than so many times what the step costs without them.
-const MAX_GROWTH: usize = 2;
+/// Of so many seats one is kept free for those who come, while several clients come and go.
+const KEPT_SEATS: usize = 32;
 /// The smallest piece of a prompt that is made so that several clients have one, as a part of a step.
 const SMALLEST_PIECE: usize = 16;
 
@@ -29,8 +28,8 @@ struct Plan {
     logits_budget: usize,
     /// A running sequence found no block: nobody is admitted.
     is_short_of_blocks: bool,
-    /// Nobody with a larger counter is admitted, because somebody waits for whom there is no room.
-    max_counter: u64,
+    /// Nobody that has had more is admitted, because somebody waits for whom there is no room.
+    most_served: MostServed,
     /// Clients that let others pass, whose turn comes again when one of those was admitted.
     stood_back: Vec<ClientId>,
 }
@@ -50,9 +49,35 @@ impl Plan {
     }
 }
 
+/// What those that are admitted may have had.
+#[derive(Default)]
+struct MostServed {
+    /// Each group.
+    in_all: Option<u64>,
+    /// The clients of a group.
+    alone: BTreeMap<ClientId, u64>,
+}
+
+impl MostServed {
+    /// No more than this much beyond what `served` had.
+    fn limit(&mut self, served: Served, window: u64) {
+        let within = |most: Option<u64>, counter: u64| {
+            let limit = counter.saturating_add(window);
+            most.map_or(limit, |most| most.min(limit))
+        };
+        self.in_all = Some(within(self.in_all, served.in_all));
+        self.alone.insert(served.group, within(self.alone.get(&served.group).copied(), served.alone));
+    }
+
+    fn allows(&self, served: Served) -> bool {
+        self.in_all.is_none_or(|most| served.in_all <= most)
+            && self.alone.get(&served.group).is_none_or(|most| served.alone <= *most)
+    }
+}
+
 /// Seats and blocks of a client.
 #[derive(Debug, Clone, Copy, Default)]
-struct Holding {
+pub(super) struct Holding {
     num_seats: usize,
     num_blocks: usize,
 }
@@ -65,35 +90,23 @@ impl std::ops::Add for Holding {
     }
 }
 
-/// What clients have, and the weights of all that have a sequence.
+/// What clients are compared by: within a group each has a part of its own, between groups that of all of the group counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Client,
+    Group,
+}
+
+/// What clients and groups have, and the weights of all that have a sequence.
 struct Shares {
-    holdings: HashMap<ClientId, Holding>,
+    of_clients: HashMap<ClientId, Holding>,
+    of_groups: HashMap<ClientId, Holding>,
     weight: u64,
 }
 
-impl Shares {
-    fn of(&self, client: ClientId) -> Holding {
-        self.holdings.get(&client).copied().unwrap_or_default()
-    }
-}
-
-/// What a step could have of a client: tokens, and whether some are for the beginning of an answer.
-#[derive(Debug, Clone, Copy, Default)]
-struct Want {
-    num_tokens: usize,
-    is_beginning: bool,
-}
-
-/// Who sits a step out, and for whom.
-#[derive(Debug, Default)]
-struct LeftOut {
-    clients: BTreeSet<ClientId>,
-    favoured: Vec<ClientId>,
-}
-
 impl Scheduler {
-    /// Plans the next step. The plan is empty if there is no sequence left, or if every running one had to
-    /// give its blocks back; then the next plan admits again.
+    /// Plans the next step. The plan is empty if there is no sequence left, if every running one had to give its blocks
+    /// back (then the next plan admits again), or if those that are held have what the others would need.
     pub fn schedule(&mut self) -> SchedulerOutput {
         if let Some(output) = self.schedule_continued() {
             return output;
@@ -103,23 +116,21 @@ impl Scheduler {
             budget: self.config.max_num_batched_tokens,
             logits_budget: 0,
             is_short_of_blocks: false,
-            max_counter: u64::MAX,
+            most_served: MostServed::default(),
             stood_back: Vec::new(),
         };
         self.make_room(&mut plan);
         plan.logits_budget = self.spare_logits();
         let mut left_out = self.leave_out();
-        self.fill(&left_out.clients, &mut plan);
-        if plan.output.rows.is_empty() && !left_out.clients.is_empty() {
+        self.fill(&left_out, &mut plan);
+        if plan.output.rows.is_empty() && !left_out.groups.is_empty() {
             // Those for whom it would have been empty found no blocks.
             left_out = LeftOut::default();
             self.queue.begin_round();
-            self.fill(&left_out.clients, &mut plan);
+            self.fill(&left_out, &mut plan);
         }
-        // The others wait for what a step costs beside its tokens, too.
-        let price = OUTPUT_TOKEN * self.config.step_cost as u64 / left_out.favoured.len().max(1) as u64;
-        left_out.favoured.iter().for_each(|client| self.queue.charge_round(*client, price));
-        self.settle(left_out.clients, &plan.output);
+        self.charge_turn(&left_out, &plan.output);
+        self.settle(&plan.output);
         plan.output.num_steps = self.reserve_steps(&plan.output, self.config.num_scheduler_steps);
         plan.output.looks_ahead = plan.output.num_steps == 1 && self.reserve_ahead(&plan.output);
         plan.output
@@ -138,14 +149,17 @@ impl Scheduler {
             return None;
         }
         self.queue.begin_round();
-        self.settle(BTreeSet::new(), &output);
+        self.settle(&output);
         output.looks_ahead = self.reserve_ahead(&output);
         Some(output)
     }
 
     /// Rows that generate are never held up by somebody's long prompt.
-    fn fill(&mut self, left_out: &BTreeSet<ClientId>, plan: &mut Plan) {
-        let is_in = |id: &SeqId| !left_out.contains(&self.sequences[id].client);
+    fn fill(&mut self, left_out: &LeftOut, plan: &mut Plan) {
+        let is_in = |id: &SeqId| {
+            let sequence = &self.sequences[id];
+            !sequence.is_held && !self.is_left_out(left_out, sequence.client)
+        };
         let (generating, computing): (Vec<SeqId>, Vec<SeqId>) = self
             .running
             .iter()
@@ -163,18 +177,20 @@ impl Scheduler {
         let may_admit = self.has_seat();
         open.retain(|client| {
             let has_work = prompts.contains_key(client) || may_admit && self.queue.first(*client).is_some();
-            has_work && !left_out.contains(client)
+            has_work && !self.is_left_out(left_out, *client)
         });
         let smallest = self.config.max_num_batched_tokens / SMALLEST_PIECE;
         let (bounds, whole) = (self.prompt_bounds(&plan.output), plan.budget);
+        let max_chunk = self.pace.as_ref().map_or(usize::MAX, Pace::max_chunk);
         while plan.budget > 0 {
             // Of equal counters the first in the order.
-            let next = open.iter().copied().min_by_key(|client| self.queue.counter(*client));
+            let served = |client: &ClientId| self.queue.served(*client);
+            let next = open.iter().copied().min_by(|one, other| served(one).compare(served(other)));
             let Some(client) = next else { break };
             let weights: u64 = open.iter().map(|client| self.queue.weight(*client)).sum();
             let part = plan.budget as u64 * self.queue.weight(client) / weights.max(1);
             let num_prompt_tokens = whole.saturating_sub(plan.budget);
-            let left = bounds.of(client).saturating_sub(num_prompt_tokens);
+            let left = bounds.of(client).min(max_chunk).saturating_sub(num_prompt_tokens);
             if left == 0 {
                 open.retain(|other| *other != client);
                 continue;
@@ -203,15 +219,17 @@ impl Scheduler {
 
     /// How many tokens of prompts a step may have, with the rows that generate in it.
     fn prompt_bounds(&self, output: &SchedulerOutput) -> PromptBounds {
-        let mut bounds = PromptBounds::default();
-        let Some(pace) = &self.pace else { return bounds };
-        let weights = self.queue.active_weight().max(1) as f64;
-        for row in &output.rows {
-            let client = self.sequences[&row.seq].client;
-            let part = self.queue.weight(client) as f64 / weights;
-            bounds.add(client, pace.max_prompt_tokens(part, output.rows.len(), self.config.step_cost));
+        if self.pace.is_none() {
+            return PromptBounds::default();
         }
-        bounds
+        let mut num_rows: BTreeMap<ClientId, usize> = BTreeMap::new();
+        for row in &output.rows {
+            *num_rows.entry(self.sequences[&row.seq].client).or_default() += 1;
+        }
+        let weights = self.queue.active_weight().max(1) as f64;
+        let part = |client| self.queue.weight(client) as f64 / weights;
+        let clients = num_rows.iter().map(|(client, num_rows)| (*client, part(*client), *num_rows));
+        PromptBounds::new(self.step_time(), clients)
     }
 
     /// Adds up to `allowance` tokens of a running sequence to the `num_planned` that its row has, taking blocks from
@@ -241,6 +259,14 @@ impl Scheduler {
         true
     }
 
+    /// Seats that this client leaves free: while others come and go, one that has most of the seats does not take the last,
+    /// or it would lose what it has computed to each that comes.
+    fn num_kept_seats(&self, client: ClientId) -> usize {
+        let has_visitors = self.pace.as_ref().is_some_and(Pace::has_visitors);
+        let has_most = self.queue.num_seats_of_group(client) > self.config.max_num_seqs / 2;
+        if has_visitors && has_most { self.config.max_num_seqs.div_ceil(KEPT_SEATS) } else { 0 }
+    }
+
     fn has_seat(&self) -> bool {
         self.running.len() + self.num_reserved_seats < self.config.max_num_seqs
     }
@@ -250,8 +276,8 @@ impl Scheduler {
     /// had more than [`window`](Self::window) beyond this one.
     fn admit_next(&mut self, client: ClientId, allowance: usize, plan: &mut Plan) -> Option<SeqId> {
         let id = self.queue.first(client)?;
-        let counter = self.queue.counter(client);
-        if plan.is_short_of_blocks || counter > plan.max_counter {
+        let served = self.queue.served(client);
+        if plan.is_short_of_blocks || !plan.most_served.allows(served) {
             return None;
         }
         let room = self.room_for(id, Holding::default());
@@ -260,7 +286,7 @@ impl Scheduler {
             plan.stood_back.push(client);
         }
         let Some(cached) = room.filter(|_| !stands_back) else {
-            plan.max_counter = plan.max_counter.min(counter.saturating_add(self.window()));
+            plan.most_served.limit(served, self.window());
             return None;
         };
         let prefix_miss = self.explain_miss(&self.sequences[&id], cached.len());
@@ -291,9 +317,10 @@ impl Scheduler {
     /// The cached prefix of a waiting sequence, if there are seats and blocks for it beside what is promised to
     /// others. The whole sequence must have room, not only its first piece, and some blocks must stay free for
     /// those that run, or it would be preempted at once.
-    fn room_for(&mut self, id: SeqId, promised: Holding) -> Option<Vec<BlockId>> {
+    pub(super) fn room_for(&mut self, id: SeqId, promised: Holding) -> Option<Vec<BlockId>> {
         let taken = self.running.len() + self.num_reserved_seats + promised.num_seats;
-        if taken + self.sequences[&id].num_seats() > self.config.max_num_seqs {
+        let wanted = taken + self.sequences[&id].num_seats();
+        if wanted + self.num_kept_seats(self.sequences[&id].client) > self.config.max_num_seqs {
             return None;
         }
         let cached = self.find_cached_blocks(id);
@@ -352,7 +379,10 @@ impl Scheduler {
             sequence.num_computed_tokens = 0;
             sequence.num_published_blocks = 0;
             self.num_reserved_seats -= sequence.forks.len();
-            self.queue.push(sequence.client, sequence.priority, id);
+            match sequence.is_held {
+                true => self.queue.add_held(sequence.client),
+                false => self.queue.push(sequence.client, sequence.priority, id),
+            }
             self.queue.leave_seats(sequence.client, sequence.num_seats());
         }
         plan.output.preempted.push(id);
@@ -369,7 +399,7 @@ impl Scheduler {
     /// that somebody could be left out of the next step.
     fn reserve_ahead(&mut self, output: &SchedulerOutput) -> bool {
         self.may_look_ahead
-            && output.rows.len() <= self.config.step_cost.saturating_mul(MAX_GROWTH)
+            && output.rows.len() <= self.config.step_cost.saturating_mul(SMALLEST_GROWTH)
             && self.reserve_steps(output, 2) == 2
     }
 
@@ -420,12 +450,12 @@ impl Scheduler {
         let mut promised = Holding::default();
         for client in clients.iter().copied().filter(|_| clients.len() > 1) {
             let Some(id) = self.queue.first(client) else { continue };
-            let wanted = shares.of(client) + self.wish(id);
-            if self.is_over_share(client, wanted, &shares) {
+            let is_over = |scope| self.is_over_share(client, self.wish(id), scope, &shares);
+            if is_over(Scope::Group) && is_over(Scope::Client) {
                 continue;
             }
             while self.room_for(id, promised).is_none() {
-                let Some(victim) = self.giver(client, wanted, &shares) else { break };
+                let Some(victim) = self.giver(client, id, &shares) else { break };
                 self.preempt(victim, plan);
                 shares = self.shares();
             }
@@ -433,26 +463,31 @@ impl Scheduler {
         }
     }
 
-    /// The sequence that `client` may take the place of, if it has `wanted` then: the last one of the client that
-    /// has most, of those that are not behind.
-    fn giver(&self, client: ClientId, wanted: Holding, shares: &Shares) -> Option<SeqId> {
-        let wanted = self.level(client, wanted);
+    /// The sequence whose place the waiting one of `client` may take: the last one of the client that has most, of those
+    /// that are not behind.
+    fn giver(&self, client: ClientId, id: SeqId, shares: &Shares) -> Option<SeqId> {
         let gives = |other: &ClientId| {
-            let (last, holding) = (self.last_of(*other)?, shares.of(*other));
+            let last = self.last_of(*other)?;
+            let scope = self.scope(client, *other);
             // Half, or seats would go to and fro where one client is always ahead.
             let is_behind = self.is_behind(*other, client, self.window() / 2);
             let sequence = &self.sequences[&last];
+            let holding = self.holding(*other, scope, shares);
             let left = Holding {
                 num_seats: holding.num_seats - sequence.num_seats(),
                 num_blocks: holding.num_blocks - sequence.block_table.len(),
             };
+            let wanted = self.holding(client, scope, shares) + self.wish(id);
             let may_give = !is_behind
-                && self.is_over_share(*other, holding, shares)
-                && self.level(*other, left) >= wanted;
-            may_give.then(|| (self.level(*other, holding), last))
+                && !self.is_over_share(client, self.wish(id), scope, shares)
+                && self.is_over_share(*other, Holding::default(), scope, shares)
+                && self.level(*other, left, scope) >= self.level(client, wanted, scope);
+            let alone = self.holding(*other, Scope::Client, shares);
+            may_give
+                .then(|| (self.level(*other, holding, scope), self.level(*other, alone, Scope::Client), last))
         };
         let others = self.running_clients();
-        others.iter().filter(|other| **other != client).filter_map(gives).max().map(|(_, last)| last)
+        others.iter().filter(|other| **other != client).filter_map(gives).max().map(|(.., last)| last)
     }
 
     /// Clients with running sequences, in the order of their last ones.
@@ -478,36 +513,63 @@ impl Scheduler {
     /// too. Not behind one that has had much more.
     fn must_stand_back(&self, client: ClientId, id: SeqId) -> bool {
         let shares = self.shares();
-        if !self.is_over_share(client, shares.of(client) + self.wish(id), &shares) {
+        let is_over = |client, id, scope| self.is_over_share(client, self.wish(id), scope, &shares);
+        if !is_over(client, id, Scope::Group) && !is_over(client, id, Scope::Client) {
             return false;
         }
-        self.queue.first_of_each().filter(|(other, _)| *other != client).any(|(other, id)| {
-            let wanted = shares.of(other) + self.wish(id);
-            !self.is_over_share(other, wanted, &shares) && !self.is_behind(client, other, self.window())
+        self.queue.first_of_each().filter(|(other, _)| *other != client).any(|(other, others)| {
+            let scope = self.scope(client, other);
+            is_over(client, id, scope)
+                && !is_over(other, others, scope)
+                && !self.is_behind(client, other, self.window())
         })
     }
 
     /// What the counters of two clients may differ by before that outweighs who has how many seats and blocks:
     /// the longest sequence and a full step.
-    fn window(&self) -> u64 {
+    pub(super) fn window(&self) -> u64 {
         OUTPUT_TOKEN * self.config.max_model_len as u64
             + PROMPT_TOKEN * self.config.max_num_batched_tokens as u64
     }
 
     /// Whether the other one has had more, and by more than this.
-    fn is_behind(&self, client: ClientId, other: ClientId, by: u64) -> bool {
-        self.queue.counter(client).saturating_add(by) < self.queue.counter(other)
+    pub(super) fn is_behind(&self, client: ClientId, other: ClientId, by: u64) -> bool {
+        self.queue.served(client).is_behind(self.queue.served(other), by)
     }
 
     fn shares(&self) -> Shares {
-        let mut holdings: HashMap<ClientId, Holding> = HashMap::new();
+        let (mut of_clients, mut of_groups) = (HashMap::new(), HashMap::new());
         for sequence in self.running.iter().map(|id| &self.sequences[id]) {
-            let holding = holdings.entry(sequence.client).or_default();
-            holding.num_seats += sequence.num_seats();
-            // Blocks that several share count for each.
-            holding.num_blocks += sequence.block_table.len();
+            let more =
+                // Blocks that several share count for each.
+                Holding { num_seats: sequence.num_seats(), num_blocks: sequence.block_table.len() };
+            let group = self.queue.group(sequence.client);
+            for holding in [of_clients.entry(sequence.client), of_groups.entry(group)] {
+                let holding: &mut Holding = holding.or_default();
+                *holding = *holding + more;
+            }
         }
-        Shares { holdings, weight: self.queue.active_weight() }
+        Shares { of_clients, of_groups, weight: self.queue.active_weight() }
+    }
+
+    fn scope(&self, client: ClientId, other: ClientId) -> Scope {
+        if self.queue.group(client) == self.queue.group(other) { Scope::Client } else { Scope::Group }
+    }
+
+    /// What the client has, or all of its group.
+    fn holding(&self, client: ClientId, scope: Scope, shares: &Shares) -> Holding {
+        let holding = match scope {
+            Scope::Client => shares.of_clients.get(&client),
+            Scope::Group => shares.of_groups.get(&self.queue.group(client)),
+        };
+        holding.copied().unwrap_or_default()
+    }
+
+    fn weight(&self, client: ClientId, scope: Scope) -> u64 {
+        match scope {
+            Scope::Client => self.queue.weight(client),
+            Scope::Group => self.queue.weight_of_group(self.queue.group(client)) * WEIGHT_UNIT,
+        }
     }
 
     /// What a waiting sequence will take, if nothing of it is cached.
@@ -516,81 +578,31 @@ impl Scheduler {
         Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids.len()) }
     }
 
-    /// The larger one of the shares of all seats and of all blocks, for the client's weight.
-    fn level(&self, client: ClientId, holding: Holding) -> u64 {
-        let share = |part: usize, whole: usize| ((part as u64) << 24) / whole.max(1) as u64;
-        let seats = share(holding.num_seats, self.config.max_num_seqs);
-        seats.max(share(holding.num_blocks, self.config.num_blocks)) / self.queue.weight(client)
+    /// The larger one of the parts of all seats and of all blocks that this is, for the weight.
+    fn level(&self, client: ClientId, holding: Holding, scope: Scope) -> u64 {
+        let part = |part: usize, whole: usize| ((part as u64) << 24) * WEIGHT_UNIT / whole.max(1) as u64;
+        let seats = part(holding.num_seats, self.config.max_num_seqs);
+        seats.max(part(holding.num_blocks, self.config.num_blocks)) / self.weight(client, scope)
     }
 
-    /// The client's share is that of its weight among those of all that have sequences.
-    fn is_over_share(&self, client: ClientId, holding: Holding, shares: &Shares) -> bool {
-        let weight = self.queue.weight(client);
+    /// Whether this and what is had is beyond the share, which is that of the weight among those of all that have
+    /// sequences.
+    fn is_over_share(&self, client: ClientId, more: Holding, scope: Scope, shares: &Shares) -> bool {
+        let weight = self.weight(client, scope);
+        let holding = self.holding(client, scope, shares) + more;
         let is_over = |part: usize, whole: usize| part as u64 * shares.weight > whole as u64 * weight;
         is_over(holding.num_seats, self.config.max_num_seqs)
             || is_over(holding.num_blocks, self.config.num_blocks)
     }
 
-    /// Decides who sits the next step out. Clients that begin an answer and have been served little since the
-    /// last step with everybody need not share the step with those that would make it several times as large, if
-    /// those are not half a window behind.
-    fn leave_out(&mut self) -> LeftOut {
-        let mut wants: Vec<(u64, ClientId, Want)> =
-            self.wants().into_iter().map(|(client, want)| (self.queue.round(client), client, want)).collect();
-        wants.sort_by_key(|(round, client, _)| (*round, *client));
-        let mut left_out = LeftOut::default();
-        let mut beginning: Option<(u64, ClientId)> = None;
-        let mut size = self.config.step_cost;
-        for &(round, client, Want { num_tokens, is_beginning }) in &wants {
-            let num_tokens = num_tokens.min(self.config.max_num_batched_tokens);
-            let is_ahead = beginning.is_some_and(|(first, other)| {
-                round > first && !self.is_behind(client, other, self.window() / 2)
-            });
-            if is_ahead && num_tokens > size.saturating_mul(MAX_GROWTH) {
-                left_out.clients.insert(client);
-                continue;
-            }
-            size = size.saturating_add(num_tokens);
-            beginning = beginning.or(is_beginning.then_some((round, client)));
-            if left_out.clients.is_empty() {
-                left_out.favoured.push(client);
-            }
-        }
-        match wants.first() {
-            Some((round, ..)) if !left_out.clients.is_empty() => self.queue.go_on_with_round(*round),
-            _ => {
-                left_out.favoured.clear();
-                self.queue.begin_round();
-            }
-        }
-        left_out
-    }
-
-    /// What a step could have of each client.
-    fn wants(&mut self) -> BTreeMap<ClientId, Want> {
-        let mut wants: BTreeMap<ClientId, Want> = BTreeMap::new();
-        for sequence in self.running.iter().map(|id| &self.sequences[id]) {
-            let want = wants.entry(sequence.client).or_default();
-            want.num_tokens += sequence.num_uncomputed_tokens();
-            want.is_beginning |= sequence.output_token_ids().len() < NUM_FIRST_TOKENS;
-        }
-        let waiting: Vec<(ClientId, SeqId)> = self.queue.first_of_each().collect();
-        for (client, id) in waiting {
-            if self.room_for(id, Holding::default()).is_some() {
-                let want = wants.entry(client).or_default();
-                want.num_tokens += self.sequences[&id].token_ids.len();
-                want.is_beginning = true;
-            }
-        }
-        wants
-    }
-
     /// Tells the queue who wanted more of the step.
-    fn settle(&mut self, mut short: BTreeSet<ClientId>, output: &SchedulerOutput) {
+    fn settle(&mut self, output: &SchedulerOutput) {
+        let mut short = BTreeSet::new();
         let planned: BTreeMap<SeqId, usize> = output.rows.iter().map(|row| (row.seq, row.len)).collect();
         for id in &self.running {
             let sequence = &self.sequences[id];
-            if sequence.num_uncomputed_tokens() > planned.get(id).copied().unwrap_or(0) {
+            let num_planned = planned.get(id).copied().unwrap_or(0);
+            if !sequence.is_held && sequence.num_uncomputed_tokens() > num_planned {
                 short.insert(sequence.client);
             }
         }

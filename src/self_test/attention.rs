@@ -7,10 +7,11 @@ use std::ops::Range;
 use super::oracle::{Rows, buffer, noise, rms_norm, unwritten};
 use super::{Effort, Report};
 use crate::Result;
-use crate::config::{ARCHITECTURES, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::config::{ARCHITECTURES, LayerAttention, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, HeadNorms, KvCache,
-    KvCacheDType, RmsNorm, RopeTable, StepInputs, paged_attention, rope_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, paged_attention,
+    rope_attention, rope_kv_write,
 };
 
 const EPS: f32 = 1e-6;
@@ -24,6 +25,8 @@ struct Case {
     style: RopeStyle,
     has_norms: bool,
     window: Option<usize>,
+    has_sinks: bool,
+    soft_cap: Option<f64>,
     dtype: KvCacheDType,
     block_size: usize,
     /// What queries, keys and values are multiplied with, and queries once more.
@@ -49,6 +52,8 @@ impl Default for Case {
             style: RopeStyle::HalfSplit,
             has_norms: false,
             window: None,
+            has_sinks: false,
+            soft_cap: None,
             dtype: KvCacheDType::F16,
             block_size: 16,
             size: 1.0,
@@ -87,6 +92,12 @@ impl fmt::Display for Case {
         }
         if let Some(window) = self.window {
             write!(f, ", window {window}")?;
+        }
+        if self.has_sinks {
+            write!(f, ", sinks")?;
+        }
+        if let Some(cap) = self.soft_cap {
+            write!(f, ", scores up to {cap}")?;
         }
         write!(f, ", tokens {sequences:?}")
     }
@@ -172,6 +183,16 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
     for window in [100, 300] {
         run(&Case { window: Some(window), ..pieces.clone() });
     }
+    // What the softmax of some models has besides: of whole contexts and of several pieces, of prompts and of tokens.
+    for (has_sinks, soft_cap) in [(true, None), (false, Some(2.0)), (true, Some(30.0))] {
+        for dtype in all_types {
+            let sequences = vec![[37, 1], [0, 12], [40, 1]];
+            run(&Case { has_sinks, soft_cap, dtype, heads: (6, 2), sequences, ..Case::default() });
+        }
+        run(&Case { has_sinks, soft_cap, ..pieces.clone() });
+    }
+    // No rotation at all.
+    run(&Case { num_pairs: 0, ..Case::default() });
     // Two pieces, more values than one simdgroup merges.
     let wide = Case { dtype: KvCacheDType::F32, head_dim: 136, num_pairs: 68, ..Case::default() };
     run(&Case { sequences: vec![[270, 1], [3, 1]], ..wide });
@@ -248,6 +269,7 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
             style: RopeStyle::HalfSplit,
             scaling: RopeScaling::None,
         },
+        local_rope: None,
         max_position_embeddings: 1 << 16,
         usual_model_len: 1 << 16,
         context_hint: None,
@@ -255,7 +277,11 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
         output_bias: false,
         mlp_bias: false,
         tie_word_embeddings: true,
-        sliding_window: None,
+        embedding_scale: 1.0,
+        logits_scale: 1.0,
+        norm_offset: 0.0,
+        attention_scale: 1.0 / (head_dim as f64).sqrt(),
+        layer_attention: LayerAttention::all(1, None),
         latent_attention: None,
         experts: None,
         bos_token_id: None,
@@ -276,6 +302,8 @@ impl Case {
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 2e-6,
             KvCacheDType::F32 if self.query_size > 1.0 => 2e-7,
+            // What a cap makes of a score has the error of a number as large as the cap.
+            KvCacheDType::F32 if self.soft_cap.is_some() => 3e-11,
             KvCacheDType::F32 => 1e-12,
         }
     }
@@ -371,6 +399,7 @@ struct Layer<'a> {
     case: &'a Case,
     cache: KvCache,
     scratch: AttentionScratch,
+    spec: AttentionSpec,
     inputs: DeviceInputs,
     table: RopeTable,
     norms: [RmsNorm; 2],
@@ -381,13 +410,19 @@ impl<'a> Layer<'a> {
     fn new(context: &'a Context, case: &'a Case) -> Result<Self> {
         let ((num_heads, num_kv_heads), head_dim, max_len) = (case.heads, case.head_dim, case.max_len());
         let num_tokens = |step: usize| case.sequences.iter().map(|steps| steps[step]).sum::<usize>();
+        let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+        // Of about the size of scores, and one that is larger.
+        let mut sinks = noise(10, num_heads);
+        sinks[num_heads - 1] += 9.0;
+        let spec = AttentionSpec {
+            window: case.window,
+            soft_cap: case.soft_cap,
+            sinks: case.has_sinks.then(|| Vector::new(context, sinks)).transpose()?,
+            ..AttentionSpec::plain(heads, 1.0 / (head_dim as f64).sqrt())
+        };
         let limits = AttentionLimits {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            sliding_window: case.window,
+            heads,
+            max_window: case.window,
             max_model_len: max_len,
             max_num_tokens: num_tokens(0).max(num_tokens(1)).max(case.block_size),
             max_num_rows: case.sequences.len(),
@@ -401,6 +436,7 @@ impl<'a> Layer<'a> {
             case,
             cache: KvCache::new(context, &config, 2 * case.num_blocks(), case.block_size, case.dtype)?,
             scratch: AttentionScratch::new(context, limits)?,
+            spec,
             inputs: DeviceInputs::new(context, &limits, case.block_size)?,
             table,
             norms: [rms_norm(context, 8, head_dim, EPS)?, rms_norm(context, 9, head_dim, EPS)?],
@@ -475,7 +511,17 @@ impl<'a> Layer<'a> {
         let positions = vec![0; metadata.num_tokens()];
         let step = StepInputs::new(&positions, &positions, &[], metadata);
         let step = self.inputs.upload(self.context, step, &self.cache)?;
-        paged_attention(self.context, &mut self.scratch, queries, &self.cache, 0, &step, out)
+        paged_attention(
+            self.context,
+            &mut self.scratch,
+            &self.spec,
+            queries,
+            &self.cache,
+            0,
+            &step,
+            None,
+            out,
+        )
     }
 
     /// Rotates queries and keys and puts keys and values into the cache; then attention, if there is room for it.
@@ -493,11 +539,12 @@ impl<'a> Layer<'a> {
         let step = StepInputs::new(&positions, &positions, &[], metadata);
         let step = self.inputs.upload(context, step, &self.cache)?;
         let head_norms = case.has_norms.then_some(HeadNorms { q: &self.norms[0], k: &self.norms[1] });
-        let Self { table, cache, scratch, .. } = self;
+        let Self { table, cache, scratch, spec, .. } = self;
         match out {
             None => rope_kv_write(context, qkv, &step, head_norms, table, cache, 0),
             Some(out) => {
-                rope_attention(context, scratch, qkv, &step, head_norms, table, cache, 0, None, out).map(drop)
+                rope_attention(context, scratch, spec, qkv, &step, head_norms, table, cache, 0, None, out)
+                    .map(drop)
             }
         }
     }

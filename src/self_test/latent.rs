@@ -6,9 +6,10 @@ use super::{Report, products};
 use crate::Result;
 use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Context, DeviceInputs, EXPANDED_GROUP,
-    ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack,
-    RopeTable, StepInputs, expanded_attention, heads_linear, latent_kv_write, paged_attention,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Context,
+    DeviceInputs, EXPANDED_GROUP, ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType,
+    LinearScratch, Matrix, MatrixStack, RopeTable, StepInputs, expanded_attention, heads_linear,
+    latent_kv_write, paged_attention,
 };
 use crate::weights::DType;
 
@@ -209,13 +210,11 @@ impl Case {
         let max_num_tokens = (0..2).map(num_tokens_of).max().unwrap_or(0).max(block_size);
         let num_blocks = sequences.len() * blocks_each;
         let mut cache = KvCache::new(context, &self.config(), num_blocks, block_size, dtype)?;
+        let heads = AttentionHeads { num_heads, num_kv_heads: 1, head_dim: row_dim, value_dim: rank };
+        let spec = AttentionSpec::plain(heads, SCALE);
         let limits = AttentionLimits {
-            num_heads,
-            num_kv_heads: 1,
-            head_dim: row_dim,
-            value_dim: rank,
-            scale: SCALE,
-            sliding_window: None,
+            heads,
+            max_window: None,
             max_model_len: max_len,
             max_num_tokens,
             max_num_rows: sequences.len(),
@@ -293,7 +292,17 @@ impl Case {
                 continue;
             }
             match &projections {
-                None => paged_attention(context, &mut scratch, &absorbed, &cache, 0, lists, &mut out)?,
+                None => paged_attention(
+                    context,
+                    &mut scratch,
+                    &spec,
+                    &absorbed,
+                    &cache,
+                    0,
+                    lists,
+                    None,
+                    &mut out,
+                )?,
                 Some([keys, values]) => {
                     let (scratch, absorbed, out) = (&mut expanded, &absorbed, &mut out);
                     expanded_attention(

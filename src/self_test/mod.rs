@@ -174,6 +174,44 @@ pub fn ops(context: &Context, effort: Effort, report: &mut dyn Report) {
     Family::ALL.into_iter().for_each(|family| family.check(context, effort, report));
 }
 
+/// Compiles the kernels of the checks of ops whose names are wanted, on several threads; the checks themselves would
+/// compile one after the other. Nothing, if the device has none to compile. A kernel that cannot be compiled fails the
+/// checks that take it. `on_progress` hears how many of how many are compiled, from any thread.
+pub fn compile_kernels(
+    context: &Context,
+    effort: Effort,
+    wants: &dyn Fn(&str) -> bool,
+    on_progress: &(dyn Fn(usize, usize) + Sync),
+) {
+    let Some(dry_run) = context.dry_run() else { return };
+    ops(&dry_run, effort, &mut WithoutResults(wants));
+    let progress = |done, all| {
+        on_progress(done, all);
+        true
+    };
+    // The first error of the compiler ends this, and is that of a check.
+    let _ = context.compile(&dry_run, &progress);
+}
+
+/// The checks of a dry run, which have no results.
+struct WithoutResults<'a>(&'a dyn Fn(&str) -> bool);
+
+impl Report for WithoutResults<'_> {
+    fn wants(&mut self, name: &str) -> bool {
+        (self.0)(name)
+    }
+
+    fn hear(&mut self, _check: Check) {}
+
+    fn expected(
+        &mut self,
+        _name: &str,
+        _compute: &mut dyn FnMut() -> Result<Expected>,
+    ) -> Result<Arc<Expected>> {
+        Ok(Arc::new(Expected::nothing()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;

@@ -17,12 +17,18 @@ const MAX_LEN: usize = 128;
 
 /// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
 /// eight tokens with the 32 that follow.
-const EXACT: [&str; 10] = [
+const EXACT: [&str; 16] = [
     "tiny/llama",
     "tiny/llama3",
     "tiny/mistral",
     "tiny/qwen2",
     "tiny/qwen3",
+    "tiny/gemma3",
+    "tiny/smollm3",
+    "tiny/granite",
+    "tiny/phi3",
+    "tiny/seed_oss",
+    "tiny/glm4",
     "tiny/youtu",
     "tiny/deepseek_v2_lite",
     "tiny/glm4_moe_lite",
@@ -34,10 +40,11 @@ const EXACT: [&str; 10] = [
 const PROMPT_LENS: [usize; 2] = [8, 34];
 
 /// Quantised models whose golden logits were computed with the quantised weights.
-const QUANTIZED: [&str; 11] = [
+const QUANTIZED: [&str; 12] = [
     "tiny/llama/llama.q8_0.gguf",
     "tiny/llama3/llama3.q4_0.gguf",
     "tiny/qwen2/qwen2.q8_0.gguf",
+    "tiny/gemma3/gemma3.q8_0.gguf",
     "tiny/youtu/youtu.q4_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf",
     "tiny/deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf",

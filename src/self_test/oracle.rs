@@ -26,6 +26,11 @@ impl Rows {
 pub struct Expected(Rows);
 
 impl Expected {
+    /// For who looks at no results.
+    pub(super) fn nothing() -> Self {
+        Self(Rows::default())
+    }
+
     pub(super) fn of(case: impl Fn(&Context) -> Result<Rows>) -> Result<Self> {
         case(&Context::reference(ReferenceBackend::oracle())).map(Self)
     }

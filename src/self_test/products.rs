@@ -5,7 +5,7 @@ use super::{Effort, Report};
 use crate::Result;
 use crate::ops::{
     Context, Linear, LinearScratch, Vector, linear_residual, norm_linear, norm_logits, norm_swiglu,
-    norm_swiglu_biased, norm_swiglu_for,
+    norm_swiglu_biased,
 };
 use crate::weights::DType;
 
@@ -230,9 +230,9 @@ fn network(context: &Context, shape: Shape, dtype: DType) -> Result<Rows> {
     let mut x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
     let mut out = unwritten(context, inside, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
-    let next = Some(&down);
-    let inside = norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, next, &mut out)?;
-    linear_residual(context, &mut scratch, num_rows, inside, &down, &mut x)?;
+    let reader = Some(&down);
+    norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, reader, &mut out)?;
+    linear_residual(context, &mut scratch, num_rows, &out, &down, &mut x)?;
     Rows::of(&x, num_rows)
 }
 
@@ -245,7 +245,7 @@ fn swiglu(context: &Context, shape: Shape, gate: DType, up: DType) -> Result<Row
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
     let mut out = unwritten(context, OUTPUTS, num_rows)?;
     let norm = rms_norm(context, 2, cols, EPS)?;
-    norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, &mut out)?;
+    norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out)?;
     Rows::of(&out, num_rows)
 }
 

@@ -1,11 +1,12 @@
 //! Embeddings and moved rows.
 
 use super::Report;
-use super::oracle::{Rows, buffer, matrix, noise, unwritten};
+use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
 use crate::Result;
+use crate::config::Activation;
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, Context, DeviceInputs, DeviceSampler, KvCache, KvCacheDType,
-    SampleParams, SampledTokens, StepInputs, embed, gather_rows,
+    AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, DeviceSampler, KvCache,
+    KvCacheDType, SampleParams, SampledTokens, StepInputs, embed, gated, gather_rows, norm_residual,
 };
 use crate::weights::DType;
 
@@ -22,10 +23,28 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             let is_rounded = context.has_tensor_cores() && (dtype.block_len() == 256 || dtype == DType::BF16);
             let limit = if is_rounded { 3e-7 } else { 0.0 };
             let name = format!("embed {dtype}, rows of {cols}");
-            report.compare(context, name, limit, |context| embedding(context, dtype, cols));
+            report.compare(context, name, limit, |context| embedding(context, dtype, cols, 1.0));
         }
     }
+    // A power of two is exact.
+    let name = "embed F32, four times".to_owned();
+    report.compare(context, name, 0.0, |context| embedding(context, DType::F32, 48, 4.0));
+    if context.has_tensor_cores() {
+        let name = "embed Q8_0, four times".to_owned();
+        report.compare(context, name, 3e-7, |context| embedding(context, DType::Q8_0, 64, 4.0));
+    }
     report.compare(context, "gather_rows".to_owned(), 0.0, gathering);
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        for width in [48, 1056] {
+            let name = format!("gated {activation:?}, rows of {width}");
+            report.compare(context, name, 1e-12, |context| gating(context, activation, width));
+        }
+    }
+    // Fewer values than threads, and several for each.
+    for width in [48, 1056] {
+        let name = format!("norm_residual, rows of {width}");
+        report.compare(context, name, 1e-12, |context| adding_norms(context, width));
+    }
     // Tables that lie in rows, and in tiles on tensor cores.
     for dtype in [DType::F32, DType::F16] {
         if let Some(sampler) = DeviceSampler::new(context).transpose() {
@@ -43,13 +62,10 @@ fn with_step<R>(
     outputs: &[usize],
     run: impl FnOnce(&StepInputs<'_>) -> Result<R>,
 ) -> Result<R> {
+    let heads = AttentionHeads::new(1, 1, 16);
     let limits = AttentionLimits {
-        num_heads: 1,
-        num_kv_heads: 1,
-        head_dim: 16,
-        value_dim: 16,
-        scale: 1.0 / 16_f64.sqrt(),
-        sliding_window: None,
+        heads,
+        max_window: None,
         max_model_len: 16,
         max_num_tokens: token_ids.len(),
         max_num_rows: 1,
@@ -63,11 +79,11 @@ fn with_step<R>(
     run(&inputs.upload(context, step, &cache)?)
 }
 
-fn embedding(context: &Context, dtype: DType, cols: usize) -> Result<Rows> {
+fn embedding(context: &Context, dtype: DType, cols: usize, scale: f32) -> Result<Rows> {
     let table = matrix(context, dtype, VOCABULARY, cols, 1)?;
     let token_ids: Vec<u32> = (0..11).map(|index| (20 + index * 17) % VOCABULARY as u32).collect();
     let mut out = unwritten(context, cols, token_ids.len())?;
-    with_step(context, &token_ids, None, &[], |step| embed(context, step, &table, &mut out))?;
+    with_step(context, &token_ids, None, &[], |step| embed(context, step, &table, scale, &mut out))?;
     Rows::of(&out, token_ids.len())
 }
 
@@ -86,14 +102,14 @@ fn sampled(context: &Context, mut sampler: DeviceSampler, dtype: DType) -> Resul
     let steps = [buffer(context, &steps[0], vocab_size, 3)?, buffer(context, &steps[1], vocab_size, 3)?];
     sampler.begin(context, std::iter::repeat_n(SampleParams::greedy(), 3), steps.len())?;
     steps.iter().try_for_each(|logits| sampler.launch(context, logits))?;
-    let tokens = sampler.on_device(1);
+    let tokens = sampler.on_device(context, 1)?;
     let table = matrix(context, dtype, VOCABULARY, COLS, 1)?;
     let mut last = unwritten(context, COLS, 1)?;
     let last_id = [VOCABULARY as u32 - 1];
-    with_step(context, &last_id, None, &[], |step| embed(context, step, &table, &mut last))?;
+    with_step(context, &last_id, None, &[], |step| embed(context, step, &table, 1.0, &mut last))?;
     let expected = [vec![0.0; 2 * COLS], last.read(1, <[f32]>::to_vec)?].concat();
     let mut out = unwritten(context, COLS, 3)?;
-    with_step(context, &[0; 3], Some(&tokens), &[], |step| embed(context, step, &table, &mut out))?;
+    with_step(context, &[0; 3], Some(&tokens), &[], |step| embed(context, step, &table, 1.0, &mut out))?;
     // Of two values that are no numbers, none equals the other.
     out.read(3, |out| if out == expected { 0.0 } else { f64::INFINITY })
 }
@@ -104,4 +120,25 @@ fn gathering(context: &Context) -> Result<Rows> {
     let mut x = buffer(context, &noise(1, 9 * WIDTH), WIDTH, 9)?;
     with_step(context, &[0; 9], None, &OUTPUTS, |step| gather_rows(context, step, &mut x))?;
     Rows::of(&x, OUTPUTS.len())
+}
+
+/// Gates of both signs, some of them so large that nothing or all of them is left.
+fn gating(context: &Context, activation: Activation, width: usize) -> Result<Rows> {
+    const NUM_ROWS: usize = 3;
+    let mut halves = noise(3, NUM_ROWS * 2 * width);
+    halves.iter_mut().step_by(3).for_each(|value| *value *= 30.0);
+    let halves = buffer(context, &halves, 2 * width, NUM_ROWS)?;
+    let mut out = unwritten(context, width, NUM_ROWS)?;
+    gated(context, activation, NUM_ROWS, &halves, &mut out)?;
+    Rows::of(&out, NUM_ROWS)
+}
+
+/// Rows so small that what is added to their squares shows.
+fn adding_norms(context: &Context, width: usize) -> Result<Rows> {
+    const NUM_ROWS: usize = 3;
+    let small: Vec<f32> = noise(4, NUM_ROWS * width).iter().map(|value| value * 1e-3).collect();
+    let y = buffer(context, &small, width, NUM_ROWS)?;
+    let mut x = buffer(context, &noise(5, NUM_ROWS * width), width, NUM_ROWS)?;
+    norm_residual(context, NUM_ROWS, &y, &rms_norm(context, 6, width, 1e-6)?, &mut x)?;
+    Rows::of(&x, NUM_ROWS)
 }

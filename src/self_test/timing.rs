@@ -6,8 +6,9 @@ use super::attention::one_layer;
 use super::oracle::{buffer, noise, random_matrix};
 use crate::Result;
 use crate::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, DeviceSampler,
-    KvCache, KvCacheDType, Linear, LinearScratch, SampleParams, StepInputs, linear_residual, paged_attention,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, DeviceSampler, KvCache, KvCacheDType, Linear, LinearScratch, SampleParams, StepInputs,
+    linear_residual, paged_attention,
 };
 use crate::weights::DType;
 
@@ -126,13 +127,11 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
     let context_len = first + num_tokens;
     let blocks_each = context_len.div_ceil(BLOCK_SIZE);
     let num_rows = num_sequences * num_tokens;
+    let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+    let spec = AttentionSpec::plain(heads, 1.0 / (head_dim as f64).sqrt());
     let limits = AttentionLimits {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim: head_dim,
-        scale: 1.0 / (head_dim as f64).sqrt(),
-        sliding_window: None,
+        heads,
+        max_window: None,
         max_model_len: context_len,
         max_num_tokens: num_rows,
         max_num_rows: num_sequences,
@@ -164,7 +163,7 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
     let probe = Buffer::new(context, 1, 1)?;
     let seconds = measure(&probe, |call| {
         let layer = call % config.num_layers;
-        paged_attention(context, &mut scratch, &qkv, &cache, layer, &step, &mut out)
+        paged_attention(context, &mut scratch, &spec, &qkv, &cache, layer, &step, None, &mut out)
     })?;
     let num_pairs: usize = positions.iter().map(|position| *position as usize + 1).sum();
     Ok(Timing {

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::account::{Charge, RequestMemory};
 use super::connection::Stalled;
-use super::error::{ApiError, for_anthropic};
+use super::error::{ApiError, for_anthropic, for_ollama};
 use super::half_closed::Answering;
 use super::ignored;
 use super::state::{Active, App};
@@ -198,6 +198,8 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request<Bo
     line.record.status = response.status().as_u16();
     if is_anthropic(&line.record.path) {
         response = for_anthropic(response, &id);
+    } else if line.record.path.starts_with("/api/") {
+        response = for_ollama(response);
     }
     let told = [(ignored::HEADER, &line.note.ignored), (ignored::DROPPED_HEADER, &line.note.dropped)];
     for (name, names) in told {

@@ -4,15 +4,20 @@
 //! was read lives on in the request. What would go beyond the account is refused, so that small messages cannot become
 //! more memory than there is.
 //!
+//! All requests of a key, or of a client without one, have three quarters of it at most, so that nobody can hold what
+//! others need.
+//!
 //! Work on a thread that takes its time is done within [`charging`]. What it reads there charges the account of its
 //! request, wherever in it memory is taken.
 
 use std::cell::RefCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::error::ApiError;
+use crate::engine::ClientId;
 use crate::llm::return_free_memory;
 
 /// The least account that makes sense: a few requests of the usual size.
@@ -25,6 +30,8 @@ const DEFAULT_SHARE: u64 = 8;
 const SMALL_BYTES: usize = 256 << 10;
 /// The part of the account that is left to small requests.
 const SMALL_SHARE: usize = 8;
+/// The part of the account that is left to others than one client.
+const OTHERS_SHARE: usize = 4;
 /// After a request that took so much, free memory goes back to the system, because the allocator would keep it.
 const LARGE_BYTES: usize = 8 << 20;
 /// Time until then.
@@ -52,14 +59,49 @@ pub(super) const fn allocated(num_bytes: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct RequestMemory {
     limit: usize,
-    used: AtomicUsize,
+    used: Mutex<Used>,
     /// Free memory is going to be given back to the system.
     is_return_due: AtomicBool,
 }
 
+/// Bytes that requests take.
+#[derive(Debug, Default)]
+struct Used {
+    total: usize,
+    /// Of each key or client that takes any.
+    groups: HashMap<ClientId, usize>,
+}
+
+impl Used {
+    fn of(&self, group: Option<ClientId>) -> usize {
+        group.and_then(|group| self.groups.get(&group)).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, group: Option<ClientId>, num_bytes: usize) {
+        self.total += num_bytes;
+        if let Some(group) = group
+            && num_bytes > 0
+        {
+            *self.groups.entry(group).or_default() += num_bytes;
+        }
+    }
+
+    fn remove(&mut self, group: Option<ClientId>, num_bytes: usize) {
+        self.total -= num_bytes;
+        if let Some(group) = group
+            && let Some(own) = self.groups.get_mut(&group)
+        {
+            *own -= num_bytes;
+            if *own == 0 {
+                self.groups.remove(&group);
+            }
+        }
+    }
+}
+
 impl RequestMemory {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, used: AtomicUsize::new(0), is_return_due: AtomicBool::new(false) }
+        Self { limit, used: Mutex::default(), is_return_due: AtomicBool::new(false) }
     }
 
     pub(super) fn limit(&self) -> usize {
@@ -68,7 +110,11 @@ impl RequestMemory {
 
     /// Bytes that requests take now.
     pub(super) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.lock().total
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives what is free then back to the system, a moment later and once for many requests.
@@ -86,27 +132,37 @@ impl RequestMemory {
         });
     }
 
-    /// Takes bytes for a request that has `own` already.
+    /// Takes bytes for a request of this group that has `own` already.
     ///
     /// # Errors
     /// 429 if they are not there now, 413 if they never are.
-    fn take(&self, own: usize, num_bytes: usize) -> Result<(), ApiError> {
+    fn take(&self, group: Option<ClientId>, own: usize, num_bytes: usize) -> Result<(), ApiError> {
         let wanted = own.saturating_add(num_bytes);
         let most = match wanted {
             0..=SMALL_BYTES => self.limit,
             _ => self.limit - self.limit / SMALL_SHARE,
         };
-        if wanted > most {
-            return Err(ApiError::request_too_large(most, self.limit));
+        let most_of_group = group.map_or(most, |_| most.min(self.limit - self.limit / OTHERS_SHARE));
+        if wanted > most_of_group {
+            return Err(ApiError::request_too_large(most_of_group, self.limit));
         }
-        let take = |used: usize| used.checked_add(num_bytes).filter(|sum| *sum <= most);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            Ok(_) => Ok(()),
-            Err(used) => Err(ApiError::busy(format!(
-                "requests take {used} bytes of memory, and this one needs {num_bytes} more; all together may take \
+        let mut used = self.lock();
+        let (all, of_group) = (used.total, used.of(group));
+        if of_group.saturating_add(num_bytes) > most_of_group {
+            return Err(ApiError::busy(format!(
+                "this client's requests take {of_group} bytes of memory, and this one needs {num_bytes} more; those of \
+                 one client may take {most_of_group} together, of {} for all (--max-request-memory); send it again",
+                self.limit
+            )));
+        }
+        if all.saturating_add(num_bytes) > most {
+            return Err(ApiError::busy(format!(
+                "requests take {all} bytes of memory, and this one needs {num_bytes} more; all together may take \
                  {most} (--max-request-memory); send it again"
-            ))),
+            )));
         }
+        used.add(group, num_bytes);
+        Ok(())
     }
 }
 
@@ -114,6 +170,8 @@ impl RequestMemory {
 #[derive(Debug)]
 pub(super) struct Charge {
     account: Arc<RequestMemory>,
+    /// Whose request it is. None for what is nobody's in particular.
+    group: Option<ClientId>,
     num_bytes: usize,
     /// The most that it was.
     peak: usize,
@@ -121,7 +179,12 @@ pub(super) struct Charge {
 
 impl Charge {
     pub(super) fn new(account: &Arc<RequestMemory>) -> Self {
-        Self { account: Arc::clone(account), num_bytes: 0, peak: 0 }
+        Self { account: Arc::clone(account), group: None, num_bytes: 0, peak: 0 }
+    }
+
+    /// For a request of this key, or client without one.
+    pub(super) fn of(account: &Arc<RequestMemory>, group: ClientId) -> Self {
+        Self { account: Arc::clone(account), group: Some(group), num_bytes: 0, peak: 0 }
     }
 
     pub(super) fn num_bytes(&self) -> usize {
@@ -133,7 +196,7 @@ impl Charge {
     /// # Errors
     /// 429 if there is not so much now, 413 if there never is.
     pub(super) fn add(&mut self, num_bytes: usize) -> Result<(), ApiError> {
-        self.account.take(self.num_bytes, num_bytes)?;
+        self.account.take(self.group, self.num_bytes, num_bytes)?;
         self.num_bytes += num_bytes;
         self.peak = self.peak.max(self.num_bytes);
         Ok(())
@@ -143,12 +206,18 @@ impl Charge {
     pub(super) fn give_back(&mut self, num_bytes: usize) {
         let num_bytes = num_bytes.min(self.num_bytes);
         self.num_bytes -= num_bytes;
-        self.account.used.fetch_sub(num_bytes, Ordering::Relaxed);
+        self.account.lock().remove(self.group, num_bytes);
     }
 
     /// Takes over what another part of the same request has.
     pub(super) fn absorb(&mut self, mut other: Self) {
-        self.num_bytes += std::mem::take(&mut other.num_bytes);
+        let num_bytes = std::mem::take(&mut other.num_bytes);
+        {
+            let mut used = self.account.lock();
+            used.remove(other.group, num_bytes);
+            used.add(self.group, num_bytes);
+        }
+        self.num_bytes += num_bytes;
         self.peak = self.peak.max(self.num_bytes).max(std::mem::take(&mut other.peak));
     }
 }
@@ -288,6 +357,30 @@ mod tests {
         first.absorb(second);
         drop((first, small));
         assert_eq!(account.used(), 0);
+    }
+
+    #[test]
+    fn a_quarter_is_left_to_others() {
+        let account = Arc::new(RequestMemory::new(8 << 20));
+        let charge = |number| Charge::of(&account, ClientId(number));
+        let mut hog: Vec<Charge> = (0..100).map(|_| charge(1)).collect();
+        let refused: Vec<ApiError> = hog.iter_mut().filter_map(|one| one.add(200 << 10).err()).collect();
+        assert!(refused.len() >= 100 - 31 && account.used() <= 6 << 20);
+        assert!(refused.iter().all(|error| error.status() == 429), "{refused:?}");
+        assert!(text(&refused[0]).contains("this client's requests take"), "{}", text(&refused[0]));
+        let mut light = charge(2);
+        light.add(1 << 20).unwrap();
+        assert_eq!(charge(3).add((6 << 20) + 1).unwrap_err().status(), 413);
+        // What one takes over counts for it.
+        let mut other = charge(2);
+        other.absorb(hog.remove(0));
+        drop(hog);
+        assert_eq!(account.used(), (1 << 20) + (200 << 10));
+        let of_second = account.lock().of(Some(ClientId(2)));
+        assert_eq!(of_second, account.used());
+        drop((light, other));
+        assert_eq!(account.used(), 0);
+        assert!(account.lock().groups.is_empty());
     }
 
     #[test]

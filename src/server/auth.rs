@@ -16,11 +16,11 @@ use super::state::App;
 use super::{ServerConfig, host};
 
 /// Where Anthropic's clients have their key.
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The number of the key that a request came with; 0 if none is needed. What is remembered of a request belongs to
 /// it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Caller(pub(super) usize);
 
 /// Lets a request pass that has one of the keys. If there are no keys, any that no web page can have sent under a

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Request, Version, header};
 use flate2::bufread::GzDecoder;
 
 use super::account::{Charge, RequestMemory};
+use super::clients::Client;
 use super::error::ApiError;
 use super::half_closed::Answering;
 use super::state::App;
+use crate::engine::ClientId;
 
 /// Most members in a body that is packed with gzip. Programs that pack in pieces make one of every 64 kB.
 const MAX_MEMBERS: usize = 1_024;
@@ -25,8 +28,8 @@ pub(super) struct JsonBody {
 }
 
 impl JsonBody {
-    fn new(account: &Arc<RequestMemory>) -> Self {
-        Self { bytes: Vec::new(), charge: Charge::new(account) }
+    fn new(account: &Arc<RequestMemory>, client: ClientId) -> Self {
+        Self { bytes: Vec::new(), charge: Charge::of(account, client) }
     }
 
     /// Takes more bytes, if there is room for them.
@@ -52,11 +55,12 @@ impl JsonBody {
 /// # Errors
 /// 415, 413, 408, 429 if requests take too much memory, 400 if it breaks off.
 pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, ApiError> {
+    let client = Client::of(&request)?;
     let (head, body) = request.into_parts();
-    require_json(&head.headers)?;
+    require_json(&head)?;
     let is_packed = is_packed(&head.headers)?;
     let timeout = app.config.body_timeout;
-    let body = match tokio::time::timeout(timeout, read_bytes(app, body)).await {
+    let body = match tokio::time::timeout(timeout, read_bytes(app, client.group, body)).await {
         Ok(result) => result?,
         Err(_) => return Err(ApiError::too_slow("the body", whole_seconds(timeout))),
     };
@@ -71,8 +75,8 @@ pub(super) async fn read(app: &App, request: Request<Body>) -> Result<JsonBody, 
     }
     let (limit, account) = (app.config.max_body_bytes, Arc::clone(&app.request_memory));
     // Megabytes take their time.
-    let unpacked = tokio::task::spawn_blocking(move || unpack(&body.bytes, limit, timeout, &account));
-    unpacked.await.map_err(|_| ApiError::internal("the body could not be unpacked"))?
+    let group = client.group;
+    app.preparation.run(&client, move || unpack(&body.bytes, limit, timeout, &account, group)).await?
 }
 
 /// Whether the body is packed with gzip.
@@ -89,15 +93,16 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
 }
 
 /// Unpacks a body piece by piece, so that nothing is kept beyond the limits, whatever it would grow to.
-fn unpack(
+pub(super) fn unpack(
     mut packed: &[u8],
     limit: usize,
     timeout: Duration,
     account: &Arc<RequestMemory>,
+    client: ClientId,
 ) -> Result<JsonBody, ApiError> {
     const PIECE_BYTES: usize = 64 << 10;
     let start = Instant::now();
-    let mut body = JsonBody::new(account);
+    let mut body = JsonBody::new(account, client);
     let mut piece = vec![0; PIECE_BYTES];
     for _ in 0..MAX_MEMBERS {
         let mut decoder = GzDecoder::new(packed);
@@ -127,22 +132,30 @@ pub(super) fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil() as u64
 }
 
-fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+/// The type keeps web pages of other origins out: without asking first, a browser sends no JSON for them. What
+/// ollama's documentation has people type names the type of forms; a browser would tell where
+/// one came from.
+fn require_json(head: &Parts) -> Result<(), ApiError> {
+    let headers = &head.headers;
     let value = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("not text"));
     let essence = value.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
+    let is_typed = head.uri.path().starts_with("/api/")
+        && essence.eq_ignore_ascii_case("application/x-www-form-urlencoded")
+        && !headers.contains_key(header::ORIGIN)
+        && !headers.contains_key("sec-fetch-site");
+    if is_typed || essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
     Err(ApiError::not_json_type(value))
 }
 
-async fn read_bytes(app: &App, mut body: Body) -> Result<JsonBody, ApiError> {
+async fn read_bytes(app: &App, client: ClientId, mut body: Body) -> Result<JsonBody, ApiError> {
     let limit = app.config.max_body_bytes;
     // What the client announces is refused before it is read; what it sends is counted all the same.
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::body_too_large(limit));
     }
-    let mut read = JsonBody::new(&app.request_memory);
+    let mut read = JsonBody::new(&app.request_memory, client);
     while let Some(data) = next_data(&mut body).await? {
         read.append(&data, limit)?;
     }
@@ -183,7 +196,7 @@ mod tests {
     fn members_bytes_and_time_of_a_packed_body_are_bounded() {
         let account = Arc::new(RequestMemory::new(8 << 20));
         let long = Duration::from_secs(60);
-        let read = |packed: &[u8], limit, timeout| unpack(packed, limit, timeout, &account);
+        let read = |packed: &[u8], limit, timeout| unpack(packed, limit, timeout, &account, ClientId(1));
         let two = [packed(b"{\"a\": "), packed(b"1}")].concat();
         let body = read(&two, 100, long).unwrap();
         assert_eq!((body.bytes.as_slice(), account.used()), (&b"{\"a\": 1}"[..], body.bytes.capacity()));

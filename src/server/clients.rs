@@ -8,20 +8,22 @@
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 
-use axum::http::{HeaderMap, Request};
+use axum::http::{HeaderMap, HeaderName, Request};
 
 use super::error::ApiError;
 use super::keys::FoundKey;
 use super::newcomers::Newcomers;
 use crate::engine::{ClientId, Weight};
 
-const HEADER: &str = "x-client-id";
+pub(super) const HEADER: HeaderName = HeaderName::from_static("x-client-id");
 
 /// On whose account a request is served.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub(super) id: ClientId,
     pub(super) weight: Weight,
+    /// Whose part it has, with others of the same key.
+    pub(super) group: ClientId,
     key: Option<usize>,
     /// Told by the header: what else names a client does not count.
     is_named: bool,
@@ -51,14 +53,17 @@ impl Clients {
 
     /// The client of a request with this key, if keys are needed, from this address.
     pub(super) fn identify(&self, headers: &HeaderMap, key: Option<FoundKey>, address: IpAddr) -> Client {
-        let name = headers.get(HEADER).filter(|name| self.trusts_names && !name.is_empty());
+        let name = headers.get(&HEADER).filter(|name| self.trusts_names && !name.is_empty());
         let number = key.map(|key| key.number);
+        let of_key = number.map(|number| ClientId(self.hasher.hash_one(("key", number))));
+        let id = match (name, of_key) {
+            (Some(name), _) => self.named(number, name.as_bytes()),
+            (None, Some(of_key)) => of_key,
+            (None, None) => self.own_or_new(None, ("address", address)),
+        };
         Client {
-            id: match (name, number) {
-                (Some(name), _) => self.named(number, name.as_bytes()),
-                (None, Some(number)) => ClientId(self.hasher.hash_one(("key", number))),
-                (None, None) => self.own_or_new(None, ("address", address)),
-            },
+            id,
+            group: of_key.unwrap_or(id),
             weight: key.map_or(Weight::default(), |key| key.weight),
             key: number,
             is_named: name.is_some(),
@@ -68,7 +73,10 @@ impl Clients {
     /// The same client, or whom the field `user` of its request names.
     pub(super) fn rename(&self, client: Client, user: Option<&str>) -> Client {
         match user.filter(|user| self.trusts_names && !client.is_named && !user.is_empty()) {
-            Some(user) => Client { id: self.named(client.key, user.as_bytes()), ..client },
+            Some(user) => {
+                let id = self.named(client.key, user.as_bytes());
+                Client { id, group: client.key.map_or(id, |_| client.group), ..client }
+            }
             None => client,
         }
     }

@@ -37,6 +37,8 @@ use super::body::whole_seconds;
 use super::clients::network;
 use super::error::ApiError;
 use super::half_closed::{Answering, HalfClosed};
+use super::notices::Notices;
+use super::state::App;
 
 /// Bytes of a request's head, and of what is buffered for a connection.
 const MAX_HEAD_BYTES: usize = 128 << 10;
@@ -49,10 +51,9 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Time for the first request of a new connection when the server ends.
 const GREETING_TIME: Duration = Duration::from_millis(250);
 
-/// Connections beyond the others, for those who watch the server.
-const RESERVE: usize = 64;
-/// Of these, so many may be from one address.
-const RESERVE_PER_ADDRESS: usize = RESERVE / 2;
+/// Connections beyond the others, for those who watch the server, unless the system allows fewer. Half of them may be
+/// from one address.
+pub(super) const RESERVE: usize = 64;
 /// Time for a request on such a connection to arrive.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What is answered there.
@@ -129,11 +130,13 @@ impl Drop for Place {
 pub(super) async fn accept_all(
     listener: TcpListener,
     router: Router,
-    config: ServerConfig,
+    app: Arc<App>,
+    notices: Notices,
     mut close: watch::Receiver<bool>,
 ) {
+    let shares = app.descriptors.shares;
     let (slots, reserve) =
-        (Arc::new(Semaphore::new(config.max_connections)), Arc::new(Semaphore::new(RESERVE)));
+        (Arc::new(Semaphore::new(shares.connections)), Arc::new(Semaphore::new(shares.reserve)));
     let counts = Counts::default();
     loop {
         let next = async {
@@ -151,10 +154,16 @@ pub(super) async fn accept_all(
             next = next => next,
             () = closed(&mut close) => return,
         };
-        let Ok((stream, address)) = accepted else {
-            tokio::select! {
-                () = tokio::time::sleep(ACCEPT_PAUSE) => continue,
-                () = closed(&mut close) => return,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            // Only this one is gone.
+            Err(error) if is_of_one_connection(&error) => continue,
+            Err(error) => {
+                notices.tell("accept", || format!("nobody can connect: {error}"));
+                tokio::select! {
+                    () = tokio::time::sleep(ACCEPT_PAUSE) => continue,
+                    () = closed(&mut close) => return,
+                }
             }
         };
         let address = network(address.ip());
@@ -162,11 +171,11 @@ pub(super) async fn accept_all(
         let slot = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok());
         let ordinary = slot.and_then(|slot| {
             let peer = Peer { address, is_reserve: false };
-            Place::take(peer, config.max_connections_per_address, &counts, slot)
+            Place::take(peer, shares.per_address, &counts, slot)
         });
         let place = ordinary.or_else(|| {
             let spare = spare.or_else(|| Arc::clone(&reserve).try_acquire_owned().ok())?;
-            Place::take(Peer { address, is_reserve: true }, RESERVE_PER_ADDRESS, &counts, spare)
+            Place::take(Peer { address, is_reserve: true }, shares.reserve / 2, &counts, spare)
         });
         // Whoever has them all, and the reserve's, is not answered.
         let Some(place) = place else { continue };
@@ -176,13 +185,19 @@ pub(super) async fn accept_all(
         let answering = Answering::default();
         let router = router.clone().layer(Extension(place.peer));
         let router = router.layer(Extension(stalled.clone())).layer(Extension(answering.clone()));
-        let (config, close) = (config.clone(), close.clone());
+        let (app, close) = (Arc::clone(&app), close.clone());
         tokio::spawn(async move {
-            let stream = TimedStream::new(stream, config.write_timeout, stalled, answering);
-            serve(stream, router, &config, place.peer.is_reserve, close).await;
+            let stream = TimedStream::new(stream, app.config.write_timeout, stalled, answering);
+            serve(stream, router, &app.config, place.peer.is_reserve, close).await;
             drop(place);
         });
     }
+}
+
+/// Whether an error is about a connection that is gone before it was accepted, and not about the system.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
 /// Returns when the server ends, and what has come until then was noticed.

@@ -11,10 +11,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, quoted, shortened};
 
 /// Seconds after which a client that was turned away may try again.
 const RETRY_SECONDS: u64 = 1;
+
+/// Most characters of a message. Ours are shorter, because what they repeat is shortened.
+const MAX_MESSAGE_CHARS: usize = 2_000;
 
 /// An error as the client sees it.
 #[derive(Debug, Clone)]
@@ -31,13 +34,17 @@ pub(super) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        let message = message.into();
+        let message = bounded(message.into());
         Self { status, code, param: None, message, is_temporary: false, closes: false }
     }
 
     /// 400: the value of a parameter is refused.
     pub(super) fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, None, message) }
+        let param = match param.into() {
+            Cow::Owned(name) => shortened(&name).into_owned().into(),
+            name => name,
+        };
+        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, None, message) }
     }
 
     /// 400: a parameter that is known, and that this server cannot honour.
@@ -57,6 +64,33 @@ impl ApiError {
         Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
     }
 
+    /// 400, or the end of a stream: the answer cannot go on as the request wants it.
+    pub(super) fn cannot_go_on(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, Some("answer_not_possible"), message)
+    }
+
+    /// 400: headers of which there can be one.
+    pub(super) fn repeated_header(name: &str) -> Self {
+        let message = format!("the header {name} is there more than once; send it once");
+        Self { closes: true, ..Self::new(StatusCode::BAD_REQUEST, None, message) }
+    }
+
+    /// 501: the body is packed for the way as nobody here unpacks it.
+    pub(super) fn unknown_transfer_encoding(found: &str) -> Self {
+        let message = format!(
+            "the transfer encoding is {}; send the body as it is or chunked, and say with content-encoding that it is gzip",
+            quoted(found)
+        );
+        Self { closes: true, ..Self::new(StatusCode::NOT_IMPLEMENTED, None, message) }
+    }
+
+    /// 417.
+    pub(super) fn unknown_expectation(found: &str) -> Self {
+        let message =
+            format!("the header expect is {}; nothing but 100-continue can be expected", quoted(found));
+        Self { closes: true, ..Self::new(StatusCode::EXPECTATION_FAILED, None, message) }
+    }
+
     /// 401.
     pub(super) fn unauthorized(is_missing: bool) -> Self {
         let message = match is_missing {
@@ -70,39 +104,44 @@ impl ApiError {
 
     /// 403: sent to a name that a web page may have, which wants to use a server without keys.
     pub(super) fn foreign_host(host: Option<&HeaderValue>) -> Self {
-        let host =
-            host.map(|host| String::from_utf8_lossy(host.as_bytes()).chars().take(128).collect::<String>());
+        let host = host.map(|host| String::from_utf8_lossy(host.as_bytes())).unwrap_or_default();
         let message = format!(
-            "{:?} could be the name of a web page, and there are no API keys; start the server with --api-key, or \
+            "{} could be the name of a web page, and there are no API keys; start the server with --api-key, or \
              name the origin of the pages that may use it (--allowed-origins)",
-            host.unwrap_or_default()
+            quoted(&host)
         );
         Self::new(StatusCode::FORBIDDEN, Some("foreign_host"), message)
     }
 
     /// 404: no such path.
     pub(super) fn no_such_path(path: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            None,
-            format!(
-                "there is no {path} here; chats are at /v1/chat/completions, /v1/responses and /v1/messages, and all that there is \
-             is in /openapi.json"
-            ),
-        )
+        let way_out = match path.strip_prefix("/api/") {
+            Some("embed" | "embeddings") => "models generate text only",
+            Some("copy" | "create" | "delete" | "pull" | "push") => {
+                "the server has the model that it was started with; `tinyvllm pull`, `list` and `rm` are for the others"
+            }
+            _ => {
+                "chats are at /v1/chat/completions, /v1/responses, /v1/messages and /api/chat, and all that there is is \
+                 in /openapi.json"
+            }
+        };
+        let message = format!("there is no {} here; {way_out}", shortened(path));
+        Self::new(StatusCode::NOT_FOUND, None, message)
     }
 
     /// 404: a request to a proxy, which has no path.
     pub(super) fn no_proxy(method: &str, target: &str) -> Self {
         let message = format!(
-            "{method} {target} is for a proxy, which this server is not; ask for a path, such as /v1/models"
+            "{} {} is for a proxy, which this server is not; ask for a path, such as /v1/models",
+            shortened(method),
+            shortened(target)
         );
         Self::new(StatusCode::NOT_FOUND, None, message)
     }
 
     /// 404: another model is served.
     pub(super) fn no_such_model(model: &str, served: &str) -> Self {
-        let message = format!("the model {model:?} is not served here; there is {served:?}");
+        let message = format!("the model {} is not served here; there is {served:?}", quoted(model));
         Self {
             param: Some("model".into()),
             ..Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message)
@@ -112,8 +151,8 @@ impl ApiError {
     /// 404: no such request, or not one of this key.
     pub(super) fn no_such_request(id: &str) -> Self {
         let message = format!(
-            "no request {:?} is known; the latest ones are, to the key that they came with (--request-history)",
-            id.chars().take(128).collect::<String>()
+            "no request {} is known; the latest ones are, to the key that they came with (--request-history)",
+            quoted(id)
         );
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
     }
@@ -121,9 +160,9 @@ impl ApiError {
     /// 404: no such response, or not one of this key.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(
-            "no response {:?} is kept; the latest ones are, for the key that they were made for, by a server that \
+            "no response {} is kept; the latest ones are, for the key that they were made for, by a server that \
              was started with --responses-memory",
-            id.chars().take(128).collect::<String>()
+            quoted(id)
         );
         Self { param: Some("id".into()), ..Self::new(StatusCode::NOT_FOUND, None, message) }
     }
@@ -140,7 +179,11 @@ impl ApiError {
 
     /// 405. The header `Allow` is the router's.
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
-        let message = format!("{path} does not take {method}; the header Allow says what it takes");
+        let message = format!(
+            "{} does not take {}; the header Allow says what it takes",
+            shortened(path),
+            shortened(method)
+        );
         Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
     }
 
@@ -167,15 +210,15 @@ impl ApiError {
 
     /// 415.
     pub(super) fn not_json_type(found: Option<&str>) -> Self {
-        let found = found.unwrap_or("missing");
-        let message = format!("the content type is {found:?}; it must be application/json");
+        let found = quoted(found.unwrap_or("missing"));
+        let message = format!("the content type is {found}; it must be application/json");
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
     /// 415: the body is packed in a way that is not known here.
     pub(super) fn unknown_encoding(found: &str) -> Self {
-        let found: String = found.chars().take(64).collect();
-        let message = format!("the content encoding is {found:?}; send the body as it is, or with gzip");
+        let message =
+            format!("the content encoding is {}; send the body as it is, or with gzip", quoted(found));
         Self { closes: true, ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
@@ -276,9 +319,24 @@ impl ApiError {
         body
     }
 
+    /// The body in ollama's shape, and the line that ends a stream.
+    pub(super) fn ollama_body(&self) -> Value {
+        json!({"error": self.message})
+    }
+
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }
+}
+
+/// The message of an error that repeats more than it should, which a library may.
+fn bounded(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        message.truncate(end);
+        message.push('…');
+        message.shrink_to_fit();
+    }
+    message
 }
 
 impl From<Error> for ApiError {
@@ -321,16 +379,27 @@ impl IntoResponse for ApiError {
 /// The same answer for clients of Anthropic's interface: they read the id of a request in another header, and errors
 /// in another shape.
 pub(super) fn for_anthropic(mut response: Response, request_id: &str) -> Response {
-    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let bytes = serde_json::to_vec(&error.anthropic_body(Some(request_id))).unwrap_or_default();
-        *response.body_mut() = Body::from(bytes);
-        // The router has told the length of the other one.
-        response.headers_mut().remove(header::CONTENT_LENGTH);
-    }
+    reshape(&mut response, |error| error.anthropic_body(Some(request_id)));
     if let Ok(id) = HeaderValue::from_str(request_id) {
         response.headers_mut().insert("request-id", id);
     }
     response
+}
+
+/// The same answer for clients of ollama's interface, which read errors in a shape of their own.
+pub(super) fn for_ollama(mut response: Response) -> Response {
+    reshape(&mut response, ApiError::ollama_body);
+    response
+}
+
+/// Gives an error, if the answer is one, another body.
+fn reshape(response: &mut Response, body: impl FnOnce(&ApiError) -> Value) {
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let bytes = serde_json::to_vec(&body(&error)).unwrap_or_default();
+        *response.body_mut() = Body::from(bytes);
+        // The router has told the length of the other one.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
 }
 
 /// An answer in JSON with any status: `/health` has a body of its own.

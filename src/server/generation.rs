@@ -16,6 +16,7 @@ use super::error::ApiError;
 use super::history::Record;
 use super::room::Seat;
 use super::state::{App, Model};
+use crate::ErrorKind;
 use crate::engine::{AbortHandle, Event, EventSink, FinishReason, Request, SequenceStats};
 use crate::llm::{TextDecoder, TextEvent, TextOptions};
 use crate::sampling::TokenLogprobs;
@@ -75,10 +76,21 @@ struct Arrival {
 struct ChannelSink {
     prompt: usize,
     sender: mpsc::Sender<Arrival>,
+    record: Option<Arc<Record>>,
+    tells_progress: bool,
 }
 
 impl EventSink for ChannelSink {
     fn send(&mut self, event: Event) -> bool {
+        if let Event::PromptProgress { progress } = event {
+            if let Some(record) = &self.record {
+                record.set_progress(self.prompt, progress);
+            }
+            // Whoever reads slowly misses some of it, and not the answer.
+            if !self.tells_progress || self.sender.capacity() < self.sender.max_capacity() / 2 {
+                return true;
+            }
+        }
         let arrival = Arrival { prompt: self.prompt, at: Instant::now(), event };
         self.sender.try_send(arrival).is_ok()
     }
@@ -96,6 +108,8 @@ pub(super) struct Ticket {
     pub(super) record: Option<Arc<Record>>,
     pub(super) arrival: Instant,
     pub(super) seats: Vec<Seat>,
+    /// The reader wants to hear how far prompts are.
+    pub(super) tells_progress: bool,
 }
 
 impl Generation {
@@ -110,7 +124,7 @@ impl Generation {
         text: &TextOptions,
         buffer: Buffer,
     ) -> Result<Self, ApiError> {
-        let Ticket { app, model, note, record, arrival, seats } = ticket;
+        let Ticket { app, model, note, record, arrival, seats, tells_progress } = ticket;
         let engine = model.llm.engine();
         let config = engine.config();
         let num_sequences: usize = requests.iter().map(|request| request.params.n).sum();
@@ -131,11 +145,9 @@ impl Generation {
                 // Whoever asked may have gone; then the sink is closed too.
                 let _ = reply.send(id);
             });
-            engine.submit_to(
-                request,
-                Box::new(ChannelSink { prompt, sender: sender.clone() }),
-                on_accepted,
-            )?;
+            let (sender, record) = (sender.clone(), record.clone());
+            let sink = ChannelSink { prompt, sender, record, tells_progress };
+            engine.submit_to(request, Box::new(sink), on_accepted)?;
             accepted.push((id, decoder, num_tokens, max_tokens, latest));
         }
         drop(sender);
@@ -226,7 +238,7 @@ impl Generation {
     }
 
     fn count(&mut self, prompt: usize, event: &TextEvent) -> Result<(), ApiError> {
-        let TextEvent::Finished { index, reason, error, stats, matched_stop, .. } = event else {
+        let TextEvent::Finished { index, reason, error, error_kind, stats, matched_stop, .. } = event else {
             if let TextEvent::Delta { token_id: Some(_), text, logprobs, .. } = event {
                 if self.buffer == Buffer::Whole {
                     let num_bytes = text.len() + kept_bytes(logprobs.as_ref());
@@ -263,9 +275,11 @@ impl Generation {
         }
         let message = error.clone().unwrap_or_else(|| "the request was given up".to_owned());
         self.note.cut(&message);
-        Err(match self.app.is_draining() {
-            true => ApiError::unavailable(message),
-            false => ApiError::internal(message),
+        Err(match error_kind {
+            _ if self.app.is_draining() => ApiError::unavailable(message),
+            // Who sends it again gets the same.
+            Some(ErrorKind::InvalidRequest) => ApiError::cannot_go_on(message),
+            _ => ApiError::internal(message),
         })
     }
 }

@@ -1,35 +1,28 @@
 //! What became of requests: a bounded memory of the latest ones, for `GET /v1/requests/{id}`.
 //!
 //! A record has counts, times and parameters; no text of a prompt or an answer. It belongs to the API key
-//! that the request came with, and nobody else finds it. The memory is a ring: the oldest record makes room
-//! for the next, also if its request still runs.
+//! that the request came with, and nobody else finds it. A new record takes the place of an old one of whoever has the
+//! most (`ring.rs`), also if its request still runs.
 
-use std::collections::VecDeque;
+mod ring;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::api::sampling;
+use self::ring::Ring;
+use super::api::{Reading, sampling};
 use super::auth::Caller;
-use crate::engine::{BlockMiss, FinishReason, PrefixMiss, Request, SequenceStats};
+use crate::engine::{BlockMiss, FinishReason, PrefixMiss, PromptProgress, Request, SequenceStats};
 use crate::sampling::SamplingParams;
 use crate::tokenizer::Tokenizer;
-
-/// Sequences that a request may have on average before fewer requests are remembered.
-const MEAN_NUM_SEQUENCES: usize = 8;
 
 /// The latest requests.
 #[derive(Debug)]
 pub(super) struct History {
     capacity: usize,
     records: Mutex<Ring>,
-}
-
-#[derive(Debug, Default)]
-struct Ring {
-    records: VecDeque<Arc<Record>>,
-    num_sequences: usize,
 }
 
 /// How a request is called, and whose it is.
@@ -64,6 +57,8 @@ pub(super) struct Record {
 #[derive(Debug)]
 struct PromptRecord {
     num_tokens: usize,
+    /// How far it is; none before its first step.
+    progress: Mutex<Option<PromptProgress>>,
     /// By index; none while the sequence runs.
     ends: Mutex<Vec<Option<End>>>,
 }
@@ -94,6 +89,7 @@ impl History {
         }
         let prompt = |request: &Request| PromptRecord {
             num_tokens: request.prompt_token_ids.len(),
+            progress: Mutex::default(),
             ends: Mutex::new(vec![None; request.params.n]),
         };
         let first = requests.first();
@@ -110,14 +106,8 @@ impl History {
             prompts: requests.iter().map(prompt).collect(),
             num_output_tokens: AtomicUsize::new(0),
         });
-        let max_num_sequences = self.capacity.saturating_mul(MEAN_NUM_SEQUENCES);
-        let mut ring = self.ring();
-        ring.num_sequences += record.num_sequences();
-        while ring.records.len() == self.capacity || ring.num_sequences > max_num_sequences {
-            let Some(oldest) = ring.records.pop_front() else { break };
-            ring.num_sequences -= oldest.num_sequences();
-        }
-        ring.records.push_back(Arc::clone(&record));
+        let client = first.map(|request| request.client).unwrap_or_default();
+        self.ring().push(Arc::clone(&record), client, self.capacity);
         Some(record)
     }
 
@@ -127,7 +117,7 @@ impl History {
             let identity = &record.identity;
             identity.caller == caller && (identity.id == id || &*identity.request_id == id)
         };
-        self.ring().records.iter().rev().find(is_it).cloned()
+        self.ring().latest().find(is_it).cloned()
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -138,6 +128,13 @@ impl History {
 impl Record {
     fn num_sequences(&self) -> usize {
         self.prompts.len() * self.params.n
+    }
+
+    /// More of a prompt is computed.
+    pub(super) fn set_progress(&self, prompt: usize, progress: PromptProgress) {
+        if let Some(prompt) = self.prompts.get(prompt) {
+            *prompt.progress() = Some(progress);
+        }
     }
 
     /// A token was generated.
@@ -176,7 +173,8 @@ impl Record {
     }
 
     /// The record for its owner. What the cache has in the place of a token of this prompt is another
-    /// request's: it is told only if all requests are the same owner's.
+    /// request's, and so is where the two differ: unless all requests are the same owner's, it is told by blocks, as
+    /// counts of cached tokens are.
     pub(super) fn describe(
         &self,
         tokenizer: Option<&Tokenizer>,
@@ -193,6 +191,7 @@ impl Record {
             json!({
                 "index": number,
                 "prompt_tokens": prompt.num_tokens,
+                "prompt_progress": prompt.progress().map(Reading::from),
                 "cached_tokens": stats.map(|stats| stats.num_cached_tokens),
                 "prefix_cache": stats.and_then(|stats| {
                     Some(explain.miss(stats.prefix_miss?, stats))
@@ -228,6 +227,10 @@ impl Record {
 }
 
 impl PromptRecord {
+    fn progress(&self) -> MutexGuard<'_, Option<PromptProgress>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ends(&self) -> MutexGuard<'_, Vec<Option<End>>> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -314,19 +317,29 @@ impl Explanation<'_> {
             PrefixMiss::Block { start, reason: BlockMiss::Differs { num_equal, .. } } => (
                 "different_token",
                 format!(
-                    "the closest cached prompt has another token at position {}; the block of {block_size} \
-                     tokens around it had to be computed",
-                    start + num_equal
+                    "the closest cached prompt has another token {}; the block of {block_size} tokens around it had \
+                     to be computed",
+                    match self.is_only_caller {
+                        true => format!("at position {}", start + num_equal),
+                        false => format!("at one of the positions {start} to {}", start + block_size - 1),
+                    }
                 ),
             ),
         };
         let mut answer = json!({"reason": reason, "message": message});
         if let Some((position, token_id, cached_token_id)) = miss.first_difference() {
-            answer["first_difference"] = json!({
-                "position": position,
-                "token": self.token(token_id),
-                "cached_token": self.is_only_caller.then(|| self.token(cached_token_id)),
-            });
+            answer["first_difference"] = match self.is_only_caller {
+                true => json!({
+                    "position": position,
+                    "token": self.token(token_id),
+                    "cached_token": self.token(cached_token_id),
+                }),
+                false => json!({
+                    "position": position - position % block_size,
+                    "token": null,
+                    "cached_token": null,
+                }),
+            };
         }
         answer
     }
@@ -353,6 +366,7 @@ impl Explanation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::ClientId;
 
     fn identity(id: &str, caller: usize) -> Identity {
         Identity {
@@ -414,17 +428,55 @@ mod tests {
     }
 
     #[test]
-    fn another_ones_token_is_told_only_if_there_is_nobody_else() {
-        let reason = BlockMiss::Differs { num_equal: 1, token_id: 4, cached_token_id: 9 };
-        let miss = PrefixMiss::Block { start: 2, reason };
-        for is_only_caller in [true, false] {
+    fn where_another_ones_prompt_differs_is_told_by_blocks_unless_there_is_nobody_else() {
+        let reason = BlockMiss::Differs { num_equal: 3, token_id: 4, cached_token_id: 9 };
+        let miss = PrefixMiss::Block { start: 8, reason };
+        let explain = |is_only_caller| {
             let explain =
-                Explanation { tokenizer: None, block_size: 2, is_only_caller, has_cache_salt: false };
-            let value = explain.miss(miss, &SequenceStats::default());
-            assert_eq!(value["first_difference"]["position"], 3);
-            assert_eq!(value["first_difference"]["token"]["id"], 4);
-            let cached = if is_only_caller { json!({"id": 9, "text": null}) } else { Value::Null };
-            assert_eq!(value["first_difference"]["cached_token"], cached);
+                Explanation { tokenizer: None, block_size: 4, is_only_caller, has_cache_salt: false };
+            explain.miss(miss, &SequenceStats::default())
+        };
+        let own = explain(true);
+        let (token, cached) = (json!({"id": 4, "text": null}), json!({"id": 9, "text": null}));
+        assert_eq!(own["first_difference"], json!({"position": 11, "token": token, "cached_token": cached}));
+        assert!(own["message"].as_str().unwrap().contains("at position 11;"), "{own}");
+        // All differences within the block are told alike.
+        let other = explain(false);
+        assert_eq!(other["first_difference"], json!({"position": 8, "token": null, "cached_token": null}));
+        assert!(other["message"].as_str().unwrap().contains("positions 8 to 11;"), "{other}");
+    }
+
+    #[test]
+    fn whoever_sends_much_takes_no_place_of_those_who_send_little() {
+        let history = History::new(10);
+        let begin = |id: &str, caller: usize, client: u64, num_sequences: usize| {
+            let params = SamplingParams { n: num_sequences, ..SamplingParams::default() };
+            let mut request = Request::new(vec![1], params);
+            request.client = ClientId(client);
+            history.begin(identity(id, caller), &[request], false).unwrap();
+        };
+        let find = |id: &str, caller: usize| history.find(id, Caller(caller)).is_some();
+        for id in ["a", "b"] {
+            begin(id, 1, 1, 1);
         }
+        for number in 0..1_100 {
+            begin(&format!("loud-{number}"), 2, 2, 1);
+        }
+        assert!(find("a", 1) && find("b", 1) && find("loud-1099", 2) && find("loud-1092", 2));
+        assert!(!find("loud-1091", 2), "two records are another's");
+        // One that is large takes the place of its sender's own, and so do many names behind one key.
+        begin("wide", 2, 2, 70);
+        assert!(find("a", 1) && find("b", 1) && find("wide", 2) && !find("loud-1092", 2));
+        (0..100).for_each(|number| begin(&format!("named-{number}"), 3, 100 + number, 1));
+        assert!(find("a", 1) && find("b", 1) && find("named-99", 3));
+        // Of those who have as much, the oldest record goes.
+        let history = History::new(2);
+        for (id, caller) in [("x", 1), ("y", 2), ("z", 3)] {
+            history.begin(identity(id, caller), &[Request::default()], false).unwrap();
+        }
+        assert_eq!(
+            [("x", 1), ("y", 2), ("z", 3)].map(|(id, caller)| history.find(id, Caller(caller)).is_some()),
+            [false, true, true]
+        );
     }
 }

@@ -4,8 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// The paths that are counted by themselves; what stands in braces is anything.
-pub(super) const PATHS: [&str; 26] = [
+pub(super) const PATHS: [&str; 33] = [
     "/",
+    "/api/chat",
+    "/api/generate",
+    "/api/ps",
+    "/api/show",
+    "/api/tags",
+    "/api/version",
     "/detokenize",
     "/get_model_info",
     "/get_server_info",
@@ -17,6 +23,7 @@ pub(super) const PATHS: [&str; 26] = [
     "/server_info",
     "/tokenize",
     "/tokenizer_info",
+    "/v1",
     "/v1/chat/completions",
     "/v1/chat/completions/render",
     "/v1/completions",

@@ -2,11 +2,15 @@
 //!
 //! Every key has a number for as long as the server lives, also if it goes and comes back, so that what belongs
 //! to one key never becomes another's. No error tells a key.
+//!
+//! Keys are found by their digests under a secret of this process. So many take no longer than few, and how long it takes
+//! tells nothing of a key: nobody can choose how much of a digest is right.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use ring::{hmac, rand};
 
 use crate::engine::Weight;
 use crate::{Error, Result};
@@ -23,9 +27,16 @@ struct Key {
     weight: Weight,
 }
 
+/// What stands for a key.
+type Digest = [u8; 32];
+
 /// The keys that are valid now.
-#[derive(Default)]
-pub(super) struct Keys(Vec<(usize, Key)>);
+pub(super) struct Keys {
+    secret: hmac::Key,
+    found: HashMap<Digest, FoundKey>,
+    /// How many there ever were.
+    num_known: usize,
+}
 
 /// A key that a request came with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,14 +49,10 @@ pub(super) struct FoundKey {
 pub(super) struct KeyRing {
     given: Vec<String>,
     file: Option<PathBuf>,
-    current: Mutex<Current>,
-}
-
-#[derive(Default)]
-struct Current {
-    keys: Arc<Keys>,
-    /// All that ever were valid; the place is the number.
-    known: Vec<String>,
+    secret: hmac::Key,
+    /// The numbers of all that ever were valid. Held while keys are read, and never by whoever looks one up.
+    known: Mutex<HashMap<Digest, usize>>,
+    current: Mutex<Arc<Keys>>,
 }
 
 impl std::fmt::Debug for KeyRing {
@@ -60,8 +67,16 @@ impl KeyRing {
     /// # Errors
     /// If a key is empty, the file cannot be read, or a line of it is no key.
     pub(super) fn open(given: &[String], file: Option<&Path>) -> Result<Self> {
-        let ring =
-            Self { given: given.to_vec(), file: file.map(Path::to_path_buf), current: Mutex::default() };
+        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new())
+            .map_err(|_| Error::internal("the system gives no random numbers"))?;
+        let none = Arc::new(Keys { secret: secret.clone(), found: HashMap::new(), num_known: 0 });
+        let ring = Self {
+            given: given.to_vec(),
+            file: file.map(Path::to_path_buf),
+            secret,
+            known: Mutex::default(),
+            current: Mutex::new(none),
+        };
         ring.read()?;
         Ok(ring)
     }
@@ -96,49 +111,52 @@ impl KeyRing {
             }
             keys.extend(found);
         }
-        let num_keys = keys.len();
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = &mut current.known;
-        let numbered = keys.into_iter().map(|key| {
-            let number = known.iter().position(|secret| *secret == key.secret).unwrap_or_else(|| {
-                known.push(key.secret.clone());
-                known.len() - 1
-            });
-            (number, key)
-        });
-        current.keys = Arc::new(Keys(numbered.collect()));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = HashMap::with_capacity(keys.len());
+        for Key { secret, weight } in keys {
+            let digest = digest(&self.secret, secret.as_bytes());
+            let next = known.len();
+            let number = *known.entry(digest).or_insert(next);
+            found.insert(digest, FoundKey { number, weight });
+        }
+        let num_keys = found.len();
+        let keys = Arc::new(Keys { secret: self.secret.clone(), found, num_known: known.len() });
+        // What was valid before is freed outside of the lock.
+        let before = std::mem::replace(&mut *self.lock_current(), keys);
+        drop(before);
         Ok(num_keys)
     }
 
     pub(super) fn current(&self) -> Arc<Keys> {
-        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner).keys)
+        Arc::clone(&self.lock_current())
+    }
+
+    fn lock_current(&self) -> MutexGuard<'_, Arc<Keys>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Keys {
     /// Whether none is needed.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.found.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    /// How many there ever were, those that went included.
+    pub(super) fn num_known(&self) -> usize {
+        self.num_known
     }
 
-    /// Compares with every key, each in a time that does not depend on where they differ.
+    /// The key that was given, if it is one.
     pub(super) fn find(&self, given: &[u8]) -> Option<FoundKey> {
-        let (mut is_known, mut found) = (Choice::from(0), 0);
-        for (place, (_, key)) in (0_u64..).zip(&self.0) {
-            let is_it = key.secret.as_bytes().ct_eq(given);
-            found.conditional_assign(&place, is_it);
-            is_known |= is_it;
-        }
-        if !bool::from(is_known) {
-            return None;
-        }
-        let (number, key) = self.0.get(usize::try_from(found).ok()?)?;
-        Some(FoundKey { number: *number, weight: key.weight })
+        self.found.get(&digest(&self.secret, given)).copied()
     }
+}
+
+fn digest(secret: &hmac::Key, key: &[u8]) -> Digest {
+    let mut digest = [0; 32];
+    digest.copy_from_slice(hmac::sign(secret, key).as_ref());
+    digest
 }
 
 /// One key a line, with its weight behind it if that is not 1: `KEY weight=2`. What begins with `#` is a comment.
@@ -231,5 +249,36 @@ mod tests {
         std::fs::write(file.path(), "beta\n").unwrap();
         ring.read().unwrap();
         check(b"beta", Some((1, 1)));
+    }
+
+    #[test]
+    fn many_keys_are_read_in_a_time_that_grows_with_their_number_while_requests_find_theirs() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let write = |prefix: &str, num_keys: usize| {
+            let lines: String = (0..num_keys).map(|number| format!("{prefix}-{number:08}\n")).collect();
+            std::fs::write(file.path(), lines).unwrap();
+        };
+        write("first", 1);
+        let ring = KeyRing::open(&["alpha".to_owned()], Some(file.path())).unwrap();
+        let mut round = 0;
+        let mut time = |num_keys: usize| {
+            let times = (0..3).map(|_| {
+                round += 1;
+                write(&format!("round-{round}"), num_keys);
+                let start = std::time::Instant::now();
+                assert_eq!(ring.read().unwrap(), num_keys + 1);
+                start.elapsed()
+            });
+            times.min().unwrap()
+        };
+        // A time that grows with the square would be 400 times as long.
+        let (few, many) = (time(1_000), time(20_000));
+        assert!(many < few * 150, "{few:?} and {many:?}");
+        // Who reads keys holds this for as long as it takes.
+        let reading = ring.known.lock().unwrap();
+        assert!(
+            ring.current().find(b"alpha").is_some() && ring.current().find(b"round-1-00000000").is_none()
+        );
+        drop(reading);
     }
 }

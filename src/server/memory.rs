@@ -13,6 +13,7 @@ use super::account::charge;
 use super::auth::Caller;
 use super::error::ApiError;
 use super::values;
+use crate::quoted;
 
 /// Most bytes of the responses of one key, with their conversations, as JSON.
 const MAX_BYTES: usize = 64 << 20;
@@ -223,10 +224,9 @@ impl Memory {
             let Some(id) = reference(&item) else { return Ok(item) };
             found.remove(&id).ok_or_else(|| {
                 let path = format!("input[{index}]");
-                let id: String = id.chars().take(128).collect();
                 let message = format!(
-                    "{path} refers to the item {id:?}, which is not kept, or is referred to twice; send the item \
-                     itself"
+                    "{path} refers to the item {}, which is not kept, or is referred to twice; send the item itself",
+                    quoted(&id)
                 );
                 ApiError::invalid(path, message)
             })

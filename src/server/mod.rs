@@ -14,6 +14,7 @@ mod body;
 mod clients;
 mod connection;
 mod cors;
+mod descriptors;
 mod error;
 mod generation;
 mod half_closed;
@@ -27,12 +28,16 @@ mod kv_events;
 mod memory;
 mod metrics;
 mod newcomers;
+mod notices;
 mod page;
 mod paths;
+mod preparation;
+mod repeated;
 mod room;
 mod router;
 mod signals;
 mod state;
+mod unanswerable;
 mod values;
 
 use std::net::{SocketAddr, TcpListener};
@@ -46,8 +51,10 @@ pub use access::{AccessLog, AccessRecord, TokenCounts};
 pub use cors::Origin;
 pub use kv_events::{KvEventsChoice, KvEventsConfig, zmtp};
 
+use self::descriptors::Descriptors;
 use self::keys::KeyRing;
 use self::kv_events::KvEvents;
+use self::notices::Notices;
 use self::signals::{Signals, Wish};
 use self::state::App;
 use crate::chat::Chat;
@@ -159,6 +166,18 @@ pub fn read_charged(text: &[u8], limit: usize) -> Result<(serde_json::Value, usi
     }
 }
 
+/// Unpacks a body as the server does, up to so many bytes. For fuzzing.
+///
+/// # Errors
+/// If it is not gzip, or beyond a limit.
+#[doc(hidden)]
+pub fn unpack_body(packed: &[u8], limit: usize) -> Result<Vec<u8>> {
+    let account = Arc::new(account::RequestMemory::new(4 * limit));
+    let timeout = Duration::from_secs(60);
+    let body = body::unpack(packed, limit, timeout, &account, crate::engine::ClientId::default());
+    body.map(|body| body.bytes).map_err(|error| Error::invalid_request(error.body().to_string()))
+}
+
 /// How the server's life ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -200,6 +219,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     config: ServerConfig,
+    descriptors: Descriptors,
     keys: KeyRing,
     stop: mpsc::UnboundedSender<()>,
     stopped: mpsc::UnboundedReceiver<()>,
@@ -212,7 +232,8 @@ impl Server {
     /// Takes the port.
     ///
     /// # Errors
-    /// If the address is not one of this machine or the port is in use, or the keys cannot be had.
+    /// If the address is not one of this machine or the port is in use, the keys cannot be had, or the process may have too
+    /// few files open.
     pub fn bind(config: ServerConfig) -> Result<Self> {
         check(&config)?;
         let keys = KeyRing::open(&config.api_keys, config.api_key_file.as_deref())?;
@@ -230,8 +251,9 @@ impl Server {
         let listener = TcpListener::bind((config.host.as_str(), config.port)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
+        let descriptors = Descriptors::of(&config)?;
         let (stop, stopped) = mpsc::unbounded_channel();
-        Ok(Self { listener, address, config, keys, stop, stopped })
+        Ok(Self { listener, address, config, descriptors, keys, stop, stopped })
     }
 
     /// Where it listens.
@@ -240,10 +262,21 @@ impl Server {
         self.address
     }
 
+    /// Names the model, which may be known only when its files are there: see [`ServerConfig::served_model_names`].
+    pub fn set_names(&mut self, names: Vec<String>) {
+        self.config.served_model_names = names;
+    }
+
     /// Whether everybody who can reach it may use it, and that is not only this machine.
     #[must_use]
     pub fn is_open_to_others(&self) -> bool {
         self.keys.current().is_empty() && !self.address.ip().is_loopback()
+    }
+
+    /// What whoever starts it should know: there are fewer connections than were asked for.
+    #[must_use]
+    pub fn notice(&self) -> Option<&str> {
+        self.descriptors.notice.as_deref()
     }
 
     /// A way to stop it.
@@ -264,6 +297,7 @@ impl Server {
         on_milestone: &mut dyn FnMut(Milestone<'_>),
     ) -> Result<Exit> {
         keep_little_free_memory();
+        check_threads()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(NUM_WORKERS)
             .max_blocking_threads(MAX_BLOCKING_THREADS)
@@ -288,13 +322,17 @@ impl Server {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(listen)?;
         let is_on_loopback = self.address.ip().is_loopback();
         let kv_events = match &self.config.kv_events {
-            Some(config) => Some(KvEvents::bind(config, Arc::clone(&log)).await?),
+            Some(config) => {
+                Some(KvEvents::bind(config, self.descriptors.shares.peers, Arc::clone(&log)).await?)
+            }
             None => None,
         };
-        let app = Arc::new(App::new(self.config.clone(), self.keys, is_on_loopback, kv_events, log));
+        let notices = Notices::new(Arc::clone(&log));
+        let app = App::new(self.config.clone(), self.descriptors, self.keys, is_on_loopback, kv_events, log);
+        let app = Arc::new(app);
         let (close, closing) = watch::channel(false);
         let service = router::router(&app);
-        tokio::spawn(connection::accept_all(listener, service, self.config.clone(), closing.clone()));
+        tokio::spawn(connection::accept_all(listener, service, Arc::clone(&app), notices, closing.clone()));
         drop(closing);
 
         let (fail, mut failed) = mpsc::unbounded_channel::<String>();
@@ -347,6 +385,16 @@ impl Server {
     }
 }
 
+/// Says so if the system starts no thread: those that connections are served with have no error.
+fn check_threads() -> Result<()> {
+    let failed = |source| {
+        Error::io("start a thread", source).with_hint("allow more threads (ulimit -u) or memory (ulimit -v)")
+    };
+    // It does nothing that could fail.
+    let _ = std::thread::Builder::new().spawn(|| ()).map_err(failed)?.join();
+    Ok(())
+}
+
 /// Reads the keys again, for requests that come from now on; those that run go on.
 async fn read_keys(app: &Arc<App>, on_milestone: &mut dyn FnMut(Milestone<'_>)) {
     if !app.keys.has_file() {
@@ -389,7 +437,7 @@ fn start_loading(
     let work = move || {
         let result = load(app.loading()).and_then(|llm| {
             let notices = llm.notices().iter().map(|notice| format!("note: {notice}"));
-            let forms = llm.chat().map(Chat::forms);
+            let forms = llm.chat_format().map(Chat::forms);
             let lines = [Some(llm.summary()), llm.expert_summary(), forms].into_iter().flatten().chain(notices);
             let summary = lines.collect::<Vec<_>>().join("\n");
             llm.engine().on_failure(move |error| {

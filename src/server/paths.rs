@@ -11,6 +11,9 @@ fn meant(path: &str) -> Option<String> {
     let parts = path.split('/').filter(|part| !part.is_empty());
     let parts: Vec<&str> = parts.skip_while(|part| *part == "v1").collect();
     // Others have one name each, with which they are open or have connections of their own.
+    if path.starts_with('/') && parts.is_empty() && path.contains("v1") {
+        return (path != "/v1").then(|| "/v1".to_owned());
+    }
     if !path.starts_with('/') || !parts.first().is_some_and(|first| BEHIND_V1.contains(first)) {
         return None;
     }
@@ -56,7 +59,8 @@ mod tests {
             ("//", None),
             ("/", None),
             ("/v1", None),
-            ("/v1/", None),
+            ("/v1/", Some("/v1")),
+            ("//v1", Some("/v1")),
             ("/v1/../health", None),
             ("/tokenize", None),
             ("/api/chat", None),

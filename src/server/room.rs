@@ -22,7 +22,14 @@ pub(super) struct Room {
 struct Taken {
     total: usize,
     /// Those with any.
-    clients: HashMap<ClientId, (usize, Weight)>,
+    clients: HashMap<ClientId, Holder>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    num_places: usize,
+    group: ClientId,
+    weight: Weight,
 }
 
 /// The place of a sequence. It is free again when this is dropped.
@@ -53,9 +60,8 @@ impl Room {
         }
         let mut taken = lock(&self.taken);
         let total = taken.total.saturating_add(count);
-        let own = taken.clients.get(&client.id).map_or(0, |(own, _)| *own);
-        let (weight, others) = (u64::from(client.weight.get()), taken.weight_beside(client.id));
-        let share = limit as u64 * weight / (weight + others);
+        let own = taken.clients.get(&client.id).map_or(0, |holder| holder.num_places);
+        let share = taken.share(client, limit);
         let is_modest = own.saturating_add(count) as u64 <= share.max(1);
         if total > limit && !(is_modest && total <= limit.saturating_add(limit.div_ceil(2))) {
             return Err(ApiError::busy(format!(
@@ -65,16 +71,27 @@ impl Room {
             )));
         }
         taken.total = total;
-        let (own, latest) = taken.clients.entry(client.id).or_default();
-        (*own, *latest) = (*own + count, client.weight);
+        let holder = Holder { num_places: own + count, group: client.group, weight: client.weight };
+        taken.clients.insert(client.id, holder);
         Ok((0..count).map(|_| Seat { taken: Arc::clone(&self.taken), client: client.id }).collect())
     }
 }
 
 impl Taken {
-    fn weight_beside(&self, client: ClientId) -> u64 {
-        let others = self.clients.iter().filter(|(id, _)| **id != client);
-        others.map(|(_, (_, weight))| u64::from(weight.get())).sum()
+    /// What a client may have of so many places beside others: a part of that of its group.
+    fn share(&self, client: &Client, limit: usize) -> u64 {
+        let others = self.clients.iter().filter(|(id, _)| **id != client.id);
+        let mut groups: HashMap<ClientId, u64> = HashMap::new();
+        let mut num_sharing = 1;
+        for (_, holder) in others {
+            if holder.group == client.group {
+                num_sharing += 1;
+            } else {
+                groups.insert(holder.group, u64::from(holder.weight.get()));
+            }
+        }
+        let weight = u64::from(client.weight.get());
+        limit as u64 * weight / (weight + groups.values().sum::<u64>()) / num_sharing
     }
 }
 
@@ -82,9 +99,9 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut taken = lock(&self.taken);
         taken.total -= 1;
-        if let Some((own, _)) = taken.clients.get_mut(&self.client) {
-            *own -= 1;
-            if *own == 0 {
+        if let Some(holder) = taken.clients.get_mut(&self.client) {
+            holder.num_places -= 1;
+            if holder.num_places == 0 {
                 taken.clients.remove(&self.client);
             }
         }

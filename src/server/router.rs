@@ -18,11 +18,18 @@ use serde_json::json;
 use super::error::{ApiError, health, ok, ok_as};
 use super::kv_events::KvEvents;
 use super::state::App;
-use super::{access, api, auth, connection, cors, page, paths};
+use super::{access, api, auth, connection, cors, page, paths, repeated, unanswerable};
 
 /// The server as a service.
 pub(super) fn router(app: &Arc<App>) -> Router {
     let guarded = Router::new()
+        .route("/api/chat", post(api::ollama::chat))
+        .route("/api/generate", post(api::ollama::complete))
+        .route("/api/ps", get(api::ollama::running))
+        .route("/api/show", post(api::ollama::show))
+        .route("/api/tags", get(api::ollama::tags))
+        .route("/api/version", get(api::ollama::version))
+        .route("/v1", get(show_interfaces))
         .route("/v1/chat/completions", post(api::chat::handle))
         .route("/v1/chat/completions/render", post(api::render::chat))
         .route("/v1/completions", post(api::completions::handle))
@@ -57,6 +64,8 @@ pub(super) fn router(app: &Arc<App>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .fallback_service(guarded.with_state(Arc::clone(app)))
         .layer(from_fn(connection::keep_reserve))
+        .layer(from_fn(repeated::refuse))
+        .layer(from_fn(unanswerable::refuse))
         .layer(from_fn_with_state(Arc::clone(app), cors::share))
         .layer(from_fn_with_state(Arc::clone(app), access::observe))
         .with_state(Arc::clone(app));
@@ -72,6 +81,20 @@ async fn show_health(State(app): State<Arc<App>>) -> Response {
 /// The interface in OpenAPI's terms, kept by hand and checked against the parsers by the tests.
 async fn show_openapi() -> Response {
     ok_as("application/json", Body::from(include_str!("openapi.json")))
+}
+
+/// What begins with `/v1`, and where the rest is, for people who look there.
+async fn show_interfaces() -> Response {
+    ok(&json!({
+        "server": "tinyvllm",
+        "version": env!("CARGO_PKG_VERSION"),
+        "interfaces": [
+            "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/api/chat",
+            "/api/generate",
+        ],
+        "description": "/openapi.json",
+        "page": "/",
+    }))
 }
 
 async fn show_version() -> Response {

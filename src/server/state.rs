@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::account::RequestMemory;
 use super::clients::{Client, Clients};
+use super::descriptors::Descriptors;
 use super::error::ApiError;
 use super::history::History;
 use super::http_counts::HttpCounts;
@@ -17,6 +18,7 @@ use super::keys::KeyRing;
 use super::kv_events::KvEvents;
 use super::memory::Memory;
 use super::metrics::Metrics;
+use super::preparation::Preparation;
 use super::room::{Room, Seat};
 use super::{AccessLog, ServerConfig};
 use crate::llm::{Llm, LoadProgress};
@@ -31,11 +33,15 @@ const MAX_FAILED_STEPS: u32 = 3;
 /// The server's state.
 pub(super) struct App {
     pub(super) config: ServerConfig,
+    /// How many connections there may be.
+    pub(super) descriptors: Descriptors,
     /// Only this machine can reach it.
     pub(super) is_on_loopback: bool,
     pub(super) log: Arc<dyn AccessLog>,
     /// What is taken by requests.
     pub(super) request_memory: Arc<RequestMemory>,
+    /// Where the work before the engine is done.
+    pub(super) preparation: Preparation,
     room: Room,
     pub(super) keys: KeyRing,
     /// What tells routers of the prefix cache, if anything.
@@ -70,6 +76,7 @@ pub(super) struct Model {
 impl App {
     pub(super) fn new(
         config: ServerConfig,
+        descriptors: Descriptors,
         keys: KeyRing,
         is_on_loopback: bool,
         kv_events: Option<KvEvents>,
@@ -77,6 +84,7 @@ impl App {
     ) -> Self {
         Self {
             request_memory: Arc::new(RequestMemory::new(config.max_request_memory)),
+            preparation: Preparation::new(),
             room: Room::new(config.max_waiting),
             keys,
             kv_events,
@@ -87,6 +95,7 @@ impl App {
             told: Told::default(),
             told_dropped: Told::default(),
             config,
+            descriptors,
             is_on_loopback,
             log,
             loading: Loading::default(),
@@ -94,6 +103,15 @@ impl App {
             is_draining: AtomicBool::new(false),
             failure: OnceLock::new(),
             num_active: watch::Sender::new(0),
+        }
+    }
+
+    /// Whether all that is cached can only be of whoever asks: without keys, of people at this machine, and otherwise of
+    /// the only key that there ever was, which speaks for nobody else.
+    pub(super) fn has_one_user(&self) -> bool {
+        match self.keys.current().num_known() {
+            0 => self.is_on_loopback && !self.config.trust_client_ids,
+            num_keys => num_keys == 1 && !self.config.trust_client_ids,
         }
     }
 
@@ -176,16 +194,11 @@ impl App {
             names => names.to_vec(),
         };
         let max_model_len = llm.engine().config().max_model_len;
-        let longest_token = llm.tokenizer().map_or(1, |tokenizer| {
-            let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-            ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1)
-        });
         let model = Model {
             metrics: Metrics::new(&names[0], max_model_len),
             names,
             created: unix_seconds(),
-            // Four times as much, because templates trim and normalising shortens.
-            max_text_bytes: max_model_len.saturating_mul(longest_token).saturating_mul(4),
+            max_text_bytes: llm.max_text_bytes(),
             llm,
         };
         // There is one load in a server's life.

@@ -78,7 +78,10 @@ impl AddedTokens {
     ///
     /// # Errors
     /// If two tokens have the same spelling and different ids, or a spelling is empty or too long.
-    pub(super) fn new(tokens: Vec<AddedToken>, normalize: impl Fn(&str) -> Result<String>) -> Result<Self> {
+    pub(super) fn new(
+        tokens: Vec<AddedToken>,
+        mut normalize: impl FnMut(&str) -> Result<String>,
+    ) -> Result<Self> {
         let mut added = Self::default();
         for token in tokens {
             let length = token.content.len();
@@ -104,6 +107,13 @@ impl AddedTokens {
             }
             if token.normalized {
                 let pattern = normalize(&token.content)?;
+                if pattern.len() > MAX_ADDED_TOKEN_BYTES {
+                    return Err(Error::invalid_model(format!(
+                        "added token {} is {} bytes long when it is normalised, expected at most {MAX_ADDED_TOKEN_BYTES}",
+                        token.id,
+                        pattern.len()
+                    )));
+                }
                 added.normalized.insert(pattern.as_bytes(), index);
             } else {
                 added.raw.insert(token.content.as_bytes(), index);

@@ -17,7 +17,7 @@ use self::tokens::{TokenType, Tokens};
 use super::added::AddedTokens;
 use super::bpe::{BpeParts, PieceModel};
 use super::dropped::Alphabet;
-use super::pipeline::{PiecePipeline, Pieces};
+use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::pre::{self, PreTokenizer, Writing};
 use super::spm::{self, SpmModel, SpmParts};
 use super::vocabulary::Vocabulary;
@@ -179,7 +179,10 @@ fn byte_pairs(
     let pieces = match pre.writing {
         Writing::Bytes => Pieces::ByteLevel { splits: pre.splits, byte_splits: pre.byte_splits },
         Writing::Marked => Pieces::Marked,
-        Writing::Words => Pieces::Library(PreTokenizerWrapper::WhitespaceSplit(WhitespaceSplit)),
+        Writing::Words => Pieces::Library(vec![LibraryStep::new(
+            PreTokenizerWrapper::WhitespaceSplit(WhitespaceSplit),
+            None,
+        )?]),
     };
     let pipeline = Pipeline::Pieces(Box::new(PiecePipeline { normalizer: None, pieces, model }));
     let defaults = Defaults { bos: None, eos: None, add_bos: pre.add_bos };
@@ -282,7 +285,10 @@ fn wordpiece(metadata: &Metadata, tokens: &mut Tokens<'_>) -> Result<Tokenizer> 
     let normalizer = BertNormalizer::new(true, true, Some(strip_accents), lowercase);
     let pipeline = Pipeline::Pieces(Box::new(PiecePipeline {
         normalizer: Some(NormalizerWrapper::BertNormalizer(normalizer).into()),
-        pieces: Pieces::Library(PreTokenizerWrapper::BertPreTokenizer(BertPreTokenizer)),
+        pieces: Pieces::Library(vec![LibraryStep::new(
+            PreTokenizerWrapper::BertPreTokenizer(BertPreTokenizer),
+            None,
+        )?]),
         model: PieceModel::other(model.into(), HashSet::new()),
     }));
     let vocabulary = tokens.vocabulary(marked_bytes)?;
@@ -348,6 +354,7 @@ fn finish(
         num_leading_spaces: 0,
         notices: Vec::new(),
         single: OnceLock::new(),
+        longest: OnceLock::new(),
     })
 }
 

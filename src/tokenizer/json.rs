@@ -17,13 +17,19 @@ use tokenizers::{NormalizedString, PreTokenizerWrapper};
 use self::decoder::Decoder;
 use self::model::{Model, ReadModel};
 use super::added::{AddedToken, AddedTokens};
+use super::allowance::{Allowance, check_steps};
 use super::dropped::Alphabet;
-use super::normalizer::{Allowance, Normalizer};
-use super::pipeline::{PiecePipeline, Pieces};
+use super::normalizer::Normalizer;
+use super::pipeline::{LibraryStep, PiecePipeline, Pieces};
 use super::split::Splitter;
 use super::vocabulary::{TokenKind, Vocabulary};
 use super::{Pipeline, Tokenizer};
 use crate::{Error, Result};
+
+/// What the tokens of a vocabulary may become together in any case.
+const MIN_VOCABULARY_BYTES: usize = 16 << 20;
+/// The most tokens before every text. Known files have two.
+const MAX_PREFIX: usize = 64;
 
 #[derive(Deserialize)]
 struct File {
@@ -88,17 +94,27 @@ impl Tokenizer {
         let prefix_token_ids = prefix_token_ids(&file.post_processor, |text| {
             ids.get(text).or_else(|| tokens.get(text)).copied()
         })?;
-        let plain = tokens.iter().map(|(text, id)| (*id, decoder.decode(text), TokenKind::Text));
-        let vocabulary = Vocabulary::new(plain.chain(added.iter().map(|token| {
+        let num_bytes = tokens.keys().map(String::len).sum::<usize>()
+            + added.iter().map(|token| token.content.len()).sum::<usize>();
+        let mut allowance = Allowance::for_bytes(num_bytes, MIN_VOCABULARY_BYTES);
+        let mut written = Vec::with_capacity(tokens.len() + added.len());
+        for (text, id) in &tokens {
+            written.push((*id, decoder.decode(text, &mut allowance)?, TokenKind::Text));
+        }
+        for token in &added {
             let kind = if token.control { TokenKind::Control } else { TokenKind::Text };
-            (token.id, decoder.decode_added(token), kind)
-        })))?;
+            written.push((token.id, decoder.decode_added(token, &mut allowance)?, kind));
+        }
+        let vocabulary = Vocabulary::new(written)?;
         let normalizer = Normalizer::from_json(&file.normalizer)?;
+        // All together, since there may be as many as a file has room for.
+        let num_bytes = added.iter().map(|token| token.content.len()).sum();
+        let mut allowance = Allowance::for_bytes(num_bytes, MIN_VOCABULARY_BYTES);
         let added = AddedTokens::new(added, |text| match &normalizer {
             None => Ok(text.to_owned()),
             Some(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
-                normalizer.normalize(&mut normalized, &mut Allowance::of(text)).map_err(|error| {
+                normalizer.normalize(&mut normalized, &mut allowance).map_err(|error| {
                     Error::invalid_model(format!("the added token {text:?}: {}", error.message()))
                 })?;
                 Ok(normalized.get().to_owned())
@@ -117,6 +133,7 @@ impl Tokenizer {
             num_leading_spaces: decoder.num_leading_spaces(),
             notices: Vec::new(),
             single: OnceLock::new(),
+            longest: OnceLock::new(),
         };
         let suffix = suffix(&file.post_processor);
         if !suffix.is_empty() {
@@ -143,7 +160,9 @@ impl From<Added> for AddedToken {
 /// The special tokens that the post-processor puts before a single text.
 fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
-    for step in steps(post_processor, "processors") {
+    let steps = steps(post_processor, "processors");
+    check_steps("post_processor", steps.len())?;
+    for step in steps {
         // Those of BERT and RoBERTa have the token at the beginning and its id.
         if let Some(id) = step["cls"][1].as_u64().and_then(|id| u32::try_from(id).ok()) {
             ids.push(id);
@@ -154,6 +173,12 @@ fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>)
         for item in step["single"].as_array().into_iter().flatten() {
             let Some(name) = item["SpecialToken"]["id"].as_str() else { break };
             let listed = step["special_tokens"][name]["ids"].as_array();
+            let num_ids = ids.len() + listed.map_or(1, Vec::len);
+            if num_ids > MAX_PREFIX {
+                return Err(Error::invalid_model(format!(
+                    "the post-processor puts {num_ids} tokens before every text, more than the {MAX_PREFIX} that it may"
+                )));
+            }
             match listed {
                 Some(listed) => {
                     ids.extend(
@@ -171,13 +196,15 @@ fn prefix_token_ids(post_processor: &Value, id_of: impl Fn(&str) -> Option<u32>)
 
 /// The tokens that the post-processor puts behind a text.
 fn suffix(post_processor: &Value) -> Vec<String> {
+    const MAX_SHOWN: usize = 8;
     let mut suffix = Vec::new();
     for step in steps(post_processor, "processors") {
         let of_bert = step["sep"][0].as_str();
         let template = step["single"].as_array().into_iter().flatten();
         let behind = template.skip_while(|item| item["Sequence"].is_null());
         let behind = behind.filter_map(|item| item["SpecialToken"]["id"].as_str());
-        suffix.extend(of_bert.into_iter().chain(behind).map(|text| format!("{text:?}")));
+        let behind = of_bert.into_iter().chain(behind).take(MAX_SHOWN - suffix.len());
+        suffix.extend(behind.map(|text| format!("{:?}", text.chars().take(100).collect::<String>())));
     }
     suffix
 }
@@ -199,12 +226,24 @@ fn pieces(pre_tokenizer: &Value) -> Result<Pieces> {
     if pre_tokenizer.is_null() {
         return Ok(Pieces::Whole);
     }
-    match byte_level_splits(&steps(pre_tokenizer, "pretokenizers"))? {
-        Some(splits) => Ok(Pieces::ByteLevel { splits, byte_splits: Vec::new() }),
-        None => PreTokenizerWrapper::deserialize(pre_tokenizer).map(Pieces::Library).map_err(|error| {
-            Error::invalid_model(format!("the pre_tokenizer of tokenizer.json is not valid: {error}"))
-        }),
+    let steps = steps(pre_tokenizer, "pretokenizers");
+    check_steps("pre_tokenizer", steps.len())?;
+    if let Some(splits) = byte_level_splits(&steps)? {
+        return Ok(Pieces::ByteLevel { splits, byte_splits: Vec::new() });
     }
+    steps.into_iter().map(library_step).collect::<Result<_>>().map(Pieces::Library)
+}
+
+fn library_step(step: &Value) -> Result<LibraryStep> {
+    let invalid = |problem: &dyn std::fmt::Display| {
+        Error::invalid_model(format!("the pre_tokenizer of tokenizer.json is not valid: {problem}"))
+    };
+    // The library would divide by it.
+    if step["type"] == "FixedLength" && step["length"] == 0 {
+        return Err(invalid(&"pieces of the length 0"));
+    }
+    let pre_tokenizer = PreTokenizerWrapper::deserialize(step).map_err(|error| invalid(&error))?;
+    LibraryStep::new(pre_tokenizer, step["pattern"]["Regex"].as_str())
 }
 
 /// The expressions, if the steps are splits by expressions followed by the byte-level step.

@@ -7,8 +7,10 @@
 //! only carries the template's source) and nothing of the engine.
 
 mod added;
+mod allowance;
 mod bpe;
 mod byte_level;
+mod charsmap;
 mod detokenizer;
 mod dropped;
 mod folder;
@@ -91,6 +93,8 @@ pub struct Tokenizer {
     notices: Vec<String>,
     /// What tokens of one character at most stand for, listed when somebody asks.
     single: OnceLock<HashSet<Vec<u8>>>,
+    /// The bytes of the longest token, counted when somebody asks.
+    longest: OnceLock<usize>,
 }
 
 /// From text without added tokens to ids.
@@ -186,6 +190,14 @@ impl Tokenizer {
         self.vocabulary.bytes(id)
     }
 
+    /// The bytes of the longest token.
+    pub(crate) fn longest_token(&self) -> usize {
+        *self.longest.get_or_init(|| {
+            let ids = 0..u32::try_from(self.vocab_size()).unwrap_or(u32::MAX);
+            ids.map(|id| self.token_bytes(id).len()).max().unwrap_or(1)
+        })
+    }
+
     /// The text that a token stands for, with U+FFFD for what is not UTF-8.
     #[must_use]
     pub fn token_text(&self, id: u32) -> String {
@@ -279,6 +291,7 @@ impl Tokenizer {
     }
 
     /// What templates call `eos_token`.
+    #[cfg(feature = "server")]
     pub(crate) fn template_eos_token_id(&self) -> Option<u32> {
         self.eos_token_id
     }

@@ -6,12 +6,9 @@ use serde_json::Value;
 use tokenizers::utils::SysRegex;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper};
 
+use super::allowance::{Allowance, check_steps};
+use super::charsmap;
 use crate::{Error, Result};
-
-/// What a normalised text may have in any case.
-const MIN_ALLOWED_BYTES: usize = 1 << 20;
-/// How many times as long as the text it may be. Unicode's longest decomposition is eleven times what it stands for.
-const MAX_GROWTH: usize = 16;
 
 /// Steps from a text to the one that is tokenized.
 #[derive(Debug)]
@@ -30,28 +27,6 @@ struct Replacement {
     length: usize,
 }
 
-/// How much the parts of one text may still become together.
-#[derive(Debug)]
-pub(super) struct Allowance {
-    left: usize,
-}
-
-impl Allowance {
-    pub(super) fn of(text: &str) -> Self {
-        Self { left: MIN_ALLOWED_BYTES.saturating_add(text.len().saturating_mul(MAX_GROWTH)) }
-    }
-
-    fn check(&self, num_bytes: usize) -> Result<()> {
-        match num_bytes > self.left {
-            true => Err(Error::invalid_request(format!(
-                "the text cannot be normalised: it would become more than {MAX_GROWTH} times as long, which is the most \
-                 allowed"
-            ))),
-            false => Ok(()),
-        }
-    }
-}
-
 impl Normalizer {
     /// Nothing for null.
     ///
@@ -60,6 +35,7 @@ impl Normalizer {
     pub(super) fn from_json(json: &Value) -> Result<Option<Self>> {
         let mut steps = Vec::new();
         add_steps(json, &mut steps)?;
+        check_steps("normalizer", steps.len())?;
         Ok((!json.is_null()).then_some(Self(steps)))
     }
 
@@ -70,15 +46,20 @@ impl Normalizer {
     pub(super) fn normalize(&self, text: &mut NormalizedString, allowance: &mut Allowance) -> Result<()> {
         for step in &self.0 {
             if let Some(Replacement { pattern, length }) = &step.replacement {
-                let num_matches = pattern.find_iter(text.get()).count();
-                allowance.check(text.get().len().saturating_add(num_matches.saturating_mul(*length)))?;
+                let mut num_bytes = text.get().len();
+                for _ in pattern.find_iter(text.get()) {
+                    allowance.look()?;
+                    num_bytes = num_bytes.saturating_add(*length);
+                }
+                allowance.check(num_bytes)?;
             }
+            allowance.look()?;
             step.normalizer
                 .normalize(text)
                 .map_err(|error| Error::invalid_request(format!("the text cannot be normalised: {error}")))?;
             allowance.check(text.get().len())?;
         }
-        allowance.left = allowance.left.saturating_sub(text.get().len());
+        allowance.take(text.get().len());
         Ok(())
     }
 }
@@ -99,6 +80,10 @@ fn add_steps(json: &Value, steps: &mut Vec<Step>) -> Result<()> {
     let invalid = |error: &dyn std::fmt::Display| {
         Error::invalid_model(format!("the normalizer of tokenizer.json is not valid: {error}"))
     };
+    if let (Some("Precompiled"), Some(table)) = (json["type"].as_str(), json["precompiled_charsmap"].as_str())
+    {
+        charsmap::check(table).map_err(|problem| invalid(&format!("its table is not valid: {problem}")))?;
+    }
     let normalizer = serde_json::from_value(json.clone()).map_err(|error| invalid(&error))?;
     let pattern = match (&normalizer, &json["pattern"]["String"], &json["pattern"]["Regex"]) {
         (NormalizerWrapper::Replace(_), Value::String(text), _) => Some(escaped(text)),
@@ -165,9 +150,16 @@ mod tests {
         assert_eq!(normalize(&sequence(&[tenfold(), tenfold(), tenfold()]), "aaaa").unwrap().len(), 4_000);
         let many = sequence(&vec![tenfold(); 50]);
         assert!(normalize(&many, "aaaa").unwrap_err().message().contains("16 times"));
+        let error = Normalizer::from_json(&sequence(&vec![tenfold(); 65])).unwrap_err();
+        assert!(error.message().contains("65 steps"), "{error:?}");
         // The step that would be too much is not begun.
         let huge = replace(&json!({"Regex": ""}), &"a".repeat(1 << 16));
         assert!(normalize(&huge, &"b".repeat(1 << 16)).is_err());
+        // Each match takes a hundred thousand steps.
+        let slow = replace(&json!({"Regex": "(?:(?:(?!c)a?){13}b|)a"}), "a");
+        assert!(normalize(&slow, &"a".repeat(20_000)).unwrap_err().message().contains("take longer"));
+        let table = json!({"type": "Precompiled", "precompiled_charsmap": "////"});
+        assert!(Normalizer::from_json(&table).unwrap_err().message().contains("its table is not valid"));
         // A long text that grows as Unicode has it is fine, and so are many parts of one.
         let text = "\u{fdfa}".repeat(1 << 18);
         assert!(normalize(&json!({"type": "NFKD"}), &text).unwrap().len() > 8 * text.len());

@@ -1,14 +1,16 @@
 //! From raw text to ids, piece by piece: normalise, cut into pieces, write as the vocabulary does, look up.
 
 use tokenizers::normalizer::Range;
+use tokenizers::utils::SysRegex;
 use tokenizers::{
     NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _,
     PreTokenizerWrapper,
 };
 
 use super::added::{AddedTokens, Fragment};
+use super::allowance::Allowance;
 use super::bpe::PieceModel;
-use super::normalizer::{Allowance, Normalizer};
+use super::normalizer::Normalizer;
 use super::split::Splitter;
 use super::{byte_level, spm};
 use crate::{Error, Result};
@@ -32,9 +34,48 @@ pub(super) enum Pieces {
     /// Not at all, and blanks are written as the character that stands for them.
     Marked,
     /// As the file says, by the library.
-    Library(PreTokenizerWrapper),
+    Library(Vec<LibraryStep>),
     /// Not at all.
     Whole,
+}
+
+/// One of the library's ways to split. Some write more than they read.
+#[derive(Debug)]
+pub(super) struct LibraryStep {
+    step: PreTokenizerWrapper,
+    /// Where it splits, if the file says so by an expression.
+    pattern: Option<SysRegex>,
+}
+
+impl LibraryStep {
+    /// `pattern` is the expression that the step has from the file.
+    ///
+    /// # Errors
+    /// If that is none.
+    pub(super) fn new(step: PreTokenizerWrapper, pattern: Option<&str>) -> Result<Self> {
+        let pattern = pattern.map(SysRegex::new).transpose();
+        let pattern = pattern.map_err(|error| {
+            Error::invalid_model(format!("an expression of the pre-tokenizer is not valid: {error}"))
+        })?;
+        Ok(Self { step, pattern })
+    }
+
+    fn split(&self, pieces: &mut PreTokenizedString, allowance: &mut Allowance) -> Result<()> {
+        allowance.look()?;
+        if let Some(pattern) = &self.pattern {
+            // What takes long ends here, and not in the library.
+            for (piece, ..) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+                for _ in pattern.find_iter(piece) {
+                    allowance.look()?;
+                }
+            }
+        }
+        self.step
+            .pre_tokenize(pieces)
+            .map_err(|error| Error::invalid_request(format!("the text cannot be split: {error}")))?;
+        let splits = pieces.get_splits(OffsetReferential::Normalized, OffsetType::None);
+        allowance.check(splits.iter().map(|(piece, ..)| piece.len()).sum())
+    }
 }
 
 /// The whole text that is being encoded.
@@ -76,7 +117,8 @@ impl PiecePipeline {
         if let (None, false, Pieces::ByteLevel { splits, byte_splits }) =
             (&self.normalizer, added.has_normalized(), &self.pieces)
         {
-            return self.encode_byte_level(&source.text[span], splits, byte_splits, ids);
+            let text = &source.text[span];
+            return self.encode_byte_level(text, splits, byte_splits, &mut source.allowance, ids);
         }
         if let (None, false, Pieces::Marked) = (&self.normalizer, added.has_normalized(), &self.pieces) {
             return self.model.encode(&mark(&source.text[span]), ids);
@@ -91,24 +133,28 @@ impl PiecePipeline {
         for part in split_normalized(added, &normalized, &span, source.protected) {
             match part.id {
                 Some(id) => ids.push(id),
-                None => self.encode_normalized(&normalized, part.range, ids)?,
+                None => self.encode_normalized(&normalized, part.range, &mut source.allowance, ids)?,
             }
         }
         Ok(())
     }
 
-    fn encode_normalized(&self, text: &NormalizedString, span: Span, ids: &mut Vec<u32>) -> Result<()> {
+    fn encode_normalized(
+        &self,
+        text: &NormalizedString,
+        span: Span,
+        allowance: &mut Allowance,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
         match &self.pieces {
             Pieces::ByteLevel { splits, byte_splits } => {
-                self.encode_byte_level(&text.get()[span], splits, byte_splits, ids)
+                self.encode_byte_level(&text.get()[span], splits, byte_splits, allowance, ids)
             }
             Pieces::Whole => self.model.encode(&text.get()[span], ids),
             Pieces::Marked => self.model.encode(&mark(&text.get()[span]), ids),
-            Pieces::Library(pre_tokenizer) => {
+            Pieces::Library(steps) => {
                 let mut pieces = PreTokenizedString::from(slice(text, Range::Normalized(span))?);
-                pre_tokenizer
-                    .pre_tokenize(&mut pieces)
-                    .map_err(|error| Error::invalid_request(format!("the text cannot be split: {error}")))?;
+                steps.iter().try_for_each(|step| step.split(&mut pieces, allowance))?;
                 for (piece, ..) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
                     self.model.encode(piece, ids)?;
                 }
@@ -122,14 +168,15 @@ impl PiecePipeline {
         text: &str,
         splits: &[Splitter],
         byte_splits: &[Splitter],
+        allowance: &mut Allowance,
         ids: &mut Vec<u32>,
     ) -> Result<()> {
-        for piece in cut(text, splits) {
+        for piece in cut(text, splits, allowance)? {
             let characters = byte_level::encode_text(piece);
             match byte_splits {
                 [] => self.model.encode(&characters, ids)?,
                 _ => {
-                    for piece in cut(&characters, byte_splits) {
+                    for piece in cut(&characters, byte_splits, allowance)? {
                         self.model.encode(piece, ids)?;
                     }
                 }
@@ -145,16 +192,19 @@ fn mark(text: &str) -> String {
 }
 
 /// The pieces that are left when each splitter has cut those of the one before.
-pub(super) fn cut<'t>(text: &'t str, splits: &[Splitter]) -> Vec<&'t str> {
+///
+/// # Errors
+/// If that takes too long.
+pub(super) fn cut<'t>(text: &'t str, splits: &[Splitter], allowance: &mut Allowance) -> Result<Vec<&'t str>> {
     let mut pieces: Vec<&str> = (!text.is_empty()).then_some(text).into_iter().collect();
     for split in splits {
         let mut next = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            split.split(piece, &mut next);
+            split.split(piece, allowance, &mut next)?;
         }
         pieces = next;
     }
-    pieces
+    Ok(pieces)
 }
 
 /// Cuts out the added tokens that are looked for in normalised text, which came from `span`.

@@ -6,6 +6,7 @@
 
 use tokenizers::utils::SysRegex;
 
+use super::allowance::Allowance;
 use crate::{Error, Result};
 
 const LOOKAHEAD_TAIL: &str = r"|\s+(?!\S)|\s+";
@@ -69,11 +70,20 @@ impl Splitter {
     }
 
     /// Appends the pieces of `text`, in order and without gaps.
-    pub(super) fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub(super) fn split<'t>(
+        &self,
+        text: &'t str,
+        allowance: &mut Allowance,
+        pieces: &mut Vec<&'t str>,
+    ) -> Result<()> {
         match self {
-            Self::At(regex) => regex.split(text, pieces),
+            Self::At(regex) => regex.split(text, allowance, pieces)?,
             Self::Thousands(thousands) => thousands.split(text, pieces),
         }
+        Ok(())
     }
 }
 
@@ -138,11 +148,20 @@ impl SplitRegex {
     }
 
     /// Appends the pieces of `text`, in order and without gaps.
-    pub(super) fn split<'t>(&self, text: &'t str, pieces: &mut Vec<&'t str>) {
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub(super) fn split<'t>(
+        &self,
+        text: &'t str,
+        allowance: &mut Allowance,
+        pieces: &mut Vec<&'t str>,
+    ) -> Result<()> {
         let mut done = 0;
         'rest: loop {
             let base = done;
             for (start, end) in self.regex.find_iter(&text[base..]) {
+                allowance.look()?;
                 let (start, end) = (base + start, base + end);
                 let text_follows = end < text.len();
                 // A match of nothing cuts, too.
@@ -167,6 +186,7 @@ impl SplitRegex {
             break;
         }
         pieces.extend((done < text.len()).then(|| &text[done..]));
+        Ok(())
     }
 
     /// The characters of a match that is a run of blanks which may be cut; 0 for any other match.
@@ -247,7 +267,7 @@ mod tests {
 
     fn split<'t>(regex: &SplitRegex, text: &'t str) -> Vec<&'t str> {
         let mut pieces = Vec::new();
-        regex.split(text, &mut pieces);
+        regex.split(text, &mut Allowance::of(text), &mut pieces).unwrap();
         pieces
     }
 
@@ -283,19 +303,27 @@ mod tests {
         let splitter = Splitter::thousands(r"\d+", true).unwrap();
         let check = |text: &str, expected: &[&str]| {
             let mut pieces = Vec::new();
-            splitter.split(text, &mut pieces);
+            splitter.split(text, &mut Allowance::of(text), &mut pieces).unwrap();
             assert_eq!(pieces, expected);
         };
         check("a 1234567, 123 12 ٣٤٥٦x", &["a ", "1", "234", "567", ", ", "123", " ", "12", " ٣٤٥٦x"]);
         check("", &[]);
         let between = Splitter::between_thousands(r"\d+").unwrap();
         let mut pieces = Vec::new();
-        between.split("a12b1234c123d", &mut pieces);
+        between.split("a12b1234c123d", &mut Allowance::of(""), &mut pieces).unwrap();
         assert_eq!(pieces, ["a12b1", "234c", "123d"]);
         let mut pieces = Vec::new();
         let text = "1".repeat(1_000_000);
-        splitter.split(&text, &mut pieces);
+        splitter.split(&text, &mut Allowance::of(&text), &mut pieces).unwrap();
         assert_eq!((pieces.len(), pieces[0]), (333_334, "1"));
+    }
+
+    #[test]
+    fn an_expression_that_takes_too_long_is_an_error() {
+        let text = "a".repeat(20_000);
+        let regex = SplitRegex::new("(?:(?:(?!c)a?){13}b|)a").unwrap();
+        let error = regex.split(&text, &mut Allowance::of(&text), &mut Vec::new()).unwrap_err();
+        assert!(error.message().contains("take longer"), "{error:?}");
     }
 
     #[test]

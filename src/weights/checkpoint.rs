@@ -305,7 +305,7 @@ impl Checkpoint {
             Source::Folder { files, quantized, .. } => {
                 // Masks and the like may have any type, because nobody reads them.
                 let bad = |tensor: &&safetensors::StoredTensor| {
-                    tensor.dtype().is_none() && !names::is_derived(&tensor.name)
+                    tensor.dtype().is_none() && !names::is_unread(&tensor.name)
                 };
                 let bad = files.tensors().find(bad);
                 files.packed().ensure_supported().and_then(|()| match bad {
@@ -344,7 +344,7 @@ impl Checkpoint {
     /// masks of old checkpoints). A loader that finds any has misunderstood the model.
     #[must_use]
     pub fn unused_tensors(&self, is_used: impl Fn(&str) -> bool) -> Vec<&str> {
-        self.tensor_names().filter(|name| !is_used(name) && !names::is_derived(name)).collect()
+        self.tensor_names().filter(|name| !is_used(name) && !names::is_unread(name)).collect()
     }
 
     fn open_gguf(path: &Path) -> Result<Self> {

@@ -1,8 +1,8 @@
 //! Hugging Face tensor names to canonical ones, which are GGUF's.
 //!
 //! Only renaming happens here. Where the two formats differ in the order of rows (the rotary projections
-//! of arch `llama`) or in the grouping of tensors (`kv_b_proj`, single experts), the tensor keeps its own
-//! form under a name of its own, and the model deals with it.
+//! of arch `llama`), in the grouping of tensors (`kv_b_proj`, single experts) or in the place of a norm that has the name
+//! of another one, the tensor keeps its own form under a name of its own, and the model deals with it.
 
 /// Tensors outside the layers.
 const GLOBAL: [(&str, &str); 3] = [
@@ -12,9 +12,11 @@ const GLOBAL: [(&str, &str); 3] = [
 ];
 
 /// Modules of a layer, without the `.weight` or `.bias` at the end.
-const LAYER: [(&str, &str); 22] = [
+const LAYER: [(&str, &str); 30] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm", "pre_ffw_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -35,6 +37,13 @@ const LAYER: [(&str, &str); 22] = [
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    // In GGUF files, too, gate and up together have the name of the second one.
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("shared_mlp.input_linear", "ffn_up"),
+    ("shared_mlp.output_linear", "ffn_down"),
 ];
 
 /// The projections of expert `E`, with what is before it: `mlp.experts.E.gate_proj` is `ffn_gate.E`, as in
@@ -56,8 +65,12 @@ const WHOLE: [(&str, &str); 3] = [
 ];
 
 /// The canonical name of a Hugging Face tensor, if it has one. The `model.` in front may be missing, as
-/// in checkpoints that were saved without the language-model head.
+/// in checkpoints that were saved without the language-model head, and with parts for pictures there is more in front.
 pub(super) fn canonical(name: &str) -> Option<String> {
+    let name = ["language_model.", "model.language_model."]
+        .iter()
+        .find_map(|front| name.strip_prefix(front))
+        .unwrap_or(name);
     let bare = |(theirs, ours): &(&str, &'static str)| {
         (name == *theirs || Some(name) == theirs.strip_prefix("model.")).then_some(*ours)
     };
@@ -104,12 +117,16 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{path}.{expert}.{theirs}.{ending}"))
 }
 
-/// True for tensors that hold no weights but what any implementation computes itself, so that nobody
-/// misses them if they stay unread: rotary frequencies and attention masks of old checkpoints.
-pub(super) fn is_derived(name: &str) -> bool {
-    ["rotary_emb.inv_freq", "attn_rot_embd.weight", "self_attn.bias", "attn.masked_bias"]
+/// True for tensors that nobody misses if they stay unread: those that hold no weights but what any implementation computes
+/// itself (rotary frequencies and attention masks of old checkpoints), and parts of a model that look at pictures.
+pub(super) fn is_unread(name: &str) -> bool {
+    let name_in_model = name.strip_prefix("model.").unwrap_or(name);
+    let is_of_pictures =
+        ["vision_tower.", "multi_modal_projector."].iter().any(|part| name_in_model.starts_with(part));
+    let is_derived = ["rotary_emb.inv_freq", "attn_rot_embd.weight", "self_attn.bias", "attn.masked_bias"]
         .iter()
-        .any(|ending| name.ends_with(ending))
+        .any(|ending| name.ends_with(ending));
+    is_of_pictures || is_derived
 }
 
 #[cfg(test)]
@@ -127,6 +144,8 @@ mod tests {
             ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
             ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "blk.3.attn_kv_a_mqa.weight"),
             ("model.layers.3.self_attn.kv_b_proj.weight", "blk.3.attn_kv_b.weight"),
+            ("model.layers.3.self_attn.qkv_proj.weight", "blk.3.attn_qkv.weight"),
+            ("model.layers.3.post_self_attn_layernorm.weight", "blk.3.post_attention_norm.weight"),
             ("model.layers.3.mlp.down_proj.weight", "blk.3.ffn_down.weight"),
             ("model.layers.3.mlp.gate.weight", "blk.3.ffn_gate_inp.weight"),
             ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
@@ -145,6 +164,16 @@ mod tests {
             ("model.layers.3.block_sparse_moe.experts.7.w2.weight", "blk.3.ffn_down.7.weight"),
         ] {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));
+        }
+        for (theirs, ours) in [
+            ("model.layers.3.mlp.gate_up_proj.weight", "blk.3.ffn_up.weight"),
+            ("model.layers.3.post_mlp_layernorm.weight", "blk.3.post_ffw_norm.weight"),
+        ] {
+            assert_eq!(canonical(theirs).as_deref(), Some(ours));
+        }
+        for front in ["language_model.model", "model.language_model"] {
+            let name = format!("{front}.layers.3.pre_feedforward_layernorm.weight");
+            assert_eq!(canonical(&name).as_deref(), Some("blk.3.pre_ffw_norm.weight"));
         }
         assert_eq!(canonical("layers.1.mlp.up_proj.weight").as_deref(), Some("blk.1.ffn_up.weight"));
         assert_eq!(canonical("embed_tokens.weight").as_deref(), Some("token_embd.weight"));

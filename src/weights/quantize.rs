@@ -86,7 +86,10 @@ impl FromStr for Quantization {
         let found = Self::NAMES.iter().position(|own| own.eq_ignore_ascii_case(name));
         found.map(|index| Self::ALL[index]).ok_or_else(|| {
             Error::invalid_request(format!("{name:?} is not a quantisation"))
-                .with_hint(format!("use one of {}", Self::NAMES.join(", ")))
+                .with_hint(format!(
+                    "use one of {}; a model that is quantised already (awq, gptq, fp8) says so itself, so leave it out",
+                    Self::NAMES.join(", ")
+                ))
         })
     }
 }
@@ -240,7 +243,7 @@ impl Quantizer {
     /// If a row is no whole number of blocks.
     pub fn type_summaries(&self, checkpoint: &Checkpoint) -> Result<Vec<TypeSummary>> {
         let mut types = Vec::new();
-        for name in checkpoint.tensor_names().filter(|name| !names::is_derived(name)) {
+        for name in checkpoint.tensor_names().filter(|name| !names::is_unread(name)) {
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
             let dtype = self.loaded_dtype_of(&tensor);
             types.push((dtype.to_string(), dtype.row_bytes(tensor.num_elements())?));
@@ -255,7 +258,7 @@ impl Quantizer {
         let Target::Blocks(quantization) = self.target else { return None };
         let (mut num_matrices, mut block_len) = (0, 0);
         let mut instead = BTreeMap::<DType, usize>::new();
-        for name in checkpoint.tensor_names().filter(|name| !names::is_derived(name)) {
+        for name in checkpoint.tensor_names().filter(|name| !names::is_unread(name)) {
             let Ok(tensor) = checkpoint.tensor(name) else { continue };
             let Wanted::OneOf([first, ..]) = self.wanted(name) else { continue };
             if stays_exact(name, tensor.shape) {

@@ -87,6 +87,24 @@ fn an_alias_with_a_type_picks_the_gguf_file_and_answers() {
 }
 
 #[test]
+fn names_from_elsewhere_are_downloaded_run_listed_and_removed() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/demo/model.gguf");
+    let repo = "bartowski/Llama-3.2-1B-Instruct-GGUF";
+    let place = Place::new(repo, &[("Llama-3.2-1B-Instruct-Q4_K_M.gguf", demo)]);
+    let words = "--temperature 0 --max-tokens 8";
+    let expected = tinyvllm(&format!("--prompt Hello {words}")).run().success();
+    for name in ["llama3.2:1b", &format!("hf.co/{repo}:Q4_K_M"), &format!("https://huggingface.co/{repo}")] {
+        let outcome = place.program(&format!("run {name} Hello {words}")).run();
+        assert_eq!(outcome.success(), expected, "{name}");
+    }
+    let listed = place.program("list --json").run().json();
+    assert_eq!(listed[0]["name"], format!("{repo}:Q4_K_M"));
+    assert!(place.program("show llama3.2:1b").run().success().contains(&format!("{repo}:Q4_K_M")));
+    place.program("rm --yes llama3.2:1b").run().success();
+    assert_eq!(place.program("list").run().success(), "");
+}
+
+#[test]
 fn refusals_say_what_to_do() {
     let place = Place::tiny_llama();
     let check = |response: fn() -> Response, expected: &[&str]| {

@@ -20,7 +20,7 @@ fn wrong_usage() {
     check("--gpu-memory-utilization most", &["most", "--gpu-memory-utilization"]);
     check("--kv-cache-memory-bytes 2X", &["2X", "512M or 2G"]);
     check("--logit-bias 5", &["ID=BIAS"]);
-    check("--max-tokens -2", &["-2"]);
+    check("--max-tokens -3", &["-3"]);
     check("--top-k -2", &["-2"]);
     check("--temperature hot", &["hot", "--temperature"]);
     check("--seed 1.5", &["1.5"]);
@@ -55,7 +55,7 @@ fn models_that_are_not_there() {
     check("tinylama", &["tinylama", "tinyllama"]);
     check("", &["empty"]);
     check("org/na me", &["org/na me"]);
-    check("https://huggingface.co/org/name", &["org/name"]);
+    check("https://models.example/org/name", &["org/name"]);
     check(fixture("tiny/llama/config.json").to_str().unwrap(), &["config.json", "folder"]);
     let empty = tempfile::tempdir().unwrap();
     tinyvllm("--prompt a").model(empty.path()).run().error(1, &[empty.path().to_str().unwrap()]);

@@ -7,15 +7,21 @@
 
 mod bad_files;
 mod bench;
+mod cached;
 mod deploy;
 mod download;
+mod elsewhere;
 mod errors;
+mod examples;
 #[expect(dead_code, reason = "the tests of the hub use all of it")]
 #[path = "../hub/fake.rs"]
 mod fake;
 mod generate;
 mod other_commands;
 mod program;
+#[cfg(unix)]
+mod readme;
+mod servers;
 mod settings;
 #[cfg(unix)]
 mod terminal;

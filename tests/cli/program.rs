@@ -36,7 +36,12 @@ pub(crate) fn tinyvllm(words: &str) -> Program {
 
 impl Program {
     pub(crate) fn new() -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tinyvllm"));
+        Self::of(env!("CARGO_BIN_EXE_tinyvllm"))
+    }
+
+    /// Another program, such as a shell that runs this one.
+    pub(crate) fn of(name: &str) -> Self {
+        let mut command = Command::new(name);
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             let prefixes = ["TINYVLLM_", "HF_", "XDG_", "NO_COLOR", "CLICOLOR"];

@@ -65,10 +65,7 @@ fn sampling_is_as_the_folder_says_unless_a_flag_says_otherwise() {
     }
     // The start says what was taken and what was not.
     let notes = generate(&folder, "--prompt-ids 5 --max-tokens 1").stderr;
-    assert!(
-        notes.contains("generation_config.json says: temperature 0; --generation-config vllm"),
-        "{notes}"
-    );
+    assert!(notes.contains("generation_config.json: temperature 0; --generation-config vllm"), "{notes}");
     assert!(notes.contains("top_p = \"most\" in generation_config.json is left out"), "{notes}");
     write(json!({"max_new_tokens": 3}));
     assert_eq!(ids(&folder, "--prompt-ids 5,6,7").as_array().unwrap().len(), 3);

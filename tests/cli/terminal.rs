@@ -16,7 +16,7 @@ use crate::program::{Program, tinyvllm};
 /// A loaded machine may need long; a hanging program needs for ever.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Terminal {
+pub(crate) struct Terminal {
     child: Child,
     keyboard: File,
     screen: Receiver<Vec<u8>>,
@@ -25,8 +25,12 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new(program: Program) -> Self {
-        let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+    pub(crate) fn new(program: Program) -> Self {
+        Self::with_columns(program, 200)
+    }
+
+    fn with_columns(program: Program, num_columns: u16) -> Self {
+        let size = Winsize { ws_row: 50, ws_col: num_columns, ws_xpixel: 0, ws_ypixel: 0 };
         let OpenptyResult { master, slave } = openpty(&size, None).unwrap();
         let home = tempfile::tempdir().unwrap();
         let mut command = program.env("TERM", "xterm").env("XDG_DATA_HOME", home.path()).into_command();
@@ -58,7 +62,7 @@ impl Terminal {
 
     /// Waits until `text` is shown after what was waited for before, and returns all up to there.
     #[track_caller]
-    fn wait_for(&mut self, text: &str) -> String {
+    pub(crate) fn wait_for(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.shown.find(text) {
@@ -73,7 +77,7 @@ impl Terminal {
         }
     }
 
-    fn type_text(&mut self, text: &str) {
+    pub(crate) fn type_text(&mut self, text: &str) {
         self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
@@ -82,7 +86,7 @@ impl Terminal {
     }
 
     /// Waits for the end; returns the exit code and what was shown since the last wait.
-    fn end(mut self) -> (Option<i32>, String, TempDir) {
+    pub(crate) fn end(mut self) -> (Option<i32>, String, TempDir) {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -106,14 +110,14 @@ fn a_chat_with_line_editing_and_history() {
     // A typing mistake, corrected with the line editor: Ctrl-A goes to the beginning, Ctrl-D deletes.
     terminal.type_text("xHello\x01\x04\r");
     // The editor draws the line again and again; this comes after the answer.
-    terminal.wait_for("its limit of tokens is reached");
+    terminal.wait_for("the token limit is reached");
     terminal.wait_for("> ");
     // Ctrl-C at the prompt does not end the program.
     terminal.type_text("half a line\x03");
     terminal.wait_for("/quit leaves");
     terminal.wait_for("> ");
     terminal.type_text("/reset\r");
-    terminal.wait_for("forgotten");
+    terminal.wait_for("the conversation is empty");
     terminal.wait_for("> ");
     terminal.type_text("\x04");
     let (code, _, home) = terminal.end();
@@ -123,13 +127,97 @@ fn a_chat_with_line_editing_and_history() {
 }
 
 #[test]
+fn a_chat_has_commands_and_entries_of_several_lines() {
+    let mut terminal = Terminal::chat("chat demo --temperature 0 --max-tokens 8 --ignore-eos");
+    let folder = terminal.home.path().to_owned();
+    let mut tell = |typed: &str, shown: &str| {
+        terminal.type_text(typed);
+        let all = terminal.wait_for(shown);
+        terminal.wait_for("> ");
+        all
+    };
+    tell("/weather in Rome\r", "no command /weather");
+    tell("/set temperature 9\r", "temperature");
+    tell("/set max_tokens 4\r", "max_tokens is 4");
+    tell("/system Be brief.\r", "the system prompt is changed");
+    std::fs::write(folder.join("note.txt"), "red and green").unwrap();
+    tell(&format!("/read {}\r", folder.join("note.txt").display()), "13 bytes");
+    // Each of these is one entry.
+    tell("Which\\\rcolours?\r", "the token limit is reached");
+    tell("\"\"\"two\r/quit\r\"\"\"\r", "the token limit is reached");
+    tell("a\x1b\rb\r", "the token limit is reached");
+    tell("/regen\r", "the token limit is reached");
+    let shown = tell("/show\r", "stop  ");
+    assert!(shown.contains("7 messages") && shown.contains("Be brief."), "{shown}");
+    let file = folder.join("talk.json");
+    tell(&format!("/save {}\r", file.display()), "saved the conversation to");
+    tell("/clear\r", "the conversation is empty");
+    tell(&format!("/load {}\r", file.display()), "loaded 7 messages");
+    let talk: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let said = |index: usize| talk["messages"][index]["content"].as_str().unwrap();
+    assert_eq!(
+        [0, 1, 3, 5].map(said),
+        ["Be brief.", "red and green\n\nWhich\ncolours?", "two\n/quit", "a\nb"]
+    );
+    terminal.type_text("/bye\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn a_long_prompt_says_how_far_it_is() {
+    let mut terminal = Terminal::chat(
+        "chat demo --max-tokens 4 --ignore-eos --max-num-seqs 2 --max-num-batched-tokens 16 --kernels reference",
+    );
+    terminal.type_text(&format!("{}\r", "word ".repeat(150)));
+    let shown = terminal.wait_for(" / ");
+    assert!(shown.contains("reading the prompt "), "{shown:?}");
+    // It is gone when the answer comes.
+    let rest = terminal.wait_for("the token limit is reached");
+    let last = rest.rsplit("reading the prompt").next().unwrap();
+    assert!(last.contains("\x1b[2K"), "{rest:?}");
+    terminal.wait_for("> ");
+    terminal.type_text("/bye\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn keys_that_are_typed_during_an_answer_wait() {
+    let mut terminal = Terminal::chat("chat demo --temperature 0 --ignore-eos --max-tokens 200");
+    terminal.type_text("Tell me a story\r");
+    terminal.wait_for("story");
+    terminal.wait_for("\r\n");
+    terminal.wait_for(" ");
+    terminal.type_text("/set seed 77\r");
+    let answer = terminal.wait_for("the token limit is reached");
+    assert!(!answer.contains("seed"), "{answer}");
+    terminal.wait_for("seed is 77");
+    terminal.type_text("/quit\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn answers_break_between_words() {
+    let mut terminal = Terminal::with_columns(tinyvllm("chat demo --temperature 0 --max-tokens 60"), 30);
+    terminal.wait_for("Ctrl-D leaves");
+    terminal.wait_for("> ");
+    terminal.type_text("Hi\r");
+    let shown = terminal.wait_for("know?");
+    let lines: Vec<&str> = shown.split("\r\n").filter(|line| !line.contains('\x1b')).collect();
+    assert!(lines.len() >= 2, "{shown:?}");
+    // The program broke them: none is as long as the terminal would make it.
+    assert!(lines.iter().all(|line| line.len() <= 30), "{lines:?}");
+    terminal.type_text("/quit\r");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
 fn reasoning_is_dimmed() {
     let template = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tok/chat/glm.jinja");
     let words = format!("chat demo --temperature 0 --max-tokens 8 --ignore-eos --chat-template {template}");
     for (words, is_dimmed) in [(words.clone(), true), (format!("{words} --no-thinking"), false)] {
         let mut terminal = Terminal::chat(&words);
         terminal.type_text("Hello\r");
-        let shown = terminal.wait_for("its limit of tokens is reached");
+        let shown = terminal.wait_for("the token limit is reached");
         assert_eq!(shown.contains("\x1b[2m"), is_dimmed, "{words}: {shown:?}");
         assert!(!shown.contains("think>"), "{words}: {shown:?}");
         terminal.type_text("/quit\r");
@@ -220,7 +308,7 @@ fn top_draws_in_place_and_gives_the_terminal_back() {
     // The second frame is drawn over the first one.
     let shown = terminal.wait_for("\x1b[H");
     assert!(!shown.contains("\x1b[2J"), "{shown:?}");
-    terminal.wait_for("away, asking again");
+    terminal.wait_for("no answer, retrying");
     terminal.interrupt();
     let (code, shown, _) = terminal.end();
     assert_eq!(code, Some(0), "{shown}");

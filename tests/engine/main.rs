@@ -5,6 +5,7 @@
 mod cache_events;
 mod fair;
 mod fake_runner;
+mod masks;
 mod pace;
 mod prompts;
 mod rule;
@@ -18,7 +19,8 @@ use proptest::prelude::*;
 use rule::Rule;
 use tinyvllm::config::EngineConfig;
 use tinyvllm::engine::{
-    ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, Request, RequestId, Weight,
+    ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, PromptProgress, Request,
+    RequestId, Weight,
 };
 use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
@@ -56,6 +58,7 @@ struct Collected {
     finished: HashMap<usize, (FinishReason, Option<String>)>,
     num_cached_tokens: usize,
     num_preemptions: usize,
+    prompt_progress: Vec<PromptProgress>,
     prompt_logits: Vec<f32>,
     prompt_logprobs: Vec<RankedLogprobs>,
     prefix_miss: Option<PrefixMiss>,
@@ -69,11 +72,15 @@ impl Collected {
                 assert!(self.tokens.is_empty(), "they come before every token");
                 self.prompt_logprobs.extend(logprobs);
             }
+            Event::PromptProgress { progress } => {
+                assert!(self.tokens.is_empty(), "it comes before every token");
+                self.prompt_progress.push(progress);
+            }
             Event::Token { index, token_id, .. } => {
                 assert!(!self.finished.contains_key(&index), "a token after the end");
                 self.tokens.entry(index).or_default().push(token_id);
             }
-            Event::Finished { index, reason, error, stats } => {
+            Event::Finished { index, reason, error, stats, .. } => {
                 assert_eq!(error.is_some(), reason == FinishReason::Error);
                 assert!(self.finished.insert(index, (reason, error)).is_none(), "ended twice");
                 self.num_cached_tokens += stats.num_cached_tokens;
@@ -182,64 +189,70 @@ proptest! {
         config in config(),
         arrivals in proptest::collection::vec(arrival(), 1..16),
     ) {
-        let mut core = core(&config);
-        let mut collected: HashMap<RequestId, Collected> = HashMap::new();
-        let mut ids: HashMap<RequestId, (usize, bool)> = HashMap::new();
-        for step in 0..5_000 {
-            for (index, arrival) in arrivals.iter().enumerate().filter(|(_, a)| a.step == step) {
-                ids.insert(core.submit(arrival.request.clone()).unwrap(), (index, false));
-            }
-            for (&id, (index, aborted)) in &mut ids {
-                let arrival = &arrivals[*index];
-                if arrival.abort_after.is_some_and(|after| arrival.step + after == step) {
-                    *aborted = true;
-                    let which = arrival.abort_after.filter(|after| after % 2 == 1).map(|after| after % 3);
-                    for (id, event) in core.abort(id, which) {
-                        collected.entry(id).or_default().add(event);
-                    }
+        check_tokens(&config, &arrivals)?;
+    }
+}
+
+/// Checks that these requests get what they would get alone.
+fn check_tokens(config: &EngineConfig, arrivals: &[Arrival]) -> Result<(), TestCaseError> {
+    let mut core = core(config);
+    let mut collected: HashMap<RequestId, Collected> = HashMap::new();
+    let mut ids: HashMap<RequestId, (usize, bool)> = HashMap::new();
+    for step in 0..5_000 {
+        for (index, arrival) in arrivals.iter().enumerate().filter(|(_, a)| a.step == step) {
+            ids.insert(core.submit(arrival.request.clone()).unwrap(), (index, false));
+        }
+        for (&id, (index, aborted)) in &mut ids {
+            let arrival = &arrivals[*index];
+            if arrival.abort_after.is_some_and(|after| arrival.step + after == step) {
+                *aborted = true;
+                let which = arrival.abort_after.filter(|after| after % 2 == 1).map(|after| after % 3);
+                for (id, event) in core.abort(id, which) {
+                    collected.entry(id).or_default().add(event);
                 }
             }
-            for (id, event) in core.step() {
-                collected.entry(id).or_default().add(event);
-            }
-            prop_assert_eq!(core.check_integrity(), Ok(()));
-            if step > 60 && !core.has_unfinished() {
-                break;
-            }
         }
-        prop_assert!(!core.has_unfinished(), "a request never ends");
-        prop_assert_eq!(ids.len(), arrivals.len());
-        for (id, (position, _)) in ids {
-            let Request { prompt_token_ids, params, .. } = &arrivals[position].request;
-            let collected = &collected[&id];
-            prop_assert_eq!(collected.finished.len(), params.n);
-            for (&index, (reason, _)) in &collected.finished {
-                let rule = arrivals[position].rule;
-                let (wanted, end) = match rule {
-                    Some(rule) => {
-                        let (wanted, end) = rule::reference(rule, prompt_token_ids, params, index as u32, 60);
-                        (wanted, Some(end))
-                    }
-                    None => {
-                        let seed = params.seed.unwrap();
-                        (reference(prompt_token_ids, params, seed, index as u32, 60), None)
-                    }
-                };
-                let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
-                match reason {
-                    FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
-                    reason => {
-                        prop_assert_eq!(&tokens, &wanted);
-                        let ended = wanted.last().is_some_and(|token| {
-                            params.stop_token_ids.contains(token) || (*token == EOS && !params.ignore_eos)
-                        });
-                        let unconstrained = if ended { FinishReason::Stop } else { FinishReason::Length };
-                        prop_assert_eq!(*reason, end.unwrap_or(unconstrained));
-                    }
+        for (id, event) in core.step() {
+            collected.entry(id).or_default().add(event);
+        }
+        prop_assert_eq!(core.check_integrity(), Ok(()));
+        if step > 60 && !core.has_unfinished() {
+            break;
+        }
+    }
+    prop_assert!(!core.has_unfinished(), "a request never ends");
+    prop_assert_eq!(ids.len(), arrivals.len());
+    for (id, (position, _)) in ids {
+        let Request { prompt_token_ids, params, .. } = &arrivals[position].request;
+        let collected = &collected[&id];
+        prop_assert_eq!(collected.finished.len(), params.n);
+        for (&index, (reason, _)) in &collected.finished {
+            let rule = arrivals[position].rule;
+            let (wanted, end) = match rule {
+                Some(rule) => {
+                    let (wanted, end) = rule::reference(rule, prompt_token_ids, params, index as u32, 60);
+                    (wanted, Some(end))
+                }
+                None => {
+                    let seed = params.seed.unwrap();
+                    (reference(prompt_token_ids, params, seed, index as u32, 60), None)
+                }
+            };
+            let tokens = collected.tokens.get(&index).cloned().unwrap_or_default();
+            match reason {
+                FinishReason::Abort => prop_assert!(wanted.starts_with(&tokens)),
+                reason => {
+                    prop_assert_eq!(&tokens, &wanted);
+                    let ended = wanted.last().is_some_and(|token| {
+                        params.stop_token_ids.contains(token) || (*token == EOS && !params.ignore_eos)
+                    });
+                    let unconstrained = if ended { FinishReason::Stop } else { FinishReason::Length };
+                    prop_assert_eq!(*reason, end.unwrap_or(unconstrained));
                 }
             }
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -501,6 +514,69 @@ fn streams_give_the_same_as_steps_and_survive_dropped_readers() {
     // Aborts are commands: after the answer to a later one they have been carried out.
     let stats = engine.stats().unwrap();
     assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
+}
+
+/// Runs as the model of the other tests does, and waits in each step until it is told to go on.
+struct Held {
+    runner: FakeRunner,
+    go_on: std::sync::mpsc::Receiver<()>,
+    begun: std::sync::mpsc::Sender<usize>,
+}
+
+impl Runner for Held {
+    fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
+        let _ = self.begun.send(step.rows.len());
+        // Everything goes on when the test ends.
+        let _ = self.go_on.recv();
+        self.runner.execute(step)
+    }
+}
+
+#[test]
+fn what_is_submitted_during_a_step_joins_the_next_one_together() {
+    let (go_on, held) = std::sync::mpsc::channel();
+    let (begun, steps) = std::sync::mpsc::channel();
+    let config =
+        EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 64, num_blocks: 64, ..small_config() };
+    let runner = Held { runner: FakeRunner::new(&config), go_on: held, begun };
+    let engine = Engine::start(EngineCore::new(Box::new(runner), limits(), config).unwrap()).unwrap();
+    let params = SamplingParams { max_tokens: Some(3), ..SamplingParams::greedy() };
+    let submit = |token| engine.submit(Request::new(vec![token; 5], params.clone())).unwrap();
+    let first = submit(1);
+    assert_eq!(steps.recv().unwrap(), 1);
+    // The step is under way, and nothing waits for it.
+    let others: Vec<_> = (2..7).map(submit).collect();
+    go_on.send(()).unwrap();
+    assert_eq!(steps.recv().unwrap(), 6);
+    drop(go_on);
+    for (token, stream) in (1..7).zip(std::iter::once(first).chain(others)) {
+        let mut collected = Collected::default();
+        stream.for_each(|event| collected.add(event));
+        assert_eq!(collected.tokens[&0], reference(&[token; 5], &params, 0, 0, 64));
+    }
+}
+
+#[test]
+fn a_request_that_the_engine_has_no_room_for_ends_with_an_error() {
+    let config = EngineConfig { max_num_requests: 1, ..small_config() };
+    let (go_on, held) = std::sync::mpsc::channel();
+    let runner = Held { runner: FakeRunner::new(&config), go_on: held, begun: std::sync::mpsc::channel().0 };
+    let engine = Engine::start(EngineCore::new(Box::new(runner), limits(), config).unwrap()).unwrap();
+    let submit = |n| {
+        let params = SamplingParams { max_tokens: Some(3), n, ..SamplingParams::greedy() };
+        engine.submit(Request::new(vec![1, 2], params)).unwrap()
+    };
+    let (first, second) = (submit(1), submit(2));
+    drop(go_on);
+    let events: Vec<Event> = second.collect();
+    assert_eq!(events.len(), 2);
+    for (number, event) in events.into_iter().enumerate() {
+        let Event::Finished { index, reason, error, error_kind, .. } = event else { panic!("{event:?}") };
+        assert_eq!((index, reason), (number, FinishReason::Error));
+        assert_eq!(error_kind, Some(ErrorKind::Capacity));
+        assert!(error.unwrap().contains("the most allowed"));
+    }
+    assert_eq!(first.count(), 4);
 }
 
 #[test]

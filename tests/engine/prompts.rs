@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tinyvllm::config::EngineConfig;
-use tinyvllm::engine::{EngineCore, Event, Request, RequestId};
+use tinyvllm::engine::{EngineCore, Event, PromptProgress, Request, RequestId};
 use tinyvllm::kv_cache::BlockMiss;
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
@@ -116,6 +116,28 @@ fn a_leader_that_is_given_up_still_tells_of_the_prompt() {
         keep(core.step());
     }
     check_logprobs(&prompt, 1, &found);
+}
+
+#[test]
+fn whoever_asks_hears_how_far_a_prompt_is() {
+    let mut core = core(&small_config());
+    let params = SamplingParams { max_tokens: Some(3), n: 2, ..SamplingParams::greedy() };
+    let mut run = |prompt: Vec<u32>, prompt_progress| {
+        let request = Request { prompt_progress, ..Request::new(prompt, params.clone()) };
+        let id = core.submit(request).unwrap();
+        let found = run_to_end(&mut core)[&id].prompt_progress.clone();
+        assert!(found.windows(2).all(|pair| pair[0].time <= pair[1].time));
+        let numbers = |progress: &PromptProgress| {
+            (progress.num_cached_tokens, progress.num_processed_tokens, progress.num_prompt_tokens)
+        };
+        found.iter().map(numbers).collect::<Vec<_>>()
+    };
+    // A step has room for 16 tokens, and each tells once: nothing of the tokens that are generated.
+    let prompt: Vec<u32> = (0..41).map(|i| i % 7 + 1).collect();
+    assert_eq!(run(prompt.clone(), true), [(0, 16, 41), (0, 32, 41), (0, 41, 41)]);
+    // What is in the cache is no work.
+    assert_eq!(run(prompt.clone(), true), [(40, 41, 41)]);
+    assert_eq!(run(prompt, false), []);
 }
 
 /// A prompt's tokens as far as they are computed and kept when it has ended.

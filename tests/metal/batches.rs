@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tinyvllm::config::{LatentAttentionConfig, ModelConfig, RopeConfig, RopeStyle};
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, Heads, KvCache,
-    KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, latent_kv_write, paged_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, Heads, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, latent_kv_write,
+    paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -92,13 +93,11 @@ fn attend(context: &Context, shape: Shape, dtype: KvCacheDType) -> impl FnMut(&[
     let Shape { num_heads, num_kv_heads, head_dim, value_dim } = shape;
     let num_blocks = LENS.len() * MAX_LEN.div_ceil(BLOCK_SIZE);
     let mut cache = KvCache::new(context, &shape.config(), num_blocks, BLOCK_SIZE, dtype).unwrap();
+    let heads = AttentionHeads { num_heads, num_kv_heads, head_dim, value_dim };
+    let spec = AttentionSpec::plain(heads, 1.0 / (head_dim as f64).sqrt());
     let limits = AttentionLimits {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim,
-        scale: 1.0 / (head_dim as f64).sqrt(),
-        sliding_window: None,
+        heads,
+        max_window: None,
         max_model_len: MAX_LEN,
         max_num_tokens: MAX_LEN,
         max_num_rows: LENS.len(),
@@ -132,7 +131,7 @@ fn attend(context: &Context, shape: Shape, dtype: KvCacheDType) -> impl FnMut(&[
         let lists = StepInputs::new(&positions, &positions, &[], &metadata);
         let lists = inputs.upload(context, lists, &cache).unwrap();
         let mut out = Buffer::new(context, LENS.len(), num_heads * value_dim).unwrap();
-        paged_attention(context, &mut scratch, &queries, &cache, 0, &lists, &mut out).unwrap();
+        paged_attention(context, &mut scratch, &spec, &queries, &cache, 0, &lists, None, &mut out).unwrap();
         out.read(sequences.len(), <[f32]>::to_vec).unwrap()
     }
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tinyvllm::engine::{Event, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, LoadProgress, NoProgress};
-use tinyvllm::ops::KvCacheDType;
 use tinyvllm::ops::gpu::ChipClass;
+use tinyvllm::ops::{Context, KvCacheDType};
 use tinyvllm::sampling::SamplingParams;
+use tinyvllm::self_test::{self, Check, Effort, Family};
 use tinyvllm::weights::Quantization;
 
 use crate::recorder::Recorder;
@@ -122,6 +123,21 @@ fn nothing_is_compiled_on(class: ChipClass) {
         let unused: Vec<_> = compiled.iter().filter(|(_, num_dispatches)| **num_dispatches == 0).collect();
         assert!(unused.is_empty(), "{case:?}: compiled for nothing: {unused:?}");
     }
+}
+
+#[test]
+fn the_kernels_of_checks_are_compiled_together() {
+    let gpu = Arc::new(Recorder::new(Duration::MAX));
+    let context = Context::gpu(gpu.clone());
+    self_test::compile_kernels(&context, Effort::Small, &|_| true, &|_, _| ());
+    let before = gpu.compiled();
+    // What comes out is nothing, because nothing is computed.
+    for family in [Family::Rows, Family::Experts, Family::Sampling] {
+        family.check(&context, Effort::Small, &mut |_: Check| ());
+    }
+    let all = gpu.compiled();
+    let late: Vec<_> = all.keys().filter(|name| !before.contains_key(*name)).collect();
+    assert!(before.len() > 50 && late.is_empty(), "{} before, then {late:?}", before.len());
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tinyvllm::config::ModelConfig;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType, StepInputs,
+    AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, KvCache, KvCacheDType,
+    StepInputs,
 };
 use tinyvllm::self_test;
 use tinyvllm::weights::Checkpoint;
@@ -17,17 +18,9 @@ use crate::emulator::{Emulator, Timing, Variant};
 fn rows_that_do_not_fit_together_are_errors() {
     let Some(gpu) = Emulator::new(Variant::Fast) else { return };
     let context = Context::gpu(Arc::new(gpu));
-    let limits = AttentionLimits {
-        num_heads: 1,
-        num_kv_heads: 1,
-        head_dim: 64,
-        value_dim: 64,
-        scale: 1.0 / 64.0_f64.sqrt(),
-        sliding_window: None,
-        max_model_len: 16,
-        max_num_tokens: 4,
-        max_num_rows: 1,
-    };
+    let heads = AttentionHeads::new(1, 1, 64);
+    let limits =
+        AttentionLimits { heads, max_window: None, max_model_len: 16, max_num_tokens: 4, max_num_rows: 1 };
     let checkpoint = Checkpoint::from_static(tinyvllm::demo::MODEL).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
     let cache = KvCache::new(&context, &config, 1, 16, KvCacheDType::F16).unwrap();

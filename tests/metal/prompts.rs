@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, KvCache, KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -27,13 +27,11 @@ struct Shape {
 /// The results of all tokens of a sequence, whose pieces are a step each.
 fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u32> {
     let &Shape { num_heads, num_kv_heads, head_dim, window } = shape;
+    let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+    let spec = AttentionSpec { window, ..AttentionSpec::plain(heads, 0.1) };
     let limits = AttentionLimits {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim: head_dim,
-        scale: 0.1,
-        sliding_window: window,
+        heads,
+        max_window: window,
         max_model_len: NUM_TOKENS,
         max_num_tokens: NUM_TOKENS,
         max_num_rows: 1,
@@ -71,7 +69,7 @@ fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u
         let step = StepInputs::new(&positions, &positions, &[], &metadata);
         let step = inputs.upload(context, step, &cache).unwrap();
         rope_kv_write(context, &mut qkv, &step, None, &table, &mut cache, 0).unwrap();
-        paged_attention(context, &mut scratch, &qkv, &cache, 0, &step, &mut out).unwrap();
+        paged_attention(context, &mut scratch, &spec, &qkv, &cache, 0, &step, None, &mut out).unwrap();
         results.extend(
             out.read(piece.len(), |rows| rows.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
                 .unwrap(),

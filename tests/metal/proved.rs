@@ -194,8 +194,8 @@ fn the_digest_is_of_kernels_launches_and_checks() {
     DEPENDED_ON.iter().for_each(|path| add_files(&in_project(path), &mut files));
     for file in [
         "metal_kernels/codes.h",
-        "src/ops/gpu/cuda/kernels/pieces.h",
-        "src/ops/gpu/linear.rs",
+        "src/ops/gpu/device/cuda/kernels/pieces.h",
+        "src/ops/gpu/matmul/launch.rs",
         "src/self_test/latent.rs",
         "tests/metal/emulator/runtime/checks.hpp",
         "tests/metal/planted/products.txt",

@@ -15,7 +15,7 @@ use tinyvllm::ops::gpu::{
 use tinyvllm::weights::{DType, SharedBytes};
 use tinyvllm::{Error, Result};
 
-/// The smallest chip, as ARCHITECTURE's table has it: an M1.
+/// The smallest chip, as the table of BENCHMARKS.md has it: an M1.
 const OPERATIONS_PER_SECOND: f64 = 2e12;
 const BYTES_PER_SECOND: f64 = 68e9;
 
@@ -322,12 +322,14 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>) -> (f64, f64) {
-    const FAMILIES: [&str; 18] = [
+    const FAMILIES: [&str; 20] = [
         "matvec_swiglu_",
         "matvec_",
         "matmul_swiglu_",
         "matmul_",
         "silu_mul",
+        "gated",
+        "norm_residual",
         "rope_kv_write_",
         "embed_",
         "gather_rows",
@@ -352,6 +354,8 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
         "matmul_swiglu_" => product(args, rest, 2, grid[2], is_grouped),
         "matmul_" => product(args, rest, 3, grid[2], is_grouped),
         "silu_mul" => (0.0, 12.0 * word(args, 0)),
+        "gated" => (0.0, 12.0 * grid[1] as f64 * word(args, 0)),
+        "norm_residual" => (0.0, 12.0 * grid[0] as f64 * word(args, 0)),
         "rope_kv_write_" => {
             let num_all_heads = word(args, 0) + 2.0 * word(args, 1);
             (0.0, 8.0 * grid[1] as f64 * num_all_heads * word(args, 2))

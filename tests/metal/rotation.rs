@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, HeadNorms, KvCache,
-    KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, paged_attention, rope_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, paged_attention,
+    rope_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -73,13 +74,14 @@ impl Case {
         let num_blocks = LENS.len() * MAX_LEN.div_ceil(BLOCK_SIZE);
         let config = one_layer(num_heads, num_kv_heads, head_dim);
         let mut cache = KvCache::new(context, &config, num_blocks, BLOCK_SIZE, dtype).unwrap();
+        let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+        let spec = AttentionSpec {
+            window: self.window,
+            ..AttentionSpec::plain(heads, 1.0 / (head_dim as f64).sqrt())
+        };
         let limits = AttentionLimits {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            sliding_window: self.window,
+            heads,
+            max_window: self.window,
             max_model_len: MAX_LEN,
             max_num_tokens: LENS.iter().sum(),
             max_num_rows: LENS.len(),
@@ -111,6 +113,7 @@ impl Case {
                 rope_attention(
                     context,
                     &mut scratch,
+                    &spec,
                     &mut qkv,
                     &step,
                     norms,
@@ -123,7 +126,8 @@ impl Case {
                 .unwrap();
             } else {
                 rope_kv_write(context, &mut qkv, &step, norms, &table, &mut cache, 0).unwrap();
-                paged_attention(context, &mut scratch, &qkv, &cache, 0, &step, &mut out).unwrap();
+                paged_attention(context, &mut scratch, &spec, &qkv, &cache, 0, &step, None, &mut out)
+                    .unwrap();
             }
             bits.extend(out.read(LENS.len(), <[f32]>::to_vec).unwrap().into_iter().map(f32::to_bits));
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, AttentionScratch, Buffer, Context, DeviceInputs, KvCache,
-    KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs, Vector, linear_residual,
-    norm_linear, norm_swiglu_for, rope_attention,
+    AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
+    DeviceInputs, KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs,
+    Vector, linear_residual, norm_linear, norm_swiglu, rope_attention,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -72,6 +72,11 @@ fn bits(buffer: &Buffer, num_rows: usize) -> Vec<u32> {
     buffer.read(num_rows, |values| values.iter().map(|value| value.to_bits()).collect()).unwrap()
 }
 
+/// Whether the rows are left for the product that reads them; nothing else can.
+fn is_packed(buffer: &Buffer) -> bool {
+    buffer.read(1, <[f32]>::len).is_err_and(|error| error.message().contains("packed for a product"))
+}
+
 /// A feed-forward network whose inside may be rounded by the kernel that computes it, and whether it was.
 fn network(context: &Context, dtype: DType, num_rows: usize, may_round: bool) -> (Vec<u32>, bool) {
     // Of no whole steps where the format allows it.
@@ -87,10 +92,9 @@ fn network(context: &Context, dtype: DType, num_rows: usize, may_round: bool) ->
     let mut out = Buffer::new(context, num_rows, inside).unwrap();
     let norm = norm(context, hidden);
     let next = may_round.then_some(&down);
-    let inside =
-        norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, next, &mut out).unwrap();
-    let is_rounded = inside.is_rounded();
-    linear_residual(context, &mut scratch, num_rows, inside, &down, &mut x).unwrap();
+    norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, next, &mut out).unwrap();
+    let is_rounded = is_packed(&out);
+    linear_residual(context, &mut scratch, num_rows, &out, &down, &mut x).unwrap();
     (bits(&x, num_rows), is_rounded)
 }
 
@@ -123,13 +127,11 @@ fn attention(
     let num_tokens: usize = lens.iter().map(|len| len - cached).sum();
     let max_len = lens.iter().copied().max().unwrap();
     let width = num_heads * head_dim;
+    let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+    let spec = AttentionSpec::plain(heads, 0.1);
     let limits = AttentionLimits {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim: head_dim,
-        scale: 0.1,
-        sliding_window: None,
+        heads,
+        max_window: None,
         max_model_len: max_len,
         max_num_tokens: num_tokens,
         max_num_rows: lens.len(),
@@ -159,13 +161,24 @@ fn attention(
     let frequencies = (0..head_dim / 2).map(|pair| 0.9_f32.powi(pair as i32)).collect();
     let mut table = RopeTable::new(context, RopeStyle::HalfSplit, frequencies, 1.0, max_len).unwrap();
     table.extend_to(max_len).unwrap();
-    let heads =
-        rope_attention(context, &mut scratch, &mut qkv, &step, None, &table, &mut cache, 0, next, &mut out)
-            .unwrap();
-    let is_rounded = heads.is_rounded();
+    rope_attention(
+        context,
+        &mut scratch,
+        &spec,
+        &mut qkv,
+        &step,
+        None,
+        &table,
+        &mut cache,
+        0,
+        next,
+        &mut out,
+    )
+    .unwrap();
+    let is_rounded = is_packed(&out);
     let mut x = buffer(context, 6, num_tokens, 32);
     let mut scratch = LinearScratch::new(context, num_tokens, width).unwrap();
-    linear_residual(context, &mut scratch, num_tokens, heads, &output, &mut x).unwrap();
+    linear_residual(context, &mut scratch, num_tokens, &out, &output, &mut x).unwrap();
     (bits(&x, num_tokens), is_rounded)
 }
 
@@ -228,7 +241,7 @@ fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: us
     if first == last {
         let [gate, up] = [5, 6].map(|seed| matrix(context, first, 58, cols, seed));
         let mut out = Buffer::new(context, num_rows, 58).unwrap();
-        norm_swiglu_for(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out).unwrap();
+        norm_swiglu(context, &mut scratch, num_rows, &x, &norm, &gate, &up, None, &mut out).unwrap();
         return [results, bits(&out, num_rows), bits(&sums, num_rows)];
     }
     [results, Vec::new(), bits(&sums, num_rows)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tinyvllm::config::ModelConfig;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionMetadata, Buffer, Context, DeviceInputs, DeviceSampler, KvCache, KvCacheDType,
-    Matrix, SampleParams, StepInputs, embed,
+    AttentionHeads, AttentionLimits, AttentionMetadata, Buffer, Context, DeviceInputs, DeviceSampler,
+    KvCache, KvCacheDType, Matrix, SampleParams, StepInputs, embed,
 };
 use tinyvllm::weights::{Checkpoint, DType};
 
@@ -62,28 +62,20 @@ fn a_row_that_has_failed_does_not_fail_the_next_pass() {
 
     let checkpoint = Checkpoint::from_static(tinyvllm::demo::MODEL).unwrap();
     let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
-    let limits = AttentionLimits {
-        num_heads: config.num_heads,
-        num_kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-        value_dim: config.head_dim,
-        scale: 1.0 / (config.head_dim as f64).sqrt(),
-        sliding_window: None,
-        max_model_len: 16,
-        max_num_tokens: 1,
-        max_num_rows: 1,
-    };
+    let heads = AttentionHeads::new(config.num_heads, config.num_kv_heads, config.head_dim);
+    let limits =
+        AttentionLimits { heads, max_window: None, max_model_len: 16, max_num_tokens: 1, max_num_rows: 1 };
     let cache = KvCache::new(&context, &config, 1, 16, KvCacheDType::F16).unwrap();
     let mut inputs = DeviceInputs::new(&context, &limits, 16).unwrap();
     let mut metadata = AttentionMetadata { block_size: 16, ..AttentionMetadata::default() };
     metadata.clear();
-    let sampled = sampler.on_device(0);
+    let sampled = sampler.on_device(&context, 0).unwrap();
     let mut step = StepInputs::new(&tokens, &[0], &[], &metadata);
     step.sampled = Some(&sampled);
     let step = inputs.upload(&context, step, &cache).unwrap();
     let bytes: Vec<u8> = (0..32 * 16).flat_map(|index| (index as f32).to_le_bytes()).collect();
     let table = Matrix::from_bytes(&context, DType::F32, &bytes, 32, 16).unwrap();
     let mut out = Buffer::new(&context, 1, 16).unwrap();
-    embed(&context, &step, &table, &mut out).unwrap();
+    embed(&context, &step, &table, 1.0, &mut out).unwrap();
     assert_eq!(out.read(1, <[f32]>::to_vec).unwrap(), [0.0; 16]);
 }

@@ -51,7 +51,7 @@ fn collect(stream: RequestStream) -> Outcome {
                 (outcome.num_cached_tokens, outcome.num_preemptions) =
                     (stats.num_cached_tokens, stats.num_preemptions);
             }
-            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
+            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } | Event::PromptProgress { .. } => {}
         }
     }
     outcome

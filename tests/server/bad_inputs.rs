@@ -127,6 +127,7 @@ fn values_out_of_range_are_refused_by_name() {
     both(json!({"logit_bias": {"99999999": 1}}), "logit_bias", "vocabulary");
     both(json!({"logit_bias": {"-1": 1}}), "logit_bias", "-1");
     both(json!({"logit_bias": {"1": 1e9}}), "logit_bias", "at most 100");
+    both(json!({"logit_bias": {"5": 2, "05": 1}}), "logit_bias", "token 5 twice, the second time as \"05\"");
     both(json!({"logit_bias": [1]}), "logit_bias", "an object");
     // 19: stop.
     both(json!({"stop": vec!["x"; 1_000]}), "stop", "1000 entries");
@@ -281,6 +282,13 @@ fn malformed_requests_get_json_errors() {
     let chunk = format!("{:x}\r\n{}\r\n", 64 << 10, " ".repeat(64 << 10));
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}{chunk}");
     raw("chunked", chunked.as_bytes(), 413, None, "102400 bytes");
+    // What would be passed over, before the body is read.
+    for coding in ["gzip, chunked", "GZIP, Chunked", "deflate, gzip, chunked"] {
+        let packed = format!("{head}transfer-encoding: {coding}\r\n\r\n0\r\n\r\n");
+        raw(coding, packed.as_bytes(), 501, None, "the transfer encoding is");
+    }
+    let expecting = format!("{head}expect: 200-ok\r\ncontent-length: 2\r\n\r\n{{}}");
+    raw("expect", expecting.as_bytes(), 417, None, "200-ok");
     // 6: content types.
     for (header, words) in [("", "missing"), ("content-type: text/plain\r\n", "text/plain")] {
         let bytes =
@@ -339,6 +347,83 @@ fn malformed_requests_get_json_errors() {
         assert_eq!((answer.status, answer.header("x-request-id") == Some(id)), (200, is_taken), "{id}");
     }
     assert_eq!(server.get("/health").success(), json!({"status": "ok"}));
+}
+
+#[test]
+fn errors_repeat_little_of_what_was_sent() {
+    let server = Server::start("--max-model-len 256");
+    let (long, head_long) = ("x".repeat(5 << 20), "x".repeat(60 << 10));
+    let schema = |schema: Value| {
+        chat(
+            &json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}),
+        )
+    };
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let bodies = [
+        (404, chat(&json!({"model": long}))),
+        (
+            400,
+            chat(&json!({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": long}}})),
+        ),
+        (400, chat(&json!({"tools": [tool], "tool_choice": long}))),
+        (400, chat(&json!({"logit_bias": {&long: 1}}))),
+        (400, chat(&json!({"response_format": {"type": long}}))),
+        (400, chat(&json!({"messages": [{"role": long, "content": "a"}]}))),
+        (400, chat(&json!({"stream_options": {"include_usage": long}, "stream": true}))),
+        (400, chat(&json!({"guided_grammar": format!("root ::= {}", &long[..100_000])}))),
+        (400, chat(&json!({"guided_grammar": format!("start: {}", &long[..100_000])}))),
+        (400, chat(&json!({"guided_regex": format!("(?<{}", &long[..4_000])}))),
+        (400, schema(json!({"type": &long[..100_000]}))),
+        (400, schema(json!({"$ref": &long[..100_000]}))),
+        (400, schema(json!({"type": "string", "pattern": format!("(?<={})", &long[..4_000])}))),
+        (400, schema(json!({"properties": {&long[..100_000]: {"type": "x"}}}))),
+    ];
+    let mut answers: Vec<(String, u16, Answer)> = Vec::new();
+    for (status, body) in bodies {
+        let what = body.to_string().replace('x', "");
+        answers.push((what.chars().take(200).collect(), status, server.post(CHAT, &body)));
+    }
+    let get = |path: &str, header: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n");
+        send(server.address(), request)
+    };
+    for path in ["/", "/v1/models/", "/v1/requests/", "/v1/responses/", "/v1/chat/completions/"] {
+        answers.push((path.to_owned(), 404, get(&format!("{path}{head_long}"), "")));
+    }
+    answers.push((
+        "host".to_owned(),
+        403,
+        send(
+            server.address(),
+            format!("GET /v1/models HTTP/1.1\r\nhost: {head_long}.example\r\nconnection: close\r\n\r\n"),
+        ),
+    ));
+    let post = |header: &str| send(server.address(), post_bytes(CHAT, header, "{}"));
+    answers.push(("encoding".to_owned(), 415, post(&format!("content-encoding: {head_long}\r\n"))));
+    for (what, status, answer) in answers {
+        assert_eq!(answer.status, status, "{what}: {:.300}", answer.text());
+        assert!(answer.body.len() < 1_000, "{what}: {:.300}", answer.text());
+        assert!(answer.head.len() < 1_000, "{what}");
+    }
+}
+
+#[test]
+fn headers_that_are_there_twice_are_refused() {
+    let server = Server::start("--max-model-len 256 --trust-client-ids --api-key alpha");
+    let get = |headers: &str| {
+        let key = "authorization: Bearer alpha\r\nconnection: close\r\n";
+        send(server.address(), format!("GET /v1/models HTTP/1.1\r\n{headers}{key}\r\n"))
+    };
+    get("host: localhost\r\nx-client-id: a\r\n").success();
+    for (name, headers) in [
+        ("host", "host: localhost\r\nHost: evil.example\r\n"),
+        ("x-client-id", "host: localhost\r\nx-client-id: a\r\nx-client-id: b\r\n"),
+        ("authorization", "host: localhost\r\nauthorization: Bearer beta\r\n"),
+        ("x-api-key", "host: localhost\r\nx-api-key: beta\r\nx-api-key: alpha\r\n"),
+    ] {
+        let words = format!("the header {name} is there more than once");
+        check_error(name, &get(headers), 400, None, None, &words);
+    }
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn failures_are_counted_and_shown() {
     }
     assert_eq!(errors[4..], ["", ""]);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("failed: 1 × 429") && told.contains("lengths only near"), "{told}");
+    assert!(told.contains("failed: 1 × 429") && told.contains("lengths are approximate"), "{told}");
 }
 
 #[test]

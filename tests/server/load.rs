@@ -287,22 +287,3 @@ fn a_scrape_does_not_wait_for_steps() {
     let time = median(times);
     assert!(time < 0.05, "a scrape takes {time} s");
 }
-
-#[cfg(unix)]
-#[test]
-fn more_connections_than_file_descriptors_are_waited_out() {
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "ulimit -n 40; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tinyvllm")]);
-    let server = Server::start_command(command, "", |_| ());
-    // More than there are descriptors; those that are not accepted wait in the system's queue.
-    let mut crowd: Vec<TcpStream> = (0..100).map(|_| connect(server.address())).collect();
-    let body = json!({"prompt": "Once", "max_tokens": 3});
-    let request = post_bytes(COMPLETIONS, "", &body.to_string());
-    crowd[0].write_all(request.as_bytes()).unwrap();
-    assert_eq!(read_answer(crowd.remove(0)).status, 200, "who is inside is served");
-    let mut waiting = crowd.pop().unwrap();
-    waiting.write_all(request.as_bytes()).unwrap();
-    drop(crowd);
-    assert_eq!(read_answer(waiting).status, 200, "who waited is served when others have left");
-    server.post(COMPLETIONS, &body).success();
-}

@@ -7,6 +7,7 @@ mod answers;
 mod anthropic;
 mod bad_inputs;
 mod bench;
+mod bounds;
 #[cfg(unix)]
 mod browser;
 mod client;
@@ -14,6 +15,8 @@ mod cors;
 mod failures;
 mod fair;
 mod fake;
+#[cfg(unix)]
+mod few_files;
 mod ignored;
 mod kv_events;
 mod life;
@@ -21,6 +24,7 @@ mod load;
 mod logs;
 mod memory;
 mod models;
+mod ollama;
 mod operators;
 mod page;
 mod real_clients;

@@ -115,6 +115,32 @@ fn a_field_that_nobody_knows_costs_its_bytes() {
 }
 
 #[test]
+fn what_a_template_makes_is_bounded_and_on_the_account() {
+    const TEMPLATE: &str = "{% if messages | length == 2 %}{% set x = 'a' * 60000000 %}{% endif %}\
+        {% if messages | length == 3 %}{% set x = 'a' * 90000000 %}{% endif %}\
+        {% if messages | length == 4 %}{{ 'a ' * 100000 }}{% endif %}\
+        {% for message in messages %}{{ message.content }}{% endfor %}";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.jinja");
+    std::fs::write(&path, TEMPLATE).unwrap();
+    let flags = format!("--max-model-len 64 --max-request-memory 64M --chat-template {}", path.display());
+    let server = Server::start(&flags);
+    let ask = |num_messages: usize| {
+        let messages = vec![json!({"role": "user", "content": "a"}); num_messages];
+        server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}))
+    };
+    ask(1).success();
+    check_error("values", &ask(2), 413, None, None, "--max-request-memory");
+    let reached = "makes values of 9000";
+    check_error("values", &ask(3), 400, Some("messages"), None, reached);
+    check_error("values", &ask(3), 400, Some("messages"), None, "--chat-template FILE");
+    let too_long = Some("context_length_exceeded");
+    check_error("output", &ask(4), 400, Some("messages"), too_long, "makes a prompt of 200004 bytes");
+    ask(1).success();
+    server.wait_for_metric(GAUGE, 0.0);
+}
+
+#[test]
 fn token_ids_take_their_bytes() {
     let server = Server::start("--max-model-len 64 --max-request-memory 16M");
     let ids = vec![1; 1 << 20];
@@ -142,7 +168,7 @@ fn begun(server: &Server, num_bytes: usize) -> TcpStream {
 
 #[test]
 fn what_is_broken_off_gives_its_memory_back() {
-    let server = Server::start("--max-model-len 1024 --max-request-memory 2M");
+    let server = Server::start("--max-model-len 1024 --max-request-memory 2560K");
     let first = begun(&server, 700 << 10);
     let wait_for = |least: f64| {
         for _ in 0..500 {

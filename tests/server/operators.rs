@@ -15,6 +15,23 @@ fn routers_are_told_of_the_model_and_the_server() {
     assert_eq!(server.get("/get_model_info").success(), model);
     assert_eq!((&model["is_generation"], &model["served_model_name"]), (&json!(true), &json!("small")));
     assert!(model["model_path"].is_string() && model["tokenizer_path"].is_string(), "{model}");
+    // What a request gets that says nothing: the model's own values, or this program's.
+    let preferred = &model["preferred_sampling_params"];
+    let answer = server.post("/v1/completions", &json!({"prompt": "Hi", "max_tokens": 1})).success();
+    let used = server.get(&format!("/v1/requests/{}", answer["id"].as_str().unwrap())).success();
+    let names = [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ];
+    for name in names {
+        assert!(preferred[name].is_number(), "{name}: {preferred}");
+        assert_eq!(preferred[name], used["sampling_params"][name], "{name}");
+    }
     for path in ["/server_info", "/get_server_info"] {
         let info = server.get(path).success();
         assert_eq!((&info["served_model_name"], &info["max_running_requests"]), (&json!("small"), &json!(3)));

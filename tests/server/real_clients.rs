@@ -158,17 +158,23 @@ fn run_script(python: &str, script: &str, args: &[&str]) -> String {
     printed
 }
 
-/// Runs OpenAI's own client against a server. Needs Python with the package `openai`; says so if it is not there.
 fn check_openais_client(flags: &str, args: impl FnOnce(String) -> Vec<String>) {
+    check_openais_client_with(flags, |python, url| {
+        let args = args(url.to_owned());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        assert!(run_script(python, "check_openai_client.py", &args).contains("ok"));
+    });
+}
+
+/// Runs OpenAI's own client against a server. Needs Python with the package `openai`; says so if it is not there.
+fn check_openais_client_with(flags: &str, check: impl FnOnce(&str, &str)) {
     let Some(python) = python_with("openai") else {
         let is_required = std::env::var_os("TINYVLLM_REQUIRE_OPENAI").is_some();
         assert!(!is_required, "there is no package openai");
         return;
     };
     let server = Server::start(flags);
-    let args = args(format!("http://{}/v1", server.address()));
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    assert!(run_script(&python, "check_openai_client.py", &args).contains("ok"));
+    check(&python, &format!("http://{}/v1", server.address()));
 }
 
 #[test]
@@ -176,6 +182,28 @@ fn openais_python_client_works() {
     let flags =
         format!("--max-model-len 1024 --max-num-seqs 4 --api-key secret --responses-memory 100 {TOOL_FLAGS}");
     check_openais_client(&flags, |url| vec![url, "secret".to_owned()]);
+}
+
+#[test]
+fn the_examples_in_python_work() {
+    check_openais_client_with(
+        &format!("--max-model-len 1024 --api-key secret {TOOL_FLAGS}"),
+        |python, url| {
+            let run = |name: &str| {
+                let script = format!("{}/scripts/examples/{name}.py", env!("CARGO_MANIFEST_DIR"));
+                let mut command = Command::new(python);
+                command.arg(script).env("OPENAI_BASE_URL", url).env("OPENAI_API_KEY", "secret");
+                let output = command.output().unwrap();
+                let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+                printed
+            };
+            // It is sampled, so it may be short.
+            assert!(!run("chat").trim().is_empty());
+            assert!(run("structured").starts_with("kind='"));
+            assert!(run("tools").starts_with("weather {'city': "));
+        },
+    );
 }
 
 #[test]
@@ -200,8 +228,15 @@ fn python_of(name: &str) -> Option<String> {
 #[test]
 fn clients_that_others_wrote_work() {
     let mut server = None;
-    let names =
-        ["anthropic", "langchain_openai", "langchain_anthropic", "litellm", "instructor", "pydantic_ai"];
+    let names = [
+        "anthropic",
+        "langchain_openai",
+        "langchain_anthropic",
+        "litellm",
+        "instructor",
+        "pydantic_ai",
+        "ollama",
+    ];
     for name in names {
         let Some(python) = python_of(name) else { continue };
         let server = server.get_or_insert_with(|| {

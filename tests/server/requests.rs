@@ -137,10 +137,12 @@ fn only_the_sender_is_told_and_only_of_the_latest() {
         assert_eq!(answer.status, 404, "{path}");
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
     }
-    // What differs is told, but not what another one's prompt has there.
-    let difference = get("b", &second).success()["prompts"][0]["prefix_cache"]["first_difference"].clone();
-    assert_eq!((&difference["position"], &difference["token"]["id"]), (&json!(20), &json!(7)));
-    assert_eq!(difference["cached_token"], Value::Null);
+    // In which block another one's prompt differs is told, as counts of cached tokens tell it, and not where in it.
+    let cache = get("b", &second).success()["prompts"][0]["prefix_cache"].clone();
+    let wanted = json!({"position": 16, "token": null, "cached_token": null});
+    assert_eq!((&cache["reason"], &cache["first_difference"]), (&json!("different_token"), &wanted));
+    let message = cache["message"].as_str().unwrap();
+    assert!(message.contains("positions 16 to 23;") && !message.contains("20"), "{message}");
     submit("a", &prompt);
     assert_eq!(get("a", &first).status, 404, "the third has taken its place");
     assert_eq!(with_key(&server, "wrong", &second, None).status, 401);
@@ -186,4 +188,69 @@ fn what_a_request_does_not_say_is_as_the_models_files_say_on_every_interface() {
     let log = server.log();
     let says = |text: &str| log.iter().any(|line| line.starts_with("note: ") && line.contains(text));
     assert!(says("temperature 1.5, top_k 7, top_p 0.5") && says("num_beams"), "{log:?}");
+}
+
+#[test]
+fn how_far_a_prompt_is_can_be_heard_and_asked() {
+    let server = Server::start("--max-num-batched-tokens 64 --block-size 16");
+    let prompt: Vec<u32> = (0..200).map(|i| 300 + i).collect();
+    let words = "word ".repeat(150);
+    let chat = json!([{"role": "user", "content": words}]);
+    for (path, name, value) in
+        [(COMPLETIONS, "prompt", json!(prompt)), ("/v1/chat/completions", "messages", chat)]
+    {
+        let mut body = json!({"max_tokens": 2, "stream": true, "return_progress": true});
+        body[name] = value;
+        let events = server.post(path, &body).events();
+        let (told, rest): (Vec<&Value>, Vec<&Value>) =
+            events.iter().partition(|event| event.get("prompt_progress").is_some());
+        assert_eq!(
+            told.len(),
+            events.iter().take_while(|event| event.get("prompt_progress").is_some()).count()
+        );
+        let number = |event: &Value, name: &str| event["prompt_progress"][name].as_u64().unwrap();
+        let total = number(told[0], "total");
+        assert!(total > 64 * 2 && told.len() as u64 == total.div_ceil(64), "{told:?}");
+        for (event, step) in told.iter().zip(1..) {
+            assert_eq!((number(event, "total"), number(event, "cache")), (total, 0));
+            assert_eq!(number(event, "processed"), total.min(step * 64));
+            assert!(event["prompt_progress"]["time_ms"].as_f64().unwrap() > 0.0);
+            assert_eq!(event["choices"][0]["finish_reason"], Value::Null);
+            assert!(event["choices"][0]["text"].as_str().unwrap_or_default().is_empty());
+        }
+        // It can be asked for afterwards, and meanwhile.
+        let id = events[0]["id"].as_str().unwrap();
+        let record = server.get(&format!("/v1/requests/{id}")).success();
+        let last = &told.last().unwrap()["prompt_progress"];
+        assert_eq!(&record["prompts"][0]["prompt_progress"], last);
+        // Who does not ask hears nothing of it, and the rest is the same.
+        body["return_progress"] = json!(false);
+        body["cache_salt"] = json!("another");
+        let silent = server.post(path, &body).events();
+        assert_eq!(silent.len(), rest.len());
+        assert!(silent.iter().all(|event| event.get("prompt_progress").is_none()));
+        body["stream"] = json!(false);
+        assert!(server.post(path, &body).status == 200);
+        body["return_progress"] = json!(true);
+        let error = server.post(path, &body);
+        assert_eq!((error.status, &error.json()["error"]["param"]), (400, &json!("return_progress")));
+    }
+}
+
+#[test]
+fn the_progress_of_a_prompt_is_told_while_it_is_computed() {
+    // Each step computes one block, slowly.
+    let server =
+        Server::start("--max-num-seqs 2 --max-num-batched-tokens 16 --block-size 16 --kernels reference");
+    let prompt: Vec<u32> = (0..900).map(|i| 300 + i % 500).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 1, "stream": true, "return_progress": true});
+    let mut stream = connect(server.address());
+    stream.write_all(post_bytes(COMPLETIONS, "", &body.to_string()).as_bytes()).unwrap();
+    let begin = read_until(&mut stream, "prompt_progress");
+    let id = begin.split("\"id\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let record = server.get(&format!("/v1/requests/{id}")).success();
+    assert_eq!(record["state"], "running");
+    let progress = &record["prompts"][0]["prompt_progress"];
+    assert_eq!(progress["total"], 900);
+    assert!(progress["processed"].as_u64().unwrap() < 900, "{progress}");
 }

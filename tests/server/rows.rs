@@ -66,7 +66,7 @@ const ROWS: &[Row] = &[
         "a template that is missing, fails or does not end",
         &[
             ("src/chat/tests.rs", "a_missing_or_broken_template_is_an_error"),
-            ("src/chat/template.rs", "hostile_templates_end_with_an_error"),
+            ("src/chat/hostile_tests.rs", "loops_end"),
         ],
     ),
     ("a template in the request", &[REFUSED]),

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::{Server, named_events};
 use super::scripted::scripted_model;
-use super::{anthropic, responses, tools};
+use super::{anthropic, ollama, responses, tools};
 
 /// The request names what is said. What was said before is written as models of this form do it.
 const TEMPLATE: &str = r#"
@@ -99,9 +99,11 @@ enum Interface {
     Chats,
     Responses,
     Messages,
+    Ollama,
 }
 
-const INTERFACES: [Interface; 3] = [Interface::Chats, Interface::Responses, Interface::Messages];
+const INTERFACES: [Interface; 4] =
+    [Interface::Chats, Interface::Responses, Interface::Messages, Interface::Ollama];
 
 /// A part of an answer, in no interface's words.
 #[derive(Debug, Clone)]
@@ -137,6 +139,7 @@ impl Interface {
             Self::Chats => "/v1/chat/completions",
             Self::Responses => "/v1/responses",
             Self::Messages => "/v1/messages",
+            Self::Ollama => "/api/chat",
         }
     }
 
@@ -145,13 +148,21 @@ impl Interface {
         let schema = json!({"type": "object"});
         let tools: Vec<Value> = ["get_weather", "get_time"]
             .map(|name| match self {
-                Self::Chats => json!({"type": "function", "function": {"name": name, "parameters": schema}}),
+                Self::Chats | Self::Ollama => {
+                    json!({"type": "function", "function": {"name": name, "parameters": schema}})
+                }
                 Self::Responses => json!({"type": "function", "name": name, "parameters": schema}),
                 Self::Messages => json!({"name": name, "input_schema": schema}),
             })
             .to_vec();
         let mut body = json!({"temperature": 0, "tools": tools, "chat_template_kwargs": {"say": say}});
         let (field, limit) = match self {
+            Self::Ollama => {
+                body["messages"] = turns.into();
+                body["options"] = json!({"temperature": 0, "num_predict": max_tokens});
+                body.as_object_mut().unwrap().remove("temperature");
+                return body;
+            }
             Self::Chats | Self::Messages => ("messages", "max_tokens"),
             Self::Responses => ("input", "max_output_tokens"),
         };
@@ -203,6 +214,19 @@ impl Interface {
                 let own = json!([{"role": "assistant", "content": message["content"]}]);
                 Said { parts, own, is_cut_off: message["stop_reason"] == "max_tokens", id: None }
             }
+            Self::Ollama => {
+                let whole = match is_stream {
+                    true => ollama::joined(self.path(), &ollama::lines(&answer)),
+                    false => answer.json(),
+                };
+                let message = &whole["message"];
+                Said {
+                    parts: parts_of_ollama(message),
+                    own: json!([message]),
+                    is_cut_off: whole["done_reason"] == "length",
+                    id: None,
+                }
+            }
         }
     }
 
@@ -214,6 +238,7 @@ impl Interface {
             Self::Messages => {
                 json!([{"role": "assistant", "content": parts.iter().map(block_of).collect::<Vec<_>>()}])
             }
+            Self::Ollama => ollama_of(parts),
         }
     }
 
@@ -230,7 +255,7 @@ impl Interface {
                 content.extend(word.map(|word| json!({"type": "text", "text": word["content"]})));
                 vec![json!({"role": "user", "content": content})]
             }
-            Self::Chats => ids
+            Self::Chats | Self::Ollama => ids
                 .map(|id| json!({"role": "tool", "tool_call_id": id, "content": "done"}))
                 .chain(word)
                 .collect(),
@@ -259,6 +284,34 @@ fn parts_of_message(message: &Value) -> Vec<Part> {
         Part::Call(text(&call["id"]), text(&function["name"]), text(&function["arguments"]))
     }));
     parts
+}
+
+fn parts_of_ollama(message: &Value) -> Vec<Part> {
+    let mut parts = Vec::new();
+    parts.extend(message["thinking"].as_str().map(|text| Part::Reasoning(text.to_owned())));
+    parts.extend(message["content"].as_str().map(|text| Part::Text(text.to_owned())));
+    parts.extend(message["tool_calls"].as_array().into_iter().flatten().map(|call| {
+        let function = &call["function"];
+        Part::Call(text(&call["id"]), text(&function["name"]), function["arguments"].to_string())
+    }));
+    parts
+}
+
+/// The same message as ollama has it: thoughts under another name, and arguments that are values.
+fn ollama_of(parts: &[Part]) -> Value {
+    let mut messages = message_of(parts);
+    let message = messages[0].as_object_mut().unwrap();
+    if let Some(thoughts) = message.remove("reasoning_content") {
+        message.insert("thinking".to_owned(), thoughts);
+    }
+    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let arguments = &mut call["function"]["arguments"];
+        // What is no JSON stays the text that it is.
+        if let Ok(value) = serde_json::from_str(&text(arguments)) {
+            *arguments = value;
+        }
+    }
+    messages
 }
 
 fn part_of_item(item: &Value) -> Part {
@@ -392,7 +445,7 @@ impl Round {
         body["tools"] = Value::Null;
         let path = match to {
             Interface::Chats => "/tokenize",
-            Interface::Responses => to.path(),
+            Interface::Responses | Interface::Ollama => to.path(),
             Interface::Messages => "/v1/messages/count_tokens",
         };
         accepted(&self.listeners[0], path, &body);

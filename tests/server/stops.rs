@@ -128,7 +128,7 @@ fn base_urls_may_lack_what_is_always_the_same() {
     {
         server.post(path, &body(CHAT, &json!({"max_tokens": 1}))).success();
     }
-    let elsewhere = server.post("/api/chat", &json!({}));
+    let elsewhere = server.post("/chats", &json!({}));
     check_error("elsewhere", &elsewhere, 404, None, None, "chats are at /v1/chat/completions");
 }
 

@@ -275,7 +275,7 @@ fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
     std::thread::scope(|scope| {
         let neighbour = scope.spawn(|| whole(&server.post(COMPLETIONS, &plain).success()));
         let answer = server.post(CHAT, &body(CHAT, &json!({"guided_grammar": grammar})));
-        assert!([400, 500].contains(&answer.status), "{}", answer.text());
+        assert_eq!(answer.status, 400, "{}", answer.text());
         let message = answer.json()["error"]["message"].to_string();
         assert!(message.contains("grammar"), "{message}");
         assert_eq!(neighbour.join().unwrap(), alone);
@@ -283,6 +283,52 @@ fn a_grammar_that_fails_on_the_way_ends_its_own_request_only() {
     assert_eq!(whole(&server.post(COMPLETIONS, &plain).success()), alone);
     server.wait_for_metric("vllm:kv_cache_usage_perc", 0.0);
     assert_eq!(server.get("/health").status, 200);
+}
+
+/// A schema of objects of which too many keys may come next, behind a text of so many characters.
+fn too_many_keys(num_chars: usize) -> Value {
+    let object = |prefix: &str| {
+        let keys = (0..450).map(|index| (format!("{prefix}{index}"), json!({"type": "null"})));
+        json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
+    };
+    json!({
+        "type": "object",
+        "properties": {
+            "a": {"const": "x".repeat(num_chars)},
+            "b": {"anyOf": [object("p"), object("q"), object("r")]},
+        },
+        "required": ["a", "b"],
+    })
+}
+
+#[test]
+fn what_a_grammar_cannot_do_is_told_before_the_answer_or_ends_it_by_name() {
+    let server = Server::start("--max-model-len 1024");
+    let ask = |schema: &Value, is_stream: bool| {
+        let change = json!({"response_format": named(schema), "stream": is_stream, "max_tokens": 900});
+        server.post(CHAT, &body(CHAT, &change))
+    };
+    let keys = (0..1_000).map(|index| (format!("p{index}"), json!({"type": "integer"})));
+    let many = json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()});
+    ask(&many, false).success();
+    for event in ask(&many, true).events() {
+        assert!(event.get("error").is_none(), "{event}");
+    }
+    for is_stream in [false, true] {
+        let soon = ask(&too_many_keys(1), is_stream);
+        let param = Some("response_format.json_schema.schema");
+        check_error("soon", &soon, 400, param, None, "too much may follow in one place");
+    }
+    // Beyond what is tried out.
+    let late = too_many_keys(300);
+    let words = "too much may follow in one place";
+    check_error("late", &ask(&late, false), 400, None, Some("answer_not_possible"), words);
+    let events = ask(&late, true).events();
+    let error = &events.last().unwrap()["error"];
+    assert_eq!(error["code"], "answer_not_possible", "{events:?}");
+    assert_eq!(error["type"], "invalid_request_error");
+    assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    server.wait_for_metric("vllm:num_requests_running", 0.0);
 }
 
 /// What ends by itself is valid, whatever the schema and however wild the model.

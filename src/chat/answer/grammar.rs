@@ -10,7 +10,7 @@ use super::unquoted::{alternatives, resolved, type_name};
 use super::{AnswerFormat, Tool};
 use crate::grammar::GrammarSpec;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Result};
+use crate::{Error, Result, quoted};
 
 /// Parts of a schema that others refer to.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
@@ -422,7 +422,8 @@ impl Rules<'_> {
                         match is_json || word.contains("</") || word.contains('\n') {
                             true if others.is_empty() => {
                                 return Err(Error::invalid_request(format!(
-                                    "the value {word:?} of a parameter cannot be told in this model's form of calls"
+                                    "the value {} of a parameter cannot be told in this model's form of calls",
+                                    quoted(word)
                                 )));
                             }
                             true => json.push(json!({"const": word})),

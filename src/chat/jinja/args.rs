@@ -3,7 +3,7 @@
 use minijinja::Value;
 
 use super::value::{Py, expect_int, expect_str};
-use super::{Result, fail};
+use super::{Result, fail, shown};
 
 /// The arguments of one call.
 pub(super) struct Args {
@@ -44,10 +44,10 @@ impl Args {
         }
         for (name, value) in self.named {
             let Some(index) = parameters.iter().position(|parameter| *parameter == name) else {
-                return Err(fail(format!("{}() has no argument {name:?}", self.name)));
+                return Err(fail(format!("{}() has no argument {}", self.name, shown(&name))));
             };
             if values[index].replace(value).is_some() {
-                return Err(fail(format!("{}() got two values for {name:?}", self.name)));
+                return Err(fail(format!("{}() got two values for {}", self.name, shown(&name))));
             }
         }
         Ok(Bound { name: self.name, values })

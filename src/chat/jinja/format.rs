@@ -7,7 +7,7 @@ use minijinja::Value;
 use super::args::size;
 use super::text::{self, Writer, float_repr, repr_of, str_of};
 use super::value::{Py, expect_int, int, type_name};
-use super::{Result, budget, fail, ops};
+use super::{Result, budget, fail, ops, shown};
 
 /// A float has at most this many digits after the point; more are zeros.
 const MAX_FRACTION: usize = 1_100;
@@ -31,7 +31,7 @@ impl Spec {
         let length = text.chars().count();
         let missing = self.width.saturating_sub(length);
         let fill = self.fill.unwrap_or(' ');
-        budget::charge(missing.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
+        pay(missing.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
         let fill = |count| std::iter::repeat_n(fill, count);
         let before = match self.align.unwrap_or(default_align) {
             '<' => 0,
@@ -52,7 +52,7 @@ impl Spec {
         if self.zero && self.align.is_none() || self.align == Some('=') {
             let used = sign.len() + prefix.len() + digits.chars().count();
             let missing = self.width.saturating_sub(used);
-            budget::charge(missing)?;
+            pay(missing)?;
             let fill = self.fill.unwrap_or(if self.zero { '0' } else { ' ' });
             let padding: String = std::iter::repeat_n(fill, missing).collect();
             return Ok(format!("{sign}{prefix}{padding}{digits}"));
@@ -84,7 +84,7 @@ impl Spec {
         };
         if let Some(precision) = self.precision {
             let missing = precision.saturating_sub(digits.len());
-            budget::charge(missing)?;
+            pay(missing)?;
             digits.insert_str(0, &"0".repeat(missing));
         }
         self.pad_number(number < 0, if self.alternate { prefix } else { "" }, &self.grouped(&digits, group))
@@ -130,15 +130,20 @@ impl Spec {
     }
 }
 
+/// A text that was padded is copied several times: for its sign, in groups, to its width.
+fn pay(bytes: usize) -> Result<()> {
+    budget::charge(bytes.saturating_mul(4))
+}
+
 fn fixed(number: f64, precision: usize) -> Result<String> {
     let shown = precision.min(MAX_FRACTION);
-    budget::charge(precision)?;
+    pay(precision)?;
     Ok(format!("{number:.shown$}{}", "0".repeat(precision - shown)))
 }
 
 fn exponential(number: f64, precision: usize) -> Result<String> {
     let shown = precision.min(MAX_FRACTION);
-    budget::charge(precision)?;
+    pay(precision)?;
     let text = format!("{number:.shown$e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
     let (sign, exponent) = match exponent.strip_prefix('-') {
@@ -180,7 +185,10 @@ fn read_number(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<O
 /// `pattern % values`.
 pub(super) fn percent(pattern: &str, values: &Value) -> Result<Value> {
     let (positional, mapping) = match Py::of(values) {
-        Py::List(list) if list.is_tuple => (list.items.clone(), None),
+        Py::List(list) if list.is_tuple => {
+            budget::work(list.items.len() * size_of::<Value>())?;
+            (list.items.clone(), None)
+        }
         Py::Dict(dict) => (vec![values.clone()], Some(dict)),
         _ => (vec![values.clone()], None),
     };
@@ -213,7 +221,8 @@ pub(super) fn percent(pattern: &str, values: &Value) -> Result<Value> {
                 name.push(c);
             }
             let dict = mapping.ok_or_else(|| fail("format requires a mapping"))?;
-            named = Some(dict.get_str(&name).cloned().ok_or_else(|| fail(format!("no field {name:?}")))?);
+            named =
+                Some(dict.get_str(&name).cloned().ok_or_else(|| fail(format!("no field {}", shown(&name))))?);
         }
         let mut spec = Spec::default();
         while let Some(flag) = chars.next_if(|c| "#0- +".contains(*c)) {
@@ -383,7 +392,7 @@ impl Formatter<'_> {
             Some("s") => Value::from(str_of(&value)?),
             Some("r") => Value::from(repr_of(&value)?),
             Some("a") => Value::from(ascii(&repr_of(&value)?)?),
-            Some(other) => return Err(fail(format!("unknown conversion {other:?}"))),
+            Some(other) => return Err(fail(format!("unknown conversion {}", shown(other)))),
         };
         let spec = if spec.contains(['{', '}']) { self.format(spec, depth + 1)? } else { spec.to_owned() };
         with_spec(&value, &spec)
@@ -400,9 +409,15 @@ impl Formatter<'_> {
         };
         let found = match index {
             Some(index) => self.positional.get(index),
+            None if self.named.len() > 8 => {
+                // Few fields are named; many are looked up one after the other.
+                budget::work(self.named.len().saturating_mul(16))?;
+                self.named.iter().find(|(known, _)| known == first).map(|(_, value)| value)
+            }
             None => self.named.iter().find(|(known, _)| known == first).map(|(_, value)| value),
         };
-        let mut value = found.cloned().ok_or_else(|| fail(format!("no argument for field {first:?}")))?;
+        let mut value =
+            found.cloned().ok_or_else(|| fail(format!("no argument for field {}", shown(first))))?;
         while !rest.is_empty() {
             if let Some(after) = rest.strip_prefix('.') {
                 let end = after.find(['.', '[']).unwrap_or(after.len());
@@ -450,7 +465,7 @@ fn with_spec(value: &Value, text: &str) -> Result<String> {
     }
     spec.kind = chars.next();
     if chars.next().is_some() {
-        return Err(fail(format!("invalid format specifier {text:?}")));
+        return Err(fail(format!("invalid format specifier {}", shown(text))));
     }
     let wrong = |value: &Value, kind: char| {
         fail(format!("unknown format code {kind:?} for object of type '{}'", type_name(value)))
@@ -470,6 +485,6 @@ fn with_spec(value: &Value, text: &str) -> Result<String> {
         (Py::Int(number), Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%')) => spec.float(number as f64),
         (Py::Float(number), None | Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | 'n' | '%')) => spec.float(number),
         (_, Some(kind)) => Err(wrong(value, kind)),
-        (other, None) => Err(fail(format!("{} has no format {text:?}", text::described(&other)))),
+        (other, None) => Err(fail(format!("{} has no format {}", text::described(&other), shown(text)))),
     }
 }

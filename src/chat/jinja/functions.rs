@@ -1,6 +1,5 @@
 //! The functions that templates can call by name.
 
-use std::sync::Mutex;
 use std::time::SystemTime;
 
 use minijinja::value::{Kwargs, Rest};
@@ -9,8 +8,10 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use super::args::Args;
 use super::objects::{Cycler, Joiner};
 use super::text::str_of;
-use super::value::{Dict, Py, Range, dict_value, expect_int, expect_str, iterate, namespace, string};
-use super::{Result, clock, fail};
+use super::value::{
+    Dict, Py, Range, VALUE_SIZE, dict_value, expect_int, expect_str, iterate, namespace, string,
+};
+use super::{Result, budget, clock, fail};
 
 /// The sandbox lets a range be this long.
 const MAX_RANGE: i128 = 100_000;
@@ -38,7 +39,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         ("joiner", |args| {
             let args = args.bind(["sep"])?;
             let separator = args.get(0).cloned().unwrap_or_else(|| Value::from(", "));
-            Ok(Value::from_object(Joiner { separator, was_called: Mutex::new(false) }))
+            Joiner::value(separator)
         }),
         ("lipsum", |_| string("Lorem ipsum dolor sit amet.")),
         ("namespace", |args| {
@@ -76,6 +77,7 @@ fn fields(args: Args) -> Result<Vec<(Value, Value)>> {
     }
     for first in &args.positional {
         if let Py::Dict(dict) = Py::of(first) {
+            budget::charge(dict.len() * 2 * VALUE_SIZE)?;
             fields.extend(dict.iter().map(|(key, value)| (key.clone(), value.clone())));
             continue;
         }
@@ -110,5 +112,6 @@ fn range(args: Args) -> Result<Value> {
             "a range of {len} numbers is larger than the sandbox allows, which is {MAX_RANGE}"
         )));
     }
+    budget::charge(size_of::<Range>())?;
     Ok(Value::from_object(Range { start, stop, step, len: usize::try_from(len).unwrap_or(0) }))
 }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use minijinja::{State, Value};
 
 use super::args::{Args, size};
-use super::text::{Writer, float_repr};
+use super::sort::try_sort;
+use super::text::{PIECE_BYTES, Writer, float_repr};
 use super::value::{MAX_DEPTH, Py, expect_str, iterate, type_name};
 use super::{Result, budget, fail, ops};
 
@@ -87,10 +88,13 @@ impl Style {
                 output.push("]")
             }
             Py::Dict(dict) => {
+                budget::charge(dict.len() * size_of::<(&Value, &Value)>())?;
                 let mut fields: Vec<_> = dict.iter().collect();
-                budget::charge(fields.len() * 16)?;
                 if self.sort_keys {
-                    sort(&mut fields)?;
+                    budget::charge(fields.len() * 8 * size_of::<(&Value, &Value)>())?;
+                    fields = try_sort(fields, &|(a, _), (b, _)| {
+                        Ok(ops::compare(a, b)?.unwrap_or(std::cmp::Ordering::Equal))
+                    })?;
                 }
                 output.push("{")?;
                 for (index, (key, value)) in fields.into_iter().enumerate() {
@@ -139,9 +143,12 @@ impl Style {
 
     fn string(&self, text: &str, output: &mut Writer) -> Result<()> {
         budget::charge(text.len())?;
-        let mut escaped = String::with_capacity(text.len() + 2);
-        escaped.push('"');
+        let mut escaped = String::from('"');
         for c in text.chars() {
+            if escaped.len() > PIECE_BYTES {
+                output.push(&escaped)?;
+                escaped.clear();
+            }
             match c {
                 '"' => escaped.push_str("\\\""),
                 '\\' => escaped.push_str("\\\\"),
@@ -179,16 +186,4 @@ fn json_float(number: f64) -> String {
         "-inf" => "-Infinity".to_owned(),
         text => text.to_owned(),
     }
-}
-
-fn sort(fields: &mut [(&Value, &Value)]) -> Result<()> {
-    let mut failure = None;
-    fields.sort_by(|(a, _), (b, _)| match ops::compare(a, b) {
-        Ok(ordering) => ordering.unwrap_or(std::cmp::Ordering::Equal),
-        Err(error) => {
-            failure.get_or_insert(error);
-            std::cmp::Ordering::Equal
-        }
-    });
-    failure.map_or(Ok(()), Err)
 }

@@ -39,6 +39,9 @@ pub(super) enum TokenKind {
     Op(&'static str),
 }
 
+/// What a name may have: looking it up takes as long as it is.
+pub(super) const MAX_NAME_BYTES: usize = 1_000;
+
 /// Longer ones first.
 const OPERATORS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
@@ -187,6 +190,11 @@ impl<'s> Lexer<'s> {
                 number(rest, follows_dot).map_err(|message| self.error(message))?
             } else if first == '_' || first.is_alphabetic() {
                 let length = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
+                if length > MAX_NAME_BYTES {
+                    return Err(self.error(format!(
+                        "a name has {length} bytes, more than the {MAX_NAME_BYTES} that one may have"
+                    )));
+                }
                 (TokenKind::Name(rest[..length].to_owned()), length)
             } else if matches!(first, '\'' | '"') {
                 let length = string_length(rest).ok_or_else(|| self.error("a string has no end"))?;

@@ -10,7 +10,7 @@ use super::args::{Args, is_absent};
 use super::value::{
     BoundMethod, Dict, Part, Py, View, dict, expect_int, int, iterate, list, tuple, type_name,
 };
-use super::{Result, fail, ops, strings};
+use super::{Result, budget, fail, ops, shown, strings, text};
 
 const LIST: &[&str] = &["copy", "count", "index"];
 const TUPLE: &[&str] = &["count", "index"];
@@ -79,13 +79,23 @@ pub(super) fn call(state: &mut State<'_, '_>, receiver: &Value, name: &str, args
             }
             Py::Int(_) | Py::Bool(_) => of_int(expect_int("the value", receiver)?, name, args),
             _ => {
-                let text = String::from_utf8_lossy(receiver.as_bytes().unwrap_or_default()).into_owned();
+                let bytes = receiver.as_bytes().unwrap_or_default();
+                // Each byte that is none of a character becomes one of three.
+                budget::afford(bytes.len().saturating_mul(3))?;
+                let text = String::from_utf8_lossy(bytes).into_owned();
                 super::value::string(text)
             }
         };
     }
     match Py::of(receiver) {
-        Py::Undefined => Err(fail(format!("the value is undefined, so it has no method {name:?}"))),
+        Py::Undefined => Err(fail(format!("the value is undefined, so it has no method {}", shown(name)))),
+        // The engine divides by the number of values, and compares and keeps them as they are.
+        Py::Other if name == "cycle" && args.is_empty() => Err(fail("no items for cycling given")),
+        Py::Other if name == "changed" => {
+            let texts: Result<Vec<Value>> =
+                args.iter().map(|value| text::repr_of(value).map(Value::from)).collect();
+            receiver.call_method(state, name, &texts?)
+        }
         Py::Other => receiver.call_method(state, name, args),
         _ if CHANGING.contains(&name) && matches!(Py::of(receiver), Py::List(_) | Py::Dict(_)) => {
             Err(fail(format!("chat templates cannot change a {} with {name}()", type_name(receiver))))
@@ -93,7 +103,7 @@ pub(super) fn call(state: &mut State<'_, '_>, receiver: &Value, name: &str, args
         _ => {
             let value = ops::item(receiver, &Value::from(name))?;
             if value.is_undefined() {
-                return Err(fail(format!("'{}' object has no method {name:?}", type_name(receiver))));
+                return Err(fail(format!("'{}' object has no method {}", type_name(receiver), shown(name))));
             }
             value.call(state, args)
         }
@@ -171,6 +181,7 @@ fn of_dict(fields: &Arc<Dict>, name: &'static str, args: &[Value]) -> Result<Val
                 "values" => Part::Values,
                 _ => Part::Items,
             };
+            budget::charge(size_of::<View>())?;
             Ok(Value::from_object(View { dict: Arc::clone(fields), part }))
         }
     }
@@ -193,6 +204,7 @@ pub(super) fn by_path(value: &Value, path: &Value, default: Option<&Value>) -> R
     match Py::of(path) {
         Py::Str(path) => {
             for part in path.split('.') {
+                budget::work(part.len())?;
                 let key = part.parse::<i64>().map_or_else(|_| Value::from(part), Value::from);
                 value = step(&value, &key, default)?;
             }

@@ -12,11 +12,13 @@ mod format;
 mod functions;
 mod json;
 mod lexer;
+mod loops;
 mod methods;
 mod objects;
 mod ops;
 mod predicates;
 mod rewrite;
+mod sort;
 mod strings;
 mod text;
 mod value;
@@ -25,11 +27,23 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value};
 
-pub(super) use self::budget::{Exceeded, Limits, Rendering};
+#[cfg(feature = "server")]
+pub(crate) use self::budget::{Account, on_account};
+pub(super) use self::budget::{Limits, Rendering, Spent, charged_for_text};
 pub(super) use self::functions::Raised;
 pub(super) use self::json::json_text;
 pub(super) use self::rewrite::rewrite;
 pub(super) use self::value::from_json;
+
+#[cfg(test)]
+pub(super) use self::{filters::names as filter_names, strings::METHODS};
+
+/// `time` in UTC, in the notation of `strftime`.
+#[cfg(feature = "server")]
+pub(crate) fn format_time(time: std::time::SystemTime, format: &str) -> String {
+    // Outside of a rendering there is nothing to run out of.
+    clock::format(time, format).unwrap_or_default()
+}
 
 /// What can fail while a template runs.
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -39,17 +53,25 @@ fn fail(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
+/// The beginning of a name or a text, for an error: it may be as long as all that a template may make.
+fn shown(text: &str) -> String {
+    const MAX_CHARS: usize = 100;
+    let start: String = text.chars().take(MAX_CHARS).collect();
+    let rest = if start.len() < text.len() { "…" } else { "" };
+    format!("{start:?}{rest}")
+}
+
 /// Nesting of calls and blocks.
 const MAX_CALL_DEPTH: usize = 100;
 
 /// The engine for rewritten templates.
-pub(super) fn environment(limits: &Limits) -> Result<Environment<'static>> {
+pub(super) fn environment(steps: u64) -> Result<Environment<'static>> {
     let mut environment = Environment::empty();
     // The rewriter has dealt with whitespace.
     environment.set_syntax(SyntaxConfig::builder().keep_trailing_newline(true).build()?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_fuel(Some(limits.steps));
+    environment.set_fuel(Some(steps));
     environment.set_recursion_limit(MAX_CALL_DEPTH);
     environment.set_formatter(write_value);
     functions::add_to(&mut environment);
@@ -119,7 +141,7 @@ fn add_operators(environment: &mut Environment<'_>) {
         |state: &mut State<'_, '_>, value: Value, rest: Rest<ValueOrKwargs>| {
             let rest = rest.into_values();
             let (name, args) = rest.split_first().ok_or_else(|| fail("a method has a name"))?;
-            budget::work(1)?;
+            budget::read(args)?;
             match name.as_str() {
                 Some("") => methods::call_open(state, &value, args),
                 name => methods::call(state, &value, name.unwrap_or_default(), args),
@@ -129,7 +151,8 @@ fn add_operators(environment: &mut Environment<'_>) {
     environment.add_filter("py_test", |value: Value, rest: Rest<ValueOrKwargs>| {
         let rest = rest.into_values();
         let (name, args) = rest.split_first().ok_or_else(|| fail("a test has a name"))?;
-        budget::work(1)?;
+        budget::read(std::slice::from_ref(&value))?;
+        budget::read(args)?;
         predicates::holds(name.as_str().unwrap_or_default(), &value, args)
     });
     environment.add_filter("py_list", |value: Value| value::list(value.try_iter()?.collect()));
@@ -138,10 +161,17 @@ fn add_operators(environment: &mut Environment<'_>) {
         let flat: Vec<Value> = value.try_iter()?.collect();
         value::dict(flat.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())))
     });
-    environment.add_filter("py_iter", |value: Value| match value::Py::of(&value) {
-        // These are looped over as they are.
-        value::Py::List(_) | value::Py::Range(_) => Ok(value),
+    environment.add_filter("py_iter", loops::looped);
+    // What stands behind a star, or is taken apart.
+    environment.add_filter("py_star", |value: Value| match value::Py::of(&value) {
+        value::Py::List(list) => budget::charge(list.items.len() * value::VALUE_SIZE).map(|()| value),
         _ => value::list(value::iterate(&value)?),
+    });
+    environment.add_filter("py_stars", |value: Value| {
+        if let value::Py::Dict(fields) = value::Py::of(&value) {
+            budget::charge(fields.len() * 6 * value::VALUE_SIZE)?;
+        }
+        Ok::<_, Error>(value)
     });
     // Rows that several variables take apart.
     environment.add_filter("py_rows", |value: Value| {
@@ -150,7 +180,7 @@ fn add_operators(environment: &mut Environment<'_>) {
         let rows = rows
             .into_iter()
             .map(|row| if is_text(&row) { value::list(value::iterate(&row)?) } else { Ok(row) });
-        value::list(rows.collect::<Result<_>>()?)
+        loops::looped(value::list(rows.collect::<Result<_>>()?)?)
     });
     environment.add_filter("py_text", |value: Value| text::repr_of(&value));
     environment.add_function("py_set", |target: Value, name: String, value: Value| {
@@ -159,5 +189,11 @@ fn add_operators(environment: &mut Environment<'_>) {
             _ => Err(fail("cannot assign attribute on non-namespace object")),
         }
     });
+    // What is behind the definition of a macro: the engine keeps the variables that it reads, so many names.
+    environment.add_filter("py_macro", |num_names: usize| {
+        budget::charge(num_names.saturating_mul(3 * value::VALUE_SIZE).saturating_add(512)).map(|()| false)
+    });
+    // Where a macro begins, which costs the engine more than a step.
+    environment.add_filter("py_look", |_: Value| budget::look().map(|()| false));
     environment.add_function("py_fail", |message: String| Err::<Value, _>(fail(message)));
 }

@@ -7,22 +7,23 @@ use minijinja::value::{Object, ObjectRepr};
 use minijinja::{Error, State, Value};
 
 use super::value::{VALUE_SIZE, depth_around, lock};
-use super::{Result, budget, fail};
+use super::{Result, budget, fail, shown};
 
 /// What `cycler` gives: its values in turn.
 pub(super) struct Cycler {
     items: Vec<Value>,
     at: Mutex<usize>,
+    depth: usize,
 }
 
 impl Cycler {
     pub(super) fn value(items: Vec<Value>) -> Result<Value> {
-        budget::charge(items.len() * VALUE_SIZE)?;
+        budget::charge(items.len() * VALUE_SIZE + size_of::<Self>())?;
         if items.is_empty() {
             return Err(fail("cycler takes at least one value"));
         }
-        depth_around(&items)?;
-        Ok(Value::from_object(Self { items, at: Mutex::new(0) }))
+        let depth = depth_around(&items)?;
+        Ok(Value::from_object(Self { items, at: Mutex::new(0), depth }))
     }
 }
 
@@ -52,15 +53,30 @@ impl Object for Cycler {
                 *at = 0;
                 Ok(Value::from(()))
             }
-            _ => Err(fail(format!("a cycler has no method {method}"))),
+            _ => Err(fail(format!("a cycler has no method {}", shown(method)))),
         }
     }
 }
 
 /// What `joiner` gives: nothing at the first call, the separator at all others.
 pub(super) struct Joiner {
-    pub(super) separator: Value,
-    pub(super) was_called: Mutex<bool>,
+    separator: Value,
+    was_called: Mutex<bool>,
+    depth: usize,
+}
+
+impl Joiner {
+    pub(super) fn value(separator: Value) -> Result<Value> {
+        budget::charge(size_of::<Self>())?;
+        let depth = depth_around([&separator])?;
+        Ok(Value::from_object(Self { separator, was_called: Mutex::new(false), depth }))
+    }
+}
+
+/// How deep the values of one of these are nested.
+pub(super) fn depth(value: &Value) -> Option<usize> {
+    let cycler = value.downcast_object_ref::<Cycler>().map(|cycler| cycler.depth);
+    cycler.or_else(|| value.downcast_object_ref::<Joiner>().map(|joiner| joiner.depth))
 }
 
 impl Object for Joiner {

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use minijinja::Value;
 
 use super::value::{Py, Range, VALUE_SIZE, int, is_same_object, iterate, list, string, tuple, type_name};
-use super::{Result, budget, fail, format, methods, text};
+use super::{Result, budget, fail, format, methods, shown, text};
 
 fn unsupported(operator: &str, left: &Value, right: &Value) -> minijinja::Error {
     fail(format!(
@@ -48,8 +48,9 @@ pub(super) fn add(left: &Value, right: &Value) -> Result<Value> {
     match (Py::of(left), Py::of(right)) {
         (Py::Str(a), Py::Str(b)) => {
             if left.is_safe() || right.is_safe() {
-                let text = format!("{}{}", text::escaped(left)?, text::escaped(right)?);
-                budget::charge(text.len())?;
+                let (left, right) = (text::escaped(left)?, text::escaped(right)?);
+                budget::charge(left.len() + right.len())?;
+                let text = left + &right;
                 return Ok(Value::from_safe_string(text));
             }
             budget::charge(a.len() + b.len())?;
@@ -330,15 +331,18 @@ pub(super) fn contains(container: &Value, value: &Value) -> Result<bool> {
             super::value::Key::of(value)?;
             Ok(dict.get(value).is_some())
         }
-        _ => {
-            for item in iterate(container)? {
-                if eq(&item, value)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
+        Py::List(list) => any_equal(&list.items, value),
+        _ => any_equal(&iterate(container)?, value),
+    }
+}
+
+fn any_equal(items: &[Value], value: &Value) -> Result<bool> {
+    for item in items {
+        if eq(item, value)? {
+            return Ok(true);
         }
     }
+    Ok(false)
 }
 
 /// A position in something of this length, counted from the end if it is negative.
@@ -359,6 +363,7 @@ fn char_at(text: &str, index: i128) -> Result<Option<Value>> {
 
 /// `value[key]` as Jinja reads it: an item, else an attribute, else undefined.
 pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
+    budget::work(key.as_str().map_or(0, str::len))?;
     let index = match Py::of(key) {
         Py::Int(index) => Some(index),
         Py::Bool(flag) => Some(flag.into()),
@@ -389,10 +394,10 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
 /// `value.name` as Jinja reads it: an attribute, else an item, else undefined.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
     if value.is_undefined() {
-        return Err(fail(format!("the value is undefined, so it has no attribute {name:?}")));
+        return Err(fail(format!("the value is undefined, so it has no attribute {}", shown(name))));
     }
     match methods::bound(value, name) {
-        Some(method) => Ok(method),
+        Some(method) => budget::charge(size_of::<super::value::BoundMethod>()).map(|()| method),
         None => item(value, &Value::from(name)),
     }
 }
@@ -423,13 +428,15 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
                     positions(start, stop, step, bytes.len()).map(|index| char::from(bytes[index])).collect();
                 return string(picked);
             }
-            budget::charge(text.len() * size_of::<char>())?;
+            budget::charge(text.len() * 2 * size_of::<char>())?;
             let chars: Vec<char> = text.chars().collect();
             let picked: String =
                 positions(start, stop, step, chars.len()).map(|index| chars[index]).collect();
             string(picked)
         }
         Py::List(items) => {
+            let (_, _, count) = span(start, stop, step, items.items.len());
+            budget::afford(count * VALUE_SIZE)?;
             let positions = positions(start, stop, step, items.items.len());
             let picked: Vec<_> = positions.map(|index| items.items[index].clone()).collect();
             if items.is_tuple { tuple(picked) } else { list(picked) }

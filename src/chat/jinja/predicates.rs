@@ -3,11 +3,11 @@
 use minijinja::Value;
 
 use super::value::{BoundMethod, Py, is_foreign_iterable, is_same_object, length};
-use super::{Result, fail, filters, ops, strings, text};
+use super::{Result, fail, filters, ops, shown, strings, text};
 
 /// Whether `value` passes the test of this name.
 pub(super) fn holds(name: &str, value: &Value, args: &[Value]) -> Result<bool> {
-    let other = || args.first().ok_or_else(|| fail(format!("the test {name:?} takes an argument")));
+    let other = || args.first().ok_or_else(|| fail(format!("the test {} takes an argument", shown(name))));
     let py = Py::of(value);
     Ok(match name {
         "boolean" => matches!(py, Py::Bool(_)),
@@ -44,7 +44,7 @@ pub(super) fn holds(name: &str, value: &Value, args: &[Value]) -> Result<bool> {
         },
         "string" => matches!(py, Py::Str(_)),
         "undefined" => value.is_undefined(),
-        _ => return Err(fail(format!("no test is named {name:?}"))),
+        _ => return Err(fail(format!("no test is named {}", shown(name)))),
     })
 }
 

@@ -1,5 +1,7 @@
 //! The methods of Python's `str`.
 
+use std::collections::HashSet;
+
 use minijinja::Value;
 
 use super::args::{Args, size};
@@ -8,7 +10,7 @@ use super::value::{Py, expect_str, int, iterate, list, string, tuple, type_name}
 use super::{Result, budget, fail, format};
 
 /// All that can be called.
-pub(super) const METHODS: &[&str] = &[
+pub(in crate::chat) const METHODS: &[&str] = &[
     "capitalize",
     "casefold",
     "center",
@@ -60,6 +62,10 @@ pub(super) const METHODS: &[&str] = &[
 /// Calls a method of a text.
 pub(super) fn call(text: &str, method: &'static str, args: &[Value]) -> Result<Value> {
     budget::work(text.len())?;
+    if matches!(method, "capitalize" | "casefold" | "lower" | "upper" | "swapcase" | "title") {
+        // The library makes what is paid for afterwards.
+        budget::afford(text.len().saturating_mul(2))?;
+    }
     let args = Args::new(method, args);
     match method {
         "capitalize" => args.none().and_then(|()| string(capitalize(text))),
@@ -80,7 +86,7 @@ pub(super) fn call(text: &str, method: &'static str, args: &[Value]) -> Result<V
             let args = args.bind(["width"])?;
             args.required(0)?;
             let missing = size(args.int(0, 0)?).saturating_sub(text.chars().count());
-            budget::charge(missing)?;
+            budget::charge(missing.saturating_mul(2).saturating_add(text.len()))?;
             let sign = usize::from(text.starts_with(['+', '-']));
             string(format!("{}{}{}", &text[..sign], "0".repeat(missing), &text[sign..]))
         }
@@ -150,6 +156,7 @@ pub(super) fn call(text: &str, method: &'static str, args: &[Value]) -> Result<V
         }
         "splitlines" => {
             let args = args.bind(["keepends"])?;
+            budget::charge(num_lines(text).saturating_mul(2 * size_of::<&str>()))?;
             list(texts(lines(text, args.flag(0, false)))?)
         }
         "partition" | "rpartition" => {
@@ -233,7 +240,9 @@ pub(super) fn is_space(c: char) -> bool {
 
 /// The text without these characters, or whitespace, at its ends.
 pub(super) fn strip<'t>(text: &'t str, chars: Option<&str>, left: bool, right: bool) -> &'t str {
-    let dropped = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
+    // Each is looked for at each place.
+    let set: HashSet<char> = chars.unwrap_or_default().chars().collect();
+    let dropped = |c: char| if chars.is_none() { is_space(c) } else { set.contains(&c) };
     let text = if left { text.trim_start_matches(dropped) } else { text };
     if right { text.trim_end_matches(dropped) } else { text }
 }
@@ -253,12 +262,17 @@ pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<V
 
 fn split<'t>(text: &'t str, separator: Option<&str>, most: usize, from_right: bool) -> Result<Vec<&'t str>> {
     // Parts of few characters take more memory than the text.
-    let Some(separator) = separator else { return Ok(split_space(text, most, from_right)) };
+    let Some(separator) = separator else {
+        let words = text.split(is_space).filter(|word| !word.is_empty()).count();
+        budget::charge(words.min(most).saturating_mul(2 * size_of::<&str>()))?;
+        return Ok(split_space(text, most, from_right));
+    };
     if separator.is_empty() {
         return Err(fail("empty separator"));
     }
     let limit = most.saturating_add(1);
-    budget::charge(text.matches(separator).count().min(most).saturating_mul(size_of::<&str>()))?;
+    let num_parts = text.matches(separator).count().min(most).saturating_add(1);
+    budget::charge(num_parts.saturating_mul(2 * size_of::<&str>()))?;
     if from_right {
         let mut parts: Vec<_> = text.rsplitn(limit, separator).collect();
         parts.reverse();
@@ -297,15 +311,21 @@ fn split_space(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     parts
 }
 
+fn is_line_end(c: char) -> bool {
+    matches!(c, '\n'..='\r' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// At least as many as [`lines`] gives.
+pub(super) fn num_lines(text: &str) -> usize {
+    text.chars().filter(|c| is_line_end(*c)).count() + 1
+}
+
 /// The lines of a text, at all ends that Python knows.
 pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let end = rest.find(
-            |c: char| matches!(c, '\n'..='\r' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}'),
-        );
-        let Some(end) = end else {
+        let Some(end) = rest.find(is_line_end) else {
             lines.push(rest);
             break;
         };
@@ -327,7 +347,7 @@ pub(super) fn pad(text: &str, width: usize, fill: &str, method: &str) -> Result<
         return Err(fail("the fill character must be exactly one character long"));
     };
     let missing = width.saturating_sub(text.chars().count());
-    budget::charge(missing.saturating_mul(fill.len_utf8()))?;
+    budget::charge(missing.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
     let before = match method {
         "ljust" => 0,
         "rjust" => missing,

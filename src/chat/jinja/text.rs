@@ -31,6 +31,9 @@ pub(super) fn described(value: &Py<'_>) -> String {
     }
 }
 
+/// What is written at once of a text whose characters are escaped.
+pub(super) const PIECE_BYTES: usize = 1 << 12;
+
 /// A text that is paid for while it grows.
 #[derive(Default)]
 pub(super) struct Writer {
@@ -120,6 +123,8 @@ impl Writer {
             Py::Other => match value.downcast_object_ref::<BoundMethod>() {
                 Some(method) => self.push(&format!("<built-in method {}>", method.name)),
                 None if matches!(value.kind(), ValueKind::Bytes | ValueKind::Number) => {
+                    // A byte may be written as four.
+                    budget::charge(value.as_bytes().map_or(0, <[u8]>::len).saturating_mul(4))?;
                     self.push(&format!("{value:?}"))
                 }
                 None if value
@@ -158,11 +163,16 @@ impl Writer {
     }
 
     fn str_repr(&mut self, text: &str) -> Result<()> {
-        let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
         budget::charge(text.len())?;
-        let mut escaped = String::with_capacity(text.len() + 2);
+        let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+        let mut escaped = String::new();
         escaped.push(quote);
         for c in text.chars() {
+            // A character may be written as ten.
+            if escaped.len() > PIECE_BYTES {
+                self.push(&escaped)?;
+                escaped.clear();
+            }
             match c {
                 '\\' => escaped.push_str("\\\\"),
                 '\n' => escaped.push_str("\\n"),

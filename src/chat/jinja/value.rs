@@ -14,7 +14,7 @@ use indexmap::{Equivalent, IndexMap};
 use minijinja::value::{Enumerator, Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::{Result, budget, fail, methods, text};
+use super::{Result, budget, fail, methods, objects, shown, text};
 
 /// How deep lists and dictionaries may be nested.
 pub(super) const MAX_DEPTH: usize = 200;
@@ -104,12 +104,28 @@ fn depth(value: &Value) -> usize {
         Py::Dict(dict) => dict.depth,
         Py::View(view) => view.dict.depth + 1,
         Py::Generator(generator) => generator.depth,
-        _ => value.downcast_object_ref::<BoundMethod>().map_or(0, |method| depth(&method.receiver) + 1),
+        Py::Other => {
+            let method = value.downcast_object_ref::<BoundMethod>().map(|method| depth(&method.receiver) + 1);
+            method.or_else(|| objects::depth(value)).unwrap_or(0)
+        }
+        _ => 0,
     }
 }
 
+/// Counts what the engine has of a loop, whose depth nobody knows.
+fn keep(value: &Value) -> Result<()> {
+    let is_loop = matches!(Py::of(value), Py::Other)
+        && value.as_object().is_some_and(|object| object.type_name().ends_with("::Loop"));
+    if is_loop { budget::keep_loop() } else { Ok(()) }
+}
+
 pub(super) fn depth_around<'v>(values: impl IntoIterator<Item = &'v Value>) -> Result<usize> {
-    let depth = values.into_iter().map(depth).max().unwrap_or(0) + 1;
+    let mut deepest = 0;
+    for value in values {
+        keep(value)?;
+        deepest = deepest.max(depth(value));
+    }
+    let depth = deepest + 1;
     if depth > MAX_DEPTH {
         return Err(fail(format!("values are nested more than {MAX_DEPTH} deep")));
     }
@@ -196,7 +212,8 @@ impl Key {
                 Self::Str(value.to_str().unwrap_or_else(|| Arc::from(text)))
             }
             Py::List(tuple) if tuple.is_tuple => {
-                budget::work(tuple.items.len())?;
+                // Tuples that share their parts are many times as long as they are large.
+                budget::charge(tuple.items.len() * size_of::<Self>())?;
                 Self::Tuple(tuple.items.iter().map(Self::of).collect::<Result<_>>()?)
             }
             Py::Undefined => Self::Undefined,
@@ -247,11 +264,12 @@ impl Dict {
     pub(super) fn new(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Arc<Self>> {
         let mut fields = IndexMap::new();
         for (key, value) in pairs {
+            budget::charge(8 * VALUE_BYTES)?;
             // As in Python, the first key stays and the last value counts.
             let entry = fields.entry(Key::of(&key)?).or_insert((key, Value::UNDEFINED));
             entry.1 = value;
         }
-        budget::charge(fields.len() * 6 * VALUE_BYTES + OBJECT_BYTES)?;
+        budget::charge(OBJECT_BYTES)?;
         let depth = depth_around(fields.values().flat_map(|(key, value)| [key, value]))?;
         Ok(Arc::new(Self { fields, depth }))
     }
@@ -299,6 +317,7 @@ impl Object for DictObject {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        budget::note_work(key.len());
         self.0.get_str(key).cloned()
     }
 
@@ -446,10 +465,12 @@ impl Namespace {
         // Python keeps templates away from its own attributes in this way.
         if name.starts_with('_') {
             return Err(fail(format!(
-                "a namespace cannot have an attribute {name:?} that begins with an underscore"
+                "a namespace cannot have an attribute {} that begins with an underscore",
+                shown(name)
             )));
         }
         budget::charge(name.len() + 4 * VALUE_BYTES)?;
+        keep(&value)?;
         let before = lock(&self.0).insert(name.to_owned(), value);
         drop(before);
         Ok(())

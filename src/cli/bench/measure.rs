@@ -132,7 +132,10 @@ fn attempt(
             match event {
                 Event::Finished { error: None, .. } => return Ok(None),
                 Event::Finished { error, .. } => return Err(failed(error)),
-                Event::Token { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
+                Event::Token { .. }
+                | Event::PromptLogits { .. }
+                | Event::PromptLogprobs { .. }
+                | Event::PromptProgress { .. } => {}
             }
         }
     }

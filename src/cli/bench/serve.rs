@@ -162,7 +162,7 @@ fn save(path: &PathBuf, result: &Value) -> anyhow::Result<()> {
 async fn warm_up(load: Load, console: Console) -> bool {
     let run = load.run(|_| ()).await;
     if let Some(error) = run.outcomes.iter().find_map(|outcome| outcome.error.as_ref()) {
-        console.note(format_args!("a request to warm up failed: {error}"));
+        console.note(format_args!("a warm-up request failed: {error}"));
     }
     run.is_interrupted
 }
@@ -298,8 +298,7 @@ impl Target {
         let found = Vocabulary::find(&self.client, self.api, model, workload.vocab_size).await;
         if !found.is_exact {
             console.note(
-                "the server's tokenizer cannot be used, so prompts are words and their lengths only near; \
-                 results count the tokens that the server reports",
+                "the server's tokenizer cannot be used, so prompts are words and their lengths are approximate; results count the tokens that the server reports",
             );
         }
         let samples = dataset.samples(num_prompts, &found.vocabulary, &mut Random::new(workload.seed));

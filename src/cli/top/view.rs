@@ -10,7 +10,10 @@ use crate::cli::console::{Style, styled};
 
 /// Intervals that are remembered: more than any terminal has columns.
 const MAX_HISTORY: usize = 500;
+/// Columns of a bar, where there is room.
 const BAR_WIDTH: usize = 24;
+/// Columns in which everything has room.
+const WIDE: usize = 68;
 /// Columns of the names.
 const NAME_WIDTH: usize = 14;
 
@@ -72,26 +75,30 @@ impl Screen<'_> {
             }),
         ]];
         lines.push(match self.problem {
-            Some(problem) => vec![(Some(Style::Error), format!("away, asking again: {problem}"))],
+            Some(problem) => vec![(Some(Style::Error), format!("no answer, retrying: {problem}"))],
             None => vec![(Some(Style::Dim), format!("last {:.1} s", readings.interval.as_secs_f64()))],
         });
         lines.push(Vec::new());
+        // On a narrow terminal, columns are given up before words.
+        let (gap, number_width) = if width < WIDE { (" ", 3) } else { ("  ", 6) };
         lines.push(vec![
             name("requests"),
             strong(format!("{:>9}", or_dash(readings.num_running, show_count))),
-            plain(" running  ".to_owned()),
-            strong(format!("{:>6}", or_dash(readings.num_waiting, show_count))),
-            plain(" waiting  ".to_owned()),
-            strong(format!("{:>6}", or_dash(readings.preemptions, show_rate))),
+            plain(format!(" running{gap}")),
+            strong(format!("{:>number_width$}", or_dash(readings.num_waiting, show_count))),
+            plain(format!(" waiting{gap}")),
+            strong(format!("{:>number_width$}", or_dash(readings.preemptions, show_rate))),
             plain(" preempted/s".to_owned()),
         ]);
         let usage = readings.kv_cache_usage;
         let blocks = readings.kv_cache_blocks;
+        let blocks = blocks.map(|(num, size)| format!("  {num} blocks of {size}")).unwrap_or_default();
+        let bar_width = width.saturating_sub(NAME_WIDTH + 9 + 2 + blocks.chars().count()).min(BAR_WIDTH);
         lines.push(vec![
             name("KV cache"),
             strong(format!("{:>9}", or_dash(usage, show_share))),
-            plain(format!("  {}", bar(usage.unwrap_or(0.0)))),
-            plain(blocks.map(|(num, size)| format!("  {num} blocks of {size}")).unwrap_or_default()),
+            plain(format!("  {}", bar(usage.unwrap_or(0.0), bar_width))),
+            plain(blocks),
         ]);
         lines.push(vec![
             name("prefix cache"),
@@ -107,8 +114,10 @@ impl Screen<'_> {
             rate(readings.generation_throughput),
             chart(&self.history.generation),
         ]);
+        // What there is nothing of would push out what there is.
+        let finished = readings.finished.iter().filter(|(_, rate)| **rate > 0.0);
         let finished: Vec<String> =
-            readings.finished.iter().map(|(reason, rate)| format!("{reason} {}", show_rate(*rate))).collect();
+            finished.map(|(reason, rate)| format!("{reason} {}", show_rate(*rate))).collect();
         let total = (!readings.finished.is_empty()).then(|| readings.finished.values().sum());
         lines.push(vec![name("finished"), rate(total), plain(format!(" a second  {}", finished.join("  ")))]);
         lines.push(Vec::new());
@@ -198,9 +207,9 @@ fn show_time(quantile: Quantile) -> String {
     }
 }
 
-fn bar(share: f64) -> String {
-    let num_full = (share.clamp(0.0, 1.0) * BAR_WIDTH as f64).round() as usize;
-    format!("{}{}", "█".repeat(num_full), "░".repeat(BAR_WIDTH - num_full))
+fn bar(share: f64, width: usize) -> String {
+    let num_full = (share.clamp(0.0, 1.0) * width as f64).round() as usize;
+    format!("{}{}", "█".repeat(num_full), "░".repeat(width - num_full))
 }
 
 /// The newest `width` rates, the highest of which is as high as a line.
@@ -229,7 +238,9 @@ mod tests {
             kv_cache_usage: Some(0.5),
             kv_cache_blocks: Some((64, 32)),
             generation_throughput: Some(123.4),
-            finished: [("length".to_owned(), 0.5), ("stop".to_owned(), 2.0)].into(),
+            finished: [("abort", 0.0), ("length", 0.5), ("stop", 2.0)]
+                .map(|(reason, rate)| (reason.to_owned(), rate))
+                .into(),
             ttft: Latency { median: Some(Quantile::About(0.0123)), p95: Some(Quantile::Above(2.5)) },
             ..Readings::default()
         }
@@ -269,8 +280,15 @@ mod tests {
         ] {
             assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
         }
+        // Nothing of it is cut in 60 columns.
+        let narrow = screen.lines(60, 50, false).join("\n");
+        for wanted in
+            ["3 running   – waiting   – preempted/s", "░  64 blocks of 32\n", "123 tokens/s", "stop 2.0\n"]
+        {
+            assert!(narrow.contains(wanted), "{wanted} is missing in\n{narrow}");
+        }
         screen.problem = Some("refused");
-        assert!(screen.lines(100, 50, false)[1].contains("away, asking again: refused"));
+        assert!(screen.lines(100, 50, false)[1].contains("no answer, retrying: refused"));
         let line = one_line(&readings);
         assert!(line.contains("kv 50.0 %") && line.contains("ttft 12.3 ms/>2.50 s"), "{line}");
     }

@@ -1,6 +1,10 @@
 //! The model's keys in a GGUF header.
 
-use super::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, RopeScaling, Window};
+use super::multipliers::{self, Multipliers};
+use super::{
+    ExpertsConfig, LOCAL_THETA, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig,
+    RopeScaling, Window, in_range,
+};
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
 use crate::{Error, Result};
@@ -14,6 +18,9 @@ const NEUTRAL: [(&str, f64); 6] = [
     ("embedding_scale", 1.0),
     ("attention.clamp_kqv", 0.0),
 ];
+
+/// Divisors of frequencies for short and for long sequences.
+const LONG_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// Keys of an architecture with experts, and of one with latent attention, that nothing else may have.
 const EXPERT_COUNT: &str = "expert_count";
@@ -48,10 +55,14 @@ impl ModelConfig {
         let hidden_size = keys.required("embedding_length")?;
         let num_heads = keys.required("attention.head_count")?;
         let num_layers = num_layers(&keys)?;
+        // Lists are made of so many.
+        in_range(&keys.name("block_count"), num_layers, MAX_LAYERS)?;
         let intermediate_size = keys.required("feed_forward_length")?;
-        let rms_norm_eps =
-            keys.f64("attention.layer_norm_rms_epsilon")?
-                .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))? as f32;
+        let eps = keys
+            .f64("attention.layer_norm_rms_epsilon")?
+            .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
+        let multipliers = Multipliers::from_gguf(&keys, architecture)?;
+        let rms_norm_eps = multipliers.rms_norm_eps(eps);
         let vocab_size = match metadata.strings("tokenizer.ggml.tokens") {
             Some(tokens) => tokens.len(),
             None => keys.required("vocab_size")?,
@@ -76,8 +87,18 @@ impl ModelConfig {
             let rope = rope(keys.usize("rope.dimension_count")?.unwrap_or(head_dim))?;
             (num_kv_heads, head_dim, rope, None)
         };
+        let windows = windows(&keys, architecture, num_layers)?;
+        let local_rope = local_rope(&keys, architecture, &rope)?;
         let original_context = keys.usize("rope.scaling.original_context_length")?;
-        let window = Window::of(&rope.scaling, original_context, max_position_embeddings);
+        let has_local_rope = local_rope.is_some();
+        let rotated = match architecture.unrotated_period {
+            Some(period) => LayerAttention::all_but_every(period, num_layers),
+            None => vec![true; num_layers],
+        };
+        let window = match architecture.counts_scaling_in() {
+            true => Window::plain(max_position_embeddings),
+            false => Window::of(&rope.scaling, original_context, max_position_embeddings),
+        };
         Ok(Self {
             architecture,
             vocab_size,
@@ -90,6 +111,7 @@ impl ModelConfig {
             intermediate_size,
             rms_norm_eps,
             rope,
+            local_rope,
             max_position_embeddings: window.longest,
             usual_model_len: window.usual,
             context_hint: window.hint,
@@ -97,7 +119,20 @@ impl ModelConfig {
             output_bias: has_tensor("blk.0.attn_output.bias"),
             mlp_bias: has_tensor("blk.0.ffn_up.bias"),
             tie_word_embeddings: !has_tensor("output.weight"),
-            sliding_window: keys.usize("attention.sliding_window")?.filter(|window| *window > 0),
+            embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
+            logits_scale: multipliers.logits_scale(),
+            // It is part of the weights.
+            norm_offset: 0.0,
+            attention_scale: multipliers.attention_scale(attention_scale(
+                architecture,
+                num_layers,
+                hidden_size / num_heads.max(1),
+                head_dim,
+            )),
+            layer_attention: LayerAttention::with_rotations(
+                LayerAttention::with_windows(windows, has_local_rope),
+                &rotated,
+            ),
             latent_attention,
             experts: ExpertsConfig::from_gguf(
                 &keys,
@@ -117,7 +152,8 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: &Architecture) -> Result<()
     let no_use =
         [(EXPERT_COUNT, architecture.router.is_some()), (KV_LORA_RANK, architecture.has_latent_attention())];
     let no_use = no_use.iter().filter(|(_, has_use)| !has_use).map(|(key, _)| (*key, 0.0));
-    for (key, neutral) in NEUTRAL.into_iter().chain(no_use) {
+    let is_known = |key: &str| architecture.has_multipliers && multipliers::GGUF_KEYS.contains(&key);
+    for (key, neutral) in NEUTRAL.into_iter().chain(no_use).filter(|(key, _)| !is_known(key)) {
         if let Some(value) = keys.f64(key)?
             && value != neutral
         {
@@ -125,6 +161,40 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: &Architecture) -> Result<()
         }
     }
     Ok(())
+}
+
+/// The window of each layer.
+fn windows(keys: &Keys<'_>, architecture: &Architecture, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    let window = keys.usize("attention.sliding_window")?.filter(|window| *window > 0);
+    let has_window = match architecture.local_period {
+        Some(usual) => {
+            let period = keys.usize("attention.sliding_window_pattern")?.unwrap_or(usual);
+            LayerAttention::all_but_every(period.max(1), num_layers)
+        }
+        None => vec![true; num_layers],
+    };
+    Ok(has_window.into_iter().map(|has_window| window.filter(|_| has_window)).collect())
+}
+
+/// The rotation of layers with a window, if the architecture has one of its own.
+fn local_rope(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    usual: &RopeConfig,
+) -> Result<Option<RopeConfig>> {
+    if architecture.local_period.is_none() {
+        return Ok(None);
+    }
+    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
+    Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
+}
+
+/// What attention scores are multiplied by, which files do not say. The largest Gemma 3 has the root of its width by its
+/// heads, and is known by its layers, as llama.cpp knows it.
+fn attention_scale(architecture: &Architecture, num_layers: usize, width: usize, head_dim: usize) -> f64 {
+    const LARGEST_GEMMA3: usize = 62;
+    let is_largest = architecture.local_period.is_some() && num_layers == LARGEST_GEMMA3;
+    1.0 / (if is_largest { width } else { head_dim } as f64).sqrt()
 }
 
 /// Layers, without the blocks behind them that predict further tokens and that nothing here uses.
@@ -227,6 +297,8 @@ fn rope_scaling(
     let kind =
         keys.get("rope.scaling.type", "a string", |metadata, key| metadata.str(key).map(str::to_owned))?;
     let scaling = match (kind.as_deref(), factor) {
+        // Files of Phi 3 leave the kind out.
+        (None, None) if has_tensor(LONG_DIVISORS[1]) => long_rope(keys, max_position_embeddings, has_tensor)?,
         (None | Some("none"), None) | (Some("none"), Some(_)) => RopeScaling::None,
         (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
         (Some("yarn"), Some(factor)) => yarn(keys, architecture, factor, max_position_embeddings)?,
@@ -257,7 +329,7 @@ fn long_rope(
     max_position_embeddings: usize,
     has_tensor: &impl Fn(&str) -> bool,
 ) -> Result<RopeScaling> {
-    for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+    for name in LONG_DIVISORS {
         if !has_tensor(name) {
             return Err(Error::invalid_model(format!(
                 "{} is \"longrope\", but the file has no {name}",

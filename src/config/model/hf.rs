@@ -7,11 +7,13 @@
 use serde_json::Value;
 
 use super::experts::HF_NUM_EXPERTS;
-use super::hf_rope::{rope, rope_parameters};
+use super::hf_rope::{local_parameters, plain_local_rope, rope, rope_parameters};
 use super::json::{Json, shown};
-use super::{ExpertsConfig, LatentAttentionConfig, MAX_LAYERS, ModelConfig};
+use super::layers::{self, LayerAttention};
+use super::multipliers::{self, Multipliers};
+use super::{ExpertsConfig, LatentAttentionConfig, MAX_LAYERS, ModelConfig, in_range};
+use crate::config::Activation;
 use crate::config::architecture::Architecture;
-use crate::config::defaults::HfWindow;
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.
@@ -44,7 +46,8 @@ impl ModelConfig {
         generation_config: Option<&Value>,
         has_tensor: impl Fn(&str) -> bool,
     ) -> Result<Self> {
-        let file = Json { name: "config.json", value: config };
+        let text_part = text_part(config);
+        let file = Json { name: "config.json", value: text_part.as_ref().unwrap_or(config) };
         Self::read_hf(file, generation_config, has_tensor)
             .and_then(Self::validate)
             .map_err(|error| error.context(file.name))
@@ -59,18 +62,34 @@ impl ModelConfig {
         let defaults = &architecture.hf_defaults;
         let mut notices = Vec::new();
         refuse_unsupported(file, architecture, &has_tensor, &mut notices)?;
+        if file.present("vision_config").is_some() {
+            notices.push("what the model has for pictures is left out: it is run with text alone".to_owned());
+        }
 
         let hidden_size = file.required_usize("hidden_size")?;
-        let num_heads = file.required_usize("num_attention_heads")?;
+        let num_heads = file.usize_or("num_attention_heads", defaults.num_heads)?;
         let num_layers = file.required_usize("num_hidden_layers")?;
-        let intermediate_size = file.required_usize("intermediate_size")?;
+        // Lists are made of so many.
+        in_range("num_hidden_layers", num_layers, MAX_LAYERS)?;
+        let intermediate_size = file.required_usize(defaults.intermediate_key)?;
         let max_position_embeddings =
             file.usize_or("max_position_embeddings", Some(defaults.max_position_embeddings))?;
-        let sliding = sliding_window(file, architecture, num_layers, &mut notices)?;
-        let has_window = matches!(sliding, Sliding::All(_));
+        let multipliers = Multipliers::from_hf(file, architecture)?;
+        let windows = layers::windows(file, architecture, num_layers, &mut notices)?;
+        let has_window = windows.iter().all(Option::is_some);
         let parameters = rope_parameters(file, has_window, &mut notices)?;
+        let local_parameters = local_parameters(file, &windows)?;
+        let mut local_rope = None;
         let mut rope = |head_dim: usize| {
-            rope(file, parameters, architecture, head_dim, max_position_embeddings, &mut notices)
+            let mut read = |parameters| {
+                rope(file, parameters, architecture, head_dim, max_position_embeddings, &mut notices)
+            };
+            let usual = read(parameters)?;
+            local_rope = match local_parameters {
+                Some(parameters) => Some(read(parameters)?.0),
+                None => plain_local_rope(file, architecture, &usual.0)?,
+            };
+            Ok::<_, Error>(usual)
         };
         let (num_kv_heads, head_dim, (rope, window), latent_attention) =
             if architecture.has_latent_attention() {
@@ -98,14 +117,8 @@ impl ModelConfig {
                 let num_kv_heads = file.usize_or("num_key_value_heads", default.or(Some(num_heads)))?;
                 (num_kv_heads, head_dim, rope(head_dim)?, None)
             };
-        let window = match sliding {
-            Sliding::Some(len) => window.at_most(
-                len,
-                "some of the layers have a sliding window of that length, which is supported in all of them or in none",
-            ),
-            Sliding::None | Sliding::All(_) => window,
-        };
         notices.extend(window.notice());
+        let has_local_rope = local_rope.is_some();
         let generation =
             Json { name: "generation_config.json", value: generation_config.unwrap_or(&Value::Null) };
         let mut eos_token_ids = generation.token_ids("eos_token_id")?;
@@ -113,10 +126,12 @@ impl ModelConfig {
             eos_token_ids = file.token_ids("eos_token_id")?;
         }
         let bos_token_ids = file.token_ids("bos_token_id")?;
-        let has_biases = file.bool("attention_bias")? == Some(true) && defaults.has_attention_bias_key;
+        let has_biases = file.bool("attention_bias")?.unwrap_or(defaults.attention_bias)
+            && defaults.has_attention_bias_key;
+        let has_output_bias = has_biases || file.bool("attention_out_bias")? == Some(true);
         Ok(Self {
             architecture,
-            vocab_size: file.required_usize("vocab_size")?,
+            vocab_size: file.usize_or("vocab_size", defaults.vocab_size)?,
             hidden_size,
             num_layers,
             num_nextn_layers: file.usize("num_nextn_predict_layers")?.unwrap_or(0),
@@ -124,20 +139,26 @@ impl ModelConfig {
             num_kv_heads,
             head_dim,
             intermediate_size,
-            rms_norm_eps: file.f64("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
+            rms_norm_eps: multipliers
+                .rms_norm_eps(file.f64("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps)),
             rope,
+            local_rope,
             max_position_embeddings: window.longest,
             usual_model_len: window.usual,
             context_hint: window.hint,
             // Biases that the file leaves out are zero.
             qkv_bias: architecture.qkv_bias || (has_biases && has_tensor("blk.0.attn_q.bias")),
-            output_bias: has_biases && has_tensor("blk.0.attn_output.bias"),
+            output_bias: has_output_bias && has_tensor("blk.0.attn_output.bias"),
             mlp_bias: has_mlp_bias(file, architecture, &has_tensor, &mut notices)?,
             tie_word_embeddings: is_tied(file, architecture, &has_tensor)?,
-            sliding_window: match sliding {
-                Sliding::All(window) => Some(window),
-                Sliding::None | Sliding::Some(_) => None,
-            },
+            embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
+            logits_scale: multipliers.logits_scale(),
+            norm_offset: architecture.hf_norm_offset,
+            attention_scale: multipliers.attention_scale(attention_scale(file, head_dim)?),
+            layer_attention: LayerAttention::with_rotations(
+                LayerAttention::with_windows(windows, has_local_rope),
+                &layers::rotated(file, architecture, num_layers)?,
+            ),
             latent_attention,
             experts: ExpertsConfig::from_hf(file, architecture, num_layers, intermediate_size, has_tensor)?,
             bos_token_id: bos_token_ids.first().copied(),
@@ -145,6 +166,19 @@ impl ModelConfig {
             notices,
         })
     }
+}
+
+/// The keys of the language model in a file of a model that looks at pictures too, with those around them that it does not
+/// have itself; none if the file is not of that kind.
+fn text_part(config: &Value) -> Option<Value> {
+    let mut text = config.get("text_config")?.as_object()?.clone();
+    for (key, value) in config.as_object()? {
+        let names_the_class = ["architectures", "model_type"].contains(&key.as_str());
+        if names_the_class || (key != "text_config" && !text.contains_key(key)) {
+            text.insert(key.clone(), value.clone());
+        }
+    }
+    Some(Value::Object(text))
 }
 
 /// The entry of the registry that `architectures` names, or else `model_type`.
@@ -195,15 +229,16 @@ fn refuse_unsupported(
         None => file.str("hidden_activation")?.map(|activation| ("hidden_activation", activation)),
     };
     if let Some((key, activation)) = activation
-        && !["silu", "swish", "swiglu"].iter().any(|known| activation.eq_ignore_ascii_case(known))
+        && !names_of(architecture.activation).iter().any(|known| activation.eq_ignore_ascii_case(known))
     {
         return Err(Error::unsupported(format!("{key} = {activation:?} is not supported for {name}"))
             .with_hint(
-                "models with \"silu\" can be run; the activation is a part of what was trained, so this one needs an \
-                 engine that has it, such as transformers",
+                "the activation is a part of what was trained, so this model needs an engine that has it, such as \
+                 transformers",
             ));
     }
-    for (key, neutral) in NEUTRAL_NUMBERS {
+    let is_known = |key: &str| architecture.has_multipliers && multipliers::HF_KEYS.contains(&key);
+    for (key, neutral) in NEUTRAL_NUMBERS.into_iter().filter(|(key, _)| !is_known(key)) {
         if file.present(key) != Some(&Value::Bool(false))
             && let Some(value) = file.f64(key)?
             && value != neutral
@@ -247,6 +282,9 @@ fn refuse_unsupported(
             ignore(key, &true, &format!("the weights have no {tensor}"));
         }
     }
+    if file.bool("use_bidirectional_attention")? == Some(true) {
+        return refuse("use_bidirectional_attention", &true);
+    }
     if let Some(bias) = file.bool("attention_bias")?
         && bias != architecture.qkv_bias
         && !architecture.hf_defaults.has_attention_bias_key
@@ -257,6 +295,25 @@ fn refuse_unsupported(
         ignore("attention_bias", &bias, &format!("it means nothing for {name}"));
     }
     Ok(())
+}
+
+/// What files call an activation.
+fn names_of(activation: Activation) -> &'static [&'static str] {
+    match activation {
+        Activation::Silu => &["silu", "swish", "swiglu"],
+        // The first folders say "gelu" and mean this one.
+        Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu"],
+    }
+}
+
+/// What attention scores are multiplied by.
+fn attention_scale(file: Json<'_>, head_dim: usize) -> Result<f64> {
+    match file.f64("query_pre_attn_scalar")? {
+        Some(scalar) if scalar <= 0.0 => {
+            Err(Error::invalid_model(format!("query_pre_attn_scalar is {scalar}, but has to be positive")))
+        }
+        scalar => Ok(1.0 / scalar.unwrap_or(head_dim as f64).sqrt()),
+    }
 }
 
 /// Whether feed-forward networks have biases: the switch of Llama's class, if the weights have them.
@@ -292,70 +349,4 @@ fn is_tied(file: Json<'_>, architecture: &Architecture, has_tensor: &impl Fn(&st
                 ))
         }
     }
-}
-
-/// Layers with a sliding window.
-enum Sliding {
-    None,
-    All(usize),
-    /// Some of the layers, which makes no difference up to that length.
-    Some(usize),
-}
-
-/// The window of a file, as the architecture's class takes it.
-fn sliding_window(
-    file: Json<'_>,
-    architecture: &Architecture,
-    num_layers: usize,
-    notices: &mut Vec<String>,
-) -> Result<Sliding> {
-    let (default, is_switched) = match architecture.hf_defaults.window {
-        HfWindow::Unknown => {
-            if let Some(window) = file.present("sliding_window") {
-                let (window, name) = (shown(window), architecture.hf_name);
-                notices.push(format!(
-                    "sliding_window = {window} in config.json is ignored: it means nothing for {name}"
-                ));
-            }
-            return Ok(Sliding::None);
-        }
-        HfWindow::All(default) => (default, false),
-        HfWindow::SwitchedAll | HfWindow::SwitchedLast(_) => (Some(4_096), true),
-    };
-    let switch = file.bool("use_sliding_window")?;
-    if switch == Some(false) || (is_switched && switch != Some(true)) {
-        return Ok(Sliding::None);
-    }
-    let default = default.filter(|_| file.is_missing("sliding_window"));
-    let Some(window) = file.usize("sliding_window")?.or(default) else { return Ok(Sliding::None) };
-    let num_sliding = match (file.list("layer_types")?, architecture.hf_defaults.window) {
-        (Some(kinds), _) => {
-            let is = |value: &&Value, kind: &str| value.as_str() == Some(kind);
-            if let Some(other) =
-                kinds.iter().find(|kind| !is(kind, "sliding_attention") && !is(kind, "full_attention"))
-            {
-                return Err(Error::unsupported(format!(
-                    "layer_types has {}, which is not supported",
-                    shown(other)
-                ))
-                .with_hint("layers of the kinds full_attention and sliding_attention can be run"));
-            }
-            if kinds.len() != num_layers {
-                return Err(Error::invalid_model(format!(
-                    "layer_types has {} entries for {num_layers} layers",
-                    kinds.len()
-                )));
-            }
-            kinds.iter().filter(|kind| is(kind, "sliding_attention")).count()
-        }
-        (None, HfWindow::SwitchedLast(default)) => {
-            num_layers.saturating_sub(file.usize_or("max_window_layers", Some(default))?)
-        }
-        (None, _) => num_layers,
-    };
-    Ok(match num_sliding {
-        0 => Sliding::None,
-        all if all == num_layers => Sliding::All(window),
-        _ => Sliding::Some(window),
-    })
 }

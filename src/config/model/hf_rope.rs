@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::json::{Json, shown};
-use super::{RopeConfig, RopeScaling, Window};
+use super::{LOCAL_THETA, RopeConfig, RopeScaling, Window};
 use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
 use crate::{Error, Result};
@@ -71,6 +71,32 @@ fn of_layers(parameters: Json<'_>, has_window: bool) -> Result<Json<'_>> {
     })
 }
 
+/// The parameters of layers with a window, where only some have one and these have parameters of their own.
+pub(super) fn local_parameters<'a>(file: Json<'a>, windows: &[Option<usize>]) -> Result<Option<Json<'a>>> {
+    let num_local = windows.iter().flatten().count();
+    if num_local == 0 || num_local == windows.len() {
+        return Ok(None);
+    }
+    let Some(parameters) = file.object("rope_parameters")? else { return Ok(None) };
+    let [full, sliding] = LAYER_KINDS.map(|kind| parameters.object(kind));
+    let (full, sliding) = (full?, sliding?);
+    Ok(sliding.filter(|own| full.is_none_or(|full| full.value != own.value)))
+}
+
+/// The rotation of layers with a window in folders from before these had parameters of their own, if the architecture has
+/// one: of another base, and without scaling.
+pub(super) fn plain_local_rope(
+    file: Json<'_>,
+    architecture: &Architecture,
+    usual: &RopeConfig,
+) -> Result<Option<RopeConfig>> {
+    if architecture.local_period.is_none() {
+        return Ok(None);
+    }
+    let theta = file.f64("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
+    Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
+}
+
 /// Rotary positions of heads of `head_dim` values, and how long sequences may be.
 pub(super) fn rope(
     file: Json<'_>,
@@ -85,14 +111,14 @@ pub(super) fn rope(
         None => file.f64(key),
     };
     let theta = either("rope_theta")?.unwrap_or(architecture.hf_defaults.rope_theta);
-    let dim = match either("partial_rotary_factor")? {
-        Some(factor) if factor > 0.0 && factor <= 1.0 => (head_dim as f64 * factor) as usize,
-        Some(factor) => {
+    let factor = either("partial_rotary_factor")?.unwrap_or(architecture.hf_defaults.partial_rotary_factor);
+    let dim = match factor {
+        factor if factor > 0.0 && factor <= 1.0 => (head_dim as f64 * factor) as usize,
+        factor => {
             return Err(Error::invalid_model(format!(
                 "partial_rotary_factor is {factor}, but has to be above 0 and at most 1"
             )));
         }
-        None => head_dim,
     };
     let kind = match parameters.str("rope_type")? {
         Some(kind) => kind,
@@ -144,7 +170,10 @@ pub(super) fn rope(
             ));
         }
     };
-    let window = Window::of(&scaling, original_context, max_position_embeddings);
+    let window = match architecture.counts_scaling_in() {
+        true => Window::plain(max_position_embeddings),
+        false => Window::of(&scaling, original_context, max_position_embeddings),
+    };
     Ok((RopeConfig { theta, dim, style: style(file, architecture, notices)?, scaling }, window))
 }
 

@@ -6,7 +6,9 @@ use crate::config::ARCHITECTURES;
 use crate::weights::gguf::{self, Metadata};
 
 mod experts;
+mod families;
 mod latent;
+mod layers;
 mod settings;
 
 /// A small valid `config.json`.
@@ -45,7 +47,7 @@ fn what_is_missing_has_its_default() {
         config.rope,
         RopeConfig { theta: 1e4, dim: 16, style: RopeStyle::HalfSplit, scaling: RopeScaling::None }
     );
-    assert_eq!(config.sliding_window, None);
+    assert_eq!(config.longest_window(), None);
     assert_eq!((config.bos_token_id, config.eos_token_ids.len()), (None, 0));
     assert_eq!((config.q_size(), config.kv_size()), (64, 64));
 }

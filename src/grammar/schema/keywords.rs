@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::merge::{ANNOTATIONS, EXCEPT, PATTERNS, names};
 use super::numbers::Bound;
-use crate::{Error, Result};
+use crate::{Error, Result, quoted};
 
 type Fields = Map<String, Value>;
 
@@ -89,6 +89,18 @@ pub(super) const TYPES: [(&str, &[&str]); 6] = [
     ("boolean", &[]),
     ("null", &[]),
 ];
+/// A number of items or characters that no answer reaches. Generators of schemas write 2³¹ - 1 for none; more than that
+/// the library does not count.
+const MAX_COUNT: u64 = 1_000_000_000;
+
+/// A number of items or characters, and of larger ones [`MAX_COUNT`], which is the same for any answer.
+pub(super) fn count(keyword: &str, value: &Value) -> Result<u64> {
+    match value.as_u64() {
+        Some(count) => Ok(count.min(MAX_COUNT)),
+        None => Err(wrong(keyword, "an integer of at least 0")),
+    }
+}
+
 pub(super) fn wrong(keyword: &str, expected: &str) -> Error {
     Error::invalid_request(format!("{keyword} in the JSON schema is not {expected}"))
 }
@@ -138,7 +150,7 @@ pub(super) fn kinds(fields: &Fields) -> Result<Vec<&str>> {
     };
     let is_known = |kind: &&str| *kind == "integer" || TYPES.iter().any(|(known, _)| known == kind);
     if let Some(kind) = kinds.iter().find(|kind| !is_known(kind)) {
-        return Err(Error::invalid_request(format!("the JSON schema has the unknown type {kind:?}")));
+        return Err(Error::invalid_request(format!("the JSON schema has the unknown type {}", quoted(kind))));
     }
     if kinds.contains(&"number") {
         kinds.retain(|kind| *kind != "integer");

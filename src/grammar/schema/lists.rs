@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::counted::Counted;
-use super::keywords::{listed, type_of, wrong};
+use super::keywords::{self, listed, type_of, wrong};
 use super::merge::names;
 use super::rules::{Rules, literal};
 use crate::{Error, Result};
@@ -17,10 +17,8 @@ impl Rules<'_> {
     pub(super) fn array(&mut self, fields: &Fields) -> Result<Option<String>> {
         let count = |name: &str| match fields.get(name) {
             None => Ok(None),
-            Some(value) => {
-                let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
-                count.map(Some).ok_or_else(|| wrong(name, "an integer of at least 0"))
-            }
+            // As many fit.
+            Some(value) => keywords::count(name, value).map(|count| Some(count as usize)),
         };
         let (min, max) = (count("minItems")?.unwrap_or(0), count("maxItems")?);
         let (first, item) = match (fields.get("prefixItems"), fields.get("items")) {

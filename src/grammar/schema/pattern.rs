@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use llguidance::derivre::RegexBuilder;
 use llguidance::regex_to_lark;
 
-use crate::{Error, Result};
+use crate::{Error, Result, quoted, shortened};
 
 /// Most parts of an expression, since each alternative repeats what follows it.
 const MAX_PARTS: usize = 500;
@@ -54,11 +54,14 @@ pub(super) fn check(pattern: &str) -> Result<()> {
 
 fn check_part(part: &str, pattern: &str) -> Result<()> {
     RegexBuilder::new().mk_regex_for_serach(&regex_to_lark(part, "dw")).map(drop).map_err(|error| {
-        let short: String = pattern.chars().take(80).collect();
         let words = error.to_string();
         let reason = words.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        Error::invalid_request(format!("the pattern {short:?} cannot be enforced: {reason}"))
-            .with_hint("write it without look-behind and references back, or leave it out")
+        Error::invalid_request(format!(
+            "the pattern {} cannot be enforced: {}",
+            quoted(pattern),
+            shortened(reason)
+        ))
+        .with_hint("write it without look-behind and references back, or leave it out")
     })
 }
 
@@ -71,9 +74,9 @@ fn with_end(pattern: &str) -> Cow<'_, str> {
 }
 
 fn unsupported(pattern: &str) -> Error {
-    let short: String = pattern.chars().take(80).collect();
     Error::invalid_request(format!(
-        "the pattern {short:?} looks ahead in a place where that cannot be enforced"
+        "the pattern {} looks ahead in a place where that cannot be enforced",
+        quoted(pattern)
     ))
     .with_hint("look ahead at the beginning only")
 }

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+use super::super::compiler::MAX_ITEMS;
 use super::keywords::{bound, kinds, listed, percent_decoded, wrong};
 use super::lists::literals;
 use super::merge::{EXCEPT, PATTERNS, merged};
 use super::numbers::{integers, numbers};
 use super::text::Text;
 use super::{for_each, pattern};
-use crate::{Error, Result};
+use crate::{Error, Result, quoted, shortened};
 
 /// Most rules and terminals.
 const MAX_RULES: usize = 20_000;
@@ -28,9 +29,9 @@ const NOT_IN_LIBRARY: [(&str, &str); 5] = [
 ];
 /// A character of a string in JSON. Each has one form only, so that no key has two.
 const CHARACTER: &str = r#"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]|7f))"#;
-/// Most keys of an object, one behind the other, any of which may come next. The library's parser has three items for
-/// each of them, and at most 2,000 at a time.
-const MAX_OPTIONAL: usize = 500;
+/// Most keys of an object, one behind the other, any of which may come next. The parser has two items for each of them,
+/// and some for what is around the object.
+const MAX_OPTIONAL: usize = (MAX_ITEMS - 500) / 2;
 /// The most of an integer that has to be a multiple of something: a double is exact up to here.
 const MAX_MULTIPLE: i64 = (1 << 53) - 1;
 /// The most of another number that has to be one.
@@ -97,8 +98,10 @@ impl Rules<'_> {
             Value::Bool(false) => return Ok(None),
             Value::Object(fields) => fields,
             other => {
-                let message = format!("a schema in the JSON schema is {other}, expected an object");
-                return Err(Error::invalid_request(message.chars().take(200).collect::<String>()));
+                return Err(Error::invalid_request(format!(
+                    "a schema in the JSON schema is {}, expected an object",
+                    shortened(&other.to_string())
+                )));
             }
         };
         let key = schema.to_string();
@@ -362,10 +365,13 @@ impl Rules<'_> {
             None => None,
         };
         let members = self.members(&members, more.as_deref())?;
-        self.rule("object", &format!("\"{{\" {members} \"}}\"")).map(Some)
+        self.rule("object", &format!("\"{{\" {members}")).map(Some)
     }
 
-    /// The members of an object in their order, and others behind them.
+    /// The members of an object in their order, others behind them, and its end.
+    ///
+    /// Each place is a rule of its own that goes on to the end of the object: so all that may follow is two items of the
+    /// parser for each key, and what stands before is not looked at again before the object is at its end.
     fn members(&mut self, members: &[(String, bool)], more: Option<&str>) -> Result<String> {
         let runs = members.split(|(_, is_required)| *is_required).map(<[_]>::len);
         let num_optional = runs.max().unwrap_or(0);
@@ -377,25 +383,18 @@ impl Rules<'_> {
             .with_hint("name some of them in required"));
         }
         // What may follow when something stands before it, and when nothing does; from the end.
-        let mut behind = more.map_or_else(String::new, |more| format!("(\",\" {more})*"));
-        let mut alone = more.map_or_else(String::new, |more| format!("({more} (\",\" {more})*)?"));
+        let end = "\"}\"";
+        let mut behind = more.map_or_else(|| end.to_owned(), |more| format!("(\",\" {more})* {end}"));
+        let mut alone =
+            more.map_or_else(|| end.to_owned(), |more| format!("({more} (\",\" {more})*)? {end}"));
         let num_first =
             members.iter().position(|(_, is_required)| *is_required).map_or(members.len(), |at| at + 1);
         for (index, (member, is_required)) in members.iter().enumerate().rev() {
+            let or = |next: &str| if *is_required { String::new() } else { format!(" | {next}") };
             if index < num_first {
-                let first = format!("{member} {behind}");
-                alone = match (is_required, alone.as_str()) {
-                    (true, _) => first,
-                    (false, "") => format!("({first})?"),
-                    (false, _) => format!("({first} | {alone})"),
-                };
-                alone = self.part(alone)?;
+                alone = self.rule("first", &format!("{member} {behind}{}", or(&alone)))?;
             }
-            let next = match is_required {
-                true => format!("\",\" {member} {behind}"),
-                false => format!("(\",\" {member})? {behind}"),
-            };
-            behind = self.part(next)?;
+            behind = self.rule("next", &format!("\",\" {member} {behind}{}", or(&behind)))?;
         }
         Ok(alone)
     }
@@ -511,7 +510,7 @@ impl Rules<'_> {
         let body = self.value(&target)?;
         match body {
             Some(body) if body == name => {
-                Err(Error::invalid_request(format!("the reference {path:?} leads to itself")))
+                Err(Error::invalid_request(format!("the reference {} leads to itself", quoted(path))))
             }
             Some(body) => {
                 self.add(&name, &body)?;
@@ -531,9 +530,11 @@ impl Rules<'_> {
             self.root.pointer(pointer).or_else(|| self.root.pointer(&percent_decoded(pointer)?))
         });
         found.ok_or_else(|| {
-            let short: String = path.chars().take(120).collect();
-            Error::invalid_request(format!("the reference {short:?} leads to nothing in the JSON schema"))
-                .with_hint("refer to parts of the same schema, such as #/$defs/name")
+            Error::invalid_request(format!(
+                "the reference {} leads to nothing in the JSON schema",
+                quoted(path)
+            ))
+            .with_hint("refer to parts of the same schema, such as #/$defs/name")
         })
     }
 
@@ -582,9 +583,9 @@ fn in_place(error: Error, place: &[String]) -> Error {
     if place.is_empty() {
         return error;
     }
-    let path: String = place.join(".").chars().take(200).collect();
+    let path = place.join(".");
     let hint = error.hint().map(str::to_owned);
-    let error = Error::new(error.kind(), format!("the property {path}: {}", error.message()));
+    let error = Error::new(error.kind(), format!("the property {}: {}", shortened(&path), error.message()));
     match hint {
         Some(hint) => error.with_hint(hint),
         None => error,

@@ -101,17 +101,68 @@ fn objects_are_closed_unless_they_say_otherwise() {
     assert_eq!(strict(words.clone()), words);
 }
 
+/// Generators of schemas write the largest number of some type where they mean none.
+#[test]
+fn bounds_that_no_answer_reaches_are_none() {
+    for most in [json!(i32::MAX), json!(u32::MAX), json!(u64::MAX)] {
+        check(&json!({"type": "string", "maxLength": most}), &["\"\"", "\"abc\""], &["1"]);
+        let list = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": most});
+        check(&list, &["[]", "[true, false]"], &["[1]"]);
+    }
+    check(&json!({"type": "number", "multipleOf": 1e-6}), &["1", "0.5", "0.000001"], &["0.0000001"]);
+}
+
 #[test]
 fn many_optional_keys_are_enforced_or_refused_before_the_answer() {
-    let keys = |num_keys: usize| {
-        let keys = (0..num_keys).map(|index| (format!("p{index}"), json!({"type": "integer"})));
-        json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
-    };
-    check(&keys(340), &["{}", r#"{"p7": 1, "p339": 2}"#], &[r#"{"p340": 1}"#]);
-    check(&keys(500), &[r#"{"p0": 1, "p499": 2}"#], &[r#"{"p1": 1, "p0": 2}"#]);
+    check(&keys("p", 340), &["{}", r#"{"p7": 1, "p339": 2}"#], &[r#"{"p340": 1}"#]);
+    let all: Vec<String> = (0..1_000).step_by(9).map(|index| format!("\"p{index}\": {index}")).collect();
+    check(
+        &keys("p", 1_000),
+        &["{}", r#"{"p0": 1, "p999": 2}"#, &format!("{{{}}}", all.join(", "))],
+        &[r#"{"p1": 1, "p0": 2}"#, r#"{"p1": 1, "p1": 2}"#, r#"{"p1": 1,}"#, r#"{, "p1": 1}"#],
+    );
+    let mut some = keys("p", 1_000);
+    some["required"] = json!(["p400", "p500"]);
+    some["additionalProperties"] = json!({"type": "null"});
+    check(
+        &some,
+        &[r#"{"p400": 1, "p500": 2}"#, r#"{"p0": 0, "p400": 1, "p500": 2, "p999": 3, "x": null, "y": null}"#],
+        &["{}", r#"{"p400": 1}"#, r#"{"p400": 1, "p999": 1}"#, r#"{"p400": 1, "p500": 2, "p1": null}"#],
+    );
     let tokenizer = tokenizer("qwen2");
-    let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(keys(501))).unwrap_err();
-    assert!(error.message().contains("501 keys") && error.hint().is_some(), "{error}");
+    let error = compiler(&tokenizer).compile(&GrammarSpec::JsonSchema(keys("p", 1_001))).unwrap_err();
+    assert!(error.message().contains("1001 keys") && error.hint().is_some(), "{error}");
+}
+
+/// An object of so many keys, none of which is required.
+fn keys(prefix: &str, num_keys: usize) -> Value {
+    let keys = (0..num_keys).map(|index| (format!("{prefix}{index}"), json!({"type": "integer"})));
+    json!({"type": "object", "properties": keys.collect::<serde_json::Map<_, _>>()})
+}
+
+#[test]
+fn limits_that_are_reached_soon_are_told_before_the_answer_and_in_words_about_the_schema() {
+    let objects: Vec<Value> = ["a", "b", "c"].map(|prefix| keys(prefix, 450)).into();
+    let tokenizer = tokenizer("qwen2");
+    let compiler = compiler(&tokenizer);
+    for schema in [
+        json!({"anyOf": objects}),
+        json!({"type": "array", "minItems": 1, "items": {"anyOf": objects}}),
+        json!({"type": "object", "properties": {"a": {"anyOf": objects}}, "required": ["a"]}),
+        json!({"type": "integer", "multipleOf": 9_973}),
+        json!({"type": "string", "allOf": [{"pattern": "^.*a.{14}$"}, {"pattern": "^.*b.{13}c$"}]}),
+    ] {
+        let result = compiler.compile(&GrammarSpec::JsonSchema(schema.clone()));
+        let (text, schema) = (format!("{result:?}"), schema.to_string());
+        println!("{text} {}", &schema[..schema.len().min(100)]);
+        if result.is_ok() {
+            continue;
+        }
+        assert!(text.contains("too complex"), "{text} of {}", &schema[..schema.len().min(200)]);
+        for word in ["fuel", "lexer", "limits.", "items", "recursive", "lexeme", "SearchRegex"] {
+            assert!(!text.contains(word), "{text} of {}", &schema[..schema.len().min(200)]);
+        }
+    }
 }
 
 #[test]

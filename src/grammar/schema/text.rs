@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::keywords::wrong;
+use super::keywords::{count, wrong};
 use super::merge::{EXCEPT, PATTERNS};
 use super::pattern;
 use crate::Result;
@@ -124,7 +124,7 @@ impl<'s> Text<'s> {
     pub(super) fn of(fields: &'s Map<String, Value>) -> Result<Option<Self>> {
         let length = |name: &str| match fields.get(name) {
             None => Ok(None),
-            Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(name, "an integer of at least 0")),
+            Some(value) => count(name, value).map(Some),
         };
         let (min, max) = (length("minLength")?.unwrap_or(0), length("maxLength")?);
         if max.is_some_and(|max| max < min) {

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::latent::LatentScratch;
-use super::{AttentionShape, SPLIT};
+use super::{AttentionHeads, AttentionSpec, SPLIT};
 use crate::AlignedFloats;
 use crate::paged_cache::{KvElement, KvLayout, LANES};
 use crate::simd::{F32x16, Kernel};
@@ -37,18 +37,18 @@ pub(super) fn partial_len(value_dim: usize) -> usize {
 }
 
 /// What all tasks read.
-pub(super) struct Source<E> {
+pub(super) struct Source<'a, E> {
     pub(super) queries: *const f32,
     pub(super) query_stride: usize,
     pub(super) k_pool: *const E,
     /// Null if the values are the first ones of the keys.
     pub(super) v_pool: *const E,
     pub(super) layout: KvLayout,
-    pub(super) shape: AttentionShape,
+    pub(super) spec: AttentionSpec<'a>,
 }
 
 // SAFETY: the pointers are only read while the caller of `paged_attention` holds the borrows.
-unsafe impl<E: KvElement> Sync for Source<E> {}
+unsafe impl<E: KvElement> Sync for Source<'_, E> {}
 
 /// A tile's share of the work: its tokens against the positions `start..start + SPLIT`.
 pub(super) struct Piece<'a> {
@@ -89,12 +89,12 @@ pub(super) struct TileScratch {
 }
 
 impl TileScratch {
-    pub(super) fn new(rows: usize, shape: AttentionShape) -> Self {
-        let AttentionShape { head_dim, value_dim, .. } = shape;
+    pub(super) fn new(rows: usize, heads: AttentionHeads) -> Self {
+        let AttentionHeads { head_dim, value_dim, .. } = heads;
         let width = value_dim.next_multiple_of(LANES);
         Self {
             value_dim,
-            latent: (value_dim != head_dim).then(|| LatentScratch::new(value_dim)),
+            latent: heads.is_latent().then(|| LatentScratch::new(value_dim)),
             runs: Vec::with_capacity(MAX_RUNS),
             queries: AlignedFloats::zeroed(rows * head_dim),
             scores: AlignedFloats::zeroed(rows * SCORE_STRIDE),
@@ -123,10 +123,16 @@ impl TileScratch {
         }
     }
 
-    /// The result of a row: the merged values divided by the merged sum.
-    pub(super) fn read_result(&self, row: usize, out: &mut [f32]) {
+    /// The result of a row: the merged values divided by the merged sum, in which a sink has its weight.
+    pub(super) fn read_result(&self, row: usize, sink: Option<f32>, out: &mut [f32]) {
         let width = self.value_dim.next_multiple_of(LANES);
-        let inverse = 1.0 / self.merged_sums[row];
+        let (max, sum) = (self.merged_maxima[row], self.merged_sums[row]);
+        let inverse = match sink {
+            None => 1.0 / sum,
+            // By the larger of the two, so that nothing is infinite.
+            Some(sink) if sink > max => (max - sink).exp() / (sum * (max - sink).exp() + 1.0),
+            Some(sink) => 1.0 / (sum + (sink - max).exp()),
+        };
         for (out, value) in out.iter_mut().zip(&self.merged_values[row * width..]) {
             *out = value * inverse;
         }
@@ -135,7 +141,7 @@ impl TileScratch {
 
 /// Computes a piece of a tile into its scratch.
 pub(super) struct Partial<'a, E> {
-    pub(super) source: &'a Source<E>,
+    pub(super) source: &'a Source<'a, E>,
     pub(super) piece: &'a Piece<'a>,
     pub(super) scratch: &'a mut TileScratch,
     /// Use the micro-tiles for 32 registers of sixteen lanes.
@@ -158,11 +164,10 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
     #[inline(always)]
     fn run<V: F32x16>(self) {
         let Self { source, piece, scratch, wide } = self;
-        let shape = source.shape;
+        let AttentionSpec { heads, window, soft_cap, .. } = source.spec;
         let group = piece.heads.len();
         let num_rows = piece.tokens.len() * group;
-        let oldest_of =
-            |position: usize| shape.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let oldest_of = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
         // The positions of the piece that any row attends to.
         let last_position = piece.first_position + piece.tokens.len() - 1;
         let low = oldest_of(piece.first_position).max(piece.start);
@@ -175,7 +180,7 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         let scores = ScoreTile {
             queries: scratch.queries.as_ptr(),
             num_rows,
-            head_dim: shape.head_dim,
+            head_dim: heads.head_dim,
             k_pool: source.k_pool,
             groups: &scratch.runs,
             scores: scratch.scores[LANES..].as_mut_ptr(),
@@ -183,7 +188,7 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
         // SAFETY: the scratch has `num_rows` rows, and each group is sixteen tokens of the pool whose scores fit between
         // the margins of a row of scores.
         unsafe {
-            match is_staged::<E>(num_rows, shape.head_dim * LANES) {
+            match is_staged::<E>(num_rows, heads.head_dim * LANES) {
                 true => scores.compute_staged::<V>(wide, &mut scratch.staged),
                 false => scores.compute_all::<V>(wide),
             }
@@ -196,6 +201,9 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
             let row_low = oldest_of(position).max(piece.start).min(high) - piece.start;
             let row_high = (position + 1).min(piece.start + SPLIT).max(piece.start) - piece.start;
             let scores = &mut scratch.scores[row * SCORE_STRIDE + LANES..][..SPLIT + LANES];
+            if let Some(cap) = soft_cap {
+                cap_scores::<V>(&mut scores[relative.clone()], cap);
+            }
             (scratch.maxima[row], scratch.sums[row]) =
                 weigh::<V>(scores, &relative, row_low..row_high.max(row_low));
         }
@@ -228,18 +236,18 @@ impl<E: KvElement> Kernel for Partial<'_, E> {
 
 /// Scales the tile's queries and puts the rows side by side.
 #[inline(always)]
-fn load_queries<E>(source: &Source<E>, piece: &Piece<'_>, scratch: &mut TileScratch) {
-    let shape = source.shape;
+fn load_queries<E>(source: &Source<'_, E>, piece: &Piece<'_>, scratch: &mut TileScratch) {
+    let AttentionSpec { heads: AttentionHeads { head_dim, .. }, scale, .. } = source.spec;
     let num_rows = piece.tokens.len() * piece.heads.len();
     for (index, token) in piece.tokens.clone().enumerate() {
         for (own, head) in piece.heads.clone().enumerate() {
-            let offset = token * source.query_stride + head * shape.head_dim;
+            let offset = token * source.query_stride + head * head_dim;
             // SAFETY: the caller of `paged_attention` gave `query_stride` values for each token, which
             // begin with all query heads.
-            let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), shape.head_dim) };
+            let query = unsafe { std::slice::from_raw_parts(source.queries.add(offset), head_dim) };
             let row = index * piece.heads.len() + own;
             for (d, value) in query.iter().enumerate() {
-                scratch.queries[d * num_rows + row] = value * shape.scale as f32;
+                scratch.queries[d * num_rows + row] = value * scale;
             }
         }
     }
@@ -403,6 +411,21 @@ unsafe fn convert<V: F32x16, E: KvElement>(source: *const E, target: &mut [f32])
     for at in (0..target.len()).step_by(LANES) {
         // SAFETY: sixteen values are left on both sides.
         unsafe { E::load::<V>(source.add(at)).store(target.as_mut_ptr().add(at)) };
+    }
+}
+
+/// `cap · tanh(x / cap)` of whole vectors, as `cap - 2 · cap / (e^(2x / cap) + 1)`: `exp` is bounded, so nothing is infinite.
+/// What is no score may be anything, and stays no score.
+#[inline(always)]
+fn cap_scores<V: F32x16>(scores: &mut [f32], cap: f32) {
+    let (one, cap, twice) = (V::splat(1.0), V::splat(cap), V::splat(2.0 * cap));
+    let (vectors, _) = scores.as_chunks_mut::<LANES>();
+    for vector in vectors {
+        // SAFETY: a chunk has sixteen values.
+        unsafe {
+            let exponent = V::load(vector.as_ptr()).mul(V::splat(2.0)).div(cap);
+            cap.sub(twice.div(exponent.exp().add(one))).store(vector.as_mut_ptr());
+        }
     }
 }
 

@@ -45,7 +45,7 @@ impl LatentScratch {
     #[inline(always)]
     pub(super) fn list<E: KvElement>(
         &mut self,
-        source: &Source<E>,
+        source: &Source<'_, E>,
         piece: &Piece<'_>,
         positions: Range<usize>,
     ) {
@@ -87,7 +87,7 @@ impl LatentScratch {
     #[inline(always)]
     pub(super) fn add_values<V: F32x16, E: KvElement>(
         &self,
-        source: &Source<E>,
+        source: &Source<'_, E>,
         num_rows: usize,
         scores: &[f32],
         values: &mut [f32],
@@ -106,7 +106,7 @@ impl LatentScratch {
     #[inline(always)]
     fn add_rows<V: F32x16, E: KvElement, const ROWS: usize>(
         &self,
-        source: &Source<E>,
+        source: &Source<'_, E>,
         first_row: usize,
         scores: &[f32],
         values: &mut [f32],

@@ -8,17 +8,17 @@ use crate::{Error, Result};
 
 /// The lists of a step.
 #[derive(Debug)]
-pub(super) struct HostRouting {
-    pub(super) per_tok: usize,
+pub(crate) struct HostRouting {
+    pub(in crate::ops) per_tok: usize,
     /// `[num_rows][per_tok]`, the best first, those that every token goes through behind them.
     experts: Vec<u32>,
     weights: Vec<f32>,
     /// The place of each of these.
     places: Vec<u32>,
     /// The row that is at a place; of places between groups, nothing.
-    pub(super) row_at: Vec<u32>,
+    pub(in crate::ops) row_at: Vec<u32>,
     /// The places of each expert that has any.
-    pub(super) groups: Vec<RowGroup>,
+    pub(in crate::ops) groups: Vec<RowGroup>,
     /// The next place of each expert.
     next_places: Vec<u32>,
     logits: Vec<f32>,
@@ -26,7 +26,7 @@ pub(super) struct HostRouting {
 
 impl HostRouting {
     /// Memory for `max_rows` tokens.
-    pub(super) fn new(config: &ExpertsConfig, max_rows: usize) -> Self {
+    pub(in crate::ops) fn new(config: &ExpertsConfig, max_rows: usize) -> Self {
         let num_experts = config.num_experts + config.num_shared_experts();
         let pairs = max_rows * (config.num_experts_per_tok + config.num_shared_experts());
         Self {
@@ -42,12 +42,12 @@ impl HostRouting {
     }
 
     /// Room for the router's products.
-    pub(super) fn logits(&mut self, num_rows: usize, num_experts: usize) -> Result<&mut [f32]> {
+    pub(in crate::ops) fn logits(&mut self, num_rows: usize, num_experts: usize) -> Result<&mut [f32]> {
         self.logits.get_mut(..num_rows * num_experts).ok_or_else(|| no_room(num_rows, num_experts))
     }
 
     /// Chooses by the logits.
-    pub(super) fn choose(&mut self, router: &Router, num_rows: usize) -> Result<()> {
+    pub(in crate::ops) fn choose(&mut self, router: &Router, num_rows: usize) -> Result<()> {
         let Router { config, selection_bias, num_shared, .. } = router;
         let (num_experts, num_chosen) = (config.num_experts, config.num_experts_per_tok);
         let (per_tok, num_all) = (num_chosen + num_shared, num_experts + num_shared);
@@ -69,13 +69,13 @@ impl HostRouting {
     }
 
     /// The places of the choices of each token, `[num_rows][per_tok]`, and their weights.
-    pub(super) fn choices(&self, num_rows: usize) -> (&[u32], &[f32]) {
+    pub(in crate::ops) fn choices(&self, num_rows: usize) -> (&[u32], &[f32]) {
         let len = num_rows * self.per_tok;
         (&self.places[..len], &self.weights[..len])
     }
 
     /// Places that are taken, those between groups counted in.
-    pub(super) fn num_places(&self) -> usize {
+    pub(in crate::ops) fn num_places(&self) -> usize {
         self.groups.last().map_or(0, RowGroup::end_row)
     }
 

@@ -158,6 +158,19 @@ impl GpuBackend {
         })
     }
 
+    /// Queues a kernel whose threadgroups are simdgroups, without flags.
+    pub(super) fn launch_simdgroups(
+        &self,
+        kernel: Kernel,
+        args: &[u8],
+        buffers: &[Binding<'_>],
+        grid: [usize; 3],
+        cost: Cost,
+    ) -> Result<()> {
+        let work = Work { args, buffers, threadgroup_memory: 0, grid, num_threads: SIMD_WIDTH, cost };
+        self.launch(kernel, Flags::default(), work)
+    }
+
     /// The compiled kernel. Nothing is locked meanwhile; the device sees to it that it compiles once.
     pub(super) fn pipeline(&self, kernel: Kernel, flags: Flags) -> Result<Pipeline> {
         if let Some(pipeline) = self.pipelines().get(&(kernel, flags)) {

@@ -1,10 +1,10 @@
 //! The kernels by name.
 
+use super::attention::{DECODE_LATENT_HEADS, PREFILL_THREADS, Variant, max_decode_dim};
 use super::backend::Flags;
-use super::prefill_attention::{self, Variant};
-use super::rounded::{self, Pairs};
-use super::tensor_cores::Form;
-use super::{Constant, Library, Probe, decode_attention, decode_latent_attention};
+use super::matmul::Form;
+use super::matmul::rounded::{self, Pairs};
+use super::{Constant, Library, Probe};
 use crate::ops::KvCacheDType;
 use crate::weights::DType;
 
@@ -29,19 +29,21 @@ static SAMPLING: Library =
 static FLASH_ATTENTION: Library =
     Library { name: "flash_attention", source: include_str!("../../../metal_kernels/flash_attention.metal") };
 
-static EMBED: Library = Library { name: "embed", source: include_str!("cuda/kernels/embed.cu") };
-static FEW_ROWS: Library = Library { name: "few_rows", source: include_str!("cuda/kernels/few_rows.cu") };
+static EMBED: Library = Library { name: "embed", source: include_str!("device/cuda/kernels/embed.cu") };
+static FEW_ROWS: Library =
+    Library { name: "few_rows", source: include_str!("device/cuda/kernels/few_rows.cu") };
 static SEVERAL_ROWS: Library =
-    Library { name: "several_rows", source: include_str!("cuda/kernels/several_rows.cu") };
-static MANY_ROWS: Library = Library { name: "many_rows", source: include_str!("cuda/kernels/many_rows.cu") };
+    Library { name: "several_rows", source: include_str!("device/cuda/kernels/several_rows.cu") };
+static MANY_ROWS: Library =
+    Library { name: "many_rows", source: include_str!("device/cuda/kernels/many_rows.cu") };
 static DECODE_ATTENTION: Library =
-    Library { name: "decode_attention", source: include_str!("cuda/kernels/decode_attention.cu") };
+    Library { name: "decode_attention", source: include_str!("device/cuda/kernels/decode_attention.cu") };
 static DECODE_LATENT_ATTENTION: Library = Library {
     name: "decode_latent_attention",
-    source: include_str!("cuda/kernels/decode_latent_attention.cu"),
+    source: include_str!("device/cuda/kernels/decode_latent_attention.cu"),
 };
 static PREFILL_ATTENTION: Library =
-    Library { name: "prefill_attention", source: include_str!("cuda/kernels/prefill_attention.cu") };
+    Library { name: "prefill_attention", source: include_str!("device/cuda/kernels/prefill_attention.cu") };
 static PROBE: Library = Library { name: "probe", source: include_str!("../../../metal_kernels/probe.metal") };
 
 /// Kernels for NVIDIA's GPUs only.
@@ -114,6 +116,8 @@ pub(super) enum Kernel {
     EmbedTiled(DType),
     GatherRows,
     SiluMul,
+    Gated,
+    NormResidual,
     CopyBlock,
     PagedAttention {
         dtype: KvCacheDType,
@@ -173,7 +177,12 @@ impl Kernel {
             Self::AddParts { .. } => &SEVERAL_ROWS,
             Self::RopeKvWrite(_) => &ROPE,
             Self::EmbedTiled(_) => &EMBED,
-            Self::Embed(_) | Self::GatherRows | Self::SiluMul | Self::CopyBlock => &ROWS,
+            Self::Embed(_)
+            | Self::GatherRows
+            | Self::SiluMul
+            | Self::Gated
+            | Self::NormResidual
+            | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
             Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => &DECODE_ATTENTION,
             Self::FlashAttention { .. } => &FLASH_ATTENTION,
@@ -214,20 +223,22 @@ impl Kernel {
             Self::EmbedTiled(format) => format!("embed_tiled_{format}"),
             Self::GatherRows => "gather_rows".to_owned(),
             Self::SiluMul => "silu_mul".to_owned(),
+            Self::Gated => "gated".to_owned(),
+            Self::NormResidual => "norm_residual".to_owned(),
             Self::CopyBlock => "copy_block".to_owned(),
             Self::PagedAttention { dtype, heads, lanes_per_key } => {
                 format!("paged_attention_{dtype}_{heads}_{lanes_per_key}")
             }
             Self::PagedAttentionMerge => "paged_attention_merge".to_owned(),
             Self::DecodeAttention { dtype, head_dim, .. } => {
-                format!("decode_attention_{dtype}_{}", decode_attention::max_dim(head_dim))
+                format!("decode_attention_{dtype}_{}", max_decode_dim(head_dim))
             }
             Self::DecodeAttentionMerge { .. } => "decode_attention_merge".to_owned(),
             Self::LatentKvWrite(dtype) => format!("latent_kv_write_{dtype}"),
             Self::LatentRead(dtype) => format!("latent_read_{dtype}"),
             Self::LatentAttention(dtype) => format!("latent_attention_{dtype}"),
             Self::DecodeLatentAttention { dtype, .. } => {
-                format!("decode_latent_attention_{dtype}_{}", decode_latent_attention::HEADS)
+                format!("decode_latent_attention_{dtype}_{DECODE_LATENT_HEADS}")
             }
             Self::DecodeLatentAttentionMerge => "decode_latent_attention_merge".to_owned(),
             Self::ChooseExperts => "choose_experts".to_owned(),
@@ -256,7 +267,7 @@ impl Kernel {
     /// Threads that a device has to allow.
     pub(super) fn threads_needed(self) -> usize {
         match self {
-            Self::PrefillAttention { .. } => prefill_attention::NUM_THREADS,
+            Self::PrefillAttention { .. } => PREFILL_THREADS,
             Self::TensorProduct { form, .. } | Self::TensorSwiglu { form, .. } => form.num_threads(),
             Self::RoundInOrder(_) => rounded::NUM_THREADS_IN_ORDER,
             _ if self.takes_any_threads() => 32,
@@ -273,15 +284,16 @@ impl Kernel {
             | Self::TensorSwiglu { form: Form::Several { .. } | Form::Many { .. }, .. }
             | Self::AddParts { .. }
             | Self::Matmul { .. }
-            | Self::MatmulSwiglu { .. } => 5,
+            | Self::MatmulSwiglu { .. }
+            | Self::DecodeAttention { .. }
+            | Self::DecodeAttentionMerge { .. } => 5,
             Self::Matvec { .. } | Self::MatvecSwiglu { .. } => 4,
-            Self::DecodeAttention { .. } | Self::DecodeAttentionMerge { .. } => 3,
-            Self::RopeKvWrite(_) => 2,
+            Self::FlashAttention { .. } | Self::PrefillAttention { .. } => 3,
+            Self::RopeKvWrite(_) | Self::PagedAttention { .. } => 2,
             Self::RoundRows(_)
             | Self::RoundInOrder(_)
             | Self::LatentKvWrite(_)
-            | Self::FlashAttention { .. }
-            | Self::PrefillAttention { .. } => 1,
+            | Self::PagedAttentionMerge => 1,
             _ => 0,
         };
         let flags = (0..).zip(flags.first(num_flags)).map(|(index, flag)| Constant::Bool(index, flag));

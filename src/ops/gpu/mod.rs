@@ -1,59 +1,70 @@
-//! GPUs: the kernels of `metal_kernels` and everything that launches them, on those of Apple and of NVIDIA.
+//! GPUs: ops on the kernels of `metal_kernels`, a file each, on GPUs of Apple and of NVIDIA.
+//!
+//! Ops stand on [`matmul`] and on attention, which know kernels; those on [`backend`], which launches them; and that on
+//! [`device`], which knows none.
 
-#[cfg(all(target_os = "macos", feature = "metal"))]
-mod apple;
 mod attention;
 mod backend;
-#[cfg(any(test, all(target_os = "macos", feature = "metal")))]
-mod chip;
-mod cost;
-#[cfg(target_os = "linux")]
-mod cuda;
-mod decode_attention;
-mod decode_latent_attention;
+mod bandwidth;
+mod buffer;
 mod device;
 mod dry_run;
-mod expanded;
+mod embed;
+mod expanded_attention;
 mod experts;
-mod inputs;
+mod gated;
+mod gather_rows;
+mod heads_linear;
 mod kernel;
-mod latent;
-mod layout;
-mod library;
+mod kv_cache;
+mod latent_kv_write;
 mod linear;
-mod matrix;
-mod prefill_attention;
+mod matmul;
+mod norm_residual;
+mod paged_attention;
 mod probe;
-mod rounded;
-mod rows;
-mod sampling;
-mod tensor_cores;
-mod tiles;
+mod rope_attention;
+mod rope_kv_write;
+mod routing;
+mod sample;
+mod step_inputs;
 mod tuning;
-mod unpack;
+mod weights;
+
+use std::sync::Arc;
+
+use crate::ops::device::{Device, forms};
+
+use self::device::cost;
 
 #[cfg(all(target_os = "macos", feature = "metal"))]
-pub use apple::AppleGpu;
-#[cfg(target_os = "linux")]
-pub use cuda::{CudaGpu, compile_messages};
+pub use device::AppleGpu;
 pub use device::{
-    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Pipeline, PipelineLimits,
-    Placement, Ticket,
+    Access, Binding, ChipClass, Constant, Gpu, GpuBuffer, GpuMemory, Launch, Library, Pipeline,
+    PipelineLimits, Placement, Ticket,
 };
+#[cfg(target_os = "linux")]
+pub use device::{CudaGpu, compile_messages};
 pub use kernel::{CUDA_LIBRARIES, LIBRARIES};
-pub use library::Library;
 pub use probe::{KernelLimits, Probe};
 
-pub(crate) use attention::{AttentionSizes, GpuAttention, Pools, Rope, rope_kv_write};
 pub(crate) use backend::GpuBackend;
-pub(crate) use expanded::{ExpandedOperands, GpuExpandedAttention};
-pub(crate) use experts::{GpuRouting, RouterForm, RoutingSizes};
-pub(crate) use inputs::{GpuInputs, InputLimits, PrefillForm};
-pub(crate) use latent::{GpuLatentAttention, LatentRows, LatentSizes, LatentWrite, latent_kv_write};
-pub(crate) use linear::{Operands, Part, Stacked, matmul, silu_mul, swiglu};
-pub(crate) use matrix::{GpuMatrix, GpuStack};
 pub(crate) use probe::{kernel_limits, probe};
-pub(crate) use rounded::Rounded;
-pub(crate) use rows::{copy_block, embed, gather_rows};
-pub(crate) use sampling::GpuSampler;
 pub(crate) use tuning::Tuning;
+
+impl Device for Arc<GpuBackend> {
+    type Buffer = buffer::GpuRows;
+    type Matrix = matmul::GpuMatrix;
+    type Stack = weights::GpuStacks;
+    type Vector = GpuBuffer;
+    type LinearScratch = linear::LinearScratch;
+    type Routing = routing::GpuRouting;
+    type Pools = kv_cache::GpuPools;
+    type Inputs = step_inputs::GpuInputs;
+    type Sampler = sample::GpuSampler;
+    type Table = rope_kv_write::GpuTable;
+    type AttentionScratch = paged_attention::AttentionScratch;
+    type ExpandedScratch = attention::GpuExpandedAttention;
+
+    forms!(Gpu);
+}

@@ -1,7 +1,7 @@
 //! What is chosen by the size of the chip, and what nobody has chosen yet.
 
 use super::ChipClass;
-use super::layout::Order;
+use super::matmul::Order;
 
 /// Parameters of launches. None of them depends on a batch, so that results do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

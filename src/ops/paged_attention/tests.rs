@@ -6,7 +6,7 @@ use super::*;
 use crate::config::RopeStyle;
 use crate::ops::cpu::CpuLevel;
 use crate::ops::reference::ReferenceBackend;
-use crate::ops::{self, KvCacheDType, RopeTable};
+use crate::ops::{self, KvCacheDType, RopeTable, Vector};
 use crate::self_test::one_layer;
 
 /// Deterministic values in -1..1, without a pattern that attention could hide.
@@ -19,9 +19,12 @@ fn noise(seed: u64, index: usize) -> f32 {
 }
 
 /// Sequences whose rows of query, key and value heads are known for every position.
+#[derive(Debug, Clone)]
 struct Case {
-    /// Without the sizes of steps.
-    shape: AttentionLimits,
+    heads: AttentionHeads,
+    window: Option<usize>,
+    soft_cap: Option<f64>,
+    has_sinks: bool,
     dtype: KvCacheDType,
     block_size: usize,
     seq_lens: Vec<usize>,
@@ -29,7 +32,7 @@ struct Case {
 
 impl Case {
     fn width(&self) -> usize {
-        (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
+        (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
     }
 
     /// Values of a token: queries, keys, values.
@@ -41,15 +44,28 @@ impl Case {
     /// Memory for steps of so many tokens.
     fn limits(&self, max_num_tokens: usize) -> AttentionLimits {
         AttentionLimits {
+            heads: self.heads,
+            max_window: self.window,
             max_model_len: self.seq_lens.iter().copied().max().unwrap_or(0),
             max_num_tokens,
             max_num_rows: self.seq_lens.len(),
-            ..self.shape
+        }
+    }
+
+    /// Sinks as far apart as scores, and a cap that most scores come near.
+    fn spec(&self, context: &Context) -> AttentionSpec {
+        let AttentionHeads { num_heads, head_dim, .. } = self.heads;
+        let sinks = || (0..num_heads).map(|head| 6.0 * noise(77, head)).collect();
+        AttentionSpec {
+            window: self.window,
+            soft_cap: self.soft_cap,
+            sinks: self.has_sinks.then(|| Vector::new(context, sinks()).unwrap()),
+            ..AttentionSpec::plain(self.heads, 1.0 / (head_dim as f64).sqrt())
         }
     }
 
     fn cache(&self, context: &Context, num_blocks: usize) -> KvCache {
-        let AttentionLimits { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let AttentionHeads { num_heads, num_kv_heads, head_dim, .. } = self.heads;
         let config = one_layer(num_heads, num_kv_heads, head_dim);
         KvCache::new(context, &config, num_blocks, self.block_size, self.dtype).unwrap()
     }
@@ -57,7 +73,7 @@ impl Case {
     /// A table that rotates nothing.
     fn table(&self, context: &Context) -> RopeTable {
         let max_len = self.seq_lens.iter().copied().max().unwrap_or(0);
-        let no_frequencies = vec![0.0; self.shape.head_dim / 2];
+        let no_frequencies = vec![0.0; self.heads.head_dim / 2];
         let mut table = RopeTable::new(context, RopeStyle::HalfSplit, no_frequencies, 1.0, max_len).unwrap();
         table.extend_to(max_len).unwrap();
         table
@@ -69,7 +85,7 @@ impl Case {
         let blocks_each: Vec<usize> = self.seq_lens.iter().map(|len| len.div_ceil(self.block_size)).collect();
         let num_blocks = blocks_each.iter().sum::<usize>() + 3;
         let mut cache = self.cache(&context, num_blocks);
-        poison(&mut cache);
+        poison(&context, &mut cache);
         // Blocks in an order that is neither ascending nor contiguous.
         let mut order: Vec<u32> = (0..num_blocks as u32).collect();
         order.sort_by_key(|block| (noise(99, *block as usize) * 1e6) as i64);
@@ -103,7 +119,7 @@ impl Case {
                 lens.push((sequence, num_new));
             }
             let out = self.attend(&context, &mut scratch, &rows, &positions, &metadata, &table, &mut cache);
-            let mut out = out.chunks_exact(self.shape.num_heads * self.shape.head_dim);
+            let mut out = out.chunks_exact(self.heads.num_heads * self.heads.head_dim);
             for (sequence, num_new) in lens {
                 results[sequence].extend(out.by_ref().take(num_new).flatten().map(|value| *value as f32));
             }
@@ -129,8 +145,9 @@ impl Case {
         let mut qkv = Buffer::new(context, num_tokens, self.width()).unwrap();
         qkv.write(num_tokens, |out| out.copy_from_slice(rows)).unwrap();
         ops::rope_kv_write(context, &mut qkv, &step, None, table, cache, 0).unwrap();
-        let mut out = Buffer::new(context, num_tokens, self.shape.num_heads * self.shape.head_dim).unwrap();
-        paged_attention(context, scratch, &qkv, cache, 0, &step, &mut out).unwrap();
+        let mut out = Buffer::new(context, num_tokens, self.heads.num_heads * self.heads.head_dim).unwrap();
+        let spec = self.spec(context);
+        paged_attention(context, scratch, &spec, &qkv, cache, 0, &step, None, &mut out).unwrap();
         out.read_exact(num_tokens).unwrap()
     }
 
@@ -161,28 +178,23 @@ impl Case {
 }
 
 /// Fills the cache with what must never be seen: NaN in every type.
-fn poison(cache: &mut KvCache) {
-    let pools = cache.pools_mut(0).unwrap();
+fn poison(context: &Context, cache: &mut KvCache) {
+    let cpu = context.cpu_backend().unwrap();
+    let pools = cache.layer_mut(0).on_mut(cpu).unwrap().view_mut();
     pools.k.fill(0xff);
     pools.v.unwrap().fill(0xff);
 }
 
-fn shape(
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_dim: usize,
-    sliding_window: Option<usize>,
-) -> AttentionLimits {
-    AttentionLimits {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim: head_dim,
-        scale: 1.0 / (head_dim as f64).sqrt(),
-        sliding_window,
-        max_model_len: 0,
-        max_num_tokens: 0,
-        max_num_rows: 0,
+/// Attention of the plain kind over half precision.
+fn case(num_heads: usize, num_kv_heads: usize, head_dim: usize, seq_lens: Vec<usize>) -> Case {
+    Case {
+        heads: AttentionHeads::new(num_heads, num_kv_heads, head_dim),
+        window: None,
+        soft_cap: None,
+        has_sinks: false,
+        dtype: KvCacheDType::F16,
+        block_size: 16,
+        seq_lens,
     }
 }
 
@@ -196,10 +208,7 @@ fn check_against_oracle(case: &Case) {
             let nmse = error / expected.iter().map(|b| b * b).sum::<f64>();
             assert!(
                 nmse < 1e-11,
-                "{:?} {} blocks of {} on {level:?}: error {nmse} for {} tokens",
-                case.shape,
-                case.dtype,
-                case.block_size,
+                "{case:?} on {level:?}: error {nmse} for {} tokens",
                 case.seq_lens[sequence]
             );
         }
@@ -220,26 +229,31 @@ fn every_head_dim_and_group_agrees_with_double_precision() {
         (40, 1, 8),
     ] {
         for dtype in [KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32] {
-            check_against_oracle(&Case {
-                shape: shape(num_heads, num_kv_heads, head_dim, None),
-                dtype,
-                block_size: 16,
-                seq_lens: vec![1, 37],
-            });
+            check_against_oracle(&Case { dtype, ..case(num_heads, num_kv_heads, head_dim, vec![1, 37]) });
         }
     }
 }
 
 #[test]
 fn contexts_of_several_pieces_and_windows_agree_with_double_precision() {
-    for sliding_window in [None, Some(1), Some(20), Some(256), Some(300)] {
+    for window in [None, Some(1), Some(20), Some(256), Some(300)] {
         for block_size in [1, 24, 32, 512] {
             check_against_oracle(&Case {
-                shape: shape(4, 2, 16, sliding_window),
+                window,
                 dtype: KvCacheDType::F32,
                 block_size,
-                seq_lens: vec![600, 3, 257],
+                ..case(4, 2, 16, vec![600, 3, 257])
             });
+        }
+    }
+}
+
+#[test]
+fn sinks_and_soft_caps_agree_with_double_precision() {
+    for (has_sinks, soft_cap) in [(true, None), (false, Some(1.5)), (true, Some(50.0))] {
+        for window in [None, Some(128)] {
+            let plain = case(6, 2, 32, vec![600, 1, 257]);
+            check_against_oracle(&Case { has_sinks, soft_cap, window, ..plain });
         }
     }
 }
@@ -251,17 +265,21 @@ proptest! {
     fn results_have_the_same_bits_however_the_work_is_divided(
         (num_kv_heads, group, head_dim) in (1_usize..4, 1_usize..10, prop::sample::select(vec![8, 24, 64, 80])),
         dtype in prop::sample::select(vec![KvCacheDType::F16, KvCacheDType::Bf16, KvCacheDType::F32]),
-        sliding_window in prop::option::of(1_usize..700),
+        window in prop::option::of(1_usize..700),
+        soft_cap in prop::option::of(1.0..50.0),
+        has_sinks in prop::bool::ANY,
         block_sizes in prop::array::uniform2(prop::sample::select(vec![1, 8, 16, 24, 32, 100])),
         seq_lens in prop::collection::vec(1_usize..700, 1..4),
         pieces in prop::collection::vec(1_usize..300, 12),
         num_threads in 1_usize..4,
     ) {
         let mut case = Case {
-            shape: shape(num_kv_heads * group, num_kv_heads, head_dim, sliding_window),
+            window,
+            soft_cap,
+            has_sinks,
             dtype,
             block_size: block_sizes[0],
-            seq_lens,
+            ..case(num_kv_heads * group, num_kv_heads, head_dim, seq_lens)
         };
         // Some of the sequences in each step, in pieces of many lengths.
         let mut steps = Vec::new();
@@ -284,15 +302,14 @@ proptest! {
             let whole = case.run(&case.in_one_step(), 1, level);
             case.block_size = block_sizes[1];
             let divided = case.run(&steps, num_threads, level);
-            prop_assert!(whole == divided, "{:?} on {level:?}", case.shape);
+            prop_assert!(whole == divided, "{case:?} on {level:?}");
         }
     }
 }
 
 #[test]
 fn a_decode_of_a_long_context_is_divided_without_changing_a_bit() {
-    let case =
-        Case { shape: shape(8, 1, 64, None), dtype: KvCacheDType::F16, block_size: 32, seq_lens: vec![1500] };
+    let case = Case { block_size: 32, has_sinks: true, ..case(8, 1, 64, vec![1500]) };
     let steps = vec![vec![1490], vec![1], vec![1], vec![8]];
     for &level in CpuLevel::available() {
         let alone = case.run(&steps, 1, level);

@@ -1,4 +1,4 @@
-//! candle's device, and rows of activations on it.
+//! candle's device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -106,38 +106,5 @@ impl ReferenceBackend {
         let indices: Vec<u32> = indices.into_iter().map(|index| index as u32).collect();
         let len = indices.len();
         Ok(Tensor::from_vec(indices, len, &self.device)?)
-    }
-}
-
-/// Rows of activations, `[max_rows, width]`.
-#[derive(Debug)]
-pub(crate) struct ReferenceBuffer(Tensor);
-
-impl ReferenceBuffer {
-    pub(crate) fn new(backend: &ReferenceBackend, max_rows: usize, width: usize) -> Result<Self> {
-        Ok(Self(Tensor::zeros((max_rows, width), backend.dtype, &backend.device)?))
-    }
-
-    /// The first rows. The tensor shares the buffer's memory.
-    pub(super) fn rows(&self, num_rows: usize) -> Result<Tensor> {
-        Ok(self.0.narrow(0, 0, num_rows)?)
-    }
-
-    /// Replaces the first rows.
-    pub(super) fn set_rows(&mut self, rows: &Tensor) -> Result<()> {
-        Ok(self.0.slice_set(&rows.contiguous()?, 0, 0)?)
-    }
-
-    /// The first rows on the host, exactly.
-    pub(crate) fn read(&self, num_rows: usize) -> Result<Vec<f64>> {
-        let rows = self.rows(num_rows)?.flatten_all()?.to_device(&Device::Cpu)?;
-        Ok(rows.to_dtype(DType::F64)?.to_vec1()?)
-    }
-
-    /// Replaces the first rows with values of the host.
-    pub(crate) fn write(&mut self, values: &[f32]) -> Result<()> {
-        let width = self.0.dim(1)?;
-        let rows = Tensor::from_slice(values, (values.len() / width.max(1), width), &Device::Cpu)?;
-        self.set_rows(&rows.to_dtype(self.0.dtype())?.to_device(self.0.device())?)
     }
 }

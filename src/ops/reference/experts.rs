@@ -1,73 +1,102 @@
-//! A feed-forward network of experts. Which ones a token goes through is decided by [`crate::ops::route`].
+//! A feed-forward network of experts. The host chooses which ones a token goes through.
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Result;
 use super::linear::rms_norm;
-use super::{ReferenceBackend, ReferenceBuffer, ReferenceMatrix};
-use crate::ops::RmsNorm;
+use super::{Failure, ReferenceBackend};
+use crate::Result;
+use crate::config::ExpertsConfig;
+use crate::ops::buffer::Buffer;
 use crate::ops::cpu::matmul::RowGroup;
+use crate::ops::experts::{ExpertOps, HostRouting, Router, Routing};
+use crate::ops::linear::LinearScratch;
+use crate::ops::weights::{MatrixStack, RmsNorm};
 
-/// `W·norm(x)` on the host, `[num_rows · num_experts]`.
-pub(crate) fn router_logits(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    weight: &ReferenceMatrix,
-) -> Result<Vec<f32>> {
-    let logits = weight.product(backend, &rms_norm(backend, &x.rows(num_rows)?, norm)?)?;
-    Ok(logits.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec1()?)
-}
+impl ExpertOps for ReferenceBackend {
+    fn routing(&self, config: &ExpertsConfig, max_rows: usize) -> Result<HostRouting> {
+        Ok(HostRouting::new(config, max_rows))
+    }
 
-/// The rows of each group through the matrices of its expert.
-pub(crate) fn experts_swiglu(
-    backend: &ReferenceBackend,
-    groups: &[RowGroup],
-    row_at: &[u32],
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    [gate, up]: [&[ReferenceMatrix]; 2],
-    out: &mut ReferenceBuffer,
-) -> Result<()> {
-    let rows = by_group(groups, |group| {
-        let tokens = row_at[group.first_row..group.end_row()].iter().map(|row| *row as usize);
-        let x = x.rows(tokens.clone().max().map_or(0, |last| last + 1))?;
-        let x = x.index_select(&backend.indices(tokens)?, 0)?;
-        let x = rms_norm(backend, &x, norm)?;
-        let gate = gate[group.matrix].product(backend, &x)?.silu()?;
-        Ok((gate * up[group.matrix].product(backend, &x)?)?)
-    })?;
-    out.set_rows(&rows)
-}
+    fn route(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        norm: &RmsNorm,
+        router: &Router,
+        routing: &mut HostRouting,
+    ) -> Result<()> {
+        let weight = router.weight.held().on(self)?;
+        let logits = routing.logits(num_rows, router.config.num_experts)?;
+        self.run(num_rows, || {
+            let products = weight.product(self, &self.normed(x, num_rows, norm)?)?;
+            let products = products.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+            logits.copy_from_slice(&products.to_vec1()?);
+            Ok(())
+        })?;
+        routing.choose(router, num_rows)
+    }
 
-/// `places` and `weights` are `[num_rows][experts of a row]`.
-#[expect(clippy::too_many_arguments, reason = "an op's operands")]
-pub(crate) fn experts_residual(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    groups: &[RowGroup],
-    places: &[u32],
-    weights: &[f32],
-    h: &ReferenceBuffer,
-    down: &[ReferenceMatrix],
-    x: &mut ReferenceBuffer,
-) -> Result<()> {
-    let products = by_group(groups, |group| {
-        let h = h.rows(group.end_row())?.narrow(0, group.first_row, group.num_rows)?;
-        down[group.matrix].product(backend, &h.contiguous()?)
-    })?;
-    let products = products.index_select(&backend.indices(places.iter().map(|place| *place as usize))?, 0)?;
-    let weights = backend.tensor(weights, (weights.len(), 1))?;
-    let products = products.broadcast_mul(&weights)?;
-    let width = products.dim(1)?;
-    let sum = products.reshape((num_rows, places.len() / num_rows, width))?.sum(1)?;
-    let sum = (x.rows(num_rows)? + sum)?;
-    x.set_rows(&sum)
+    /// The rows of each group through the matrices of its expert.
+    fn experts_swiglu(
+        &self,
+        _scratch: &mut LinearScratch,
+        routing: &Routing,
+        x: &Buffer,
+        norm: &RmsNorm,
+        gate: &MatrixStack,
+        up: &MatrixStack,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let (routing, x) = (routing.held().on(self)?, x.held().on(self)?);
+        let (gate, up) = (gate.held().on(self)?, up.held().on(self)?);
+        let out = out.held_mut().on_mut(self)?;
+        self.run(routing.num_places(), || {
+            let rows = by_group(&routing.groups, |group| {
+                let tokens = routing.row_at[group.first_row..group.end_row()].iter().map(|row| *row as usize);
+                let x = x.rows(tokens.clone().max().map_or(0, |last| last + 1))?;
+                let x = rms_norm(self, &x.index_select(&self.indices(tokens)?, 0)?, norm)?;
+                let gate = gate[group.matrix].product(self, &x)?.silu()?;
+                Ok((gate * up[group.matrix].product(self, &x)?)?)
+            })?;
+            out.set_rows(&rows)
+        })
+    }
+
+    fn experts_residual(
+        &self,
+        _scratch: &mut LinearScratch,
+        routing: &Routing,
+        h: &Buffer,
+        down: &MatrixStack,
+        _products: &mut Buffer,
+        x: &mut Buffer,
+    ) -> Result<()> {
+        let num_rows = routing.num_rows();
+        let (routing, down) = (routing.held().on(self)?, down.held().on(self)?);
+        let (h, x) = (h.held().on(self)?, x.held_mut().on_mut(self)?);
+        let (places, weights) = routing.choices(num_rows);
+        self.run(routing.num_places(), || {
+            let products = by_group(&routing.groups, |group| {
+                let h = h.rows(group.end_row())?.narrow(0, group.first_row, group.num_rows)?;
+                down[group.matrix].product(self, &h.contiguous()?)
+            })?;
+            let places = self.indices(places.iter().map(|place| *place as usize))?;
+            let weights = self.tensor(weights, (weights.len(), 1))?;
+            let products = products.index_select(&places, 0)?.broadcast_mul(&weights)?;
+            let (num_products, width) = products.dims2()?;
+            let sum = products.reshape((num_rows, num_products / num_rows, width))?.sum(1)?;
+            let sum = (x.rows(num_rows)? + sum)?;
+            x.set_rows(&sum)
+        })
+    }
 }
 
 /// The results of all groups where they belong, with zeros between them.
-fn by_group(groups: &[RowGroup], result: impl Fn(&RowGroup) -> Result<Tensor>) -> Result<Tensor> {
+fn by_group(
+    groups: &[RowGroup],
+    result: impl Fn(&RowGroup) -> Result<Tensor, Failure>,
+) -> Result<Tensor, Failure> {
     let mut parts: Vec<Tensor> = Vec::new();
     let mut end = 0;
     for group in groups {

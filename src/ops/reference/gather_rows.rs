@@ -1,14 +1,18 @@
-//! `x[i] = x[rows[i]]`.
+//! `x[i] = x[outputs[i]]`.
 
-use super::Result;
-use super::{ReferenceBackend, ReferenceBuffer};
+use super::ReferenceBackend;
+use crate::Result;
+use crate::ops::buffer::Buffer;
+use crate::ops::gather_rows::GatherRows;
+use crate::ops::step_inputs::StepInputs;
 
-pub(crate) fn gather_rows(
-    backend: &ReferenceBackend,
-    rows: &[usize],
-    max_rows: usize,
-    x: &mut ReferenceBuffer,
-) -> Result<()> {
-    let rows = backend.indices(rows.iter().copied())?;
-    x.set_rows(&x.rows(max_rows)?.index_select(&rows, 0)?)
+impl GatherRows for ReferenceBackend {
+    fn gather_rows(&self, step: &StepInputs<'_>, x: &mut Buffer) -> Result<()> {
+        let (rows, max_rows) = (step.outputs, x.max_rows());
+        let x = x.held_mut().on_mut(self)?;
+        self.run(rows.len(), || {
+            let rows = self.indices(rows.iter().copied())?;
+            x.set_rows(&x.rows(max_rows)?.index_select(&rows, 0)?)
+        })
+    }
 }

@@ -5,6 +5,8 @@ use candle_core::{DType, Tensor};
 use super::ReferenceBackend;
 use super::{Failure, Result};
 use crate::ops::KvCacheDType;
+use crate::ops::cpu::paged_cache::KvLayout;
+use crate::ops::kv_cache::{CacheOps, DevicePools};
 
 /// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type; or keys alone, whose first values
 /// are the values.
@@ -12,23 +14,42 @@ use crate::ops::KvCacheDType;
 pub(crate) struct ReferencePools {
     k: Tensor,
     v: Option<Tensor>,
+    block_size: usize,
+}
+
+impl CacheOps for ReferenceBackend {
+    fn pools(
+        &self,
+        layout: KvLayout,
+        dtype: KvCacheDType,
+        num_blocks: usize,
+    ) -> crate::Result<ReferencePools> {
+        Ok(ReferencePools::new(self, layout, dtype, num_blocks)?)
+    }
+}
+
+impl DevicePools for ReferencePools {
+    fn copy_block(&mut self, source: usize, target: usize) -> crate::Result<()> {
+        Ok(self.copy(source, target)?)
+    }
 }
 
 impl ReferencePools {
-    pub(crate) fn new(
+    fn new(
         backend: &ReferenceBackend,
-        num_slots: usize,
-        width: usize,
-        has_values: bool,
+        layout: KvLayout,
         dtype: KvCacheDType,
+        num_blocks: usize,
     ) -> Result<Self> {
+        let KvLayout { block_size, num_kv_heads, head_dim, has_values } = layout;
         let dtype = match dtype {
             KvCacheDType::F16 => DType::F16,
             KvCacheDType::Bf16 => DType::BF16,
             KvCacheDType::F32 => DType::F32,
         };
-        let zeros = || Tensor::zeros((num_slots, width), dtype, backend.device());
-        Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()? })
+        let shape = (num_blocks * block_size, num_kv_heads * head_dim);
+        let zeros = || Tensor::zeros(shape, dtype, backend.device());
+        Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()?, block_size })
     }
 
     /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots. No values where there is no room
@@ -68,10 +89,10 @@ impl ReferencePools {
     }
 
     /// Copies the slots of a block to another.
-    pub(crate) fn copy_block(&mut self, block_size: usize, source: usize, target: usize) -> Result<()> {
+    fn copy(&mut self, source: usize, target: usize) -> Result<()> {
         for pool in std::iter::once(&self.k).chain(&self.v) {
-            let rows = pool.narrow(0, source * block_size, block_size)?.copy()?;
-            pool.slice_set(&rows, 0, target * block_size)?;
+            let rows = pool.narrow(0, source * self.block_size, self.block_size)?.copy()?;
+            pool.slice_set(&rows, 0, target * self.block_size)?;
         }
         Ok(())
     }

@@ -2,84 +2,141 @@
 
 use candle_core::{D, Tensor};
 
-use super::Result;
-use super::{ReferenceBackend, ReferenceBuffer};
-use crate::ops::{Linear, Matrix, RmsNorm};
+use super::{Failure, ReferenceBackend};
+use crate::Result;
+use crate::ops::buffer::Buffer;
+use crate::ops::linear::{LinearOps, LinearScratch};
+use crate::ops::weights::{Linear, Matrix, RmsNorm};
+
+impl ReferenceBackend {
+    /// The first rows of `x`, `w · x / √(mean(x²) + eps)` over as many values as the norm has.
+    pub(super) fn normed(&self, x: &Buffer, num_rows: usize, norm: &RmsNorm) -> Result<Tensor, Failure> {
+        let rows = x.held().on(self)?.rows(num_rows)?;
+        rms_norm(self, &rows.narrow(1, 0, norm.weight.len())?.contiguous()?, norm)
+    }
+
+    /// `W·x + b` for each row of `x`.
+    fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
+        let product = linear.weight.held().on(self)?.product(self, x)?;
+        match &linear.bias {
+            Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
+            None => Ok(product),
+        }
+    }
+}
 
 /// `w · x / √(mean(x²) + eps)` over the last dimension.
-pub(super) fn rms_norm(backend: &ReferenceBackend, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+pub(super) fn rms_norm(backend: &ReferenceBackend, x: &Tensor, norm: &RmsNorm) -> Result<Tensor, Failure> {
     let weight = backend.tensor(&norm.weight, norm.weight.len())?;
     let root_mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(norm.eps))?.sqrt()?;
     Ok(x.broadcast_div(&root_mean_square)?.broadcast_mul(&weight)?)
 }
 
-/// `W·x + b` for each row of `x`.
-fn linear(backend: &ReferenceBackend, x: &Tensor, linear: &Linear) -> Result<Tensor> {
-    let product = linear.weight.reference()?.product(backend, x)?;
-    match &linear.bias {
-        Some(bias) => Ok(product.broadcast_add(&backend.tensor(bias, bias.len())?)?),
-        None => Ok(product),
+impl LinearOps for ReferenceBackend {
+    fn linear_scratch(&self, _max_rows: usize, _max_cols: usize) -> Result<()> {
+        Ok(())
     }
-}
 
-pub(crate) fn norm_linear(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    linears: &[&Linear],
-    out: &mut ReferenceBuffer,
-) -> Result<()> {
-    let x = rms_norm(backend, &x.rows(num_rows)?.narrow(1, 0, norm.weight.len())?.contiguous()?, norm)?;
-    let parts = linears.iter().map(|own| linear(backend, &x, own)).collect::<Result<Vec<_>>>()?;
-    out.set_rows(&Tensor::cat(&parts, 1)?)
-}
+    fn reserve_groups(
+        &self,
+        _scratch: &mut (),
+        _max_groups: usize,
+        _max_rows: usize,
+        _max_cols: usize,
+    ) -> Result<()> {
+        Ok(())
+    }
 
-pub(crate) fn linear_residual(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    h: &ReferenceBuffer,
-    own: &Linear,
-    x: &mut ReferenceBuffer,
-) -> Result<()> {
-    let sum = (x.rows(num_rows)? + linear(backend, &h.rows(num_rows)?, own)?)?;
-    x.set_rows(&sum)
-}
+    fn norm_linear<const N: usize>(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        norm: &RmsNorm,
+        linears: [&Linear; N],
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let out = out.held_mut().on_mut(self)?;
+        self.run(num_rows, || {
+            let x = self.normed(x, num_rows, norm)?;
+            let parts = linears.iter().map(|own| self.product(&x, own)).collect::<Result<Vec<_>, _>>()?;
+            out.set_rows(&Tensor::cat(&parts, 1)?)
+        })
+    }
 
-pub(crate) fn norm_swiglu(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    gate: &Matrix,
-    up: &Matrix,
-    out: &mut ReferenceBuffer,
-) -> Result<()> {
-    let x = rms_norm(backend, &x.rows(num_rows)?, norm)?;
-    let gate = gate.reference()?.product(backend, &x)?.silu()?;
-    out.set_rows(&(gate * up.reference()?.product(backend, &x)?)?)
-}
+    fn linear(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        h: &Buffer,
+        linear: &Linear,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let (h, out) = (h.held().on(self)?, out.held_mut().on_mut(self)?);
+        self.run(num_rows, || out.set_rows(&self.product(&h.rows(num_rows)?, linear)?))
+    }
 
-pub(crate) fn norm_swiglu_biased(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    [gate, up]: [&Linear; 2],
-    out: &mut ReferenceBuffer,
-) -> Result<()> {
-    let x = rms_norm(backend, &x.rows(num_rows)?, norm)?;
-    out.set_rows(&(linear(backend, &x, gate)?.silu()? * linear(backend, &x, up)?)?)
-}
+    fn linear_residual(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        h: &Buffer,
+        linear: &Linear,
+        x: &mut Buffer,
+    ) -> Result<()> {
+        let (h, x) = (h.held().on(self)?, x.held_mut().on_mut(self)?);
+        self.run(num_rows, || {
+            let sum = (x.rows(num_rows)? + self.product(&h.rows(num_rows)?, linear)?)?;
+            x.set_rows(&sum)
+        })
+    }
 
-pub(crate) fn norm_logits(
-    backend: &ReferenceBackend,
-    num_rows: usize,
-    x: &ReferenceBuffer,
-    norm: &RmsNorm,
-    head: &Matrix,
-    logits: &mut ReferenceBuffer,
-) -> Result<()> {
-    let x = rms_norm(backend, &x.rows(num_rows)?, norm)?;
-    logits.set_rows(&head.reference()?.product(backend, &x)?)
+    fn norm_swiglu(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        norm: &RmsNorm,
+        gate: &Matrix,
+        up: &Matrix,
+        _reader: Option<&Linear>,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let (gate, up) = (gate.held().on(self)?, up.held().on(self)?);
+        let out = out.held_mut().on_mut(self)?;
+        self.run(num_rows, || {
+            let x = self.normed(x, num_rows, norm)?;
+            out.set_rows(&(gate.product(self, &x)?.silu()? * up.product(self, &x)?)?)
+        })
+    }
+
+    fn norm_swiglu_biased(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        norm: &RmsNorm,
+        gate: &Linear,
+        up: &Linear,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let out = out.held_mut().on_mut(self)?;
+        self.run(num_rows, || {
+            let x = self.normed(x, num_rows, norm)?;
+            out.set_rows(&(self.product(&x, gate)?.silu()? * self.product(&x, up)?)?)
+        })
+    }
+
+    fn norm_logits(
+        &self,
+        _scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        norm: &RmsNorm,
+        head: &Matrix,
+        logits: &mut Buffer,
+    ) -> Result<()> {
+        let (head, logits) = (head.held().on(self)?, logits.held_mut().on_mut(self)?);
+        self.run(num_rows, || logits.set_rows(&head.product(self, &self.normed(x, num_rows, norm)?)?))
+    }
 }

@@ -6,32 +6,55 @@
 //! it runs on every device that candle has.
 
 mod backend;
+mod bandwidth;
+mod buffer;
 mod embed;
 mod expanded_attention;
 mod experts;
+mod gated;
 mod gather_rows;
 mod heads_linear;
 mod kv_cache;
 mod latent_kv_write;
 mod linear;
 mod matrix;
+mod norm_residual;
 mod paged_attention;
+mod rope_attention;
 mod rope_kv_write;
+mod sample;
+mod step_inputs;
+mod weights;
 
 pub use backend::ReferenceBackend;
 
-pub(crate) use backend::ReferenceBuffer;
-pub(crate) use embed::embed;
-pub(crate) use expanded_attention::{ExpandedAttention, expanded_attention};
-pub(crate) use experts::{experts_residual, experts_swiglu, router_logits};
-pub(crate) use gather_rows::gather_rows;
-pub(crate) use heads_linear::heads_linear;
+pub(crate) use buffer::ReferenceBuffer;
 pub(crate) use kv_cache::ReferencePools;
-pub(crate) use latent_kv_write::{LatentKvWrite, latent_kv_write};
-pub(crate) use linear::{linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased};
 pub(crate) use matrix::ReferenceMatrix;
-pub(crate) use paged_attention::paged_attention;
-pub(crate) use rope_kv_write::{RopeKvWrite, rope_kv_write};
+
+use std::convert::Infallible;
+
+use crate::ops::device::{Device, forms};
+use crate::ops::experts::HostRouting;
+
+impl Device for ReferenceBackend {
+    type Buffer = ReferenceBuffer;
+    type Matrix = ReferenceMatrix;
+    type Stack = Vec<ReferenceMatrix>;
+    /// The host's own.
+    type Vector = ();
+    type LinearScratch = ();
+    type Routing = HostRouting;
+    type Pools = ReferencePools;
+    /// The host's own.
+    type Inputs = ();
+    type Sampler = Infallible;
+    type Table = ();
+    type AttentionScratch = ();
+    type ExpandedScratch = ();
+
+    forms!(Reference);
+}
 
 /// What candle or this folder failed with, on its way to whoever knows [`crate::Error`] only.
 #[derive(Debug)]

@@ -3,47 +3,49 @@
 use candle_core::{Device, Tensor};
 
 use super::linear::rms_norm;
-use super::{Failure, Result};
-use super::{ReferenceBackend, ReferenceBuffer, ReferencePools};
+use super::{Failure, ReferenceBackend, Result};
 use crate::config::RopeStyle;
-use crate::ops::{HeadNorms, RmsNorm, RopeTable};
+use crate::ops::buffer::Buffer;
+use crate::ops::device::{Held, LayerPools};
+use crate::ops::rope_kv_write::{RopeKvWrite, RotatedRows};
+use crate::ops::step_inputs::StepInputs;
+use crate::ops::{RmsNorm, RopeTable};
 
-/// Operands of [`rope_kv_write`], checked.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RopeKvWrite<'a> {
-    pub(crate) num_heads: usize,
-    pub(crate) num_kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) positions: &'a [u32],
-    pub(crate) slots: &'a [usize],
-    pub(crate) norms: Option<HeadNorms<'a>>,
-    pub(crate) table: &'a RopeTable,
-}
+impl RopeKvWrite for ReferenceBackend {
+    fn rope_table(&self, _len: usize) -> crate::Result<()> {
+        Ok(())
+    }
 
-pub(crate) fn rope_kv_write(
-    backend: &ReferenceBackend,
-    operands: RopeKvWrite<'_>,
-    qkv: &mut ReferenceBuffer,
-    pools: &mut ReferencePools,
-) -> Result<()> {
-    let RopeKvWrite { num_heads, num_kv_heads, head_dim, positions, slots, norms, table } = operands;
-    let rows = qkv.rows(positions.len())?;
-    let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
-    let rotation = Rotation::new(backend, table, positions)?;
-    let heads = |first: usize, num_heads: usize, norm: Option<&RmsNorm>| {
-        let heads = rows.narrow(1, first, num_heads * head_dim)?;
-        let heads = heads.reshape((positions.len(), num_heads, head_dim))?;
-        let heads = match norm {
-            Some(norm) => rms_norm(backend, &heads, norm)?,
-            None => heads,
-        };
-        Ok::<_, Failure>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
-    };
-    let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
-    let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;
-    let values = rows.narrow(1, q_width + kv_width, kv_width)?;
-    pools.write(backend, slots, &keys, Some(&values))?;
-    qkv.set_rows(&Tensor::cat(&[&queries, &keys, &values], 1)?)
+    fn rope_kv_write(
+        &self,
+        rows: RotatedRows<'_>,
+        qkv: &mut Buffer,
+        step: &StepInputs<'_>,
+        pools: &mut Held<LayerPools>,
+    ) -> crate::Result<()> {
+        let RotatedRows { num_heads, num_kv_heads, head_dim, norms, table } = rows;
+        let (positions, slots) = (step.positions, &step.attention.slot_mapping[..]);
+        let (qkv, pools) = (qkv.held_mut().on_mut(self)?, pools.on_mut(self)?);
+        self.run(positions.len(), || {
+            let rows = qkv.rows(positions.len())?;
+            let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+            let rotation = Rotation::new(self, table, positions)?;
+            let heads = |first: usize, num_heads: usize, norm: Option<&RmsNorm>| {
+                let heads = rows.narrow(1, first, num_heads * head_dim)?;
+                let heads = heads.reshape((positions.len(), num_heads, head_dim))?;
+                let heads = match norm {
+                    Some(norm) => rms_norm(self, &heads, norm)?,
+                    None => heads,
+                };
+                Ok::<_, Failure>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
+            };
+            let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
+            let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;
+            let values = rows.narrow(1, q_width + kv_width, kv_width)?;
+            pools.write(self, slots, &keys, Some(&values))?;
+            qkv.set_rows(&Tensor::cat(&[&queries, &keys, &values], 1)?)
+        })
+    }
 }
 
 /// Cosines and sines of the angles of some positions, `[positions, 1, pairs]`.
@@ -77,6 +79,9 @@ impl Rotation {
     pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
         let (num_positions, num_heads, head_dim) = heads.dims3()?;
         let num_pairs = self.cos.dim(2)?;
+        if num_pairs == 0 {
+            return Ok(heads.clone());
+        }
         let num_rotated = 2 * num_pairs;
         // `[positions, heads, 2, pairs]` or `[positions, heads, pairs, 2]`: which dimension has the two of a pair.
         let (shape, two) = match self.style {

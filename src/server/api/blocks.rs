@@ -1,5 +1,5 @@
-//! Answers that consist of blocks: reasoning, text and calls of tools, one after the other. What OpenAI's responses
-//! and Anthropic's messages have in common.
+//! Answers that consist of blocks: reasoning, text and calls of tools, one after the other. What OpenAI's responses,
+//! Anthropic's messages and ollama's interface have in common.
 //!
 //! A stream writes the steps in which blocks come about, and an answer that comes whole is the blocks, so the two
 //! cannot differ.
@@ -110,7 +110,7 @@ impl Blocks {
     pub(super) fn push(&mut self, event: TextEvent, tokenizer: Option<&Tokenizer>) -> Vec<Step> {
         let mut steps = Vec::new();
         match event {
-            TextEvent::PromptLogprobs { .. } => {}
+            TextEvent::PromptLogprobs { .. } | TextEvent::PromptProgress { .. } => {}
             TextEvent::Delta { text, token_id, logprobs, .. } => {
                 if let Some(token_id) = token_id {
                     self.totals.num_output_tokens += 1;
@@ -185,6 +185,8 @@ impl Blocks {
 
 /// How an interface writes blocks.
 pub(super) trait BlockStyle: Send + Unpin + 'static {
+    /// What a stream consists of.
+    const CONTENT_TYPE: &'static str = "text/event-stream";
     /// Tells proxies that a stream lives.
     const KEEP_ALIVE: &'static [u8];
 
@@ -242,6 +244,7 @@ pub(super) struct BlockWriter<S> {
 }
 
 impl<S: BlockStyle> StreamWriter for BlockWriter<S> {
+    const CONTENT_TYPE: &'static str = S::CONTENT_TYPE;
     const KEEP_ALIVE: &'static [u8] = S::KEEP_ALIVE;
 
     fn write_event(&mut self, generation: &Generation, _prompt: usize, event: TextEvent, _is_last: bool) {
@@ -298,6 +301,7 @@ mod tests {
             index: 0,
             reason,
             error: None,
+            error_kind: None,
             stats,
             matched_stop: None,
             stop_token_id: None,

@@ -31,6 +31,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     let tools = ToolRequest::parse(&mut fields)?;
     let includes_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
     let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
+    options.parse_progress(&mut fields)?;
     if fields.bool("echo")?.unwrap_or(false) {
         return Err(ApiError::unsupported("echo", "echo is not supported in chats; use /v1/completions"));
     }

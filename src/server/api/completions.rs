@@ -43,7 +43,8 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     params.logprobs = fields.unsigned("logprobs")?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     let max_tokens = fields.limit("max_tokens")?;
-    let options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
+    let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
+    options.parse_progress(&mut fields)?;
     if fields.bool("continue_final_message")?.unwrap_or(false) {
         let message = "continue_final_message is for chats; a completion always goes on with its prompt";
         return Err(ApiError::unsupported("continue_final_message", message));

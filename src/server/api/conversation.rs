@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::super::account::on_text;
+use super::super::account::{self, on_text};
 use super::super::error::ApiError;
 use super::super::ignored::Ignored;
 use super::super::json::{Fields, NO_LIMIT, wrong_type};
@@ -16,7 +16,7 @@ use super::options::Options;
 use super::structured::{self, StructuredOutput};
 use super::tools::{ToolChoice, ToolRequest};
 use super::turn::TurnFormat;
-use crate::chat::{AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat};
+use crate::chat::{self, AnswerFormat, Chat, ChatOptions, Message, Tool, ToolCallFormat, on_account};
 use crate::engine::Request;
 use crate::grammar::GrammarSpec;
 use crate::sampling::{Constraint, SamplingParams};
@@ -27,6 +27,10 @@ const RESERVED_VARIABLES: [&str; 4] =
 
 /// The variables with which templates are told whether the model is to think.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// Where the values of templates go that take much more than their conversation.
+const ACCOUNT: chat::Account =
+    chat::Account { take: |num_bytes| account::charge(num_bytes).is_ok(), give_back: account::give_back };
 
 /// A conversation for the template.
 pub(super) struct Conversation {
@@ -88,9 +92,10 @@ impl Conversation {
     fn known_tools<'t>(&'t self, model: &Model, none: &'t ToolRequest) -> Result<&'t ToolRequest, ApiError> {
         let about_tools = self.tools.source.as_ref().map(|_| "tools").or(self.about_tools.as_deref());
         // Earlier calls are there to be read, also where no further ones can be told of.
-        let writes_calls = model.llm.chat().is_some_and(Chat::writes_calls);
+        let writes_calls = model.llm.chat_format().is_some_and(Chat::writes_calls);
         let about_tools = about_tools.filter(|_| self.tools.source.is_some() || !writes_calls);
-        let Some(place) = about_tools.filter(|_| !model.llm.chat().is_none_or(Chat::uses_tools)) else {
+        let Some(place) = about_tools.filter(|_| !model.llm.chat_format().is_none_or(Chat::uses_tools))
+        else {
             return Ok(&self.tools);
         };
         if called_tools(&self.tools).is_some() {
@@ -105,7 +110,7 @@ impl Conversation {
             ignored.add(place);
         }
         // The messages may tell of them, and what the model calls all the same is a call.
-        let is_read = model.llm.chat().is_some_and(|chat| chat.answer_format().tool_calls.is_some());
+        let is_read = model.llm.chat_format().is_some_and(|chat| chat.answer_format().tool_calls.is_some());
         Ok(if writes_calls && is_read { &self.tools } else { none })
     }
 
@@ -117,7 +122,7 @@ impl Conversation {
         check_text_len(model, param, num_message_bytes)?;
         let num_bytes = self.variables.values.values().map(messages::value_bytes).sum();
         check_text_len(model, "chat_template_kwargs", num_bytes)?;
-        self.variables.tell_unread(model.llm.chat());
+        self.variables.tell_unread(model.llm.chat_format());
         charge_copies(tools.source.iter().chain(self.variables.values.values()))?;
         on_text(num_tool_bytes + num_message_bytes + num_bytes, || {
             let options = ChatOptions {
@@ -126,7 +131,9 @@ impl Conversation {
                 tools: tools.source.clone(),
                 variables: self.variables.values.clone(),
             };
-            model.llm.encode_chat(messages, &options).map_err(|error| ApiError::from(error).or_param(param))
+            let rendered = on_account(ACCOUNT, || model.llm.encode_chat(messages, &options));
+            rendered
+                .map_err(|error| account::refusal().unwrap_or_else(|| ApiError::from(error).or_param(param)))
         })
     }
 
@@ -172,7 +179,7 @@ fn turn_format(
     tools: &ToolRequest,
     includes_reasoning: bool,
 ) -> Result<TurnFormat, ApiError> {
-    let known = model.llm.chat().map(Chat::answer_format).cloned().unwrap_or_default();
+    let known = model.llm.chat_format().map(Chat::answer_format).cloned().unwrap_or_default();
     let tool_calls = known.tool_calls.filter(|_| tools.may_call());
     if tool_calls.is_none() && tools.may_call() {
         let message = format!(

@@ -277,6 +277,7 @@ impl Form {
             prompt_token_ids: None,
             prompt_logprobs: None,
             timings: None,
+            prompt_progress: None,
         }
     }
 
@@ -361,6 +362,7 @@ impl Answer for Form {
             let (prompt, event) = event?;
             match event {
                 TextEvent::PromptLogprobs { logprobs } => self.add_prompt_logprobs(prompt, logprobs),
+                TextEvent::PromptProgress { .. } => {}
                 TextEvent::Delta { .. } if self.is_prompt_only => {}
                 TextEvent::Delta { index, text, token_id, logprobs } => {
                     let choice = &mut choices[self.choice_index(prompt, index)];

@@ -7,8 +7,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
 
+use super::super::descriptors::Descriptors;
 use super::super::error::{ApiError, ok};
 use super::super::state::App;
+use super::sampling;
 use crate::chat::{Chat, ReasoningFormat, ToolCallFormat};
 
 /// The model.
@@ -19,7 +21,7 @@ pub(in super::super) async fn model(State(app): State<Arc<App>>) -> Result<Respo
         "tokenizer_path": model.llm.name(),
         "served_model_name": model.names[0],
         "is_generation": true,
-        "preferred_sampling_params": null,
+        "preferred_sampling_params": sampling::preferred(model.llm.sampling_defaults()),
         "weight_version": "default",
         "architectures": [model.llm.model_config().architecture.hf_name],
         "has_image_understanding": false,
@@ -32,7 +34,8 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
     let model = app.ready()?;
     let engine = model.llm.engine();
     let (config, stats) = (engine.config(), engine.latest_stats());
-    let forms = model.llm.chat().map(Chat::answer_format).cloned().unwrap_or_default();
+    let forms = model.llm.chat_format().map(Chat::answer_format).cloned().unwrap_or_default();
+    let Descriptors { shares, limit, .. } = &app.descriptors;
     let num_tokens = config.num_blocks * config.block_size;
     Ok(ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -51,6 +54,9 @@ pub(in super::super) async fn server(State(app): State<Arc<App>>) -> Result<Resp
         "max_total_num_tokens": num_tokens,
         "max_prefill_tokens": config.max_num_batched_tokens,
         "max_running_requests": config.max_num_seqs,
+        "max_connections": shares.connections,
+        "max_connections_per_address": shares.per_address,
+        "max_open_files": limit,
         "page_size": config.block_size,
         "tool_call_parser": forms.tool_calls.as_ref().map(ToolCallFormat::name),
         "reasoning_parser": forms.reasoning.as_ref().map(ReasoningFormat::name),

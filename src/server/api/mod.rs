@@ -14,6 +14,7 @@ mod form;
 pub(super) mod info;
 mod messages;
 pub(super) mod models;
+pub(super) mod ollama;
 mod options;
 mod prompt_report;
 pub(super) mod render;
@@ -35,6 +36,8 @@ use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
 use axum::http::Request as HttpRequest;
 use axum::response::Response;
+
+pub(super) use self::types::Reading;
 
 use self::answer::Answer;
 use self::options::Options;
@@ -66,12 +69,13 @@ async fn prepare<T: Send + 'static>(
     parse: impl FnOnce(&Model, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
+    let client = Client::of(&request)?;
     let body = super::body::read(app, request).await?;
     let ignored = Ignored::default();
     let left = ignored.clone();
     let model = Arc::clone(model);
     // Templates and tokenizers take their time with long texts.
-    let prepared = tokio::task::spawn_blocking(move || {
+    let prepared = app.preparation.run(&client, move || {
         let body_bytes = body.bytes.capacity();
         let (parsed, mut charge) = charging(body.charge, || {
             dropped_in(|| {
@@ -84,8 +88,7 @@ async fn prepare<T: Send + 'static>(
         charge.give_back(body_bytes);
         (parsed, charge)
     });
-    let ((parsed, dropped), charge) =
-        prepared.await.map_err(|_| ApiError::internal("the request could not be prepared"))?;
+    let ((parsed, dropped), charge) = prepared.await?;
     note.hold(charge);
     // A prompt of nothing else is empty, which is better understood with what it was.
     app.tell_dropped(&dropped);
@@ -120,12 +123,17 @@ async fn generate<A: Answer>(
         seats = app.take_seats(&model, &client, num_sequences)?;
     }
     for request in &mut requests {
-        (request.client, request.weight, request.priority) = (client.id, client.weight, options.priority);
+        (request.client, request.weight, request.group) = (client.id, client.weight, Some(client.group));
+        request.priority = options.priority;
     }
     let buffer = if options.stream.is_some() { Buffer::Bounded } else { Buffer::Whole };
     let identity = form.identity(note.request_id(), caller);
     let record = app.history.begin(identity, &requests, options.stream.is_some());
-    let ticket = Ticket { app, model, note, record, arrival, seats };
+    let tells_progress = options.stream.is_some_and(|stream| stream.tells_progress);
+    for request in &mut requests {
+        request.prompt_progress = tells_progress || record.is_some();
+    }
+    let ticket = Ticket { app, model, note, record, arrival, seats, tells_progress };
     let generation = Generation::start(ticket, requests, &options.text, buffer).await?;
     match options.stream {
         Some(stream) => Ok(stream::respond(generation, form.into_writer(stream))),
@@ -141,11 +149,17 @@ fn from_path(param: &'static str, found: Result<Path<String>, PathRejection>) ->
     }
 }
 
-/// An empty or absent name means the model that is served.
 fn check_model(model: &Model, fields: &mut Fields) -> Result<(), ApiError> {
-    match fields.string("model")? {
-        Some(name) if !name.is_empty() && !model.names.contains(&name) => {
-            Err(ApiError::no_such_model(&name, &model.names[0]))
+    check_name(model, fields.string("model")?.as_deref())
+}
+
+/// An empty or absent name means the model that is served. Behind a name, ollama's clients write that they want the
+/// latest version.
+fn check_name(model: &Model, name: Option<&str>) -> Result<(), ApiError> {
+    let is_served = |name: &str| name.is_empty() || model.names.iter().any(|served| served == name);
+    match name {
+        Some(name) if !is_served(name) && !name.strip_suffix(":latest").is_some_and(is_served) => {
+            Err(ApiError::no_such_model(name, &model.names[0]))
         }
         _ => Ok(()),
     }

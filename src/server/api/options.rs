@@ -33,6 +33,8 @@ pub(super) struct StreamOptions {
     pub(super) include_usage: bool,
     /// The usage so far in every chunk.
     pub(super) continuous_usage: bool,
+    /// Chunks that say how far the prompt is.
+    pub(super) tells_progress: bool,
 }
 
 /// When a field that is not supported does no harm.
@@ -114,6 +116,8 @@ impl Words {
         Self { limit: "max_output_tokens", format: "text.format", stop: "stop" };
     pub(super) const MESSAGES: Self =
         Self { limit: "max_tokens", format: "output_config.format", stop: "stop_sequences" };
+    pub(super) const OLLAMA: Self =
+        Self { limit: "options.num_predict", format: "format", stop: "options.stop" };
 
     /// A way out in the words of this interface.
     fn fill(&self, way_out: &str) -> String {
@@ -182,6 +186,7 @@ impl Options {
                 StreamOptions {
                     include_usage: options.bool("include_usage")?.unwrap_or(false),
                     continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+                    ..StreamOptions::default()
                 }
             }
             None => StreamOptions::default(),
@@ -205,6 +210,21 @@ impl Options {
 }
 
 impl Options {
+    /// Takes what a stream has to say of the prompt while it is computed.
+    pub(super) fn parse_progress(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        let is_wanted = fields.bool("return_progress")?.unwrap_or(false);
+        match &mut self.stream {
+            Some(stream) => stream.tells_progress = is_wanted,
+            None if is_wanted => {
+                let message = "return_progress is true, but stream is not: progress comes in a stream; \
+                               GET /v1/requests/{id} tells it for any request";
+                return Err(ApiError::invalid("return_progress", message));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
     /// For interfaces whose answers have no place for what is told of prompts and token ids.
     pub(super) fn refuse_reports(&self) -> Result<(), ApiError> {
         let given = [

@@ -23,6 +23,5 @@ pub(in super::super) async fn show(
     let id = from_path("id", id)?;
     let record = app.history.find(&id, caller).ok_or_else(|| ApiError::no_such_request(&id))?;
     let block_size = model.llm.engine().config().block_size;
-    let is_only_caller = app.keys.current().len() <= 1;
-    Ok(ok(&record.describe(model.llm.tokenizer(), block_size, is_only_caller)))
+    Ok(ok(&record.describe(model.llm.tokenizer(), block_size, app.has_one_user())))
 }

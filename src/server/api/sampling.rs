@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
 use super::super::json::{Fields, wrong_type};
+use crate::quoted;
 use crate::sampling::{SamplingDefaults, SamplingParams};
 
 /// Everything but `max_tokens`, `n` and log-probabilities, in which the two ways of generating differ. What a request
@@ -53,6 +54,30 @@ pub(in super::super) fn in_effect(params: &SamplingParams) -> Map<String, Value>
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// What a request gets that says nothing of it: what the model's files say, or what this program does.
+pub(super) fn preferred(model: &SamplingDefaults) -> Value {
+    let SamplingParams {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        ..
+    } = model.apply(SamplingParams::default());
+    json!({
+        "temperature": short(temperature),
+        "top_k": top_k,
+        "top_p": short(top_p),
+        "min_p": short(min_p),
+        "repetition_penalty": short(repetition_penalty),
+        "presence_penalty": short(presence_penalty),
+        "frequency_penalty": short(frequency_penalty),
+        "max_new_tokens": model.max_tokens,
+    })
+}
+
 /// With the digits that it has as an f32.
 pub(super) fn short(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
@@ -92,13 +117,18 @@ pub(super) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, Ap
 /// Token ids are keys, and so they are strings.
 fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
     let Some(entries) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
-    let entry = |(name, value): (String, Value)| {
+    let mut biases = BTreeMap::new();
+    for (name, value) in entries.into_map()? {
         let token_id = name.parse().map_err(|_| {
-            let message = format!("logit_bias has the key {name:?}, expected a token id");
+            let message = format!("logit_bias has the key {}, expected a token id", quoted(&name));
             ApiError::invalid("logit_bias", message)
         })?;
         let bias = value.as_f64().ok_or_else(|| wrong_type("logit_bias".to_owned(), &value, "a number"))?;
-        Ok((token_id, bias as f32))
-    };
-    entries.into_map()?.into_iter().map(entry).collect()
+        if biases.insert(token_id, bias as f32).is_some() {
+            let message =
+                format!("logit_bias has token {token_id} twice, the second time as {}", quoted(&name));
+            return Err(ApiError::invalid("logit_bias", message));
+        }
+    }
+    Ok(biases)
 }

@@ -1,4 +1,4 @@
-//! Answers as server-sent events: the body of every stream, and the chunks of chats and completions, one for each
+//! Answers as streams, mostly of server-sent events: the body of every stream, and the chunks of chats and completions, one for each
 //! piece of text, in OpenAI's order.
 //!
 //! The body is polled when the connection can take more, and asks the generation then. Nothing runs for a
@@ -21,6 +21,7 @@ use super::options::StreamOptions;
 use super::prompt_report::Listed;
 use super::turn::Turn;
 use super::types::{Choice, Delta, Envelope, Logprobs, StopReason, Timings};
+use crate::engine::PromptProgress;
 use crate::llm::TextEvent;
 use crate::sampling::TokenLogprobs;
 
@@ -31,6 +32,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Turns the events of a generation into the bytes of a stream, in the way of one interface.
 pub(super) trait StreamWriter: Send + Unpin + 'static {
+    /// What the stream consists of.
+    const CONTENT_TYPE: &'static str = "text/event-stream";
     /// Tells proxies that the connection lives.
     const KEEP_ALIVE: &'static [u8];
 
@@ -51,7 +54,7 @@ pub(super) trait StreamWriter: Send + Unpin + 'static {
 pub(super) fn respond<W: StreamWriter>(generation: Generation, writer: W) -> Response {
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE));
     let body = EventStream { generation, writer, keep_alive, is_over: false };
-    let mut response = ok_as("text/event-stream", Body::new(body));
+    let mut response = ok_as(W::CONTENT_TYPE, Body::new(body));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would collect chunks otherwise.
@@ -148,6 +151,7 @@ impl StreamWriter for Writer {
     fn write_event(&mut self, generation: &Generation, prompt: usize, event: TextEvent, is_last: bool) {
         match event {
             TextEvent::PromptLogprobs { logprobs } => self.form.add_prompt_logprobs(prompt, logprobs),
+            TextEvent::PromptProgress { progress } => self.write_progress(prompt, progress),
             TextEvent::Delta { .. } if self.form.is_prompt_only() => {}
             TextEvent::Delta { index, text, token_id, logprobs } => {
                 let choice = self.form.choice_index(prompt, index);
@@ -310,6 +314,15 @@ impl Writer {
         let mut chunk = self.form.envelope(vec![choice], true);
         chunk.prompt_token_ids = prompt_token_ids;
         chunk.prompt_logprobs = prompt_logprobs;
+        self.options.add_usage(&mut chunk, &self.totals);
+        write_data(&mut self.bytes, &chunk);
+    }
+
+    /// A chunk without anything of an answer.
+    fn write_progress(&mut self, prompt: usize, progress: PromptProgress) {
+        let piece = self.form.piece(self.form.choice_index(prompt, 0), Delta::default());
+        let mut chunk = self.form.envelope(vec![piece], true);
+        chunk.prompt_progress = Some(progress.into());
         self.options.add_usage(&mut chunk, &self.totals);
         write_data(&mut self.bytes, &chunk);
     }

@@ -197,6 +197,26 @@ pub(super) fn flat_format(
     }
 }
 
+/// The form in ollama's words: `"json"` is any object, an object is a schema, and nothing is no form.
+pub(super) fn json_or_schema(
+    format: Value,
+    param: &'static str,
+) -> Result<Option<StructuredOutput>, ApiError> {
+    let spec = match format {
+        Value::String(word) if word.is_empty() => return Ok(None),
+        Value::String(word) if word == "json" => GrammarSpec::JsonObject,
+        Value::Object(schema) => GrammarSpec::JsonSchema(schema.into()),
+        other => {
+            return Err(wrong_type(
+                param.to_owned(),
+                &other,
+                "\"json\" or a JSON schema, which is an object",
+            ));
+        }
+    };
+    Ok(Some(StructuredOutput { spec, param }))
+}
+
 fn kind(name: &str, param: &'static str, value: Option<Value>) -> Result<Option<StructuredOutput>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     let spec = match (name, value) {

@@ -88,7 +88,7 @@ pub(in super::super) async fn show(State(app): State<Arc<App>>) -> Result<Respon
         "eos_token_id": eos,
         "pad_token": token(eos),
         "pad_token_id": eos,
-        "chat_template": model.llm.chat().map(Chat::template_source),
+        "chat_template": model.llm.chat_format().map(Chat::template_source),
         "vocab_size": tokenizer.vocab_size(),
         "model_max_length": model.llm.engine().config().max_model_len,
     })))

@@ -11,6 +11,7 @@ use super::super::values::charge_copies;
 use super::messages::value_bytes;
 use crate::chat::Tool;
 use crate::grammar::GrammarSpec;
+use crate::quoted;
 
 /// Most tools in a request. Agents with many servers of tools behind them send hundreds.
 const MAX_TOOLS: usize = 1_024;
@@ -130,7 +131,7 @@ impl Functions {
         for (item, source) in fields.objects("tools", items.clone()).zip(items) {
             let Some(tool) = tool(item?)? else { continue };
             if !names.insert(tool.name.clone()) {
-                let message = format!("tools has two functions of the name {:?}", tool.name);
+                let message = format!("tools has two functions of the name {}", quoted(&tool.name));
                 return Err(ApiError::invalid("tools", message));
             }
             functions.source.push(source);
@@ -239,7 +240,7 @@ fn check_allowed(allowed: &[String], tools: &[Tool]) -> Result<(), ApiError> {
     }
     match allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
         Some(name) => {
-            let message = format!("tool_choice allows {:?}, which is none of the tools", shortened(name));
+            let message = format!("tool_choice allows {}, which is none of the tools", quoted(name));
             Err(ApiError::invalid("tool_choice", message))
         }
         None => Ok(()),
@@ -253,7 +254,7 @@ fn possible(choice: ToolChoice, tools: &[Tool]) -> Result<ToolChoice, ApiError> 
             Err(ApiError::invalid("tool_choice", "tool_choice asks for a call, but there are no tools"))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == name) => {
-            let message = format!("tool_choice names {:?}, which is none of the tools", shortened(&name));
+            let message = format!("tool_choice names {}, which is none of the tools", quoted(&name));
             Err(ApiError::invalid("tool_choice", message))
         }
         choice => Ok(choice),
@@ -296,10 +297,6 @@ fn named(mut fields: Fields) -> Result<String, ApiError> {
     }
     let mut function = fields.object("function")?.ok_or_else(|| missing(fields.path("function")))?;
     function.string("name")?.ok_or_else(|| missing(function.path("name")))
-}
-
-fn shortened(name: &str) -> String {
-    name.chars().take(MAX_NAME_CHARS).collect()
 }
 
 fn missing(path: String) -> ApiError {

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::super::generation::Totals;
 use super::prompt_report::Listed;
+use crate::engine::PromptProgress;
 
 /// An answer, or a chunk of one.
 #[derive(Debug, Serialize)]
@@ -22,6 +23,32 @@ pub(super) struct Envelope<'a> {
     pub(super) prompt_logprobs: Option<Vec<Listed>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_progress: Option<Reading>,
+}
+
+/// How far the server is with the prompt, as llama.cpp's server tells it.
+#[derive(Debug, Serialize)]
+pub(in super::super) struct Reading {
+    /// Tokens of the prompt.
+    total: usize,
+    /// Of these, found in the prefix cache.
+    cache: usize,
+    /// Of these, computed or found.
+    processed: usize,
+    /// Since the first step of the request.
+    time_ms: f64,
+}
+
+impl From<PromptProgress> for Reading {
+    fn from(progress: PromptProgress) -> Self {
+        Self {
+            total: progress.num_prompt_tokens,
+            cache: progress.num_cached_tokens,
+            processed: progress.num_processed_tokens,
+            time_ms: progress.time.as_micros() as f64 / 1e3,
+        }
+    }
 }
 
 /// One of the sequences.

@@ -13,7 +13,6 @@
 mod clock;
 mod config;
 mod kept;
-mod notices;
 mod payload;
 mod peers;
 mod publisher;
@@ -27,6 +26,7 @@ use tokio::sync::mpsc;
 
 pub use self::config::{KvEventsChoice, KvEventsConfig};
 use self::peers::Counts;
+pub(super) use self::peers::MAX_PEERS;
 use super::access::AccessLog;
 use crate::engine::{CacheEvent, OnCacheEvents};
 use crate::{Error, Result};
@@ -82,14 +82,18 @@ pub(super) struct KvEventTotals {
 }
 
 impl KvEvents {
-    /// Takes the ports. Nothing is sent before [`listener`](Self::listener) is called.
+    /// Takes the ports, for so many peers of both at once. Nothing is sent before [`listener`](Self::listener) is called.
     ///
     /// # Errors
     /// If a port cannot be had.
-    pub(super) async fn bind(config: &KvEventsConfig, log: Arc<dyn AccessLog>) -> Result<Self> {
+    pub(super) async fn bind(
+        config: &KvEventsConfig,
+        max_peers: usize,
+        log: Arc<dyn AccessLog>,
+    ) -> Result<Self> {
         let (queue, batches) = mpsc::channel(config.max_queue_size);
         let counts = Arc::<Counts>::default();
-        let source = publisher::start(config, batches, Arc::clone(&counts), log).await?;
+        let source = publisher::start(config, max_peers, batches, Arc::clone(&counts), log).await?;
         Ok(Self { source, queue, totals: Arc::default(), counts })
     }
 

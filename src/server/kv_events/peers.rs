@@ -16,23 +16,23 @@ use tokio::time::timeout_at;
 use super::KvEventsConfig;
 use super::clock::{Clock, HANDSHAKE_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT};
 use super::kept::Kept;
-use super::notices::Notices;
 use super::session::{Fault, Role, Session};
 use crate::server::access::AccessLog;
 use crate::server::clients::network;
+use crate::server::notices::Notices;
 
-/// Peers of both sockets at once.
-pub(super) const MAX_PEERS: usize = 256;
-/// Those of them from one address.
-pub(super) const MAX_PEERS_PER_ADDRESS: usize = MAX_PEERS / 2;
+/// Peers of both sockets at once; fewer where the process may have few open files. Half of them may be from one address.
+pub(in crate::server) const MAX_PEERS: usize = 256;
 /// Pause after the system refused a connection, for instance because there are no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a peer was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
-    Peers,
-    PeersOfAddress,
+    /// There are so many.
+    Peers(usize),
+    /// There are so many from its address.
+    PeersOfAddress(usize),
     Handshake,
     Stalled,
     Idle,
@@ -43,8 +43,8 @@ impl Closed {
     /// Lines for different kinds do not hold each other up.
     pub(super) fn kind(self) -> &'static str {
         match self {
-            Self::Peers => "peers",
-            Self::PeersOfAddress => "peers_of_address",
+            Self::Peers(_) => "peers",
+            Self::PeersOfAddress(_) => "peers_of_address",
             Self::Handshake => "handshake",
             Self::Stalled => "stalled",
             Self::Idle => "idle",
@@ -57,9 +57,9 @@ impl Closed {
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Peers => write!(f, "there are {MAX_PEERS} peers, which are the most"),
-            Self::PeersOfAddress => {
-                write!(f, "there are {MAX_PEERS_PER_ADDRESS} peers from its address, which are the most")
+            Self::Peers(most) => write!(f, "there are {most} peers, which are the most"),
+            Self::PeersOfAddress(most) => {
+                write!(f, "there are {most} peers from its address, which are the most")
             }
             Self::Handshake => write!(f, "it did not say who it is within {} s", HANDSHAKE_TIMEOUT.as_secs()),
             Self::Stalled => write!(f, "it took nothing for {} s", WRITE_TIMEOUT.as_secs()),
@@ -84,13 +84,20 @@ pub(super) struct Peers {
     kept: Kept,
     counts: Arc<Counts>,
     notices: Notices,
+    max_peers: usize,
     /// How many there are from each address.
     places: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Peers {
-    pub(super) fn new(config: &KvEventsConfig, counts: Arc<Counts>, log: Arc<dyn AccessLog>) -> Self {
+    pub(super) fn new(
+        config: &KvEventsConfig,
+        max_peers: usize,
+        counts: Arc<Counts>,
+        log: Arc<dyn AccessLog>,
+    ) -> Self {
         Self {
+            max_peers,
             topic: config.topic.as_bytes().into(),
             kept: Kept::new(config.max_queue_size, config.buffer_steps),
             counts,
@@ -123,11 +130,12 @@ struct Place {
 impl Place {
     fn take(peers: &Arc<Peers>, address: IpAddr) -> Result<Self, Closed> {
         let mut places = peers.places();
-        if places.get(&address).is_some_and(|count| *count >= MAX_PEERS_PER_ADDRESS) {
-            return Err(Closed::PeersOfAddress);
+        let most = (peers.max_peers / 2).max(1);
+        if places.get(&address).is_some_and(|count| *count >= most) {
+            return Err(Closed::PeersOfAddress(most));
         }
-        if places.values().sum::<usize>() >= MAX_PEERS {
-            return Err(Closed::Peers);
+        if places.values().sum::<usize>() >= peers.max_peers {
+            return Err(Closed::Peers(peers.max_peers));
         }
         *places.entry(address).or_default() += 1;
         Ok(Self { peers: Arc::clone(peers), address })
@@ -273,20 +281,17 @@ mod tests {
             max_queue_size: 10,
             topic: "kv".to_owned(),
         };
-        Arc::new(Peers::new(&config, Arc::default(), Arc::new(Silent)))
+        Arc::new(Peers::new(&config, 8, Arc::default(), Arc::new(Silent)))
     }
 
     #[test]
     fn no_address_has_all_places() {
         let peers = peers();
         let take = |address: [u8; 4]| Place::take(&peers, address.into());
-        let mut first: Vec<Place> =
-            (0..MAX_PEERS_PER_ADDRESS).map(|_| take([10, 0, 0, 1]).unwrap()).collect();
-        assert_eq!(take([10, 0, 0, 1]).err(), Some(Closed::PeersOfAddress));
-        let others: Vec<Place> = (0..MAX_PEERS - MAX_PEERS_PER_ADDRESS)
-            .map(|index| take([10, 0, 1, index as u8]).unwrap())
-            .collect();
-        assert_eq!(take([10, 0, 2, 1]).err(), Some(Closed::Peers));
+        let mut first: Vec<Place> = (0..4).map(|_| take([10, 0, 0, 1]).unwrap()).collect();
+        assert_eq!(take([10, 0, 0, 1]).err(), Some(Closed::PeersOfAddress(4)));
+        let others: Vec<Place> = (0..4).map(|index| take([10, 0, 1, index]).unwrap()).collect();
+        assert_eq!(take([10, 0, 2, 1]).err(), Some(Closed::Peers(8)));
         first.pop();
         let another = take([10, 0, 2, 1]).unwrap();
         drop((first, others, another));

@@ -26,6 +26,7 @@ const BACKLOG: u32 = 128;
 /// Takes the ports and sends batches until the queue is closed.
 pub(super) async fn start(
     config: &KvEventsConfig,
+    max_peers: usize,
     batches: mpsc::Receiver<Batch>,
     counts: Arc<Counts>,
     log: Arc<dyn AccessLog>,
@@ -36,7 +37,7 @@ pub(super) async fn start(
     let (told, source) = oneshot::channel();
     let run = move || {
         runtime.block_on(async {
-            let peers = Arc::new(Peers::new(&config, counts, log));
+            let peers = Arc::new(Peers::new(&config, max_peers, counts, log));
             let bound = bind(&config, &peers).await;
             let is_bound = bound.is_ok();
             // Whoever started it waits for this.

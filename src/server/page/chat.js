@@ -1,18 +1,16 @@
-// The conversation that is shown, and the answers that are being given.
+// The conversation that is shown, and what can be done with it.
 (() => {
   const { element } = Markdown;
   const { isText } = Kept;
   const { values } = Settings;
+  const { offer, tell } = News;
   const byId = (id) => document.getElementById(id);
   const log = byId("log");
-  const scroller = byId("scroller");
   const model = byId("model");
 
   let conversation = new Conversation();
   /** How the messages of the branch that is shown look. */
   let views = new Map();
-  /** Answers that are being given: conversation's id → its controller and its message. */
-  const running = new Map();
   /** Tokens of the conversation, as the server counted them last. */
   const usedTokens = new Map();
 
@@ -35,6 +33,7 @@
         showModels(data.filter((each) => isText(each?.id)));
         showState("good", "Ready");
         isConnecting = false;
+        Settings.askDefaults();
       } catch (error) {
         isConnecting = error.status !== 401;
         const state = error.status ? "Not ready" : "No connection";
@@ -44,6 +43,7 @@
     }
   }
 
+  /** A list to choose from where there is a choice. */
   function showModels(cards) {
     const wanted = model.value;
     model.replaceChildren(...cards.map((card) => {
@@ -55,158 +55,120 @@
     for (const name of [values.model, wanted]) {
       if (cards.some((card) => card.id === name)) model.value = name;
     }
-    model.disabled = cards.length < 2;
+    model.hidden = cards.length < 2;
+    byId("only-model").hidden = !model.hidden;
+    byId("only-model").textContent = byId("only-model").title = cards[0]?.id ?? "";
     showContext();
   }
 
+  const modelName = () => (model.value && model.value !== "…" ? { model: model.value } : {});
+  const room = () => Number(model.selectedOptions[0]?.dataset.length) || 0;
+  const whole = (count) => count.toLocaleString("en");
+
   function showContext() {
-    const length = Number(model.selectedOptions[0]?.dataset.length) || 0;
     const used = usedTokens.get(conversation.id) ?? 0;
-    const [part, all] = [used, length].map((count) => count.toLocaleString("en"));
-    const text = used ? `${part} of ${all} tokens` : `${all} tokens of context`;
-    byId("context").textContent = length ? text : "";
+    const text = used ? `${whole(used)} of ${whole(room())} tokens` : `${whole(room())} tokens of context`;
+    byId("context").textContent = room() ? text : "";
+  }
+
+  /** Why these turns cannot be answered, as far as their tokens tell; nothing if they can. */
+  async function whyNot(turns) {
+    try {
+      const headers = { "content-type": "application/json" };
+      const body = JSON.stringify({ messages: turns, ...modelName() });
+      const counted = await (await Server.request("tokenize", { method: "POST", headers, body })).json();
+      const [count, most] = [Number(counted.count), Number(counted.max_model_len)];
+      const longest = Settings.sampling().max_tokens ?? 1;
+      if (!(count + longest > most)) return "";
+      const answer = longest > 1 ? ` and the longest answer (in the settings) ${whole(longest)}` : "";
+      return `This is too long for the model: with the conversation so far it has ${whole(count)} tokens${answer}, and ` +
+        `${whole(most)} is the most. Shorten it, or begin a new chat.`;
+    } catch (error) {
+      // A server that does not count says so itself when it is asked for the answer.
+      if ([404, 405, 501].includes(error.status)) return "";
+      if (error.status === 0) connect();
+      return Answers.words(error);
+    }
   }
 
   // ---- Answers
 
-  function requestBody(turns) {
-    const system = values.system?.trim();
-    if (system) turns.unshift({ role: "system", content: system });
-    const body = { messages: turns, stream: true, stream_options: { include_usage: true }, ...Settings.sampling() };
-    if (model.value && model.value !== "…") body.model = model.value;
-    return JSON.stringify(body);
+  function wishes() {
+    const stream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+    return { ...stream, ...Settings.sampling(), ...modelName() };
   }
 
-  function addToolCalls(calls, deltas) {
-    for (const delta of deltas) {
-      const call = (calls[delta.index ?? 0] ??= { name: "", arguments: "" });
-      call.name += delta.function?.name ?? "";
-      call.arguments += delta.function?.arguments ?? "";
-    }
-    const readable = (text) => {
-      try {
-        return JSON.parse(text);
-      } catch {
-        return text;
-      }
-    };
-    const list = calls.filter(Boolean).map((call) => ({ ...call, arguments: readable(call.arguments) }));
-    return JSON.stringify(list, null, 2);
+  function give(message, turns, more = {}) {
+    const own = conversation;
+    const done = Answers.give(own, message, turns, { ...wishes(), ...more });
+    showPath();
+    Scroll.toEnd();
+    Sidebar.render();
+    tell("Answering.");
+    done.then(() => Naming.name(own, modelName()));
   }
 
   /** Asks for an answer behind the leaf of the conversation that is shown, and shows it as it comes. */
-  async function answer() {
-    const own = conversation;
-    const body = requestBody(own.turns());
-    const message = own.add({ role: "assistant", content: "" });
-    const controller = new AbortController();
-    running.set(own.id, { controller, message });
-    showPath();
-    toEnd();
-    tell("Answering.");
-    const figures = { start: performance.now(), first: 0, chunks: 0 };
-    try {
-      await receive(own, message, body, controller.signal, figures);
-    } catch (error) {
-      if (controller.signal.aborted) {
-        message.numbers = ["stopped", ...speed(figures)].join(" · ");
-      } else {
-        const wait = error.retryAfter === null || error.retryAfter === undefined ? "" : ` Try again in ${error.retryAfter} s.`;
-        message.failure = error instanceof Server.Failure ? error.message + wait : "The answer broke off: the connection was lost.";
-        if (error.status === 0 || !(error instanceof Server.Failure)) connect();
-      }
-    }
-    running.delete(own.id);
-    views.get(message)?.painter.finish();
-    showBusy();
-    tell(message.failure ?? (message.numbers?.startsWith("stopped") ? "Stopped." : "The answer is complete."));
-    // It may have been deleted meanwhile.
-    if (Library.all.has(own.id)) await Library.save(own);
+  function answer() {
+    const turns = conversation.turns();
+    give(conversation.add({ role: "assistant", content: "" }), turns);
+  }
+
+  /** Asks for more of an answer. */
+  function goOn(message) {
+    if (isBusy()) return;
+    conversation.leaf = message;
+    Composer.focus();
+    give(message, conversation.turns(), { continue_final_message: true, add_generation_prompt: false });
+  }
+
+  Answers.onGrow = (message) => views.get(message)?.painter.request();
+  Answers.onReady = () => showState("good", "Ready");
+  Answers.onLost = connect;
+  Answers.onCounted = (own, count) => {
+    usedTokens.set(own.id, count);
+    showContext();
+  };
+  Answers.onEnd = (own, message) => {
+    if (own === conversation) showPath();
     Sidebar.render();
-  }
-
-  async function receive(own, message, body, signal, figures) {
-    const headers = { "content-type": "application/json" };
-    const response = await Server.request("v1/chat/completions", { method: "POST", headers, body, signal });
-    showState("good", "Ready");
-    const calls = [];
-    let [reason, usage, timings] = [null, null, null];
-    for await (const data of Server.events(response)) {
-      if (data === "[DONE]") {
-        message.numbers = summary(figures, reason, usage, timings);
-        if (Number.isFinite(usage?.total_tokens)) usedTokens.set(own.id, usage.total_tokens);
-        showContext();
-        return;
-      }
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Server.Failure(String(chunk.error.message ?? chunk.error), -1);
-      usage = chunk.usage ?? usage;
-      timings = chunk.timings ?? timings;
-      const choice = chunk.choices?.[0];
-      if (!choice) continue;
-      reason = choice.finish_reason ?? reason;
-      const { content, reasoning_content, reasoning, tool_calls } = choice.delta ?? {};
-      const thought = reasoning_content ?? reasoning;
-      if (isText(content)) message.content += content;
-      if (isText(thought)) message.reasoning = (message.reasoning ?? "") + thought;
-      if (Array.isArray(tool_calls)) message.tools = addToolCalls(calls, tool_calls);
-      if (content || thought || tool_calls) {
-        figures.first ||= performance.now();
-        figures.chunks += 1;
-        message.numbers = speed(figures).join(" · ");
-        views.get(message)?.painter.request();
-      }
-    }
-    throw new Server.Failure("The answer broke off before its end.", -1);
-  }
-
-  /** What can be said while the answer comes: a chunk is about a token. */
-  function speed({ start, first, chunks }) {
-    if (!first) return [];
-    const seconds = (performance.now() - first) / 1e3;
-    const rate = chunks > 4 && seconds > 0.2 ? [`${((chunks - 1) / seconds).toFixed(1)} tokens/s`] : [];
-    return [...rate, `first token after ${duration(first - start)}`];
-  }
-
-  function duration(milliseconds) {
-    return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1e3).toFixed(1)} s`;
-  }
-
-  function summary({ start, first }, reason, usage, timings) {
-    const found = [];
-    if (Number.isFinite(usage?.completion_tokens)) found.push(`${usage.completion_tokens} tokens`);
-    const rate = timings?.output_tokens_per_second;
-    if (Number.isFinite(rate)) found.push(`${rate.toFixed(1)} tokens/s`);
-    if (first) found.push(`first token after ${duration(first - start)}`);
-    const cached = usage?.prompt_tokens_details?.cached_tokens ?? timings?.cached_tokens;
-    if (Number.isFinite(cached)) found.push(`${cached} of ${usage?.prompt_tokens ?? "?"} prompt tokens cached`);
-    if (reason === "length") found.push("cut off at the longest length");
-    return found.join(" · ");
-  }
+    const view = views.get(message);
+    if (!view) return;
+    const ends = { stopped: "Stopped.", broken: "The answer broke off." };
+    tell(message.failure ?? ends[message.end] ?? "The answer is complete.");
+    view.showTrouble();
+  };
 
   // ---- The conversation on the page
 
-  /** Shows the branch with the leaf. Messages that are there already stay as they are. */
+  /** Shows the branch with the leaf. Messages that are there already stay as they are, unless they have changed. */
   function showPath() {
     const before = views;
     views = new Map();
+    let last = null;
     for (const message of conversation.path()) {
-      const view = before.get(message) ?? new MessageView(message);
+      const known = before.get(message);
+      const view = known && !known.isStale ? known : new MessageView(message);
+      if (known && known !== view) known.root.replaceWith(view.root);
       before.delete(message);
       views.set(message, view);
-      // Its place is behind what has been placed.
-      if (view.root.parentNode !== log) log.append(view.root);
+      if (view.root.previousSibling !== last || view.root.parentNode !== log) {
+        if (last) last.after(view.root);
+        else log.prepend(view.root);
+      }
+      last = view.root;
       if (!view.painter || view.painter.isFinished) continue;
-      if (running.get(conversation.id)?.message === message) view.painter.request();
+      if (message.growing) view.painter.request();
       else view.painter.finish();
     }
     for (const view of before.values()) view.root.remove();
     byId("welcome").hidden = views.size > 0;
     showBusy();
     showContext();
+    showSystem();
   }
 
-  const isBusy = () => running.has(conversation.id);
+  const isBusy = () => conversation.isGrowing;
 
   function showBusy() {
     byId("send").hidden = isBusy();
@@ -216,27 +178,9 @@
   }
 
   function showTools() {
-    const leaf = conversation.leaf;
     for (const [message, view] of views) {
-      if (isBusy()) {
-        view.showTools([]);
-        continue;
-      }
-      const isUser = message.role === "user";
-      const tools = [];
-      if (message.content) {
-        const copy = (event) => copyText(message.content, event.currentTarget);
-        tools.push(["Copy", `Copy ${isUser ? "message" : "answer"}`, copy]);
-      }
-      if (!isUser || message === leaf) {
-        const name = isUser || message.failure ? "Try again" : "Regenerate";
-        tools.push([name, `${name}: answer`, () => regenerate(message)]);
-      }
-      if (isUser) {
-        tools.push(["Edit", "Edit message", () => edit(message)]);
-        tools.push(["Delete", "Delete message and what follows", () => removeFrom(message)]);
-      }
-      view.showTools(tools);
+      view.showTools(isBusy() ? [] : toolsOf(message));
+      if (isBusy()) continue;
       const versions = conversation.versions(message);
       const number = versions.indexOf(message) + 1;
       view.showVersions(number, versions.length, (step) => {
@@ -245,6 +189,30 @@
         showPath();
       });
     }
+  }
+
+  function toolsOf(message) {
+    const isUser = message.role === "user";
+    const isLeaf = message === conversation.leaf;
+    const tools = [];
+    if (isLeaf && message.end && message.content && !message.tools) {
+      tools.push(["Continue", "Continue: answer", () => goOn(message)]);
+    }
+    if (!isUser || isLeaf) {
+      const name = isUser || message.failure ? "Try again" : "Regenerate";
+      tools.push([name, `${name}: answer`, () => regenerate(message)]);
+    }
+    if (message.content) {
+      const copy = (event) => News.copyText(message.content, event.currentTarget);
+      tools.unshift(["Copy", `Copy ${isUser ? "message" : "answer"}`, copy]);
+    }
+    if (isUser) {
+      tools.push(["Edit", "Edit message", () => edit(message)]);
+      tools.push(["Delete", "Delete message and what follows", () => removeFrom(message)]);
+    } else if (message.content) {
+      tools.push(["Edit", "Edit answer", () => editAnswer(message)]);
+    }
+    return tools;
   }
 
   function removeFrom(message) {
@@ -273,23 +241,59 @@
     answer();
   }
 
+  /** Said instead of doing something that would come between. */
+  const waiting = () => (isBusy() ? "An answer is being given. Wait for its end, or stop it." : "");
+
   /** Another message in the place of this one; what followed it stays, in its own branch. */
   function edit(message) {
-    views.get(message).edit((content) => {
-      if (isBusy()) return;
-      conversation.add({ role: "user", content, ...(message.files && { files: message.files }) }, message.parent);
-      answer();
+    const own = conversation;
+    views.get(message).edit({
+      Send: async (content) => {
+        const changed = { role: "user", content, ...(message.files && { files: message.files }) };
+        const trouble = waiting() || (await whyNot(own.turns({ ...changed, parent: message.parent })));
+        if (trouble || own !== conversation) return trouble;
+        own.add(changed, message.parent);
+        answer();
+        return "";
+      },
     }, Composer.focus);
   }
 
-  function ask(content, files = []) {
-    hide();
-    conversation.add({ role: "user", content, ...(files.length > 0 && { files }) });
-    Library.save(conversation);
+  /** The same for an answer, with which the model may go on. */
+  function editAnswer(message) {
+    const save = (content) => {
+      const changed = { role: "assistant", content, ...(message.reasoning && { reasoning: message.reasoning }) };
+      const added = conversation.add(changed, message.parent);
+      Library.save(conversation);
+      return added;
+    };
+    views.get(message).edit({
+      "Save and continue": (content) => waiting() || (goOn(save(content)), ""),
+      Save: (content) => waiting() || (save(content), showPath(), ""),
+    }, Composer.focus);
+  }
+
+  /** Sends a message, if the model has room for it. Whether it is part of the conversation then. */
+  async function ask(content, files = []) {
+    News.hide();
+    // What is kept decides which conversation this is.
+    await opened;
+    const own = conversation;
+    own.system ??= values.system.trim();
+    const message = { role: "user", content, ...(files.length > 0 && { files }) };
+    const trouble = await whyNot(own.turns({ ...message, parent: own.leaf }));
+    // Whoever has gone elsewhere finds the text again where it was written.
+    if (own !== conversation || isBusy()) return false;
+    Composer.complain(trouble);
+    if (trouble) return false;
+    own.add(message);
+    Library.save(own);
     // It is found again under its address, also after the page was loaded anew.
-    if (idInAddress() !== conversation.id) history.pushState(null, "", `#${conversation.id}`);
+    if (idInAddress() !== own.id) history.pushState(null, "", `#${own.id}`);
+    Composer.rename(own.id);
     answer();
     showName();
+    return true;
   }
 
   /** What the conversation is called, where that can be seen. */
@@ -303,11 +307,12 @@
     log.replaceChildren();
     views = new Map();
     showPath();
-    toEnd();
+    Scroll.toEnd();
     const isNew = conversation.messages.length === 0;
     if (idInAddress() !== (isNew ? "" : conversation.id)) {
       history.pushState(null, "", isNew ? location.pathname : `#${conversation.id}`);
     }
+    Composer.open(isNew ? "new" : conversation.id);
     showName();
   }
 
@@ -315,7 +320,7 @@
   const openAddress = () => open(Library.all.get(idInAddress()) ?? new Conversation());
 
   function removeConversation(wanted) {
-    running.get(wanted.id)?.controller.abort();
+    Answers.stop(wanted.id);
     const before = wanted.toRecord();
     Library.remove(wanted.id);
     if (wanted.id === conversation.id) open(new Conversation());
@@ -324,91 +329,31 @@
     Composer.focus();
   }
 
-  // ---- Scrolling: whoever is at the end stays there, whatever grows
+  // ---- What the model is told before the first message
 
-  let isFollowing = true;
-  let lastTop = 0;
-  const gap = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
-  const isAtEnd = () => gap() < 40;
-
-  function follow(isWanted) {
-    isFollowing = isWanted;
-    // What the browser does to keep other texts in their place would look like scrolling.
-    scroller.style.overflowAnchor = isWanted ? "none" : "auto";
+  function showSystem() {
+    const text = conversation.system ?? values.system;
+    const field = byId("own-system");
+    if (field.value !== text) field.value = text;
+    byId("system-line").textContent = text.trim().split("\n", 1)[0] || "none";
   }
 
-  function toEnd() {
-    follow(true);
-    scroller.scrollTop = scroller.scrollHeight;
-    lastTop = scroller.scrollTop;
-  }
-
-  scroller.addEventListener("scroll", () => {
-    // The event comes later than the scrolling, and what has grown meanwhile is no wish to leave the end.
-    const isUp = scroller.scrollTop < lastTop;
-    lastTop = scroller.scrollTop;
-    if (isUp) follow(gap() < 2);
-    else if (isAtEnd()) follow(true);
-    byId("to-end").hidden = isAtEnd();
-  }, { passive: true });
-  const growth = new ResizeObserver(() => {
-    if (isFollowing) toEnd();
-    byId("to-end").hidden = isAtEnd();
+  byId("own-system").addEventListener("input", () => {
+    conversation.system = byId("own-system").value;
+    showSystem();
   });
-  growth.observe(log);
-  growth.observe(scroller);
-  byId("to-end").addEventListener("click", () => {
-    toEnd();
-    Composer.focus();
+  byId("own-system").addEventListener("change", () => {
+    if (Library.all.has(conversation.id)) Library.replace(conversation);
   });
-
-  // ---- News
-
-  /** For those who hear the page. */
-  function tell(text) {
-    byId("news").textContent = text;
-  }
-
-  let offerEnd = 0;
-  const hide = () => (byId("toast").hidden = true);
-
-  /** A line with one thing to do about it, for a while. */
-  function offer(text, name = "", onClick = () => {}) {
-    const action = element("button", "quiet", name);
-    action.type = "button";
-    action.addEventListener("click", () => {
-      hide();
-      onClick();
-    });
-    byId("toast").replaceChildren(element("span", "", text), ...(name ? [action] : []));
-    byId("toast").hidden = false;
-    clearTimeout(offerEnd);
-    offerEnd = setTimeout(hide, 10_000);
-  }
-
-  async function copyText(text, source) {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      // Over plain HTTP from another machine there is no clipboard API.
-      const area = element("textarea", "hidden");
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-      source.focus();
-    }
-    const before = source.textContent;
-    source.textContent = "Copied";
-    tell("Copied.");
-    setTimeout(() => (source.textContent = before), 1200);
-  }
 
   // ---- Controls
 
   const stop = () => {
-    running.get(conversation.id)?.controller.abort();
+    Answers.stop(conversation.id);
+    Composer.focus();
+  };
+  const begin = () => {
+    open(new Conversation());
     Composer.focus();
   };
   byId("stop").addEventListener("click", stop);
@@ -423,12 +368,13 @@
   });
   log.addEventListener("click", (event) => {
     const source = event.target.closest("button[data-copy]");
-    if (source) copyText(source.closest(".code").querySelector("pre").textContent, source);
+    if (source) News.copyText(source.closest(".code").querySelector("pre").textContent, source);
+    const mark = event.target.closest("button[data-note-of]");
+    const note = mark?.closest(".markdown").querySelector(`p[data-note="${mark.dataset.noteOf}"]`);
+    note?.scrollIntoView({ block: "nearest" });
+    note?.focus();
   });
-  byId("new-chat").addEventListener("click", () => {
-    open(new Conversation());
-    Composer.focus();
-  });
+  byId("new-chat").addEventListener("click", begin);
   model.addEventListener("change", () => {
     values.model = model.value;
     Settings.save();
@@ -436,11 +382,11 @@
   });
   byId("change-key").addEventListener("click", async () => {
     byId("settings").close();
-    if (await Settings.askKey("The key of this server, if it needs one.")) connect();
+    if (await Settings.askKey("")) connect();
   });
   byId("delete-all").addEventListener("click", () => {
     const before = Library.list().map((each) => each.toRecord());
-    for (const { controller } of running.values()) controller.abort();
+    for (const id of Answers.running.keys()) Answers.stop(id);
     Library.removeAll();
     byId("settings").close();
     open(new Conversation());
@@ -450,32 +396,39 @@
     });
   });
   window.addEventListener("popstate", openAddress);
-  // What has come of an answer is kept if the tab is closed before its end.
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) return;
-    for (const id of running.keys()) if (Library.all.has(id)) Library.save(Library.all.get(id));
-  });
 
   Composer.isBusy = isBusy;
   Composer.onSend = ask;
   Composer.onTrouble = offer;
   Library.onTrouble = offer;
   Library.onChange = (id) => {
-    if (running.has(id ?? conversation.id)) return;
-    const changed = id === null || id === conversation.id;
-    if (changed && conversation.messages.length > 0) open(Library.all.get(conversation.id) ?? new Conversation());
-    else Sidebar.render();
+    const isShown = conversation.messages.length > 0 && (id === null || id === conversation.id);
+    if (!isShown) return Sidebar.render();
+    if (!Library.all.has(conversation.id)) return open(new Conversation());
+    showPath();
+    showName();
+  };
+  Naming.onName = showName;
+  Settings.onSystem = showSystem;
+  Shortcuts.onNew = begin;
+  Shortcuts.onEditLast = () => {
+    const last = conversation.path().findLast(({ role }) => role === "user");
+    if (!last || isBusy()) return false;
+    edit(last);
+    return true;
   };
   Sidebar.current = () => conversation;
   Sidebar.onDelete = removeConversation;
-  Sidebar.onImport = offer;
+  Sidebar.onImport = (text, imported) => {
+    if (imported) open(imported);
+    offer(text);
+  };
   Sidebar.onOpen = open;
   Sidebar.onRename = showName;
   Server.onLoading = (share, stage) => showState("wait", `Loading${share}`, stage);
   connect();
-  Library.open().then(() => {
-    // Who was faster than the store has begun already.
-    if (conversation.messages.length === 0) openAddress();
-    else Sidebar.render();
+  const opened = Library.open().then(() => {
+    openAddress();
+    Answers.settle();
   });
 })();

@@ -6,12 +6,50 @@ const Composer = (() => {
   /** Bytes of a file, at most. Few models read so much. */
   const MAX_FILE = 1 << 20;
   const MAX_FILES = 16;
+  /** A pasted text that is longer than this becomes a file. */
+  const LONG_PASTE = 4000;
   /** name and text of each. */
   let files = [];
+  /** Under which name what is written is kept for this tab. */
+  let draft = location.hash.slice(1) || "new";
+  let isSending = false;
 
   function fit() {
     input.style.height = "auto";
     input.style.height = `${input.scrollHeight}px`;
+  }
+
+  /** Keeps what is written, so that it is there when the tab is loaded again. */
+  function keep() {
+    const text = input.value;
+    const isEmpty = text === "" && files.length === 0;
+    const isKept = Kept.put("sessionStorage", `draft.${draft}`, isEmpty ? null : JSON.stringify({ text, files }));
+    // A text without its files is better than nothing.
+    if (!isKept) Kept.put("sessionStorage", `draft.${draft}`, JSON.stringify({ text }));
+  }
+
+  /** Shows what was written under this name and has not been sent. */
+  function open(name) {
+    draft = name;
+    const kept = Kept.storedJson(`draft.${name}`, "sessionStorage");
+    input.value = Kept.isText(kept.text) ? kept.text : "";
+    files = (Array.isArray(kept.files) ? kept.files : []).filter((file) => Kept.isText(file?.name) && Kept.isText(file.text));
+    complain("");
+    fit();
+    showFiles();
+  }
+
+  /** Keeps what is written under another name from now on. */
+  function rename(name) {
+    Kept.put("sessionStorage", `draft.${draft}`, null);
+    draft = name;
+    keep();
+  }
+
+  /** Says why a message was not sent. */
+  function complain(text) {
+    byId("trouble").textContent = text;
+    byId("trouble").hidden = text === "";
   }
 
   function showFiles() {
@@ -22,6 +60,7 @@ const Composer = (() => {
       remove.addEventListener("click", () => {
         files = files.filter((each) => each !== file);
         showFiles();
+        keep();
         input.focus();
       });
       return element("li", "", element("span", "", file.name), remove);
@@ -40,18 +79,43 @@ const Composer = (() => {
       }
     }
     showFiles();
+    keep();
     input.focus();
   }
 
-  function submit() {
-    const content = input.value.trim();
-    if ((!content && files.length === 0) || self.isBusy()) return;
-    const sent = files;
-    input.value = "";
-    files = [];
-    fit();
+  /** Attaches a pasted text, which can be taken into the message all the same. */
+  function attachText(text) {
+    const numbers = files.map((file) => Number(/^Pasted text (\d+)$/.exec(file.name)?.[1] ?? 0));
+    const file = { name: `Pasted text ${Math.max(0, ...numbers) + 1}`, text };
+    files.push(file);
     showFiles();
-    self.onSend(content, sent);
+    keep();
+    const place = input.selectionStart;
+    self.onTrouble("The long text is attached to the message.", "Write it into the message", () => {
+      files = files.filter((each) => each !== file);
+      input.setRangeText(text, place, place, "end");
+      fit();
+      showFiles();
+      keep();
+      input.focus();
+    });
+  }
+
+  /** Sends what is written. It stays where it is until it is sent. */
+  async function submit() {
+    const content = input.value.trim();
+    if ((!content && files.length === 0) || isSending || self.isBusy()) return;
+    isSending = input.readOnly = true;
+    try {
+      if (!(await self.onSend(content, files))) return;
+      input.value = "";
+      files = [];
+      fit();
+      showFiles();
+      keep();
+    } finally {
+      isSending = input.readOnly = false;
+    }
   }
 
   byId("composer").addEventListener("submit", (event) => {
@@ -59,9 +123,13 @@ const Composer = (() => {
     submit();
     input.focus();
   });
-  input.addEventListener("input", fit);
+  input.addEventListener("input", () => {
+    fit();
+    complain("");
+    keep();
+  });
   input.addEventListener("keydown", (event) => {
-    if (!MessageView.isSendKey(event)) return;
+    if (!MessageView.sends(event)) return;
     event.preventDefault();
     submit();
   });
@@ -73,6 +141,11 @@ const Composer = (() => {
   // What comes with a text, such as the picture of a table, is left out for the text.
   input.addEventListener("paste", (event) => {
     const { files: pasted, types } = event.clipboardData;
+    const text = event.clipboardData.getData("text/plain");
+    if (text.length > LONG_PASTE && files.length < MAX_FILES) {
+      event.preventDefault();
+      attachText(text.replaceAll("\r\n", "\n"));
+    }
     if (pasted.length === 0 || types.includes("text/plain")) return;
     event.preventDefault();
     attach([...pasted]);
@@ -89,12 +162,16 @@ const Composer = (() => {
 
   const self = {
     attach,
+    complain,
     focus: () => input.focus(),
+    isEmpty: () => input.value === "" && files.length === 0,
+    open,
+    rename,
     /** Whether an answer is being given, so that nothing can be sent. */
     isBusy: () => false,
-    /** Is given the text and the files of a message. */
-    onSend: () => {},
-    /** Is told why a file was not taken. */
+    /** Is given the text and the files of a message; whether they were taken. */
+    onSend: async () => false,
+    /** Is told why a file was not taken, or what became of a text, and what can be done about it. */
     onTrouble: () => {},
   };
   return self;

@@ -2,11 +2,11 @@
 const { Conversation, newId } = (() => {
   const { isText } = Kept;
   /** Texts that a message may have besides its content. */
-  const DETAILS = ["reasoning", "tools", "numbers", "failure"];
+  const DETAILS = ["reasoning", "tools", "numbers", "more", "failure", "end", "growing"];
   const TITLE_LENGTH = 60;
-  const HEADINGS = { user: "You", assistant: "Model", reasoning: "Reasoning", tools: "Tool calls" };
-  const HEADING = /^## (You|Model|Reasoning|Tool calls)$/;
-  const MARKED = /^\\+## (You|Model|Reasoning|Tool calls)$/;
+  const HEADINGS = { system: "System prompt", user: "You", assistant: "Model", reasoning: "Reasoning", tools: "Tool calls" };
+  const HEADING = /^## (System prompt|You|Model|Reasoning|Tool calls)$/;
+  const MARKED = /^\\+## (System prompt|You|Model|Reasoning|Tool calls)$/;
 
   /** Also without TLS, where `crypto.randomUUID` is not to be had. */
   function newId() {
@@ -47,6 +47,8 @@ const { Conversation, newId } = (() => {
       this.id = newId();
       /** What the user calls it. */
       this.title = "";
+      /** What the model is told before the first message; null until that is sent. */
+      this.system = null;
       this.updated = Date.now();
       /** In the order in which they were begun, so that a parent comes before its children. */
       this.messages = [];
@@ -63,10 +65,10 @@ const { Conversation, newId } = (() => {
       return this.title || short || "New chat";
     }
 
-    /** From the first message to the leaf. */
-    path() {
+    /** From the first message to the leaf, or to another one. */
+    path(leaf = this.leaf) {
       const found = [];
-      for (let message = this.leaf; message; message = message.parent) found.push(message);
+      for (let message = leaf; message; message = message.parent) found.push(message);
       return found.reverse();
     }
 
@@ -102,10 +104,15 @@ const { Conversation, newId } = (() => {
       this.updated = Date.now();
     }
 
-    /** The turns of a request for the next answer. */
-    turns() {
-      const turns = [];
-      for (const message of this.path()) {
+    /** Whether an answer is being given, in this tab or in another one. */
+    get isGrowing() {
+      return this.messages.some((message) => message.growing);
+    }
+
+    /** The turns of a request for an answer to this message, or for more of it. */
+    turns(leaf = this.leaf) {
+      const turns = this.system ? [{ role: "system", content: this.system }] : [];
+      for (const message of this.path(leaf)) {
         const [role, content] = [message.role, withFiles(message)];
         // Templates want turns to alternate. After an answer that failed there are two questions in a row.
         if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${content}`;
@@ -125,7 +132,8 @@ const { Conversation, newId } = (() => {
 
     toRecord() {
       const messages = this.messages.map(({ parent, ...message }) => ({ ...message, parent: parent?.id ?? null }));
-      return { id: this.id, title: this.title, updated: this.updated, messages, leaf: this.leaf?.id ?? null };
+      const system = this.system === null ? {} : { system: this.system };
+      return { id: this.id, title: this.title, ...system, updated: this.updated, messages, leaf: this.leaf?.id ?? null };
     }
 
     /** Of `toRecord`, or with the messages of a request to a model; null if there is no message in it. */
@@ -133,10 +141,13 @@ const { Conversation, newId } = (() => {
       const conversation = new this();
       if (isText(value?.id) && /^[0-9a-f]{24}$/.test(value.id)) conversation.id = value.id;
       if (isText(value?.title)) conversation.title = value.title;
+      if (isText(value?.system)) conversation.system = value.system;
       if (Number.isFinite(value?.updated)) conversation.updated = value.updated;
       const byId = new Map();
       for (const each of Array.isArray(value?.messages) ? value.messages : []) {
         const message = readMessage(each);
+        // In lists of other programs it is the first message.
+        if (each?.role === "system" && isText(textOf(each.content))) conversation.system ??= textOf(each.content);
         if (!message || byId.has(message.id)) continue;
         // Without a parent it follows the one before: so it is in lists of other programs.
         message.parent = each.parent === undefined ? conversation.messages.at(-1) ?? null : byId.get(each.parent) ?? null;
@@ -159,6 +170,20 @@ const { Conversation, newId } = (() => {
       }
     }
 
+    /** Becomes what another tab has made of it. Messages that both have stay the same objects, which the page shows. */
+    become(other) {
+      const known = new Map(this.messages.map((message) => [message.id, message]));
+      const ours = (theirs) => theirs && known.get(theirs.id);
+      for (const theirs of other.messages) {
+        const message = ours(theirs) ?? {};
+        for (const name of DETAILS) delete message[name];
+        known.set(theirs.id, Object.assign(message, theirs, { parent: ours(theirs.parent) }));
+      }
+      this.messages = other.messages.map(ours);
+      this.leaf = ours(other.leaf);
+      [this.title, this.system, this.updated] = [other.title, other.system, other.updated];
+    }
+
     // ---- As Markdown: the branch that is shown
 
     toMarkdown() {
@@ -168,6 +193,7 @@ const { Conversation, newId } = (() => {
         const lines = text.split("\n").map((line) => (HEADING.test(line) || MARKED.test(line) ? `\\${line}` : line));
         sections.push(`## ${HEADINGS[kind]}`, lines.join("\n"));
       };
+      if (this.system) add("system", this.system);
       for (const message of this.path()) {
         if (message.reasoning) add("reasoning", message.reasoning);
         const content = withFiles(message);
@@ -200,7 +226,8 @@ const { Conversation, newId } = (() => {
     addSection(heading, text) {
       const { leaf } = this;
       const answer = () => (leaf?.role === "assistant" ? leaf : this.add({ role: "assistant", content: "" }));
-      if (heading === HEADINGS.user) this.add({ role: "user", content: text });
+      if (heading === HEADINGS.system) this.system = text;
+      else if (heading === HEADINGS.user) this.add({ role: "user", content: text });
       else if (heading === HEADINGS.reasoning) this.add({ role: "assistant", content: "", reasoning: text });
       else if (heading === HEADINGS.tools) answer().tools = text;
       else if (leaf?.reasoning && leaf.content === "" && !leaf.tools) leaf.content = text;

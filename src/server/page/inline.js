@@ -203,7 +203,7 @@ const Inline = (() => {
         case "\\": return this.formula(at) ?? this.escape(at);
         case "&": return this.entity(at);
         case "`": return this.code(at);
-        case "[": return this.link(at, "");
+        case "[": return this.note(at) ?? this.link(at, "");
         case "!": return text[at + 1] === "[" ? this.link(at + 1, "Image: ") : null;
         case "<": return this.angle(at);
         case "h": return this.bare(at);
@@ -314,6 +314,17 @@ const Inline = (() => {
         else if (character === closing && nested-- === 0) return at;
       }
       return -1;
+    }
+
+    /** The number of a footnote, which leads to it. */
+    note(at) {
+      const match = /^\[\^(\d{1,3})\](?![(:])/.exec(this.text.slice(at, at + 7));
+      if (!match) return null;
+      const button = element("button", "quiet", match[1]);
+      button.type = "button";
+      button.dataset.noteOf = match[1];
+      button.setAttribute("aria-label", `Footnote ${match[1]}`);
+      return { node: element("sup", "", button), end: at + match[0].length };
     }
 
     link(at, prefix) {

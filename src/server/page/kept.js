@@ -2,12 +2,15 @@
 const Kept = (() => {
   const isText = (value) => typeof value === "string";
 
-  /** Storage may be full or forbidden; then nothing is kept. */
+  /** Storage may be full or forbidden; then nothing is kept, and this is false. */
   function put(storage, name, value) {
     try {
       if (value === null) window[storage].removeItem(`tinyvllm.${name}`);
       else window[storage].setItem(`tinyvllm.${name}`, value);
-    } catch {}
+      return true;
+    } catch {
+      return false;
+    }
   }
 
   function get(storage, name) {
@@ -18,9 +21,9 @@ const Kept = (() => {
     }
   }
 
-  function storedJson(name) {
+  function storedJson(name, storage = "localStorage") {
     try {
-      const value = JSON.parse(get("localStorage", name));
+      const value = JSON.parse(get(storage, name));
       return typeof value === "object" && value !== null ? value : {};
     } catch {
       return {};

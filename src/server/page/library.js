@@ -41,7 +41,10 @@ const Library = (() => {
 
   function take(record) {
     const conversation = Conversation.read(record);
-    if (conversation?.id === record.id) all.set(record.id, conversation);
+    if (conversation?.id !== record.id) return;
+    const known = all.get(record.id);
+    if (known) known.become(conversation);
+    else all.set(record.id, conversation);
   }
 
   /** Does something with the store and tells the other tabs that this conversation changed. */
@@ -55,7 +58,7 @@ const Library = (() => {
         transaction.onabort = () => reject(transaction.error);
       });
       await Promise.all([action(transaction.objectStore(STORE)), done]);
-      tabs.postMessage(id);
+      tabs.postMessage({ changed: id });
     } catch {
       self.onTrouble("The browser did not keep this conversation: its store may be full. Export it, or delete others.");
     }
@@ -89,13 +92,15 @@ const Library = (() => {
     return change(null, (store) => store.clear());
   }
 
-  tabs.onmessage = async ({ data: id }) => {
+  tabs.onmessage = async ({ data }) => {
+    if (data?.changed === undefined) return self.onMessage(data);
     if (!database) return;
+    const id = data.changed;
     try {
       const record = id === null ? null : await result(database.transaction(STORE).objectStore(STORE).get(id));
       if (id === null) all.clear();
-      else if (record) take(record);
-      else all.delete(id);
+      else if (!record) all.delete(id);
+      else if (!self.isOurs(id)) take(record);
       self.onChange(id);
     } catch {}
   };
@@ -112,38 +117,17 @@ const Library = (() => {
   const exportAll = () => JSON.stringify({ conversations: list().map((each) => each.toRecord()) }, null, 1);
   const exportOne = (conversation) => JSON.stringify(conversation.toRecord(), null, 1);
 
-  /** The conversations in a file: of our exports, or messages as requests have them. Throws what is wrong with it. */
-  function parse(name, text) {
-    if (/^\s*[[{]/.test(text)) {
-      let value;
-      try {
-        value = JSON.parse(text);
-      } catch (error) {
-        throw new Error(`${name} is not valid JSON: ${error.message}`);
-      }
-      const isList = Array.isArray(value);
-      const values = isList && value.some((each) => "role" in Object(each)) ? [{ messages: value }]
-        : isList ? value : Array.isArray(value.conversations) ? value.conversations : [value];
-      const found = values.map((each) => Conversation.read(each)).filter((each) => each !== null);
-      if (found.length > 0) return found;
-      throw new Error(`${name} has no messages with a role and a text.`);
-    }
-    const conversation = Conversation.fromMarkdown(text);
-    if (conversation) return [conversation];
-    throw new Error(`${name} is no conversation: no line of it is “## You” or “## Model”.`);
-  }
-
-  /** Adds the conversations of a file; how many of them are new. */
+  /** Adds the conversations of a file; those of them that are new. */
   async function importFile(name, text) {
-    let count = 0;
-    for (const conversation of parse(name, text)) {
+    const added = [];
+    for (const conversation of Imports.parse(name, text)) {
       const known = all.get(conversation.id);
       if (known && exportOne(known) === exportOne(conversation)) continue;
       if (known) conversation.id = newId();
       await save(conversation);
-      count += 1;
+      added.push(conversation);
     }
-    return count;
+    return added;
   }
 
   const self = {
@@ -157,10 +141,16 @@ const Library = (() => {
     removeAll,
     replace,
     save,
+    /** Says something to the other tabs. */
+    tell: (message) => tabs.postMessage(message),
     /** Whether anything is kept from now on. */
     keep: (isWanted) => (isKeeping = isWanted),
     /** Is told when another tab changed a conversation: its id, or null if all are gone. */
     onChange: () => {},
+    /** Is told what another tab said. */
+    onMessage: () => {},
+    /** Whether this tab is adding to a conversation, so that what others kept of it is not newer. */
+    isOurs: () => false,
     /** Is told why something is not kept. */
     onTrouble: () => {},
   };

@@ -12,10 +12,13 @@ const Markdown = (() => {
   const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
   const QUOTE = /^ {0,3}> ?/;
   const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])(?: {1,4}|$)/;
+  /** What a footnote says. Names of other kinds would be taken for what they are not: sets of letters. */
+  const NOTE = /^ {0,3}\[\^(\d{1,3})\]:(?= |$)/;
   const isRule = (line) => line.length < 200 && /^ {0,3}([-*_])(?: *\1){2,} *$/.test(line);
   const isBlank = (line) => line.trim() === "";
   const beginsBlock = (line) =>
-    FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line) || isRule(line) || formulaBegin(line);
+    FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line) || NOTE.test(line) || isRule(line) ||
+    formulaBegin(line);
 
   const FORMULA = new RegExp(`^\\s*(\\$\\$(?!\\$)|\\\\\\[|\\\\begin\\{${Inline.ENVIRONMENT}\\})`);
 
@@ -137,7 +140,9 @@ const Markdown = (() => {
       while (end < lines.length && lines[end].includes("|")) end += 1;
       return { kind: "table", rows: lines.slice(first, end), first, end };
     }
-    return paragraph(lines, first, false, isOpen);
+    const block = paragraph(lines, first, false, isOpen);
+    const note = NOTE.exec(line);
+    return note ? { ...block, kind: "note", number: note[1], text: block.text.slice(block.text.indexOf(":") + 1).trim() } : block;
   }
 
   function paragraph(lines, first, isDeep, isOpen) {
@@ -244,6 +249,7 @@ const Markdown = (() => {
       case "table": return buildTable(block.rows, isOpen);
       case "code": return buildCode(block, isOpen);
       case "formula": return buildFormula(block, isOpen);
+      case "note": return buildNote(block, isOpen);
       default: return inline(element("p"), block.text, isOpen);
     }
   }
@@ -252,6 +258,14 @@ const Markdown = (() => {
     const blocks = parse(lines, isOpen, depth);
     blocks.forEach((block, index) => parent.append(build(block, isOpen && index === blocks.length - 1)));
     return parent;
+  }
+
+  function buildNote({ number, text }, isOpen) {
+    const node = inline(element("p", "note"), text, isOpen);
+    node.prepend(element("sup", "", number), " ");
+    node.dataset.note = number;
+    node.tabIndex = -1;
+    return node;
   }
 
   function buildList({ items, isOrdered, isLoose, start, depth }, isOpen) {

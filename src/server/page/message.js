@@ -1,6 +1,7 @@
 // How a message looks on the page: its text, its files, what can be done with it; and an answer while it grows.
 const MessageView = (() => {
   const { element } = Markdown;
+  const isTouched = window.matchMedia("(pointer: coarse)");
 
   function button(text, onClick, label = "") {
     const node = element("button", "quiet", text);
@@ -17,6 +18,12 @@ const MessageView = (() => {
     return element("details", className, element("summary", "", title), body);
   }
 
+  /** A message of a user with more lines or characters than this is folded. */
+  const [MANY_LINES, MANY_CHARACTERS] = [16, 1600];
+
+  /** Why an answer ended before its end, where nothing else tells. */
+  const ENDS = { broken: "Broken off: the page that received this answer was closed before its end." };
+
   class MessageView {
     constructor(message) {
       this.message = message;
@@ -28,8 +35,20 @@ const MessageView = (() => {
       this.foot = element("div", "foot", this.numbers, this.tools);
       this.root = element("article", `message ${message.role}`, this.text, this.foot);
       this.root.setAttribute("aria-label", isUser ? "You" : "Model");
+      this.shown = this.state;
       if (isUser) this.fillUser();
       else this.painter = new Painter(this);
+    }
+
+    /** What tells whether a message has changed since it was shown. */
+    get state() {
+      const { content, reasoning = "", tools = "", numbers, failure, end, growing } = this.message;
+      return JSON.stringify([content.length, reasoning.length, tools.length, numbers, failure, end, growing]);
+    }
+
+    /** Whether a complete answer is another one by now: it was gone on with, here or in another tab. */
+    get isStale() {
+      return Boolean(this.painter?.isFinished) && this.shown !== this.state;
     }
 
     fillUser() {
@@ -37,6 +56,20 @@ const MessageView = (() => {
       this.text.textContent = content;
       this.text.hidden = content === "";
       for (const { name, text } of files) this.text.before(fold("file", name, text));
+      if (content.length > MANY_CHARACTERS || content.split("\n", MANY_LINES + 1).length > MANY_LINES) this.foldText();
+    }
+
+    /** Shows the beginning of a long message, and a button for all of it. */
+    foldText() {
+      const more = button("Show all", () => {
+        const isFolded = this.text.classList.toggle("folded");
+        more.textContent = isFolded ? "Show all" : "Show less";
+        more.setAttribute("aria-expanded", String(!isFolded));
+      });
+      more.classList.add("unfold");
+      more.setAttribute("aria-expanded", "false");
+      this.text.classList.add("folded");
+      this.text.after(more);
     }
 
     /** What can be done: pairs of a name and what it does, each with a longer name for those who do not see. */
@@ -54,43 +87,70 @@ const MessageView = (() => {
       this.tools.prepend(element("span", "versions", back, `${number} / ${count}`, forward));
     }
 
-    /** A field to change the text in; `onSend` gets the new text. */
-    edit(onSend, onClose) {
+    /** Scrolls to what went wrong, if anything did. */
+    showTrouble() {
+      this.root.querySelector(".failure, .ended")?.scrollIntoView({ block: "nearest" });
+    }
+
+    /**
+     * A field to change the text in. `actions` have names, and get the new text; the last one is the usual one. They
+     * give what is wrong with it, and nothing if it was taken.
+     */
+    edit(actions, onClose) {
+      const isUser = this.message.role === "user";
       const area = element("textarea");
-      area.value = this.message.content;
+      // What is typed is there again if the page was loaded anew meanwhile.
+      const draft = `edit.${this.message.id}`;
+      area.value = Kept.get("sessionStorage", draft) ?? this.message.content;
+      area.addEventListener("input", () => Kept.put("sessionStorage", draft, area.value));
       area.rows = Math.min(area.value.split("\n").length + 1, 12);
       area.dir = "auto";
-      area.setAttribute("aria-label", "Edit message");
+      area.setAttribute("aria-label", isUser ? "Edit message" : "Edit answer");
+      const hidden = [this.text, this.foot, ...this.root.querySelectorAll(".unfold, .ended, .failure")];
       const close = () => {
         editor.remove();
+        Kept.put("sessionStorage", draft, null);
         this.root.classList.remove("editing");
+        for (const node of hidden) node.hidden = false;
         this.text.hidden = this.message.content === "";
-        this.foot.hidden = false;
         onClose();
       };
-      const submit = () => {
-        const content = area.value.trim();
-        if (!content && !this.message.files) return;
-        close();
-        onSend(content);
+      const trouble = element("p", "failure");
+      trouble.setAttribute("role", "alert");
+      trouble.hidden = true;
+      const submit = async (act) => {
+        const content = isUser ? area.value.trim() : area.value;
+        if ((!content.trim() && !this.message.files) || area.readOnly) return;
+        area.readOnly = true;
+        trouble.textContent = await act(content);
+        area.readOnly = false;
+        trouble.hidden = trouble.textContent === "";
+        if (trouble.hidden) close();
+        else trouble.scrollIntoView({ block: "nearest" });
       };
+      const usual = Object.values(actions).at(-1);
       area.addEventListener("keydown", (event) => {
         if (event.key === "Escape") {
           event.stopPropagation();
           close();
-        } else if (MessageView.isSendKey(event)) {
+        } else if (isUser ? MessageView.sends(event) : MessageView.isSendKey(event) && (event.ctrlKey || event.metaKey)) {
           event.preventDefault();
-          submit();
+          submit(usual);
         }
       });
-      const send = element("button", "primary", "Send");
-      send.type = "button";
-      send.addEventListener("click", submit);
-      const editor = element("div", "editor", area, element("div", "buttons", button("Cancel", close), send));
-      this.text.hidden = this.foot.hidden = true;
+      const buttons = Object.entries(actions).map(([name, act]) => button(name, () => submit(act)));
+      buttons.at(-1).className = "primary";
+      const editor = element("div", "editor", area, trouble,
+        element("div", "buttons", button("Cancel", close), ...buttons));
+      for (const node of hidden) node.hidden = true;
       this.root.classList.add("editing");
       this.text.before(editor);
       area.focus();
+    }
+
+    /** Keyboards on a screen have no Shift with Enter: there it begins a line, and a button sends. */
+    static sends(event) {
+      return MessageView.isSendKey(event) && (!isTouched.matches || event.ctrlKey || event.metaKey);
     }
 
     /** Enter that ends a composition of an input method is no wish to send. */
@@ -168,11 +228,19 @@ const MessageView = (() => {
     finish() {
       this.isFinished = true;
       this.paint(false);
-      const { message, foot } = this.view;
-      if (!message.failure) return;
-      const failure = element("p", "failure", message.failure);
-      failure.setAttribute("role", "alert");
-      foot.before(failure);
+      this.view.shown = this.view.state;
+      const { message, foot, numbers } = this.view;
+      if (message.more) {
+        const more = element("details", "more", element("summary", "", "Details"), element("span", "", message.more));
+        numbers.after(more);
+      }
+      if (message.failure) {
+        const failure = element("p", "failure", message.failure);
+        failure.setAttribute("role", "alert");
+        foot.before(failure);
+      } else if (ENDS[message.end]) {
+        foot.before(element("p", "ended", ENDS[message.end]));
+      }
     }
   }
 

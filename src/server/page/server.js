@@ -39,7 +39,8 @@ const Server = (() => {
       options.signal?.throwIfAborted();
       if (response.status === 401) {
         // Another request may have asked meanwhile.
-        if (apiKey === usedKey && !(await self.onKeyNeeded(message))) throw new Failure(message, 401);
+        const reason = usedKey ? `The server did not take this key: ${message}.` : "";
+        if (apiKey === usedKey && !(await self.onKeyNeeded(reason))) throw new Failure(message, 401);
       } else if (response.status !== 503 || ++waits > 3 || !(await loads(options.signal))) {
         const seconds = Number.parseInt(response.headers.get("retry-after"), 10);
         throw new Failure(message, response.status, Number.isFinite(seconds) ? seconds : null);

@@ -9,8 +9,8 @@ const Settings = (() => {
     { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.01 },
     { name: "top_k", label: "Top-k", min: -1, step: 1 },
     { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01 },
-    { name: "max_tokens", label: "Longest answer", min: 1, step: 1 },
-    { name: "seed", label: "Seed", step: 1 },
+    { name: "max_tokens", label: "Longest answer", min: 1, step: 1, none: "no limit" },
+    { name: "seed", label: "Seed", step: 1, none: "random" },
     { name: "repetition_penalty", label: "Repetition penalty", min: 0, max: 2, step: 0.05 },
     { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
     { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
@@ -30,21 +30,54 @@ const Settings = (() => {
     const box = element("input");
     box.type = "number";
     box.id = `sampling-${field.name}`;
-    box.placeholder = "default";
+    box.placeholder = field.none ?? "default";
     for (const name of ["min", "max"]) if (name in field) box[name] = field[name];
     box.step = field.step === 1 ? 1 : "any";
     box.value = values[field.name] ?? "";
+    const trouble = element("span", "trouble");
+    trouble.id = `trouble-${field.name}`;
+    trouble.setAttribute("role", "alert");
+    box.setAttribute("aria-describedby", trouble.id);
     box.addEventListener("input", () => {
-      if (box.value === "" || !box.validity.valid) delete values[field.name];
+      const isValid = box.validity.valid;
+      if (!isValid || box.value === "") delete values[field.name];
       else values[field.name] = box.valueAsNumber;
+      trouble.textContent = isValid ? "" : `${limits(field)}. The default is used.`;
+      box.setAttribute("aria-invalid", String(!isValid));
       save();
     });
-    byId("sampling").append(element("label", "", field.label, box));
+    const label = element("label", "", field.label);
+    label.htmlFor = box.id;
+    byId("sampling").append(element("div", "field", label, box, trouble));
+  }
+
+  /** What a value must be. */
+  function limits({ min, max, step }) {
+    const kind = step === 1 ? "A whole number" : "A number";
+    if (max !== undefined) return `${kind} from ${min} to ${max}`;
+    return min === undefined ? kind : `${kind}, at least ${min}`;
+  }
+
+  /** Shows what the model and the server use where nothing is set. */
+  async function askDefaults() {
+    try {
+      const { preferred_sampling_params: defaults } = await (await Server.request("model_info")).json();
+      for (const { name, none } of SAMPLING) {
+        const value = defaults?.[name];
+        if (!none && Number.isFinite(value)) byId(`sampling-${name}`).placeholder = String(value);
+      }
+      const longest = defaults?.max_new_tokens;
+      if (Number.isFinite(longest)) byId("sampling-max_tokens").placeholder = String(longest);
+    } catch {
+      // Another kind of server tells none; they stay without numbers.
+    }
   }
   byId("reset").addEventListener("click", () => {
     for (const { name } of SAMPLING) {
       delete values[name];
-      byId(`sampling-${name}`).value = "";
+      const box = byId(`sampling-${name}`);
+      box.value = "";
+      box.dispatchEvent(new Event("input"));
     }
     save();
   });
@@ -52,6 +85,13 @@ const Settings = (() => {
   system.value = values.system = isText(values.system) ? values.system : "";
   system.addEventListener("input", () => {
     values.system = system.value;
+    save();
+    self.onSystem();
+  });
+  const names = byId("names");
+  names.checked = values.names !== false;
+  names.addEventListener("change", () => {
+    values.names = names.checked;
     save();
   });
   const keep = byId("keep");
@@ -93,12 +133,13 @@ const Settings = (() => {
       const field = byId("key");
       let isGiven = false;
       byId("key-reason").textContent = reason;
+      byId("key-reason").hidden = reason === "";
       field.value = "";
       const onSubmit = (event) => {
         event.preventDefault();
         const key = field.value.trim();
         // A header is made of visible ASCII; nothing else can be a key.
-        field.setCustomValidity(/^[!-~]+$/.test(key) ? "" : "A key is made of visible ASCII characters.");
+        field.setCustomValidity(/^[!-~]+$/.test(key) ? "" : "A key has no spaces, no accents and no signs from other alphabets. Copy it once more.");
         if (!field.reportValidity()) return;
         Server.useKey(key);
         isGiven = true;
@@ -122,5 +163,14 @@ const Settings = (() => {
   }
   Server.onKeyNeeded = askKey;
 
-  return { askKey, sampling, save, values };
+  const self = {
+    askDefaults,
+    askKey,
+    sampling,
+    save,
+    values,
+    /** Is told that new conversations have another system prompt. */
+    onSystem: () => {},
+  };
+  return self;
 })();

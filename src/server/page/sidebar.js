@@ -24,6 +24,10 @@ const Sidebar = (() => {
     open.dir = "auto";
     open.title = `${name}\n${new Date(conversation.updated).toLocaleString()}`;
     if (isCurrent) open.setAttribute("aria-current", "true");
+    if (conversation.isGrowing) {
+      open.classList.add("growing");
+      open.append(element("span", "hidden", " (an answer is being given)"));
+    }
     open.addEventListener("click", () => {
       self.onOpen(conversation);
       if (isNarrow.matches) show(false);
@@ -79,6 +83,9 @@ const Sidebar = (() => {
     field.select();
   }
 
+  /** What the list was made of. */
+  let shown = [];
+
   /** Shows what there is. The focus stays where it is, and a name that is being changed is left alone. */
   function render() {
     const list = byId("conversations");
@@ -86,14 +93,18 @@ const Sidebar = (() => {
     const words = byId("search").value;
     const found = Library.list(words);
     const current = self.current();
+    const state = found.flatMap((each) => [each, each.name, each.updated, each.isGrowing, each.id === current?.id]);
+    byId("no-conversations").textContent =
+      found.length > 0 ? "" : words.trim() ? "Nothing was found." : "Conversations are kept here, in this browser.";
+    byId("export").disabled = Library.all.size === 0;
+    // A button that is being clicked stays, whatever another tab adds to an answer.
+    if (state.length === shown.length && state.every((part, index) => part === shown[index])) return;
+    shown = state;
     const focused = document.activeElement;
     const item = focused?.closest("#conversations li");
     const place = [...(item?.querySelectorAll("button") ?? [])].indexOf(focused);
     list.replaceChildren(...found.map((each) => row(each, each.id === current?.id)));
     if (item) list.querySelector(`[data-id="${item.dataset.id}"]`)?.querySelectorAll("button")[place]?.focus();
-    byId("no-conversations").textContent =
-      found.length > 0 ? "" : words.trim() ? "Nothing was found." : "Conversations are kept here, in this browser.";
-    byId("export").disabled = Library.all.size === 0;
   }
 
   function show(isOpen) {
@@ -104,11 +115,12 @@ const Sidebar = (() => {
     if (isOpen && isNarrow.matches) byId("search").focus();
   }
 
-  toggle.addEventListener("click", () => {
+  function change() {
     const isOpen = sidebar.hidden;
     show(isOpen);
     if (!isNarrow.matches) Kept.put("localStorage", "list", isOpen ? "open" : "closed");
-  });
+  }
+  toggle.addEventListener("click", change);
   const showAsKept = () => show(!isNarrow.matches && Kept.get("localStorage", "list") !== "closed");
   isNarrow.addEventListener("change", showAsKept);
   const close = () => {
@@ -128,26 +140,34 @@ const Sidebar = (() => {
   });
   byId("import").addEventListener("click", () => byId("import-file").click());
   byId("import-file").addEventListener("change", async () => {
-    let [count, trouble] = [0, ""];
+    let [added, trouble] = [[], ""];
     for (const file of byId("import-file").files) {
       try {
-        count += await Library.importFile(file.name, await Files.read(file, MAX_IMPORT));
+        added = added.concat(await Library.importFile(file.name, await Files.read(file, MAX_IMPORT)));
       } catch (error) {
         trouble = error.message;
       }
     }
     byId("import-file").value = "";
     render();
-    self.onImport(trouble || `${count} ${count === 1 ? "conversation is" : "conversations are"} new.`);
+    const count = added.length;
+    self.onImport(trouble || `${count} ${count === 1 ? "conversation is" : "conversations are"} new.`, added[0]);
+    if (count > 0 && isNarrow.matches) show(false);
   });
   showAsKept();
 
   const self = {
     render,
+    /** Goes to the field for words that are looked for. */
+    search: () => {
+      show(true);
+      byId("search").select();
+    },
+    toggle: change,
     /** The conversation that is open. */
     current: () => null,
     onDelete: () => {},
-    /** Is told what came of it. */
+    /** Is told what came of it, and the first conversation that is new. */
     onImport: () => {},
     onOpen: () => {},
     onRename: () => {},

@@ -5,6 +5,7 @@ use tokenizers::decoders::wordpiece::cleanup;
 use tokenizers::utils::SysRegex;
 
 use super::super::added::AddedToken;
+use super::super::allowance::{Allowance, check_steps};
 use super::super::{byte_level, spm};
 use super::steps;
 use crate::{Error, Result};
@@ -48,7 +49,9 @@ impl Decoder {
         let not_empty = |value: &Value| text(value).filter(|text| !text.is_empty());
         let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
         let mut is_fused = false;
-        for step in steps(decoder, "decoders") {
+        let steps = steps(decoder, "decoders");
+        check_steps("decoder", steps.len())?;
+        for step in steps {
             let added = match step["type"].as_str() {
                 Some("ByteLevel") => {
                     rules.byte_level = true;
@@ -121,36 +124,55 @@ impl Decoder {
         self.num_leading_spaces
     }
 
-    pub(super) fn decode(&self, token: &str) -> Vec<u8> {
+    /// # Errors
+    /// If the steps make too much of the token, or take too long.
+    pub(super) fn decode(&self, token: &str, allowance: &mut Allowance) -> Result<Vec<u8>> {
+        let invalid = |error: Error| {
+            let token: String = token.chars().take(100).collect();
+            Error::invalid_model(format!("the decoder of tokenizer.json, at {token:?}: {}", error.message()))
+        };
         if self.byte_level {
-            return byte_level::decode_token(token);
+            return Ok(byte_level::decode_token(token));
         }
         if let Some(byte) = spm::byte_of_token(token).filter(|_| self.byte_fallback) {
-            return vec![byte];
+            return Ok(vec![byte]);
         }
-        self.steps.iter().fold(token.to_owned(), |text, step| step.apply(&text)).into_bytes()
+        let mut text = token.to_owned();
+        for step in &self.steps {
+            text = step.apply(&text, allowance).map_err(invalid)?;
+        }
+        allowance.take(text.len());
+        Ok(text.into_bytes())
     }
 
     /// Added tokens are written as the text they stand for, except that where a character stands for a
     /// space it does so in them too, and that all tokens may be words.
-    pub(super) fn decode_added(&self, token: &AddedToken) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub(super) fn decode_added(&self, token: &AddedToken, allowance: &mut Allowance) -> Result<Vec<u8>> {
         if self.byte_level || token.control && !self.separates {
-            token.content.as_bytes().to_vec()
-        } else {
-            self.decode(&token.content)
+            return Ok(token.content.as_bytes().to_vec());
         }
+        self.decode(&token.content, allowance)
     }
 }
 
 impl Step {
-    fn apply(&self, text: &str) -> String {
-        match self {
-            Self::Replace(from, to) => text.replace(from, to),
+    fn apply(&self, text: &str, allowance: &mut Allowance) -> Result<String> {
+        Ok(match self {
+            Self::Replace(from, to) => {
+                let more = text.matches(from).count().saturating_mul(to.len());
+                allowance.check(text.len().saturating_add(more))?;
+                text.replace(from, to)
+            }
             Self::ReplaceMatches(regex, to) => {
                 let mut replaced = String::new();
                 let mut done = 0;
                 for (start, end) in regex.find_iter(text) {
+                    allowance.look()?;
                     replaced.push_str(&text[done..start]);
+                    allowance.check(replaced.len() + to.len())?;
                     replaced.push_str(to);
                     done = end;
                 }
@@ -171,6 +193,6 @@ impl Step {
                 };
                 if *cleans_up { cleanup(&text) } else { text }
             }
-        }
+        })
     }
 }

@@ -262,3 +262,66 @@ fn damaged_and_foreign_files_are_errors() {
     assert!(Tokenizer::from_json(b"\xff").is_err());
     assert!(Tokenizer::from_file("no/such/tokenizer.json").unwrap_err().message().contains("no/such"));
 }
+
+/// What makes ten of one, so many times.
+fn tenfold(count: usize) -> Vec<Value> {
+    vec![json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}); count]
+}
+
+#[test]
+fn what_the_steps_of_a_file_make_is_bounded() {
+    let check = |part: &str, value: Value, expected: &str| {
+        let mut file = if part == "pre_tokenizer" { byte_level() } else { sentencepiece() };
+        file[part] = value;
+        let outcome = open(&file).and_then(|tokenizer| tokenizer.encode(&"aé".repeat(40_000), Parse));
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(expected) && error.len() < 1_000, "{part}: {error}");
+    };
+    let most = "more than 16 times as much";
+    check("normalizer", json!({"type": "Sequence", "normalizers": tenfold(12)}), most);
+    check("normalizer", json!({"type": "Sequence", "normalizers": tenfold(65)}), "65 steps");
+    // Each step writes two characters for one that is not ASCII.
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": false});
+    let sequence = |steps: Vec<Value>| json!({"type": "Sequence", "pretokenizers": steps});
+    check("pre_tokenizer", sequence(vec![bytes.clone(); 40]), most);
+    check("pre_tokenizer", sequence(vec![bytes; 65]), "65 steps");
+    check("pre_tokenizer", json!({"type": "FixedLength", "length": 0}), "length 0");
+    let slow = json!({"type": "Split", "pattern": {"Regex": "(?:(?:(?!c)a?){13}b|)a|aé"}, "behavior": "Removed", "invert": false});
+    let mut file = byte_level();
+    file["pre_tokenizer"] = slow;
+    let tokenizer = open(&file).unwrap();
+    assert!(tokenizer.encode(&"a".repeat(20_000), Parse).unwrap_err().message().contains("take longer"));
+    // Decoders write the vocabulary when the file is read.
+    check("decoder", json!({"type": "Sequence", "decoders": tenfold(12)}), most);
+    check("decoder", json!({"type": "Sequence", "decoders": tenfold(65)}), "65 steps");
+    let template = |count: usize, listed: usize| {
+        json!({"type": "TemplateProcessing", "single": vec![json!({"SpecialToken": {"id": "<s>", "type_id": 0}}); count],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": vec![1; listed], "tokens": ["<s>"]}}})
+    };
+    check("post_processor", template(100, 1), "65 tokens before every text");
+    check("post_processor", template(1, 100), "100 tokens before every text");
+    check("post_processor", json!({"type": "Sequence", "processors": vec![template(1, 1); 65]}), "65 steps");
+}
+
+#[test]
+fn added_tokens_are_normalised_within_one_bound() {
+    let mut file = sentencepiece();
+    file["normalizer"] = json!({"type": "Sequence", "normalizers": tenfold(2)});
+    let token = |id: usize, content: &str| json!({"id": id, "content": content, "special": false, "normalized": true});
+    file["added_tokens"].as_array_mut().unwrap().push(token(10, "aaaa"));
+    assert!(open(&file).is_ok());
+    file["added_tokens"].as_array_mut().unwrap().push(token(11, "aaaaaa"));
+    assert!(open(&file).unwrap_err().message().contains("600 bytes long when it is normalised"));
+}
+
+#[test]
+fn what_is_said_of_a_suffix_is_short() {
+    let mut file = sentencepiece();
+    let end = json!({"SpecialToken": {"id": "x".repeat(10_000), "type_id": 0}});
+    let single: Vec<Value> =
+        [json!({"Sequence": {"id": "A", "type_id": 0}})].into_iter().chain(vec![end; 1_000]).collect();
+    file["post_processor"] = json!({"type": "TemplateProcessing", "single": single, "special_tokens": {}});
+    let tokenizer = open(&file).unwrap();
+    assert!(tokenizer.notices().iter().all(|notice| notice.len() < 2_000) && !tokenizer.notices().is_empty());
+}

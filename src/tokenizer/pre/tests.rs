@@ -1,11 +1,14 @@
 use super::*;
 use crate::ErrorKind;
+use crate::tokenizer::allowance::Allowance;
 
 fn pieces<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
     let mut pieces = vec![text];
     for split in PreTokenizer::from_name(name).unwrap().splits {
         let mut next = Vec::new();
-        pieces.iter().for_each(|piece| split.split(piece, &mut next));
+        for piece in &pieces {
+            split.split(piece, &mut Allowance::of(text), &mut next).unwrap();
+        }
         pieces = next;
     }
     pieces

@@ -12,6 +12,7 @@ use tokenizers::{
     SplitDelimiterBehavior,
 };
 
+use crate::tokenizer::allowance::Allowance;
 use crate::tokenizer::byte_level;
 use crate::tokenizer::pipeline::cut;
 use crate::tokenizer::pre::PreTokenizer;
@@ -307,9 +308,16 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn pieces(pre: &PreTokenizer, text: &str) -> Vec<String> {
-    let pieces = cut(text, &pre.splits).into_iter().map(byte_level::encode_text);
+    let pieces =
+        cut(text, &pre.splits, &mut Allowance::of(text)).unwrap().into_iter().map(byte_level::encode_text);
     pieces
-        .flat_map(|piece| cut(&piece, &pre.byte_splits).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        .flat_map(|piece| {
+            cut(&piece, &pre.byte_splits, &mut Allowance::of(&piece))
+                .unwrap()
+                .into_iter()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
         .collect()
 }
 

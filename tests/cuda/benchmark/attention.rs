@@ -2,8 +2,8 @@
 
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionScratch, Buffer, Context, DeviceInputs, KvCache, KvCacheDType, RopeTable,
-    StepInputs, paged_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionScratch, AttentionSpec, Buffer, Context, DeviceInputs, KvCache,
+    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::{Error, Result};
@@ -35,12 +35,8 @@ impl Heads {
 
     fn limits(self, max_len: usize, max_num_tokens: usize, max_num_rows: usize) -> AttentionLimits {
         AttentionLimits {
-            num_heads: self.num_heads,
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            value_dim: self.head_dim,
-            scale: 1.0 / (self.head_dim as f64).sqrt(),
-            sliding_window: None,
+            heads: AttentionHeads::new(self.num_heads, self.num_kv_heads, self.head_dim),
+            max_window: None,
             max_model_len: max_len,
             max_num_tokens,
             max_num_rows,
@@ -98,6 +94,7 @@ impl Bench<'_> {
         let cache = heads.cache(&self.context, num_sequences, len)?;
         let limits = heads.limits(len, num_rows, num_rows);
         let mut scratch = AttentionScratch::new(&self.context, limits)?;
+        let spec = AttentionSpec::plain(limits.heads, 1.0 / (heads.head_dim as f64).sqrt());
         let qkv = heads.queries(&self.context, num_rows)?;
         let mut out = Buffer::new(&self.context, num_rows, heads.num_heads * heads.head_dim)?;
         let sequences: Vec<usize> = (0..num_sequences).collect();
@@ -114,7 +111,7 @@ impl Bench<'_> {
             .collect::<Result<Vec<_>>>()?;
         let seconds = self.seconds(num_calls.max(20), |index| {
             let lists = &lists[index % num_calls];
-            paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, lists, &mut out)
+            paged_attention(&self.context, &mut scratch, &spec, &qkv, &cache, 0, lists, None, &mut out)
         })?;
         let operations = 4 * num_rows * len * heads.num_heads * heads.head_dim;
         let Heads { num_heads, num_kv_heads, head_dim } = heads;

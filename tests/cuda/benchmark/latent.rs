@@ -3,10 +3,10 @@
 use tinyvllm::Result;
 use tinyvllm::config::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, Scoring};
 use tinyvllm::ops::{
-    AttentionLimits, AttentionScratch, Buffer, Context, DeviceInputs, ExpandedLimits, ExpandedScratch, Heads,
-    KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack, RmsNorm, RopeTable, Router, Routing,
-    StepInputs, Vector, expanded_attention, experts_residual, experts_swiglu, heads_linear, latent_kv_write,
-    paged_attention, route,
+    AttentionHeads, AttentionLimits, AttentionScratch, AttentionSpec, Buffer, Context, DeviceInputs,
+    ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack,
+    RmsNorm, RopeTable, Router, Routing, StepInputs, Vector, expanded_attention, experts_residual,
+    experts_swiglu, heads_linear, latent_kv_write, paged_attention, route,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -54,13 +54,12 @@ impl Bench<'_> {
         let config = ModelConfig { latent_attention: Some(latent), rope, ..layer };
         let num_blocks = NUM_SEQUENCES * CONTEXT / BLOCK_SIZE;
         let mut cache = KvCache::new(&self.context, &config, num_blocks, BLOCK_SIZE, KvCacheDType::F16)?;
+        let heads =
+            AttentionHeads { num_heads: NUM_HEADS, num_kv_heads: 1, head_dim: ROW_DIM, value_dim: RANK };
+        let spec = AttentionSpec::plain(heads, 0.1);
         let limits = AttentionLimits {
-            num_heads: NUM_HEADS,
-            num_kv_heads: 1,
-            head_dim: ROW_DIM,
-            value_dim: RANK,
-            scale: 0.1,
-            sliding_window: None,
+            heads,
+            max_window: None,
             max_model_len: CONTEXT,
             max_num_tokens: CONTEXT,
             max_num_rows: NUM_SEQUENCES,
@@ -103,7 +102,17 @@ impl Bench<'_> {
             let lists = StepInputs::new(ids, ids, &[], &metadata);
             let lists = inputs.upload(&self.context, lists, &cache)?;
             let seconds = self.seconds(20, |_| {
-                paged_attention(&self.context, &mut scratch, &absorbed, &cache, 0, &lists, &mut out)
+                paged_attention(
+                    &self.context,
+                    &mut scratch,
+                    &spec,
+                    &absorbed,
+                    &cache,
+                    0,
+                    &lists,
+                    None,
+                    &mut out,
+                )
             })?;
             Ok::<_, tinyvllm::Error>(self.line(name, seconds, share.0, share.1))
         };

@@ -2,8 +2,8 @@
 
 use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::{
-    AttentionLimits, AttentionScratch, Buffer, DeviceInputs, KvCache, KvCacheDType, RopeTable, StepInputs,
-    paged_attention, rope_kv_write,
+    AttentionHeads, AttentionLimits, AttentionScratch, AttentionSpec, Buffer, DeviceInputs, KvCache,
+    KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::{Error, Result};
@@ -34,13 +34,11 @@ impl Bench<'_> {
         dtype: KvCacheDType,
     ) -> Result<()> {
         let max_num_tokens = NUM_PROMPTS * PROMPT;
+        let heads = AttentionHeads::new(num_heads, num_kv_heads, head_dim);
+        let spec = AttentionSpec::plain(heads, 1.0 / (head_dim as f64).sqrt());
         let limits = AttentionLimits {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            value_dim: head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            sliding_window: None,
+            heads,
+            max_window: None,
             max_model_len: PROMPT,
             max_num_tokens,
             max_num_rows: NUM_PROMPTS,
@@ -65,7 +63,7 @@ impl Bench<'_> {
                 rope_kv_write(&self.context, &mut qkv, &lists, None, &table, &mut cache, 0)?;
             }
             let seconds = self.seconds(5, |_| {
-                paged_attention(&self.context, &mut scratch, &qkv, &cache, 0, &lists, &mut out)
+                paged_attention(&self.context, &mut scratch, &spec, &qkv, &cache, 0, &lists, None, &mut out)
             })?;
             let num = num_prompts as f64;
             let bytes = (2 * PROMPT * num_kv_heads * head_dim * dtype.size_in_bytes()) as f64;

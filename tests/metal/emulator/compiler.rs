@@ -287,7 +287,7 @@ fn here() -> PathBuf {
 
 /// Where the headers are: those of the emulator, and those that NVIDIA GPUs have as well.
 fn header_folders() -> [PathBuf; 2] {
-    [here().join("shim"), Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops/gpu/msl")]
+    [here().join("shim"), Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops/gpu/device/msl")]
 }
 
 fn include_flags() -> impl Iterator<Item = PathBuf> {

@@ -28,7 +28,7 @@ pub(super) const TABLES: [(Family, &str); 6] = [
 
 /// Where kernels lie that all GPUs have, and what is for NVIDIA's only.
 pub(super) const METAL_FOLDER: &str = "metal_kernels";
-pub(super) const CUDA_FOLDER: &str = "src/ops/gpu/cuda/kernels";
+pub(super) const CUDA_FOLDER: &str = "src/ops/gpu/device/cuda/kernels";
 
 /// Ends the description of a defect that reads or writes what is not its own: the checked build finds it.
 const OUT_OF_BOUNDS: &str = "(out of bounds)";

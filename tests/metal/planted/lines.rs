@@ -20,9 +20,9 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 21] = [
+pub(super) const LINES: [Lines; 23] = [
     Lines {
-        file: "attention.rs",
+        file: "attention/grouped.rs",
         family: Family::Attention,
         kernels: "rope_kv_write",
         defects: &[
@@ -46,7 +46,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "attention.rs",
+        file: "attention/grouped.rs",
         family: Family::Attention,
         // The merge of pieces has other buffers.
         kernels: "paged_attention_f",
@@ -56,15 +56,19 @@ pub(super) const LINES: [Lines; 21] = [
             ("num_pieces: num_pieces as u32,", "there is one piece", Word(6, |_| 1)),
             ("num_slices: num_slices as u32,", "there is one slice", Word(8, |_| 1)),
             (
-                "scale: sizes.scale * LOG2_E,",
+                "scale: spec.scale as f32 * LOG2_E,",
                 "weights are powers of e",
                 Word(9, |x| times(x, std::f32::consts::LN_2)),
             ),
+            ("let window = spec.window.unwrap_or(self.max_model_len);", "a token more", Word(7, |x| x + 1)),
             (
-                "let window = sizes.sliding_window.unwrap_or(max_model_len);",
-                "a token more",
-                Word(7, |x| x + 1),
+                "soft_cap: spec.soft_cap.map(|cap| cap as f32 * LOG2_E),",
+                "a cap on powers of e",
+                Word(10, |x| times(x, std::f32::consts::LN_2)),
             ),
+            ("Flags::of(spec.flags()),", "no sinks", Flag(0)),
+            ("[self.sinks.is_some(), self.soft_cap.is_some()]", "no cap", Flag(1)),
+            ("spec.sinks_or(Binding::read(q)),", "sinks are queries", Buffer(8, 1)),
             (
                 "let num_pieces = tokens.max_len().div_ceil(self.piece_size);",
                 "whole ones",
@@ -101,11 +105,15 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "attention.rs",
+        file: "attention/grouped.rs",
         family: Family::Attention,
         kernels: "paged_attention_merge",
         defects: &[
-            ("merge(gpu, &args, decode_rows, num_rows, partials, out, cost)?;", "never merged", LeftOut),
+            (
+                "merge(gpu, &args, spec.sinks, decode_rows, num_rows, partials, out, cost)?;",
+                "never merged",
+                LeftOut,
+            ),
             (
                 "let partials = Binding::read(&self.partials).at(partials_offset);",
                 "always the first",
@@ -117,11 +125,16 @@ pub(super) const LINES: [Lines; 21] = [
                 "whole ones",
                 Grid(2, |n| n.max(2) - 1),
             ),
-            ("buffers: &[decode_rows, partials, Binding::write(out)],", "a row too few", Grid(1, |n| n - 1)),
+            (
+                "buffers: &[decode_rows, partials, Binding::write(out), sinks.unwrap_or(partials)],",
+                "a row too few",
+                Grid(1, |n| n - 1),
+            ),
+            ("Flags::of([sinks.is_some()]),", "no sinks", Flag(0)),
         ],
     },
     Lines {
-        file: "inputs.rs",
+        file: "step_inputs.rs",
         family: Family::Attention,
         kernels: "paged_attention_",
         defects: &[
@@ -144,7 +157,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "inputs.rs",
+        file: "step_inputs.rs",
         family: Family::Attention,
         kernels: "flash_attention",
         defects: &[
@@ -163,7 +176,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "inputs.rs",
+        file: "step_inputs.rs",
         family: Family::Attention,
         kernels: "",
         defects: &[
@@ -176,7 +189,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "attention.rs",
+        file: "attention/grouped.rs",
         family: Family::Attention,
         kernels: "flash_attention",
         defects: &[
@@ -203,7 +216,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "latent.rs",
+        file: "attention/latent.rs",
         family: Family::Latent,
         kernels: "latent_kv_write",
         defects: &[
@@ -227,19 +240,19 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "latent.rs",
+        file: "attention/latent.rs",
         family: Family::Latent,
         kernels: "latent_attention",
         defects: &[
             ("block_size: block_size as u32,", "all blocks have 16 tokens", Word(1, |_| 16)),
             ("value_dim: value_dim as u32,", "eight values too few", Word(4, |x| x - 8)),
             (
-                "num_pieces: num_pieces as u32,\n            scale: self.scale,",
+                "num_pieces: num_pieces as u32,\n            scale,\n        };\n        let merge_args",
                 "there is one",
                 Word(7, |_| 1),
             ),
             (
-                "scale: scale * LOG2_E,",
+                "let scale = scale * LOG2_E;",
                 "weights are powers of e",
                 Word(8, |x| times(x, std::f32::consts::LN_2)),
             ),
@@ -261,7 +274,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "inputs.rs",
+        file: "step_inputs.rs",
         family: Family::Latent,
         kernels: "latent_attention",
         defects: &[
@@ -278,7 +291,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "expanded.rs",
+        file: "attention/expanded.rs",
         family: Family::Latent,
         kernels: "latent_read",
         defects: &[
@@ -297,7 +310,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "expanded.rs",
+        file: "attention/expanded.rs",
         family: Family::Latent,
         kernels: "matmul",
         defects: &[
@@ -306,7 +319,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "expanded.rs",
+        file: "attention/expanded.rs",
         family: Family::Latent,
         kernels: "flash_attention",
         defects: &[
@@ -335,7 +348,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "linear.rs",
+        file: "matmul/operands.rs",
         family: Family::Latent,
         kernels: "mat",
         defects: &[
@@ -344,7 +357,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "linear.rs",
+        file: "matmul/operands.rs",
         family: Family::Experts,
         kernels: "mat",
         defects: &[
@@ -354,7 +367,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "experts.rs",
+        file: "routing.rs",
         family: Family::Experts,
         kernels: "choose_experts",
         defects: &[
@@ -382,7 +395,7 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "experts.rs",
+        file: "routing.rs",
         family: Family::Experts,
         kernels: "combine_experts",
         defects: &[
@@ -392,15 +405,16 @@ pub(super) const LINES: [Lines; 21] = [
         ],
     },
     Lines {
-        file: "rows.rs",
+        file: "embed.rs",
         family: Family::Rows,
         kernels: "embed",
         defects: &[
             ("planes: table.planes(),", "scales are codes", Word(1, |_| 0)),
             ("num_units: table.num_units() as u32,", "a unit too few", Word(3, |x| x - 1)),
             ("num_rows: table.rows() as u32,", "the last row is none", Word(4, |x| x - 1)),
+            ("            scale,\n        };", "half the factor", Word(5, |x| times(x, 0.5))),
             (
-                "let buffers = [table.binding(), token_ids, Binding::write(out)];",
+                "let buffers = [table.binding(), token_ids, buffer::write(self, out)?];",
                 "shifted",
                 Offset(2, |n| n + 4),
             ),
@@ -409,21 +423,47 @@ pub(super) const LINES: [Lines; 21] = [
                 "whole ones",
                 Grid(0, |n| n - 1),
             ),
-            ("let grid = [num_groups, num_tokens, 1];", "a token too few", Grid(1, |n| n - 1)),
+            ("let grid = [num_groups, step.num_tokens(), 1];", "a token too few", Grid(1, |n| n - 1)),
         ],
     },
     Lines {
-        file: "rows.rs",
+        file: "gated.rs",
+        family: Family::Rows,
+        kernels: "gated",
+        defects: &[
+            ("coefficients: activation.coefficients()", "no third power", Word(2, |_| 0)),
+            ("let buffers = [Binding::read(halves", "shifted", Offset(1, |n| n + 4)),
+            ("let grid = [width.div_ceil(32), num_rows, 1];", "a row too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "norm_residual.rs",
+        family: Family::Rows,
+        kernels: "norm_residual",
+        defects: &[
+            ("inverse_width: 1.0 / width as f32,", "the mean of half of them", Word(1, |x| times(x, 2.0))),
+            ("let args = NormResidualArgs {", "no eps", Word(2, |_| 0)),
+            ("Binding::read_write(x)],", "rows are said to be read", Declared(3, Access::Read)),
+            ("grid: [num_rows, 1, 1],", "a row too few", Grid(0, |n| n - 1)),
+            ("threadgroup_memory: 4 * SIMDGROUPS,", "half of it", Memory(|n| n / 2)),
+        ],
+    },
+    Lines {
+        file: "gather_rows.rs",
         family: Family::Rows,
         kernels: "gather_rows",
         defects: &[
             ("let args = [num_rows as u32, width as u32];", "a row too few", Word(0, |x| x - 1)),
-            ("let buffers = [rows, Binding::read_write(x)];", "shifted", Offset(1, |n| n + 4)),
-            ("&buffers, [width.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
+            (
+                "let buffers = [step.lists(self)?.outputs(), Binding::read_write(x)];",
+                "shifted",
+                Offset(1, |n| n + 4),
+            ),
+            ("let grid = [width.div_ceil(32), 1, 1];", "whole threadgroups", Grid(0, |n| n - 1)),
         ],
     },
     Lines {
-        file: "rows.rs",
+        file: "kv_cache.rs",
         family: Family::Attention,
         kernels: "copy_block",
         defects: &[
@@ -431,11 +471,11 @@ pub(super) const LINES: [Lines; 21] = [
             ("let num_words = block_bytes / 16;", "half a block", Word(2, |x| x / 2)),
             ("&buffers, [num_words.div_ceil(32), 1, 1], cost)", "whole threadgroups", Grid(0, |n| n - 1)),
             ("let buffers = [Binding::read_write(pool)];", "said to be written", Declared(1, Access::Write)),
-            ("launch(gpu, Kernel::CopyBlock", "never", LeftOut),
+            ("gpu.launch_simdgroups(Kernel::CopyBlock", "never", LeftOut),
         ],
     },
     Lines {
-        file: "sampling.rs",
+        file: "sample.rs",
         family: Family::Sampling,
         kernels: "sample",
         defects: &[

@@ -9,6 +9,7 @@ const RUNNING: &str = "vllm:num_requests_running";
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",engine=\"0\",finished_reason=\"abort\"";
 const LAST_TEXT: &str = "[...document.querySelectorAll('.assistant .text')].at(-1).textContent";
 const LAST_NUMBERS: &str = "[...document.querySelectorAll('.assistant .numbers')].at(-1).textContent";
+const LAST_MORE: &str = "[...document.querySelectorAll('.assistant .more span')].at(-1).textContent";
 
 /// `TINYVLLM_SCREENSHOTS=folder` has pictures made, wide and narrow, light and dark. One is in the README.
 #[test]
@@ -18,7 +19,12 @@ fn a_conversation_of_two_turns() {
     page.open_ready(&server);
     page.eval("localStorage.setItem('tinyvllm.settings', '{\"temperature\": 0}')");
     page.open_ready(&server);
-    assert_eq!(page.text("document.querySelector('#model').value"), "demo");
+    assert_eq!(page.text("document.querySelector('#only-model').textContent"), "demo");
+    assert_eq!(
+        page.eval("document.querySelector('#model').checkVisibility()"),
+        json!(false),
+        "there is no choice"
+    );
     // The cursor is where one writes.
     assert_eq!(page.text("document.activeElement.id"), "input");
     page.eval(&format!(
@@ -31,9 +37,13 @@ fn a_conversation_of_two_turns() {
     let first = page.text(LAST_TEXT);
     assert!(first.contains("blocks"), "{first}");
     let numbers = page.text(LAST_NUMBERS);
-    for part in ["tokens/s", "first token after", "0 of ", "prompt tokens cached"] {
-        assert!(numbers.contains(part), "{part} is missing in {numbers}");
+    assert!(numbers.contains(" tokens/s") && !numbers.contains("cached"), "{numbers}");
+    // What only some people ask for is behind a word.
+    let more = page.text(LAST_MORE);
+    for part in ["first token after", "0 of ", "prompt tokens cached"] {
+        assert!(more.contains(part), "{part} is missing in {more}");
     }
+    assert_eq!(page.eval("document.querySelector('.more').open"), json!(false));
     assert_eq!(page.text("document.activeElement.id"), "input");
 
     page.write("Tell me a story");
@@ -44,7 +54,7 @@ fn a_conversation_of_two_turns() {
     page.until_messages(4);
     // It came in pieces.
     assert!(page.eval("wrote.size").as_u64().unwrap() > 5);
-    let numbers = page.text(LAST_NUMBERS);
+    let numbers = page.text(LAST_MORE);
     let cached = numbers.split(" · ").find_map(|part| part.strip_suffix(" prompt tokens cached")).unwrap();
     let (cached, prompt) = cached.split_once(" of ").unwrap();
     let (cached, prompt): (u32, u32) = (cached.parse().unwrap(), prompt.parse().unwrap());
@@ -139,7 +149,15 @@ fn settings_reach_the_server() {
         "document.querySelector('#model').value = 'second'; \
         document.querySelector('#model').dispatchEvent(new Event('change')), 0",
     );
+    assert_eq!(page.eval("document.querySelector('#model').checkVisibility()"), json!(true));
     page.click("#open-settings");
+    // The model's own values are there as numbers.
+    page.until("document.querySelector('#sampling-temperature').placeholder !== 'default'");
+    let preferred = server.get("/model_info").success()["preferred_sampling_params"].clone();
+    for name in ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"] {
+        let shown = page.text(&format!("document.querySelector('#sampling-{name}').placeholder"));
+        assert_eq!(shown.parse::<f64>().unwrap(), preferred[name].as_f64().unwrap(), "{name}");
+    }
     for (name, value) in [("temperature", "0"), ("max_tokens", "3"), ("top_p", "7"), ("seed", "12")] {
         page.eval(&format!("document.querySelector('#sampling-{name}').focus()"));
         page.write(value);
@@ -164,6 +182,11 @@ fn settings_reach_the_server() {
     // A value out of its range is marked and not sent.
     assert!(sent.get("top_p").is_none());
     assert!(page.eval("document.querySelector('#sampling-top_p').matches(':invalid')").as_bool().unwrap());
+    assert_eq!(
+        page.text("document.querySelector('#trouble-top_p').textContent"),
+        "A number from 0 to 1. The default is used."
+    );
+    assert_eq!(page.text("document.querySelector('#trouble-seed').textContent"), "");
 }
 
 #[test]
@@ -173,7 +196,10 @@ fn a_key_is_asked_for_and_forgotten_with_the_tab() {
     page.open(&format!("http://{}/", server.address()));
     page.until("document.querySelector('#key-dialog').open");
     assert_eq!(page.text("document.activeElement.id"), "key");
-    assert!(page.text("document.querySelector('#key-reason').textContent").contains("an API key is needed"));
+    assert!(
+        page.text("document.querySelector('#key-dialog').textContent").contains("It works like a password")
+    );
+    assert!(page.eval("document.querySelector('#key-reason').hidden").as_bool().unwrap());
     page.press("Escape");
     page.until("document.querySelector('#state').textContent === 'Needs a key'");
     // Whoever writes is asked again, and what was written is not lost.
@@ -182,7 +208,7 @@ fn a_key_is_asked_for_and_forgotten_with_the_tab() {
     page.until("document.querySelector('#key-dialog').open");
     page.write("wrong");
     page.press("Enter");
-    page.until("document.querySelector('#key-reason').textContent.includes('not valid')");
+    page.until("document.querySelector('#key-reason').textContent === 'The server did not take this key: the API key is not valid.'");
     page.until("document.querySelector('#key-dialog').open && document.querySelector('#key').value === ''");
     page.write("secret");
     page.press("Enter");

@@ -5,22 +5,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::super::client::Server;
-use super::scripted::{Reply, Scripted};
+use super::scripted::start;
 use super::{FRAME, PATIENCE, Page};
 
 const NAMES: &str = "[...document.querySelectorAll('#conversations .name')].map((each) => each.textContent)";
 const TEXTS: &str = "[...document.querySelectorAll('.message .text')].map((each) => each.textContent)";
 const VERSIONS: &str = "[...document.querySelectorAll('.versions')].map((each) => each.textContent)";
-
-/// A page with a server that gives each of these answers, in order.
-fn start(answers: &[&str]) -> Option<(Page, Scripted)> {
-    let page = Page::start()?;
-    let server = Scripted::start("m");
-    server.will(answers.iter().map(|answer| Reply::text(answer, 3)));
-    page.open(&server.url());
-    page.until_ready();
-    Some((page, server))
-}
 
 impl Page {
     /// Writes a message and waits until there are so many, the last of them complete and kept.
@@ -367,7 +357,7 @@ fn an_answer_goes_on_while_another_conversation_is_open() {
     page.open_ready(&server);
     page.write("Tell me a long story about a dragon.");
     page.press("Enter");
-    page.until("document.querySelector('.assistant .text')?.textContent !== ''");
+    page.until("(document.querySelector('.assistant .text')?.textContent ?? '') !== ''");
     page.click("#new-chat");
     page.until("!document.querySelector('.message') && !document.querySelector('#send').hidden");
     page.ask("What is GGUF?", 2);
@@ -410,6 +400,8 @@ fn the_panel_tells_of_the_server() {
     let Some(page) = Page::start() else { return };
     let server = Server::start("");
     page.open_ready(&server);
+    // A name would be a request.
+    page.eval("Settings.values.names = false");
     page.ask("What is GGUF?", 2);
     page.click("#open-panel");
     page.until("document.querySelectorAll('#facts dt').length > 5");

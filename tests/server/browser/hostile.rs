@@ -47,7 +47,7 @@ const PAYLOADS: &[&str] = &[
 /// that lead elsewhere than to the web.
 const FORBIDDEN: &str = "(() => {
     const names = 'DIV H1 H2 H3 H4 H5 H6 P SPAN A BR CODE PRE EM STRONG DEL UL OL LI BLOCKQUOTE HR TABLE THEAD TBODY TR TH TD \
-        BUTTON ARTICLE DETAILS SUMMARY TEXTAREA'.split(' ');
+        BUTTON ARTICLE DETAILS SUMMARY SUP TEXTAREA'.split(' ');
     const formulas = 'math semantics annotation mrow mi mo mn mtext mspace mfrac msqrt mroot msub msup msubsup munder mover \
         munderover mtable mtr mtd mstyle mphantom mpadded'.split(' ');
     const ofFormulas = 'accent accentunder class depth display displaystyle encoding form height linethickness lspace mathvariant \

@@ -51,6 +51,7 @@ fn texts_become_nodes() {
         ("[a b](https://a.example/x_(y) \"t\")", format!("<p>{}</p>", link("https://a.example/x_(y)", "a b"))),
         ("see https://a.example/b, or (https://a.example/c).", format!("<p>see {}, or ({}).</p>", link("https://a.example/b", "https://a.example/b"), link("https://a.example/c", "https://a.example/c"))),
         ("<mailto:me@a.example> [a] [b](c)", format!("<p>{} [a] [b](c)</p>", link("mailto:me@a.example", "mailto:me@a.example"))),
+        ("a[^1] [^2](b) [^x] [^4]: c\n[^1]: The *note*\nof it\n[^22]: d", "<p>a<sup><button class=\"quiet\" type=\"button\" data-note-of=\"1\" aria-label=\"Footnote 1\">1</button></sup> [^2](b) [^x] [^4]: c</p><p class=\"note\" data-note=\"1\" tabindex=\"-1\"><sup>1</sup> The <em>note</em><br>of it</p><p class=\"note\" data-note=\"22\" tabindex=\"-1\"><sup>22</sup> d</p>".to_owned()),
         ("![a](https://a.example/i.png)", format!("<p>{}</p>", link("https://a.example/i.png", "Image: a"))),
     ];
     for (text, expected) in cases {
@@ -169,6 +170,8 @@ const FRAGMENTS: &[&str] = &[
     "^2",
     "_1",
     "\\begin{align}",
+    "[^1]",
+    "\n[^1]: ",
     "\n\\end{align}\n",
 ];
 

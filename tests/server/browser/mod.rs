@@ -7,9 +7,13 @@ mod appearance;
 mod conversation;
 mod conversations;
 mod formulas;
+mod growing;
+mod habits;
 mod hostile;
 mod markdown;
 mod scripted;
+mod sending;
+mod turns;
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader, Write};
@@ -228,7 +232,8 @@ impl Page {
     fn until_messages(&self, count: usize) {
         self.until(&format!(
             "document.querySelectorAll('.message').length === {count} && \
-             document.querySelector('#log').ariaBusy === 'false' && !document.querySelector('#send').hidden"
+             document.querySelector('#log').ariaBusy === 'false' && !document.querySelector('#send').hidden && \
+             !document.querySelector('textarea[readonly]')"
         ));
         // The page follows what has grown in the next frame.
         self.eval(FRAME);
@@ -247,9 +252,10 @@ impl Page {
     #[track_caller]
     fn until_kept(&self, num_messages: usize) {
         let kept = |records: &[Value]| {
-            records.first().map_or(0, |record| record["messages"].as_array().unwrap().len()) == num_messages
+            let messages = records.first().map_or(&[][..], |record| record["messages"].as_array().unwrap());
+            messages.len() == num_messages && messages.iter().all(|message| message["growing"].is_null())
         };
-        self.until_records(kept, &format!("{num_messages} messages are kept"));
+        self.until_records(kept, &format!("{num_messages} complete messages are kept"));
     }
 
     /// Waits until so many conversations are kept: what a page has begun to write or to delete is lost if it is left before.
@@ -287,19 +293,24 @@ impl Page {
         self.call("Input.insertText", &json!({"text": text}));
     }
 
-    /// Presses a key: `Enter`, `Shift+Tab`, a character.
+    /// Presses a key: `Enter`, `Shift+Tab`, `Ctrl+k`, a character.
     fn press(&self, key: &str) {
+        let (control, key) = key.strip_prefix("Ctrl+").map_or((0, key), |name| (2, name));
         let (shift, name) = key.strip_prefix("Shift+").map_or((0, key), |name| (8, name));
         let (code, text) = match name {
             "Enter" => (13, "\r"),
+            "ArrowUp" => (38, ""),
+            "Backspace" => (8, ""),
+            "?" => (191, "?"),
             "Escape" => (27, ""),
             "Tab" => (9, ""),
             " " => (32, " "),
+            letter if control > 0 => (i32::from(letter.to_uppercase().as_bytes()[0]), ""),
             other => panic!("the code of {other} is not known here"),
         };
         let mut params = json!({
             "type": if text.is_empty() { "rawKeyDown" } else { "keyDown" }, "key": name, "code": name,
-            "windowsVirtualKeyCode": code, "modifiers": shift, "text": text,
+            "windowsVirtualKeyCode": code, "modifiers": shift | control, "text": text,
         });
         self.call("Input.dispatchKeyEvent", &params);
         params["type"] = json!("keyUp");
@@ -373,7 +384,8 @@ impl Page {
     fn sent(&self) -> Vec<Value> {
         let events = self.events.borrow();
         let bodies = events.iter().filter_map(|event| event["params"]["request"]["postData"].as_str());
-        bodies.map(|body| serde_json::from_str(body).unwrap()).collect()
+        let bodies = bodies.map(|body| serde_json::from_str::<Value>(body).unwrap());
+        bodies.filter(|body| body["stream"] == true).collect()
     }
 
     /// The addresses of everything that was asked for.

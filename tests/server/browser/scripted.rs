@@ -8,16 +8,29 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use super::super::client::Server;
+use super::Page;
 
 /// How a request is answered.
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
     /// A stream of these deltas, and its end.
     Deltas(Vec<Value>),
+    /// The first deltas; the others when the test says so.
+    Held(Vec<Value>, Vec<Value>),
     /// These bytes as a stream, and then the connection closes.
     Bytes(String),
     /// A status with headers and a JSON body.
     Status(u16, &'static str, Value),
+}
+
+/// A page that is ready, with a server that gives each of these answers, in order. None without a browser.
+pub(super) fn start(answers: &[&str]) -> Option<(Page, Scripted)> {
+    let page = Page::start()?;
+    let server = Scripted::start("m");
+    server.will(answers.iter().map(|answer| Reply::text(answer, 3)));
+    page.open(&server.url());
+    page.until_ready();
+    Some((page, server))
 }
 
 impl Reply {
@@ -29,26 +42,27 @@ impl Reply {
         Self::Deltas(pieces.collect())
     }
 
-    fn bytes(self) -> String {
+    /// What is sent at once, and what when the test says so.
+    fn bytes(self) -> (String, Option<String>) {
+        let chunks = |deltas: Vec<Value>| -> String {
+            let chunk =
+                |delta: Value| json!({"choices": [{"index": 0, "delta": delta, "finish_reason": null}]});
+            deltas.into_iter().map(|delta| format!("data: {}\n\n", chunk(delta))).collect()
+        };
         let stream = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
         match self {
-            Self::Deltas(deltas) => {
-                let mut text = stream.to_owned();
-                for delta in deltas {
-                    let chunk = json!({"choices": [{"index": 0, "delta": delta, "finish_reason": null}]});
-                    text.push_str(&format!("data: {chunk}\n\n"));
-                }
-                text + "data: [DONE]\n\n"
-            }
-            Self::Bytes(body) => format!("{stream}{body}"),
+            Self::Deltas(deltas) => (format!("{stream}{}{DONE}", chunks(deltas)), None),
+            Self::Held(first, rest) => (format!("{stream}{}", chunks(first)), Some(chunks(rest) + DONE)),
+            Self::Bytes(body) => (format!("{stream}{body}"), None),
             Self::Status(status, headers, body) => {
-                format!(
-                    "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\nconnection: close\r\n{headers}\r\n{body}"
-                )
+                let head = "content-type: application/json\r\nconnection: close";
+                (format!("HTTP/1.1 {status} X\r\n{head}\r\n{headers}\r\n{body}"), None)
             }
         }
     }
 }
+
+const DONE: &str = "data: [DONE]\n\n";
 
 /// What the server knows.
 struct State {
@@ -57,6 +71,12 @@ struct State {
     model: String,
     health: VecDeque<Reply>,
     replies: VecDeque<Reply>,
+    /// Answers to requests for tokens.
+    counts: VecDeque<Reply>,
+    /// Names that the model gives to conversations. Without any it says nothing.
+    names: VecDeque<String>,
+    /// What is held back may go on.
+    is_released: bool,
 }
 
 /// The server. It ends with the test's process.
@@ -72,8 +92,15 @@ impl Scripted {
         let kept = answer.head.lines().filter(|line| !line.to_lowercase().starts_with("transfer-encoding"));
         let head: Vec<&str> = kept.collect();
         let page = [head.join("\r\n").into_bytes(), b"\r\n\r\n".to_vec(), answer.body].concat();
-        let state =
-            State { page, model: model.to_owned(), health: VecDeque::new(), replies: VecDeque::new() };
+        let state = State {
+            page,
+            model: model.to_owned(),
+            health: VecDeque::new(),
+            replies: VecDeque::new(),
+            counts: VecDeque::new(),
+            names: VecDeque::new(),
+            is_released: false,
+        };
         let state = Arc::new(Mutex::new(state));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -96,6 +123,21 @@ impl Scripted {
         self.state.lock().unwrap().replies.extend(replies);
     }
 
+    /// Answers the next requests for tokens so. Else there are 7.
+    pub(super) fn will_count(&self, replies: impl IntoIterator<Item = Reply>) {
+        self.state.lock().unwrap().counts.extend(replies);
+    }
+
+    /// Gives this name to the next conversation.
+    pub(super) fn will_name(&self, name: &str) {
+        self.state.lock().unwrap().names.push_back(name.to_owned());
+    }
+
+    /// Sends what was held back, and holds nothing back from now on.
+    pub(super) fn release(&self) {
+        self.state.lock().unwrap().is_released = true;
+    }
+
     /// Answers the next requests for `/health` so.
     pub(super) fn will_be(&self, replies: impl IntoIterator<Item = Reply>) {
         self.state.lock().unwrap().health.extend(replies);
@@ -113,25 +155,38 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) {
     if reader.read_exact(&mut body).is_err() {
         return;
     }
-    let bytes = {
+    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let reply = {
         let mut state = state.lock().unwrap();
+        let good = |value: Value| Some(Reply::Status(200, "", value));
         match head.split(' ').nth(1) {
-            Some("/") => state.page.clone(),
-            Some("/health") => {
-                let reply = state.health.pop_front();
-                reply.unwrap_or(Reply::Status(200, "", json!({"status": "ok"}))).bytes().into_bytes()
+            Some("/") => {
+                // The browser may have left.
+                let _ = stream.write_all(&state.page);
+                return;
             }
-            Some("/v1/models") => {
-                let card = json!({"id": state.model, "max_model_len": 4_096});
-                Reply::Status(200, "", json!({"data": [card]})).bytes().into_bytes()
+            Some("/health") => state.health.pop_front().or_else(|| good(json!({"status": "ok"}))),
+            Some("/v1/models") => good(json!({"data": [{"id": state.model, "max_model_len": 4_096}]})),
+            Some("/model_info") => {
+                good(json!({"preferred_sampling_params": {"temperature": 0.7, "top_k": 0}}))
             }
-            Some("/v1/chat/completions") => match state.replies.pop_front() {
-                Some(reply) => reply.bytes().into_bytes(),
-                None => return,
-            },
-            _ => return,
+            Some("/tokenize") => {
+                state.counts.pop_front().or_else(|| good(json!({"count": 7, "max_model_len": 4_096})))
+            }
+            Some("/v1/chat/completions") if asked["stream"] == true => state.replies.pop_front(),
+            Some("/v1/chat/completions") => {
+                let content = state.names.pop_front().unwrap_or_default();
+                good(json!({"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}))
+            }
+            _ => None,
         }
     };
+    let Some((first, rest)) = reply.map(Reply::bytes) else { return };
     // The browser may have left.
-    let _ = stream.write_all(&bytes);
+    let _ = stream.write_all(first.as_bytes());
+    let Some(rest) = rest else { return };
+    while !state.lock().unwrap().is_released {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let _ = stream.write_all(rest.as_bytes());
 }

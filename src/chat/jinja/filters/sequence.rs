@@ -8,6 +8,7 @@ use minijinja::{State, Value};
 use super::Filter;
 use crate::chat::jinja::args::{Args, size};
 use crate::chat::jinja::methods::by_path;
+use crate::chat::jinja::sort::try_sort;
 use crate::chat::jinja::text::{Writer, escaped, str_of};
 use crate::chat::jinja::value::{
     Key, Part, Py, VALUE_SIZE, View, expect_str, generator, group, int, iterate, length, list, string, tuple,
@@ -92,6 +93,7 @@ fn last(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
 fn reverse(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     args.none()?;
     if let Py::Str(text) = Py::of(value) {
+        budget::afford(text.len().saturating_mul(2))?;
         return string(text.chars().rev().collect::<String>());
     }
     let mut items = iterate(value)?;
@@ -144,7 +146,8 @@ fn batch(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
         if let Some(fill) = args.some(1)
             && (row.len() as i128) < width
         {
-            budget::charge(size(width).saturating_mul(VALUE_SIZE))?;
+            // The list is charged once more when it is whole, and grows to twice its length.
+            budget::charge(size(width).saturating_mul(VALUE_SIZE * 2))?;
             row.resize(size(width), fill.clone());
         }
         rows.push(list(row)?);
@@ -198,7 +201,10 @@ fn sum(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
 /// A key for sorting that does not see the case of letters, unless it is asked to.
 fn folded(value: &Value, case_sensitive: bool) -> Result<Value> {
     match Py::of(value) {
-        Py::Str(text) if !case_sensitive => string(text.to_lowercase()),
+        Py::Str(text) if !case_sensitive => {
+            budget::afford(text.len().saturating_mul(2))?;
+            string(text.to_lowercase())
+        }
         _ => Ok(value.clone()),
     }
 }
@@ -216,20 +222,12 @@ fn sort_key(value: &Value, attribute: Option<&Value>, case_sensitive: bool) -> R
 }
 
 /// Sorts stably by the first of each pair.
-fn sort_pairs(pairs: &mut [(Vec<Value>, Value)], reverse: bool) -> Result<()> {
-    // The comparison cannot fail inside of the sort; the first failure is kept.
-    let mut failure = None;
-    pairs.sort_by(|(a, _), (b, _)| {
-        if failure.is_some() {
-            return Ordering::Equal;
-        }
-        let ordering = compare_keys(a, b).unwrap_or_else(|error| {
-            failure = Some(error);
-            Ordering::Equal
-        });
-        if reverse { ordering.reverse() } else { ordering }
-    });
-    failure.map_or(Ok(()), Err)
+fn sort_pairs(pairs: Vec<(Vec<Value>, Value)>, reverse: bool) -> Result<Vec<(Vec<Value>, Value)>> {
+    // Pairs on their way, in lists of one at the beginning.
+    budget::charge(pairs.len() * VALUE_SIZE * 8)?;
+    try_sort(pairs, &|(a, _), (b, _)| {
+        compare_keys(a, b).map(|ordering| if reverse { ordering.reverse() } else { ordering })
+    })
 }
 
 fn compare_keys(a: &[Value], b: &[Value]) -> Result<Ordering> {
@@ -246,10 +244,10 @@ fn sort(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     let args = args.bind(["reverse", "case_sensitive", "attribute"])?;
     let mut pairs = Vec::new();
     for item in iterate(value)? {
+        budget::charge(VALUE_SIZE * 4)?;
         pairs.push((sort_key(&item, args.some(2), args.flag(1, false))?, item));
     }
-    budget::charge(pairs.len() * VALUE_SIZE * 4)?;
-    sort_pairs(&mut pairs, args.flag(0, false))?;
+    let pairs = sort_pairs(pairs, args.flag(0, false))?;
     list(pairs.into_iter().map(|(_, item)| item).collect())
 }
 
@@ -268,7 +266,7 @@ fn dict_sort(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> 
         let sorted_by = folded(if by_value { value } else { key }, args.flag(0, false))?;
         pairs.push((vec![sorted_by], tuple(vec![key.clone(), value.clone()])?));
     }
-    sort_pairs(&mut pairs, args.flag(2, false))?;
+    let pairs = sort_pairs(pairs, args.flag(2, false))?;
     list(pairs.into_iter().map(|(_, pair)| pair).collect())
 }
 
@@ -278,10 +276,11 @@ fn group_by(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     let case_sensitive = args.flag(2, false);
     let mut pairs = Vec::new();
     for item in iterate(value)? {
+        budget::charge(VALUE_SIZE * 4)?;
         let key = by_path(&item, path, args.get(1))?;
         pairs.push((vec![folded(&key, case_sensitive)?], tuple(vec![key, item])?));
     }
-    sort_pairs(&mut pairs, false)?;
+    let pairs = sort_pairs(pairs, false)?;
     let mut groups: Vec<(Vec<Value>, Value, Vec<Value>)> = Vec::new();
     for (sorted_by, pair) in pairs {
         let pair = iterate(&pair)?;
@@ -303,7 +302,7 @@ fn unique(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
             Some(path) => by_path(&item, path, None)?,
             None => item.clone(),
         };
-        budget::charge(2 * VALUE_SIZE)?;
+        budget::charge(6 * VALUE_SIZE)?;
         if seen.insert(Key::of(&folded(&key, args.flag(0, false))?)?) {
             kept.push(item);
         }
@@ -352,6 +351,7 @@ fn map(state: &mut State<'_, '_>, value: &Value, mut args: Args) -> Result<Value
     let name = args.positional.remove(0);
     let name = expect_str("the name of a filter", &name)?.to_owned();
     for item in iterate_if_true(value)? {
+        budget::work((args.positional.len() + args.named.len()).saturating_mul(VALUE_SIZE))?;
         mapped.push(state.apply_filter(&name, &call_args(item, &args))?);
     }
     generator(mapped)

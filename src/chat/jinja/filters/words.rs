@@ -9,10 +9,10 @@ use crate::chat::jinja::args::{Args, size};
 use crate::chat::jinja::strings::{self, lines, strip};
 use crate::chat::jinja::text::{Writer, escaped, repr_of, str_of};
 use crate::chat::jinja::value::{Py, expect_str, int, iterate, string, type_name};
-use crate::chat::jinja::{Result, budget, fail, format, predicates};
+use crate::chat::jinja::{Result, budget, fail, format, predicates, shown};
 
 pub(super) const FILTERS: &[(&str, Filter)] = &[
-    ("capitalize", |_, value, args| args.none().and_then(|()| string(strings::capitalize(&str_of(value)?)))),
+    ("capitalize", |_, value, args| args.none().and_then(|()| string(strings::capitalize(&copied(value)?)))),
     ("center", center),
     ("e", escape),
     ("escape", escape),
@@ -34,7 +34,7 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
         format::percent(&str_of(value)?, &values)
     }),
     ("indent", indent),
-    ("lower", |_, value, args| args.none().and_then(|()| string(str_of(value)?.to_lowercase()))),
+    ("lower", |_, value, args| args.none().and_then(|()| string(copied(value)?.to_lowercase()))),
     ("pprint", |_, value, args| args.none().and_then(|()| string(repr_of(value)?))),
     ("replace", replace),
     ("safe", |_, value, args| args.none().and_then(|()| safe(str_of(value)?))),
@@ -43,24 +43,32 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
         if let Py::Str(_) = Py::of(value) { Ok(value.clone()) } else { string(str_of(value)?) }
     }),
     ("striptags", strip_tags),
-    ("title", |_, value, args| args.none().and_then(|()| string(title(&str_of(value)?)))),
+    ("title", |_, value, args| args.none().and_then(|()| string(title(&copied(value)?)))),
     ("trim", |_, value, args| {
         let args = args.bind(["chars"])?;
         let chars = args.some(0).map(|value| expect_str("chars", value)).transpose()?;
         string(strip(&str_of(value)?, chars, true, true))
     }),
     ("truncate", truncate),
-    ("upper", |_, value, args| args.none().and_then(|()| string(str_of(value)?.to_uppercase()))),
+    ("upper", |_, value, args| args.none().and_then(|()| string(copied(value)?.to_uppercase()))),
     ("urlencode", url_encode),
     ("wordcount", |_, value, args| {
         args.none()?;
         let text = str_of(value)?;
+        budget::work(text.len())?;
         let words = text.split(|c: char| c != '_' && !c.is_alphanumeric()).filter(|word| !word.is_empty());
         Ok(int(words.count() as i128))
     }),
     ("wordwrap", word_wrap),
     ("xmlattr", xml_attributes),
 ];
+
+/// A text of which the library makes another, which is paid for afterwards.
+fn copied(value: &Value) -> Result<String> {
+    let text = str_of(value)?;
+    budget::afford(text.len().saturating_mul(2))?;
+    Ok(text)
+}
 
 fn safe(text: String) -> Result<Value> {
     budget::charge(text.len())?;
@@ -80,6 +88,7 @@ fn center(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
 fn indent(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     let args = args.bind(["width", "first", "blank"])?;
     let text = str_of(value)?;
+    budget::charge(strings::num_lines(&text).saturating_mul(2 * size_of::<&str>()))?;
     let (first, blank) = (args.flag(1, false), args.flag(2, false));
     let indention = match args.get(0).map(Py::of) {
         Some(Py::Str(indention)) => indention.to_owned(),
@@ -124,6 +133,7 @@ fn replace(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
 fn strip_tags(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     args.none()?;
     let text = str_of(value)?;
+    budget::charge(text.len().saturating_mul(4))?;
     let mut plain = String::with_capacity(text.len());
     let mut rest = text.as_str();
     while let Some(at) = rest.find("<!--") {
@@ -185,6 +195,7 @@ fn truncate(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
         None => return Err(fail(format!("object of type '{}' has no length", type_name(value)))),
     }
     let text = expect_str("what is truncated", value)?;
+    budget::afford(text.len().saturating_add(end.len()).saturating_mul(2))?;
     let kept: String = text.chars().take(length - end_length).collect();
     let kept = if args.flag(1, false) {
         kept.as_str()
@@ -240,6 +251,7 @@ fn quoted(text: &str, also: &[u8], plus: bool) -> Result<String> {
 fn word_wrap(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Value> {
     let args = args.bind(["width", "break_long_words", "wrapstring", "break_on_hyphens"])?;
     let text = str_of(value)?;
+    budget::charge(strings::num_lines(&text).saturating_mul(2 * size_of::<&str>()))?;
     let width = size(args.int(0, 79)?);
     if width == 0 {
         return Err(fail("invalid width 0 (must be > 0)"));
@@ -289,25 +301,28 @@ fn ends_in_word(text: &str) -> bool {
 
 /// Fills one line after the other, without blanks at their ends.
 fn wrap_line(line: &str, width: usize, break_words: bool, at_hyphens: bool) -> Result<Vec<String>> {
-    budget::charge(line.len().saturating_mul(4))?;
+    // A character may be a chunk, and a line of its own.
+    budget::charge(line.len().saturating_mul(size_of::<&str>() + size_of::<String>()))?;
     let is_blank = |text: &str| text.chars().all(strings::is_space);
     let mut chunks: VecDeque<&str> = chunks(line, at_hyphens).into();
     let mut wrapped = Vec::new();
     while !chunks.is_empty() {
         budget::charge(64)?;
+        budget::work(width.min(line.len()))?;
         if !wrapped.is_empty() && chunks.front().is_some_and(|chunk| is_blank(chunk)) {
             chunks.pop_front();
         }
         let mut current: Vec<&str> = Vec::new();
         let mut room = width;
         while let Some(chunk) = chunks.front()
-            && let Some(left) = room.checked_sub(chunk.chars().count())
+            && let Some(left) = room.checked_sub(chunk.chars().take(room.saturating_add(1)).count())
         {
             room = left;
             current.extend(chunks.pop_front());
         }
+        // Not more of a word is looked at than a line takes.
         if let Some(chunk) = chunks.front_mut()
-            && chunk.chars().count() > width
+            && chunk.chars().nth(width).is_some()
         {
             if break_words {
                 let at = chunk.char_indices().nth(room).map_or(chunk.len(), |(at, _)| at);
@@ -334,7 +349,7 @@ fn xml_attributes(_: &mut State<'_, '_>, value: &Value, args: Args) -> Result<Va
     for (key, value) in dict.iter().filter(|(_, value)| !value.is_none() && !value.is_undefined()) {
         let key = str_of(key)?;
         if key.contains(|c: char| c.is_ascii_whitespace() || "/>=".contains(c)) {
-            return Err(fail(format!("invalid character in attribute name: {key:?}")));
+            return Err(fail(format!("invalid character in attribute name: {}", shown(&key))));
         }
         output.push(" ")?;
         output.push(&escaped(&Value::from(key))?)?;

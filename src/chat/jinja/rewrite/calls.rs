@@ -19,9 +19,9 @@ impl Parser<'_> {
                     }
                 }
                 let (prefix, suffix) = if parser.skip_op("*") {
-                    ("*".to_owned(), "|py_iter")
+                    ("*".to_owned(), "|py_star")
                 } else if parser.skip_op("**") {
-                    ("**".to_owned(), "")
+                    ("**".to_owned(), "|py_stars")
                 } else if let (Some(TokenKind::Name(name)), Some(TokenKind::Op("="))) =
                     (parser.peek(), parser.peek_second())
                 {
@@ -62,10 +62,7 @@ impl Parser<'_> {
                 }
                 format!("{name}({})", arguments.join(", "))
             }
-            Shape::Attribute(base, name) if base == "loop" || base == "self" || self.keeps_calls => {
-                if name == "changed" {
-                    arguments.iter_mut().for_each(|argument| argument.push_str("|py_text"));
-                }
+            Shape::Attribute(base, name) if base == "self" || self.keeps_calls => {
                 format!("{base}.{name}({})", arguments.join(", "))
             }
             Shape::Attribute(base, name) => {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use super::{Result, SyntaxError};
-use crate::chat::jinja::lexer::{Token, TokenKind};
+use crate::chat::jinja::lexer::{MAX_NAME_BYTES, Token, TokenKind};
 use crate::chat::jinja::{methods, text};
 
 /// Brackets inside of brackets.
@@ -255,6 +255,9 @@ impl<'t> Parser<'t> {
             }
             names.push(name);
             parameters.push(parameter);
+            if parameters.len() > MAX_ARGUMENTS {
+                return Err(self.error(format!("more than {MAX_ARGUMENTS} parameters")));
+            }
         }
         Ok((parameters.join(", "), late))
     }
@@ -389,6 +392,9 @@ impl<'t> Parser<'t> {
             self.at += 1;
             arguments.push(Node::other(quote(operator), 0));
             arguments.push(self.sum()?);
+            if arguments.len() > MAX_ARGUMENTS {
+                return Err(self.error(format!("more than {MAX_ARGUMENTS} comparisons")));
+            }
         }
         if arguments.is_empty() {
             return Ok(value);
@@ -605,6 +611,7 @@ impl<'t> Parser<'t> {
         if let [Token { kind: TokenKind::Str(name), .. }, Token { kind: TokenKind::Op("]"), .. }] =
             &self.tokens[start..self.at]
             && !methods::is_name(name)
+            && name.len() <= MAX_NAME_BYTES
         {
             return Ok(Node::other(
                 format!("{}[{}]", value.primary(), quote(name)),

@@ -15,6 +15,8 @@ use super::lexer::{Piece, PieceKind, Token, TokenKind, lex};
 /// Blocks inside of blocks; a branch of a condition counts too.
 const MAX_BLOCKS: usize = 100;
 
+/// Looks at the clock at the beginning of a macro. The statement's own end follows.
+const LOOK: &str = " %}{% if 0|py_look %}{% endif";
 /// Where a template is not written as one, and how.
 #[derive(Debug)]
 pub(in crate::chat) struct SyntaxError {
@@ -42,7 +44,8 @@ pub(in crate::chat) fn rewrite(source: &str) -> Result<Rewritten> {
         names: HashSet::new(),
         sets: Vec::new(),
         num_sets: 0,
-        num_blocks: 0,
+        blocks: Vec::new(),
+        num_names: num_names_in_macros(&pieces).into_iter(),
     };
     for piece in &pieces {
         rewriter.piece(piece)?;
@@ -71,6 +74,37 @@ fn open_macros(pieces: &[Piece]) -> HashSet<String> {
     if are_open { macros } else { HashSet::new() }
 }
 
+/// How many names there are between the beginning and the end of each macro and each call.
+fn num_names_in_macros(pieces: &[Piece]) -> Vec<usize> {
+    let (mut counts, mut open, mut num_names) = (Vec::new(), Vec::new(), 0);
+    for piece in pieces {
+        let (PieceKind::Print(tokens) | PieceKind::Block(tokens)) = &piece.kind else { continue };
+        let tag = match (&piece.kind, tokens.first().map(|token| &token.kind)) {
+            (PieceKind::Block(_), Some(TokenKind::Name(tag))) => tag.as_str(),
+            _ => "",
+        };
+        match tag {
+            "macro" | "call" => {
+                open.push((counts.len(), num_names));
+                counts.push(0);
+            }
+            "endmacro" | "endcall" => {
+                if let Some((index, before)) = open.pop() {
+                    counts[index] = num_names - before;
+                }
+            }
+            _ => {}
+        }
+        num_names += tokens.iter().filter(|token| matches!(token.kind, TokenKind::Name(_))).count();
+    }
+    counts
+}
+
+/// A macro or a call of so many names, behind what it costs.
+fn defined(num_names: Option<usize>, definition: &str) -> String {
+    format!("if {}|py_macro %}}{{% endif %}}{{% {definition}{LOOK}", num_names.unwrap_or(0))
+}
+
 struct Rewriter {
     macros: HashSet<String>,
     output: String,
@@ -80,7 +114,10 @@ struct Rewriter {
     /// Blocks whose text is being set: the namespace and attribute, where it is one.
     sets: Vec<Option<(String, String, String)>>,
     num_sets: usize,
-    num_blocks: usize,
+    /// How many blocks each open one counts for.
+    blocks: Vec<usize>,
+    /// How many names stand in the macros that are to come, those of calls too.
+    num_names: std::vec::IntoIter<usize>,
 }
 
 impl Rewriter {
@@ -106,9 +143,8 @@ impl Rewriter {
         Ok(())
     }
 
-    fn enter(&mut self, line: usize) -> Result<()> {
-        self.num_blocks += 1;
-        if self.num_blocks > MAX_BLOCKS {
+    fn check_depth(&self, line: usize) -> Result<()> {
+        if self.blocks.iter().sum::<usize>() > MAX_BLOCKS {
             return Err(SyntaxError {
                 line,
                 message: format!("blocks are nested more than {MAX_BLOCKS} deep"),
@@ -123,12 +159,19 @@ impl Rewriter {
             return Err(error("a tag name is missing".to_owned()));
         };
         match tag.as_str() {
-            "for" | "if" | "macro" | "call" | "filter" | "with" | "autoescape" | "block" | "generation"
-            | "elif" => {
-                self.enter(line)?;
+            "for" | "if" | "macro" | "call" | "filter" | "with" | "autoescape" | "block" | "generation" => {
+                self.blocks.push(1);
+                self.check_depth(line)?;
+            }
+            // The engine reads a branch inside of the one before.
+            "elif" => {
+                self.blocks.last_mut().into_iter().for_each(|block| *block += 1);
+                self.check_depth(line)?;
             }
             "endfor" | "endif" | "endmacro" | "endcall" | "endfilter" | "endwith" | "endautoescape"
-            | "endblock" | "endgeneration" => self.num_blocks = self.num_blocks.saturating_sub(1),
+            | "endblock" | "endgeneration" => {
+                self.blocks.pop();
+            }
             _ => {}
         }
         let mut parser = Parser::new(arguments, line, &mut self.names, &self.macros);
@@ -159,7 +202,7 @@ impl Rewriter {
                         (Some((namespace, name)), _) => {
                             format!("do py_set({namespace}, {}, {value})", quote(&name))
                         }
-                        (None, target) if target.contains(',') => format!("set {target} = {value}|py_iter"),
+                        (None, target) if target.contains(',') => format!("set {target} = {value}|py_star"),
                         (None, target) => format!("set {target} = {value}"),
                     }
                 } else {
@@ -196,7 +239,7 @@ impl Rewriter {
                         debug_assert!(written.is_ok(), "writing to a string does not fail");
                     }
                 }
-                let mut text = format!("macro {name}({signature})");
+                let mut text = defined(self.num_names.next(), &format!("macro {name}({signature})"));
                 for (name, default) in late {
                     let is_missing = format!("{name}|py_test(\"undefined\")");
                     text += &format!(" %}}{{% if {is_missing} %}}{{% set {name} = {default} %}}{{% endif");
@@ -206,7 +249,8 @@ impl Rewriter {
             "call" => {
                 let signature =
                     if parser.is_op("(") { format!("({})", parser.signature()?.0) } else { String::new() };
-                format!("call{signature} {}", parser.plain_call()?)
+                let call = format!("call{signature} {}", parser.plain_call()?);
+                defined(self.num_names.next(), &call)
             }
             "filter" => format!("filter {}", parser.filter_chain_without_pipe()?),
             "with" => {

@@ -33,7 +33,7 @@ pub(crate) struct ServeBenchArgs {
 #[command(next_help_heading = "Server")]
 pub(super) struct TargetArgs {
     /// The server, such as http://127.0.0.1:8000 or https://example.com [default: from --host and --port]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, visible_alias = "url", value_name = "URL")]
     pub(super) base_url: Option<String>,
     /// Host, if there is no --base-url
     #[arg(long, default_value = "127.0.0.1")]
@@ -124,7 +124,7 @@ pub(super) struct WorkloadArgs {
     /// prefix_repetition: tokens to generate
     #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) prefix_repetition_output_len: usize,
-    /// custom: tokens to generate where a line does not say it
+    /// custom: tokens to generate if a line does not set a number
     #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = at_least_one())]
     pub(super) custom_output_len: usize,
     /// Size of the vocabulary, to make prompts of token ids for a server without /tokenize
@@ -151,13 +151,13 @@ pub(super) struct TrafficArgs {
     /// Requests a second; inf sends all at once
     #[arg(long, default_value = "inf", value_name = "RATE", value_parser = parse_positive)]
     pub(super) request_rate: f64,
-    /// 1 is a Poisson process, less comes in bursts, more is evener, inf is a fixed interval
+    /// 1 is a Poisson process; lower values are burstier, higher ones more even; inf is a fixed interval
     #[arg(long, default_value = "1", value_name = "X", value_parser = parse_positive)]
     pub(super) burstiness: f64,
-    /// Most requests at once; a further one waits until another has ended
+    /// Maximum number of concurrent requests
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) max_concurrency: Option<usize>,
-    /// Requests before the measurement, which do not count
+    /// Number of warm-up requests, which are not measured
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(super) num_warmups: usize,
     /// Seconds after which a request has failed
@@ -169,7 +169,7 @@ pub(super) struct TrafficArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Requests")]
 pub(super) struct RequestArgs {
-    /// Generate to the full length [default: true for random, which has no end of its own; else false]
+    /// Generate to the full length [default: true for random, else false]
     #[arg(
         long,
         num_args = 0..=1,
@@ -241,7 +241,7 @@ pub(super) enum MetricName {
     Itl,
     /// End-to-end latency
     E2el,
-    /// Wait for a seat under --max-concurrency
+    /// Wait under --max-concurrency
     #[value(name = "client_queue_time", alias = "client-queue-time")]
     ClientQueueTime,
 }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     proptest! {
-        /// By the definition: so many numbers are at most the percentile, and so many at least.
+        /// By the definition: how many numbers are at most the percentile, and how many at least.
         #[test]
         fn as_many_are_below_as_the_percentile_says(
             numbers in prop::collection::vec(-1e6_f64..1e6, 1..60),

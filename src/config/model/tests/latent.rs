@@ -403,7 +403,7 @@ fn tensors_and_keys_that_contradict_each_other_are_refused() {
         (file().tensor(K_B, &[16, 512, 64]), "heads of (128, 128) values"),
         (file().numbers(&[("attention.kv_lora_rank", 256.0)]), "kv_lora_rank is 256, but tensors have 512"),
         (file().numbers(&[("nextn_predict_layers", 28.0)]), "nextn_predict_layers is 28"),
-        (file().numbers(&[("nextn_predict_layers", 27.0)]), "num_hidden_layers is 0"),
+        (file().numbers(&[("nextn_predict_layers", 27.0)]), "block_count is 0"),
         (file().without("rope.dimension_count"), "rope.dimension_count is missing"),
         (
             file().no_tensor(K_B).no_tensor(V_B).tensor(KV_B, &[16 * 255, 512]),
@@ -471,7 +471,7 @@ fn what_latent_attention_cannot_do_is_refused() {
         (json!({"sliding_window": 4096}), "sliding_window = 4096"),
     ] {
         let config = from_hf(&with(deepseek_v2_lite(), &changes)).unwrap();
-        assert_eq!((config.rope.style, config.sliding_window), (RopeStyle::Interleaved, None));
+        assert_eq!((config.rope.style, config.longest_window()), (RopeStyle::Interleaved, None));
         assert!(config.notices[0].contains(expected), "{:?}", config.notices);
     }
     let config = from_hf(&with(glm_flash(), &json!({"rope_interleave": false}))).unwrap();

@@ -37,11 +37,11 @@ fn what_is_missing_is_as_in_the_class_of_the_architecture() {
     };
     check("LlamaForCausalLM", 2_048, 1e-6, 1e4, Some(32), 32);
     let mistral = check("MistralForCausalLM", 131_072, 1e-6, 1e4, Some(8), 32);
-    assert_eq!(mistral.sliding_window, Some(4_096));
+    assert_eq!(mistral.longest_window(), Some(4_096));
     let mixtral = check("MixtralForCausalLM", 131_072, 1e-5, 1e6, Some(8), 32);
-    let experts = mixtral.experts.unwrap();
+    let experts = mixtral.experts.as_ref().unwrap();
     assert_eq!((experts.num_experts, experts.num_experts_per_tok, experts.intermediate_size), (8, 2, 128));
-    assert_eq!((mixtral.sliding_window, experts.normalize), (None, true));
+    assert_eq!((mixtral.longest_window(), experts.normalize), (None, true));
     check("Qwen2ForCausalLM", 32_768, 1e-6, 1e4, Some(32), 32);
     check("Qwen3ForCausalLM", 32_768, 1e-6, 1e4, Some(32), 128);
     let qwen = check("Qwen3MoeForCausalLM", 32_768, 1e-6, 1e4, Some(4), 32);
@@ -62,11 +62,11 @@ fn what_is_missing_is_as_in_the_class_of_the_architecture() {
 #[test]
 fn null_is_not_the_same_as_missing() {
     let config = of_class("MistralForCausalLM", &json!({"num_key_value_heads": 2})).unwrap();
-    assert_eq!(config.sliding_window, Some(4_096));
+    assert_eq!(config.longest_window(), Some(4_096));
     let mut config = changed(&json!({"num_key_value_heads": 2}));
     config["architectures"] = json!(["MistralForCausalLM"]);
     config["sliding_window"] = Value::Null;
-    assert_eq!(ModelConfig::from_hf(&config, None, |_| true).unwrap().sliding_window, None);
+    assert_eq!(ModelConfig::from_hf(&config, None, |_| true).unwrap().longest_window(), None);
     config["num_key_value_heads"] = Value::Null;
     assert_eq!(ModelConfig::from_hf(&config, None, |_| true).unwrap().num_kv_heads, 4);
 }
@@ -77,7 +77,7 @@ fn a_sliding_window_counts_where_the_class_has_it() {
         changes["num_key_value_heads"] = json!(2);
         let config = of_class(name, &changes).unwrap();
         assert_eq!(
-            (config.sliding_window, config.max_position_embeddings),
+            (config.longest_window(), config.max_position_embeddings),
             (expected, context),
             "{name} {changes}"
         );
@@ -110,12 +110,13 @@ fn a_sliding_window_counts_where_the_class_has_it() {
     check(qwen, json!({"sliding_window": 8, "use_sliding_window": true}), None, 512);
     check(qwen, json!({"sliding_window": 8, "layer_types": kinds("sss")}), None, 512);
     check(qwen, json!({"use_sliding_window": true, "max_window_layers": 0}), Some(4_096), 512);
-    // A window in some of the layers changes nothing in what is no longer.
+    let windows = |config: ModelConfig| -> Vec<Option<usize>> {
+        config.layer_attention.iter().map(|layer| layer.window).collect()
+    };
     let on = json!({"sliding_window": 100, "use_sliding_window": true, "max_window_layers": 2});
-    let config = check(qwen, on, None, 100);
-    assert!(config.context_hint.unwrap().contains("sliding window"));
-    check(mistral, json!({"sliding_window": 100, "layer_types": kinds("sfs")}), None, 100);
-    check(mistral, json!({"sliding_window": 1_000, "layer_types": kinds("sfs")}), None, 512);
+    assert_eq!(windows(check(qwen, on, None, 512)), [None, None, Some(100)]);
+    let some = json!({"sliding_window": 100, "layer_types": kinds("sfs")});
+    assert_eq!(windows(check(mistral, some, None, 512)), [Some(100), None, Some(100)]);
     let config = check("LlamaForCausalLM", json!({"sliding_window": 8}), None, 512);
     assert!(config.notices[0].contains("sliding_window = 8"), "{:?}", config.notices);
 }

@@ -1,4 +1,4 @@
-// What the instructions of NVIDIA's GPUs do that `src/ops/gpu/msl/tensor_cores_cuda.hpp` has functions for.
+// What the instructions of NVIDIA's GPUs do that `src/ops/gpu/device/msl/tensor_cores_cuda.hpp` has functions for.
 #pragma once
 
 namespace metal {

@@ -1,0 +1,159 @@
+//! Where the lines of a chat come from: the terminal, with line editing, or a pipe.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{Behavior, Cmd, Config, Editor, EventHandler, KeyCode, KeyEvent, Modifiers};
+
+use super::super::console::Console;
+
+/// Begins and ends an entry of several lines.
+const QUOTES: &str = "\"\"\"";
+
+/// Where entries come from.
+pub(super) enum Input {
+    Terminal { editor: Box<Editor<(), FileHistory>>, history: Option<PathBuf>, console: Console },
+    Pipe(io::Lines<io::StdinLock<'static>>),
+}
+
+impl Input {
+    pub(super) fn open(console: Console) -> anyhow::Result<Self> {
+        if !io::stdin().is_terminal() {
+            return Ok(Self::Pipe(io::stdin().lines()));
+        }
+        // With standard output going to a file the prompt belongs on the terminal all the same.
+        let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
+        let config = Config::builder().behavior(behavior).build();
+        let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
+        let new_line = EventHandler::Simple(Cmd::Newline);
+        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), new_line);
+        let history = history_path();
+        if let Some(path) = &history {
+            // There is none before the first chat.
+            let _ = editor.load_history(path);
+        }
+        console.note("/help lists the commands, Ctrl-D leaves");
+        Ok(Self::Terminal { editor: Box::new(editor), history, console })
+    }
+
+    /// The next entry; `None` when the user leaves. From a pipe it is a line; on the terminal it may have several.
+    pub(super) fn next_entry(&mut self) -> anyhow::Result<Option<String>> {
+        if let Self::Pipe(lines) = self {
+            return lines.next().transpose().context("cannot read standard input");
+        }
+        let mut entry = Lines::default();
+        loop {
+            let prompt = if entry.is_empty() { "> " } else { ". " };
+            match self.next_line(prompt)? {
+                Line::Of(line) => {
+                    if let Some(entry) = entry.add(&line) {
+                        if let Self::Terminal { editor, .. } = self {
+                            // A history that cannot be kept is none.
+                            let _ = editor.add_history_entry(entry.trim());
+                        }
+                        return Ok(Some(entry));
+                    }
+                }
+                // What was typed of it is given up.
+                Line::Interrupted => entry = Lines::default(),
+                Line::End => return Ok(None),
+            }
+        }
+    }
+
+    fn next_line(&mut self, prompt: &str) -> anyhow::Result<Line> {
+        let Self::Terminal { editor, console, .. } = self else { return Ok(Line::End) };
+        match editor.readline(prompt) {
+            Ok(line) => Ok(Line::Of(line)),
+            Err(ReadlineError::Eof) => Ok(Line::End),
+            Err(ReadlineError::Interrupted) => {
+                console.note("(Ctrl-D or /quit leaves)");
+                Ok(Line::Interrupted)
+            }
+            Err(error) => Err(error).context("cannot read from the terminal"),
+        }
+    }
+
+    pub(super) fn save_history(&mut self, console: Console) {
+        let Self::Terminal { editor, history: Some(path), .. } = self else { return };
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        if let Err(error) = folder.map_err(ReadlineError::from).and_then(|()| editor.save_history(path)) {
+            console.detail(format_args!("cannot save the history in `{}`: {error}", path.display()));
+        }
+    }
+}
+
+enum Line {
+    Of(String),
+    Interrupted,
+    End,
+}
+
+/// The lines of an entry so far.
+#[derive(Debug, Default)]
+struct Lines {
+    text: String,
+    is_open: bool,
+    is_quoted: bool,
+}
+
+impl Lines {
+    fn is_empty(&self) -> bool {
+        !self.is_open
+    }
+
+    /// Adds a line; returns the entry if it is complete.
+    fn add(&mut self, line: &str) -> Option<String> {
+        let mut line = line;
+        if !self.is_open
+            && let Some(rest) = line.trim_start().strip_prefix(QUOTES)
+        {
+            (self.is_quoted, line) = (true, rest);
+        }
+        let ends = match self.is_quoted {
+            true => line.trim_end().strip_suffix(QUOTES).inspect(|rest| line = rest).is_some(),
+            false => line.strip_suffix('\\').inspect(|rest| line = rest).is_none(),
+        };
+        if self.is_open {
+            self.text.push('\n');
+        }
+        self.is_open = true;
+        self.text.push_str(line);
+        ends.then(|| std::mem::take(self).text)
+    }
+}
+
+/// `$XDG_DATA_HOME/tinyvllm/chat_history`, by default in `~/.local/share`.
+fn history_path() -> Option<PathBuf> {
+    let data = std::env::var_os("XDG_DATA_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = data.or_else(|| std::env::home_dir().map(|home| home.join(".local").join("share")))?;
+    Some(data.join("tinyvllm").join("chat_history"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_joined() {
+        let check = |lines: &[&str], expected: &str| {
+            let mut entry = Lines::default();
+            let (last, others) = lines.split_last().unwrap();
+            for line in others {
+                assert_eq!(entry.add(line), None, "{line:?} of {lines:?}");
+                assert!(!entry.is_empty());
+            }
+            assert_eq!(entry.add(last).as_deref(), Some(expected), "{lines:?}");
+            assert!(entry.is_empty() && entry.text.is_empty());
+        };
+        check(&["one"], "one");
+        check(&["one \\", "  two"], "one \n  two");
+        check(&["\"\"\"one", "", "two \\", "three\"\"\" "], "one\n\ntwo \\\nthree");
+        check(&["\"\"\"", "/quit", "\"\"\""], "\n/quit\n");
+        check(&["\"\"\"one line\"\"\""], "one line");
+        check(&["a \"\"\" b"], "a \"\"\" b");
+    }
+}

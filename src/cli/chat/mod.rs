@@ -1,0 +1,293 @@
+//! `tinyvllm chat`: a conversation on the terminal, or one question a line from a pipe.
+
+mod command;
+mod file;
+mod input;
+mod settings;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::json;
+use tinyvllm::chat::{AnswerFormat, ChatOptions, Content, Conversation};
+use tinyvllm::engine::{FinishReason, Request};
+use tinyvllm::llm::{Llm, LlmOptions, TextStream};
+use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
+use tinyvllm::{Error, ErrorKind};
+
+use self::command::{Command, Entry, HELP};
+use self::input::Input;
+use super::answer::AnswerRender;
+use super::args::{ChatArgs, JsonArgs, ModelArgs, SamplingArgs, SystemArgs, ThinkingArgs};
+use super::console::{Console, print_error};
+use super::interrupt::Interrupt;
+use super::keyboard::Mode;
+use super::load::{chat_config, chat_options, encode_noting, load, merge_model};
+use super::progress::telling_prompt;
+use super::render::{Finished, render_request};
+use super::text_file;
+use super::timings::{Summary, Timings, Usage};
+
+/// Runs the command.
+///
+/// # Errors
+/// As [`chat`].
+pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
+    let model = merge_model(&args.positional, &args.model)?;
+    let options = LlmOptions {
+        chat: chat_config(&args.template)?,
+        generation_config: args.generation.generation_config.clone(),
+        ..args.engine.options()
+    };
+    let console = Console::new(args.messages);
+    chat(&model, &options, &args.sampling, &args.system, args.thinking, args.output, console)
+}
+
+/// Chats until the user leaves.
+///
+/// # Errors
+/// If the model cannot be loaded or has no chat template, or reading or writing fails. A question that
+/// cannot be answered is reported, and the chat goes on.
+pub(crate) fn chat(
+    model: &ModelArgs,
+    options: &LlmOptions,
+    sampling: &SamplingArgs,
+    system: &SystemArgs,
+    thinking: ThinkingArgs,
+    output: JsonArgs,
+    console: Console,
+) -> anyhow::Result<ExitCode> {
+    sampling.params(&SamplingDefaults::default()).validate(usize::MAX)?;
+    let interrupt = Interrupt::install()?;
+    let llm = load(model, options, console)?;
+    llm.require_tokenizer()?;
+    let format = llm.require_chat()?.answer_format().clone();
+    let params = sampling.params(llm.sampling_defaults());
+    let options = chat_options(&llm, thinking)?;
+    let mut answers =
+        Answers { llm: &llm, format, options, params, interrupt, console, is_json: output.json };
+    let mut input = Input::open(console)?;
+    let mut talk = Talk { conversation: Conversation::new(system.system.clone()), attached: Vec::new() };
+    while let Some(entry) = input.next_entry()? {
+        match Entry::parse(&entry) {
+            Entry::Nothing => {}
+            Entry::Wrong(message) => console.reply(message),
+            Entry::Question(question) => {
+                talk.ask(question);
+                answers.answer(&mut talk.conversation)?;
+            }
+            Entry::Command(Command::Quit) => break,
+            Entry::Command(command) => {
+                // What cannot be done is said, and the chat goes on.
+                if let Err(error) = answers.obey(&command, &mut talk) {
+                    print_error(&error);
+                }
+            }
+        }
+    }
+    input.save_history(console);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was said, and files that go before the next question.
+struct Talk {
+    conversation: Conversation,
+    attached: Vec<String>,
+}
+
+impl Talk {
+    fn ask(&mut self, question: &str) {
+        let mut text = self.attached.drain(..).map(|text| text + "\n\n").collect::<String>();
+        text.push_str(question);
+        self.conversation.push_user(text);
+    }
+}
+
+/// What answers are made with.
+struct Answers<'a> {
+    llm: &'a Llm,
+    format: AnswerFormat,
+    options: ChatOptions,
+    params: SamplingParams,
+    interrupt: Interrupt,
+    console: Console,
+    /// Answers are for programs.
+    is_json: bool,
+}
+
+impl Answers<'_> {
+    /// Does what a command says.
+    fn obey(&mut self, command: &Command<'_>, talk: &mut Talk) -> anyhow::Result<()> {
+        let console = self.console;
+        match *command {
+            Command::Quit => {}
+            Command::Help => console.reply(HELP),
+            Command::Reset => {
+                talk.conversation.reset();
+                talk.attached.clear();
+                console.reply("the conversation is empty");
+            }
+            Command::Show => console.reply(self.description(talk)),
+            Command::Set("system", text) => self.obey(&Command::System(Some(text)), talk)?,
+            Command::Set("think", value) => {
+                let no_thinking = match value {
+                    "on" | "true" | "yes" => false,
+                    "off" | "false" | "no" => true,
+                    _ => {
+                        return Err(Error::invalid_request(format!("think is on or off, not {value}")).into());
+                    }
+                };
+                self.options = chat_options(self.llm, ThinkingArgs { no_thinking })?;
+                console.reply(format_args!("think is {value}"));
+            }
+            Command::Set(name, value) => {
+                settings::set(&mut self.params, name, value)?;
+                console.reply(format_args!("{name} is {value}"));
+            }
+            Command::System(text) => {
+                talk.conversation.set_system(text.map(str::to_owned));
+                console.reply(match text {
+                    Some(_) => "the system prompt is changed",
+                    None => "the system prompt is removed",
+                });
+            }
+            Command::Read(path) => {
+                let text = text_file::read(Path::new(path))?;
+                console.reply(format_args!("{} bytes of {path} go before the next question", text.len()));
+                talk.attached.push(text);
+            }
+            Command::Regenerate => {
+                if talk.conversation.messages().last().is_none_or(|last| last.role != "assistant") {
+                    return Err(Error::invalid_request("there is no answer yet").into());
+                }
+                let before = talk.conversation.clone();
+                talk.conversation.pop();
+                // With the seed of before it would be the same.
+                self.params.seed = self.params.seed.map(|seed| seed.wrapping_add(1));
+                self.answer(&mut talk.conversation)?;
+                if talk.conversation.messages().len() < before.messages().len() {
+                    console.reply("the previous answer is kept");
+                    talk.conversation = before;
+                }
+            }
+            Command::Save(path) => {
+                file::save(Path::new(path), self.llm.name(), talk.conversation.messages())?;
+                console.reply(format_args!("saved the conversation to {path}"));
+            }
+            Command::Load(path) => {
+                talk.conversation = file::load(Path::new(path))?;
+                let num_messages = talk.conversation.messages().len();
+                console.reply(format_args!("loaded {num_messages} messages from {path}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The model, the settings and the conversation.
+    fn description(&self, talk: &Talk) -> String {
+        let messages = talk.conversation.messages();
+        let num_tokens = self.llm.encode_chat(messages, &self.options).map_or(0, |ids| ids.len());
+        let system = match messages.first() {
+            Some(first) if first.role == "system" => match &first.content {
+                Content::Text(text) => text.as_str(),
+                Content::Null | Content::Missing => "none",
+            },
+            _ => "none",
+        };
+        let window = self.llm.engine().config().max_model_len;
+        format!(
+            "model               {}\nconversation        {} messages, {num_tokens} of {window} tokens\n\
+             system              {system}\n{}",
+            self.llm.name(),
+            messages.len(),
+            settings::list(&self.params)
+        )
+    }
+
+    /// Answers the last message, or takes it back and says why it could not be answered.
+    fn answer(&self, conversation: &mut Conversation) -> anyhow::Result<()> {
+        let Self { llm, format, console, .. } = self;
+        let (stream, prompt) = match self.submit(conversation) {
+            Ok(request) => request,
+            Err(error) => {
+                conversation.pop();
+                let error = match error.kind() {
+                    ErrorKind::ContextLength => error.with_hint("make room with /reset"),
+                    _ => error,
+                };
+                print_error(&error.into());
+                return Ok(());
+            }
+        };
+        let guard = self.interrupt.guard(vec![stream.abort_handle()]);
+        // Keys that are typed meanwhile are not shown in the answer, and are there when it has ended.
+        let quiet = Mode::enter();
+        let prompt_end = llm.prompt_end(&prompt);
+        let events = telling_prompt(*console, stream);
+        let (outcomes, content) = match self.is_json {
+            false => {
+                let mut output = AnswerRender::new(io::stdout(), format.clone(), prompt_end);
+                (render_request(events, 1, (0, &prompt), &mut output)?, output.into_content())
+            }
+            true => {
+                let mut output = AnswerRender::hidden(format.clone(), prompt_end);
+                let outcomes = render_request(events, 1, (0, &prompt), &mut output)?;
+                write_json(&output, &outcomes)?;
+                (outcomes, output.into_content())
+            }
+        };
+        drop((guard, quiet));
+        let mut summary = Summary::default();
+        for finished in outcomes {
+            summary.add(finished.stats);
+            match finished.reason {
+                FinishReason::Error => {
+                    let message = finished.error.unwrap_or_default();
+                    print_error(&Error::internal(format!("the answer failed: {message}")).into());
+                }
+                FinishReason::Length => {
+                    console.note("(the answer ends here: the token limit is reached)");
+                }
+                FinishReason::Abort => console.note("(stopped)"),
+                FinishReason::Stop => {}
+            }
+            console.detail(summary.line(finished.stats.decode_time));
+        }
+        // Half an answer is still what the model said; a question without any answer is taken back, because
+        // templates want the roles to alternate. What was reasoned is not repeated: models are trained without it.
+        match content {
+            content if content.is_empty() => {
+                conversation.pop();
+            }
+            content => conversation.push_assistant(content),
+        }
+        Ok(())
+    }
+
+    fn submit(&self, conversation: &Conversation) -> tinyvllm::Result<(TextStream, Vec<u32>)> {
+        let encode = || self.llm.encode_chat(conversation.messages(), &self.options);
+        let prompt = encode_noting(self.console, encode)?;
+        let mut params = self.params.clone();
+        params.max_tokens = self.llm.max_tokens(prompt.len(), &params);
+        let request = Request { prompt_progress: true, ..Request::new(prompt.clone(), params) };
+        Ok((self.llm.submit_request(request, &self.format)?, prompt))
+    }
+}
+
+/// An answer for programs. Fields are added, never renamed.
+fn write_json(answer: &AnswerRender<io::Sink>, outcomes: &[Finished]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    for finished in outcomes {
+        let line = json!({
+            "content": answer.content(),
+            "reasoning": answer.reasoning(),
+            "finish_reason": finished.reason.name(),
+            "error": finished.error,
+            "usage": Usage::from(&finished.stats),
+            "timings": Timings::from(&finished.stats),
+        });
+        writeln!(out, "{line}")?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,102 @@
+//! Settings of a chat that can be changed while it goes on, under the names that the interfaces have for them.
+
+use std::str::FromStr;
+
+use tinyvllm::Error;
+use tinyvllm::sampling::SamplingParams;
+
+/// Changes a parameter.
+///
+/// # Errors
+/// If there is none of this name, the value is none for it, or it is out of range. Then nothing is changed.
+pub(super) fn set(params: &mut SamplingParams, name: &str, value: &str) -> tinyvllm::Result<()> {
+    let mut changed = params.clone();
+    match name {
+        "temperature" | "temp" => changed.temperature = number(name, value)?,
+        "top_k" => changed.top_k = number(name, value)?,
+        "top_p" => changed.top_p = number(name, value)?,
+        "min_p" => changed.min_p = number(name, value)?,
+        "repetition_penalty" | "repeat_penalty" => changed.repetition_penalty = number(name, value)?,
+        "presence_penalty" => changed.presence_penalty = number(name, value)?,
+        "frequency_penalty" => changed.frequency_penalty = number(name, value)?,
+        "seed" => changed.seed = optional(name, value)?,
+        "max_tokens" | "num_predict" => changed.max_tokens = optional(name, value)?,
+        "stop" => changed.stop.push(value.to_owned()),
+        _ => {
+            return Err(Error::invalid_request(format!("there is no setting {name}"))
+                .with_hint("/show lists those that there are"));
+        }
+    }
+    // Which tokens there are matters for none of these.
+    changed.validate(usize::MAX)?;
+    *params = changed;
+    Ok(())
+}
+
+/// The settings, one a line.
+pub(super) fn list(params: &SamplingParams) -> String {
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+    let stop = match params.stop.as_slice() {
+        [] => "none".to_owned(),
+        stop => format!("{stop:?}"),
+    };
+    let rows = [
+        ("temperature", params.temperature.to_string()),
+        ("top_k", params.top_k.to_string()),
+        ("top_p", params.top_p.to_string()),
+        ("min_p", params.min_p.to_string()),
+        ("repetition_penalty", params.repetition_penalty.to_string()),
+        ("presence_penalty", params.presence_penalty.to_string()),
+        ("frequency_penalty", params.frequency_penalty.to_string()),
+        ("seed", or_none(params.seed.map(|seed| seed.to_string()))),
+        ("max_tokens", or_none(params.max_tokens.map(|number| number.to_string()))),
+        ("stop", stop),
+    ];
+    rows.map(|(name, value)| format!("{name:20}{value}")).join("\n")
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> tinyvllm::Result<T> {
+    value.parse().map_err(|_| Error::invalid_request(format!("{name} cannot be {value}")))
+}
+
+/// A number, or none.
+fn optional<T: FromStr>(name: &str, value: &str) -> tinyvllm::Result<Option<T>> {
+    match value {
+        "none" | "-1" => Ok(None),
+        value => number(name, value).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_changed_or_stay() {
+        let mut params = SamplingParams::greedy();
+        for (name, value) in
+            [("temperature", "0.5"), ("top_k", "40"), ("seed", "7"), ("num_predict", "9"), ("stop", "a b")]
+        {
+            set(&mut params, name, value).unwrap();
+        }
+        let list = list(&params);
+        for words in
+            ["temperature         0.5", "top_k               40", "seed                7", "[\"a b\"]"]
+        {
+            assert!(list.contains(words), "{list}");
+        }
+        set(&mut params, "max_tokens", "none").unwrap();
+        assert_eq!((params.seed, params.max_tokens), (Some(7), None));
+        let before = params.clone();
+        for (name, value, words) in [
+            ("temperature", "hot", "temperature cannot be hot"),
+            ("temperature", "9", "temperature"),
+            ("top_k", "-3", "top_k cannot be -3"),
+            ("warmth", "1", "no setting warmth"),
+        ] {
+            let error = set(&mut params, name, value).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(params, before);
+    }
+}

@@ -1,0 +1,141 @@
+//! The log of the server: a line for each request, on standard error.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tinyvllm::server::{AccessLog, AccessRecord};
+
+use super::super::console::Console;
+
+/// Log lines that may wait for standard error. Further ones are dropped.
+const MAX_WAITING_LINES: usize = 4_096;
+/// Time for the last lines to be written.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+/// What probes and `top` ask every second. If all is well there, nobody wants to read it.
+const POLLED: [&str; 2] = ["/health", "/metrics"];
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormat {
+    /// For people
+    Text,
+    /// For programs
+    Json,
+}
+
+/// What the thread that writes the log is told.
+enum LogCommand {
+    Write(String),
+    /// Everything before this has been written when the sender is dropped.
+    Flush(SyncSender<()>),
+}
+
+/// A log that hands its lines to a thread, so that nobody waits for standard error.
+pub(super) struct LineLog {
+    format: LogFormat,
+    /// Also what programs ask every second.
+    tells_polls: bool,
+    /// None if nothing is to be logged.
+    commands: Option<SyncSender<LogCommand>>,
+}
+
+impl AccessLog for LineLog {
+    fn record(&self, record: AccessRecord) {
+        let Some(commands) = &self.commands else { return };
+        let is_poll = record.status == 200 && POLLED.contains(&record.path.as_str());
+        if is_poll && !self.tells_polls {
+            return;
+        }
+        let line = match self.format {
+            LogFormat::Text => text_line(&record),
+            // The record has string keys and no failing parts.
+            LogFormat::Json => serde_json::to_string(&record).unwrap_or_default(),
+        };
+        // A log that nobody reads must not stop the server.
+        let _ = commands.try_send(LogCommand::Write(line));
+    }
+
+    fn notice(&self, message: &str) {
+        let Some(commands) = &self.commands else { return };
+        let line = match self.format {
+            LogFormat::Text => format!("note: {message}"),
+            LogFormat::Json => serde_json::json!({"notice": message}).to_string(),
+        };
+        let _ = commands.try_send(LogCommand::Write(line));
+    }
+}
+
+impl LineLog {
+    /// A log in this form; nothing is written if it is not wanted.
+    pub(super) fn start(format: LogFormat, is_wanted: bool, console: Console) -> anyhow::Result<Self> {
+        let tells_polls = console.is_verbose();
+        if !is_wanted || console.is_quiet() {
+            return Ok(Self { format, tells_polls, commands: None });
+        }
+        let (commands, receiver) = sync_channel(MAX_WAITING_LINES);
+        std::thread::Builder::new().name("tinyvllm-log".to_owned()).spawn(move || write_lines(&receiver))?;
+        Ok(Self { format, tells_polls, commands: Some(commands) })
+    }
+
+    /// Waits until everything is written, or nobody seems to read it.
+    pub(super) fn flush(&self) {
+        let (done, written) = sync_channel(1);
+        let command = LogCommand::Flush(done);
+        if self.commands.as_ref().is_some_and(|commands| commands.try_send(command).is_ok()) {
+            // The sender is dropped, which is an error too.
+            let _ = written.recv_timeout(FLUSH_TIME);
+        }
+    }
+}
+
+fn write_lines(commands: &Receiver<LogCommand>) {
+    for command in commands {
+        match command {
+            // Whoever closed standard error does not want to hear that it is closed.
+            LogCommand::Write(line) => drop(writeln!(io::stderr().lock(), "{line}")),
+            LogCommand::Flush(done) => drop(done),
+        }
+    }
+}
+
+fn text_line(record: &AccessRecord) -> String {
+    let AccessRecord { request_id, method, path, status, duration_ms, tokens, cut, .. } = record;
+    let cut = cut.as_ref().map_or_else(String::new, |reason| format!(" · cut: {reason}"));
+    let tokens = tokens.map_or_else(String::new, |tokens| {
+        format!(
+            " · prompt {} ({} cached) · output {}",
+            tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
+        )
+    });
+    format!("{status} {method} {path} · {duration_ms:.1} ms{tokens}{cut} · {request_id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use tinyvllm::server::TokenCounts;
+
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let mut record = AccessRecord {
+            time: 1.5,
+            request_id: "abc".to_owned(),
+            method: "GET".to_owned(),
+            path: "/health".to_owned(),
+            status: 200,
+            duration_ms: 0.25,
+            cut: None,
+            tokens: None,
+        };
+        assert_eq!(text_line(&record), "200 GET /health · 0.2 ms · abc");
+        record.tokens = Some(TokenCounts { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 7 });
+        assert!(text_line(&record).contains("prompt 5 (2 cached) · output 7"));
+        record.cut = Some("the client left".to_owned());
+        assert!(text_line(&record).contains(" · cut: the client left · abc"));
+        let json: serde_json::Value = serde_json::to_value(&record).unwrap();
+        assert_eq!((json["status"].as_u64(), json["completion_tokens"].as_u64()), (Some(200), Some(7)));
+    }
+}

@@ -1,0 +1,128 @@
+//! `tinyvllm stop`: tells servers of this user on this machine to end.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tinyvllm::{Error, ErrorKind};
+
+use super::args::MessageArgs;
+use super::console::Console;
+use super::servers::{self, Record, tell_to_stop};
+
+/// How long to wait for a server that ends its requests first.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks whether it is gone.
+const LOOK: Duration = Duration::from_millis(50);
+/// After so long, the user is told what is waited for.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Running requests may end first; a second `stop` ends the server at once.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StopArgs {
+    /// Model, port, address or process of the server [default: the only one that runs]
+    #[arg(value_name = "SERVER", conflicts_with = "all")]
+    server: Option<String>,
+    /// Stop all of them
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    messages: MessageArgs,
+}
+
+/// Stops one server, or all.
+///
+/// # Errors
+/// If none is meant, or several are, or one does not end.
+pub(crate) fn run(args: &StopArgs) -> anyhow::Result<ExitCode> {
+    let console = Console::new(args.messages);
+    let running = servers::running();
+    if args.all && running.is_empty() {
+        console.note("no server of yours runs here");
+    }
+    let meant = if args.all { running } else { vec![one(running, args.server.as_deref())?] };
+    for record in &meant {
+        stop(record, console)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The server that is meant.
+fn one(running: Vec<Record>, word: Option<&str>) -> tinyvllm::Result<Record> {
+    let list = |records: &[Record]| {
+        let name = |record: &Record| {
+            format!("{} on port {}", record.models.first().map_or("", String::as_str), record.address.port())
+        };
+        records.iter().map(name).collect::<Vec<_>>().join(", ")
+    };
+    if running.is_empty() {
+        return Err(Error::new(ErrorKind::NotFound, "no server of yours runs here")
+            .with_hint("`tinyvllm ps` lists those of this user"));
+    }
+    let all = list(&running);
+    let mut meant: Vec<Record> =
+        running.into_iter().filter(|record| word.is_none_or(|word| record.is_meant_by(word))).collect();
+    match (meant.len(), word) {
+        (1, _) => Ok(meant.remove(0)),
+        (0, word) => {
+            let word = word.unwrap_or_default();
+            let message = format!("no server is known as `{word}`; there is {all}");
+            Err(Error::new(ErrorKind::NotFound, message).with_hint("name it by its model or its port"))
+        }
+        _ => {
+            let message = format!("several servers match: {}", list(&meant));
+            Err(Error::invalid_request(message).with_hint("name one by its port, or stop --all"))
+        }
+    }
+}
+
+fn stop(record: &Record, console: Console) -> tinyvllm::Result<()> {
+    // It had the lock a moment ago; since then it may have gone.
+    if !record.is_same_process() {
+        return Ok(());
+    }
+    tell_to_stop(record.pid)?;
+    let start = Instant::now();
+    let mut is_told = false;
+    while servers::running().contains(record) {
+        if start.elapsed() > PATIENCE {
+            let message =
+                format!("process {} still ends its requests after {} s", record.pid, PATIENCE.as_secs());
+            return Err(
+                Error::new(ErrorKind::Unavailable, message).with_hint("`stop` once more ends it at once")
+            );
+        }
+        if start.elapsed() > SILENCE && !std::mem::replace(&mut is_told, true) {
+            console.note("running requests may end first; `stop` once more ends it at once");
+        }
+        std::thread::sleep(LOOK);
+    }
+    let model = record.models.first().map_or("", String::as_str);
+    console.note(format_args!("stopped {model} on {}", record.address));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn only_one_can_be_meant() {
+        let record = |port: u16, model: &str| {
+            Record::own(SocketAddr::from(([127, 0, 0, 1], port)), vec![model.to_owned()])
+        };
+        let both = || vec![record(81, "a"), record(82, "b")];
+        assert_eq!(one(both(), Some("b")).unwrap().address.port(), 82);
+        assert_eq!(one(vec![record(81, "a")], None).unwrap().address.port(), 81);
+        for (running, word, wanted) in [
+            (vec![], None, "no server of yours"),
+            (both(), None, "several servers match: a on port 81, b on port 82"),
+            (both(), Some("c"), "no server is known as `c`; there is a on port 81, b on port 82"),
+        ] {
+            let error = one(running, word).unwrap_err();
+            assert!(error.message().contains(wanted) && error.hint().is_some(), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Breaks streamed text between words at the edge of the terminal.
+//!
+//! A word is held back until it is complete or as long as a line. Styles take no room. What was already wide, as a table
+//! or code, is broken where the terminal would break it too, only between words.
+
+use unicode_width::UnicodeWidthChar;
+
+/// Text on its way to a terminal of this width.
+#[derive(Debug)]
+pub(crate) struct Wrap {
+    width: usize,
+    column: usize,
+    /// Blanks before the word, and the word, with their widths.
+    blanks: String,
+    word: String,
+    word_width: usize,
+    /// The word goes on behind a part of it that was longer than a line.
+    is_continued: bool,
+    /// Within an escape sequence.
+    is_escape: bool,
+}
+
+impl Wrap {
+    /// `width` in columns, at least 1.
+    pub(crate) fn new(width: usize) -> Self {
+        Self {
+            width: width.max(1),
+            column: 0,
+            blanks: String::new(),
+            word: String::new(),
+            word_width: 0,
+            is_continued: false,
+            is_escape: false,
+        }
+    }
+
+    /// What can be shown after this text has come.
+    pub(crate) fn push(&mut self, text: &str) -> String {
+        let mut shown = String::new();
+        for letter in text.chars() {
+            if self.is_escape || letter == '\x1b' {
+                self.is_escape = !(self.is_escape && letter.is_ascii_alphabetic());
+                self.word.push(letter);
+                continue;
+            }
+            match letter {
+                '\n' => {
+                    self.flush_into(&mut shown);
+                    shown.push('\n');
+                    (self.column, self.is_continued) = (0, false);
+                }
+                ' ' => {
+                    if !self.word.is_empty() {
+                        self.flush_into(&mut shown);
+                    }
+                    self.is_continued = false;
+                    self.blanks.push(' ');
+                }
+                _ => {
+                    self.word.push(letter);
+                    self.word_width += letter.width().unwrap_or(0);
+                    if self.word_width >= self.width {
+                        self.flush_into(&mut shown);
+                        self.is_continued = true;
+                    }
+                }
+            }
+        }
+        shown
+    }
+
+    /// What is held back.
+    pub(crate) fn flush(&mut self) -> String {
+        let mut shown = String::new();
+        self.flush_into(&mut shown);
+        shown
+    }
+
+    fn flush_into(&mut self, shown: &mut String) {
+        let width = self.blanks.len() + self.word_width;
+        let is_full = self.column > 0 && self.column + width > self.width;
+        if is_full && self.word_width > 0 && !self.is_continued {
+            shown.push('\n');
+            self.column = self.word_width;
+        } else {
+            shown.push_str(&self.blanks);
+            self.column += width;
+        }
+        if self.column > self.width {
+            // The terminal itself breaks what is longer than a line.
+            self.column = (self.column - 1) % self.width + 1;
+        }
+        shown.push_str(&self.word);
+        self.blanks.clear();
+        self.word.clear();
+        self.word_width = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn wrapped(pieces: &[&str], width: usize) -> String {
+        let mut wrap = Wrap::new(width);
+        let mut shown: String = pieces.iter().map(|piece| wrap.push(piece)).collect();
+        shown += &wrap.flush();
+        shown
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped(&["one two", " three"], 9), "one two\nthree");
+        assert_eq!(wrapped(&["one tw", "o three\nfour"], 7), "one two\nthree\nfour");
+        assert_eq!(wrapped(&["  a\n\n    b"], 80), "  a\n\n    b");
+        assert_eq!(wrapped(&["\x1b[2mone two\x1b[0m x"], 7), "\x1b[2mone two\x1b[0m\nx");
+        // Each of these takes two columns.
+        assert_eq!(wrapped(&["漢字 漢字"], 8), "漢字\n漢字");
+    }
+
+    proptest! {
+        /// Nothing is lost, in whatever pieces it comes, and nothing is wider than the line but a word that is.
+        #[test]
+        fn only_blanks_become_line_ends(text in "[a-d \n]{0,200}", width in 1_usize..30, cut in 0_usize..200) {
+            let cut = cut.min(text.len());
+            let shown = wrapped(&[&text[..cut], &text[cut..]], width);
+            prop_assert_eq!(&shown, &wrapped(&[&text], width));
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            prop_assert_eq!(words(&shown).concat(), words(&text).concat());
+            for line in shown.lines() {
+                // Blanks that a line begins with, and its first word, are where they were.
+                let indent = line.len() - line.trim_start().len();
+                let first = indent + line.trim_start().split(' ').next().map_or(0, str::len);
+                prop_assert!(line.trim_end().len() <= width || first >= width, "{line:?} of {width}");
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The engine and its constraints: hands sequences over when their tokens are known, and takes them back with their masks.
+//!
+//! A sequence whose mask is not there is held: it sits steps out. What is found out then ends it as it would have at
+//! once: complete before full, and full before stuck.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::EngineCore;
+use super::constrained::{Constrained, Ends, Next};
+use super::masks::{Done, Outcome, Owner};
+use super::output::{Event, FinishReason};
+use super::request::RequestId;
+use crate::Result;
+use crate::sampling::{Constraint, TokenMask};
+use crate::scheduler::{SeqId, SequenceStatus};
+
+/// What a step waits at least for masks, if they take that long.
+const MIN_WAIT: Duration = Duration::from_millis(2);
+
+/// What may come next in a sequence.
+pub(super) enum Allowed {
+    /// Everything: there is no constraint.
+    All,
+    /// What it says.
+    Tokens(Box<Constrained>),
+    /// Its mask is being made.
+    NotKnown,
+}
+
+impl Allowed {
+    /// None for all.
+    pub(super) fn tokens(&self) -> Option<&TokenMask> {
+        match self {
+            Self::Tokens(constrained) => Some(constrained.allowed()),
+            Self::All | Self::NotKnown => None,
+        }
+    }
+
+    /// Takes what has a constraint.
+    fn hand_over(&mut self) -> Option<Box<Constrained>> {
+        match std::mem::replace(self, Self::NotKnown) {
+            Self::Tokens(constrained) => Some(constrained),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+impl EngineCore {
+    /// Begins a request's sequences, which are held until the first mask is there: it is the same for all.
+    pub(super) fn start_constraint(
+        &mut self,
+        constraint: Arc<dyn Constraint>,
+        sequences: &[SeqId],
+        owner: Owner,
+        ends: Ends,
+    ) {
+        let Some(&leader) = sequences.first() else { return };
+        let sequences = sequences.to_vec();
+        self.masks.make(leader, owner, move || {
+            let beginnings = Constrained::start(constraint.as_ref(), sequences.len(), &ends)?;
+            Ok(Outcome::Started(sequences.into_iter().zip(beginnings.into_iter().map(Box::new)).collect()))
+        });
+        self.scheduler.hold(leader);
+    }
+
+    /// Hands a sequence over to the threads that make masks, if it has a constraint and these tokens have not ended it.
+    pub(super) fn follow_constraint(&mut self, id: SeqId, accepted: &[u32], has_ended: bool) {
+        let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
+        else {
+            return;
+        };
+        let (Some(&token_id), false) = (accepted.last(), has_ended) else { return };
+        let Some(mut constrained) = state.allowed.hand_over() else { return };
+        let num_tokens = sequence.output_token_ids().len();
+        self.masks.make(id, state.owner, move || {
+            let next = constrained.accept(token_id, num_tokens)?;
+            Ok(Outcome::Followed(constrained, next))
+        });
+        self.scheduler.hold(id);
+    }
+
+    /// Takes the masks that are there. Those of the last step are waited for as long as half of it took, and at least for
+    /// a short time.
+    pub(super) fn take_masks(&mut self) -> Vec<(RequestId, Event)> {
+        let mut events = Vec::new();
+        let taken = self.masks.take(MIN_WAIT.max(self.step_time / 2));
+        for (id, seconds) in taken.waits {
+            self.scheduler.learn_constraint(id, seconds);
+        }
+        for Done { id, owner, outcome, .. } in taken.done {
+            match outcome {
+                Ok(Outcome::Started(beginnings)) => {
+                    beginnings.into_iter().for_each(|(id, beginning)| self.take_back(id, owner, beginning));
+                    self.scheduler.release(id);
+                }
+                Ok(Outcome::Followed(constrained, next)) => {
+                    self.take_back(id, owner, constrained);
+                    self.go_on(id, Ok(next), &mut events);
+                }
+                Err(error) => self.go_on(id, Err(error), &mut events),
+            }
+        }
+        events
+    }
+
+    /// The sequence has its mask, if it is still there.
+    fn take_back(&mut self, id: SeqId, owner: Owner, constrained: Box<Constrained>) {
+        match self.table.sequences.get_mut(&id) {
+            Some(state) => state.allowed = Allowed::Tokens(constrained),
+            None => self.masks.discard(owner, constrained),
+        }
+    }
+
+    /// Goes on with a sequence, or ends it. Without a beginning, all of its request end.
+    fn go_on(&mut self, id: SeqId, next: Result<Next>, events: &mut Vec<(RequestId, Event)>) {
+        let Some(sequence) = self.scheduler.sequence(id) else { return };
+        let is_full = sequence.token_ids().len() >= sequence.max_len();
+        let has_begun = !sequence.output_token_ids().is_empty();
+        match next {
+            Ok(Next::Nothing) => self.finish(id, FinishReason::Stop, None, false, events),
+            _ if is_full => self.finish(id, FinishReason::Length, None, false, events),
+            Ok(Next::Token) => self.scheduler.release(id),
+            Err(error) if has_begun => self.finish(id, FinishReason::Error, Some(&error), false, events),
+            Err(error) => self.fail_request(id, &error, events),
+        }
+    }
+
+    /// Forgets a sequence; its blocks are free then.
+    pub(super) fn remove(&mut self, id: SeqId) {
+        self.scheduler.remove(id);
+        let Some(state) = self.table.sequences.remove(&id) else { return };
+        match state.allowed {
+            Allowed::All => {}
+            Allowed::Tokens(constrained) => self.masks.discard(state.owner, constrained),
+            Allowed::NotKnown => self.masks.forget(id),
+        }
+    }
+
+    /// Has the thread that made no step sleep until it is told of a mask; false if there is one.
+    pub(super) fn sleep(&self) -> bool {
+        self.is_stalled() && self.masks.sleep()
+    }
+
+    /// Calls `listener` on another thread when there is a mask, after [`Self::sleep`].
+    pub(super) fn on_mask(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.masks.on_done(listener);
+    }
+
+    /// Checks that those are held whose masks are not there.
+    pub(super) fn check_held(&self) -> Result<(), String> {
+        for (id, state) in &self.table.sequences {
+            let Some(sequence) = self.scheduler.sequence(*id) else { continue };
+            let is_wanted =
+                matches!(state.allowed, Allowed::NotKnown) && sequence.status() != SequenceStatus::Forking;
+            if is_wanted != sequence.is_held() {
+                return Err(format!("{id:?} is held, or runs without a mask"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! The last product of a half of a layer.
+
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::layers::Loader;
+use crate::ops::{Buffer, Context, Linear, LinearScratch, RmsNorm, linear, linear_residual, norm_residual};
+
+/// The last product of a half of a layer, whose results are added to the residual stream, through a norm if the model has
+/// one there.
+#[derive(Debug)]
+pub struct Output {
+    /// The product.
+    pub linear: Linear,
+    norm: Option<RmsNorm>,
+}
+
+impl Output {
+    /// The product `linear` with the norm of that name behind it, if the model has such norms.
+    ///
+    /// # Errors
+    /// If the norm is missing or has another length.
+    pub fn load(loader: &Loader<'_>, config: &ModelConfig, linear: Linear, norm: &str) -> Result<Self> {
+        let norm = || loader.norm(norm, config.hidden_size, config.rms_norm_eps);
+        Ok(Self { linear, norm: config.architecture.post_norms.then(norm).transpose()? })
+    }
+
+    /// `hidden += norm(W·x + b)`, in one dispatch without a norm and in two with one, between which the product is in
+    /// `branch`.
+    ///
+    /// # Errors
+    /// If the batch does not fit the activations.
+    pub fn add(
+        &self,
+        context: &Context,
+        scratch: &mut LinearScratch,
+        num_rows: usize,
+        x: &Buffer,
+        branch: &mut Buffer,
+        hidden: &mut Buffer,
+    ) -> Result<()> {
+        let Some(norm) = &self.norm else {
+            return linear_residual(context, scratch, num_rows, x, &self.linear, hidden);
+        };
+        linear(context, scratch, num_rows, x, &self.linear, branch)?;
+        norm_residual(context, num_rows, branch, norm, hidden)
+    }
+}

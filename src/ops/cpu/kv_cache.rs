@@ -1,0 +1,55 @@
+//! The keys and values of a layer in the host's memory, which takes no room before it is first written.
+
+use memmap2::MmapMut;
+
+use super::CpuBackend;
+use super::paged_cache::{CachePools, CachePoolsMut, KvCacheDType, KvLayout};
+use crate::Result;
+use crate::ops::kv_cache::{CacheOps, DevicePools, no_memory};
+
+/// The blocks of a layer.
+#[derive(Debug)]
+pub(crate) struct CpuPools {
+    layout: KvLayout,
+    dtype: KvCacheDType,
+    k: MmapMut,
+    /// None if values are the first ones of the keys.
+    v: Option<MmapMut>,
+}
+
+impl CpuPools {
+    /// What kernels read.
+    pub(crate) fn view(&self) -> CachePools<'_> {
+        CachePools { layout: self.layout, dtype: self.dtype, k: &self.k, v: self.v.as_deref() }
+    }
+
+    /// What kernels write.
+    pub(crate) fn view_mut(&mut self) -> CachePoolsMut<'_> {
+        CachePoolsMut { layout: self.layout, dtype: self.dtype, k: &mut self.k, v: self.v.as_deref_mut() }
+    }
+}
+
+impl DevicePools for CpuPools {
+    fn copy_block(&mut self, source: usize, target: usize) -> Result<()> {
+        let copy = |pool: &mut MmapMut, block_len: usize| {
+            let len = block_len * self.dtype.size_in_bytes();
+            pool.copy_within(source * len..(source + 1) * len, target * len);
+        };
+        copy(&mut self.k, self.layout.k_block_len());
+        if let Some(v) = &mut self.v {
+            copy(v, self.layout.v_block_len());
+        }
+        Ok(())
+    }
+}
+
+impl CacheOps for CpuBackend {
+    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<CpuPools> {
+        let map = |block_len: usize| {
+            MmapMut::map_anon(block_len * dtype.size_in_bytes() * num_blocks)
+                .map_err(|error| no_memory(num_blocks, layout.block_size, error))
+        };
+        let v = layout.has_values.then(|| map(layout.v_block_len())).transpose()?;
+        Ok(CpuPools { layout, dtype, k: map(layout.k_block_len())?, v })
+    }
+}

@@ -1,0 +1,146 @@
+//! Kernels compiled for this device: once per library, and once per function and constants.
+//!
+//! Several threads may ask at once. Each library and each kernel has a slot; who comes first compiles and the others
+//! wait for that slot only, because what takes seconds is not done under the lock of the lists.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use candle_metal_kernels::metal::{self, ComputePipeline, ConstantValues, Device, Value};
+use objc2::available;
+use objc2::rc::Retained;
+use objc2_metal::{
+    MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLLanguageVersion, MTLMathFloatingPointFunctions,
+    MTLMathMode,
+};
+
+use super::metal_message;
+use crate::ops::gpu::device::WITHOUT_KERNELS;
+use crate::ops::gpu::device::{Constant, Library, Pipeline, PipelineLimits};
+use crate::{Error, Result};
+
+pub(super) struct Pipelines {
+    device: Device,
+    cache: Mutex<Cache>,
+}
+
+/// What is compiled once, or why it cannot be.
+type Slot<T> = Arc<OnceLock<Result<T, String>>>;
+
+/// A kernel's library by name, its function, and its constants.
+type Key = (&'static str, String, Vec<Constant>);
+
+#[derive(Default)]
+struct Cache {
+    libraries: HashMap<&'static str, Slot<metal::Library>>,
+    pipelines: HashMap<Key, Slot<Pipeline>>,
+    kernels: Vec<Arc<Kernel>>,
+}
+
+/// A compiled kernel.
+pub(super) struct Kernel {
+    name: String,
+    state: ComputePipeline,
+    limits: PipelineLimits,
+}
+
+impl Pipelines {
+    pub(super) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), cache: Mutex::default() }
+    }
+
+    pub(super) fn pipeline(
+        &self,
+        library: &'static Library,
+        function: &str,
+        constants: &[Constant],
+    ) -> Result<Pipeline> {
+        let key = (library.name, function.to_owned(), constants.to_vec());
+        let (library_slot, slot) = {
+            let mut cache = self.lock();
+            let library_slot = Arc::clone(cache.libraries.entry(library.name).or_default());
+            (library_slot, Arc::clone(cache.pipelines.entry(key).or_default()))
+        };
+        let compiled = slot.get_or_init(|| {
+            let compiled = library_slot.get_or_init(|| self.library(library)).as_ref()?;
+            let kernel = self.compile(library, compiled, function, constants)?;
+            let limits = kernel.limits;
+            let mut cache = self.lock();
+            cache.kernels.push(Arc::new(kernel));
+            Ok(Pipeline { index: cache.kernels.len() - 1, limits })
+        });
+        compiled.clone().map_err(|message| Error::internal(message).with_hint(WITHOUT_KERNELS))
+    }
+
+    pub(super) fn kernel(&self, pipeline: Pipeline) -> Result<Arc<Kernel>> {
+        let kernel = self.lock().kernels.get(pipeline.index).map(Arc::clone);
+        kernel.ok_or_else(|| Error::internal("a pipeline of another device was given to this one"))
+    }
+
+    fn library(&self, library: &Library) -> Result<metal::Library, String> {
+        let compiled = self.device.new_library_with_source(&library.text(), Some(&compile_options()));
+        compiled.map_err(|error| metal_message(format!("{}.metal does not compile", library.name), error))
+    }
+
+    fn compile(
+        &self,
+        library: &Library,
+        compiled: &metal::Library,
+        function: &str,
+        constants: &[Constant],
+    ) -> Result<Kernel, String> {
+        let doing = || format!("{function} of {}.metal does not compile for {constants:?}", library.name);
+        let values = constants.iter().map(|constant| match *constant {
+            Constant::Bool(index, value) => (index as usize, Value::Bool(value)),
+            Constant::U16(index, value) => (index as usize, Value::U16(value)),
+        });
+        let values = (!constants.is_empty()).then(|| ConstantValues::new(values.collect()));
+        let function_object = compiled
+            .get_function(function, values.as_ref())
+            .map_err(|error| metal_message(doing(), error))?;
+        let state = self
+            .device
+            .new_compute_pipeline_state_with_function(&function_object)
+            .map_err(|error| metal_message(doing(), error))?;
+        let limits = PipelineLimits {
+            max_threads: state.as_ref().maxTotalThreadsPerThreadgroup(),
+            simd_width: state.as_ref().threadExecutionWidth(),
+            static_memory: state.as_ref().staticThreadgroupMemoryLength(),
+            max_memory: self.device.as_ref().maxThreadgroupMemoryLength(),
+        };
+        Ok(Kernel { name: function.to_owned(), state, limits })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kernel {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn state(&self) -> &ComputePipeline {
+        &self.state
+    }
+
+    pub(super) fn limits(&self) -> PipelineLimits {
+        self.limits
+    }
+}
+
+/// Fast arithmetic, as candle's kernels are compiled.
+pub(super) fn compile_options() -> Retained<MTLCompileOptions> {
+    let options = MTLCompileOptions::new();
+    let (major, minor) = Library::LANGUAGE_VERSION;
+    options.setLanguageVersion(MTLLanguageVersion((major << 16) + minor));
+    if available!(macos = 15.0) {
+        options.setMathMode(MTLMathMode::Fast);
+        options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Fast);
+    } else {
+        #[expect(deprecated, reason = "what replaced it begins with macOS 15")]
+        options.setFastMathEnabled(true);
+    }
+    options
+}

@@ -1,0 +1,706 @@
+// Attention of one token for each sequence over the paged cache, on tensor cores.
+//
+// A threadgroup has a piece of one sequence's context, for one key head and up to eight of its query heads: keys and
+// values are read once for them. Its warps take turns with tiles of 16 positions. Keys and values go from memory to
+// registers as they lie there and are the left operand of the instruction, whose 16 rows are positions for scores and
+// values of a head for results: which columns it multiplies is free if both operands agree, and which values of a head
+// are a row is free too. Query heads are its eight columns. What a warp reads next is under way while it computes.
+//
+// A context is cut and its tiles are shared among warps by the length of the sequence only, and everything is added up
+// in that order, so a row has the same bits in every batch. A second kernel merges the pieces if there are several.
+//
+// Where all tokens of a step are such ones, it rotates as well: a threadgroup its queries, and that with the token's own
+// position the token's key, which it puts into the cache with the value and otherwise takes from threadgroup memory.
+//
+// Queries and weights are halves. Scores are exponents of two: the logarithm is part of `scale`. Weights are at most
+// 2^15, so that those of a long context which are small beside the largest keep their bits; sums are of weights as they
+// were rounded. Keys and values of bf16 become halves, and the largest half what is larger.
+
+#define FOR_NVIDIA
+#include "kv_cache.h"
+#include "rope.h"
+#include "rounded.h"
+#include "softmax.h"
+
+struct DecodeAttentionArgs {
+    Pages pages;
+    uint num_heads;
+    uint q_stride;    // values from one token's queries to the next
+    uint num_chunks;  // of up to eight query heads that share a key head
+    uint window;      // positions that a token attends to, itself included
+    uint whole_size;  // positions of a context that is not cut
+    uint piece_size;  // of a piece, and twice as many as often as there would be more than MAX_PIECES
+    uint num_pieces;  // of the longest context of the launch
+    uint num_tokens;  // of the step
+    float scale;      // of scores, times log2(e)
+    Rotation rotation;
+    float soft_cap;   // on scores, times log2(e), if there is one
+};
+
+// Whether queries are not rotated yet, and the token's key and value not in the cache.
+constant bool ROTATES [[function_constant(2)]];
+constant bool HAS_SINKS [[function_constant(3)]];
+constant bool HAS_SOFT_CAP [[function_constant(4)]];
+// Values of a head, at most MAX_DIM and a multiple of 16. Known to the compiler, so that no loop is counted.
+constant ushort HEAD_DIM [[function_constant(5)]];
+// How far apart two columns are that are a word of the product that reads the results, if they are to be rounded for it; 0
+// if they are not. Contexts are whole then, and heads whole steps of the product.
+constant ushort NEXT_APART [[function_constant(6)]];
+
+constant constexpr uint TILE = 16;
+constant constexpr uint HEADS = 8;
+constant constexpr uint SLICES = 8;  // warps of a threadgroup
+constant constexpr uint NUM_THREADS = SLICES * LANES;
+constant constexpr uint MAX_PIECES = LANES;
+// Tiles of a warp, behind the first, that are brought nearer before it waits.
+constant constexpr uint TILES_FETCHED = 3;
+constant constexpr uint VALUES_OF_A_LINE = 64;
+constant constexpr float LARGEST_EXPONENT = 15.0f;
+
+// Where a context is cut: from `first` on, a multiple of a tile.
+struct Cut {
+    uint window_start;
+    uint first;
+    uint piece_size;
+};
+inline Cut cut_of(constant DecodeAttentionArgs& a, uint seq_len) {
+    Cut cut;
+    cut.window_start = seq_len > a.window ? seq_len - a.window : 0;
+    cut.first = cut.window_start / TILE * TILE;
+    const uint len = seq_len - cut.first;
+    cut.piece_size = len <= a.whole_size ? a.whole_size : a.piece_size;
+    while (cut.piece_size * MAX_PIECES < len) {
+        cut.piece_size *= 2;
+    }
+    return cut;
+}
+
+// Partial results of a head: its values, maximum and sum, and room up to the next 16 bytes.
+inline ulong record_of(constant DecodeAttentionArgs& a, uint row, uint head, uint piece) {
+    return ((ulong(row) * a.num_heads + head) * a.num_pieces + piece) * (HEAD_DIM + 4);
+}
+
+// Two values of the cache as halves.
+template <typename KV>
+inline uint in_halves(uint pair) {
+    return is_same_v<KV, half> ? pair : msl_halves(as_type<float>(pair << 16), as_type<float>(pair & 0xFFFF0000u));
+}
+
+// Of eight rows of eight halves, lane 4 · g + t has two neighbours of row g and gets two neighbours of column g.
+inline uint transposed(uint pair, uint lane) {
+    const uint source = lane % 4 * 8 + lane / 8;
+    const uint first = simd_shuffle(pair, ushort(source));
+    const uint second = simd_shuffle(pair, ushort(source + 4));
+    const uint shift = lane / 4 % 2 * 16;
+    return (first >> shift & 0xFFFFu) | (second >> shift) << 16;
+}
+
+// Over the lanes with the same column of a tile.
+inline float maximum_of_column(float value) {
+#pragma clang loop unroll(full)
+    for (uint distance = 4; distance < LANES; distance *= 2) {
+        value = max(value, simd_shuffle_xor(value, ushort(distance)));
+    }
+    return value;
+}
+inline float sum_of_column(float value) {
+#pragma clang loop unroll(full)
+    for (uint distance = 4; distance < LANES; distance *= 2) {
+        value += simd_shuffle_xor(value, ushort(distance));
+    }
+    return value;
+}
+
+template <typename KV, int MAX_DIM>
+[[kernel]] void decode_attention(
+    constant DecodeAttentionArgs& a [[buffer(0)]],
+    device const float* q [[buffer(1)]],  // [token, heads, then key heads and value heads if it rotates, head_dim]
+    device KV* k_cache [[buffer(2)]],
+    device KV* v_cache [[buffer(3)]],
+    device const uint* block_tables [[buffer(4)]],
+    device const DecodeRow* rows [[buffer(5)]],
+    device float* out [[buffer(6)]],       // [token, head, head_dim], or rounded
+    device float* partials [[buffer(7)]],  // [row, head, piece, head_dim + 4]
+    // What rotating takes, as in rope.metal.
+    device const uint* positions [[buffer(8)]],
+    device const uint* slots [[buffer(9)]],
+    device const float* q_norm [[buffer(10)]],
+    device const float* k_norm [[buffer(11)]],
+    device const float* table [[buffer(12)]],
+    device const float* sinks [[buffer(13)]],  // [head]
+    threadgroup float* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint slice [[simdgroup_index_in_threadgroup]]
+) {
+    // Blocks of a key that four lanes read at once, and of a value that eight lanes do. Wide heads leave no registers for
+    // what is read ahead.
+    constexpr bool READS_AHEAD = MAX_DIM <= 128;
+    constexpr uint KEY_BLOCKS = MAX_DIM / 32;
+    constexpr uint VALUE_BLOCKS = MAX_DIM / 64;
+    constexpr uint KEYS_KEPT = READS_AHEAD ? KEY_BLOCKS : 2;
+    constexpr uint VALUES_KEPT = READS_AHEAD ? VALUE_BLOCKS : 1;
+    // Quads of words from one query to the next: two rows of four quads lie in different banks.
+    constexpr uint QUERY_STRIDE = (KEY_BLOCKS | 1) * 4;
+    // Pairs of a head that a lane rotates.
+    constexpr uint PAIRS = MAX_DIM / 2 / LANES;
+    const uint head_dim = HEAD_DIM;
+    const uint g = lane / 4;
+    const uint t = lane % 4;
+    const uint thread_index = slice * LANES + lane;
+
+    // The lists of a step are there before the first of its kernels begins.
+    const uint token = rows[index.z].token;
+    const uint seq_len = rows[index.z].seq_len;
+    device const uint* block_table = block_tables + rows[index.z].table_start;
+    const Cut cut = cut_of(a, seq_len);
+    const uint piece_start = cut.first + index.x * cut.piece_size;
+    if (piece_start >= seq_len) {
+        return;
+    }
+    const uint begin = max(piece_start, cut.window_start);
+    const uint end = min(piece_start + cut.piece_size, seq_len);
+    const uint kv_head = index.y / a.num_chunks;
+    const uint chunk = index.y % a.num_chunks;
+    const uint heads_per_kv_head = a.num_heads / a.pages.num_kv_heads;
+    const uint first_head = kv_head * heads_per_kv_head + chunk * HEADS;
+    const uint num_heads = min(heads_per_kv_head - chunk * HEADS, HEADS);
+
+    // Threadgroup memory: maxima and sums of warps by head, sums of all; then queries, the token's own key and value, and
+    // in the place of all three the results of warps.
+    threadgroup float* all_maxima = memory;
+    threadgroup float* all_sums = all_maxima + SLICES * HEADS;
+    threadgroup float* totals = all_sums + SLICES * HEADS;
+    threadgroup float* parts = totals + HEADS;
+    threadgroup uint4* queries = (threadgroup uint4*)parts;
+    threadgroup uint4* own_key = queries + HEADS * QUERY_STRIDE;
+    threadgroup uint4* own_value = own_key + MAX_DIM / 8;
+    const uint part_stride = head_dim + 4;
+
+    // Of the positions here, the end of those that are in the cache: not the token's own one if this kernel writes it. If there
+    // are no others, nothing is read.
+    const uint cached_end = ROTATES ? min(end, seq_len - 1) : end;
+    const bool has_cached = !ROTATES || begin < cached_end;
+    // The row of the cache for each lane's position of a tile, twice; positions that do not count give the row of one
+    // that does, so that whatever is read is a number.
+    const auto row_of_lane = [&](uint tile) {
+        const uint last = has_cached ? cached_end - 1 : begin;
+        return row_of(a.pages, block_table, kv_head, clamp(tile + lane % TILE, begin, last));
+    };
+    // Keys of positions g and g + 8 of a tile, values of 2t, 2t + 1 and 8 more.
+    uint4 keys[2][KEYS_KEPT];
+    uint4 values[4][VALUES_KEPT];
+    device const KV* key_rows[2];
+    device const KV* value_rows[4];
+    const auto turn_to_keys = [&](uint own_row) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            key_rows[i] = k_cache + ulong(simd_shuffle(own_row, ushort(g + 8 * i))) * head_dim;
+        }
+    };
+    const auto turn_to_values = [&](uint own_row) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            const ushort position = ushort(2 * t + i % 2 + i / 2 * 8);
+            value_rows[i] = v_cache + ulong(simd_shuffle(own_row, position)) * head_dim;
+        }
+    };
+    // What is behind a head's end is read from its last values. Queries are zero there, and nobody reads the results.
+    const auto read_keys = [&](uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            keys[i][block % KEYS_KEPT] = *(device const uint4*)(key_rows[i] + min(32 * block + 8 * t, head_dim - 8));
+        }
+    };
+    const auto read_values = [&](uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            values[i][block % VALUES_KEPT] = *(device const uint4*)(value_rows[i] + min(64 * block + 8 * g, head_dim - 8));
+        }
+    };
+    const auto read_all_keys = [&](uint own_row) {
+        turn_to_keys(own_row);
+#pragma clang loop unroll(full)
+        for (uint block = 0; block < KEY_BLOCKS; ++block) {
+            if (32 * block < head_dim) {
+                read_keys(block);
+            }
+        }
+    };
+    const auto read_all_values = [&](uint own_row) {
+        turn_to_values(own_row);
+#pragma clang loop unroll(full)
+        for (uint block = 0; block < VALUE_BLOCKS; ++block) {
+            if (64 * block < head_dim) {
+                read_values(block);
+            }
+        }
+    };
+
+    // The token's key and value, in the place of what was read for its position and those behind it.
+    const auto put_own_key = [&](uint tile, uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            if (max(tile + g + 8 * i, begin) >= cached_end) {
+                keys[i][block % KEYS_KEPT] = own_key[min(4 * block + t, head_dim / 8 - 1)];
+            }
+        }
+    };
+    const auto put_own_value = [&](uint tile, uint block) {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; ++i) {
+            if (max(tile + 2 * t + i % 2 + i / 2 * 8, begin) >= cached_end) {
+                values[i][block % VALUES_KEPT] = own_value[min(8 * block + g, head_dim / 8 - 1)];
+            }
+        }
+    };
+
+    uint tile = piece_start + slice * TILE;
+    const uint own_row = row_of_lane(tile);
+    // What earlier steps have written to the cache is there, because a step begins when the one before it has ended: only
+    // the token's own key and value are waited for.
+    if (READS_AHEAD && tile < end && has_cached) {
+        read_all_keys(own_row);
+        read_all_values(own_row);
+    }
+#pragma clang loop unroll(full)
+    for (uint i = 1; i <= TILES_FETCHED; ++i) {
+        const uint later = tile + i * SLICES * TILE;
+        if (later < end) {
+            device const KV* row = (lane < TILE ? k_cache : v_cache) + ulong(row_of_lane(later)) * head_dim;
+            for (uint value = 0; value < head_dim; value += VALUES_OF_A_LINE) {
+                msl_fetch(row + value);
+            }
+        }
+    }
+    if (ROTATES) {
+        // A warp has the query head of its number. The key and the value are those of the next warps, from the first one on
+        // again if there are no more.
+        const uint num_tasks = num_heads + (end == seq_len ? 2 : 0);
+        const auto has_pair = [&](uint i) { return 2 * (i * LANES + lane) < head_dim; };
+        const auto places = [&](uint i) { return places_of(a.rotation, i * LANES + lane); };
+        device const float* angles = table + ulong(positions[token]) * 2 * a.rotation.num_pairs;
+        float2 turns[PAIRS];
+        float2 weights[2][PAIRS];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < PAIRS; ++i) {
+            if (has_pair(i)) {
+                turns[i] = turn_of(a.rotation, angles, i * LANES + lane);
+                if (HAS_NORMS) {
+                    weights[0][i] = pair_at(slice < num_heads ? q_norm : k_norm, places(i));
+                    weights[1][i] = pair_at(k_norm, places(i));
+                }
+            }
+        }
+        // Heads that do not exist, and what is behind the end of those that do.
+        if (lane < 4 * KEY_BLOCKS && (slice >= num_heads || 8 * lane >= head_dim)) {
+            queries[slice * QUERY_STRIDE + lane] = uint4(0);
+        }
+        msl_wait_for_inputs();
+        float2 heads[2][PAIRS];
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < 2; ++turn) {
+            const uint task = slice + turn * SLICES;
+            const uint kind = task < num_heads ? 0 : task - num_heads + 1;
+            const uint head = kind == 0 ? first_head + task : a.num_heads + (kind - 1) * a.pages.num_kv_heads + kv_head;
+            device const float* source = q + ulong(token) * a.q_stride + head * head_dim;
+#pragma clang loop unroll(full)
+            for (uint i = 0; i < PAIRS; ++i) {
+                if (task < num_tasks && has_pair(i)) {
+                    heads[turn][i] = pair_at(source, places(i));
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < 2; ++turn) {
+            const uint task = slice + turn * SLICES;
+            if (task < num_tasks) {
+                const bool is_value = task == num_heads + 1;
+                float factor = 1.0f;
+                if (HAS_NORMS) {
+                    float squares = 0.0f;
+#pragma clang loop unroll(full)
+                    for (uint i = 0; i < PAIRS; ++i) {
+                        squares = has_pair(i) ? add_squares(heads[turn][i], squares) : squares;
+                    }
+                    factor = factor_of(a.rotation, squares);
+                }
+                const uint slot = slots[token];
+                const uint block = slot / a.pages.block_size;
+                const uint row = (block * a.pages.num_kv_heads + kv_head) * a.pages.block_size + slot % a.pages.block_size;
+                threadgroup KV* own = (threadgroup KV*)(is_value ? own_value : own_key);
+                device KV* cached = (is_value ? v_cache : k_cache) + ulong(row) * head_dim;
+                threadgroup ushort* query = (threadgroup ushort*)(queries + task * QUERY_STRIDE);
+#pragma clang loop unroll(full)
+                for (uint i = 0; i < PAIRS; ++i) {
+                    if (has_pair(i)) {
+                        const uint2 at = places(i);
+                        float2 pair = heads[turn][i];
+                        if (!is_value) {
+                            pair = HAS_NORMS ? normed(pair, factor, weights[turn][i]) : pair;
+                            pair = rotated(pair, turns[i]);
+                        }
+                        if (task < num_heads) {
+                            const uint halves = msl_halves(pair.x * a.scale, pair.y * a.scale);
+                            query[at.x] = ushort(halves);
+                            query[at.y] = ushort(halves >> 16);
+                        } else {
+                            own[at.x] = KV(pair.x);
+                            own[at.y] = KV(pair.y);
+                            if (chunk == 0) {
+                                cached[at.x] = KV(pair.x);
+                                cached[at.y] = KV(pair.y);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    } else {
+        msl_wait_for_inputs();
+        if (READS_AHEAD && tile < end && tile + TILE >= seq_len) {
+            read_all_keys(own_row);
+            read_all_values(own_row);
+        }
+        // Heads that do not exist have the queries of one that does.
+        for (uint i = thread_index; i < HEADS * KEY_BLOCKS * 4; i += NUM_THREADS) {
+            const uint head = i / (KEY_BLOCKS * 4);
+            const uint eighth = i % (KEY_BLOCKS * 4);
+            uint4 words = uint4(0);
+            if (8 * eighth < head_dim) {
+                device const float* source =
+                    q + ulong(token) * a.q_stride + (first_head + min(head, num_heads - 1)) * head_dim + 8 * eighth;
+                const float4 low = *(device const float4*)source * a.scale;
+                const float4 high = *(device const float4*)(source + 4) * a.scale;
+                words = uint4(
+                    msl_halves(low.x, low.y), msl_halves(low.z, low.w), msl_halves(high.x, high.y),
+                    msl_halves(high.z, high.w)
+                );
+            }
+            queries[head * QUERY_STRIDE + eighth] = words;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // Of heads 2t and 2t + 1. Of results, words of a block of values are tiles: a lane has both values of a word.
+    float maxima[2] = {LOWEST, LOWEST};
+    float sums[2] = {};
+    float results[VALUE_BLOCKS * 4][4] = {};
+#pragma clang loop unroll(disable)
+    for (; tile < end; tile += SLICES * TILE) {
+        const bool goes_on = tile + SLICES * TILE < end;
+        const bool has_own = ROTATES && tile + TILE > cached_end;
+        const uint next_row = row_of_lane(READS_AHEAD ? tile + SLICES * TILE : tile);
+        if (!READS_AHEAD) {
+            turn_to_keys(next_row);
+        } else if (has_own) {
+#pragma clang loop unroll(full)
+            for (uint block = 0; block < KEY_BLOCKS; ++block) {
+                put_own_key(tile, block);
+            }
+#pragma clang loop unroll(full)
+            for (uint block = 0; block < VALUE_BLOCKS; ++block) {
+                put_own_value(tile, block);
+            }
+        }
+        float scores[4] = {};
+#pragma clang loop unroll(disable)
+        for (uint first = 0; first < KEY_BLOCKS; first += KEYS_KEPT) {
+#pragma clang loop unroll(full)
+            for (uint kept = 0; kept < KEYS_KEPT; ++kept) {
+                const uint block = first + kept;
+                if (32 * block < head_dim) {
+                    if (!READS_AHEAD) {
+                        if (has_cached) {
+                            read_keys(block);
+                        }
+                        if (has_own) {
+                            put_own_key(tile, block);
+                        }
+                    }
+                    const uint4 query = queries[g * QUERY_STRIDE + 4 * block + t];
+#pragma clang loop unroll(full)
+                    for (int w = 0; w < 4; w += 2) {
+                        msl_multiply_tile(
+                            scores, in_halves<KV>(keys[0][kept][w]), in_halves<KV>(keys[1][kept][w]),
+                            in_halves<KV>(keys[0][kept][w + 1]), in_halves<KV>(keys[1][kept][w + 1]), query[w], query[w + 1]
+                        );
+                    }
+                }
+            }
+        }
+
+        if (HAS_SOFT_CAP) {
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 4; ++i) {
+                scores[i] = capped(scores[i], a.soft_cap);
+            }
+        }
+        bool counts[2];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 2; ++i) {
+            const uint position = tile + g + 8 * i;
+            counts[i] = position >= begin && position < end;
+        }
+        float factors[2];
+        float weights[4];
+#pragma clang loop unroll(full)
+        for (int c = 0; c < 2; ++c) {
+            const float own = max(counts[0] ? scores[c] : LOWEST, counts[1] ? scores[c + 2] : LOWEST);
+            const float maximum = max(maxima[c], maximum_of_column(own));
+            factors[c] = fast::exp2(maxima[c] - maximum);
+            maxima[c] = maximum;
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 2; ++i) {
+                const float weight = fast::exp2(scores[c + 2 * i] - maximum + LARGEST_EXPONENT);
+                weights[c + 2 * i] = counts[i] ? weight : 0.0f;
+            }
+            sums[c] *= factors[c];
+        }
+        uint own_weights[2];
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 2; ++i) {
+            const uint pair = msl_halves(weights[2 * i], weights[2 * i + 1]);
+            const half2 rounded = as_type<half2>(pair);
+            sums[0] += float(rounded.x);
+            sums[1] += float(rounded.y);
+            own_weights[i] = transposed(pair, lane);
+        }
+        if (READS_AHEAD && goes_on) {
+            read_all_keys(next_row);
+        }
+        if (!READS_AHEAD) {
+            turn_to_values(next_row);
+        }
+
+        const auto add_values = [&](uint block) {
+#pragma clang loop unroll(full)
+            for (uint w = 0; w < 4; ++w) {
+                uint words[4];
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; ++i) {
+                    words[i] = in_halves<KV>(values[i][block % VALUES_KEPT][w]);
+                }
+                // Rows g are the first values of words, rows g + 8 the second ones.
+                uint operand[4];
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; i += 2) {
+                    operand[i] = (words[i] & 0xFFFFu) | words[i + 1] << 16;
+                    operand[i + 1] = words[i] >> 16 | (words[i + 1] & 0xFFFF0000u);
+                }
+                thread float(&sum)[4] = results[4 * block + w];
+#pragma clang loop unroll(full)
+                for (int i = 0; i < 4; ++i) {
+                    sum[i] *= factors[i % 2];
+                }
+                msl_multiply_tile(
+                    sum, operand[0], operand[1], operand[2], operand[3], own_weights[0], own_weights[1]
+                );
+            }
+        };
+        if (READS_AHEAD) {
+#pragma clang loop unroll(full)
+            for (uint block = 0; block < VALUE_BLOCKS; ++block) {
+                if (64 * block < head_dim) {
+                    add_values(block);
+                }
+            }
+        } else {
+            // Unrolled, a compiler would read all values at once. Registers have no index that is known late.
+#pragma clang loop unroll(disable)
+            for (uint block = 0; 64 * block < head_dim; ++block) {
+                if (has_cached) {
+                    read_values(block);
+                }
+                if (has_own) {
+                    put_own_value(tile, block);
+                }
+                switch (block) {
+                    case 0: add_values(0); break;
+                    case 1: add_values(1 % VALUE_BLOCKS); break;
+                    case 2: add_values(2 % VALUE_BLOCKS); break;
+                    default: add_values(3 % VALUE_BLOCKS); break;
+                }
+            }
+        }
+        if (READS_AHEAD && goes_on) {
+            read_all_values(next_row);
+        }
+    }
+
+    // The warps' results by the maximum of all of them.
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < 2; ++c) {
+        sums[c] = sum_of_column(sums[c]);
+        if (g == 0) {
+            all_maxima[slice * HEADS + 2 * t + c] = maxima[c];
+            all_sums[slice * HEADS + 2 * t + c] = sums[c];
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const auto maximum_of_head = [&](uint head) {
+        float maximum = all_maxima[head];
+#pragma clang loop unroll(full)
+        for (uint s = 1; s < SLICES; ++s) {
+            maximum = max(maximum, all_maxima[s * HEADS + head]);
+        }
+        return maximum;
+    };
+    if (thread_index < num_heads) {
+        const float maximum = maximum_of_head(thread_index);
+        float total = 0.0f;
+#pragma clang loop unroll(full)
+        for (uint s = 0; s < SLICES; ++s) {
+            const float factor = fast::exp2(all_maxima[s * HEADS + thread_index] - maximum);
+            total = fma(all_sums[s * HEADS + thread_index], factor, total);
+        }
+        // Of pieces, the merge adds it.
+        totals[thread_index] = total;
+        if (HAS_SINKS) {
+            totals[thread_index] = with_sink(total, maximum - LARGEST_EXPONENT, sinks[first_head + thread_index]);
+        }
+        if (a.num_pieces > 1) {
+            device float* record = partials + record_of(a, index.z, first_head + thread_index, index.x);
+            record[head_dim] = maximum;
+            record[head_dim + 1] = total;
+        }
+    }
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < 2; ++c) {
+        const uint head = 2 * t + c;
+        const float factor = fast::exp2(maxima[c] - maximum_of_head(head));
+        threadgroup float* target = parts + (slice * num_heads + head) * part_stride;
+#pragma clang loop unroll(full)
+        for (uint block = 0; block < VALUE_BLOCKS; ++block) {
+            const uint value = 64 * block + 8 * g;
+            if (head < num_heads && value < head_dim) {
+#pragma clang loop unroll(full)
+                for (uint w = 0; w < 4; w += 2) {
+                    const uint r = 4 * block + w;
+                    *(threadgroup float4*)(target + value + 2 * w) =
+                        float4(results[r][c], results[r][c + 2], results[r + 1][c], results[r + 1][c + 2]) * factor;
+                }
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (NEXT_APART > 0) {
+        // A thread has the same word of four eights of columns, which are sixteen bytes of a rounded row.
+        const uint apart = NEXT_APART;
+        const uint num_eighths = head_dim / 8;
+        for (uint i = thread_index; i < num_heads * num_eighths; i += NUM_THREADS) {
+            const uint own_head = i / num_eighths;
+            const uint eighth = i % num_eighths;
+            const uint word = eighth % 4;
+            const uint first = (word & (apart - 1)) | (word & ~(apart - 1)) << 1;
+            uint4 words;
+#pragma clang loop unroll(full)
+            for (uint unit = 0; unit < 4; ++unit) {
+                const uint half_of_step = eighth % 8 / 4;
+                const uint eight = apart == 1 ? 2 * unit + half_of_step : 4 * half_of_step + unit;
+                threadgroup const float* own = parts + own_head * part_stride + (eighth / 8 * 64 + 8 * eight + first);
+                float2 sum = float2(0.0f);
+#pragma clang loop unroll(full)
+                for (uint s = 0; s < SLICES; ++s) {
+                    sum += float2(own[s * num_heads * part_stride], own[s * num_heads * part_stride + apart]);
+                }
+                const float2 result = sum / totals[own_head] * (1.0f / FIXED_FACTOR);
+                words[unit] = msl_halves(result.x, result.y);
+            }
+            ((device uint4*)out)[place_of_eighth(token, (first_head + own_head) * num_eighths + eighth, a.num_tokens)] =
+                words;
+        }
+        return;
+    }
+    const uint num_quads = head_dim / 4;
+    for (uint i = thread_index; i < num_heads * num_quads; i += NUM_THREADS) {
+        const uint own_head = i / num_quads;
+        const uint value = i % num_quads * 4;
+        float4 sum = float4(0.0f);
+#pragma clang loop unroll(full)
+        for (uint s = 0; s < SLICES; ++s) {
+            sum += *(threadgroup const float4*)(parts + (s * num_heads + own_head) * part_stride + value);
+        }
+        const uint head = first_head + own_head;
+        if (a.num_pieces == 1) {
+            *(device float4*)(out + (ulong(token) * a.num_heads + head) * head_dim + value) = sum / totals[own_head];
+        } else {
+            *(device float4*)(partials + record_of(a, index.z, head, index.x) + value) = sum;
+        }
+    }
+}
+
+#define DECODE(NAME, KV, MAX_DIM) INSTANCE(decode_attention_##NAME##_##MAX_DIM, decode_attention, KV, MAX_DIM)
+DECODE(f16, half, 128)
+DECODE(f16, half, 256)
+DECODE(bf16, bfloat, 128)
+DECODE(bf16, bfloat, 256)
+
+// Merges the pieces of a row for one head. A warp has every so many pieces, each lane four or eight values of them.
+[[kernel]] void decode_attention_merge(
+    constant DecodeAttentionArgs& a [[buffer(0)]],
+    device const DecodeRow* rows [[buffer(1)]],
+    device const float* partials [[buffer(2)]],
+    device float* out [[buffer(3)]],
+    device const float* sinks [[buffer(4)]],  // [head]
+    threadgroup float* memory [[threadgroup(0)]],
+    uint3 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint slice [[simdgroup_index_in_threadgroup]]
+) {
+    constexpr uint TURNS = MAX_PIECES / SLICES;
+    constexpr uint ROUNDS = 2;  // of four values for each lane, up to 256
+    const uint head_dim = HEAD_DIM;
+    const uint head = index.x;
+    const uint thread_index = slice * LANES + lane;
+    const uint seq_len = rows[index.y].seq_len;
+    const Cut cut = cut_of(a, seq_len);
+    const uint num_pieces = (seq_len - cut.first + cut.piece_size - 1) / cut.piece_size;
+    device const float* records = partials + record_of(a, index.y, head, 0);
+    const uint stride = head_dim + 4;
+    msl_wait_for_inputs();
+    // All reads are under way before the first of them is waited for.
+    float4 values[ROUNDS][TURNS];
+#pragma clang loop unroll(full)
+    for (uint round = 0; round < ROUNDS; ++round) {
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < TURNS; ++turn) {
+            const uint piece = turn * SLICES + slice;
+            const uint value = 4 * (round * LANES + lane);
+            const bool exists = piece < num_pieces && value < head_dim;
+            values[round][turn] =
+                exists ? *(device const float4*)(records + piece * stride + value) : float4(0.0f);
+        }
+    }
+    // A lane for each piece.
+    const bool has_piece = lane < num_pieces;
+    const float own_maximum = has_piece ? records[lane * stride + head_dim] : LOWEST;
+    const float own_sum = has_piece ? records[lane * stride + head_dim + 1] : 0.0f;
+    const float maximum = simd_max(own_maximum);
+    const float own_weight = fast::exp2(own_maximum - maximum);
+    const float sum_of_pieces = simd_sum(own_sum * own_weight);
+    const float total =
+        HAS_SINKS ? with_sink(sum_of_pieces, maximum - LARGEST_EXPONENT, sinks[head]) : sum_of_pieces;
+#pragma clang loop unroll(full)
+    for (uint round = 0; round < ROUNDS; ++round) {
+        float4 sum = float4(0.0f);
+#pragma clang loop unroll(full)
+        for (uint turn = 0; turn < TURNS; ++turn) {
+            const float weight = simd_shuffle(own_weight, ushort(turn * SLICES + slice));
+            sum = fma(values[round][turn], float4(weight), sum);
+        }
+        const uint value = 4 * (round * LANES + lane);
+        if (value < head_dim) {
+            *(threadgroup float4*)(memory + slice * head_dim + value) = sum;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < head_dim; i += NUM_THREADS) {
+        float sum = 0.0f;
+#pragma clang loop unroll(full)
+        for (uint s = 0; s < SLICES; ++s) {
+            sum += memory[s * head_dim + i];
+        }
+        out[(ulong(rows[index.y].token) * a.num_heads + head) * head_dim + i] = sum / total;
+    }
+}

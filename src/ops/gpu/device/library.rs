@@ -1,0 +1,95 @@
+//! The kernel sources, as they are compiled on the device.
+
+/// The source of some kernels that are compiled together.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Library {
+    /// The name of the file, without its ending: in `metal_kernels`, or of a library for NVIDIA's GPUs only in
+    /// `src/ops/gpu/device/cuda/kernels`.
+    pub name: &'static str,
+    /// The file.
+    pub source: &'static str,
+}
+
+/// What the files include, by name.
+const HEADERS: [(&str, &str); 13] = [
+    ("threads.h", include_str!("../../../../metal_kernels/threads.h")),
+    ("codes.h", include_str!("../../../../metal_kernels/codes.h")),
+    ("formats.h", include_str!("../../../../metal_kernels/formats.h")),
+    ("groups.h", include_str!("../../../../metal_kernels/groups.h")),
+    ("matrices.h", include_str!("../../../../metal_kernels/matrices.h")),
+    ("kv_cache.h", include_str!("../../../../metal_kernels/kv_cache.h")),
+    ("softmax.h", include_str!("../../../../metal_kernels/softmax.h")),
+    ("rope.h", include_str!("../../../../metal_kernels/rope.h")),
+    ("pieces.h", include_str!("cuda/kernels/pieces.h")),
+    ("prefill.h", include_str!("../../../../metal_kernels/prefill.h")),
+    ("products.h", include_str!("cuda/kernels/products.h")),
+    ("slices.h", include_str!("cuda/kernels/slices.h")),
+    ("rounded.h", include_str!("cuda/kernels/rounded.h")),
+];
+
+impl Library {
+    /// The version of the language that the kernels are written in and compiled as, the first that has bfloat.
+    pub const LANGUAGE_VERSION: (usize, usize) = (3, 1);
+
+    /// Whether it is for NVIDIA's GPUs only, and no Metal.
+    #[must_use]
+    pub fn is_for_nvidia(&self) -> bool {
+        self.source.contains("#define FOR_NVIDIA")
+    }
+
+    /// The most threads of a threadgroup, if the file says so: the fewer they are, the more registers each may have on
+    /// NVIDIA's GPUs.
+    #[must_use]
+    pub fn max_threads(&self) -> Option<usize> {
+        self.defined("#define MAX_THREADS ")
+    }
+
+    /// How many threadgroups a core should have registers for, if the file says so; else NVIDIA's compiler decides.
+    #[must_use]
+    pub fn min_threadgroups(&self) -> Option<usize> {
+        self.defined("#define MIN_THREADGROUPS ")
+    }
+
+    fn defined(&self, start: &str) -> Option<usize> {
+        self.source.lines().find_map(|line| line.strip_prefix(start)?.parse().ok())
+    }
+
+    /// The name of the file.
+    #[must_use]
+    pub fn file(&self) -> String {
+        format!("{}.{}", self.name, if self.is_for_nvidia() { "cu" } else { "metal" })
+    }
+
+    /// The text to compile: the file with its headers in the place of `#include "…"`, and `#line` markers, so
+    /// that a compiler's messages point to the files of `metal_kernels`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::with_capacity(2 * self.source.len());
+        let mut included = Vec::new();
+        expand(&self.file(), self.source, &mut included, &mut text);
+        text
+    }
+}
+
+/// Each header is put in once, where it is first included.
+fn expand(name: &str, source: &str, included: &mut Vec<&'static str>, text: &mut String) {
+    text.push_str(&format!("#line 1 \"{name}\"\n"));
+    for (index, line) in source.lines().enumerate() {
+        let header = line
+            .strip_prefix("#include \"")
+            .and_then(|rest| rest.strip_suffix('"'))
+            .and_then(|wanted| HEADERS.iter().find(|(header, _)| *header == wanted));
+        match header {
+            Some((header, _)) if included.contains(header) => text.push('\n'),
+            Some((header, source)) => {
+                included.push(header);
+                expand(header, source, included, text);
+                text.push_str(&format!("#line {} \"{name}\"\n", index + 2));
+            }
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The keys and values of a layer in a GPU's memory: K and V both `[kv_head][slot][head_dim]` in a block.
+
+use std::sync::Arc;
+
+use bytemuck::bytes_of;
+
+use super::attention::LatentRows;
+use super::attention::Pools;
+use super::backend::GpuBackend;
+use super::cost::Cost;
+use super::kernel::Kernel;
+use super::{Binding, GpuBuffer, Placement};
+use crate::ops::KvCacheDType;
+use crate::ops::cpu::paged_cache::KvLayout;
+use crate::ops::kv_cache::{CacheOps, DevicePools, row_block_len};
+use crate::{Error, Result};
+
+/// The blocks of a layer.
+#[derive(Debug)]
+pub(crate) struct GpuPools {
+    gpu: Arc<GpuBackend>,
+    layout: KvLayout,
+    dtype: KvCacheDType,
+    k: GpuBuffer,
+    /// None if values are the first ones of the keys.
+    v: Option<GpuBuffer>,
+}
+
+impl GpuPools {
+    /// Keys and values.
+    pub(crate) fn pools(&self) -> Result<Pools<'_>> {
+        let v = self.v.as_ref().ok_or_else(|| Error::internal("the cache has latent rows only"))?;
+        let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
+        Ok(Pools { k: &self.k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
+    }
+
+    /// Latent rows.
+    pub(crate) fn rows(&self) -> Result<LatentRows<'_>> {
+        let KvLayout { block_size, head_dim: row_dim, .. } = self.layout;
+        match self.v {
+            None => Ok(LatentRows { rows: &self.k, dtype: self.dtype, row_dim, block_size }),
+            Some(_) => Err(Error::internal("the cache has keys and values, and no latent rows")),
+        }
+    }
+}
+
+impl DevicePools for GpuPools {
+    fn copy_block(&mut self, source: usize, target: usize) -> Result<()> {
+        let block_bytes = row_block_len(&self.layout) * self.dtype.size_in_bytes();
+        for pool in [Some(&self.k), self.v.as_ref()].into_iter().flatten() {
+            copy_block(&self.gpu, pool, block_bytes, source as u32, target as u32)?;
+        }
+        Ok(())
+    }
+}
+
+impl CacheOps for Arc<GpuBackend> {
+    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<GpuPools> {
+        let len = row_block_len(&layout) * dtype.size_in_bytes() * num_blocks;
+        let allocate = || self.device().allocate(len.max(16), Placement::Private);
+        let v = layout.has_values.then(allocate).transpose()?;
+        Ok(GpuPools { gpu: Self::clone(self), layout, dtype, k: allocate()?, v })
+    }
+}
+
+/// Copies block `source` to `target` in a pool of blocks of `block_bytes`, a multiple of 16.
+fn copy_block(
+    gpu: &GpuBackend,
+    pool: &GpuBuffer,
+    block_bytes: usize,
+    source: u32,
+    target: u32,
+) -> Result<()> {
+    let num_words = block_bytes / 16;
+    let args = [source, target, num_words as u32];
+    let buffers = [Binding::read_write(pool)];
+    let cost = Cost::bytes(2 * block_bytes);
+    gpu.launch_simdgroups(Kernel::CopyBlock, bytes_of(&args), &buffers, [num_words.div_ceil(32), 1, 1], cost)
+}

@@ -1,0 +1,6 @@
+//! The host samples.
+
+use super::ReferenceBackend;
+use crate::ops::sample::Sample;
+
+impl Sample for ReferenceBackend {}

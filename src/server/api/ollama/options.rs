@@ -1,0 +1,80 @@
+//! The object `options`: sampling parameters, and how ollama would load the model.
+
+use serde_json::Value;
+
+use super::super::super::error::ApiError;
+use super::super::super::json::{Fields, NO_LIMIT, parse_object, wrong_type};
+use super::super::super::state::Model;
+use super::super::sampling;
+use crate::sampling::SamplingParams;
+
+/// How a model is loaded, which is done, and what changes no answer.
+const HARMLESS: &[&str] = &[
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+];
+
+/// Ways of sampling that there are not here, and the values that switch them off.
+const OFF: [(&str, f64); 3] = [("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0)];
+
+/// Takes the parameters out of the body. What a request does not say is as the model's files say.
+pub(super) fn parse(fields: &mut Fields, model: &Model) -> Result<SamplingParams, ApiError> {
+    let mut options = match fields.object("options")? {
+        Some(options) => options,
+        None => parse_object(*b"{}")?,
+    };
+    options.pass(HARMLESS);
+    for (name, off) in OFF {
+        if options.take(name)?.is_some_and(|value| value.as_f64() != Some(off)) {
+            let path = options.path(name);
+            let message = format!("{path} is not supported here; leave it out, or send {off}");
+            return Err(ApiError::unsupported(path, message));
+        }
+    }
+    let mut params = sampling::parse(&mut options, model.llm.sampling_defaults())?;
+    if params.n != 1 {
+        let message = format!("options.n is {}; there is one answer", params.n);
+        return Err(ApiError::unsupported("options.n", message));
+    }
+    if let Some(penalty) = options.number("repeat_penalty")? {
+        params.repetition_penalty = penalty;
+    }
+    params.max_tokens = num_predict(&mut options)?;
+    // The window is the server's. One that is smaller was asked for to save memory.
+    let window = model.llm.engine().config().max_model_len;
+    if options.unsigned("num_ctx")?.is_some_and(|wanted| wanted > window) {
+        options.tell("num_ctx");
+    }
+    Ok(params)
+}
+
+/// −1 is without a limit, and −2 to the end of the window, which is the same here.
+fn num_predict(options: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let path = options.path("num_predict");
+    let limit = |limit: i64| match limit {
+        -2 | -1 => Some(NO_LIMIT),
+        limit => usize::try_from(limit).ok(),
+    };
+    options
+        .integer("num_predict")?
+        .map(|given| {
+            let expected = "an integer of at least 1, or -1 for as many as fit";
+            limit(given).ok_or_else(|| wrong_type(path, &Value::from(given), expected))
+        })
+        .transpose()
+}
+
+/// The error under the name that the parameter has here.
+pub(super) fn renamed(error: ApiError) -> ApiError {
+    error.renamed("max_tokens", "num_predict").renamed("repetition_penalty", "repeat_penalty")
+}

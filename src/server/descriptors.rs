@@ -1,0 +1,175 @@
+//! How many files this process may have open, and what fits.
+//!
+//! A connection is an open file, and a process that may have no more can neither take a connection nor read a file. Shells
+//! and service managers often give few and allow more, so the server takes what it needs of that. Where this is not
+//! enough, its own limits of connections become smaller, so that there are always some for files, and for `/health`.
+
+use super::ServerConfig;
+use super::connection::RESERVE;
+use super::kv_events::MAX_PEERS;
+use crate::{Error, Result};
+
+/// Files beside connections: of the model, of the device, of what reads them; and connections that are being refused.
+const SPARE: usize = 128;
+/// The least of that with which the server starts.
+const MIN_SPARE: usize = 16;
+/// The least of each kind of connections.
+const MIN_CONNECTIONS: usize = 4;
+
+/// What the open files are divided into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shares {
+    /// Connections, and how many of them may be from one address.
+    pub(super) connections: usize,
+    pub(super) per_address: usize,
+    /// Connections beyond these, for those who watch the server.
+    pub(super) reserve: usize,
+    /// Peers of the KV events.
+    pub(super) peers: usize,
+}
+
+/// What is to be known of a server's open files.
+#[derive(Debug, Clone)]
+pub(super) struct Descriptors {
+    pub(super) shares: Shares,
+    /// All that the process may have open, if the system has a limit.
+    pub(super) limit: Option<usize>,
+    /// What whoever starts the server should know.
+    pub(super) notice: Option<String>,
+}
+
+impl Descriptors {
+    /// Raises the limit as far as needed and allowed, and divides what there is.
+    ///
+    /// # Errors
+    /// If the server could not even start.
+    pub(super) fn of(config: &ServerConfig) -> Result<Self> {
+        let wanted = Shares {
+            connections: config.max_connections,
+            per_address: config.max_connections_per_address,
+            reserve: RESERVE,
+            peers: if config.kv_events.is_some() { MAX_PEERS } else { 0 },
+        };
+        let num_open = system::num_open();
+        let Some(limit) = system::raise_limit(wanted.num_files(num_open)) else {
+            return Ok(Self { shares: wanted, limit: None, notice: None });
+        };
+        let shares = wanted.within(limit, num_open).ok_or_else(|| {
+            let least = wanted.least(num_open);
+            Error::invalid_request(format!(
+                "this process may have {limit} files open (ulimit -n), and a server takes at least {least}"
+            ))
+            .with_hint(format!("allow more, for instance with ulimit -n {}", wanted.num_files(num_open)))
+        })?;
+        let notice = (shares != wanted).then(|| {
+            let Shares { connections, per_address, .. } = shares;
+            let peers = match shares.peers {
+                0 => String::new(),
+                peers => format!(", and {peers} peers of the KV events"),
+            };
+            format!(
+                "this process may have {limit} files open (ulimit -n), so there are at most {connections} connections \
+                 at once, {per_address} from one address{peers}; for all that were asked for it takes {}",
+                wanted.num_files(num_open)
+            )
+        });
+        Ok(Self { shares, limit: Some(limit), notice })
+    }
+}
+
+impl Shares {
+    /// Files that are open when all of this is taken, where so many are open already.
+    fn num_files(&self, num_open: usize) -> usize {
+        let kinds = [num_open, SPARE, self.reserve, self.peers];
+        kinds.into_iter().fold(self.connections, usize::saturating_add)
+    }
+
+    /// The fewest files with which the server starts.
+    fn least(&self, num_open: usize) -> usize {
+        let num_kinds = if self.peers > 0 { 3 } else { 2 };
+        num_open + MIN_SPARE + num_kinds * MIN_CONNECTIONS
+    }
+
+    /// What fits; none if that is too little for a server.
+    fn within(self, limit: usize, num_open: usize) -> Option<Self> {
+        if self.num_files(num_open) <= limit {
+            return Some(self);
+        }
+        if limit < self.least(num_open) {
+            return None;
+        }
+        let left = limit - num_open;
+        let left = left - (left / 4).clamp(MIN_SPARE, SPARE);
+        let reserve = (left / 8).clamp(MIN_CONNECTIONS, self.reserve);
+        let peers = (left / 4).max(MIN_CONNECTIONS).min(self.peers);
+        let connections = (left - reserve - peers).min(self.connections);
+        // Unless one address was to have them all, such as a proxy's, it has no more than half of the few.
+        let most = if self.per_address >= self.connections { connections } else { connections / 2 };
+        let per_address = self.per_address.min(most);
+        Some(Self { connections, per_address, reserve, peers })
+    }
+}
+
+#[cfg(unix)]
+mod system {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    /// Files that are open now.
+    pub(super) fn num_open() -> usize {
+        const USUAL: usize = 16;
+        // The folder itself is open while it is read.
+        std::fs::read_dir("/dev/fd").map_or(USUAL, |files| files.count().saturating_sub(1))
+    }
+
+    /// Raises the limit to so many, if it is lower and may be; what it is then, if there is one.
+    pub(super) fn raise_limit(wanted: usize) -> Option<usize> {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX).min(hard);
+        // A system that refuses keeps the lower one.
+        let raised = wanted > soft && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
+        Some(usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX))
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    pub(super) fn num_open() -> usize {
+        0
+    }
+
+    pub(super) fn raise_limit(_wanted: usize) -> Option<usize> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: Shares = Shares { connections: 4_096, per_address: 1_024, reserve: 64, peers: 256 };
+
+    #[test]
+    fn whatever_the_limit_all_kinds_of_connections_and_files_fit() {
+        assert_eq!(WANTED.within(4_096 + 64 + 256 + 128 + 9, 9), Some(WANTED));
+        assert_eq!(WANTED.within(8, 9), None);
+        for wanted in
+            [WANTED, Shares { peers: 0, ..WANTED }, Shares { connections: 4, per_address: 9, ..WANTED }]
+        {
+            for num_open in [3, 40] {
+                for limit in wanted.least(num_open)..5_000 {
+                    let shares = wanted.within(limit, num_open).unwrap();
+                    let Shares { connections, per_address, reserve, peers } = shares;
+                    let num_files = num_open + MIN_SPARE + connections + reserve + peers;
+                    assert!(num_files <= limit, "{limit}: {shares:?}");
+                    assert!(connections >= MIN_CONNECTIONS && reserve >= MIN_CONNECTIONS, "{shares:?}");
+                    assert!(per_address >= 1 && (peers > 0) == (wanted.peers > 0), "{shares:?}");
+                    let may_have_all = wanted.per_address >= wanted.connections;
+                    assert_eq!(per_address >= connections, may_have_all, "{shares:?}");
+                }
+                assert_eq!(wanted.within(wanted.least(num_open) - 1, num_open), None);
+            }
+        }
+        let shares = WANTED.within(1_024, 10).unwrap();
+        assert_eq!(shares, Shares { connections: 601, per_address: 300, reserve: 64, peers: 221 });
+    }
+}

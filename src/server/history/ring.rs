@@ -1,0 +1,98 @@
+//! Which records are kept: so many in all, and no client's for the sake of one that has more of them.
+//!
+//! Where there is no room, the oldest record of whoever has the most makes room; keys are compared before the clients of
+//! one key are. So whoever sends little finds its records again, however much others send.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::Record;
+use crate::engine::ClientId;
+use crate::server::auth::Caller;
+
+/// Sequences that a request may have on average before fewer requests are remembered.
+const MEAN_NUM_SEQUENCES: usize = 8;
+
+/// The records, in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    records: BTreeMap<u64, Arc<Record>>,
+    next: u64,
+    num_sequences: usize,
+    shares: HashMap<Caller, HashMap<ClientId, Share>>,
+}
+
+/// What one client has.
+#[derive(Debug, Default)]
+struct Share {
+    /// The oldest first.
+    numbers: VecDeque<u64>,
+    num_sequences: usize,
+}
+
+impl Ring {
+    /// Takes a record of this client in, and lets others go until there are no more than `capacity`.
+    pub(super) fn push(&mut self, record: Arc<Record>, client: ClientId, capacity: usize) {
+        let num_sequences = record.num_sequences();
+        let share = self.shares.entry(record.identity.caller).or_default().entry(client).or_default();
+        share.numbers.push_back(self.next);
+        share.num_sequences += num_sequences;
+        self.num_sequences += num_sequences;
+        self.records.insert(self.next, record);
+        self.next += 1;
+        let max_num_sequences = capacity.saturating_mul(MEAN_NUM_SEQUENCES);
+        // One request is bounded elsewhere, and its sender would find nothing else.
+        while self.records.len() > capacity
+            || self.num_sequences > max_num_sequences && self.records.len() > 1
+        {
+            self.forget_one();
+        }
+    }
+
+    /// The records, the latest first.
+    pub(super) fn latest(&self) -> impl Iterator<Item = &Arc<Record>> {
+        self.records.values().rev()
+    }
+
+    fn forget_one(&mut self) {
+        let all = self.shares.iter().map(|(caller, clients)| (*caller, Size::of(clients.values())));
+        let Some(caller) = largest(all) else { return };
+        let Some(clients) = self.shares.get_mut(&caller) else { return };
+        let each = clients.iter().map(|(client, share)| (*client, Size::of([share])));
+        let Some(client) = largest(each) else { return };
+        let Some(share) = clients.get_mut(&client) else { return };
+        if let Some(record) = share.numbers.pop_front().and_then(|number| self.records.remove(&number)) {
+            let num_sequences = record.num_sequences();
+            share.num_sequences -= num_sequences;
+            self.num_sequences -= num_sequences;
+        }
+        if share.numbers.is_empty() {
+            clients.remove(&client);
+        }
+        if clients.is_empty() {
+            self.shares.remove(&caller);
+        }
+    }
+}
+
+/// How much of the room is taken; of those that take as much, who has the oldest record.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Size(usize, Reverse<u64>);
+
+impl Size {
+    fn of<'a>(shares: impl IntoIterator<Item = &'a Share>) -> Self {
+        let (mut num_records, mut num_sequences, mut oldest) = (0, 0, u64::MAX);
+        for share in shares {
+            num_records += share.numbers.len();
+            num_sequences += share.num_sequences;
+            oldest = oldest.min(share.numbers.front().copied().unwrap_or(u64::MAX));
+        }
+        Self(num_sequences.max(num_records * MEAN_NUM_SEQUENCES), Reverse(oldest))
+    }
+}
+
+fn largest<K: Copy + Eq + Hash>(sizes: impl Iterator<Item = (K, Size)>) -> Option<K> {
+    sizes.max_by(|(_, one), (_, other)| one.cmp(other)).map(|(name, _)| name)
+}

@@ -1,0 +1,48 @@
+// What the page says: to those who hear it, and in a line above the field.
+const News = (() => {
+  const { element } = Markdown;
+  const byId = (id) => document.getElementById(id);
+
+  /** For those who hear the page. */
+  function tell(text) {
+    byId("news").textContent = text;
+  }
+
+  let offerEnd = 0;
+  const hide = () => (byId("toast").hidden = true);
+
+  /** A line with one thing to do about it, for a while. */
+  function offer(text, name = "", onClick = () => {}) {
+    const action = element("button", "quiet", name);
+    action.type = "button";
+    action.addEventListener("click", () => {
+      hide();
+      onClick();
+    });
+    byId("toast").replaceChildren(element("span", "", text), ...(name ? [action] : []));
+    byId("toast").hidden = false;
+    clearTimeout(offerEnd);
+    offerEnd = setTimeout(hide, 10_000);
+  }
+
+  async function copyText(text, source) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Over plain HTTP from another machine there is no clipboard API.
+      const area = element("textarea", "hidden");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      source.focus();
+    }
+    const before = source.textContent;
+    source.textContent = "Copied";
+    tell("Copied.");
+    setTimeout(() => (source.textContent = before), 1200);
+  }
+
+  return { copyText, hide, offer, tell };
+})();

@@ -1,0 +1,263 @@
+//! The queue before the engine: bodies are unpacked and parsed, prompts rendered and tokenized, grammars compiled by a few
+//! threads, for each client in its turn.
+//!
+//! A key, or a client without one, has no more than half of the processors at a time, so that a step and somebody else's
+//! short request always find one. Of those that wait the one with the fewest tasks under way is next, then the one that has
+//! had the least time, both by weight. Names within a key share its part.
+
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use super::clients::Client;
+use super::error::ApiError;
+use crate::engine::ClientId;
+
+/// The fewest tasks at a time in all: more than one client can have.
+const MIN_TASKS: usize = 4;
+
+/// Where the work before the engine waits for its turn.
+#[derive(Debug)]
+pub(super) struct Preparation(Arc<Mutex<Queue>>);
+
+#[derive(Debug)]
+struct Queue {
+    max_tasks: usize,
+    max_tasks_of_group: usize,
+    num_tasks: usize,
+    clients: HashMap<ClientId, Line>,
+    /// The time that a client has had which comes now, in seconds divided by its weight.
+    clock: f64,
+}
+
+/// Those that wait of a client, and what it has had.
+#[derive(Debug)]
+struct Line {
+    group: ClientId,
+    weight: f64,
+    waiting: VecDeque<oneshot::Sender<Turn>>,
+    num_tasks: usize,
+    time: f64,
+}
+
+impl Line {
+    fn is_active(&self) -> bool {
+        self.num_tasks > 0 || !self.waiting.is_empty()
+    }
+}
+
+/// A task under way. When this is dropped, another one has its turn.
+#[derive(Debug)]
+struct Turn {
+    queue: Arc<Mutex<Queue>>,
+    client: ClientId,
+    start: Instant,
+}
+
+impl Preparation {
+    pub(super) fn new() -> Self {
+        let num_processors = available_parallelism().map_or(1, NonZero::get);
+        Self::with_limits((2 * num_processors).max(MIN_TASKS), (num_processors / 2).max(1))
+    }
+
+    fn with_limits(max_tasks: usize, max_tasks_of_group: usize) -> Self {
+        let queue =
+            Queue { max_tasks, max_tasks_of_group, num_tasks: 0, clients: HashMap::new(), clock: 0.0 };
+        Self(Arc::new(Mutex::new(queue)))
+    }
+
+    /// Does this work in the client's turn, away from the tasks that serve connections.
+    ///
+    /// # Errors
+    /// 500 if it panics.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        client: &Client,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = || ApiError::internal("the request could not be prepared");
+        let turn = self.turn(client).await.ok_or_else(failed)?;
+        let task = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        task.await.map_err(|_| failed())
+    }
+
+    /// Waits for the client's turn.
+    async fn turn(&self, client: &Client) -> Option<Turn> {
+        let turn = lock(&self.0).push(client);
+        start_tasks(&self.0);
+        turn.await.ok()
+    }
+}
+
+impl Queue {
+    /// The client waits for a turn more.
+    fn push(&mut self, client: &Client) -> oneshot::Receiver<Turn> {
+        let (sender, turn) = oneshot::channel();
+        let clock = self.clock;
+        let line = self.clients.entry(client.id).or_insert_with(|| Line {
+            group: client.group,
+            weight: 1.0,
+            waiting: VecDeque::new(),
+            num_tasks: 0,
+            time: clock,
+        });
+        if !line.is_active() {
+            line.time = line.time.max(clock);
+        }
+        line.weight = f64::from(client.weight.get());
+        line.waiting.push_back(sender);
+        turn
+    }
+
+    /// Whose turn it is, if there is room for a task of anybody who waits.
+    fn next(&self) -> Option<ClientId> {
+        if self.num_tasks >= self.max_tasks {
+            return None;
+        }
+        let mut num_tasks: HashMap<ClientId, usize> = HashMap::new();
+        self.clients.values().for_each(|line| *num_tasks.entry(line.group).or_default() += line.num_tasks);
+        let of_group = |line: &Line| num_tasks[&line.group];
+        let key = |line: &Line| (of_group(line) as f64 / line.weight, line.num_tasks as f64, line.time);
+        let waiting = self
+            .clients
+            .iter()
+            .filter(|(_, line)| !line.waiting.is_empty() && of_group(line) < self.max_tasks_of_group);
+        let first = waiting.min_by(|(_, a), (_, b)| {
+            let ((a, b, c), (d, e, f)) = (key(a), key(b));
+            a.total_cmp(&d).then(b.total_cmp(&e)).then(c.total_cmp(&f))
+        });
+        first.map(|(client, _)| *client)
+    }
+
+    /// The next one that still waits, with its task begun.
+    fn begin(&mut self) -> Option<(ClientId, oneshot::Sender<Turn>)> {
+        loop {
+            let client = self.next()?;
+            let line = self.clients.get_mut(&client)?;
+            let sender = line.waiting.pop_front()?;
+            if !sender.is_closed() {
+                line.num_tasks += 1;
+                self.num_tasks += 1;
+                self.clock = self.clock.max(line.time);
+                return Some((client, sender));
+            }
+        }
+    }
+
+    /// A task of this client has taken so many seconds.
+    fn end(&mut self, client: ClientId, seconds: f64) {
+        self.num_tasks -= 1;
+        let group = self.clients.get(&client).map(|line| line.group);
+        let of_group = self.clients.values().filter(|line| Some(line.group) == group && line.is_active());
+        let num_names = of_group.count().max(1);
+        if let Some(line) = self.clients.get_mut(&client) {
+            line.num_tasks -= 1;
+            line.time += seconds * num_names as f64 / line.weight;
+        }
+        let clock = self.clock;
+        self.clients.retain(|_, line| line.is_active() || line.time > clock);
+        if self.num_tasks == 0 && self.clients.values().all(|line| line.waiting.is_empty()) {
+            // Nobody is owed anything by an idle machine.
+            self.clients.clear();
+        }
+    }
+}
+
+/// Begins as many tasks as there is room for.
+fn start_tasks(queue: &Arc<Mutex<Queue>>) {
+    loop {
+        let Some((client, sender)) = lock(queue).begin() else { return };
+        let turn = Turn { queue: Arc::clone(queue), client, start: Instant::now() };
+        // If nobody takes it any more, it ends here.
+        drop(sender.send(turn));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        lock(&self.queue).end(self.client, self.start.elapsed().as_secs_f64());
+        start_tasks(&self.queue);
+    }
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::http::HeaderMap;
+
+    use super::super::clients::Clients;
+    use super::super::keys::FoundKey;
+    use super::*;
+    use crate::engine::Weight;
+
+    /// A client with this key and name.
+    fn client(clients: &Clients, number: usize, name: &'static str) -> Client {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-client-id", name.parse().unwrap());
+        let key = FoundKey { number, weight: Weight::default() };
+        clients.identify(&headers, Some(key), [127, 0, 0, 1].into())
+    }
+
+    #[tokio::test]
+    async fn a_crowd_leaves_a_thread_to_others() {
+        let preparation = Preparation::with_limits(3, 1);
+        let clients = Clients::new(true);
+        let [hog, light, third] = [1, 2, 3].map(|number| client(&clients, number, ""));
+        let first = preparation.turn(&hog).await.unwrap();
+        let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(preparation.turn(&hog))).collect();
+        for turn in &mut waiting {
+            let is_there = tokio::time::timeout(Duration::ZERO, turn).await.is_ok();
+            assert!(!is_there, "one key has one thread");
+        }
+        let second = preparation.turn(&light).await.unwrap();
+        // One that has left is passed over, and gives nothing to anybody.
+        drop(waiting.remove(0));
+        drop(first);
+        let again = waiting.remove(0).await.unwrap();
+        let other = preparation.turn(&third).await.unwrap();
+        // All threads are busy now. Who has fewest under way is next, however long others waited.
+        let mut late = Box::pin(preparation.turn(&third));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut late).await.is_err());
+        drop(other);
+        let late = late.await.unwrap();
+        drop((again, second, late, waiting));
+        let queue = lock(&preparation.0);
+        assert_eq!((queue.num_tasks, queue.clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn time_is_shared_by_key_and_within_it_by_name() {
+        let preparation = Preparation::with_limits(1, 1);
+        let known = Clients::new(true);
+        let clients = [(1, "a"), (1, "b"), (1, "c"), (2, "")].map(|(key, name)| client(&known, key, name));
+        let mut queue = lock(&preparation.0);
+        let mut receivers = Vec::new();
+        for client in &clients {
+            for _ in 0..200 {
+                receivers.push(queue.push(client));
+            }
+        }
+        let mut num_turns = HashMap::new();
+        for _ in 0..300 {
+            let (client, _) = queue.begin().unwrap();
+            assert!(queue.begin().is_none(), "one thread");
+            queue.end(client, 1.0);
+            *num_turns.entry(client).or_insert(0_i32) += 1;
+        }
+        for (client, wanted) in clients.iter().zip([50, 50, 50, 150]) {
+            assert!(num_turns[&client.id].abs_diff(wanted) <= 3, "{num_turns:?}");
+        }
+    }
+}
