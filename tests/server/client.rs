@@ -101,6 +101,24 @@ impl Server {
         }
     }
 
+    /// Waits until nothing runs and nothing waits, on one page: who left the waiting room may be noticed after who left
+    /// a seat, and what still waits could run.
+    #[track_caller]
+    pub(crate) fn wait_until_idle(&self) {
+        let start = Instant::now();
+        loop {
+            let page = self.get("/metrics").text();
+            let gauges = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
+            let busy: Vec<&str> = (page.lines())
+                .filter(|line| gauges.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0"))
+                .collect();
+            if busy.is_empty() {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{busy:?}");
+        }
+    }
+
     #[cfg(unix)]
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let id = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).unwrap());

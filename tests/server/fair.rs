@@ -46,14 +46,19 @@ fn generated_beside(server: &Server, others: &[TcpStream], num_there: usize) -> 
     generated
 }
 
+/// So slow that the crowd's answers are not there before anybody has looked. Each test has its own: what a crowd that
+/// has left still takes is given back a little later.
+fn slow_server() -> Server {
+    Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 8 --kernels reference")
+}
+
 #[test]
 fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
-    // So slow that the crowd's answers are not there before anybody has looked.
-    let server = Server::start("--trust-client-ids --max-num-seqs 4 --max-waiting 8 --kernels reference");
-    let long = |n: usize| body(&json!("A crowd"), 480, &json!({"n": n}));
-    let crowd: Vec<TcpStream> = (0..12).map(|_| begin(&server, "crowd", &long(1))).collect();
+    let server = slow_server();
+    let long = body(&json!("A crowd"), 480, &json!({}));
+    let crowd: Vec<TcpStream> = (0..12).map(|_| begin(&server, "crowd", &long)).collect();
     server.wait_for_metric("vllm:num_requests_waiting", 8.0);
-    let refused = ask(&server, "crowd", &long(1));
+    let refused = ask(&server, "crowd", &long);
     assert_eq!(refused.status, 429);
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("12 of them this client's"), "{message}");
@@ -61,17 +66,20 @@ fn a_crowd_of_one_client_leaves_room_and_seats_for_another() {
     let generated = generated_beside(&server, &crowd, 4);
     assert!(generated < 500.0, "{generated} tokens came first");
     assert!(server.metric("vllm:num_preemptions_total") >= 1.0);
-    drop(crowd);
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+}
 
-    // One request with as many sequences as there are seats.
-    let group = [begin(&server, "crowd", &long(4))];
+#[test]
+fn a_request_with_as_many_sequences_as_there_are_seats_leaves_one_for_another() {
+    let server = slow_server();
+    let group = [begin(&server, "crowd", &body(&json!("A crowd"), 480, &json!({"n": 4})))];
     let generated = generated_beside(&server, &group, 4);
     assert!(generated < 500.0, "{generated} tokens came first");
-    drop(group);
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+}
 
-    // A list of prompts; `user` names a client too.
+/// `user` names a client too.
+#[test]
+fn a_list_of_prompts_leaves_a_seat_for_another() {
+    let server = slow_server();
     let prompts: Vec<String> = (0..12).map(|index| format!("Prompt {index}")).collect();
     let mut stream = connect(server.address());
     let list = body(&json!(prompts), 480, &json!({"user": "crowd"}));

@@ -261,7 +261,7 @@ fn whole_answers_are_charged_as_they_grow() {
     let answer = ask(true, 20);
     assert_eq!((answer.status, answer.events().len() > 300), (200, true));
     check_error("too many", &ask(false, 20), 413, None, None, "--max-request-memory");
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
     server.wait_for_metric(GAUGE, 0.0);
 }
 

@@ -86,7 +86,7 @@ fn the_log_says_why_an_answer_was_cut() {
     let mut first = [0; 64];
     stream.read_exact(&mut first).unwrap();
     drop(stream);
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
     let whole =
         send(server.address(), "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     assert_eq!(whole.status, 200);

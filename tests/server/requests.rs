@@ -99,7 +99,7 @@ fn a_request_is_told_of_while_it_runs_and_when_its_client_has_left() {
     assert!(running["usage"]["completion_tokens"].as_u64().unwrap() > 0);
     assert_eq!(ask(running["id"].as_str().unwrap())["request_id"], "run-7");
     drop(stream);
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
     let start = std::time::Instant::now();
     while ask("run-7")["state"] == "running" {
         assert!(start.elapsed() < super::client::PATIENCE);

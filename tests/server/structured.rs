@@ -93,7 +93,7 @@ fn answers_are_valid_under_the_schema_whole_and_as_streams() {
     let short = body(CHAT, &json!({"response_format": {"type": "json_object"}, "max_tokens": 2, "seed": 1}));
     let (text, reason) = &whole(&server.post(CHAT, &short).success())[&0];
     assert!(text.starts_with('{') && reason == "length", "{text:?} {reason}");
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
     server.wait_for_metric("vllm:kv_cache_usage_perc", 0.0);
 }
 
@@ -262,7 +262,7 @@ fn hostile_forms_are_refused_within_a_second() {
     let (text, _) = &whole(&server.post(COMPLETIONS, &regex).success())[&0];
     assert!(text.trim_end_matches('b').bytes().all(|byte| byte == b'a'), "{text:?}");
     server.post(CHAT, &ok).success();
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
 }
 
 /// Row 23.
@@ -328,7 +328,7 @@ fn what_a_grammar_cannot_do_is_told_before_the_answer_or_ends_it_by_name() {
     assert_eq!(error["code"], "answer_not_possible", "{events:?}");
     assert_eq!(error["type"], "invalid_request_error");
     assert!(error["message"].as_str().unwrap().contains(words), "{error}");
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
 }
 
 /// What ends by itself is valid, whatever the schema and however wild the model.

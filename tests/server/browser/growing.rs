@@ -138,7 +138,7 @@ fn an_answer_that_grows_elsewhere_is_stopped_from_here() {
     page.until("(document.querySelector('.assistant .text')?.textContent ?? '') !== '' && !document.querySelector('#stop').hidden");
     page.click("#stop");
     page.until_messages(2);
-    server.wait_for_metric("vllm:num_requests_running", 0.0);
+    server.wait_until_idle();
     // And it goes on where it was left.
     let before = page.text("document.querySelector('.assistant .text').textContent");
     page.click("button[aria-label='Continue: answer']");
