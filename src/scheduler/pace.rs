@@ -24,7 +24,7 @@ const PROMPTS_BESIDE_ROWS: f64 = 0.5;
 
 /// While several clients come and go, prompts of a step take no longer than this, in seconds, or than so many times the step's
 /// own time: whoever comes next waits for the step that is under way.
-const CHUNK_SECONDS: f64 = 0.02;
+const CHUNK_SECONDS: f64 = 0.004;
 const CHUNK_STEPS: f64 = 16.0;
 
 /// Clients come and go if the requests of so many seconds of steps were not all of one.
@@ -296,7 +296,8 @@ mod tests {
         pace.welcome(ClientId(1));
         assert_eq!(pace.max_chunk(), usize::MAX, "for its own sake nobody's prompts are divided");
         pace.welcome(ClientId(2));
-        assert!((18..=22).contains(&pace.max_chunk()), "{}", pace.max_chunk());
+        // Sixteen times a step's own time.
+        assert!((14..=18).contains(&pace.max_chunk()), "{}", pace.max_chunk());
         // Steps of which each takes long of its own are not made of small chunks, which would cost too much.
         (0..4).for_each(|_| step(&mut pace, 1e-2));
         assert!(pace.max_chunk() >= SMALLEST_PIECE);
