@@ -298,6 +298,14 @@ mod tests {
         pace.welcome(ClientId(2));
         // Sixteen times a step's own time.
         assert!((14..=18).contains(&pace.max_chunk()), "{}", pace.max_chunk());
+        // Where a step takes next to nothing of its own, a few milliseconds.
+        let mut quick = Pace::new(4);
+        for num_prompt_tokens in [1, 50, 100, 200].repeat(100) {
+            quick.learn(Load { num_rows: 0, num_prompt_tokens }, 1e-6 + 1e-4 * num_prompt_tokens as f64);
+        }
+        quick.welcome(ClientId(1));
+        quick.welcome(ClientId(2));
+        assert!((35..=45).contains(&quick.max_chunk()), "{}", quick.max_chunk());
         // Steps of which each takes long of its own are not made of small chunks, which would cost too much.
         (0..4).for_each(|_| step(&mut pace, 1e-2));
         assert!(pace.max_chunk() >= SMALLEST_PIECE);

@@ -109,13 +109,13 @@ impl Server {
         loop {
             let page = self.get("/metrics").text();
             let gauges = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
-            let busy: Vec<&str> = (page.lines())
-                .filter(|line| gauges.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0"))
-                .collect();
-            if busy.is_empty() {
+            let found: Vec<&str> =
+                page.lines().filter(|line| gauges.iter().any(|name| line.starts_with(name))).collect();
+            assert!(gauges.iter().all(|name| found.iter().any(|line| line.starts_with(name))), "{found:?}");
+            if found.iter().all(|line| line.ends_with(" 0")) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{busy:?}");
+            assert!(start.elapsed() < PATIENCE, "{found:?}");
         }
     }
 
