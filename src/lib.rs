@@ -49,6 +49,7 @@ pub mod scheduler;
 pub mod self_test;
 #[cfg(feature = "server")]
 pub mod server;
+pub mod speculation;
 pub mod tokenizer;
 pub mod weights;
 

@@ -14,7 +14,7 @@ use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, Runner, Step, StepRow};
+use tinyvllm::runner::{ModelRunner, Runner, Step, StepDraft, StepRow};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -67,7 +67,7 @@ fn runner(model: &str) -> ModelRunner {
         expert_file: Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap()),
         max_model_len: 128,
         max_num_batched_tokens: 64,
-        max_num_seqs: NUM_ROWS,
+        max_num_rows: NUM_ROWS,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
@@ -93,6 +93,7 @@ fn allocations(runner: &mut ModelRunner, params: &SamplingParams, num_steps: usi
         seq: SeqId(0),
         token_ids: &token_ids,
         start,
+        draft: StepDraft::default(),
         num_grouped_tokens: 0,
         len,
         block_table,

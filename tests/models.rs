@@ -18,7 +18,7 @@ use tinyvllm::models::{self, CausalLm, InputBatch, LoadOptions};
 use tinyvllm::ops::cpu::matmul::MatrixFile;
 use tinyvllm::ops::cpu::{CpuLevel, ThreadPool};
 use tinyvllm::ops::reference::ReferenceBackend;
-use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
+use tinyvllm::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowForm};
 use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 #[path = "models/biases.rs"]
@@ -102,7 +102,7 @@ impl Instance {
             expert_file: None,
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
-            max_num_seqs: MAX_TOKENS,
+            max_num_rows: MAX_TOKENS,
             block_size: setup.block_size,
         };
         let folder = tempfile::tempdir().unwrap();
@@ -139,7 +139,8 @@ impl Instance {
                 batch.attention.slot_mapping.push(slot);
             }
             let positions = tokens.len() - num_new..tokens.len();
-            batch.attention.push(positions, self.num_grouped, |index| table[index] as u32);
+            let form = RowForm::of(num_new);
+            batch.attention.push(positions, self.num_grouped, form, |index| table[index] as u32);
         }
         let vocab_size = self.model.config().vocab_size;
         let logits = self.model.forward(&batch, &mut self.cache).unwrap();
@@ -673,7 +674,7 @@ fn num_dispatches(model: &str, num_tokens: usize) -> u64 {
         expert_file: None,
         max_model_len: 64,
         max_num_batched_tokens: 48,
-        max_num_seqs: 48,
+        max_num_rows: 48,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
@@ -730,7 +731,7 @@ fn small_options() -> LoadOptions {
         expert_file: None,
         max_model_len: 8,
         max_num_batched_tokens: 8,
-        max_num_seqs: 1,
+        max_num_rows: 1,
         block_size: 8,
     }
 }

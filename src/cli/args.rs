@@ -27,6 +27,7 @@ use super::rm::RmArgs;
 use super::run::RunArgs;
 use super::self_test::SelfTestArgs;
 use super::serve::ServeArgs;
+use super::speculation::SpeculationArgs;
 use super::stop::StopArgs;
 use super::top::TopArgs;
 use super::value::{LogitBias, TokenIds, parse_bytes, parse_count, parse_cpu_level, parse_value};
@@ -302,6 +303,8 @@ pub(crate) struct EngineArgs {
         value_name = "N"
     )]
     pub(crate) num_scheduler_steps: usize,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Share the keys and values of common prefixes
     #[arg(
         long,
@@ -344,6 +347,7 @@ impl EngineArgs {
                 gpu_memory_utilization: self.gpu_memory_utilization,
                 enable_prefix_caching: self.enable_prefix_caching && !self.no_enable_prefix_caching,
                 num_scheduler_steps: self.num_scheduler_steps,
+                speculative: self.speculation.config(),
                 expert_weights: self.expert_weights,
             },
             expert_weights_dir: self.expert_weights_dir.clone(),

@@ -9,6 +9,8 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
+use tinyvllm::quoted;
+use tinyvllm::speculation::SpeculativeConfig;
 
 /// What becomes of a flag.
 #[derive(Debug, Clone, Copy)]
@@ -31,11 +33,13 @@ enum Meaning {
     Window,
     /// Whether the model reasons; the value stands behind `=`.
     Think,
+    /// How tokens are drafted. Methods that are not here are not needed, since none changes a token.
+    Speculation,
     /// Would change the result, and there is none: the way out.
     Not(&'static str),
 }
 
-use Meaning::{AtMostOne, Is, IsSwitch, Layers, MaybeValue, Not, Switch, Think, Value, Window};
+use Meaning::{AtMostOne, Is, IsSwitch, Layers, MaybeValue, Not, Speculation, Switch, Think, Value, Window};
 
 /// Commands of ollama that there are not, with the way out.
 const COMMANDS: &[(&str, &str)] = &[
@@ -175,7 +179,7 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--swap-space", Value),
     ("--tokenizer-mode", Value),
     ("--uvicorn-log-level", Value),
-    ("--speculative-config", Value),
+    ("--speculative-config", Speculation),
     ("--enable-lora", Not("adapters are not read; merge them into the model")),
     ("--ssl-certfile", Not("the server speaks no TLS; put a proxy before it that does")),
     ("--ssl-keyfile", Not("the server speaks no TLS; put a proxy before it that does")),
@@ -291,6 +295,11 @@ pub(crate) fn translate(
                     translated.words.extend(number.map(OsString::from));
                 }
             },
+            Speculation => {
+                let (own, not_needed) = speculation(value(true).unwrap_or_default());
+                translated.not_needed.extend(not_needed.map(|what| format!("{flag} with {what}")));
+                translated.words.extend(own.into_iter().flat_map(|own| [(*flag).into(), own.into()]));
+            }
             Not(way_out) => return Err(format!("{flag} is not possible here: {way_out}")),
             Think => match value(false).as_deref() {
                 None | Some("true") => translated.not_needed.push((*flag).to_owned()),
@@ -300,6 +309,22 @@ pub(crate) fn translate(
         }
     }
     Ok(translated)
+}
+
+/// Of a configuration of speculation what is ours, and what is not needed.
+fn speculation(text: String) -> (Option<String>, Option<String>) {
+    let Ok(serde_json::Value::Object(mut object)) = serde_json::from_str(&text) else {
+        return (Some(text), None);
+    };
+    let method = object.get("method").and_then(serde_json::Value::as_str);
+    if let Some(method) = method.filter(|method| !SpeculativeConfig::METHODS.contains(method)) {
+        return (None, Some(format!("the method {}", quoted(method))));
+    }
+    let keys: Vec<String> =
+        object.keys().filter(|key| !SpeculativeConfig::KEYS.contains(&key.as_str())).cloned().collect();
+    keys.iter().for_each(|key| drop(object.remove(key)));
+    let own = serde_json::Value::Object(object).to_string();
+    (Some(own), (!keys.is_empty()).then(|| keys.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(", ")))
 }
 
 /// Names the flags of an error as they were typed.
@@ -369,6 +394,17 @@ mod tests {
         check("x run m -- -ngl 1", "x run m -- -ngl 1", "");
         check("x -m m -i --keep 5 --numa=isolate", "x -m m", "-i --keep --numa");
         check("x show m --modelfile", "x show m", "--modelfile");
+        check(
+            r#"x --speculative-config={"method":"ngram","model":"[ngram]"}"#,
+            r#"x --speculative-config {"method":"ngram"}"#,
+            r#"--speculative-config with "model""#,
+        );
+        check(
+            r#"x --speculative-config {"method":"eagle3","model":"a"} -m b"#,
+            "x -m b",
+            r#"--speculative-config with the method "eagle3""#,
+        );
+        check("x --speculative-config 3", "x --speculative-config 3", "");
         check("x -hf", "x --model", "");
         check("x run create cp", "x run create cp", "");
     }

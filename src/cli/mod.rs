@@ -25,6 +25,7 @@ mod run;
 mod self_test;
 mod serve;
 mod servers;
+mod speculation;
 mod stop;
 mod table;
 mod text_file;

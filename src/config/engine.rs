@@ -1,5 +1,6 @@
 //! Limits of the engine. The names are vLLM's flags.
 
+use crate::speculation::SpeculativeConfig;
 use crate::{Error, Result};
 
 /// Limits of the engine.
@@ -28,6 +29,8 @@ pub struct EngineConfig {
     /// last whole group, like generated tokens, one by one, with other last bits: the size of a group. Then a cached block
     /// is found only by a sequence that would have computed all of its tokens in the same way.
     pub prompt_group: Option<usize>,
+    /// Which tokens are tried before they are sampled, several in a step.
+    pub speculative: SpeculativeConfig,
 }
 
 impl Default for EngineConfig {
@@ -44,11 +47,19 @@ impl Default for EngineConfig {
             max_num_requests: 1_024,
             step_cost: 8,
             prompt_group: None,
+            speculative: SpeculativeConfig::off(),
         }
     }
 }
 
 impl EngineConfig {
+    /// Most rows of logits in a step, and most tokens in it that attend by themselves: one for each sequence, and a draft of
+    /// one of them.
+    #[must_use]
+    pub fn max_num_logits(&self) -> usize {
+        self.max_num_seqs + self.speculative.num_speculative_tokens
+    }
+
     /// Tokens that the KV cache can hold.
     #[must_use]
     pub fn kv_cache_tokens(&self) -> usize {
@@ -71,6 +82,8 @@ impl EngineConfig {
         check("block-size", self.block_size, 1, 1_024)?;
         check("max-num-seqs", self.max_num_seqs, 1, 4_096)?;
         check("num-scheduler-steps", self.num_scheduler_steps, 1, 256)?;
+        let num_speculative_tokens = self.speculative.num_speculative_tokens;
+        check("num-speculative-tokens", num_speculative_tokens, 0, SpeculativeConfig::MAX_TOKENS)?;
         check("max-model-len", self.max_model_len, 2, 1 << 24)?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::invalid_request(format!(

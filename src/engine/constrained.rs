@@ -11,14 +11,17 @@
 
 use std::sync::Arc;
 
+use super::scout::{LookAhead, Scout};
 use crate::Result;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
+use crate::speculation::Draft;
 
 /// The constraint's state and the set of the next token.
 pub(super) struct Constrained {
     state: Box<dyn ConstraintState>,
     allowed: TokenMask,
     ends: Ends,
+    scout: Option<Scout>,
 }
 
 /// What the request's parameters say of the end.
@@ -42,8 +45,18 @@ impl Constrained {
     ///
     /// # Errors
     /// If the constraint allows no token at all.
-    pub(super) fn start(constraint: &dyn Constraint, num_sequences: usize, ends: &Ends) -> Result<Vec<Self>> {
-        let start = |allowed| Self { state: constraint.start(), allowed, ends: ends.clone() };
+    pub(super) fn start(
+        constraint: &dyn Constraint,
+        num_sequences: usize,
+        ends: &Ends,
+        has_drafts: bool,
+    ) -> Result<Vec<Self>> {
+        let start = |allowed| Self {
+            state: constraint.start(),
+            allowed,
+            ends: ends.clone(),
+            scout: has_drafts.then(|| Scout::new(constraint.start())),
+        };
         let mut first = start(TokenMask::default());
         if first.update(0)? == Next::Nothing {
             return Err(crate::Error::invalid_request("the constraint allows nothing but an empty output"));
@@ -58,17 +71,58 @@ impl Constrained {
         &self.allowed
     }
 
-    /// Takes a token, which is the output's last of `num_output_tokens` and did not end it.
+    /// Takes tokens, the output's last of `num_output_tokens`, which did not end it.
     ///
     /// # Errors
     /// If the sequence can neither go on nor end.
-    pub(super) fn accept(&mut self, token_id: u32, num_output_tokens: usize) -> Result<Next> {
-        self.state.accept(token_id)?;
+    pub(super) fn accept(&mut self, token_ids: &[u32], num_output_tokens: usize) -> Result<Next> {
+        token_ids.iter().try_for_each(|token_id| self.state.accept(*token_id))?;
         self.update(num_output_tokens)
     }
 
     fn update(&mut self, num_tokens: usize) -> Result<Next> {
-        let Self { state, allowed, ends } = self;
+        self.ends.update(self.state.as_mut(), &mut self.allowed, num_tokens)
+    }
+
+    /// Drafts what may follow the tokens that were just taken.
+    pub(super) fn look_ahead(&mut self, token_ids: &[u32], num_output_tokens: usize, look_ahead: &LookAhead) {
+        let Some(scout) = &mut self.scout else { return };
+        let has_failed = scout.follow(token_ids).is_err()
+            || scout.draft(&self.ends, &self.allowed, num_output_tokens, look_ahead).is_err();
+        if has_failed {
+            // What only a draft has found is nothing that the output has met.
+            self.scout = None;
+        }
+    }
+
+    /// What may follow, each token allowed behind those before it.
+    pub(super) fn draft(&self) -> &Draft {
+        static NOTHING: Draft = Draft { token_ids: Vec::new(), chances: Vec::new() };
+        self.scout.as_ref().map_or(&NOTHING, Scout::drafted)
+    }
+
+    /// The tokens that may be chosen behind each of the draft's.
+    pub(super) fn draft_allowed(&self) -> &[TokenMask] {
+        self.scout.as_ref().map_or(&[], Scout::allowed)
+    }
+
+    /// Hears how much of the draft came; false if a drafter is to hear it, because the draft was not of forced tokens.
+    pub(super) fn learn_forced(&mut self, num_tried: usize, num_right: usize) -> bool {
+        self.scout.as_mut().is_some_and(|scout| scout.learn_forced(num_tried, num_right))
+    }
+}
+
+impl Ends {
+    /// The tokens that may follow `num_tokens` tokens of the output.
+    ///
+    /// # Errors
+    /// If the sequence can neither go on nor end.
+    pub(super) fn update(
+        &self,
+        state: &mut dyn ConstraintState,
+        allowed: &mut TokenMask,
+        num_tokens: usize,
+    ) -> Result<Next> {
         let may_end = state.allowed(allowed)?;
         if allowed.is_empty() {
             return match may_end {
@@ -78,12 +132,12 @@ impl Constrained {
                 }
             };
         }
-        if num_tokens >= ends.min_tokens {
+        if num_tokens >= self.min_tokens {
             if may_end {
-                ends.token_ids.iter().for_each(|id| allowed.insert(*id));
+                self.token_ids.iter().for_each(|id| allowed.insert(*id));
             }
-        } else if allowed.iter().any(|id| !ends.token_ids.contains(&id)) {
-            ends.token_ids.iter().for_each(|id| allowed.remove(*id));
+        } else if allowed.iter().any(|id| !self.token_ids.contains(&id)) {
+            self.token_ids.iter().for_each(|id| allowed.remove(*id));
         }
         Ok(Next::Token)
     }
@@ -120,7 +174,7 @@ mod tests {
         let check = |tokens: &[u32], may_end, min_tokens, num_tokens, wanted: Option<&[u32]>| {
             let state = Box::new(Always(tokens.to_vec(), may_end));
             let ends = Ends { token_ids: [0, 7].into(), min_tokens };
-            let mut constrained = Constrained { state, allowed: TokenMask::default(), ends };
+            let mut constrained = Constrained { state, allowed: TokenMask::default(), ends, scout: None };
             let next = constrained.update(num_tokens).unwrap();
             let found: Vec<u32> = constrained.allowed.iter().collect();
             assert_eq!(
@@ -148,10 +202,10 @@ mod tests {
         for (constraint, words) in
             [(Always(vec![], false), "no token here"), (Always(vec![], true), "an empty output")]
         {
-            let error = Constrained::start(&constraint, 2, &ends).err().unwrap();
+            let error = Constrained::start(&constraint, 2, &ends, true).err().unwrap();
             assert!(error.message().contains(words), "{error}");
         }
-        let sequences = Constrained::start(&Always(vec![1], true), 3, &ends).unwrap();
+        let sequences = Constrained::start(&Always(vec![1], true), 3, &ends, true).unwrap();
         assert!(sequences.len() == 3 && sequences.iter().all(|one| one.allowed == sequences[0].allowed));
     }
 }

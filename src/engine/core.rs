@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::constrained::Ends;
+use super::drafting::{Drafts, SequenceDrafter, SpeculationStats};
 use super::following::Allowed;
 use super::masks::{Masks, Owner};
 use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
-use crate::runner::{RowOutput, Runner, Step, StepRow};
+use crate::runner::{RowOutput, Runner, Step, StepDraft, StepRow};
 use crate::sampling::{SampledToken, SamplerInput, SamplingParams};
 use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
 use crate::{Error, ErrorKind, Result};
@@ -35,7 +36,8 @@ pub struct EngineCore {
     next_id: Arc<AtomicU64>,
     /// Where the seeds of requests without one come from.
     seeds: std::hash::RandomState,
-    stats: EngineStats,
+    pub(super) stats: EngineStats,
+    pub(super) drafts: Drafts,
     /// Why no step can succeed any more.
     lost_device: Option<Error>,
 }
@@ -61,6 +63,8 @@ pub struct EngineStats {
     pub step_sizes: StepSizes,
     /// The scheduler's totals.
     pub scheduler: SchedulerStats,
+    /// Drafted tokens.
+    pub speculation: SpeculationStats,
 }
 
 /// Everything that is unfinished.
@@ -96,6 +100,9 @@ pub(super) struct SequenceState {
     /// Aborted while its forks still need it to compute the prompt.
     is_silent: bool,
     pub(super) allowed: Allowed,
+    pub(super) drafter: Option<SequenceDrafter>,
+    pub(super) num_accepted_draft_tokens: usize,
+    pub(super) num_rejected_draft_tokens: usize,
 }
 
 /// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
@@ -119,9 +126,11 @@ impl EngineCore {
         if runner.can_look_ahead() {
             scheduler.look_ahead();
         }
+        scheduler.limit_drafted_steps(runner.max_exact_tokens());
         Ok(Self {
             scheduler,
             runner,
+            drafts: Drafts::new(config.speculative),
             config: Arc::new(config),
             model: Arc::new(model),
             table: Table::default(),
@@ -215,6 +224,9 @@ impl EngineCore {
                 first_token: None,
                 is_silent: false,
                 allowed: if constraint.is_some() { Allowed::NotKnown } else { Allowed::All },
+                drafter: None,
+                num_accepted_draft_tokens: 0,
+                num_rejected_draft_tokens: 0,
             };
             self.table.sequences.insert(sequence, state);
         }
@@ -284,6 +296,7 @@ impl EngineCore {
     /// The step without those whose masks are not there.
     pub(super) fn step_with_masks(&mut self) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
+        self.propose_drafts();
         let plan = self.scheduler.schedule();
         self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.masks.has_pending();
         if plan.rows.is_empty() {
@@ -406,6 +419,7 @@ impl EngineCore {
             self.scheduler.advance(row, &[]);
             return;
         };
+        self.learn_draft(row, tokens.iter().flatten().count());
         let (accepted, finish) = self.accept(leader, tokens, events);
         self.scheduler.advance(row, &accepted);
         self.follow_constraint(leader, &accepted, finish.is_some());
@@ -593,6 +607,8 @@ impl EngineCore {
             num_cached_tokens: sequence.num_cached_tokens(),
             prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
+            num_accepted_draft_tokens: state.num_accepted_draft_tokens,
+            num_rejected_draft_tokens: state.num_rejected_draft_tokens,
             queue_time: scheduled.saturating_duration_since(arrival),
             prefill_time: first_token.saturating_duration_since(scheduled),
             decode_time: now.saturating_duration_since(first_token),
@@ -615,9 +631,10 @@ impl<'a> Resolver<'a> {
             let is_prompt = sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len();
             Some(StepRow {
                 seq: row.seq,
-                token_ids: sequence.token_ids(),
+                token_ids: sequence.drafted_token_ids(row.num_draft_tokens),
                 start: row.start,
                 len: row.len,
+                draft: self.draft(row),
                 num_grouped_tokens: sequence.num_grouped_tokens(),
                 block_table: sequence.block_table(),
                 copy: row.copy,
@@ -627,6 +644,11 @@ impl<'a> Resolver<'a> {
             })
         });
         Step { rows: rows.collect(), num_steps: plan.num_steps, looks_ahead: plan.looks_ahead }
+    }
+
+    fn draft(&self, row: &ScheduledRow) -> StepDraft<'a> {
+        let allowed = self.table.sequences.get(&row.seq).map_or(&[][..], |state| state.allowed.drafted());
+        StepDraft { num_tokens: row.num_draft_tokens, allowed }
     }
 
     fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {

@@ -11,12 +11,16 @@ use super::constrained::{Constrained, Ends, Next};
 use super::masks::{Done, Outcome, Owner};
 use super::output::{Event, FinishReason};
 use super::request::RequestId;
+use super::scout::LookAhead;
 use crate::Result;
 use crate::sampling::{Constraint, TokenMask};
 use crate::scheduler::{SeqId, SequenceStatus};
 
 /// What a step waits at least for masks, if they take that long.
 const MIN_WAIT: Duration = Duration::from_millis(2);
+
+/// What drafting may take at least, behind a mask that is there.
+const MIN_LOOK_AHEAD: Duration = Duration::from_micros(500);
 
 /// What may come next in a sequence.
 pub(super) enum Allowed {
@@ -34,6 +38,14 @@ impl Allowed {
         match self {
             Self::Tokens(constrained) => Some(constrained.allowed()),
             Self::All | Self::NotKnown => None,
+        }
+    }
+
+    /// What is allowed behind each drafted token; nothing for all.
+    pub(super) fn drafted(&self) -> &[TokenMask] {
+        match self {
+            Self::Tokens(constrained) => constrained.draft_allowed(),
+            Self::All | Self::NotKnown => &[],
         }
     }
 
@@ -60,8 +72,9 @@ impl EngineCore {
     ) {
         let Some(&leader) = sequences.first() else { return };
         let sequences = sequences.to_vec();
+        let has_drafts = self.drafts.max_tokens > 0;
         self.masks.make(leader, owner, move || {
-            let beginnings = Constrained::start(constraint.as_ref(), sequences.len(), &ends)?;
+            let beginnings = Constrained::start(constraint.as_ref(), sequences.len(), &ends, has_drafts)?;
             Ok(Outcome::Started(sequences.into_iter().zip(beginnings.into_iter().map(Box::new)).collect()))
         });
         self.scheduler.hold(leader);
@@ -69,15 +82,28 @@ impl EngineCore {
 
     /// Hands a sequence over to the threads that make masks, if it has a constraint and these tokens have not ended it.
     pub(super) fn follow_constraint(&mut self, id: SeqId, accepted: &[u32], has_ended: bool) {
+        let has_constraint =
+            self.table.sequences.get(&id).is_some_and(|state| matches!(state.allowed, Allowed::Tokens(_)));
+        if accepted.is_empty() || has_ended || !has_constraint {
+            return;
+        }
+        let hint = self.hint(id);
         let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
         else {
             return;
         };
-        let (Some(&token_id), false) = (accepted.last(), has_ended) else { return };
         let Some(mut constrained) = state.allowed.hand_over() else { return };
-        let num_tokens = sequence.output_token_ids().len();
+        let (token_ids, num_tokens) = (accepted.to_vec(), sequence.output_token_ids().len());
+        let look_ahead = LookAhead {
+            max_tokens: self.drafts.max_tokens,
+            max_time: MIN_LOOK_AHEAD.max(self.step_time / 8),
+            hint,
+        };
         self.masks.make(id, state.owner, move || {
-            let next = constrained.accept(token_id, num_tokens)?;
+            let next = constrained.accept(&token_ids, num_tokens)?;
+            if next == Next::Token {
+                constrained.look_ahead(&token_ids, num_tokens, &look_ahead);
+            }
             Ok(Outcome::Followed(constrained, next))
         });
         self.scheduler.hold(id);

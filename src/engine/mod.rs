@@ -6,15 +6,18 @@
 mod channel;
 mod constrained;
 mod core;
+mod drafting;
 mod following;
 mod handle;
 mod masks;
 mod output;
 mod request;
+mod scout;
 mod sink;
 mod thread;
 
 pub use self::core::{EngineCore, EngineStats};
+pub use drafting::SpeculationStats;
 pub use handle::{AbortHandle, Engine, RequestStream};
 pub use output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 pub use request::{ModelLimits, Request, RequestId};

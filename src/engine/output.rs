@@ -117,6 +117,10 @@ pub struct SequenceStats {
     pub prefix_miss: Option<PrefixMiss>,
     /// How often the sequence had to give its blocks back.
     pub num_preemptions: usize,
+    /// Drafted tokens that came.
+    pub num_accepted_draft_tokens: usize,
+    /// Drafted tokens that were tried and did not.
+    pub num_rejected_draft_tokens: usize,
     /// From submission to the first step.
     pub queue_time: Duration,
     /// From the first step to the first token.

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 
 /// Where a sequence begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,7 @@ impl Constraint for AfterReasoning {
                 ReasoningStart::Inside => Place::Inside,
                 ReasoningStart::Before(open) => Place::Before(open),
             },
+            taken: Vec::new(),
             rest: self.constraint.start(),
             tokens: Arc::clone(&self.tokens),
         })
@@ -79,8 +80,21 @@ impl Constraint for AfterReasoning {
 
 struct State {
     place: Place,
+    /// The last tokens.
+    taken: Vec<Taken>,
     rest: Box<dyn ConstraintState>,
     tokens: Arc<Tokens>,
+}
+
+/// Tokens that can be taken back, at least: more than a draft has.
+const MAX_TAKEN_BACK: usize = 128;
+
+/// A token that was accepted.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    before: Place,
+    /// It was the other constraint's.
+    is_others: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,17 +122,33 @@ impl ConstraintState for State {
     }
 
     fn accept(&mut self, token_id: u32) -> Result<()> {
-        match self.place {
-            Place::Before(open) if token_id == open => self.place = Place::Inside,
-            Place::Inside if token_id == self.tokens.close => self.place = Place::Gap,
-            Place::Inside => {}
-            Place::Gap if self.tokens.line_breaks.contains(&token_id) => self.place = Place::After,
-            Place::Before(_) | Place::Gap | Place::After => {
-                self.place = Place::After;
-                return self.rest.accept(token_id);
-            }
+        let (next, is_others) = match self.place {
+            Place::Before(open) if token_id == open => (Place::Inside, false),
+            Place::Inside if token_id == self.tokens.close => (Place::Gap, false),
+            Place::Inside => (Place::Inside, false),
+            Place::Gap if self.tokens.line_breaks.contains(&token_id) => (Place::After, false),
+            Place::Before(_) | Place::Gap | Place::After => (Place::After, true),
+        };
+        if self.taken.len() >= 2 * MAX_TAKEN_BACK {
+            self.taken.drain(..MAX_TAKEN_BACK);
         }
-        Ok(())
+        self.taken.push(Taken { before: self.place, is_others });
+        self.place = next;
+        if is_others { self.rest.accept(token_id) } else { Ok(()) }
+    }
+
+    fn forced(&mut self) -> Vec<u32> {
+        if self.place == Place::After { self.rest.forced() } else { Vec::new() }
+    }
+
+    fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
+        let Some(first) = self.taken.len().checked_sub(num_tokens) else {
+            return Err(Error::internal(format!("{num_tokens} tokens are more than can be taken back")));
+        };
+        let num_others = self.taken[first..].iter().filter(|taken| taken.is_others).count();
+        self.place = self.taken.get(first).map_or(self.place, |taken| taken.before);
+        self.taken.truncate(first);
+        if num_others > 0 { self.rest.roll_back(num_others) } else { Ok(()) }
     }
 }
 

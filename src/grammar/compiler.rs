@@ -97,6 +97,7 @@ impl GrammarCompiler {
         let slot = Slot::take(&self.slots)?;
         let (sender, result) = mpsc::sync_channel(1);
         let (job, eos_token_ids) = (spec.clone(), Arc::clone(&self.eos_token_ids));
+        let tokenizer = Arc::clone(&self.tokenizer);
         let counter = Arc::new(OnceLock::new());
         let own_counter = Arc::clone(&counter);
         std::thread::Builder::new()
@@ -105,7 +106,7 @@ impl GrammarCompiler {
             .spawn(move || {
                 // Nobody else sets it.
                 let _ = own_counter.set(counter_of_this_thread());
-                let grammar = compile(&factory, &job, eos_token_ids);
+                let grammar = compile(&factory, &job, eos_token_ids, tokenizer);
                 // Before whoever asked can ask again.
                 drop(slot);
                 // They may have given up.
@@ -145,9 +146,14 @@ fn limits(max_lexer_states: usize) -> ParserLimits {
     }
 }
 
-fn compile(factory: &ParserFactory, spec: &GrammarSpec, eos_token_ids: Arc<[u32]>) -> Result<Grammar> {
+fn compile(
+    factory: &ParserFactory,
+    spec: &GrammarSpec,
+    eos_token_ids: Arc<[u32]>,
+    tokenizer: Arc<Tokenizer>,
+) -> Result<Grammar> {
     let parser = factory.create_parser(spec.to_grammar()?).map_err(|error| failure(&error))?;
-    Grammar::new(Matcher::new(Ok(parser)), eos_token_ids)
+    Grammar::new(Matcher::new(Ok(parser)), eos_token_ids, tokenizer)
 }
 
 /// Waits for a compilation as long as it may take, and on an overloaded machine until it has had its turn.

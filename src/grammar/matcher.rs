@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use llguidance::{CancellationHandle, Matcher};
 
-use super::watchdog;
+use super::{forced, watchdog};
 use crate::deadline::Deadline;
 use crate::sampling::{Constraint, ConstraintState, TokenMask};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, shortened};
 
 /// Time of the processor that a sequence may take altogether, and more for each of its tokens. A usual token takes a
@@ -25,6 +26,7 @@ pub struct Grammar {
     /// Before the first token. It is copied and never moves on.
     start: Mutex<Matcher>,
     eos_token_ids: Arc<[u32]>,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl fmt::Debug for Grammar {
@@ -39,8 +41,12 @@ impl Grammar {
     /// # Errors
     /// [`ErrorKind::InvalidRequest`](crate::ErrorKind::InvalidRequest) if no text matches that this vocabulary can spell,
     /// only the empty one does, or the first sets of tokens are beyond the limits.
-    pub(super) fn new(matcher: Matcher, eos_token_ids: Arc<[u32]>) -> Result<Self> {
-        let grammar = Self { start: Mutex::new(matcher.into_cancellable()), eos_token_ids };
+    pub(super) fn new(
+        matcher: Matcher,
+        eos_token_ids: Arc<[u32]>,
+        tokenizer: Arc<Tokenizer>,
+    ) -> Result<Self> {
+        let grammar = Self { start: Mutex::new(matcher.into_cancellable()), eos_token_ids, tokenizer };
         let mut state = grammar.start_state();
         let mut allowed = TokenMask::default();
         state.allowed(&mut allowed)?;
@@ -58,6 +64,7 @@ impl Grammar {
             stop: matcher.cancellation_handle().unwrap_or_default(),
             matcher,
             eos_token_ids: Arc::clone(&self.eos_token_ids),
+            tokenizer: Arc::clone(&self.tokenizer),
             time_left: TIME_TO_START,
         }
     }
@@ -88,6 +95,7 @@ struct GrammarState {
     matcher: Matcher,
     stop: CancellationHandle,
     eos_token_ids: Arc<[u32]>,
+    tokenizer: Arc<Tokenizer>,
     time_left: Duration,
 }
 
@@ -148,6 +156,16 @@ impl ConstraintState for GrammarState {
     fn accept(&mut self, token_id: u32) -> Result<()> {
         self.time_left += TIME_FOR_TOKEN;
         self.timed(|state| state.matcher.consume_token(token_id).map_err(|error| failure(&error)))
+    }
+
+    fn forced(&mut self) -> Vec<u32> {
+        let bytes = self.timed(|state| Ok(state.matcher.compute_ff_bytes())).unwrap_or_default();
+        let Ok(vocabulary) = self.matcher.tok_env() else { return Vec::new() };
+        forced::tokens(&bytes, &self.tokenizer, vocabulary.tok_trie())
+    }
+
+    fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
+        self.timed(|state| state.matcher.rollback(num_tokens).map_err(|error| failure(&error)))
     }
 }
 

@@ -10,6 +10,7 @@ mod after_reasoning;
 mod attributes;
 mod cache;
 mod compiler;
+mod forced;
 mod gbnf;
 mod matcher;
 pub(crate) mod schema;

@@ -2,12 +2,34 @@
 
 use std::ops::Range;
 
+/// How attention computes a row. Forms may differ in the last bits; within a form a token has the same bits whatever else is
+/// in its row and in the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowForm {
+    /// Tokens of a prompt, which share what is read of the cache.
+    Prefill,
+    /// Generated tokens, and those that are drafted behind one: each as if it were the only one of its row.
+    Decode,
+    /// With latent attention: keys and values of the heads are made for the row
+    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)). In the other forms its queries and results
+    /// are projected instead ([`paged_attention`](crate::attention::paged_attention)).
+    Expanded,
+}
+
+impl RowForm {
+    /// That of a row with so many tokens of which none is drafted: one goes by itself, several share what they read.
+    #[must_use]
+    pub fn of(num_tokens: usize) -> Self {
+        if num_tokens == 1 { Self::Decode } else { Self::Prefill }
+    }
+}
+
 /// The layout of a step's tokens.
 ///
 /// A step computes `num_tokens` tokens, grouped in rows: row `r` owns the tokens
 /// `query_start_loc[r]..query_start_loc[r + 1]`, which are consecutive tokens of one sequence and its
-/// last ones up to `seq_lens[r]`. A prompt, a piece of a prompt and a decode differ in their length
-/// only. A sequence has two rows, one behind the other, if some of its tokens are expanded and others are not.
+/// last ones up to `seq_lens[r]`. A prompt, a chunk of a prompt and a decode differ in their length and their form
+/// only. A sequence has two rows, one after the other, if some of its tokens are expanded and others are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttentionMetadata {
     /// Start of each row's tokens, and at the end `num_tokens`. Length `num_rows + 1`.
@@ -23,13 +45,11 @@ pub struct AttentionMetadata {
     pub slot_mapping: Vec<usize>,
     /// Tokens in a block.
     pub block_size: usize,
-    /// With latent attention, for each row whether keys and values of the heads are made for it
-    /// ([`expanded_attention`](crate::attention::expanded::expanded_attention)), or its queries and results are projected
-    /// instead ([`paged_attention`](crate::attention::paged_attention)). For all rows, or empty: then none is expanded.
+    /// The form of each row. Length `num_rows`.
     ///
-    /// A token's form is decided by its position and the length of its prompt ([`EXPANDED_GROUP`]), so that it is the same
-    /// however the prompt is divided and whatever else is in a step.
-    pub is_expanded: Vec<bool>,
+    /// Whether a token is expanded is decided by its position and the length of its prompt ([`EXPANDED_GROUP`]), so that it is
+    /// the same however the prompt is divided and whatever else is in a step.
+    pub forms: Vec<RowForm>,
 }
 
 /// Tokens of whole groups of a prompt, counted from its beginning, are expanded with latent attention.
@@ -60,14 +80,29 @@ impl AttentionMetadata {
     /// Whether row `row` is expanded.
     #[must_use]
     pub fn is_expanded(&self, row: usize) -> bool {
-        self.is_expanded.get(row).is_some_and(|is_expanded| *is_expanded)
+        self.forms.get(row) == Some(&RowForm::Expanded)
+    }
+
+    /// Tokens of rows of the form [`RowForm::Decode`].
+    #[must_use]
+    pub fn num_decode_tokens(&self) -> usize {
+        let rows = self.forms.iter().zip(self.query_start_loc.windows(2));
+        rows.filter(|(form, _)| **form == RowForm::Decode).map(|(_, tokens)| tokens[1] - tokens[0]).sum()
     }
 
     /// Adds the tokens at these positions of a sequence: one row, or two if the first of them are expanded, those before
-    /// position `num_expanded`, and others are not. `block` tells the blocks of the sequence. Slots are added apart.
-    pub fn push(&mut self, positions: Range<usize>, num_expanded: usize, block: impl Fn(usize) -> u32) {
+    /// position `num_expanded`, and others are not, which have this form. `block` tells the blocks of the sequence. Slots are
+    /// added apart.
+    pub fn push(
+        &mut self,
+        positions: Range<usize>,
+        num_expanded: usize,
+        form: RowForm,
+        block: impl Fn(usize) -> u32,
+    ) {
         let boundary = num_expanded.clamp(positions.start, positions.end);
-        for (part, is_expanded) in [(positions.start..boundary, true), (boundary..positions.end, false)] {
+        for (part, form) in [(positions.start..boundary, RowForm::Expanded), (boundary..positions.end, form)]
+        {
             if part.is_empty() {
                 continue;
             }
@@ -76,7 +111,7 @@ impl AttentionMetadata {
             self.seq_lens.push(part.end);
             self.block_tables.extend((0..part.end.div_ceil(self.block_size)).map(&block));
             self.block_table_starts.push(self.block_tables.len());
-            self.is_expanded.push(is_expanded);
+            self.forms.push(form);
         }
     }
 
@@ -115,7 +150,7 @@ impl AttentionMetadata {
         self.block_table_starts.clear();
         self.block_table_starts.push(0);
         self.slot_mapping.clear();
-        self.is_expanded.clear();
+        self.forms.clear();
     }
 }
 
@@ -129,7 +164,7 @@ mod tests {
             let mut metadata = AttentionMetadata { block_size: 16, ..AttentionMetadata::default() };
             metadata.clear();
             for (len, is_expanded) in rows {
-                metadata.push(0..*len, if *is_expanded { *len } else { 0 }, |_| 0);
+                metadata.push(0..*len, if *is_expanded { *len } else { 0 }, RowForm::Prefill, |_| 0);
             }
             assert_eq!(metadata.absorbed_tokens(), absorbed, "{rows:?}");
         };

@@ -23,7 +23,7 @@ pub mod rope;
 pub mod rows;
 pub mod simd;
 
-pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP};
+pub use attention_metadata::{AttentionMetadata, EXPANDED_GROUP, RowForm};
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result, quoted, shortened, visible};
 pub use file_type::{FileType, RepackedType};

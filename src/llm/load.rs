@@ -221,7 +221,7 @@ impl Llm {
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
-            max_num_seqs: engine_config.max_num_seqs,
+            max_num_rows: engine_config.max_num_logits(),
             block_size: engine_config.block_size,
         };
         let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
@@ -283,7 +283,9 @@ impl Llm {
                 .or(broken_logits_hint),
         };
         let grammars = opened.tokenizer.as_ref().map(|tokenizer| {
-            let num_sequences = engine_config.max_num_seqs.max(1) as u64;
+            // A sequence has a second state for drafts.
+            let num_states = if engine_config.speculative.num_speculative_tokens > 0 { 2 } else { 1 };
+            let num_sequences = (num_states * engine_config.max_num_seqs.max(1)) as u64;
             let bytes_per_sequence = available_memory_bytes() / GRAMMARS_SHARE / num_sequences;
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
                 .with_memory(bytes_per_sequence)

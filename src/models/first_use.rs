@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{InputBatch, LoadOptions, load};
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, SampleParams};
+use crate::ops::{Context, DeviceSampler, KvCache, KvCacheDType, RowForm, SampleParams};
 use crate::weights::Checkpoint;
 
 /// Numbers of tokens and of sequences that are tried, besides powers of two and the most that there can be: more than a
@@ -41,11 +41,11 @@ pub fn compile_kernels(
         }
         Ok::<_, crate::Error>(())
     };
-    let LoadOptions { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = *options;
+    let LoadOptions { max_num_rows, max_num_batched_tokens, max_model_len, .. } = *options;
     let doubled = |most: usize| (1..).map(|power| MAX_ROWS << power).take_while(move |count| *count < most);
     let counts =
         |most: usize| (1..=most.min(MAX_ROWS)).chain(doubled(most)).chain((most > MAX_ROWS).then_some(most));
-    for num_sequences in counts(max_num_seqs.min(max_num_batched_tokens)) {
+    for num_sequences in counts(max_num_rows.min(max_num_batched_tokens)) {
         let mut sequences = vec![Sequence { num_tokens: 1, len: 1, is_expanded: false }; num_sequences];
         forward(&sequences, num_sequences)?;
         // A long context is computed in pieces, which are merged.
@@ -58,11 +58,11 @@ pub fn compile_kernels(
         for is_expanded in forms.iter().copied() {
             let prompt = [Sequence { num_tokens, len: num_tokens, is_expanded }];
             forward(&prompt, 1)?;
-            forward(&prompt, num_tokens.min(max_num_seqs))?;
+            forward(&prompt, num_tokens.min(max_num_rows))?;
         }
     }
     // Sequences share blocks only with others.
-    if max_num_seqs > 1 {
+    if max_num_rows > 1 {
         cache.copy_block(0, 0)?;
     }
     context.compile(&dry_run, on_progress)
@@ -83,7 +83,8 @@ fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, bloc
     attention.block_size = block_size;
     for &Sequence { num_tokens, len, is_expanded } in sequences {
         attention.slot_mapping.resize(attention.slot_mapping.len() + num_tokens, 0);
-        attention.push(len - num_tokens..len, if is_expanded { len } else { 0 }, |_| 0);
+        let num_expanded = if is_expanded { len } else { 0 };
+        attention.push(len - num_tokens..len, num_expanded, RowForm::of(num_tokens), |_| 0);
     }
     let num_tokens = attention.slot_mapping.len();
     batch.token_ids.resize(num_tokens, 0);

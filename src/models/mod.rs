@@ -54,8 +54,8 @@ pub struct LoadOptions {
     pub max_model_len: usize,
     /// Most tokens in a step.
     pub max_num_batched_tokens: usize,
-    /// Most rows in a step, and most logits.
-    pub max_num_seqs: usize,
+    /// Most rows in a step, most tokens that attend by themselves, and most logits.
+    pub max_num_rows: usize,
     /// Tokens of a block of the cache, or fewer.
     pub block_size: usize,
 }
@@ -68,7 +68,7 @@ impl LoadOptions {
             max_window: config.longest_window(),
             max_model_len: self.max_model_len,
             max_num_tokens: self.max_num_batched_tokens,
-            max_num_rows: self.max_num_seqs,
+            max_num_rows: self.max_num_rows,
         }
     }
 
@@ -76,7 +76,7 @@ impl LoadOptions {
         let sizes = [
             ("max_model_len", self.max_model_len),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
-            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_rows", self.max_num_rows),
             ("block_size", self.block_size),
         ];
         match sizes.iter().find(|(_, size)| *size == 0) {

@@ -158,6 +158,17 @@ impl Context {
         matches!(&self.device, DeviceBackend::Gpu(gpu) if gpu.tuning().has_tensor_cores())
     }
 
+    /// The most tokens of a step in which the results of a token have the same bits as alone, with the matrices loaded so far.
+    #[must_use]
+    pub fn max_exact_rows(&self) -> usize {
+        match &self.device {
+            DeviceBackend::Cpu(_) => usize::MAX,
+            DeviceBackend::Gpu(gpu) => gpu.max_exact_rows(),
+            // Its products round differently for each size of a batch.
+            DeviceBackend::Reference(_) => 1,
+        }
+    }
+
     /// Threads of the processor that take part.
     #[must_use]
     pub fn num_threads(&self) -> usize {

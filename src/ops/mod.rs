@@ -38,7 +38,7 @@ pub use context::Context;
 pub use cpu::CpuBackend;
 pub use cpu::attention::AttentionHeads;
 pub use cpu::paged_cache::KvCacheDType;
-pub use cpu::{AttentionMetadata, EXPANDED_GROUP};
+pub use cpu::{AttentionMetadata, EXPANDED_GROUP, RowForm};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
 pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};

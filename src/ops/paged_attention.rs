@@ -44,6 +44,7 @@ pub struct AttentionScratch {
     max_window: Option<usize>,
     max_model_len: usize,
     max_num_rows: usize,
+    max_num_decode_tokens: usize,
     held: Held<AttentionScratches>,
 }
 
@@ -58,7 +59,8 @@ pub struct AttentionLimits {
     pub max_model_len: usize,
     /// Most tokens in a step.
     pub max_num_tokens: usize,
-    /// Most sequences in a step, each a row, or with latent attention up to two.
+    /// Most sequences in a step, each a row, or with latent attention up to two; also most tokens of the form
+    /// [`RowForm::Decode`](crate::ops::RowForm::Decode).
     pub max_num_rows: usize,
 }
 
@@ -78,8 +80,15 @@ impl AttentionScratch {
     pub fn new(context: &Context, limits: AttentionLimits) -> Result<Self> {
         let held =
             on_device!(context.backend(), |device| Held::new(device, device.attention_scratch(&limits)?));
-        let AttentionLimits { heads, max_window, max_model_len, .. } = limits;
-        Ok(Self { heads, max_window, max_model_len, max_num_rows: limits.max_rows(), held })
+        let AttentionLimits { heads, max_window, max_model_len, max_num_rows, .. } = limits;
+        Ok(Self {
+            heads,
+            max_window,
+            max_model_len,
+            max_num_rows: limits.max_rows(),
+            max_num_decode_tokens: max_num_rows,
+            held,
+        })
     }
 
     pub(super) fn held(&self) -> &Held<AttentionScratches> {
@@ -147,6 +156,11 @@ pub(super) fn check(
     if out.width() != heads.num_heads * heads.value_dim || qkv.width() < heads.num_heads * heads.head_dim {
         return Err(format!("rows of {} and {} values do not fit {heads:?}", qkv.width(), out.width()));
     }
+    let (num_decode_tokens, max_num_decode_tokens) =
+        (metadata.num_decode_tokens(), scratch.max_num_decode_tokens);
+    if num_decode_tokens > max_num_decode_tokens {
+        return Err(format!("{num_decode_tokens} tokens by themselves are over {max_num_decode_tokens}"));
+    }
     check_lists(metadata, cache, scratch.max_num_rows, scratch.max_model_len)
 }
 
@@ -165,6 +179,7 @@ pub(super) fn check_lists(
         || metadata.query_start_loc.last() != Some(&num_tokens)
         || metadata.block_table_starts.last().is_none_or(|end| *end > metadata.block_tables.len())
         || metadata.block_size != layout.block_size
+        || metadata.forms.len() != num_rows
         || num_rows > max_num_rows
     {
         return Err(format!("the lists of {num_rows} rows and {num_tokens} tokens do not fit together"));

@@ -4,6 +4,7 @@
 use std::str::FromStr;
 
 use crate::config::EngineConfig;
+use crate::speculation::{SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, ErrorKind, Result};
 
 /// Share of the memory that is left beside the weights which the KV cache may take by default, where other programs
@@ -129,6 +130,8 @@ pub struct EngineLimits {
     pub enable_prefix_caching: bool,
     /// `--num-scheduler-steps`.
     pub num_scheduler_steps: usize,
+    /// `--speculative-config`.
+    pub speculative: SpeculativeConfig,
     /// `--expert-weights`.
     pub expert_weights: ExpertWeights,
 }
@@ -144,6 +147,7 @@ impl Default for EngineLimits {
             gpu_memory_utilization: 0.9,
             enable_prefix_caching: true,
             num_scheduler_steps: 1,
+            speculative: SpeculativeConfig::of(SpeculativeMethod::Suffix),
             expert_weights: ExpertWeights::Auto,
         }
     }
@@ -310,6 +314,7 @@ fn plan_with(
         max_num_requests: 1_024,
         step_cost: demand.step_cost,
         prompt_group: demand.prompt_group,
+        speculative: limits.speculative,
     };
     if max_model_len < 2 {
         return Err(Error::new(

@@ -8,4 +8,4 @@ mod step;
 pub use available_memory::{available_memory_bytes, check_addresses};
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
-pub use step::{RowOutput, Runner, Step, StepRow};
+pub use step::{RowOutput, Runner, Step, StepDraft, StepRow};

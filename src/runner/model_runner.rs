@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{RowOutput, Runner, Step, StepRow};
 use crate::models::{CausalLm, InputBatch};
-use crate::ops::{DeviceSampler, KvCache, SampleParams};
+use crate::ops::{DeviceSampler, KvCache, RowForm, SampleParams};
 use crate::sampling::{SampledToken, Sampler, SamplerInput};
 use crate::scheduler::SeqId;
 use crate::{Error, Result};
@@ -75,7 +75,8 @@ impl ModelRunner {
         for row in &step.rows {
             let first = self.batch.token_ids.len();
             let end = row.start + row.len;
-            self.push_row(row, row.start, &row.token_ids[row.start..end]);
+            let form = RowForm::of(row.len - row.draft.num_tokens);
+            self.push_row(row, row.start, &row.token_ids[row.start..end], form);
             let end = first + row.len;
             self.batch.logits_indices.extend(end - row.num_logits()..end);
         }
@@ -87,11 +88,11 @@ impl ModelRunner {
         self.batch.attention.block_size = self.kv_cache.block_size();
         for row in &step.rows {
             self.batch.logits_indices.push(self.batch.token_ids.len());
-            self.push_row(row, row.start + offset, &[0]);
+            self.push_row(row, row.start + offset, &[0], RowForm::Decode);
         }
     }
 
-    fn push_row(&mut self, row: &StepRow<'_>, start: usize, token_ids: &[u32]) {
+    fn push_row(&mut self, row: &StepRow<'_>, start: usize, token_ids: &[u32], form: RowForm) {
         let block_size = self.kv_cache.block_size();
         let end = start + token_ids.len();
         let batch = &mut self.batch;
@@ -101,7 +102,7 @@ impl ModelRunner {
             let block = row.block_table[position / block_size].index();
             batch.attention.slot_mapping.push(block * block_size + position % block_size);
         }
-        batch.attention.push(start..end, row.num_grouped_tokens, |index| row.block_table[index].0);
+        batch.attention.push(start..end, row.num_grouped_tokens, form, |index| row.block_table[index].0);
     }
 }
 
@@ -125,13 +126,7 @@ impl Runner for ModelRunner {
             for row in &step.rows {
                 let (own, others) = rest.split_at(row.num_logits() * vocab_size);
                 rest = others;
-                let last = own.len().saturating_sub(vocab_size);
-                let draw = |input| {
-                    let mut tokens = Vec::with_capacity(step.num_steps);
-                    tokens.push(sampler.sample(&own[last..], input));
-                    tokens
-                };
-                let samples = row.samples.iter().map(draw).collect();
+                let samples = draw(sampler, row, own, vocab_size, step.num_steps);
                 let prompt_logprobs = match row.prompt_logprobs {
                     Some(num_top) => {
                         let next = row.token_ids[row.start + 1..].iter();
@@ -151,6 +146,10 @@ impl Runner for ModelRunner {
         Ok(outputs)
     }
 
+    fn max_exact_tokens(&self) -> usize {
+        self.model.context().max_exact_rows()
+    }
+
     fn can_look_ahead(&self) -> bool {
         self.device_sampler.is_some()
     }
@@ -160,11 +159,45 @@ impl Runner for ModelRunner {
     }
 }
 
+/// The tokens of a row's samples. With a draft, what is behind the first drafted token that is not drawn is not looked at.
+fn draw(
+    sampler: &mut Sampler,
+    row: &StepRow<'_>,
+    logits: &[f32],
+    vocab_size: usize,
+    num_steps: usize,
+) -> Vec<Vec<Option<SampledToken>>> {
+    if row.draft.num_tokens == 0 {
+        let last = logits.len().saturating_sub(vocab_size);
+        let draw = |input| {
+            let mut tokens = Vec::with_capacity(num_steps);
+            tokens.push(sampler.sample(&logits[last..], input));
+            tokens
+        };
+        return row.samples.iter().map(draw).collect();
+    }
+    let mut tokens = Vec::with_capacity(row.num_draws());
+    for (index, logits) in logits.chunks_exact(vocab_size).enumerate() {
+        tokens.push(sampler.sample(logits, &row.input(index)));
+        if !is_right(row, index, tokens.last()) {
+            break;
+        }
+    }
+    vec![tokens]
+}
+
+/// Whether the token of this draw is the drafted one.
+fn is_right(row: &StepRow<'_>, index: usize, token: Option<&Option<SampledToken>>) -> bool {
+    let token_id = token.and_then(|token| token.as_ref()).map(|token| token.token_id);
+    token_id.is_some() && token_id == row.drafted(index)
+}
+
 /// Whether the host needs nothing of a row but its tokens.
 fn can_sample_on_device(row: &StepRow<'_>) -> bool {
     match &row.samples[..] {
         [] => row.num_logits() == 0,
         [input] => {
+            // Of a constraint, the sets behind drafted tokens are the host's too.
             let wants_tokens_only = input.params.logprobs.is_none() && input.allowed.is_none();
             !row.all_logits && row.prompt_logprobs.is_none() && wants_tokens_only
         }
@@ -259,13 +292,16 @@ impl ModelRunner {
 
     fn sample_passes(&mut self, step: &Step<'_>, sampler: &mut DeviceSampler) -> Result<Vec<RowOutput>> {
         let context = Arc::clone(self.model.context());
-        let params = || step.rows.iter().flat_map(|row| row.samples.iter().map(sample_params));
+        let rows = step.rows.iter();
+        let inputs: Vec<SamplerInput<'_>> =
+            rows.flat_map(|row| (0..row.num_draws()).map(|index| row.input(index))).collect();
+        let params = || inputs.iter().map(sample_params);
         if step.num_steps > 1 && params().count() != step.rows.len() {
             return Err(Error::internal("a multi-step has a row that does not just generate"));
         }
         sampler.begin(&context, params(), if step.looks_ahead { MAX_PASSES } else { step.num_steps })?;
         let mut outputs = Self::room_for_tokens(step);
-        let mut tokens = vec![0; step.rows.len()];
+        let mut tokens = vec![0; inputs.len()];
         for pass in 0..step.num_steps {
             if pass > 0 {
                 self.prepare_next(step, pass);
@@ -344,25 +380,31 @@ impl ModelRunner {
     }
 }
 
-/// Adds a token to each row that samples, and tells whether all rows have ended.
+/// Adds a token to each row that samples, or those that it has with a draft, and tells whether all rows have ended.
 fn add_tokens(step: &Step<'_>, tokens: &[u32], outputs: &mut [RowOutput]) -> bool {
     let mut all_ended = true;
-    let inputs = step
-        .rows
-        .iter()
-        .zip(outputs)
-        .filter_map(|(row, output)| Some((row.samples.first()?, output.samples.first_mut()?)));
-    for ((input, samples), &token_id) in inputs.zip(tokens) {
+    let mut rest = tokens;
+    for (row, output) in step.rows.iter().zip(outputs) {
+        let (Some(input), Some(samples)) = (row.samples.first(), output.samples.first_mut()) else {
+            continue;
+        };
+        let (own, others) = rest.split_at(row.num_draws().min(rest.len()));
+        rest = others;
         if samples.last().is_some_and(Option::is_none) {
             continue;
         }
-        if token_id == u32::MAX {
-            samples.push(None);
-            continue;
+        for (index, &token_id) in own.iter().enumerate() {
+            if token_id == u32::MAX {
+                samples.push(None);
+                break;
+            }
+            let can_end = input.output_token_ids.len() + samples.len() >= input.params.min_tokens;
+            all_ended &= can_end && input.end_token_ids.contains(&token_id);
+            samples.push(Some(SampledToken { token_id, logprobs: None }));
+            if !is_right(row, index, samples.last()) {
+                break;
+            }
         }
-        let can_end = input.output_token_ids.len() + samples.len() >= input.params.min_tokens;
-        all_ended &= can_end && input.end_token_ids.contains(&token_id);
-        samples.push(Some(SampledToken { token_id, logprobs: None }));
     }
     all_ended
 }

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::kv_cache::BlockId;
-use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput};
+use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput, TokenMask};
 use crate::scheduler::{BlockCopy, SeqId};
 
 /// One step, with everything that it needs resolved.
@@ -22,12 +22,14 @@ pub struct Step<'a> {
 pub struct StepRow<'a> {
     /// Whose part.
     pub seq: SeqId,
-    /// All tokens of the sequence so far.
+    /// All tokens of the sequence so far, and behind them the row's drafted ones.
     pub token_ids: &'a [u32],
     /// Position of the first token to compute.
     pub start: usize,
     /// Tokens to compute.
     pub len: usize,
+    /// What may follow: the last tokens of the row, if there are any, are drafted.
+    pub draft: StepDraft<'a>,
     /// The sequence's tokens before this position are computed as parts of groups, the others by themselves (see
     /// [`EngineConfig::prompt_group`](crate::config::EngineConfig::prompt_group)).
     pub num_grouped_tokens: usize,
@@ -35,7 +37,8 @@ pub struct StepRow<'a> {
     pub block_table: &'a [BlockId],
     /// Copy this block first.
     pub copy: Option<BlockCopy>,
-    /// Draws to make from the last token's logits.
+    /// Draws to make from the last token's logits; with drafted tokens one, which is made behind each of the tokens (see
+    /// [`Self::input`]).
     pub samples: Vec<SamplerInput<'a>>,
     /// Return the logits of all the row's tokens.
     pub all_logits: bool,
@@ -44,23 +47,63 @@ pub struct StepRow<'a> {
     pub prompt_logprobs: Option<usize>,
 }
 
-impl StepRow<'_> {
+/// The drafted tokens of a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepDraft<'a> {
+    /// How many.
+    pub num_tokens: usize,
+    /// What a constraint allows behind each of them; none without a constraint.
+    pub allowed: &'a [TokenMask],
+}
+
+impl<'a> StepRow<'a> {
     /// Rows of logits that the row takes up.
     #[must_use]
     pub fn num_logits(&self) -> usize {
         match (self.all_logits || self.prompt_logprobs.is_some(), self.samples.is_empty()) {
             (true, _) => self.len,
             (false, true) => 0,
-            (false, false) => 1,
+            (false, false) => 1 + self.draft.num_tokens,
         }
+    }
+
+    /// Draws from logits of the row: each sample, and with drafted tokens the one behind each token.
+    #[must_use]
+    pub fn num_draws(&self) -> usize {
+        if self.draft.num_tokens == 0 { self.samples.len() } else { 1 + self.draft.num_tokens }
+    }
+
+    /// What the sampler has to know for draw `index`. Behind `index` drafted tokens these are tokens of the output, as if they
+    /// had been sampled.
+    #[must_use]
+    pub fn input(&self, index: usize) -> SamplerInput<'a> {
+        if self.draft.num_tokens == 0 || index == 0 {
+            return self.samples[index];
+        }
+        let input = self.samples[0];
+        let num_prompt_tokens = input.prompt_token_ids.len();
+        let end = num_prompt_tokens + input.output_token_ids.len() + index;
+        SamplerInput {
+            output_token_ids: &self.token_ids[num_prompt_tokens..end],
+            allowed: self.draft.allowed.get(index - 1),
+            ..input
+        }
+    }
+
+    /// The token that was drafted in the place of draw `index`, if there is one.
+    #[must_use]
+    pub fn drafted(&self, index: usize) -> Option<u32> {
+        let first = self.start + self.len - self.draft.num_tokens;
+        (index < self.draft.num_tokens).then(|| self.token_ids[first + index])
     }
 }
 
 /// What a row gave.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowOutput {
-    /// For each draw its tokens, one for each step; `None` for logits that are no numbers, which ends
-    /// the list. A runner may leave out the tokens after one that ends the sequence.
+    /// For each sample its tokens: one for each step; with a draft the drafted ones as far as they were drawn, and the first
+    /// that was drawn in place of another one or behind all. `None` for logits that are no numbers, which ends the list.
+    /// A runner may leave out the tokens after one that ends the sequence.
     pub samples: Vec<Vec<Option<SampledToken>>>,
     /// If all logits were wanted: `len × vocab_size` f32.
     pub logits: Vec<f32>,
@@ -75,6 +118,12 @@ pub trait Runner: Send {
     /// # Errors
     /// If the step failed as a whole. The engine then ends the sequences of this step and goes on.
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>>;
+
+    /// The most tokens of a step in which a token's results have the same bits as alone. Steps have drafted tokens only within
+    /// this.
+    fn max_exact_tokens(&self) -> usize {
+        usize::MAX
+    }
 
     /// Whether it can look ahead at all, so that room is to be kept for it.
     fn can_look_ahead(&self) -> bool {

@@ -26,6 +26,21 @@ pub trait ConstraintState: Send {
     /// # Errors
     /// If it was not allowed.
     fn accept(&mut self, token_id: u32) -> Result<()>;
+
+    /// Tokens of which all or the first are likely to come next because nothing else may be written. They are tried like any
+    /// draft, so they need not be right.
+    fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Takes the last `num_tokens` accepted tokens back. Where a state cannot, nothing is drafted under its constraint.
+    ///
+    /// # Errors
+    /// If it cannot.
+    fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
+        let _ = num_tokens;
+        Err(crate::Error::internal("this constraint takes no token back"))
+    }
 }
 
 /// A set of token ids, with one bit for each.
@@ -67,6 +82,13 @@ impl TokenMask {
     pub fn contains(&self, token_id: u32) -> bool {
         let word = self.words.get((token_id / u32::BITS) as usize).copied().unwrap_or(0);
         word >> (token_id % u32::BITS) & 1 == 1
+    }
+
+    /// The token, if the set has one.
+    #[must_use]
+    pub fn only(&self) -> Option<u32> {
+        let num_bits: u32 = self.words.iter().map(|word| word.count_ones()).sum();
+        (num_bits == 1).then(|| self.iter().next()).flatten()
     }
 
     /// Whether no token is in the set.

@@ -8,6 +8,7 @@
 //! The scheduler is pure: it sees numbers, not tensors, text, parameters or clocks. Its promise is that
 //! no decision it makes can change a token, only when it is computed.
 
+mod drafts;
 mod fair_queue;
 mod output;
 mod pace;
@@ -25,6 +26,7 @@ pub use sequence::{SeqId, Sequence, SequenceSpec, SequenceStatus};
 
 use self::fair_queue::{FairQueue, OUTPUT_TOKEN};
 use self::pace::{Load, Pace, StepTime};
+use self::sequence::Tokens;
 use crate::config::EngineConfig;
 use crate::kv_cache::{BlockHasher, BlockPool, CacheEvent};
 
@@ -53,6 +55,8 @@ pub struct Scheduler {
     num_reserved_seats: usize,
     /// Whether rows may be continued before their tokens are known.
     may_look_ahead: bool,
+    /// Steps have drafted tokens only if they have no more than so many tokens.
+    max_drafted_step: usize,
     /// What steps take, where anybody tells.
     pace: Option<Pace>,
     /// Those that the runner has continued: the next step is theirs.
@@ -75,6 +79,7 @@ impl Scheduler {
             running: Vec::new(),
             num_reserved_seats: 0,
             may_look_ahead: false,
+            max_drafted_step: usize::MAX,
             pace: None,
             continued: Vec::new(),
             next_id: 0,
@@ -97,7 +102,7 @@ impl Scheduler {
     /// Hears that the step of this plan took so many seconds.
     pub fn learn(&mut self, plan: &SchedulerOutput, seconds: f64) {
         if let Some(pace) = &mut self.pace {
-            let load = plan.rows.iter().map(|row| Load::of_row(row.len)).sum();
+            let load = plan.rows.iter().map(Load::of_row).sum();
             pace.learn(load, seconds / plan.num_steps.max(1) as f64);
         }
     }
@@ -162,7 +167,7 @@ impl Scheduler {
             let is_leader = index == 0;
             let sequence = Sequence {
                 status: if is_leader { SequenceStatus::Waiting } else { SequenceStatus::Forking },
-                token_ids: spec.prompt_token_ids.clone(),
+                tokens: Tokens::new(spec.prompt_token_ids.clone()),
                 num_prompt_tokens,
                 num_grouped_tokens,
                 num_computed_tokens: 0,
@@ -190,13 +195,14 @@ impl Scheduler {
     }
 
     /// Records that a row was computed and that `new_token_ids` follow it: none for an incomplete
-    /// prompt, one for a normal step, several after a multi-step. Forks are started with
+    /// prompt, one for a normal step, several after a multi-step or as far as a draft was right. Forks are started with
     /// [`start_fork`](Self::start_fork).
     pub fn advance(&mut self, row: &ScheduledRow, new_token_ids: &[u32]) {
         let Some(sequence) = self.sequences.get_mut(&row.seq) else { return };
-        sequence.token_ids.extend_from_slice(new_token_ids);
-        // The last new token has been sampled, but not computed.
-        sequence.num_computed_tokens = row.start + row.len + new_token_ids.len().saturating_sub(1);
+        sequence.extend(new_token_ids);
+        // The last new token has been sampled, but not computed. What is left of a draft is written over.
+        let num_given = row.len - row.num_draft_tokens;
+        sequence.num_computed_tokens = row.start + num_given + new_token_ids.len().saturating_sub(1);
         self.queue.charge(sequence.client, OUTPUT_TOKEN * new_token_ids.len() as u64);
         self.publish(row.seq);
     }
@@ -227,7 +233,7 @@ impl Scheduler {
         sequence.num_computed_tokens = num_computed;
         sequence.num_cached_tokens = num_cached;
         sequence.prefix_miss = prefix_miss;
-        sequence.token_ids.push(first_token_id);
+        sequence.extend(&[first_token_id]);
         sequence.status = SequenceStatus::Running;
         self.queue.charge(sequence.client, OUTPUT_TOKEN);
         self.running.push(fork);
@@ -378,10 +384,10 @@ impl Scheduler {
             return found;
         }
         let block_size = self.config.block_size;
-        let num_blocks = (sequence.token_ids.len() - 1) / block_size;
+        let num_blocks = (sequence.token_ids().len() - 1) / block_size;
         for index in 0..num_blocks {
             let parent = sequence.name_block(index, block_size, &self.hasher);
-            let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
+            let token_ids = &sequence.token_ids()[index * block_size..(index + 1) * block_size];
             match self.pool.lookup(sequence.block_hashes[index], parent, token_ids) {
                 Some(block) => found.push(block),
                 None => break,
@@ -393,7 +399,7 @@ impl Scheduler {
     /// Why the cached prefix of a sequence that is about to be admitted has no more than `num_found` blocks.
     fn explain_miss(&self, sequence: &Sequence, num_found: usize) -> PrefixMiss {
         let block_size = self.config.block_size;
-        let num_blocks = (sequence.token_ids.len() - 1) / block_size;
+        let num_blocks = (sequence.token_ids().len() - 1) / block_size;
         if sequence.prompt_logits {
             return PrefixMiss::PromptLogits;
         }
@@ -405,7 +411,7 @@ impl Scheduler {
             num_found.checked_sub(1).map_or(Some(&sequence.cache_root), |i| sequence.block_hashes.get(i));
         match (parent, sequence.block_hashes.get(num_found)) {
             (Some(parent), Some(hash)) if num_found < num_blocks => {
-                let token_ids = &sequence.token_ids[start..start + block_size];
+                let token_ids = &sequence.token_ids()[start..start + block_size];
                 let reason = self.pool.explain(*hash, *parent, token_ids);
                 reason.map_or(PrefixMiss::Disabled, |reason| PrefixMiss::Block { start, reason })
             }
@@ -424,7 +430,7 @@ impl Scheduler {
         let num_full = sequence.num_computed_tokens / block_size;
         for index in sequence.num_published_blocks..num_full {
             let parent = sequence.name_block(index, block_size, &self.hasher);
-            let token_ids = &sequence.token_ids[index * block_size..(index + 1) * block_size];
+            let token_ids = &sequence.token_ids()[index * block_size..(index + 1) * block_size];
             self.pool.publish(sequence.block_table[index], sequence.block_hashes[index], parent, token_ids);
         }
         sequence.num_published_blocks = num_full.max(sequence.num_published_blocks);

@@ -21,6 +21,10 @@ pub struct ScheduledRow {
     pub start: usize,
     /// Tokens, at least 1.
     pub len: usize,
+    /// Of these the last ones are drafted: whether they follow is not known yet. Then the first one is the last known token
+    /// of the sequence, and a token is sampled behind each, for the sequence alone, up to the first that is not the drafted
+    /// one.
+    pub num_draft_tokens: usize,
     /// The sequences to sample a token for from the last token's logits: none while the prompt is
     /// incomplete, else the sequence itself, and at the end of the prompt also its forks.
     pub samples: Vec<SeqId>,

@@ -4,8 +4,8 @@
 //! From it follows who may be left out of a step (`turns.rs`), and a budget of prefill tokens: while some generate, prompts
 //! of others are computed in chunks so small that a step takes no more than a few times what theirs alone would take.
 
-use super::ClientId;
 use super::fair_queue::{OUTPUT_TOKEN, PROMPT_TOKEN};
+use super::{ClientId, ScheduledRow};
 
 /// Of what is known from earlier steps, what counts after one more.
 const MEMORY: f64 = 0.97;
@@ -76,8 +76,16 @@ impl Load {
         Self { num_rows, num_prompt_tokens: self.num_prompt_tokens.min(num_tokens - num_rows) }
     }
 
-    /// Of a row with so many tokens.
-    pub(super) fn of_row(len: usize) -> Self {
+    /// Of a planned row. A drafted token takes what a row takes.
+    pub(super) fn of_row(row: &ScheduledRow) -> Self {
+        match row.num_draft_tokens {
+            0 => Self::of(row.len),
+            _ => Self { num_rows: row.len, num_prompt_tokens: 0 },
+        }
+    }
+
+    /// Of a row with so many tokens, none of them drafted.
+    pub(super) fn of(len: usize) -> Self {
         match len {
             0 => Self::default(),
             1 => Self { num_rows: 1, num_prompt_tokens: 0 },

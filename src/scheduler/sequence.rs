@@ -2,6 +2,7 @@
 
 use super::{ClientId, PrefixMiss, Weight};
 use crate::kv_cache::{BlockHash, BlockHasher, BlockId};
+use crate::speculation::Draft;
 
 /// The number of a sequence, never reused by a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,12 +46,31 @@ pub struct SequenceSpec {
     pub priority: i32,
 }
 
+/// Prompt and output, and behind them what is drafted.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    all: Vec<u32>,
+    num_known: usize,
+    /// Of the drafted ones.
+    chances: Vec<f32>,
+}
+
+impl Tokens {
+    pub(super) fn new(prompt_token_ids: Vec<u32>) -> Self {
+        Self { num_known: prompt_token_ids.len(), all: prompt_token_ids, chances: Vec::new() }
+    }
+
+    fn drop_draft(&mut self) {
+        self.all.truncate(self.num_known);
+        self.chances.clear();
+    }
+}
+
 /// A sequence inside the scheduler.
 #[derive(Debug)]
 pub struct Sequence {
     pub(super) status: SequenceStatus,
-    /// Prompt and output.
-    pub(super) token_ids: Vec<u32>,
+    pub(super) tokens: Tokens,
     pub(super) num_prompt_tokens: usize,
     /// Of the prompt, tokens in whole groups.
     pub(super) num_grouped_tokens: usize,
@@ -87,19 +107,45 @@ impl Sequence {
     /// Prompt and output tokens.
     #[must_use]
     pub fn token_ids(&self) -> &[u32] {
-        &self.token_ids
+        &self.tokens.all[..self.tokens.num_known]
+    }
+
+    /// The same and the first `num_draft_tokens` of those that may follow.
+    #[must_use]
+    pub fn drafted_token_ids(&self, num_draft_tokens: usize) -> &[u32] {
+        let end = self.tokens.num_known + num_draft_tokens;
+        &self.tokens.all[..end.min(self.tokens.all.len())]
+    }
+
+    /// How likely each drafted token is, if those before it are right.
+    pub(super) fn draft_chances(&self) -> &[f32] {
+        &self.tokens.chances
+    }
+
+    /// Replaces what may follow.
+    pub(super) fn set_draft(&mut self, draft: &Draft) {
+        self.tokens.drop_draft();
+        self.tokens.all.extend_from_slice(&draft.token_ids);
+        self.tokens.chances.extend_from_slice(&draft.chances);
+    }
+
+    /// Adds tokens. What was drafted behind those before is of no use any more.
+    pub(super) fn extend(&mut self, token_ids: &[u32]) {
+        self.tokens.drop_draft();
+        self.tokens.all.extend_from_slice(token_ids);
+        self.tokens.num_known = self.tokens.all.len();
     }
 
     /// The given tokens.
     #[must_use]
     pub fn prompt_token_ids(&self) -> &[u32] {
-        &self.token_ids[..self.num_prompt_tokens]
+        &self.tokens.all[..self.num_prompt_tokens]
     }
 
     /// The generated tokens.
     #[must_use]
     pub fn output_token_ids(&self) -> &[u32] {
-        &self.token_ids[self.num_prompt_tokens..]
+        &self.token_ids()[self.num_prompt_tokens..]
     }
 
     /// Tokens of the prompt that are computed in groups, see
@@ -185,12 +231,12 @@ impl Sequence {
         if self.block_hashes.len() == index {
             let positions = index * block_size..(index + 1) * block_size;
             let num_grouped = self.num_grouped_tokens.clamp(positions.start, positions.end) - positions.start;
-            self.block_hashes.push(hasher.child(parent, &self.token_ids[positions], num_grouped));
+            self.block_hashes.push(hasher.child(parent, &self.tokens.all[positions], num_grouped));
         }
         parent
     }
 
     pub(super) fn num_uncomputed_tokens(&self) -> usize {
-        self.token_ids.len() - self.num_computed_tokens
+        self.tokens.num_known - self.num_computed_tokens
     }
 }

@@ -5,6 +5,7 @@
 //! 3. Rows that generate, of everybody else.
 //! 4. Pieces of prompts, and new sequences: whoever has had least first, and nobody more than its
 //!    part of the tokens that are left while others want some.
+//! 5. Drafted tokens, where that pays (`drafts.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -129,6 +130,7 @@ impl Scheduler {
             self.queue.begin_round();
             self.fill(&left_out, &mut plan);
         }
+        self.add_drafts(&mut plan.output);
         self.charge_turn(&left_out, &plan.output);
         self.settle(&plan.output);
         plan.output.num_steps = self.reserve_steps(&plan.output, self.config.num_scheduler_steps);
@@ -142,7 +144,7 @@ impl Scheduler {
         let rows = continued.into_iter().filter_map(|id| {
             let sequence = self.sequences.get(&id)?;
             let start = sequence.num_computed_tokens;
-            Some(ScheduledRow { seq: id, start, len: 1, samples: vec![id], copy: None })
+            Some(ScheduledRow { seq: id, start, len: 1, num_draft_tokens: 0, samples: vec![id], copy: None })
         });
         let mut output = SchedulerOutput { rows: rows.collect(), num_steps: 1, ..SchedulerOutput::default() };
         if output.rows.is_empty() {
@@ -301,7 +303,7 @@ impl Scheduler {
         if sequence.status == SequenceStatus::Waiting {
             sequence.num_cached_tokens = num_cached_tokens;
             sequence.prefix_miss = Some(prefix_miss);
-            self.stats.prefix_cache_queries += sequence.token_ids.len() as u64;
+            self.stats.prefix_cache_queries += sequence.token_ids().len() as u64;
             self.stats.prefix_cache_hits += num_cached_tokens as u64;
         }
         sequence.status = SequenceStatus::Running;
@@ -324,7 +326,7 @@ impl Scheduler {
             return None;
         }
         let cached = self.find_cached_blocks(id);
-        let wanted = self.blocks_for(self.sequences[&id].token_ids.len()) - cached.len();
+        let wanted = self.blocks_for(self.sequences[&id].token_ids().len()) - cached.len();
         let reusable = cached.iter().filter(|block| self.pool.ref_count(**block) == 0).count();
         let watermark = if taken == 0 { 0 } else { self.config.num_blocks / 100 + taken };
         let has_room = self.pool.num_free() >= wanted + reusable + watermark + promised.num_blocks;
@@ -338,7 +340,7 @@ impl Scheduler {
         let sequence = &self.sequences[&id];
         let start = sequence.num_computed_tokens;
         let mut samples = Vec::new();
-        if start + len == sequence.token_ids.len() {
+        if start + len == sequence.token_ids().len() {
             samples.push(id);
             samples.extend_from_slice(&sequence.forks);
         }
@@ -349,7 +351,7 @@ impl Scheduler {
         }
         self.charge_prompt(id, start + len, PROMPT_TOKEN);
         if num_planned == 0 {
-            plan.output.rows.push(ScheduledRow { seq: id, start, len, samples, copy });
+            plan.output.rows.push(ScheduledRow { seq: id, start, len, num_draft_tokens: 0, samples, copy });
         } else if let Some(row) = plan.output.rows.iter_mut().rev().find(|row| row.seq == id) {
             (row.len, row.samples) = (len, samples);
         }
@@ -396,9 +398,10 @@ impl Scheduler {
     }
 
     /// Whether the runner may look ahead, and then reserves blocks for a token more of each row. Not with so many rows
-    /// that somebody could be left out of the next step.
+    /// that somebody could be left out of the next step, and not where a draft could be tried in it.
     fn reserve_ahead(&mut self, output: &SchedulerOutput) -> bool {
         self.may_look_ahead
+            && !self.has_drafts(output)
             && output.rows.len() <= self.config.step_cost.saturating_mul(SMALLEST_GROWTH)
             && self.reserve_steps(output, 2) == 2
     }
@@ -422,7 +425,7 @@ impl Scheduler {
         }
         let room = |row: &ScheduledRow| {
             let sequence = &self.sequences[&row.seq];
-            sequence.max_len.saturating_sub(sequence.token_ids.len())
+            sequence.max_len.saturating_sub(sequence.token_ids().len())
         };
         let num_steps = output.rows.iter().map(room).min().unwrap_or(1).min(most).max(1);
         let missing = |row: &ScheduledRow| {
@@ -575,7 +578,7 @@ impl Scheduler {
     /// What a waiting sequence will take, if nothing of it is cached.
     fn wish(&self, id: SeqId) -> Holding {
         let sequence = &self.sequences[&id];
-        Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids.len()) }
+        Holding { num_seats: sequence.num_seats(), num_blocks: self.blocks_for(sequence.token_ids().len()) }
     }
 
     /// The larger one of the parts of all seats and of all blocks that this is, for the weight.

@@ -100,7 +100,7 @@ impl Scheduler {
         for row in &output.rows {
             let sequence = &self.sequences[&row.seq];
             let (load, constraint_time) = loads.entry(self.queue.group(sequence.client)).or_default();
-            *load += Load::of_row(row.len);
+            *load += Load::of_row(row);
             *constraint_time += self.constraint_time(sequence);
         }
         let time = self.turn_time();
@@ -133,7 +133,7 @@ impl Scheduler {
         let running = self.running.iter().map(|id| &self.sequences[id]);
         for sequence in running.filter(|sequence| !sequence.is_held) {
             let want = wants.entry(self.queue.group(sequence.client)).or_default();
-            want.load += Load::of_row(sequence.num_uncomputed_tokens());
+            want.load += Load::of(sequence.num_uncomputed_tokens());
             want.constraint_time += self.constraint_time(sequence);
             want.is_beginning |= sequence.output_token_ids().len() < NUM_FIRST_TOKENS;
         }
@@ -141,7 +141,7 @@ impl Scheduler {
         for (client, id) in waiting {
             if self.room_for(id, super::step::Holding::default()).is_some() {
                 let want = wants.entry(self.queue.group(client)).or_default();
-                want.load.num_prompt_tokens += self.sequences[&id].token_ids.len();
+                want.load.num_prompt_tokens += self.sequences[&id].token_ids().len();
                 want.is_beginning = true;
             }
         }

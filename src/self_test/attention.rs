@@ -10,8 +10,8 @@ use crate::Result;
 use crate::config::{ARCHITECTURES, LayerAttention, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, paged_attention,
-    rope_attention, rope_kv_write,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    paged_attention, rope_attention, rope_kv_write,
 };
 
 const EPS: f32 = 1e-6;
@@ -479,7 +479,7 @@ impl<'a> Layer<'a> {
             block_table_starts: vec![0, 1],
             slot_mapping: (block * block_size..(block + 1) * block_size).collect(),
             block_size,
-            ..AttentionMetadata::default()
+            forms: vec![RowForm::of(block_size)],
         }
     }
 
@@ -498,6 +498,7 @@ impl<'a> Layer<'a> {
             metadata.slot_mapping.extend(range.clone().map(slot));
             metadata.query_start_loc.push(metadata.slot_mapping.len());
             metadata.seq_lens.push(range.end);
+            metadata.forms.push(RowForm::of(range.len()));
             metadata
                 .block_tables
                 .extend((0..range.end).step_by(block_size).map(|position| block(position) as u32));

@@ -8,7 +8,7 @@ use crate::config::{LatentAttentionConfig, ModelConfig, RopeStyle};
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Context,
     DeviceInputs, EXPANDED_GROUP, ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType,
-    LinearScratch, Matrix, MatrixStack, RopeTable, StepInputs, expanded_attention, heads_linear,
+    LinearScratch, Matrix, MatrixStack, RopeTable, RowForm, StepInputs, expanded_attention, heads_linear,
     latent_kv_write, paged_attention,
 };
 use crate::weights::DType;
@@ -271,7 +271,8 @@ impl Case {
                     .slot_mapping
                     .extend((first..end).map(|at| block(at / block_size) * block_size + at % block_size));
                 let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
-                metadata.push(first..end, num_expanded, |index| block(index) as u32);
+                let form = RowForm::of(end - first);
+                metadata.push(first..end, num_expanded, form, |index| block(index) as u32);
                 positions.extend(first as u32..end as u32);
             }
             let num_tokens = positions.len();

@@ -8,7 +8,7 @@ use super::{Check, Report};
 use crate::config::ModelConfig;
 use crate::models::{self, CausalLm, InputBatch, LoadOptions};
 use crate::ops::cpu::{CpuLevel, ThreadPool};
-use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType};
+use crate::ops::{Context, EXPANDED_GROUP, KvCache, KvCacheDType, RowForm};
 use crate::weights::Checkpoint;
 use crate::{Error, Result, demo};
 
@@ -175,7 +175,7 @@ impl Model {
             expert_file: None,
             max_model_len: MAX_LEN,
             max_num_batched_tokens: MAX_LEN,
-            max_num_seqs: MAX_LEN,
+            max_num_rows: MAX_LEN,
             block_size: BLOCK_SIZE,
         };
         let model = models::load(checkpoint, &config, context, &options, &|_| ())?;
@@ -193,7 +193,7 @@ impl Model {
         batch.positions.extend(start as u32..end as u32);
         batch.attention.slot_mapping.extend(start..end);
         batch.logits_indices.extend(0..token_ids.len());
-        batch.attention.push(start..end, num_grouped, |index| index as u32);
+        batch.attention.push(start..end, num_grouped, RowForm::of(token_ids.len()), |index| index as u32);
         let logits = self.model.forward(&batch, &mut self.cache)?;
         logits.read_exact(token_ids.len())
     }

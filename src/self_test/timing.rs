@@ -7,8 +7,8 @@ use super::oracle::{buffer, noise, random_matrix};
 use crate::Result;
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, DeviceSampler, KvCache, KvCacheDType, Linear, LinearScratch, SampleParams, StepInputs,
-    linear_residual, paged_attention,
+    DeviceInputs, DeviceSampler, KvCache, KvCacheDType, Linear, LinearScratch, RowForm, SampleParams,
+    StepInputs, linear_residual, paged_attention,
 };
 use crate::weights::DType;
 
@@ -151,6 +151,7 @@ fn attention(context: &Context, num_sequences: usize, first: usize, num_tokens: 
         metadata.slot_mapping.extend(slots);
         metadata.query_start_loc.push((sequence + 1) * num_tokens);
         metadata.seq_lens.push(context_len);
+        metadata.forms.push(RowForm::of(num_tokens));
         metadata.block_tables.extend((0..blocks_each).map(|index| block(index * BLOCK_SIZE) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }

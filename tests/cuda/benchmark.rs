@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
 use tinyvllm::ops::{
     AttentionMetadata, Buffer, Context, DeviceSampler, EXPANDED_GROUP, Linear, LinearScratch, Matrix,
-    RmsNorm, SampleParams, Vector, linear_residual, norm_linear,
+    RmsNorm, RowForm, SampleParams, Vector, linear_residual, norm_linear,
 };
 use tinyvllm::weights::DType;
 use tinyvllm::{Error, Result};
@@ -158,7 +158,7 @@ fn step(sequences: &[usize], num_sequences: usize, first: usize, end: usize) -> 
         metadata.slot_mapping.extend(slots);
         // Over latent rows, long pieces are of prompts.
         let num_expanded = if end - first >= EXPANDED_GROUP { end } else { 0 };
-        metadata.push(first..end, num_expanded, |index| block(index) as u32);
+        metadata.push(first..end, num_expanded, RowForm::of(end - first), |index| block(index) as u32);
     }
     metadata
 }

@@ -88,6 +88,25 @@ impl FakeRunner {
     }
 }
 
+impl FakeRunner {
+    fn slot(&self, row: &StepRow<'_>, position: usize) -> usize {
+        let block_size = self.config.block_size;
+        row.block_table[position / block_size].index() * block_size + position % block_size
+    }
+
+    /// The first `len` tokens of the sequence, as the cache has them.
+    fn read(&self, row: &StepRow<'_>, len: usize) -> Vec<u32> {
+        let read = |position| {
+            let content = self.slots[self.slot(row, position)].expect("an empty slot was read");
+            let (token, at, is_grouped) = content;
+            assert_eq!(at, position, "a slot holds another position");
+            assert_eq!(is_grouped, position < row.num_grouped_tokens, "{position} was computed otherwise");
+            token
+        };
+        (0..len).map(read).collect()
+    }
+}
+
 impl Runner for FakeRunner {
     fn execute(&mut self, step: &Step<'_>) -> Result<Vec<RowOutput>> {
         self.num_steps += 1;
@@ -104,7 +123,7 @@ impl Runner for FakeRunner {
         let num_samples: usize = step.rows.iter().map(|row| row.samples.len()).sum();
         assert!(num_samples.max(step.rows.len()) <= self.config.max_num_seqs, "too many sequences");
         let num_logits: usize = step.rows.iter().map(|row| row.num_logits().max(1)).sum();
-        assert!(num_logits <= self.config.max_num_seqs, "too many rows of logits");
+        assert!(num_logits <= self.config.max_num_logits(), "too many rows of logits");
         for copy in step.rows.iter().filter_map(|row| row.copy) {
             for offset in 0..block_size {
                 let content = self.slots[copy.source.index() * block_size + offset];
@@ -138,30 +157,44 @@ impl Runner for FakeRunner {
             if row.all_logits {
                 (row.start..row.start + row.len).for_each(|end| all_logits.extend(logits(&tokens[..=end])));
             }
+            if row.draft.num_tokens > 0 {
+                assert_eq!((step.num_steps, row.samples.len()), (1, 1), "a draft of something else");
+                assert!(
+                    !row.all_logits && row.prompt_logprobs.is_none() && row.len == 1 + row.draft.num_tokens
+                );
+                assert_eq!(row.token_ids.len(), row.start + row.len);
+            }
+            // With a draft, further draws read what was drafted, up to the first that is wrong.
+            for index in 1..=row.draft.num_tokens {
+                let read = self.read(row, row.start + index);
+                let token = self.sampler.sample(&logits(&read), &row.input(index - 1));
+                let is_right = token.as_ref().map(|token| token.token_id) == row.drafted(index - 1);
+                samples[0].push(token);
+                if !is_right {
+                    break;
+                }
+            }
+            let is_right = samples.first().is_none_or(|samples| {
+                let last = samples.last().map(|token| token.as_ref().map(|token| token.token_id));
+                last.is_none_or(|last| last == row.drafted(samples.len() - 1))
+            });
             for index in 0..step.num_steps {
+                if !is_right {
+                    break;
+                }
                 if index > 0 {
                     assert_eq!((row.len, row.samples.len()), (1, 1), "a multi-step of something else");
                     let position = tokens.len() - 1;
                     self.slots[slot(row, position)] = Some((tokens[position], position, false));
                 }
-                let read: Vec<u32> = (0..tokens.len())
-                    .map(|position| {
-                        let content = self.slots[slot(row, position)].expect("an empty slot was read");
-                        let (token, at, is_grouped) = content;
-                        assert_eq!(at, position, "a slot holds another position");
-                        assert_eq!(
-                            is_grouped,
-                            position < row.num_grouped_tokens,
-                            "{position} was computed otherwise"
-                        );
-                        token
-                    })
-                    .collect();
+                let read = self.read(row, tokens.len());
                 let mut last = 0;
-                for (input, samples) in row.samples.iter().zip(&mut samples) {
+                for (place, samples) in samples.iter_mut().enumerate() {
+                    // Behind a draft that was right all along there is one more draw.
+                    let input = row.input(place + row.draft.num_tokens);
                     let mut output = input.output_token_ids.to_vec();
                     output.extend(&tokens[row.start + row.len..]);
-                    let input = SamplerInput { output_token_ids: &output, ..*input };
+                    let input = SamplerInput { output_token_ids: &output, ..input };
                     let token: Option<SampledToken> = self.sampler.sample(&logits(&read), &input);
                     last = token.as_ref().map_or(0, |token| token.token_id);
                     samples.push(token);

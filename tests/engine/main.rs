@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cache_events;
+mod drafts;
 mod fair;
 mod fake_runner;
 mod masks;
@@ -25,6 +26,7 @@ use tinyvllm::engine::{
 use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
+use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::{Error, ErrorKind, Result};
 
 fn limits() -> ModelLimits {
@@ -159,10 +161,13 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    let switches = (1_usize..6, any::<bool>(), 0_usize..6, proptest::option::of(1_usize..7));
+    let speculative = proptest::sample::select(vec![0_usize, 0, 1, 3, 8]);
+    let switches = (1_usize..6, any::<bool>(), 0_usize..6, proptest::option::of(1_usize..7), speculative);
     (1_usize..7, 1_usize..8, 4_usize..24, 0_usize..24, switches).prop_map(
         |(block_size, max_num_seqs, tokens, extra_blocks, switches)| {
-            let (num_scheduler_steps, enable_prefix_caching, step_cost, prompt_group) = switches;
+            let (num_scheduler_steps, enable_prefix_caching, step_cost, prompt_group, num_speculative_tokens) =
+                switches;
+            let method = SpeculativeMethod::Suffix;
             EngineConfig {
                 max_model_len: 60,
                 max_num_seqs: max_num_seqs.max(3),
@@ -174,6 +179,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                 max_num_requests: 100,
                 step_cost,
                 prompt_group,
+                speculative: SpeculativeConfig { method, num_speculative_tokens },
             }
         },
     )
@@ -183,19 +189,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// The first promise: the same tokens under any interleaving, chunking, preemption, prefix hit,
-    /// step count, and whatever others do, abort included; with and without a constraint.
+    /// step count, draft, and whatever others do, abort included; with and without a constraint.
     #[test]
     fn tokens_do_not_depend_on_scheduling(
         config in config(),
         arrivals in proptest::collection::vec(arrival(), 1..16),
+        percent_right in proptest::sample::select(vec![None, Some(0), Some(50), Some(90), Some(100)]),
     ) {
-        check_tokens(&config, &arrivals)?;
+        check_tokens(drafts::core(&config, percent_right), &arrivals)?;
     }
 }
 
 /// Checks that these requests get what they would get alone.
-fn check_tokens(config: &EngineConfig, arrivals: &[Arrival]) -> Result<(), TestCaseError> {
-    let mut core = core(config);
+fn check_tokens(mut core: EngineCore, arrivals: &[Arrival]) -> Result<(), TestCaseError> {
     let mut collected: HashMap<RequestId, Collected> = HashMap::new();
     let mut ids: HashMap<RequestId, (usize, bool)> = HashMap::new();
     for step in 0..5_000 {

@@ -59,6 +59,22 @@ impl ConstraintState for RuleState {
         self.tokens.push(token_id);
         Ok(())
     }
+
+    /// Some that may come next, and some that may not.
+    fn forced(&mut self) -> Vec<u32> {
+        let mut tokens = self.tokens.clone();
+        for _ in 0..self.rule.chance(&tokens, EOS) % 4 {
+            tokens.extend(self.rule.allowed(&tokens).first());
+        }
+        let mut forced = tokens.split_off(self.tokens.len());
+        forced.extend(self.rule.chance(&tokens, EOS).is_multiple_of(3).then_some(2));
+        forced
+    }
+
+    fn roll_back(&mut self, num_tokens: usize) -> Result<()> {
+        self.tokens.truncate(self.tokens.len().checked_sub(num_tokens).expect("more than there are"));
+        Ok(())
+    }
 }
 
 /// What a request under a rule must give, computed without any engine, mask or end of its own.

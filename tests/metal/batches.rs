@@ -6,8 +6,8 @@ use tinyvllm::config::{LatentAttentionConfig, ModelConfig, RopeConfig, RopeStyle
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, Heads, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, latent_kv_write,
-    paged_attention, rope_kv_write,
+    DeviceInputs, Heads, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    latent_kv_write, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -43,6 +43,7 @@ fn step(sequences: &[usize], first: impl Fn(usize) -> usize) -> AttentionMetadat
         metadata.slot_mapping.extend(slots);
         metadata.query_start_loc.push(metadata.slot_mapping.len());
         metadata.seq_lens.push(len);
+        metadata.forms.push(RowForm::of(len - first(len)));
         metadata.block_tables.extend((0..len).step_by(BLOCK_SIZE).map(|at| block(at) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }

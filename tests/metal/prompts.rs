@@ -7,7 +7,7 @@ use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, KvCache, KvCacheDType, RopeTable, StepInputs, paged_attention, rope_kv_write,
+    DeviceInputs, KvCache, KvCacheDType, RopeTable, RowForm, StepInputs, paged_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -62,7 +62,7 @@ fn attention(context: &Context, shape: &Shape, pieces: &[Range<usize>]) -> Vec<u
             block_table_starts: vec![0, num_blocks],
             slot_mapping: piece.clone().collect(),
             block_size: BLOCK_SIZE,
-            ..AttentionMetadata::default()
+            forms: vec![RowForm::of(piece.len())],
         };
         let positions: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
         let mut inputs = DeviceInputs::new(context, &limits, BLOCK_SIZE).unwrap();

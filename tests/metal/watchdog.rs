@@ -14,7 +14,7 @@ use tinyvllm::kv_cache::BlockId;
 use tinyvllm::models::{self, LoadOptions};
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::ops::{Context, KvCache, KvCacheDType};
-use tinyvllm::runner::{ModelRunner, RowOutput, Runner, Step, StepRow};
+use tinyvllm::runner::{ModelRunner, RowOutput, Runner, Step, StepDraft, StepRow};
 use tinyvllm::sampling::{SamplerInput, SamplingParams};
 use tinyvllm::scheduler::SeqId;
 use tinyvllm::weights::Checkpoint;
@@ -163,7 +163,7 @@ fn load(
         expert_file: None,
         max_model_len,
         max_num_batched_tokens,
-        max_num_seqs,
+        max_num_rows: max_num_seqs,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
@@ -219,6 +219,7 @@ fn execute(
         token_ids: &token_ids[..start + len],
         start: *start,
         len: *len,
+        draft: StepDraft::default(),
         num_grouped_tokens: if *len > 1 { start + len } else { 0 },
         block_table: table,
         copy: None,

@@ -26,7 +26,7 @@ use crate::ops::device::{Device, forms};
 use crate::ops::experts::HostRouting;
 
 pub use tinyvllm_kernels::{
-    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, ThreadPool, attention, blocks,
+    AlignedFloats, AttentionMetadata, CpuLevel, EXPANDED_GROUP, RowForm, ThreadPool, attention, blocks,
     keep_little_free_memory, keep_one_heap, latent_row, matmul, noise, paged_cache, pool, range,
     return_free_memory, rope, rows, simd,
 };

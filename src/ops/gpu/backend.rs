@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ pub(crate) struct GpuBackend {
     patience: Patience,
     /// What is queued takes so long, by its cost, and the device has not been made to start on it.
     queued_nanoseconds: AtomicU64,
+    /// The most rows of activations that products with every matrix so far give the same bits as one alone.
+    max_exact_rows: AtomicUsize,
 }
 
 /// Threads that run as one, on every Apple GPU. The kernels are written for it.
@@ -92,6 +94,7 @@ impl GpuBackend {
             waiting_nanoseconds: AtomicU64::new(0),
             patience,
             queued_nanoseconds: AtomicU64::new(0),
+            max_exact_rows: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -124,6 +127,16 @@ impl GpuBackend {
 
     pub(crate) fn tuning(&self) -> Tuning {
         self.tuning
+    }
+
+    /// The most rows of activations that products with all matrices give the same bits as one alone.
+    pub(crate) fn max_exact_rows(&self) -> usize {
+        self.max_exact_rows.load(Ordering::Relaxed)
+    }
+
+    /// Hears that of a matrix.
+    pub(super) fn note_exact_rows(&self, max_rows: usize) {
+        self.max_exact_rows.fetch_min(max_rows, Ordering::Relaxed);
     }
 
     /// How much a launch may cost.

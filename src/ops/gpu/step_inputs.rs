@@ -9,9 +9,9 @@ use super::attention::GpuAttention;
 use super::attention::GpuExpandedAttention;
 use super::backend::GpuBackend;
 use super::{Binding, GpuBuffer, Placement, Ticket};
-use crate::ops::AttentionMetadata;
 use crate::ops::kv_cache::KvCache;
 use crate::ops::step_inputs::{InputLimits, InputOps, StepInputs};
+use crate::ops::{AttentionMetadata, RowForm};
 use crate::{Error, Result};
 
 /// Steps whose lists are kept: while the device reads those of one step, the host writes those of the next.
@@ -129,11 +129,13 @@ pub(crate) struct GpuInputs {
     slot: usize,
     in_use: [Option<Ticket>; NUM_SLOTS],
     lists: Lists,
-    /// Sequences of one token of the current step; of the others, tokens or tiles.
+    /// Tokens of the current step that attend by themselves; of the others, tokens or tiles.
     decode: Vec<DecodeRow>,
     prefill_rows: Vec<DecodeRow>,
     prefill: Vec<PrefillTile>,
     expanded: Vec<ExpandedRow>,
+    /// Some of the tokens by themselves read what others of the same step write.
+    has_drafts: bool,
     /// All of the lists, as they are written.
     words: Vec<u32>,
 }
@@ -164,6 +166,7 @@ impl GpuInputs {
             prefill_rows: Vec::with_capacity(max_num_tokens),
             prefill: Vec::with_capacity(max_num_tokens),
             expanded: Vec::with_capacity(max_num_rows),
+            has_drafts: false,
             words: Vec::with_capacity(slot_words),
         })
     }
@@ -224,13 +227,17 @@ impl GpuInputs {
         self.prefill_rows.clear();
         self.prefill.clear();
         self.expanded.clear();
+        self.has_drafts = false;
         for row in 0..attention.num_rows() {
             let seq_len = attention.seq_lens[row];
-            let (Some(&[start, end]), Some(&table_start)) = (
+            let (Some(&[start, end]), Some(&table_start), Some(form)) = (
                 attention.query_start_loc.get(row..row + 2).and_then(<[usize]>::as_array),
                 attention.block_table_starts.get(row),
+                attention.forms.get(row),
             ) else {
-                return Err(Error::internal(format!("row {row} of a step has no tokens or no block table")));
+                return Err(Error::internal(format!(
+                    "row {row} of a step has no tokens, no block table, or no form"
+                )));
             };
             if start >= end || seq_len < end - start {
                 return Err(Error::internal(format!(
@@ -242,17 +249,18 @@ impl GpuInputs {
                 seq_len: (seq_len - (end - 1 - token)) as u32,
                 table_start: table_start as u32,
             };
-            let tokens_per_tile = match prefill_form {
-                PrefillForm::Latent(tokens_per_tile) if attention.is_expanded(row) => tokens_per_tile,
-                _ if end - start == 1 => {
-                    self.decode.push(row_of(start));
+            let tokens_per_tile = match (*form, prefill_form) {
+                (RowForm::Decode, _) => {
+                    self.decode.extend((start..end).map(row_of));
+                    self.has_drafts |= end - start > 1;
                     continue;
                 }
-                PrefillForm::Latent(_) => {
+                (RowForm::Prefill, PrefillForm::Latent(_)) => {
                     self.prefill_rows.extend((start..end).map(row_of));
                     continue;
                 }
-                PrefillForm::Tiles(tokens_per_tile) => tokens_per_tile,
+                (RowForm::Expanded, PrefillForm::Latent(tokens_per_tile))
+                | (_, PrefillForm::Tiles(tokens_per_tile)) => tokens_per_tile,
             };
             let first_tile = self.prefill.len();
             let mut first = start;
@@ -298,7 +306,12 @@ impl GpuInputs {
         self.binding(self.lists.block_tables)
     }
 
-    /// The sequences of one token.
+    /// Whether some tokens by themselves are of one sequence, so that the later ones read keys and values of the earlier ones.
+    pub(super) fn has_drafts(&self) -> bool {
+        self.has_drafts
+    }
+
+    /// Tokens by themselves.
     pub(super) fn decode(&self) -> DecodeRows<'_> {
         DecodeRows { begin: 0, rows: &self.decode }
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::config::RopeStyle;
 use crate::ops::cpu::CpuLevel;
 use crate::ops::reference::ReferenceBackend;
-use crate::ops::{self, KvCacheDType, RopeTable, Vector};
+use crate::ops::{self, KvCacheDType, RopeTable, RowForm, Vector};
 use crate::self_test::one_layer;
 
 /// Deterministic values in -1..1, without a pattern that attention could hide.
@@ -114,6 +114,7 @@ impl Case {
                 done[sequence] += num_new;
                 metadata.query_start_loc.push(positions.len());
                 metadata.seq_lens.push(done[sequence]);
+                metadata.forms.push(RowForm::of(num_new));
                 metadata.block_tables.extend(&tables[sequence]);
                 metadata.block_table_starts.push(metadata.block_tables.len());
                 lens.push((sequence, num_new));
@@ -168,7 +169,7 @@ impl Case {
             block_table_starts: vec![0, num_blocks],
             slot_mapping: (0..len).collect(),
             block_size: self.block_size,
-            ..AttentionMetadata::default()
+            forms: vec![RowForm::of(len)],
         };
         let rows: Vec<f32> = (0..len).flat_map(|position| self.row(sequence, position)).collect();
         let mut scratch = AttentionScratch::new(&context, self.limits(len)).unwrap();

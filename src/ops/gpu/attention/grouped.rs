@@ -354,7 +354,10 @@ impl GpuAttention {
 
     /// Whether attention of all tokens of such a step is of the kind that can rotate.
     pub(crate) fn can_rotate(gpu: &GpuBackend, inputs: &GpuInputs, pools: Pools<'_>) -> bool {
-        inputs.num_tiles() == 0 && decode::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim)
+        // That kernel writes its own key while others read.
+        inputs.num_tiles() == 0
+            && !inputs.has_drafts()
+            && decode::has_kernel(gpu.tuning(), pools.dtype, pools.head_dim)
     }
 
     /// Rotation, the way into the cache and attention in one, if [`Self::can_rotate`] says so. Of rounded results as [`Self::run`].

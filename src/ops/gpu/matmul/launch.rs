@@ -18,6 +18,13 @@ use crate::weights::DType;
 /// at a time: those of a router would be a tile or two, each of one core.
 const MAX_ROUTER_ROWS: usize = 512;
 
+/// The most rows of activations that a matrix of so many rows gives the same bits as one alone.
+pub(super) fn max_exact_rows(gpu: &GpuBackend, format: DType, num_rows: usize) -> usize {
+    let has_tensor_cores = gpu.tuning().has_tensor_cores();
+    let is_alike = format != DType::F32 || num_rows <= MAX_ROUTER_ROWS;
+    if has_tensor_cores && is_alike { MAX_SEVERAL } else { MIN_MATMUL_TOKENS - 1 }
+}
+
 /// Up to three products with the same activations: one launch if their formats allow it.
 pub(crate) fn matmul(gpu: &GpuBackend, parts: &[Part<'_>], operands: &Operands<'_>) -> Result<()> {
     let mut rest = parts;

@@ -1,5 +1,6 @@
 //! A weight matrix in a GPU's memory.
 
+use super::launch::max_exact_rows;
 use super::layout::{Layout, Planes, UNIT};
 use crate::ops::gpu::backend::GpuBackend;
 use crate::ops::gpu::{Binding, GpuBuffer, Placement};
@@ -24,6 +25,7 @@ pub(crate) struct GpuMatrix {
 impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
+        gpu.note_exact_rows(max_exact_rows(gpu, tensor.dtype, rows));
         let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
         let data = tensor.data()?;
         let is_kept = tensor.stored() == FileType::Kept(tensor.dtype);

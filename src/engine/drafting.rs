@@ -1,0 +1,160 @@
+//! The engine and its drafts: what may follow each sequence is proposed before a step and compared with what came after it.
+
+use super::EngineCore;
+use super::core::SequenceState;
+use super::following::Allowed;
+use crate::scheduler::{ScheduledRow, SeqId};
+use crate::speculation::{Draft, DraftSource, Drafter, LookupSource, SpeculativeConfig, SpeculativeMethod};
+
+/// Tokens that drafters take at most before a step, so that a long prompt holds up no step: about half a millisecond.
+const MAX_NEW_TOKENS: usize = 4_096;
+
+/// Drafts of an engine.
+pub(super) struct Drafts {
+    source: Option<Box<dyn DraftSource>>,
+    pub(super) max_tokens: usize,
+    /// Kept for its memory.
+    draft: Draft,
+}
+
+/// The drafter of a sequence, and how many of its tokens it has taken.
+pub(super) struct SequenceDrafter {
+    drafter: Box<dyn Drafter>,
+    num_tokens: usize,
+}
+
+/// What has been drafted, tried and found right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpeculationStats {
+    /// Drafts that were tried.
+    pub num_drafts: u64,
+    /// Tokens of them.
+    pub num_draft_tokens: u64,
+    /// Tokens that came as they were drafted.
+    pub num_accepted_tokens: u64,
+    /// The same by their place in the draft.
+    pub num_accepted_at: [u64; SpeculativeConfig::MAX_TOKENS],
+}
+
+impl Default for SpeculationStats {
+    fn default() -> Self {
+        Self {
+            num_drafts: 0,
+            num_draft_tokens: 0,
+            num_accepted_tokens: 0,
+            num_accepted_at: [0; SpeculativeConfig::MAX_TOKENS],
+        }
+    }
+}
+
+impl SpeculationStats {
+    fn count(&mut self, num_tried: usize, num_right: usize) {
+        self.num_drafts += 1;
+        self.num_draft_tokens += num_tried as u64;
+        self.num_accepted_tokens += num_right as u64;
+        self.num_accepted_at.iter_mut().take(num_right).for_each(|count| *count += 1);
+    }
+}
+
+impl Drafts {
+    pub(super) fn new(config: SpeculativeConfig) -> Self {
+        let source: Option<Box<dyn DraftSource>> = match config.method {
+            _ if config.num_speculative_tokens == 0 => None,
+            SpeculativeMethod::Forced => None,
+            SpeculativeMethod::Suffix => Some(Box::new(LookupSource::suffix())),
+            SpeculativeMethod::Ngram { min, max } => Some(Box::new(LookupSource::ngram(min, max))),
+        };
+        Self { source, max_tokens: config.num_speculative_tokens, draft: Draft::default() }
+    }
+}
+
+impl EngineCore {
+    /// Drafts come from here from now on, up to [`SpeculativeConfig::num_speculative_tokens`] of a sequence in a step.
+    pub fn set_draft_source(&mut self, source: Box<dyn DraftSource>) {
+        self.drafts.source = Some(source);
+    }
+
+    /// Tells the scheduler what may follow the sequences that generate.
+    pub(super) fn propose_drafts(&mut self) {
+        let Drafts { source, max_tokens, draft } = &mut self.drafts;
+        let mut max_new_tokens = MAX_NEW_TOKENS;
+        for id in self.scheduler.generating() {
+            let (Some(state), Some(sequence)) =
+                (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
+            else {
+                continue;
+            };
+            draft.clear();
+            match &state.allowed {
+                Allowed::NotKnown => continue,
+                // Cut to what may come when the mask was made.
+                Allowed::Tokens(constrained) => draft.clone_from(constrained.draft()),
+                Allowed::All => {
+                    let Some(source) = source else { continue };
+                    let drafter = SequenceDrafter::of(&mut state.drafter, source.as_ref());
+                    if drafter.catch_up(sequence.token_ids(), &mut max_new_tokens) {
+                        drafter.drafter.draft(*max_tokens, draft);
+                    }
+                }
+            }
+            self.scheduler.propose(id, draft);
+        }
+    }
+
+    /// What a drafter says of a sequence with a constraint that has just got a token.
+    pub(super) fn hint(&mut self, id: SeqId) -> Draft {
+        let mut draft = Draft::default();
+        let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
+        else {
+            return draft;
+        };
+        if let Some(source) = &self.drafts.source {
+            let drafter = SequenceDrafter::of(&mut state.drafter, source.as_ref());
+            if drafter.catch_up(sequence.token_ids(), &mut MAX_NEW_TOKENS.clone()) {
+                drafter.drafter.draft(self.drafts.max_tokens, &mut draft);
+            }
+        }
+        draft
+    }
+
+    /// Hears how many tokens came of a row's draft.
+    pub(super) fn learn_draft(&mut self, row: &ScheduledRow, num_tokens: usize) {
+        if row.num_draft_tokens == 0 {
+            return;
+        }
+        let num_right = num_tokens.saturating_sub(1);
+        self.stats.speculation.count(row.num_draft_tokens, num_right);
+        let Some(state) = self.table.sequences.get_mut(&row.seq) else { return };
+        state.num_accepted_draft_tokens += num_right;
+        state.num_rejected_draft_tokens += row.num_draft_tokens - num_right;
+        state.learn_draft(row.num_draft_tokens, num_right);
+    }
+}
+
+impl SequenceState {
+    fn learn_draft(&mut self, num_tried: usize, num_right: usize) {
+        let was_forced = match &mut self.allowed {
+            Allowed::Tokens(constrained) => constrained.learn_forced(num_tried, num_right),
+            Allowed::All | Allowed::NotKnown => false,
+        };
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| !was_forced) {
+            drafter.drafter.learn(num_tried, num_right);
+        }
+    }
+}
+
+impl SequenceDrafter {
+    fn of<'a>(own: &'a mut Option<Self>, source: &dyn DraftSource) -> &'a mut Self {
+        own.get_or_insert_with(|| Self { drafter: source.start(), num_tokens: 0 })
+    }
+
+    /// Takes tokens that it has not seen, up to so many; whether it has all of them now.
+    fn catch_up(&mut self, token_ids: &[u32], max_new_tokens: &mut usize) -> bool {
+        let new = &token_ids[self.num_tokens.min(token_ids.len())..];
+        let new = &new[..new.len().min(*max_new_tokens)];
+        self.drafter.extend(new);
+        self.num_tokens += new.len();
+        *max_new_tokens -= new.len();
+        self.num_tokens == token_ids.len()
+    }
+}

@@ -1,0 +1,128 @@
+//! Drafts under a constraint.
+//!
+//! A second state of the constraint, the scout, follows the sequence, goes on as far as a draft, and takes those tokens back. So
+//! what drafting finds out, costs or fails with is nothing to the sequence's own state.
+//!
+//! Where one token may come, or a text must, that is the draft; else what a drafter says, as far as the constraint allows it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::constrained::{Ends, Next};
+use crate::Result;
+use crate::sampling::{ConstraintState, TokenMask};
+use crate::speculation::Draft;
+
+/// How likely a token of a forced text is expected to come: the text must, but not cut into these tokens. And what of what was
+/// seen counts after one draft more.
+const EXPECTED: f32 = 0.9;
+const KEPT: f32 = 0.9;
+
+/// How far to go.
+#[derive(Debug, Clone)]
+pub(super) struct LookAhead {
+    pub(super) max_tokens: usize,
+    /// The mask of the next token is there and waits for this.
+    pub(super) max_time: Duration,
+    /// What a drafter says.
+    pub(super) hint: Draft,
+}
+
+/// The second state, and what it has found.
+pub(super) struct Scout {
+    state: Box<dyn ConstraintState>,
+    draft: Draft,
+    /// What may be chosen behind each token of the draft.
+    allowed: Vec<TokenMask>,
+    /// Tokens at the beginning of the draft that are forced.
+    num_forced: usize,
+    /// How likely a token of a forced text is to come.
+    chance: f32,
+}
+
+impl Scout {
+    pub(super) fn new(state: Box<dyn ConstraintState>) -> Self {
+        Self { state, draft: Draft::default(), allowed: Vec::new(), num_forced: 0, chance: EXPECTED }
+    }
+
+    pub(super) fn drafted(&self) -> &Draft {
+        &self.draft
+    }
+
+    pub(super) fn allowed(&self) -> &[TokenMask] {
+        &self.allowed
+    }
+
+    /// Takes tokens of the sequence.
+    pub(super) fn follow(&mut self, token_ids: &[u32]) -> Result<()> {
+        token_ids.iter().try_for_each(|token_id| self.state.accept(*token_id))
+    }
+
+    /// Drafts behind `num_output_tokens` tokens, where `next` may follow.
+    pub(super) fn draft(
+        &mut self,
+        ends: &Ends,
+        next: &TokenMask,
+        num_output_tokens: usize,
+        look_ahead: &LookAhead,
+    ) -> Result<()> {
+        self.draft.clear();
+        self.allowed.clear();
+        self.num_forced = 0;
+        let start = Instant::now();
+        let mut forced = VecDeque::new();
+        let mut num_accepted = 0;
+        while self.draft.len() < look_ahead.max_tokens && start.elapsed() < look_ahead.max_time {
+            let next = self.allowed.last().unwrap_or(next);
+            let only = next.only();
+            let is_forced_so_far = self.num_forced == self.draft.len();
+            if only.is_none() && forced.is_empty() && is_forced_so_far {
+                forced.extend(self.state.forced());
+            }
+            let (token_id, chance) = match (only, forced.front(), self.hinted(&look_ahead.hint)) {
+                (Some(token_id), ..) => (token_id, 1.0),
+                (None, Some(token_id), _) => (*token_id, self.chance),
+                (None, None, Some((token_id, chance))) => (token_id, chance),
+                (None, None, None) => break,
+            };
+            let is_forced = only.is_some() || !forced.is_empty();
+            if forced.pop_front().is_some_and(|forced| forced != token_id) {
+                forced.clear();
+            }
+            // An end is drawn, not drafted: behind it nothing is computed.
+            if !next.contains(token_id) || ends.token_ids.contains(&token_id) {
+                break;
+            }
+            self.state.accept(token_id)?;
+            num_accepted += 1;
+            let mut allowed = TokenMask::default();
+            if ends.update(self.state.as_mut(), &mut allowed, num_output_tokens + num_accepted)?
+                == Next::Nothing
+            {
+                break;
+            }
+            self.num_forced += usize::from(is_forced && is_forced_so_far);
+            self.draft.push(token_id, chance);
+            self.allowed.push(allowed);
+        }
+        if num_accepted > 0 { self.state.roll_back(num_accepted) } else { Ok(()) }
+    }
+
+    /// What the drafter says comes next, if all so far is as it said.
+    fn hinted(&self, hint: &Draft) -> Option<(u32, f32)> {
+        let (place, so_far) = (self.draft.len(), &self.draft.token_ids);
+        let is_alike = hint.token_ids.starts_with(so_far);
+        is_alike.then(|| Some((*hint.token_ids.get(place)?, hint.chances[place]))).flatten()
+    }
+
+    /// Hears how much of the draft came; false if it was not of forced tokens.
+    pub(super) fn learn_forced(&mut self, num_tried: usize, num_right: usize) -> bool {
+        if self.num_forced == 0 {
+            return false;
+        }
+        let num_seen = num_tried.min(num_right + 1).min(self.num_forced) as f32;
+        let share = num_right.min(self.num_forced) as f32 / num_seen;
+        self.chance = KEPT * self.chance + (1.0 - KEPT) * share;
+        true
+    }
+}

@@ -1,0 +1,107 @@
+//! Drafted tokens: which of them a step computes behind the last known token of a sequence.
+//!
+//! A step samples behind each drafted token as if it had been reached one by one, and what is sampled is compared, so a draft
+//! can change when a token is computed and never which. How many are worth their time is decided for each step: a row more
+//! takes time of all that are in it.
+
+use super::{Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
+use crate::speculation::Draft;
+
+impl Scheduler {
+    /// Bounds the tokens of steps that have drafted ones. Where a device computes few tokens in another way than many, this is
+    /// the most that are few, so that a draft changes no bit.
+    pub fn limit_drafted_steps(&mut self, max_tokens: usize) {
+        self.max_drafted_step = max_tokens;
+    }
+
+    /// Hears what may follow a sequence, in place of what was said before. Forgotten when the sequence gets a token.
+    pub fn propose(&mut self, id: SeqId, draft: &Draft) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.set_draft(draft);
+        }
+    }
+
+    /// Sequences that take part in the next step with a token alone, behind which drafted ones could be tried.
+    #[must_use]
+    pub fn generating(&self) -> Vec<SeqId> {
+        if self.config.speculative.num_speculative_tokens == 0 {
+            return Vec::new();
+        }
+        let may_have = |id: &&SeqId| may_have_draft(&self.sequences[id]);
+        self.running.iter().filter(may_have).copied().collect()
+    }
+
+    /// Whether a row could have drafted tokens behind its next one.
+    pub(super) fn has_drafts(&self, output: &SchedulerOutput) -> bool {
+        let num_rows = output.rows.len();
+        output.rows.iter().any(|row| self.num_worthwhile(&self.sequences[&row.seq], num_rows) > 0)
+    }
+
+    /// Adds drafted tokens to rows that generate, with what they need: tokens of the step, rows of logits, and blocks, of
+    /// which nobody is deprived.
+    pub(super) fn add_drafts(&mut self, output: &mut SchedulerOutput) {
+        let num_tokens = output.num_scheduled_tokens();
+        let num_logits: usize =
+            output.rows.iter().map(|row| self.num_logits(row.seq, row.start, row.len)).sum();
+        let mut room = [
+            self.config.max_num_batched_tokens.saturating_sub(num_tokens),
+            self.config.max_num_logits().saturating_sub(num_logits),
+            self.max_drafted_step.saturating_sub(num_tokens),
+            // What others of the step need in the next one stays free.
+            self.pool.num_free().saturating_sub(output.rows.len()) * self.config.block_size,
+        ]
+        .into_iter()
+        .min()
+        .unwrap_or(0);
+        let mut num_rows = output.rows.len();
+        for row in &mut output.rows {
+            let sequence = &self.sequences[&row.seq];
+            if row.len != 1 || row.samples != [row.seq] || !may_have_draft(sequence) {
+                continue;
+            }
+            let most = self.num_worthwhile(sequence, num_rows).min(room);
+            let Some(num_draft_tokens) = (1..=most).rev().find(|num| self.can_reserve(row.seq, 1 + num))
+            else {
+                continue;
+            };
+            let copy = self.reserve(row.seq, 1 + num_draft_tokens);
+            row.copy = row.copy.or(copy);
+            (row.len, row.num_draft_tokens) = (1 + num_draft_tokens, num_draft_tokens);
+            room -= num_draft_tokens;
+            num_rows += num_draft_tokens;
+        }
+    }
+
+    /// Rows of logits that a planned row takes at most.
+    fn num_logits(&self, id: SeqId, start: usize, len: usize) -> usize {
+        let sequence = &self.sequences[&id];
+        if sequence.prompt_logits && start < sequence.num_prompt_tokens { len } else { 1 }
+    }
+
+    /// How many of the drafted tokens to try in a step of `num_rows` rows: as long as one more is likelier to be right than
+    /// the part of the step that its time is, counted in the tokens which the step gives.
+    fn num_worthwhile(&self, sequence: &Sequence, num_rows: usize) -> usize {
+        let time = self.step_time();
+        let most = sequence.max_len.saturating_sub(sequence.token_ids().len() + 1);
+        let most = most.min(self.config.speculative.num_speculative_tokens);
+        let (mut num_tokens, mut chance) = (num_rows.max(1) as f64, 1.0);
+        let mut step = time.own + time.row * num_tokens;
+        let pays = |chances: &&f32| {
+            chance *= f64::from(**chances);
+            let is_worth_it = chance * step > time.row * num_tokens;
+            num_tokens += chance;
+            step += time.row;
+            is_worth_it
+        };
+        sequence.draft_chances().iter().take(most).take_while(pays).count()
+    }
+}
+
+/// Whether the next token of the sequence is a generated one, with nothing before it to compute.
+fn may_have_draft(sequence: &Sequence) -> bool {
+    sequence.status == SequenceStatus::Running
+        && !sequence.is_held
+        && sequence.num_uncomputed_tokens() == 1
+        && sequence.num_computed_tokens >= sequence.num_prompt_tokens
+        && sequence.forks.is_empty()
+}

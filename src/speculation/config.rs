@@ -1,0 +1,166 @@
+//! What is drafted, and how much of it.
+
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use crate::{Error, Result, quoted};
+
+/// How drafts are made, with vLLM's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpeculativeMethod {
+    /// Nothing but what a grammar forces.
+    Forced,
+    /// What followed the longest suffix that was there before, in the sequence's own prompt and output.
+    Suffix,
+    /// The same, of suffixes of `prompt_lookup_min` to `prompt_lookup_max` tokens only.
+    Ngram {
+        /// Fewest tokens of a suffix.
+        min: usize,
+        /// Most tokens of it that are compared.
+        max: usize,
+    },
+}
+
+/// Speculation of an engine. Text that a grammar forces is drafted with every method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpeculativeConfig {
+    /// How drafts are made.
+    pub method: SpeculativeMethod,
+    /// Most drafted tokens that are tried behind the last token of a sequence in a step; 0 turns all of it off.
+    pub num_speculative_tokens: usize,
+}
+
+impl SpeculativeConfig {
+    /// Drafted tokens if nothing else is said.
+    pub const USUAL_TOKENS: usize = 8;
+    /// The most that may be asked for.
+    pub const MAX_TOKENS: usize = 64;
+
+    /// No speculation at all.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self { method: SpeculativeMethod::Forced, num_speculative_tokens: 0 }
+    }
+
+    /// This method with the usual number of tokens.
+    #[must_use]
+    pub const fn of(method: SpeculativeMethod) -> Self {
+        Self { method, num_speculative_tokens: Self::USUAL_TOKENS }
+    }
+}
+
+/// Keys of the JSON form.
+const METHOD: &str = "method";
+const NUM_TOKENS: &str = "num_speculative_tokens";
+const LOOKUP_MIN: &str = "prompt_lookup_min";
+const LOOKUP_MAX: &str = "prompt_lookup_max";
+
+impl SpeculativeConfig {
+    /// The names of methods, as in the JSON form.
+    pub const METHODS: [&str; 3] = ["suffix", "ngram", "forced"];
+    /// Keys of the JSON form.
+    pub const KEYS: [&str; 4] = [METHOD, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX];
+}
+
+/// The JSON object of vLLM's `--speculative-config`.
+impl FromStr for SpeculativeConfig {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let value: Value = serde_json::from_str(text).map_err(|error| {
+            Error::invalid_request(format!("{} is no JSON: {error}", quoted(text)))
+                .with_hint(r#"write it as in {"method": "suffix", "num_speculative_tokens": 8}"#)
+        })?;
+        let Value::Object(object) = value else {
+            return Err(Error::invalid_request(format!("{} is no JSON object", quoted(text))));
+        };
+        if let Some(key) = object.keys().find(|key| !Self::KEYS.contains(&key.as_str())) {
+            return Err(Error::invalid_request(format!("unknown key {}", quoted(key)))
+                .with_hint(format!("the keys are {}", Self::KEYS.join(", "))));
+        }
+        let number = |key: &str, usual: usize, low: usize, high: usize| match object.get(key) {
+            None | Some(Value::Null) => Ok(usual),
+            Some(value) => {
+                let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+                number.filter(|number| (low..=high).contains(number)).ok_or_else(|| {
+                    Error::invalid_request(format!(
+                        "{key} is {value}; it must be at least {low} and at most {high}"
+                    ))
+                })
+            }
+        };
+        let num_speculative_tokens = number(NUM_TOKENS, Self::USUAL_TOKENS, 0, Self::MAX_TOKENS)?;
+        let method = match object.get(METHOD).map(|method| (method, method.as_str())) {
+            None | Some((_, Some("suffix"))) => SpeculativeMethod::Suffix,
+            Some((_, Some("forced"))) => SpeculativeMethod::Forced,
+            // As in vLLM, one of the two is the other one if that is missing.
+            Some((_, Some("ngram"))) => {
+                let (min, max) = (object.get(LOOKUP_MIN), object.get(LOOKUP_MAX));
+                let (most, usual) = (u32::MAX as usize, 5);
+                let max = number(if max.is_some() { LOOKUP_MAX } else { LOOKUP_MIN }, usual, 1, most)?;
+                let min = number(if min.is_some() { LOOKUP_MIN } else { LOOKUP_MAX }, usual, 1, most)?;
+                if min > max {
+                    return Err(Error::invalid_request(format!(
+                        "{LOOKUP_MIN} is {min}, more than {LOOKUP_MAX}, which is {max}"
+                    )));
+                }
+                SpeculativeMethod::Ngram { min, max }
+            }
+            Some((method, _)) => {
+                return Err(Error::invalid_request(format!("unknown method {method}"))
+                    .with_hint(format!("the methods are {}", Self::METHODS.join(", "))));
+            }
+        };
+        Ok(Self { method, num_speculative_tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_form_is_that_of_vllm() {
+        let check = |text: &str, method, num_speculative_tokens| {
+            assert_eq!(
+                text.parse::<SpeculativeConfig>().unwrap(),
+                SpeculativeConfig { method, num_speculative_tokens },
+                "{text}"
+            );
+        };
+        check("{}", SpeculativeMethod::Suffix, 8);
+        check(r#"{"method": "suffix", "num_speculative_tokens": 3}"#, SpeculativeMethod::Suffix, 3);
+        check(r#"{"method": "forced", "num_speculative_tokens": null}"#, SpeculativeMethod::Forced, 8);
+        check(r#"{"method": "ngram"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
+        check(
+            r#"{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}"#,
+            SpeculativeMethod::Ngram { min: 4, max: 4 },
+            5,
+        );
+        check(
+            r#"{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}"#,
+            SpeculativeMethod::Ngram { min: 2, max: 4 },
+            8,
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, words) in [
+            ("suffix", "is no JSON"),
+            ("[]", "is no JSON object"),
+            (r#"{"method": "eagle"}"#, r#"unknown method "eagle""#),
+            (r#"{"method": 3}"#, "unknown method 3"),
+            (r#"{"num_speculative_tokens": 65}"#, "is 65; it must be at least 0 and at most 64"),
+            (r#"{"num_speculative_tokens": -1}"#, "is -1"),
+            (r#"{"num_speculative_tokens": 1.5}"#, "is 1.5"),
+            (r#"{"method": "ngram", "prompt_lookup_min": 0}"#, "prompt_lookup_min is 0"),
+            (r#"{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}"#, "is 5, more than"),
+            (r#"{"tokens": 5}"#, r#"unknown key "tokens""#),
+        ] {
+            let error = text.parse::<SpeculativeConfig>().unwrap_err();
+            assert!(error.message().contains(words), "{error}");
+        }
+    }
+}

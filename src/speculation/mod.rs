@@ -1,0 +1,69 @@
+//! Speculation: tokens that may follow a sequence are drafted, and a step computes several of them at once.
+//!
+//! Each position is sampled with its own logits, random number, penalties and mask, as if it had been reached one by one, and
+//! the draft is kept as far as it agrees. So no draft can change a token or a log-probability, only when it comes.
+//!
+//! A [`Drafter`] proposes; the scheduler decides how many of the tokens are worth their time (`scheduler/drafts.rs`). Pure: no
+//! tensors, no text, no clock.
+
+mod acceptance;
+mod config;
+mod suffix;
+mod suffix_automaton;
+
+pub use acceptance::Acceptance;
+pub use config::{SpeculativeConfig, SpeculativeMethod};
+pub use suffix::{LookupDrafter, LookupSource};
+
+/// Tokens that may follow a sequence.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Draft {
+    /// In their order.
+    pub token_ids: Vec<u32>,
+    /// For each the probability, 0 to 1, that it is the one to come if those before it are. As many as tokens.
+    pub chances: Vec<f32>,
+}
+
+impl Draft {
+    /// Tokens in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// Whether nothing is drafted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.token_ids.is_empty()
+    }
+
+    /// Adds a token with its probability.
+    pub fn push(&mut self, token_id: u32, chance: f32) {
+        self.token_ids.push(token_id);
+        self.chances.push(chance);
+    }
+
+    /// Takes all tokens out and keeps the memory.
+    pub fn clear(&mut self) {
+        self.token_ids.clear();
+        self.chances.clear();
+    }
+}
+
+/// Proposes how one sequence may go on, from its own tokens only.
+pub trait Drafter: Send {
+    /// Takes the next tokens of the sequence: the prompt first, which may come in chunks.
+    fn extend(&mut self, token_ids: &[u32]);
+
+    /// Adds up to `max_tokens` tokens to the empty `draft` that may follow those so far.
+    fn draft(&mut self, max_tokens: usize, draft: &mut Draft);
+
+    /// Hears that of the last draft `num_tried` tokens were tried, of which the first `num_right` came.
+    fn learn(&mut self, num_tried: usize, num_right: usize);
+}
+
+/// Starts a [`Drafter`] for each sequence.
+pub trait DraftSource: Send {
+    /// The drafter of a sequence without tokens.
+    fn start(&self) -> Box<dyn Drafter>;
+}

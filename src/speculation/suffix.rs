@@ -1,0 +1,124 @@
+//! Drafts from what a sequence has said or read before.
+
+use std::sync::Arc;
+
+use super::acceptance::OwnAcceptance;
+use super::suffix_automaton::{Match, SuffixAutomaton};
+use super::{Acceptance, Draft, DraftSource, Drafter};
+
+/// Starts drafters that look their tokens up in the sequence itself.
+#[derive(Debug)]
+pub struct LookupSource {
+    min_match: usize,
+    max_match: usize,
+    acceptance: Arc<Acceptance>,
+}
+
+impl LookupSource {
+    /// Fewest tokens of a suffix that is worth a try.
+    const MIN_SUFFIX: usize = 2;
+
+    /// The longest suffix that was there before.
+    #[must_use]
+    pub fn suffix() -> Self {
+        Self::ngram(Self::MIN_SUFFIX, usize::MAX)
+    }
+
+    /// A suffix of at least `min` tokens, of which no more than `max` count.
+    #[must_use]
+    pub fn ngram(min: usize, max: usize) -> Self {
+        Self { min_match: min.max(1), max_match: max, acceptance: Arc::default() }
+    }
+}
+
+impl DraftSource for LookupSource {
+    fn start(&self) -> Box<dyn Drafter> {
+        Box::new(LookupDrafter {
+            min_match: self.min_match,
+            max_match: self.max_match,
+            automaton: SuffixAutomaton::default(),
+            all: Arc::clone(&self.acceptance),
+            own: OwnAcceptance::default(),
+            drafted_from: 0,
+        })
+    }
+}
+
+/// Drafts what followed the longest suffix of the sequence that was there before.
+#[derive(Debug)]
+pub struct LookupDrafter {
+    min_match: usize,
+    max_match: usize,
+    automaton: SuffixAutomaton,
+    all: Arc<Acceptance>,
+    own: OwnAcceptance,
+    /// Tokens of the match behind the last draft.
+    drafted_from: usize,
+}
+
+impl Drafter for LookupDrafter {
+    fn extend(&mut self, token_ids: &[u32]) {
+        token_ids.iter().for_each(|token_id| self.automaton.push(*token_id));
+    }
+
+    fn draft(&mut self, max_tokens: usize, draft: &mut Draft) {
+        let Some(Match { len, end }) = self.automaton.longest_match() else { return };
+        if len < self.min_match {
+            return;
+        }
+        self.drafted_from = len.min(self.max_match);
+        let chance = self.own.chance(&self.all, self.drafted_from);
+        let token_ids = self.automaton.token_ids();
+        for position in end..end + max_tokens {
+            // What repeats itself goes on to do so: behind the last token come those of the draft.
+            let token_id =
+                token_ids.get(position).or_else(|| draft.token_ids.get(position - token_ids.len()));
+            match token_id.copied() {
+                Some(token_id) => draft.push(token_id, chance),
+                None => break,
+            }
+        }
+    }
+
+    fn learn(&mut self, num_tried: usize, num_right: usize) {
+        self.own.learn(&self.all, self.drafted_from, num_tried, num_right);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(source: &LookupSource, token_ids: &[u32], max_tokens: usize) -> Vec<u32> {
+        let mut drafter = source.start();
+        drafter.extend(token_ids);
+        let mut draft = Draft::default();
+        drafter.draft(max_tokens, &mut draft);
+        assert_eq!(draft.token_ids.len(), draft.chances.len());
+        draft.token_ids
+    }
+
+    #[test]
+    fn what_followed_before_may_follow_again() {
+        let suffix = LookupSource::suffix();
+        assert_eq!(draft(&suffix, &[1, 2, 3, 4, 5, 9, 1, 2, 3], 4), [4, 5, 9, 1]);
+        assert_eq!(draft(&suffix, &[1, 2, 3, 4, 5, 9, 1, 2, 3], 2), [4, 5]);
+        // The longest match counts, not the last one of fewer tokens.
+        assert_eq!(draft(&suffix, &[1, 2, 3, 7, 2, 3, 8, 1, 2, 3], 1), [7]);
+        // Of matches of one length the last one.
+        assert_eq!(draft(&suffix, &[2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [8]);
+        // A loop goes on.
+        assert_eq!(draft(&suffix, &[5, 6, 5, 6, 5], 5), [6, 5, 6, 5, 6]);
+        for nothing in [&[][..], &[1], &[1, 2, 3], &[1, 2, 3, 1]] {
+            assert!(draft(&suffix, nothing, 4).is_empty(), "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn an_ngram_has_a_least_length() {
+        let tokens = [1, 2, 3, 4, 1, 2, 3];
+        assert_eq!(draft(&LookupSource::ngram(3, 5), &tokens, 2), [4, 1]);
+        assert!(draft(&LookupSource::ngram(4, 5), &tokens, 2).is_empty());
+        assert_eq!(draft(&LookupSource::ngram(1, 1), &[1, 2, 1], 2), [2, 1]);
+    }
+}
