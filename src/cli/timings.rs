@@ -120,6 +120,8 @@ mod tests {
         prefix_miss: None,
         num_cached_tokens: 50,
         num_preemptions: 0,
+        num_accepted_draft_tokens: 0,
+        num_rejected_draft_tokens: 0,
         queue_time: Duration::from_millis(1),
         prefill_time: Duration::from_millis(500),
         decode_time: Duration::from_millis(2_000),

@@ -11,10 +11,11 @@ use super::following::Allowed;
 use super::masks::{Masks, Owner};
 use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
 use super::request::{ModelLimits, Request, RequestId};
+use super::resolver::Resolver;
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
-use crate::runner::{RowOutput, Runner, Step, StepDraft, StepRow};
-use crate::sampling::{SampledToken, SamplerInput, SamplingParams};
+use crate::runner::{RowOutput, Runner};
+use crate::sampling::{SampledToken, SamplingParams};
 use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
 use crate::{Error, ErrorKind, Result};
 
@@ -70,31 +71,33 @@ pub struct EngineStats {
 /// Everything that is unfinished.
 #[derive(Default)]
 pub(super) struct Table {
-    requests: HashMap<RequestId, RequestState>,
+    pub(super) requests: HashMap<RequestId, RequestState>,
     pub(super) sequences: HashMap<SeqId, SequenceState>,
 }
 
-struct RequestState {
-    params: Arc<SamplingParams>,
-    seed: u64,
-    end_token_ids: Arc<[u32]>,
+pub(super) struct RequestState {
+    pub(super) params: Arc<SamplingParams>,
+    pub(super) seed: u64,
+    pub(super) end_token_ids: Arc<[u32]>,
     /// By index; `None` when finished.
-    sequences: Vec<Option<SeqId>>,
+    pub(super) sequences: Vec<Option<SeqId>>,
     /// Log-probabilities to report for each prompt token.
-    prompt_logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<usize>,
     /// Report raw logits.
-    prompt_logits: bool,
+    pub(super) prompt_logits: bool,
     /// Report how far the prompt is.
-    prompt_progress: bool,
+    pub(super) prompt_progress: bool,
+    /// What the outputs are said to be like.
+    pub(super) prediction: Vec<u32>,
     /// Prompt tokens of which all that is wanted has been reported.
-    num_reported_tokens: usize,
-    arrival: Instant,
+    pub(super) num_reported_tokens: usize,
+    pub(super) arrival: Instant,
 }
 
 pub(super) struct SequenceState {
-    request: RequestId,
+    pub(super) request: RequestId,
     pub(super) owner: Owner,
-    index: usize,
+    pub(super) index: usize,
     first_scheduled: Option<Instant>,
     first_token: Option<Instant>,
     /// Aborted while its forks still need it to compute the prompt.
@@ -198,6 +201,8 @@ impl EngineCore {
         }
         let max_len = request.max_len(&self.config);
         let Request { params, constraint, prompt_logits, prompt_logprobs, prompt_progress, .. } = request;
+        let mut prediction = request.prediction;
+        prediction.truncate(max_len);
         let mut end_token_ids = params.stop_token_ids.clone();
         if !params.ignore_eos {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
@@ -241,6 +246,7 @@ impl EngineCore {
             prompt_logprobs,
             prompt_logits,
             prompt_progress,
+            prediction,
             num_reported_tokens: 0,
             arrival: Instant::now(),
         };
@@ -613,57 +619,6 @@ impl EngineCore {
             prefill_time: first_token.saturating_duration_since(scheduled),
             decode_time: now.saturating_duration_since(first_token),
         }
-    }
-}
-
-/// Looks up what a plan refers to by number.
-struct Resolver<'a> {
-    scheduler: &'a Scheduler,
-    table: &'a Table,
-}
-
-impl<'a> Resolver<'a> {
-    fn step(&self, plan: &SchedulerOutput) -> Step<'a> {
-        let rows = plan.rows.iter().filter_map(|row| {
-            let sequence = self.scheduler.sequence(row.seq)?;
-            let request = self.table.requests.get(&self.table.sequences.get(&row.seq)?.request)?;
-            // Only the sequence that first computes the prompt tells of it.
-            let is_prompt = sequence.prompt_logits() && row.start < sequence.prompt_token_ids().len();
-            Some(StepRow {
-                seq: row.seq,
-                token_ids: sequence.drafted_token_ids(row.num_draft_tokens),
-                start: row.start,
-                len: row.len,
-                draft: self.draft(row),
-                num_grouped_tokens: sequence.num_grouped_tokens(),
-                block_table: sequence.block_table(),
-                copy: row.copy,
-                samples: row.samples.iter().filter_map(|id| self.sampler_input(*id)).collect(),
-                all_logits: request.prompt_logits && is_prompt,
-                prompt_logprobs: request.prompt_logprobs.filter(|_| is_prompt),
-            })
-        });
-        Step { rows: rows.collect(), num_steps: plan.num_steps, looks_ahead: plan.looks_ahead }
-    }
-
-    fn draft(&self, row: &ScheduledRow) -> StepDraft<'a> {
-        let allowed = self.table.sequences.get(&row.seq).map_or(&[][..], |state| state.allowed.drafted());
-        StepDraft { num_tokens: row.num_draft_tokens, allowed }
-    }
-
-    fn sampler_input(&self, id: SeqId) -> Option<SamplerInput<'a>> {
-        let state = self.table.sequences.get(&id)?;
-        let request = self.table.requests.get(&state.request)?;
-        let sequence = self.scheduler.sequence(id)?;
-        Some(SamplerInput {
-            params: &request.params,
-            seed: request.seed,
-            stream: state.index as u32,
-            prompt_token_ids: sequence.prompt_token_ids(),
-            output_token_ids: sequence.output_token_ids(),
-            end_token_ids: &request.end_token_ids,
-            allowed: state.allowed.tokens(),
-        })
     }
 }
 

@@ -12,6 +12,7 @@ const MAX_NEW_TOKENS: usize = 4_096;
 /// Drafts of an engine.
 pub(super) struct Drafts {
     source: Option<Box<dyn DraftSource>>,
+    of_predictions: LookupSource,
     pub(super) max_tokens: usize,
     /// Kept for its memory.
     draft: Draft,
@@ -64,7 +65,13 @@ impl Drafts {
             SpeculativeMethod::Suffix => Some(Box::new(LookupSource::suffix())),
             SpeculativeMethod::Ngram { min, max } => Some(Box::new(LookupSource::ngram(min, max))),
         };
-        Self { source, max_tokens: config.num_speculative_tokens, draft: Draft::default() }
+        let of_predictions = LookupSource::suffix();
+        Self { source, of_predictions, max_tokens: config.num_speculative_tokens, draft: Draft::default() }
+    }
+
+    /// What drafts where nothing else does, if something is predicted.
+    fn of_predictions(&self, prediction: &[u32]) -> Option<&dyn DraftSource> {
+        (!prediction.is_empty()).then_some(&self.of_predictions)
     }
 }
 
@@ -76,45 +83,47 @@ impl EngineCore {
 
     /// Tells the scheduler what may follow the sequences that generate.
     pub(super) fn propose_drafts(&mut self) {
-        let Drafts { source, max_tokens, draft } = &mut self.drafts;
+        let mut draft = std::mem::take(&mut self.drafts.draft);
         let mut max_new_tokens = MAX_NEW_TOKENS;
         for id in self.scheduler.generating() {
-            let (Some(state), Some(sequence)) =
-                (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
-            else {
-                continue;
-            };
             draft.clear();
-            match &state.allowed {
-                Allowed::NotKnown => continue,
+            match self.table.sequences.get(&id).map(|state| &state.allowed) {
                 // Cut to what may come when the mask was made.
-                Allowed::Tokens(constrained) => draft.clone_from(constrained.draft()),
-                Allowed::All => {
-                    let Some(source) = source else { continue };
-                    let drafter = SequenceDrafter::of(&mut state.drafter, source.as_ref());
-                    if drafter.catch_up(sequence.token_ids(), &mut max_new_tokens) {
-                        drafter.drafter.draft(*max_tokens, draft);
-                    }
-                }
+                Some(Allowed::Tokens(constrained)) => draft.clone_from(constrained.draft()),
+                Some(Allowed::All) => self.look_up(id, &mut max_new_tokens, &mut draft),
+                Some(Allowed::NotKnown) | None => continue,
             }
-            self.scheduler.propose(id, draft);
+            self.scheduler.propose(id, &draft);
         }
+        self.drafts.draft = draft;
     }
 
-    /// What a drafter says of a sequence with a constraint that has just got a token.
+    /// What the drafter of a sequence says that has a constraint and has just got a token.
     pub(super) fn hint(&mut self, id: SeqId) -> Draft {
         let mut draft = Draft::default();
-        let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
-        else {
-            return draft;
-        };
-        if let Some(source) = &self.drafts.source {
-            let drafter = SequenceDrafter::of(&mut state.drafter, source.as_ref());
-            if drafter.catch_up(sequence.token_ids(), &mut MAX_NEW_TOKENS.clone()) {
-                drafter.drafter.draft(self.drafts.max_tokens, &mut draft);
-            }
+        if self.drafts.max_tokens > 0 {
+            self.look_up(id, &mut { MAX_NEW_TOKENS }, &mut draft);
         }
         draft
+    }
+
+    fn look_up(&mut self, id: SeqId, max_new_tokens: &mut usize, draft: &mut Draft) {
+        let (Some(state), Some(sequence)) = (self.table.sequences.get_mut(&id), self.scheduler.sequence(id))
+        else {
+            return;
+        };
+        let prediction =
+            self.table.requests.get(&state.request).map_or(&[][..], |request| &request.prediction);
+        let Some(source) = self.drafts.source.as_deref().or(self.drafts.of_predictions(prediction)) else {
+            return;
+        };
+        let drafter = state.drafter.get_or_insert_with(|| SequenceDrafter {
+            drafter: source.start(prediction.len(), sequence.prompt_token_ids().len()),
+            num_tokens: 0,
+        });
+        if drafter.catch_up(prediction, sequence.token_ids(), max_new_tokens) {
+            drafter.drafter.draft(self.drafts.max_tokens, draft);
+        }
     }
 
     /// Hears how many tokens came of a row's draft.
@@ -144,17 +153,17 @@ impl SequenceState {
 }
 
 impl SequenceDrafter {
-    fn of<'a>(own: &'a mut Option<Self>, source: &dyn DraftSource) -> &'a mut Self {
-        own.get_or_insert_with(|| Self { drafter: source.start(), num_tokens: 0 })
-    }
-
     /// Takes tokens that it has not seen, up to so many; whether it has all of them now.
-    fn catch_up(&mut self, token_ids: &[u32], max_new_tokens: &mut usize) -> bool {
-        let new = &token_ids[self.num_tokens.min(token_ids.len())..];
-        let new = &new[..new.len().min(*max_new_tokens)];
-        self.drafter.extend(new);
-        self.num_tokens += new.len();
-        *max_new_tokens -= new.len();
-        self.num_tokens == token_ids.len()
+    fn catch_up(&mut self, prediction: &[u32], token_ids: &[u32], max_new_tokens: &mut usize) -> bool {
+        let num_all = prediction.len() + token_ids.len();
+        for (start, part) in [(0, prediction), (prediction.len(), token_ids)] {
+            let first = self.num_tokens.saturating_sub(start).min(part.len());
+            let new = &part[first..];
+            let new = &new[..new.len().min(*max_new_tokens)];
+            self.drafter.extend(new);
+            self.num_tokens += new.len();
+            *max_new_tokens -= new.len();
+        }
+        self.num_tokens == num_all
     }
 }

@@ -12,6 +12,7 @@ mod handle;
 mod masks;
 mod output;
 mod request;
+mod resolver;
 mod scout;
 mod sink;
 mod thread;

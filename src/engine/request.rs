@@ -27,6 +27,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Report how far the computation of the prompt is.
     pub prompt_progress: bool,
+    /// Tokens that the outputs are likely to have much in common with, such as the text to be edited. They make nothing but time.
+    pub prediction: Vec<u32>,
     /// Every output follows this, for instance a [`Grammar`](crate::grammar::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
     /// On whose account the request is served. What there is, is divided between clients, not requests.

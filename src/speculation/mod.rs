@@ -52,7 +52,7 @@ impl Draft {
 
 /// Proposes how one sequence may go on, from its own tokens only.
 pub trait Drafter: Send {
-    /// Takes the next tokens of the sequence: the prompt first, which may come in chunks.
+    /// Takes the next tokens: those that are predicted, the prompt, which may come in chunks, and the output.
     fn extend(&mut self, token_ids: &[u32]);
 
     /// Adds up to `max_tokens` tokens to the empty `draft` that may follow those so far.
@@ -64,6 +64,7 @@ pub trait Drafter: Send {
 
 /// Starts a [`Drafter`] for each sequence.
 pub trait DraftSource: Send {
-    /// The drafter of a sequence without tokens.
-    fn start(&self) -> Box<dyn Drafter>;
+    /// The drafter of a sequence. The first `num_predicted` tokens that it will get are no part of the sequence: whoever sent
+    /// the request says that the output will be much like them. The next `num_prompt_tokens` are the prompt.
+    fn start(&self, num_predicted: usize, num_prompt_tokens: usize) -> Box<dyn Drafter>;
 }

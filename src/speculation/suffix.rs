@@ -6,6 +6,12 @@ use super::acceptance::OwnAcceptance;
 use super::suffix_automaton::{Match, SuffixAutomaton};
 use super::{Acceptance, Draft, DraftSource, Drafter};
 
+/// No token: nothing that begins before it goes on behind it.
+const SEPARATOR: u32 = u32::MAX;
+
+/// A prediction counts as a match of so many tokens, and as many more as it was right from the beginning on.
+const PREDICTION_MATCH: usize = 16;
+
 /// Starts drafters that look their tokens up in the sequence itself.
 #[derive(Debug)]
 pub struct LookupSource {
@@ -32,11 +38,14 @@ impl LookupSource {
 }
 
 impl DraftSource for LookupSource {
-    fn start(&self) -> Box<dyn Drafter> {
+    fn start(&self, num_predicted: usize, num_prompt_tokens: usize) -> Box<dyn Drafter> {
         Box::new(LookupDrafter {
             min_match: self.min_match,
             max_match: self.max_match,
             automaton: SuffixAutomaton::default(),
+            num_predicted,
+            first_output: num_predicted + usize::from(num_predicted > 0) + num_prompt_tokens,
+            is_as_predicted: true,
             all: Arc::clone(&self.acceptance),
             own: OwnAcceptance::default(),
             drafted_from: 0,
@@ -49,23 +58,47 @@ impl DraftSource for LookupSource {
 pub struct LookupDrafter {
     min_match: usize,
     max_match: usize,
+    /// What is predicted and a separator, if there is anything, and the sequence.
     automaton: SuffixAutomaton,
+    num_predicted: usize,
+    /// Where the output begins among these.
+    first_output: usize,
+    /// All of the output is the beginning of the prediction.
+    is_as_predicted: bool,
     all: Arc<Acceptance>,
     own: OwnAcceptance,
     /// Tokens of the match behind the last draft.
     drafted_from: usize,
 }
 
+impl LookupDrafter {
+    /// Where what may follow begins, and behind how many tokens that are alike.
+    fn find(&self) -> Option<Match> {
+        let place = self.automaton.token_ids().len().checked_sub(self.first_output);
+        match place.filter(|place| self.is_as_predicted && *place < self.num_predicted) {
+            Some(place) => Some(Match { len: PREDICTION_MATCH + place, end: place }),
+            None => self.automaton.longest_match().filter(|found| found.len >= self.min_match),
+        }
+    }
+}
+
 impl Drafter for LookupDrafter {
     fn extend(&mut self, token_ids: &[u32]) {
-        token_ids.iter().for_each(|token_id| self.automaton.push(*token_id));
+        for &token_id in token_ids {
+            let place = self.automaton.token_ids().len();
+            if place == self.num_predicted && place > 0 {
+                self.automaton.push(SEPARATOR);
+            }
+            if let Some(place) = place.checked_sub(self.first_output) {
+                let predicted = self.automaton.token_ids()[..self.num_predicted].get(place);
+                self.is_as_predicted &= predicted == Some(&token_id);
+            }
+            self.automaton.push(token_id);
+        }
     }
 
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft) {
-        let Some(Match { len, end }) = self.automaton.longest_match() else { return };
-        if len < self.min_match {
-            return;
-        }
+        let Some(Match { len, end }) = self.find() else { return };
         self.drafted_from = len.min(self.max_match);
         let chance = self.own.chance(&self.all, self.drafted_from);
         let token_ids = self.automaton.token_ids();
@@ -74,8 +107,8 @@ impl Drafter for LookupDrafter {
             let token_id =
                 token_ids.get(position).or_else(|| draft.token_ids.get(position - token_ids.len()));
             match token_id.copied() {
-                Some(token_id) => draft.push(token_id, chance),
-                None => break,
+                Some(token_id) if token_id != SEPARATOR => draft.push(token_id, chance),
+                _ => break,
             }
         }
     }
@@ -90,7 +123,7 @@ mod tests {
     use super::*;
 
     fn draft(source: &LookupSource, token_ids: &[u32], max_tokens: usize) -> Vec<u32> {
-        let mut drafter = source.start();
+        let mut drafter = source.start(0, token_ids.len());
         drafter.extend(token_ids);
         let mut draft = Draft::default();
         drafter.draft(max_tokens, &mut draft);
@@ -112,6 +145,26 @@ mod tests {
         for nothing in [&[][..], &[1], &[1, 2, 3], &[1, 2, 3, 1]] {
             assert!(draft(&suffix, nothing, 4).is_empty(), "{nothing:?}");
         }
+    }
+
+    #[test]
+    fn a_prediction_is_followed_and_found_again() {
+        let check = |output: &[u32], wanted: &[u32]| {
+            let mut drafter = LookupSource::suffix().start(5, 2);
+            drafter.extend(&[5, 6, 7]);
+            drafter.extend(&[8, 9, 1, 2]);
+            drafter.extend(output);
+            let mut draft = Draft::default();
+            drafter.draft(3, &mut draft);
+            assert_eq!(draft.token_ids, wanted, "{output:?}");
+        };
+        check(&[], &[5, 6, 7]);
+        check(&[5], &[6, 7, 8]);
+        check(&[5, 6, 7, 8], &[9]);
+        check(&[5, 6, 7, 8, 9], &[]);
+        // It went another way, and came back.
+        check(&[5, 3], &[]);
+        check(&[5, 3, 4, 6, 7], &[8, 9]);
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub(crate) struct Guesses {
 }
 
 impl DraftSource for Guesses {
-    fn start(&self) -> Box<dyn Drafter> {
+    fn start(&self, num_predicted: usize, _: usize) -> Box<dyn Drafter> {
+        assert_eq!(num_predicted, 0);
         Box::new(Guess { guesses: *self, tokens: Vec::new(), learned: None })
     }
 }
@@ -197,6 +198,37 @@ fn nothing_comes_after_an_end_token_in_a_draft() {
             tokens.iter().position(|token| *token == EOS).map_or(tokens.len(), |end| end + 1),
             tokens.len()
         );
+    }
+}
+
+/// A prediction is a draft whatever else is: as far as it is right, steps are saved, and where it is wrong, nothing is lost.
+#[test]
+fn a_prediction_is_tried() {
+    let params =
+        SamplingParams { max_tokens: Some(40), ignore_eos: true, seed: Some(1), ..Default::default() };
+    let prompt = vec![1, 2, 3];
+    let wanted = reference(&prompt, &params, 1, 0, 64);
+    let mut broken = wanted.clone();
+    broken[20] = (broken[20] + 1) % VOCAB_SIZE as u32;
+    let long = [&wanted[..], &[7; 500]].concat();
+    for method in [SpeculativeMethod::Forced, SpeculativeMethod::Suffix] {
+        let config = EngineConfig {
+            speculative: SpeculativeConfig { method, num_speculative_tokens: 4 },
+            ..drafting(4)
+        };
+        for (prediction, most_steps) in [
+            (wanted.clone(), 9),
+            (broken.clone(), 14),
+            (vec![9; 40], 40),
+            (Vec::new(), 40),
+            (long.clone(), 9),
+        ] {
+            let mut core = core(&config, None);
+            let request = Request { prediction, ..Request::new(prompt.clone(), params.clone()) };
+            let id = core.submit(request).unwrap();
+            assert_eq!(run_to_end(&mut core)[&id].tokens[&0], wanted);
+            assert!(core.stats().num_steps <= most_steps, "{method:?} {:?} {most_steps}", core.stats());
+        }
     }
 }
 
