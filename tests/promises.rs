@@ -4,16 +4,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::config::ModelConfig;
 use tinyvllm::engine::{Event, FinishReason, Request};
+use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{DeviceChoice, KernelChoice, Llm, LlmOptions, NoProgress, TextEvent};
 use tinyvllm::ops::KvCache;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
-use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
+use tinyvllm::sampling::{Constraint, RankedLogprobs, SamplingParams};
+use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::weights::Checkpoint;
 
 fn load(options: &LlmOptions) -> Llm {
@@ -216,6 +219,107 @@ fn latent_attention_gives_the_same_tokens_however_it_is_scheduled() {
         });
         assert!(num_preemptions > 0, "no preemption");
     }
+}
+
+/// Tokens with their log-probabilities, as bits, for each choice.
+fn ranked(llm: &Llm, request: Request) -> Vec<Vec<(u32, Vec<u32>)>> {
+    let mut choices = vec![Vec::new(); request.params.n];
+    for event in llm.engine().submit(request).unwrap() {
+        if let Event::Token { index, token_id, logprobs, .. } = event {
+            let logprobs = logprobs.into_iter();
+            let bits = logprobs.flat_map(|logprobs| {
+                std::iter::once(logprobs.logprob)
+                    .chain(logprobs.top.into_iter().map(|(_, logprob)| logprob))
+                    .map(f32::to_bits)
+                    .collect::<Vec<_>>()
+            });
+            choices[index].push((token_id, bits.collect()));
+        }
+    }
+    choices
+}
+
+/// Whatever is drafted: right, wrong in some places, or wrong everywhere; greedily, seeded, with penalties, for several choices
+/// and under a grammar, with every instruction set of this processor, and with latent attention and experts.
+#[test]
+fn drafts_change_no_token_and_no_log_probability() {
+    let fixture = |name: &str| {
+        ModelFiles::Gguf(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny").join(name))
+    };
+    let models = [
+        ModelFiles::Demo,
+        fixture("youtu/youtu.q4_0.gguf"),
+        fixture("deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf"),
+    ];
+    for (files, level) in
+        models.iter().flat_map(|files| CpuLevel::available().iter().map(move |level| (files, *level)))
+    {
+        let load = |num_speculative_tokens: usize| {
+            let mut options = LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) };
+            options.limits.speculative = SpeculativeConfig {
+                method: SpeculativeMethod::Suffix,
+                num_speculative_tokens,
+                is_adaptive: false,
+            };
+            if !matches!(files, ModelFiles::Demo) {
+                options.limits.max_model_len = Some(200);
+            }
+            load_files("model", files.clone(), &options)
+        };
+        let plain = load(0);
+        let requests = drafted_requests(&plain, matches!(files, ModelFiles::Demo));
+        let expected: Vec<_> = requests.iter().map(|request| ranked(&plain, request.clone())).collect();
+        assert_eq!(plain.engine().stats().unwrap().speculation.num_drafts, 0);
+        for num_tokens in [1, 3, 8] {
+            let llm = load(num_tokens);
+            for (request, expected) in requests.iter().zip(&expected) {
+                let right: Vec<u32> = expected[0].iter().map(|(token_id, _)| *token_id).collect();
+                let wrong = |every: usize| {
+                    let token =
+                        |(at, token): (usize, &u32)| if at % every == every - 1 { token ^ 1 } else { *token };
+                    right.iter().enumerate().map(token).collect::<Vec<u32>>()
+                };
+                for prediction in [right.clone(), wrong(4), wrong(1)] {
+                    let request = Request { prediction, ..request.clone() };
+                    assert_eq!(&ranked(&llm, request), expected, "{} {num_tokens} {files:?}", level.name());
+                }
+            }
+            let speculation = llm.engine().stats().unwrap().speculation;
+            assert!(speculation.num_accepted_tokens > 0, "{speculation:?}");
+            assert!(speculation.num_accepted_tokens < speculation.num_draft_tokens, "{speculation:?}");
+        }
+    }
+}
+
+fn drafted_requests(llm: &Llm, has_grammar: bool) -> Vec<Request> {
+    let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
+    let greedy = SamplingParams {
+        max_tokens: Some(24),
+        ignore_eos: true,
+        logprobs: Some(2),
+        ..SamplingParams::greedy()
+    };
+    let seeded = SamplingParams { temperature: 0.8, top_p: 0.95, seed: Some(11), ..greedy.clone() };
+    let penalised = SamplingParams {
+        repetition_penalty: 1.3,
+        frequency_penalty: 0.2,
+        min_tokens: 5,
+        logit_bias: [(20, 3.0)].into(),
+        ..seeded.clone()
+    };
+    let several = SamplingParams { n: 3, top_k: 30, ..seeded.clone() };
+    let mut requests = vec![
+        Request::new(prompt(33), greedy),
+        Request::new(prompt(70), seeded.clone()),
+        Request::new(prompt(31), penalised),
+        Request::new(prompt(5), several),
+    ];
+    if has_grammar {
+        let spec = GrammarSpec::Regex("\\{\"name\": \"[a-z]{2,9}\", \"number\": [0-9]{1,20}\\}".to_owned());
+        let constraint: Option<Arc<dyn Constraint>> = Some(llm.compile_grammar(&spec).unwrap());
+        requests.push(Request { constraint, ..Request::new(prompt(12), seeded) });
+    }
+    requests
 }
 
 /// The same of the definitions in candle's tensors: nothing is said there of the order of additions, but rounding is

@@ -84,6 +84,9 @@ impl Scheduler {
         let time = self.step_time();
         let most = sequence.max_len.saturating_sub(sequence.token_ids().len() + 1);
         let most = most.min(self.config.speculative.num_speculative_tokens);
+        if !self.config.speculative.is_adaptive {
+            return most.min(sequence.draft_chances().len());
+        }
         let (mut num_tokens, mut chance) = (num_rows.max(1) as f64, 1.0);
         let mut step = time.own + time.row * num_tokens;
         let pays = |chances: &&f32| {

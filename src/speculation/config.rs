@@ -29,6 +29,8 @@ pub struct SpeculativeConfig {
     pub method: SpeculativeMethod,
     /// Most drafted tokens that are tried behind the last token of a sequence in a step; 0 turns all of it off.
     pub num_speculative_tokens: usize,
+    /// Fewer are tried, down to none, where more are not worth their time. Else as many as there are, to measure or to test.
+    pub is_adaptive: bool,
 }
 
 impl SpeculativeConfig {
@@ -40,13 +42,13 @@ impl SpeculativeConfig {
     /// No speculation at all.
     #[must_use]
     pub const fn off() -> Self {
-        Self { method: SpeculativeMethod::Forced, num_speculative_tokens: 0 }
+        Self { method: SpeculativeMethod::Forced, num_speculative_tokens: 0, is_adaptive: true }
     }
 
     /// This method with the usual number of tokens.
     #[must_use]
     pub const fn of(method: SpeculativeMethod) -> Self {
-        Self { method, num_speculative_tokens: Self::USUAL_TOKENS }
+        Self { method, num_speculative_tokens: Self::USUAL_TOKENS, is_adaptive: true }
     }
 }
 
@@ -55,12 +57,13 @@ const METHOD: &str = "method";
 const NUM_TOKENS: &str = "num_speculative_tokens";
 const LOOKUP_MIN: &str = "prompt_lookup_min";
 const LOOKUP_MAX: &str = "prompt_lookup_max";
+const ADAPTIVE: &str = "adaptive";
 
 impl SpeculativeConfig {
     /// The names of methods, as in the JSON form.
     pub const METHODS: [&str; 3] = ["suffix", "ngram", "forced"];
     /// Keys of the JSON form.
-    pub const KEYS: [&str; 4] = [METHOD, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX];
+    pub const KEYS: [&str; 5] = [METHOD, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX, ADAPTIVE];
 }
 
 /// The JSON object of vLLM's `--speculative-config`.
@@ -112,7 +115,14 @@ impl FromStr for SpeculativeConfig {
                     .with_hint(format!("the methods are {}", Self::METHODS.join(", "))));
             }
         };
-        Ok(Self { method, num_speculative_tokens })
+        let is_adaptive = match object.get(ADAPTIVE) {
+            None | Some(Value::Null) => true,
+            Some(Value::Bool(is_adaptive)) => *is_adaptive,
+            Some(value) => {
+                return Err(Error::invalid_request(format!("{ADAPTIVE} is {value}; it is true or false")));
+            }
+        };
+        Ok(Self { method, num_speculative_tokens, is_adaptive })
     }
 }
 
@@ -125,12 +135,13 @@ mod tests {
         let check = |text: &str, method, num_speculative_tokens| {
             assert_eq!(
                 text.parse::<SpeculativeConfig>().unwrap(),
-                SpeculativeConfig { method, num_speculative_tokens },
+                SpeculativeConfig { method, num_speculative_tokens, is_adaptive: !text.contains("false") },
                 "{text}"
             );
         };
         check("{}", SpeculativeMethod::Suffix, 8);
         check(r#"{"method": "suffix", "num_speculative_tokens": 3}"#, SpeculativeMethod::Suffix, 3);
+        check(r#"{"adaptive": false}"#, SpeculativeMethod::Suffix, 8);
         check(r#"{"method": "forced", "num_speculative_tokens": null}"#, SpeculativeMethod::Forced, 8);
         check(r#"{"method": "ngram"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(
@@ -157,6 +168,7 @@ mod tests {
             (r#"{"num_speculative_tokens": 1.5}"#, "is 1.5"),
             (r#"{"method": "ngram", "prompt_lookup_min": 0}"#, "prompt_lookup_min is 0"),
             (r#"{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}"#, "is 5, more than"),
+            (r#"{"adaptive": 1}"#, "adaptive is 1"),
             (r#"{"tokens": 5}"#, r#"unknown key "tokens""#),
         ] {
             let error = text.parse::<SpeculativeConfig>().unwrap_err();

@@ -76,7 +76,8 @@ fn core_with(runner: impl Runner + 'static, config: &EngineConfig, percent_right
 }
 
 fn drafting(num_speculative_tokens: usize) -> EngineConfig {
-    let speculative = SpeculativeConfig { method: SpeculativeMethod::Suffix, num_speculative_tokens };
+    let speculative =
+        SpeculativeConfig { method: SpeculativeMethod::Suffix, num_speculative_tokens, is_adaptive: true };
     EngineConfig { speculative, step_cost: 64, max_num_batched_tokens: 32, ..small_config() }
 }
 
@@ -213,7 +214,7 @@ fn a_prediction_is_tried() {
     let long = [&wanted[..], &[7; 500]].concat();
     for method in [SpeculativeMethod::Forced, SpeculativeMethod::Suffix] {
         let config = EngineConfig {
-            speculative: SpeculativeConfig { method, num_speculative_tokens: 4 },
+            speculative: SpeculativeConfig { method, num_speculative_tokens: 4, is_adaptive: true },
             ..drafting(4)
         };
         for (prediction, most_steps) in [

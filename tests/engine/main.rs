@@ -179,7 +179,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                 max_num_requests: 100,
                 step_cost,
                 prompt_group,
-                speculative: SpeculativeConfig { method, num_speculative_tokens },
+                speculative: SpeculativeConfig { method, num_speculative_tokens, is_adaptive: step_cost > 2 },
             }
         },
     )

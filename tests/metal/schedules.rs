@@ -10,6 +10,7 @@ use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
+use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 
 pub(crate) const NUM_TOKENS: usize = 7;
 
@@ -89,6 +90,32 @@ pub(crate) fn same_tokens_however_they_are_scheduled(gpu: &Arc<dyn Gpu>) {
     check("chunked prompts", &|limits| (limits.max_num_seqs, limits.max_num_batched_tokens) = (7, Some(7)));
     check("multi-step", &|limits| limits.num_scheduler_steps = 3);
     check("small blocks", &|limits| limits.block_size = 8);
+    the_same_with_drafts(gpu, &alone);
+}
+
+/// Requests one by one, whose outputs are predicted as they are or with a wrong token: the same tokens, in fewer steps.
+fn the_same_with_drafts(gpu: &Arc<dyn Gpu>, alone: &[Vec<Vec<u32>>]) {
+    for (num_speculative_tokens, wrong_at) in [(3, NUM_TOKENS), (8, 3)] {
+        let method = SpeculativeMethod::Forced;
+        let llm = load_on(Arc::clone(gpu), |limits| {
+            limits.speculative = SpeculativeConfig { method, num_speculative_tokens, is_adaptive: false };
+        });
+        for (mut request, expected) in requests(&llm).into_iter().zip(alone) {
+            request.prediction.clone_from(&expected[0]);
+            if let Some(token) = request.prediction.get_mut(wrong_at) {
+                *token += 1;
+            }
+            assert_eq!(
+                tokens(&llm, vec![request]),
+                [expected.clone()],
+                "a draft that is wrong at {wrong_at}"
+            );
+        }
+        let speculation = llm.engine().stats().unwrap().speculation;
+        assert!(speculation.num_accepted_tokens > 0, "{speculation:?}");
+        let num_wrong = speculation.num_draft_tokens - speculation.num_accepted_tokens;
+        assert!(num_wrong > 0 || wrong_at == NUM_TOKENS, "{speculation:?}");
+    }
 }
 
 /// The demo model says what it said where it was trained.
