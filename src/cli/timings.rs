@@ -12,6 +12,9 @@ pub(crate) struct Usage {
     completion_tokens: usize,
     cached_tokens: usize,
     preemptions: usize,
+    /// Tried behind a token before they were sampled, and those of them that came.
+    draft_tokens: usize,
+    accepted_draft_tokens: usize,
 }
 
 /// Times of a sequence. A rate is null where nothing was measured.
@@ -31,6 +34,8 @@ impl From<&SequenceStats> for Usage {
             completion_tokens: stats.num_output_tokens,
             cached_tokens: stats.num_cached_tokens,
             preemptions: stats.num_preemptions,
+            draft_tokens: stats.num_accepted_draft_tokens + stats.num_rejected_draft_tokens,
+            accepted_draft_tokens: stats.num_accepted_draft_tokens,
         }
     }
 }

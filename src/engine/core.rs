@@ -133,7 +133,7 @@ impl EngineCore {
         Ok(Self {
             scheduler,
             runner,
-            drafts: Drafts::new(config.speculative),
+            drafts: Drafts::new(&config),
             config: Arc::new(config),
             model: Arc::new(model),
             table: Table::default(),
@@ -390,6 +390,9 @@ impl EngineCore {
         }
         if !self.has_unfinished() && self.scheduler.has_unfinished() {
             return Err("the scheduler has a sequence that no request knows".to_owned());
+        }
+        if !self.has_unfinished() && self.drafts.has_tokens() {
+            return Err("drafters have tokens, but nothing runs".to_owned());
         }
         if !self.has_unfinished() && self.scheduler.kv_cache_usage() != 0.0 {
             return Err("blocks are in use, but nothing runs".to_owned());

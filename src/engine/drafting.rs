@@ -3,17 +3,24 @@
 use super::EngineCore;
 use super::core::SequenceState;
 use super::following::Allowed;
+use crate::config::EngineConfig;
 use crate::scheduler::{ScheduledRow, SeqId};
 use crate::speculation::{Draft, DraftSource, Drafter, LookupSource, SpeculativeConfig, SpeculativeMethod};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step: about half a millisecond.
 const MAX_NEW_TOKENS: usize = 4_096;
 
+/// Tokens that drafters may have for each that the cache holds.
+const KEPT_FOR_CACHED: usize = 2;
+
 /// Drafts of an engine.
 pub(super) struct Drafts {
     source: Option<Box<dyn DraftSource>>,
     of_predictions: LookupSource,
     pub(super) max_tokens: usize,
+    /// Tokens that all drafters may have: each takes memory for every one, and predictions are in no block of the cache.
+    max_kept_tokens: usize,
+    num_kept_tokens: usize,
     /// Kept for its memory.
     draft: Draft,
 }
@@ -58,7 +65,9 @@ impl SpeculationStats {
 }
 
 impl Drafts {
-    pub(super) fn new(config: SpeculativeConfig) -> Self {
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let max_kept_tokens = config.kv_cache_tokens().saturating_mul(KEPT_FOR_CACHED);
+        let config = config.speculative;
         let source: Option<Box<dyn DraftSource>> = match config.method {
             _ if config.num_speculative_tokens == 0 => None,
             SpeculativeMethod::Forced => None,
@@ -66,7 +75,19 @@ impl Drafts {
             SpeculativeMethod::Ngram { min, max } => Some(Box::new(LookupSource::ngram(min, max))),
         };
         let of_predictions = LookupSource::suffix();
-        Self { source, of_predictions, max_tokens: config.num_speculative_tokens, draft: Draft::default() }
+        Self {
+            source,
+            of_predictions,
+            max_tokens: config.num_speculative_tokens,
+            max_kept_tokens,
+            num_kept_tokens: 0,
+            draft: Draft::default(),
+        }
+    }
+
+    /// Whether drafters have tokens of sequences.
+    pub(super) fn has_tokens(&self) -> bool {
+        self.num_kept_tokens > 0
     }
 
     /// What drafts where nothing else does, if something is predicted.
@@ -121,9 +142,21 @@ impl EngineCore {
             drafter: source.start(prediction.len(), sequence.prompt_token_ids().len()),
             num_tokens: 0,
         });
-        if drafter.catch_up(prediction, sequence.token_ids(), max_new_tokens) {
+        let num_before = drafter.num_tokens;
+        let mut most =
+            self.drafts.max_kept_tokens.saturating_sub(self.drafts.num_kept_tokens).min(*max_new_tokens);
+        let is_complete = drafter.catch_up(prediction, sequence.token_ids(), &mut most);
+        let num_new = drafter.num_tokens - num_before;
+        *max_new_tokens -= num_new;
+        self.drafts.num_kept_tokens += num_new;
+        if is_complete {
             drafter.drafter.draft(self.drafts.max_tokens, draft);
         }
+    }
+
+    /// Lets go of what the drafter of a sequence that has ended took.
+    pub(super) fn drop_drafter(&mut self, drafter: Option<SequenceDrafter>) {
+        self.drafts.num_kept_tokens -= drafter.map_or(0, |drafter| drafter.num_tokens);
     }
 
     /// Hears how many tokens came of a row's draft.

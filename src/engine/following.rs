@@ -159,6 +159,7 @@ impl EngineCore {
     pub(super) fn remove(&mut self, id: SeqId) {
         self.scheduler.remove(id);
         let Some(state) = self.table.sequences.remove(&id) else { return };
+        self.drop_drafter(state.drafter);
         match state.allowed {
             Allowed::All => {}
             Allowed::Tokens(constrained) => self.masks.discard(state.owner, constrained),

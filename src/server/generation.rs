@@ -318,7 +318,7 @@ pub(super) struct Totals {
     pub(super) counts_reasoning: bool,
     /// Output tokens that are reasoning.
     pub(super) num_reasoning_tokens: usize,
-    /// The longest times of a sequence, and all preemptions.
+    /// The longest times of a sequence, all preemptions, and all drafted tokens.
     pub(super) slowest: SequenceStats,
 }
 
@@ -328,6 +328,8 @@ impl Totals {
             self.num_cached_tokens += stats.num_cached_tokens;
         }
         self.slowest.num_preemptions += stats.num_preemptions;
+        self.slowest.num_accepted_draft_tokens += stats.num_accepted_draft_tokens;
+        self.slowest.num_rejected_draft_tokens += stats.num_rejected_draft_tokens;
         self.slowest.queue_time = self.slowest.queue_time.max(stats.queue_time);
         self.slowest.prefill_time = self.slowest.prefill_time.max(stats.prefill_time);
         self.slowest.decode_time = self.slowest.decode_time.max(stats.decode_time);

@@ -264,6 +264,8 @@ fn sequence(index: usize, end: Option<&End>) -> Value {
         "matched_stop_string": has_matched_stop,
         "completion_tokens": stats.num_output_tokens,
         "preemptions": stats.num_preemptions,
+        "draft_tokens": stats.num_accepted_draft_tokens + stats.num_rejected_draft_tokens,
+        "accepted_draft_tokens": stats.num_accepted_draft_tokens,
         "queue_ms": milliseconds(stats.queue_time),
         "prefill_ms": milliseconds(stats.prefill_time),
         "decode_ms": milliseconds(stats.decode_time),

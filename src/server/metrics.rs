@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::account::RequestMemory;
 use super::kv_events::KvEventTotals;
 use crate::config::EngineConfig;
-use crate::engine::{EngineStats, FinishReason, SequenceStats, StepSizes};
+use crate::engine::{EngineStats, FinishReason, SequenceStats, SpeculationStats, StepSizes};
 
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -160,6 +160,7 @@ impl Metrics {
         for name in ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"] {
             page.counter(name, "Prompt tokens found there", scheduler.prefix_cache_hits);
         }
+        speculation(&mut page, &stats.speculation, config.speculative.num_speculative_tokens);
         page.head("tinyvllm_http_requests_total", "Answers by path and status", "counter");
         for (path, status, count) in http {
             let labels = format!("path=\"{path}\",status=\"{status}\"");
@@ -279,6 +280,24 @@ impl Histogram {
     fn read(&self) -> (Vec<u64>, f64) {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         (counts, f64::from_bits(self.sum.load(Ordering::Relaxed)))
+    }
+}
+
+/// What drafts did, by vLLM's names; nothing where there are none.
+fn speculation(page: &mut Page<'_>, stats: &SpeculationStats, num_tokens: usize) {
+    if num_tokens == 0 {
+        return;
+    }
+    let counters = [
+        ("vllm:spec_decode_num_drafts_total", "Drafts tried", stats.num_drafts),
+        ("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens tried", stats.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that came", stats.num_accepted_tokens),
+    ];
+    counters.into_iter().for_each(|(name, help, value)| page.counter(name, help, value));
+    let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+    page.head(name, "Drafted tokens that came, by their place in the draft", "counter");
+    for (position, count) in stats.num_accepted_at.iter().take(num_tokens).enumerate() {
+        page.sample(name, &format!("position=\"{position}\""), *count as f64);
     }
 }
 

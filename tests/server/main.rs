@@ -27,6 +27,7 @@ mod models;
 mod ollama;
 mod operators;
 mod page;
+mod predictions;
 mod real_clients;
 mod requests;
 mod responses;

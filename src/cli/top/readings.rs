@@ -24,6 +24,8 @@ pub(super) struct Readings {
     pub(super) preemptions: Option<f64>,
     /// Share of the prompt tokens of the interval that the prefix cache had; none if there was no prompt.
     pub(super) prefix_cache_hit_rate: Option<f64>,
+    /// Share of the drafted tokens of the interval that came; none if none were tried.
+    pub(super) draft_acceptance_rate: Option<f64>,
     /// Requests that finished, a second, by reason.
     pub(super) finished: BTreeMap<String, f64>,
     pub(super) ttft: Latency,
@@ -49,6 +51,11 @@ impl Readings {
             let hits = increase.of(&["vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"])?;
             (queries > 0.0).then(|| (hits / queries).clamp(0.0, 1.0))
         };
+        let acceptance_rate = || {
+            let tried = increase.of(&["vllm:spec_decode_num_draft_tokens"])?;
+            let accepted = increase.of(&["vllm:spec_decode_num_accepted_tokens"])?;
+            (tried > 0.0).then(|| (accepted / tried).clamp(0.0, 1.0))
+        };
         let finished = increase.by_label(&["vllm:request_success"], "finished_reason").unwrap_or_default();
         let latency = |names: &[&str]| Latency::of(increase.histogram(names).as_ref());
         let config = |label: &str| after.label("vllm:cache_config_info", label)?.parse().ok();
@@ -63,6 +70,7 @@ impl Readings {
             generation_throughput: rate(&["vllm:generation_tokens"]),
             preemptions: rate(&["vllm:num_preemptions"]),
             prefix_cache_hit_rate: hit_rate(),
+            draft_acceptance_rate: acceptance_rate(),
             finished: finished.into_iter().map(|(reason, grown)| (reason, grown / seconds)).collect(),
             ttft: latency(&["vllm:time_to_first_token_seconds"]),
             itl: latency(&["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"]),
@@ -95,6 +103,7 @@ impl Readings {
             "generation_throughput": self.generation_throughput,
             "preemptions_per_s": self.preemptions,
             "prefix_cache_hit_rate": self.prefix_cache_hit_rate,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
             "finished_per_s": self.finished,
             "ttft_ms": latency(&self.ttft),
             "itl_ms": latency(&self.itl),

@@ -105,6 +105,13 @@ impl Screen<'_> {
             strong(format!("{:>9}", or_dash(readings.prefix_cache_hit_rate, show_share))),
             plain(" of the prompt tokens".to_owned()),
         ]);
+        if readings.draft_acceptance_rate.is_some() {
+            lines.push(vec![
+                name("drafts"),
+                strong(format!("{:>9}", or_dash(readings.draft_acceptance_rate, show_share))),
+                plain(" of the drafted tokens came".to_owned()),
+            ]);
+        }
         let chart_width = width.saturating_sub(NAME_WIDTH + 9 + 10).min(MAX_HISTORY);
         let chart =
             |rates: &VecDeque<Option<f64>>| plain(format!(" tokens/s  {}", sparkline(rates, chart_width)));

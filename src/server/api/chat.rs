@@ -10,7 +10,7 @@ use super::form::{Form, Kind};
 use super::options::{Options, Words};
 use super::prompt_report::PromptReport;
 use super::tools::ToolRequest;
-use super::{Prepared, generate, messages, sampling, structured};
+use super::{Prepared, generate, messages, prediction, sampling, structured};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request as HttpRequest;
@@ -29,6 +29,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     params.max_tokens = max_tokens(&mut fields)?;
     params.logprobs = logprobs(&mut fields)?;
     let tools = ToolRequest::parse(&mut fields)?;
+    let predicted = prediction::parse(&mut fields)?;
     let includes_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
     let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
     options.parse_progress(&mut fields)?;
@@ -41,6 +42,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
     let answers = Answers { output, includes_reasoning, clamps_max_tokens: false };
     let (request, turns) = conversation.prepare(model, params, &mut options, answers)?;
     let mut requests = vec![request];
+    prediction::apply(predicted.as_deref(), model, &mut requests)?;
     let mut form = Form::new(Kind::Chat, model, &requests, &options, has_logprobs);
     form.set_prompt_report(PromptReport::prepare(&mut requests, options.prompt_logprobs, None)?);
     form.set_turns(turns);

@@ -17,7 +17,7 @@ use super::conversation::check_text_len;
 use super::form::{Form, Kind};
 use super::options::{MAX_PROMPTS, Options, Words};
 use super::prompt_report::PromptReport;
-use super::{Prepared, generate, sampling, structured};
+use super::{Prepared, generate, prediction, sampling, structured};
 use crate::engine::Request;
 use crate::tokenizer::Tokenizer;
 
@@ -41,6 +41,7 @@ enum Prompt {
 pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>, ApiError> {
     let mut params = sampling::parse(&mut fields, model.llm.sampling_defaults())?;
     params.logprobs = fields.unsigned("logprobs")?;
+    let predicted = prediction::parse(&mut fields)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     let max_tokens = fields.limit("max_tokens")?;
     let mut options = Options::parse(&mut fields, &params.stop, &Words::CHATS)?;
@@ -91,6 +92,7 @@ pub(super) fn parse(model: &Model, mut fields: Fields) -> Result<Prepared<Form>,
         }
         requests.push(request);
     }
+    prediction::apply(predicted.as_deref(), model, &mut requests)?;
     let has_logprobs = params.logprobs.is_some();
     let mut form = Form::new(Kind::Completion, model, &requests, &options, has_logprobs);
     form.set_echo(echoes);

@@ -16,6 +16,7 @@ mod messages;
 pub(super) mod models;
 pub(super) mod ollama;
 mod options;
+mod prediction;
 mod prompt_report;
 pub(super) mod render;
 pub(super) mod requests;

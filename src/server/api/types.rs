@@ -242,18 +242,28 @@ struct PromptDetails {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: usize,
+    /// Drafted tokens that came, and those that were tried and did not. The latter are no completion tokens.
+    accepted_prediction_tokens: usize,
+    rejected_prediction_tokens: usize,
 }
 
 impl From<&Totals> for Usage {
     fn from(totals: &Totals) -> Self {
+        let num_accepted = totals.slowest.num_accepted_draft_tokens;
+        let num_rejected = totals.slowest.num_rejected_draft_tokens;
+        let num_tried = num_accepted + num_rejected;
         Self {
             prompt_tokens: totals.num_prompt_tokens,
             completion_tokens: totals.num_output_tokens,
             total_tokens: totals.num_prompt_tokens + totals.num_output_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: totals.num_cached_tokens },
-            completion_tokens_details: totals
-                .counts_reasoning
-                .then_some(CompletionDetails { reasoning_tokens: totals.num_reasoning_tokens }),
+            completion_tokens_details: (totals.counts_reasoning || num_tried > 0).then_some(
+                CompletionDetails {
+                    reasoning_tokens: totals.num_reasoning_tokens,
+                    accepted_prediction_tokens: num_accepted,
+                    rejected_prediction_tokens: num_rejected,
+                },
+            ),
         }
     }
 }
@@ -269,6 +279,8 @@ pub(super) struct Timings {
     output_tokens_per_second: Option<f64>,
     cached_tokens: usize,
     preemptions: usize,
+    draft_tokens: usize,
+    accepted_draft_tokens: usize,
 }
 
 impl From<&Totals> for Timings {
@@ -290,6 +302,8 @@ impl From<&Totals> for Timings {
             output_tokens_per_second: rate(num_decoded, slowest.decode_time),
             cached_tokens: totals.num_cached_tokens,
             preemptions: slowest.num_preemptions,
+            draft_tokens: slowest.num_accepted_draft_tokens + slowest.num_rejected_draft_tokens,
+            accepted_draft_tokens: slowest.num_accepted_draft_tokens,
         }
     }
 }

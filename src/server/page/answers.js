@@ -139,6 +139,8 @@ const Answers = (() => {
     if (first) more.push(`first token after ${duration(first - start)}`);
     const cached = usage?.prompt_tokens_details?.cached_tokens ?? timings?.cached_tokens;
     if (Number.isFinite(cached)) more.push(`${cached} of ${usage?.prompt_tokens ?? "?"} prompt tokens cached`);
+    const [drafted, accepted] = [timings?.draft_tokens, timings?.accepted_draft_tokens];
+    if (drafted > 0) more.push(`${accepted} of ${drafted} drafted tokens accepted`);
     return { numbers: numbers.join(" · "), more: more.join(" · ") };
   }
 
