@@ -4,6 +4,7 @@
 //! of tokens per second says little by itself; beside the measured bandwidth it says what is left.
 
 mod measure;
+mod predictions;
 mod report;
 mod serve;
 
@@ -13,12 +14,14 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
+use tinyvllm::speculation::SpeculativeMethod;
 
 use self::measure::{GenerationRun, PromptShape, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
 use super::load::{load, merge_model};
+use super::value::parse_share;
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
@@ -48,6 +51,10 @@ pub(crate) struct BenchArgs {
     /// Tokens to generate for each sequence [default: 64, or less in a small context window]
     #[arg(long, short = 'n', value_name = "TOKENS")]
     pub(crate) output_len: Option<usize>,
+    /// Generate also with predictions of which these shares of the tokens are right, such as 0.7,1; drafts are tried from no
+    /// other source unless --speculative-config is given
+    #[arg(long, value_delimiter = ',', value_name = "SHARES", value_parser = parse_share)]
+    pub(crate) prediction_accuracies: Vec<f64>,
     /// Measurements of each combination, after one that does not count
     #[arg(long, short, default_value_t = 3)]
     pub(crate) repeats: usize,
@@ -81,6 +88,7 @@ struct Plan {
     batch_sizes: Vec<usize>,
     context_lens: Vec<usize>,
     output_len: usize,
+    prediction_accuracies: Vec<f64>,
     repeats: usize,
 }
 
@@ -97,6 +105,7 @@ impl Plan {
             batch_sizes: args.batch_sizes.clone(),
             context_lens: or_default(&args.context_lens, 128.min(max_model_len / 4)),
             output_len: args.output_len.unwrap_or_else(|| 64.min(max_model_len / 8).max(1)),
+            prediction_accuracies: args.prediction_accuracies.clone(),
             repeats: args.repeats,
         };
         let lists = [
@@ -129,6 +138,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let mut options = args.engine.options();
     let largest_batch = args.batch_sizes.iter().copied().max().unwrap_or(1);
     options.limits.max_num_seqs = options.limits.max_num_seqs.max(largest_batch);
+    options.limits.speculative = args.engine.speculation.config_or(SpeculativeMethod::Forced);
     let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
     let plan = Plan::new(args, llm.engine().config().max_model_len)?;
     for (batch_size, context_len) in plan.generations() {
@@ -160,6 +170,11 @@ impl Plan {
             self.prompt_lens.iter().flat_map(move |len| shapes(depth, *len))
         };
         self.prompt_depths.iter().flat_map(of_depth)
+    }
+
+    fn predictions(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
+        let accuracies = |len: usize| self.prediction_accuracies.iter().map(move |accuracy| (len, *accuracy));
+        self.context_lens.iter().flat_map(move |len| accuracies(*len))
     }
 
     fn generations(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -199,6 +214,12 @@ fn measure_all(
         }
         generations.push((batch_size, context_len, runs));
     }
+    let mut predictions = Vec::new();
+    for (context_len, accuracy) in plan.predictions() {
+        console.detail(format_args!("measuring predictions that are right at {accuracy}"));
+        let lens = (context_len, plan.output_len, plan.repeats);
+        predictions.push(predictions::generation(llm, &mut random, lens, accuracy)?);
+    }
     let peak_memory_bytes = peak_memory_bytes();
     let traffic = llm.weight_traffic();
     let kv_per_position = kv_bytes_per_token as u64;
@@ -226,6 +247,7 @@ fn measure_all(
         kv_bytes_per_token: kv_per_position,
         prompts,
         generations,
+        predictions,
     })
 }
 

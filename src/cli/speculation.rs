@@ -26,10 +26,15 @@ pub(crate) struct SpeculationArgs {
 impl SpeculationArgs {
     /// The library's form.
     pub(crate) fn config(&self) -> SpeculativeConfig {
+        self.config_or(SpeculativeMethod::Suffix)
+    }
+
+    /// The same, with this method if none is given.
+    pub(crate) fn config_or(&self, method: SpeculativeMethod) -> SpeculativeConfig {
         match self.speculative_config {
             _ if self.no_speculation => SpeculativeConfig::off(),
             Some(config) => config,
-            None => SpeculativeConfig::of(SpeculativeMethod::Suffix),
+            None => SpeculativeConfig::of(method),
         }
     }
 }

@@ -42,6 +42,14 @@ impl FromStr for LogitBias {
     }
 }
 
+/// A share, 0 to 1.
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+    let share: Option<f64> = text.trim().parse().ok();
+    share
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "write a share from 0 to 1, such as 0.7".to_owned())
+}
+
 /// A number of bytes, with K, M, G or T (powers of 1,024; `Ki`, `KiB` and `KB` are the same as `K`).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();

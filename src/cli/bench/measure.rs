@@ -228,7 +228,7 @@ fn params(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() }
 }
 
-fn failed(error: Option<String>) -> Error {
+pub(super) fn failed(error: Option<String>) -> Error {
     Error::internal(match error {
         Some(error) => format!("a measured request failed: {error}"),
         None => "a measured request ended too early".to_owned(),

@@ -24,6 +24,21 @@ pub(super) struct Report {
     pub(super) kv_bytes_per_token: u64,
     pub(super) prompts: Vec<PromptResult>,
     pub(super) generations: Vec<GenerationResult>,
+    pub(super) predictions: Vec<PredictionResult>,
+}
+
+/// Generation of one sequence with drafts that are right at a known rate, and without.
+#[derive(Debug, Serialize)]
+pub(super) struct PredictionResult {
+    pub(super) context_len: usize,
+    pub(super) output_len: usize,
+    /// The share of the predicted tokens that are right.
+    pub(super) accuracy: f64,
+    pub(super) plain_tokens_per_second: Spread,
+    pub(super) tokens_per_second: Spread,
+    /// Tokens that were tried, and those of them that came.
+    pub(super) num_draft_tokens: usize,
+    pub(super) num_accepted_tokens: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -114,6 +129,18 @@ impl fmt::Display for Report {
                 format!("{:.0}", run.host_microseconds_per_token),
             ]);
         }
+        for run in &self.predictions {
+            let PredictionResult { context_len, output_len, accuracy, .. } = run;
+            let none = String::new;
+            let rates = [
+                (format!("generate 1 × {output_len} at {context_len}, drawn"), &run.plain_tokens_per_second),
+                (format!("  predicted, {:.0} % right", accuracy * 100.0), &run.tokens_per_second),
+            ];
+            for (name, rate) in rates {
+                let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| format!("{rate:.1}"));
+                rows.push([name, median, min, max, none(), none(), none(), none()]);
+            }
+        }
         write_table(f, &rows)?;
         if self.memory_bandwidth_disturbed {
             let hint = "so its share is over 100 %. Run this again when the machine is idle.";
@@ -186,6 +213,15 @@ mod tests {
                 dispatches_per_token: 34.5,
                 host_microseconds_per_token: 120.0,
             }],
+            predictions: vec![PredictionResult {
+                context_len: 128,
+                output_len: 64,
+                accuracy: 0.7,
+                plain_tokens_per_second: Spread::of(vec![20.0]),
+                tokens_per_second: Spread::of(vec![41.0]),
+                num_draft_tokens: 70,
+                num_accepted_tokens: 50,
+            }],
         }
     }
 
@@ -194,10 +230,12 @@ mod tests {
         let expected = "\
 memory 40.0 GB/s (measured, copying) · weights 600 MB a step · KV 22.5 kB a token
 
-                        tokens/s    min    max  GB/s  of memory  ops/token  host µs/token
-prompt of 512              123.4  123.4  123.4
-prompt of 512 at 1900      101.0  101.0  101.0
-generate 4 × 64 at 128      60.0   50.0   70.0  30.0       75 %       34.5            120
+                               tokens/s    min    max  GB/s  of memory  ops/token  host µs/token
+prompt of 512                     123.4  123.4  123.4
+prompt of 512 at 1900             101.0  101.0  101.0
+generate 4 × 64 at 128             60.0   50.0   70.0  30.0       75 %       34.5            120
+generate 1 × 64 at 128, drawn      20.0   20.0   20.0
+  predicted, 70 % right            41.0   41.0   41.0
 ";
         assert_eq!(report().to_string(), expected);
     }
