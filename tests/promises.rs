@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tinyvllm::chat::{ChatOptions, Message};
 use tinyvllm::config::ModelConfig;
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{Event, FinishReason, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
@@ -16,7 +17,6 @@ use tinyvllm::ops::KvCache;
 use tinyvllm::ops::cpu::simd::CpuLevel;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::{Constraint, RankedLogprobs, SamplingParams};
-use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::weights::Checkpoint;
 
 fn load(options: &LlmOptions) -> Llm {

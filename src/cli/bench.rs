@@ -12,9 +12,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use tinyvllm::config::SpeculativeMethod;
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
-use tinyvllm::speculation::SpeculativeMethod;
 
 use self::measure::{GenerationRun, PromptShape, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};

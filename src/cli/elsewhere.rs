@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
+use tinyvllm::config::SpeculativeConfig;
 use tinyvllm::quoted;
-use tinyvllm::speculation::SpeculativeConfig;
 
 /// What becomes of a flag.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Flags of speculation.
 
 use clap::Args;
-use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 
 use super::value::parse_value;
 

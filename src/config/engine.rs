@@ -1,6 +1,6 @@
 //! Limits of the engine. The names are vLLM's flags.
 
-use crate::speculation::SpeculativeConfig;
+use super::SpeculativeConfig;
 use crate::{Error, Result};
 
 /// Limits of the engine.

@@ -5,6 +5,7 @@ mod architecture;
 mod defaults;
 mod engine;
 mod model;
+mod speculative;
 
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, RouterDefaults};
 pub use engine::EngineConfig;
@@ -12,5 +13,6 @@ pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, RopeConfig, RopeScaling, Rotation,
     Scoring,
 };
+pub use speculative::{SpeculativeConfig, SpeculativeMethod};
 pub use tinyvllm_kernels::gated::Activation;
 pub use tinyvllm_kernels::rope::RopeStyle;

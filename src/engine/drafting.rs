@@ -4,8 +4,9 @@ use super::EngineCore;
 use super::core::SequenceState;
 use super::following::Allowed;
 use crate::config::EngineConfig;
+use crate::config::{SpeculativeConfig, SpeculativeMethod};
 use crate::scheduler::{ScheduledRow, SeqId};
-use crate::speculation::{Draft, DraftSource, Drafter, LookupSource, SpeculativeConfig, SpeculativeMethod};
+use crate::speculation::{Draft, DraftSource, Drafter, LookupSource};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step: about half a millisecond.
 const MAX_NEW_TOKENS: usize = 4_096;

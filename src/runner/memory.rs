@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use crate::config::EngineConfig;
-use crate::speculation::{SpeculativeConfig, SpeculativeMethod};
+use crate::config::{SpeculativeConfig, SpeculativeMethod};
 use crate::{Error, ErrorKind, Result};
 
 /// Share of the memory that is left beside the weights which the KV cache may take by default, where other programs

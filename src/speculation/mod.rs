@@ -3,16 +3,14 @@
 //! Each position is sampled with its own logits, random number, penalties and mask, as if it had been reached one by one, and
 //! the draft is kept as far as it agrees. So no draft can change a token or a log-probability, only when it comes.
 //!
-//! A [`Drafter`] proposes; the scheduler decides how many of the tokens are worth their time (`scheduler/drafts.rs`). Pure: no
+//! A [`Drafter`] proposes; the scheduler decides how many of the tokens are worth their time (`scheduler/drafts.rs`). No
 //! tensors, no text, no clock.
 
 mod acceptance;
-mod config;
 mod suffix;
 mod suffix_automaton;
 
 pub use acceptance::Acceptance;
-pub use config::{SpeculativeConfig, SpeculativeMethod};
 pub use suffix::{LookupDrafter, LookupSource};
 
 /// Tokens that may follow a sequence.

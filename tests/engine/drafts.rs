@@ -3,10 +3,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tinyvllm::config::EngineConfig;
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{EngineCore, Event, Request};
 use tinyvllm::runner::Runner;
 use tinyvllm::sampling::{Sampler, SamplerInput, SamplingParams, TokenLogprobs};
-use tinyvllm::speculation::{Draft, DraftSource, Drafter, SpeculativeConfig, SpeculativeMethod};
+use tinyvllm::speculation::{Draft, DraftSource, Drafter};
 
 use super::fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use super::{limits, run_to_end, small_config};

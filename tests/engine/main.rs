@@ -19,6 +19,7 @@ use fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use proptest::prelude::*;
 use rule::Rule;
 use tinyvllm::config::EngineConfig;
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{
     ClientId, Engine, EngineCore, Event, EventSink, FinishReason, ModelLimits, PromptProgress, Request,
     RequestId, Weight,
@@ -26,7 +27,6 @@ use tinyvllm::engine::{
 use tinyvllm::runner::{RowOutput, Runner, Step};
 use tinyvllm::sampling::{RankedLogprobs, SamplingParams};
 use tinyvllm::scheduler::PrefixMiss;
-use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::{Error, ErrorKind, Result};
 
 fn limits() -> ModelLimits {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{Event, Request};
 use tinyvllm::grammar::GrammarSpec;
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
@@ -10,7 +11,6 @@ use tinyvllm::llm::{Llm, LlmOptions, NoProgress};
 use tinyvllm::ops::gpu::Gpu;
 use tinyvllm::runner::EngineLimits;
 use tinyvllm::sampling::SamplingParams;
-use tinyvllm::speculation::{SpeculativeConfig, SpeculativeMethod};
 
 pub(crate) const NUM_TOKENS: usize = 7;
 
