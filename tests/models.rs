@@ -700,12 +700,13 @@ fn mistakes_in_a_batch_are_errors() {
         batch.attention.seq_lens.push(1);
         batch.attention.block_tables.push(0);
         batch.attention.block_table_starts.push(1);
+        batch.attention.forms.push(RowForm::Decode);
         batch.logits_indices.push(0);
         batch
     };
     assert!(instance.model.forward(&good(), &mut instance.cache).is_ok());
     type Change = fn(&mut InputBatch);
-    let mistakes: [(&str, Change); 9] = [
+    let mistakes: [(&str, Change); 10] = [
         ("vocabulary", |batch| batch.token_ids[0] = 288),
         ("position 128", |batch| batch.positions[0] = 128),
         ("slot 384", |batch| batch.attention.slot_mapping[0] = NUM_BLOCKS * BLOCK_SIZE),
@@ -713,6 +714,7 @@ fn mistakes_in_a_batch_are_errors() {
         ("0 blocks", |batch| batch.attention.block_table_starts[1] = 0),
         ("sequence of 0", |batch| batch.attention.seq_lens[0] = 0),
         ("lists of", |batch| batch.attention.query_start_loc[1] = 2),
+        ("lists of", |batch| batch.attention.forms.clear()),
         ("2 positions", |batch| batch.positions.push(1)),
         ("token 1 of 1", |batch| batch.logits_indices[0] = 1),
     ];

@@ -4,8 +4,12 @@
 //! can change when a token is computed and never which. How many are worth their time is decided for each step: a row more
 //! takes time of all that are in it.
 
-use super::{Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
+use super::pace::Load;
+use super::{ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
 use crate::speculation::Draft;
+
+/// How much longer drafts make a step in which several clients have rows, at most.
+const PART_BESIDE_OTHERS: f64 = 0.25;
 
 impl Scheduler {
     /// Bounds the tokens of steps that have drafted ones. Where a device computes few tokens in another way than many, this is
@@ -49,6 +53,7 @@ impl Scheduler {
             self.max_drafted_step.saturating_sub(num_tokens),
             // What others of the step need in the next one stays free.
             self.pool.num_free().saturating_sub(output.rows.len()) * self.config.block_size,
+            self.max_beside_others(output),
         ]
         .into_iter()
         .min()
@@ -70,6 +75,20 @@ impl Scheduler {
             room -= num_draft_tokens;
             num_rows += num_draft_tokens;
         }
+    }
+
+    /// The most drafted tokens of a step in which several clients have rows: whoever drafts nothing waits for those of others, so
+    /// they make the step no more than a part longer.
+    fn max_beside_others(&self, output: &SchedulerOutput) -> usize {
+        let client = |row: &ScheduledRow| self.queue.group(self.sequences[&row.seq].client);
+        let mut clients = output.rows.iter().map(client);
+        let first = clients.next();
+        if clients.all(|other| Some(other) == first) || !self.config.speculative.is_adaptive {
+            return usize::MAX;
+        }
+        let time = self.step_time();
+        let load: Load = output.rows.iter().map(Load::of_row).sum();
+        (PART_BESIDE_OTHERS * (time.own + time.of(load)) / time.row.max(f64::MIN_POSITIVE)) as usize
     }
 
     /// Rows of logits that a planned row takes at most.

@@ -79,7 +79,13 @@ fn core_with(runner: impl Runner + 'static, config: &EngineConfig, percent_right
 fn drafting(num_speculative_tokens: usize) -> EngineConfig {
     let speculative =
         SpeculativeConfig { method: SpeculativeMethod::Suffix, num_speculative_tokens, is_adaptive: true };
-    EngineConfig { speculative, step_cost: 64, max_num_batched_tokens: 32, ..small_config() }
+    EngineConfig {
+        speculative,
+        step_cost: 64,
+        max_num_batched_tokens: 32,
+        max_num_seqs: 20,
+        ..small_config()
+    }
 }
 
 /// What the sampler says of each token, without any engine.
@@ -231,6 +237,44 @@ fn a_prediction_is_tried() {
             assert_eq!(run_to_end(&mut core)[&id].tokens[&0], wanted);
             assert!(core.stats().num_steps <= most_steps, "{method:?} {:?} {most_steps}", core.stats());
         }
+    }
+}
+
+/// Beside rows of other clients a draft makes a step little longer, however sure it is.
+#[test]
+fn a_draft_holds_nobody_up() {
+    let most_tokens = |clients: [u64; 3]| {
+        let (steps, seen) = std::sync::mpsc::channel();
+        let config = drafting(8);
+        let runner = Watched(FakeRunner::new(&config), steps);
+        let mut core = core_with(runner, &config, Some(100));
+        for client in clients {
+            let params =
+                SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::greedy() };
+            let client = tinyvllm::engine::ClientId(client);
+            core.submit(Request { client, ..Request::new(vec![client.0 as u32 + 1; 3], params) }).unwrap();
+        }
+        run_to_end(&mut core);
+        drop(core);
+        seen.iter().filter(|rows| *rows == (3, true)).count()
+    };
+    // A step costs 64 rows of its own here, so a quarter is 16, and 8 tokens of two of the three.
+    assert!(most_tokens([0, 0, 0]) > 0);
+    assert_eq!(most_tokens([0, 1, 2]), 0);
+}
+
+/// Tells of each step how many rows it has, and whether they have more than sixteen drafted tokens.
+struct Watched(FakeRunner, std::sync::mpsc::Sender<(usize, bool)>);
+
+impl Runner for Watched {
+    fn execute(
+        &mut self,
+        step: &tinyvllm::runner::Step<'_>,
+    ) -> tinyvllm::Result<Vec<tinyvllm::runner::RowOutput>> {
+        let num_drafted: usize = step.rows.iter().map(|row| row.draft.num_tokens).sum();
+        // The test may have ended.
+        let _ = self.1.send((step.rows.len(), num_drafted > 16));
+        self.0.execute(step)
     }
 }
 

@@ -77,7 +77,9 @@ pub(crate) fn tokens(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<Vec<u32>>> {
 
 /// A request gives the same tokens alone, in a batch, from cached prefixes and with prompts in chunks.
 pub(crate) fn same_tokens_however_they_are_scheduled(gpu: &Arc<dyn Gpu>) {
-    let llm = load_on(Arc::clone(gpu), |limits| limits.enable_prefix_caching = false);
+    let llm = load_on(Arc::clone(gpu), |limits| {
+        (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
+    });
     let alone: Vec<_> = requests(&llm).into_iter().flat_map(|request| tokens(&llm, vec![request])).collect();
     assert!(alone.iter().flatten().all(|tokens| tokens.len() == NUM_TOKENS));
     let check = |what: &str, change: &dyn Fn(&mut EngineLimits)| {

@@ -1,5 +1,6 @@
 //! A request gives the same tokens however it is scheduled: thirty prompts, greedily and drawn.
 
+use tinyvllm::config::SpeculativeConfig;
 use tinyvllm::engine::{Event, Request, RequestStream};
 use tinyvllm::llm::{Llm, LlmOptions};
 use tinyvllm::ops::KvCache;
@@ -60,7 +61,12 @@ fn collect(stream: RequestStream) -> Outcome {
 #[test]
 fn a_real_model_gives_the_same_tokens_however_requests_are_scheduled() {
     let Some(gguf) = gguf() else { return };
-    let alone = load(&gguf, with_limits(|limits| limits.enable_prefix_caching = false));
+    let alone = load(
+        &gguf,
+        with_limits(|limits| {
+            (limits.enable_prefix_caching, limits.speculative) = (false, SpeculativeConfig::off());
+        }),
+    );
     let requests = requests(&prompts(&alone));
     assert_eq!(requests.len(), 60);
     let submit = |llm: &Llm, request: &Request| llm.engine().submit(request.clone()).unwrap();
@@ -87,6 +93,18 @@ fn a_real_model_gives_the_same_tokens_however_requests_are_scheduled() {
     run("all at once", &llm);
     let (num_cached, _) = run("all at once, again", &llm);
     assert!(num_cached > 2_000, "{num_cached} tokens of prefixes were found");
+    drop(llm);
+
+    // With all drafts, whether or not they are worth their time.
+    let all_drafts = with_limits(|limits| {
+        limits.max_num_seqs = 2;
+        limits.speculative.is_adaptive = false;
+    });
+    let llm = load(&gguf, all_drafts);
+    run("drafts", &llm);
+    let speculation = llm.engine().stats().unwrap().speculation;
+    assert!(speculation.num_accepted_tokens > 100, "{speculation:?}");
+    assert!(speculation.num_accepted_tokens < speculation.num_draft_tokens, "{speculation:?}");
     drop(llm);
 
     check("pieces of 64 tokens", |limits| limits.max_num_batched_tokens = Some(64));
