@@ -1,13 +1,23 @@
-//! How often drafts are right, by the length of the match that they come from.
+//! How often drafts are right, by what they come from.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Matches of up to so many tokens are counted together; longer ones in the last class.
-const CLASSES: [usize; 5] = [2, 4, 8, 16, 32];
-const NUM_CLASSES: usize = CLASSES.len() + 1;
+/// Where a draft comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Evidence {
+    /// So many tokens in front of it are alike.
+    Match(usize),
+    /// It goes on beside what was drafted before, of which the last so many tokens were right.
+    Along(usize),
+}
+
+/// Matches of up to so many tokens are counted together, and longer ones; behind them are those that go along.
+const MATCHES: [usize; 5] = [2, 4, 8, 16, 32];
+const ALONG: [usize; 3] = [0, 3, 15];
+const NUM_CLASSES: usize = MATCHES.len() + 1 + ALONG.len() + 1;
 
 /// The probability that is expected of each class before anything was tried.
-const EXPECTED: [f32; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.8, 0.9, 0.95];
+const EXPECTED: [f32; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.5, 0.6, 0.8, 0.9];
 
 /// What is expected weighs as much as so many tokens that were tried.
 const EXPECTED_WEIGHT: f32 = 4.0;
@@ -35,8 +45,12 @@ impl Counts {
     }
 }
 
-fn class(match_len: usize) -> usize {
-    CLASSES.iter().position(|most| match_len <= *most).unwrap_or(CLASSES.len())
+fn class(evidence: Evidence) -> usize {
+    let place = |bounds: &[usize], len: usize| bounds.iter().take_while(|most| len > **most).count();
+    match evidence {
+        Evidence::Match(len) => place(&MATCHES, len),
+        Evidence::Along(len) => MATCHES.len() + 1 + place(&ALONG, len),
+    }
 }
 
 /// What an engine has learned of all of its sequences. It is what is expected of a new one.
@@ -69,16 +83,16 @@ pub(super) struct OwnAcceptance {
 }
 
 impl OwnAcceptance {
-    /// The probability that a token is right which followed a match of so many tokens.
-    pub(super) fn chance(&mut self, all: &Acceptance, match_len: usize) -> f32 {
-        let class = class(match_len);
+    /// The probability that a drafted token is right.
+    pub(super) fn chance(&mut self, all: &Acceptance, evidence: Evidence) -> f32 {
+        let class = class(evidence);
         self.counts[class].decay(KEPT_WHEN_SEEN);
         chance(self.counts[class], all.chance(class))
     }
 
     /// Hears that the first `num_right` of `num_tried` tokens were. What is behind the first wrong one says nothing.
-    pub(super) fn learn(&mut self, all: &Acceptance, match_len: usize, num_tried: usize, num_right: usize) {
-        let class = class(match_len);
+    pub(super) fn learn(&mut self, all: &Acceptance, evidence: Evidence, num_tried: usize, num_right: usize) {
+        let class = class(evidence);
         let (num_tried, num_right) = (num_tried.min(num_right + 1) as f32, num_right as f32);
         self.counts[class].decay(KEPT_WHEN_TRIED);
         self.counts[class].add(num_tried, num_right);
@@ -88,34 +102,43 @@ impl OwnAcceptance {
 
 #[cfg(test)]
 mod tests {
+    use super::Evidence::{Along, Match};
     use super::*;
 
     #[test]
     fn chances_follow_what_was_seen_and_come_back() {
         let (all, mut own) = (Acceptance::default(), OwnAcceptance::default());
-        let expected = own.chance(&all, 6);
+        let expected = own.chance(&all, Match(6));
         assert!((expected - 0.7).abs() < 1e-6);
-        (0..40).for_each(|_| own.learn(&all, 6, 8, 0));
-        let bad = own.chance(&all, 6);
+        (0..40).for_each(|_| own.learn(&all, Match(6), 8, 0));
+        let bad = own.chance(&all, Match(6));
         assert!(bad < 0.15, "{bad}");
         // Other lengths have their own.
-        assert!((own.chance(&all, 3) - 0.5).abs() < 1e-6);
+        assert!((own.chance(&all, Match(3)) - 0.5).abs() < 1e-6);
+        assert!((own.chance(&all, Along(6)) - 0.8).abs() < 1e-6);
         // A new sequence begins with what the others have seen.
-        assert!(OwnAcceptance::default().chance(&all, 8) < 0.25);
+        assert!(OwnAcceptance::default().chance(&all, Match(8)) < 0.25);
         // What failed is tried again some day, and then believed.
         for _ in 0..3_000 {
-            own.chance(&all, 6);
+            own.chance(&all, Match(6));
         }
-        assert!(own.chance(&all, 6) > bad);
-        (0..40).for_each(|_| own.learn(&all, 6, 8, 8));
-        assert!(own.chance(&all, 6) > 0.9);
+        assert!(own.chance(&all, Match(6)) > bad);
+        (0..40).for_each(|_| own.learn(&all, Match(6), 8, 8));
+        assert!(own.chance(&all, Match(6)) > 0.9);
     }
 
     #[test]
     fn what_is_behind_the_first_wrong_token_says_nothing() {
         let (all, mut own) = (Acceptance::default(), OwnAcceptance::default());
-        (0..200).for_each(|_| own.learn(&all, 1, 8, 3));
-        let chance = own.chance(&all, 1);
+        (0..200).for_each(|_| own.learn(&all, Match(1), 8, 3));
+        let chance = own.chance(&all, Match(1));
         assert!((chance - 0.75).abs() < 0.03, "{chance}");
+    }
+
+    #[test]
+    fn every_length_has_a_class() {
+        let classes: Vec<usize> = [1, 2, 3, 4, 5, 16, 17, 32, 33, 9_999].map(|len| class(Match(len))).into();
+        assert_eq!(classes, [0, 0, 1, 1, 2, 3, 4, 4, 5, 5]);
+        assert_eq!([0, 1, 3, 4, 15, 16, 999].map(|len| class(Along(len))), [6, 7, 7, 8, 8, 9, 9]);
     }
 }

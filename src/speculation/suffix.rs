@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::acceptance::OwnAcceptance;
+use super::acceptance::{Evidence, OwnAcceptance};
 use super::suffix_automaton::{Match, SuffixAutomaton};
 use super::{Acceptance, Draft, DraftSource, Drafter};
 
 /// No token: nothing that begins before it goes on behind it.
 const SEPARATOR: u32 = u32::MAX;
 
-/// A prediction counts as a match of so many tokens, and as many more as it was right from the beginning on.
-const PREDICTION_MATCH: usize = 16;
+/// The beginning of an output goes along with the beginning of the prediction as if so many tokens before had been right.
+const TRUST_IN_PREDICTION: usize = 16;
 
 /// Starts drafters that look their tokens up in the sequence itself.
 #[derive(Debug)]
@@ -45,10 +45,10 @@ impl DraftSource for LookupSource {
             automaton: SuffixAutomaton::default(),
             num_predicted,
             first_output: num_predicted + usize::from(num_predicted > 0) + num_prompt_tokens,
-            is_as_predicted: true,
+            along: None,
             all: Arc::clone(&self.acceptance),
             own: OwnAcceptance::default(),
-            drafted_from: 0,
+            evidence: Evidence::Match(0),
         })
     }
 }
@@ -63,21 +63,43 @@ pub struct LookupDrafter {
     num_predicted: usize,
     /// Where the output begins among these.
     first_output: usize,
-    /// All of the output is the beginning of the prediction.
-    is_as_predicted: bool,
+    /// Where the sequence goes along with what was there before.
+    along: Option<Along>,
     all: Arc<Acceptance>,
     own: OwnAcceptance,
-    /// Tokens of the match behind the last draft.
-    drafted_from: usize,
+    /// What the last draft came from.
+    evidence: Evidence,
+}
+
+/// A place among earlier tokens that goes on with each new one, right or not: text that is edited changes here and there and
+/// goes on as before.
+#[derive(Debug, Clone, Copy)]
+struct Along {
+    place: usize,
+    /// The last so many tokens were those at the place.
+    num_right: usize,
 }
 
 impl LookupDrafter {
-    /// Where what may follow begins, and behind how many tokens that are alike.
-    fn find(&self) -> Option<Match> {
-        let place = self.automaton.token_ids().len().checked_sub(self.first_output);
-        match place.filter(|place| self.is_as_predicted && *place < self.num_predicted) {
-            Some(place) => Some(Match { len: PREDICTION_MATCH + place, end: place }),
-            None => self.automaton.longest_match().filter(|found| found.len >= self.min_match),
+    /// Where what may follow begins, and what speaks for it: the longer one of a match, and what went along so far.
+    fn find(&mut self) -> Option<(Evidence, usize)> {
+        let found = self.automaton.longest_match().filter(|found| found.len >= self.min_match);
+        let is_longer = |len: usize| self.along.is_none_or(|along| len > along.num_right);
+        if let Some(Match { len, end }) = found.filter(|found| is_longer(found.len)) {
+            let len = len.min(self.max_match);
+            self.along = Some(Along { place: end, num_right: len });
+            return Some((Evidence::Match(len), end));
+        }
+        self.along.map(|Along { place, num_right }| (Evidence::Along(num_right), place))
+    }
+
+    fn go_along(&mut self, token_id: u32) {
+        let Some(Along { place, num_right }) = &mut self.along else { return };
+        let is_right = self.automaton.token_ids().get(*place) == Some(&token_id);
+        *num_right = if is_right { *num_right + 1 } else { 0 };
+        *place += 1;
+        if *place == self.num_predicted {
+            self.along = None;
         }
     }
 }
@@ -89,20 +111,22 @@ impl Drafter for LookupDrafter {
             if place == self.num_predicted && place > 0 {
                 self.automaton.push(SEPARATOR);
             }
-            if let Some(place) = place.checked_sub(self.first_output) {
-                let predicted = self.automaton.token_ids()[..self.num_predicted].get(place);
-                self.is_as_predicted &= predicted == Some(&token_id);
+            if place >= self.first_output {
+                self.go_along(token_id);
             }
             self.automaton.push(token_id);
+            if self.num_predicted > 0 && self.automaton.token_ids().len() == self.first_output {
+                self.along = Some(Along { place: 0, num_right: TRUST_IN_PREDICTION });
+            }
         }
     }
 
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft) {
-        let Some(Match { len, end }) = self.find() else { return };
-        self.drafted_from = len.min(self.max_match);
-        let chance = self.own.chance(&self.all, self.drafted_from);
+        let Some((evidence, start)) = self.find() else { return };
+        self.evidence = evidence;
+        let chance = self.own.chance(&self.all, evidence);
         let token_ids = self.automaton.token_ids();
-        for position in end..end + max_tokens {
+        for position in start..start + max_tokens {
             // What repeats itself goes on to do so: behind the last token come those of the draft.
             let token_id =
                 token_ids.get(position).or_else(|| draft.token_ids.get(position - token_ids.len()));
@@ -114,7 +138,7 @@ impl Drafter for LookupDrafter {
     }
 
     fn learn(&mut self, num_tried: usize, num_right: usize) {
-        self.own.learn(&self.all, self.drafted_from, num_tried, num_right);
+        self.own.learn(&self.all, self.evidence, num_tried, num_right);
     }
 }
 
@@ -162,9 +186,12 @@ mod tests {
         check(&[5], &[6, 7, 8]);
         check(&[5, 6, 7, 8], &[9]);
         check(&[5, 6, 7, 8, 9], &[]);
-        // It went another way, and came back.
-        check(&[5, 3], &[]);
+        // One token is another one; then it goes on.
+        check(&[5, 3], &[7, 8, 9]);
+        check(&[5, 3, 7], &[8, 9]);
+        // It went another way, and came back: a match is longer than what went along.
         check(&[5, 3, 4, 6, 7], &[8, 9]);
+        check(&[3, 3, 3, 3, 3, 5, 6, 7], &[8, 9]);
     }
 
     #[test]
