@@ -13,10 +13,19 @@ use crate::Result;
 use crate::sampling::{ConstraintState, TokenMask};
 use crate::speculation::Draft;
 
-/// How likely a token of a forced text is expected to come: the text must, but not cut into these tokens. And what of what was
-/// seen counts after one draft more.
-const EXPECTED: f32 = 0.9;
+/// How likely a token of a forced text is expected to come: the text must, but not cut into these tokens. The last one may be
+/// the beginning of a longer token.
+const EXPECTED: Chances = Chances { inside: 0.9, last: 0.4 };
+
+/// What of what was seen counts after one draft more.
 const KEPT: f32 = 0.9;
+
+/// How likely tokens of a forced text are to come.
+#[derive(Debug, Clone, Copy)]
+struct Chances {
+    inside: f32,
+    last: f32,
+}
 
 /// How far to go.
 #[derive(Debug, Clone)]
@@ -36,13 +45,21 @@ pub(super) struct Scout {
     allowed: Vec<TokenMask>,
     /// Tokens at the beginning of the draft that are forced.
     num_forced: usize,
-    /// How likely a token of a forced text is to come.
-    chance: f32,
+    /// The last of them is the last one of a forced text.
+    is_whole: bool,
+    chances: Chances,
 }
 
 impl Scout {
     pub(super) fn new(state: Box<dyn ConstraintState>) -> Self {
-        Self { state, draft: Draft::default(), allowed: Vec::new(), num_forced: 0, chance: EXPECTED }
+        Self {
+            state,
+            draft: Draft::default(),
+            allowed: Vec::new(),
+            num_forced: 0,
+            is_whole: false,
+            chances: EXPECTED,
+        }
     }
 
     pub(super) fn drafted(&self) -> &Draft {
@@ -68,7 +85,7 @@ impl Scout {
     ) -> Result<()> {
         self.draft.clear();
         self.allowed.clear();
-        self.num_forced = 0;
+        (self.num_forced, self.is_whole) = (0, false);
         let start = Instant::now();
         let mut forced = VecDeque::new();
         let mut num_accepted = 0;
@@ -81,7 +98,8 @@ impl Scout {
             }
             let (token_id, chance) = match (only, forced.front(), self.hinted(&look_ahead.hint)) {
                 (Some(token_id), ..) => (token_id, 1.0),
-                (None, Some(token_id), _) => (*token_id, self.chance),
+                (None, Some(token_id), _) if forced.len() == 1 => (*token_id, self.chances.last),
+                (None, Some(token_id), _) => (*token_id, self.chances.inside),
                 (None, None, Some((token_id, chance))) => (token_id, chance),
                 (None, None, None) => break,
             };
@@ -101,7 +119,10 @@ impl Scout {
             {
                 break;
             }
-            self.num_forced += usize::from(is_forced && is_forced_so_far);
+            if is_forced && is_forced_so_far {
+                self.num_forced += 1;
+                self.is_whole = only.is_none() && forced.is_empty();
+            }
             self.draft.push(token_id, chance);
             self.allowed.push(allowed);
         }
@@ -120,9 +141,16 @@ impl Scout {
         if self.num_forced == 0 {
             return false;
         }
-        let num_seen = num_tried.min(num_right + 1).min(self.num_forced) as f32;
-        let share = num_right.min(self.num_forced) as f32 / num_seen;
-        self.chance = KEPT * self.chance + (1.0 - KEPT) * share;
+        let learn = |chance: &mut f32, is_right| {
+            *chance = KEPT * *chance + (1.0 - KEPT) * f32::from(u8::from(is_right));
+        };
+        // What is behind the first wrong one says nothing.
+        for index in 0..num_tried.min(num_right + 1).min(self.num_forced) {
+            match self.is_whole && index + 1 == self.num_forced {
+                true => learn(&mut self.chances.last, index < num_right),
+                false => learn(&mut self.chances.inside, index < num_right),
+            }
+        }
         true
     }
 }
