@@ -1,6 +1,7 @@
 // Moving rows: embeddings in, wanted rows forward, blocks of the cache; and what is between products where none does it.
 
 #include "formats.h"
+#include "gated.h"
 
 struct EmbedArgs {
     Planes planes;
@@ -108,12 +109,11 @@ struct SiluMulArgs {
 }
 
 struct GatedArgs {
-    uint width;   // of a half
-    float slope;  // see `Activation::coefficients`
-    float cubic;
+    uint width;  // of a half
+    GatedForm form;
 };
 
-// out = gate / (1 + e^(-slope · (gate + cubic · gate³))) · up. The exponent is bounded, so that nothing is infinite.
+// out = activation(gate, up).
 [[kernel]] void gated(
     constant GatedArgs& a [[buffer(0)]],
     device const float* halves [[buffer(1)]],  // [row, 2, width]
@@ -126,9 +126,7 @@ struct GatedArgs {
         return;
     }
     device const float* own = halves + ulong(index.y) * 2 * a.width + i;
-    const float gate = own[0];
-    const float exponent = -a.slope * fma(a.cubic * gate * gate, gate, gate);
-    out[ulong(index.y) * a.width + i] = gate / (1.0f + exp(min(exponent, 80.0f))) * own[a.width];
+    out[ulong(index.y) * a.width + i] = gated_value(a.form, own[0], own[a.width]);
 }
 
 struct NormResidualArgs {

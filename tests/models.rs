@@ -23,6 +23,8 @@ use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 #[path = "models/biases.rs"]
 mod biases;
+#[path = "models/gpt_oss.rs"]
+mod gpt_oss;
 #[path = "models/names.rs"]
 mod names;
 #[path = "models/packed.rs"]
@@ -212,9 +214,13 @@ fn compare(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> (f32, f32, f32) {
 
 /// Dense models are exact: logits within 1e-3, and the same 32 tokens.
 fn check_dense(model: &str, golden: &str) {
+    check_exact(model, golden, Setup::default());
+}
+
+fn check_exact(model: &str, golden: &str, setup: Setup) {
     for kernels in Kernels::all() {
         let golden = Golden::read(golden);
-        let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
+        let mut instance = Instance::open(model, Setup { kernels, ..setup });
         let logits = instance.run(&golden.ids, &[golden.ids.len()]);
         let (max, rms, _) = compare(&logits, &golden.logits);
         assert!(max < 1e-3 && rms < 1e-4, "{model} with {kernels:?}: logits differ by {max}, rms {rms}");
@@ -347,8 +353,12 @@ fn check_file(model: &str, limits: Limits) {
 
 /// The same with limits for the reference and for the CPU's kernels.
 fn check_file_within(model: &str, reference: Limits, limits: Limits) {
+    check_within(model, &model.replace(".gguf", ".golden.safetensors"), reference, limits);
+}
+
+fn check_within(model: &str, golden: &str, reference: Limits, limits: Limits) {
     for kernels in Kernels::all() {
-        let golden = Golden::read(&model.replace(".gguf", ".golden.safetensors"));
+        let golden = Golden::read(golden);
         let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         let (max, rms, same) = compare(&instance.run(&golden.ids, &[golden.ids.len()]), &golden.logits);
         let (max_limit, rms_limit, same_limit) =
@@ -475,6 +485,10 @@ fn experts_in_a_file_give_the_same_bits() {
         ("kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf", None),
         ("tiny/glm4_moe_lite/glm4_moe_lite.q8_0-ollama.gguf", None),
         ("dynamic/qwen3_moe.dynamic.gguf", None),
+        ("tiny/gpt_oss", None),
+        ("tiny/gpt_oss", Some(Quantization::Q8_0)),
+        ("tiny/gpt_oss_mxfp4", None),
+        ("tiny/gpt_oss_mxfp4", Some(Quantization::Q4_0)),
     ] {
         let setup = Setup { quantization, ..Setup::default() };
         let expected = Instance::open(model, setup).run(&tokens, &[40, 1, 7]);
@@ -486,7 +500,9 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 21] = [
+    "tiny/gpt_oss/gpt_oss.f16.gguf",
+    "tiny/gpt_oss_mxfp4",
     "tiny/granite",
     "tiny/phi3/phi3.f16.gguf",
     "tiny/seed_oss",
@@ -656,6 +672,8 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/youtu", 1), 2 + 3 * 9);
     assert_eq!(num_dispatches("tiny/glm4_moe_lite", 1), 2 + 9 + 2 * 11);
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
+    // What is between the products is in the first one here, with biases as without.
+    assert_eq!(num_dispatches("tiny/gpt_oss", 1), 2 + 2 * 8);
     // Two norms behind halves, and an activation that no product has.
     assert_eq!(num_dispatches("tiny/gemma3", 1), 2 + 6 * 9);
     // Two fewer where keys and values are made instead of being projected, one more where there is both.

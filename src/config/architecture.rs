@@ -27,8 +27,15 @@ pub struct Architecture {
     pub qkv_bias: bool,
     /// True if each query and key head is normalised before it is rotated.
     pub qk_norm: bool,
-    /// What is between the two halves of its feed-forward networks.
+    /// What is between the two halves of its feed-forward networks, and of its experts.
     pub activation: Activation,
+    /// True if each query head has a score without a value that takes part in the softmax.
+    pub has_sinks: bool,
+    /// True if its Hugging Face folders have the rows of gate and up of an expert in turns, and dense ones with rows and
+    /// columns exchanged.
+    pub(crate) hf_interleaves_experts: bool,
+    /// True if the ramp of its YaRN ends at whole pairs, where a file cannot or does not say so.
+    pub(crate) truncates_yarn: bool,
     /// True if what attention and feed-forward networks add is normalised before.
     pub post_norms: bool,
     /// True if embeddings are multiplied by the root of their width.
@@ -37,9 +44,10 @@ pub struct Architecture {
     pub has_multipliers: bool,
     /// What norms in its Hugging Face folders leave to be added to their weights.
     pub hf_norm_offset: f32,
-    /// Layers that have no window where its files do not say which: the last one of every so many. Its layers with a window
-    /// then have a rotation of their own.
+    /// Layers that have no window where its files do not say which: the last one of every so many.
     pub local_period: Option<usize>,
+    /// True if layers with a window have a rotation of their own.
+    pub has_local_rope: bool,
     /// Layers that rotate nothing where its files do not say which: the last one of every so many.
     pub unrotated_period: Option<usize>,
     /// What its files leave out about the router of experts; none if it has no experts.
@@ -70,7 +78,7 @@ pub enum Decoder {
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
-pub static ARCHITECTURES: [Architecture; 17] = [
+pub static ARCHITECTURES: [Architecture; 18] = [
     Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
         gguf_names: &["llama"],
@@ -130,6 +138,21 @@ pub static ARCHITECTURES: [Architecture; 17] = [
         post_norms: true,
         ..Architecture::llama_like("Glm4ForCausalLM", &["glm4"], HfDefaults::GLM4).interleaved_in_gguf()
     },
+    Architecture {
+        gguf_names: &["gpt-oss"],
+        activation: Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+        has_sinks: true,
+        hf_interleaves_experts: true,
+        truncates_yarn: false,
+        local_period: Some(2),
+        // A softmax of the chosen logits is that of all of them over the sum of the chosen.
+        router: Some(RouterDefaults {
+            hf_scoring: Scoring::Softmax,
+            hf_normalize: true,
+            gguf_normalize: true,
+        }),
+        ..Architecture::llama_like("GptOssForCausalLM", &["gpt_oss"], HfDefaults::GPT_OSS)
+    },
     Architecture::gemma3("Gemma3ForCausalLM", &["gemma3_text"]),
     // With pictures, of which nothing here knows.
     Architecture::gemma3("Gemma3ForConditionalGeneration", &["gemma3"]),
@@ -171,11 +194,15 @@ impl Architecture {
             qkv_bias: false,
             qk_norm: false,
             activation: Activation::Silu,
+            has_sinks: false,
+            hf_interleaves_experts: false,
+            truncates_yarn: true,
             post_norms: false,
             scaled_embeddings: false,
             has_multipliers: false,
             hf_norm_offset: 0.0,
             local_period: None,
+            has_local_rope: false,
             unrotated_period: None,
             router: None,
             decoder: Decoder::Llama,
@@ -196,6 +223,7 @@ impl Architecture {
             scaled_embeddings: true,
             hf_norm_offset: 1.0,
             local_period: Some(6),
+            has_local_rope: true,
             ..Self::llama_like(hf_name, hf_model_types, HfDefaults::GEMMA3)
         }
     }
@@ -215,7 +243,7 @@ impl Architecture {
 
     /// True if the context that its files name is that behind their scaling of positions.
     pub(crate) fn counts_scaling_in(&self) -> bool {
-        self.local_period.is_some()
+        self.has_local_rope
     }
 
     /// What embeddings of this width are multiplied by.

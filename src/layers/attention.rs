@@ -6,7 +6,7 @@ use crate::Result;
 use crate::config::{ModelConfig, Rotation};
 use crate::layers::{Activations, LayerInput, Loader, Output};
 use crate::ops::{
-    AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, gather_rows, norm_linear, rope_attention,
+    AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, Vector, gather_rows, norm_linear, rope_attention,
 };
 
 /// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or
@@ -60,9 +60,19 @@ impl SelfAttention for Attention {
         let output = || loader.linear(&format!("{prefix}.attn_output"), hidden, q_size, config.output_bias);
         let [post_norm, ..] = loader.norm_names(prefix);
         let own = config.layer_attention[layer];
+        let sinks = || {
+            Vector::new(
+                loader.context(),
+                loader.vector(&format!("{prefix}.attn_sinks.weight"), config.num_heads)?,
+            )
+        };
         let plain = AttentionSpec::plain(config.attention_heads(), config.attention_scale);
         Ok(Self {
-            spec: AttentionSpec { window: own.window, ..plain },
+            spec: AttentionSpec {
+                window: own.window,
+                sinks: config.has_sinks.then(sinks).transpose()?,
+                ..plain
+            },
             rotation: own.rotation,
             norm: norm("attn_norm", hidden)?,
             q,

@@ -30,7 +30,7 @@ impl Mlp {
         let [gate, up] = loader.linears(prefix, "ffn_up", parts, hidden, has_bias)?;
         let down = || loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, has_bias);
         Ok(Self {
-            activation: config.architecture.activation,
+            activation: config.activation,
             norm: loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps)?,
             gate,
             up,

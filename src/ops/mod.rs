@@ -41,7 +41,7 @@ pub use cpu::paged_cache::KvCacheDType;
 pub use cpu::{AttentionMetadata, EXPANDED_GROUP};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
-pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};
+pub use experts::{Router, Routing, experts_gated, experts_residual, fetch_experts, route};
 pub use gated::gated;
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
@@ -56,6 +56,6 @@ pub use rope_attention::rope_attention;
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};
-pub use weights::{Linear, Matrix, MatrixStack, RmsNorm, Vector};
+pub use weights::{Linear, LinearStack, Matrix, MatrixStack, RmsNorm, Vector};
 
 pub(crate) use probe::{kernel_limits, probe};

@@ -34,7 +34,8 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         report.compare(context, name, 3e-7, |context| embedding(context, DType::Q8_0, 64, 4.0));
     }
     report.compare(context, "gather_rows".to_owned(), 0.0, gathering);
-    for activation in [Activation::Silu, Activation::GeluTanh] {
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for activation in [Activation::Silu, Activation::GeluTanh, clamped] {
         for width in [48, 1056] {
             let name = format!("gated {activation:?}, rows of {width}");
             report.compare(context, name, 1e-12, |context| gating(context, activation, width));

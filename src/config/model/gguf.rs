@@ -110,6 +110,7 @@ impl ModelConfig {
             head_dim,
             intermediate_size,
             rms_norm_eps,
+            activation: architecture.activation,
             rope,
             local_rope,
             max_position_embeddings: window.longest,
@@ -118,6 +119,7 @@ impl ModelConfig {
             qkv_bias: architecture.qkv_bias || has_tensor("blk.0.attn_q.bias"),
             output_bias: has_tensor("blk.0.attn_output.bias"),
             mlp_bias: has_tensor("blk.0.ffn_up.bias"),
+            has_sinks: architecture.has_sinks,
             tie_word_embeddings: !has_tensor("output.weight"),
             embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
             logits_scale: multipliers.logits_scale(),
@@ -182,7 +184,7 @@ fn local_rope(
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
-    if architecture.local_period.is_none() {
+    if !architecture.has_local_rope {
         return Ok(None);
     }
     let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
@@ -193,7 +195,7 @@ fn local_rope(
 /// heads, and is known by its layers, as llama.cpp knows it.
 fn attention_scale(architecture: &Architecture, num_layers: usize, width: usize, head_dim: usize) -> f64 {
     const LARGEST_GEMMA3: usize = 62;
-    let is_largest = architecture.local_period.is_some() && num_layers == LARGEST_GEMMA3;
+    let is_largest = architecture.has_local_rope && num_layers == LARGEST_GEMMA3;
     1.0 / (if is_largest { width } else { head_dim } as f64).sqrt()
 }
 
@@ -376,6 +378,6 @@ fn yarn(
         beta_fast: keys.f64("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.f64("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor,
-        truncate: true,
+        truncate: architecture.truncates_yarn,
     })
 }

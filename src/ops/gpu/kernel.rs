@@ -157,6 +157,7 @@ pub(super) enum Kernel {
     },
     DecodeLatentAttentionMerge,
     ChooseExperts,
+    GatedExperts,
     CombineExperts,
     Sample,
     Probe(Probe),
@@ -190,7 +191,7 @@ impl Kernel {
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
             Self::DecodeLatentAttention { .. } | Self::DecodeLatentAttentionMerge => &DECODE_LATENT_ATTENTION,
-            Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
+            Self::ChooseExperts | Self::GatedExperts | Self::CombineExperts => &EXPERTS,
             Self::Sample => &SAMPLING,
             Self::Probe(_) => &PROBE,
         }
@@ -242,6 +243,7 @@ impl Kernel {
             }
             Self::DecodeLatentAttentionMerge => "decode_latent_attention_merge".to_owned(),
             Self::ChooseExperts => "choose_experts".to_owned(),
+            Self::GatedExperts => "gated_experts".to_owned(),
             Self::CombineExperts => "combine_experts".to_owned(),
             Self::Sample => "sample".to_owned(),
             Self::FlashAttention { dtype, max_dim, keys, .. } => {

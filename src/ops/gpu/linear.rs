@@ -41,7 +41,7 @@ impl LinearScratch {
 }
 
 /// A matrix of a product, with its bias.
-fn part<'a>(gpu: &Arc<GpuBackend>, linear: &'a Linear, out_offset: usize) -> Result<Part<'a>> {
+pub(super) fn part<'a>(gpu: &Arc<GpuBackend>, linear: &'a Linear, out_offset: usize) -> Result<Part<'a>> {
     let bias = linear.bias.as_ref().map(|bias| Ok::<_, Error>(Binding::read(bias.held().on(gpu)?)));
     Ok(Part::new(linear.weight.held().on(gpu)?).at(out_offset).with_bias(bias.transpose()?))
 }

@@ -16,7 +16,7 @@ impl ReferenceBackend {
     }
 
     /// `W·x + b` for each row of `x`.
-    fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
+    pub(super) fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
         let product = linear.weight.held().on(self)?.product(self, x)?;
         match &linear.bias {
             Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
