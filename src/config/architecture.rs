@@ -31,6 +31,8 @@ pub struct Architecture {
     pub activation: Activation,
     /// True if each query head has a score without a value that takes part in the softmax.
     pub has_sinks: bool,
+    /// True if its router and the projections of its experts have biases.
+    pub has_expert_biases: bool,
     /// True if its Hugging Face folders have the rows of gate and up of an expert in turns, and dense ones with rows and
     /// columns exchanged.
     pub(crate) hf_interleaves_experts: bool,
@@ -142,6 +144,7 @@ pub static ARCHITECTURES: [Architecture; 18] = [
         gguf_names: &["gpt-oss"],
         activation: Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
         has_sinks: true,
+        has_expert_biases: true,
         hf_interleaves_experts: true,
         truncates_yarn: false,
         local_period: Some(2),
@@ -195,6 +198,7 @@ impl Architecture {
             qk_norm: false,
             activation: Activation::Silu,
             has_sinks: false,
+            has_expert_biases: false,
             hf_interleaves_experts: false,
             truncates_yarn: true,
             post_norms: false,

@@ -43,6 +43,8 @@ pub const ALIASES: &[Alias] = &[
     alias("phi-4", "microsoft/phi-4"),
     alias("seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
     alias("glm-4-9b", "zai-org/GLM-4-9B-0414"),
+    alias("gpt-oss-20b", "openai/gpt-oss-20b"),
+    alias("gpt-oss-120b", "openai/gpt-oss-120b"),
     alias("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3"),
     alias("mistral-nemo", "mistralai/Mistral-Nemo-Instruct-2407"),
     alias("youtu-llm-2b", "tencent/Youtu-LLM-2B"),

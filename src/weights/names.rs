@@ -157,6 +157,9 @@ mod tests {
             ("model.layers.3.mlp.experts.63.up_proj.weight", "blk.3.ffn_up.63.weight"),
             ("model.layers.3.mlp.experts.gate_up_proj", "blk.3.ffn_gate_up_exps.weight"),
             ("model.layers.3.mlp.experts.down_proj", "blk.3.ffn_down_exps.weight"),
+            ("model.layers.3.mlp.experts.gate_up_proj_bias", "blk.3.ffn_gate_up_exps.bias"),
+            ("model.layers.3.mlp.experts.down_proj_bias", "blk.3.ffn_down_exps.bias"),
+            ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
             ("model.layers.3.mlp.shared_experts.gate_proj.weight", "blk.3.ffn_gate_shexp.weight"),
         ] {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));
@@ -164,6 +167,7 @@ mod tests {
         }
         for (theirs, ours) in [
             ("model.layers.3.block_sparse_moe.gate.weight", "blk.3.ffn_gate_inp.weight"),
+            ("model.layers.3.mlp.router.bias", "blk.3.ffn_gate_inp.bias"),
             ("model.layers.3.block_sparse_moe.experts.7.w1.weight", "blk.3.ffn_gate.7.weight"),
             ("model.layers.3.block_sparse_moe.experts.7.w3.weight", "blk.3.ffn_up.7.weight"),
             ("model.layers.3.block_sparse_moe.experts.7.w2.weight", "blk.3.ffn_down.7.weight"),

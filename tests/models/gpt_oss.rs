@@ -56,3 +56,52 @@ fn a_folder_in_bf16_is_that_in_halves() {
     let single = Setup { in_single_precision: true, ..Setup::default() };
     check_exact(folder.path().to_str().unwrap(), GOLDEN, single);
 }
+
+/// Whatever is made of them, all bytes of the file are counted once.
+#[test]
+fn progress_ends_with_all_bytes() {
+    for (model, quantization) in [
+        ("tiny/gpt_oss", None),
+        ("tiny/gpt_oss", Some(Quantization::Q8_0)),
+        ("tiny/gpt_oss_mxfp4", None),
+        ("tiny/gpt_oss_mxfp4", Some(Quantization::Q8_0)),
+        ("tiny/gpt_oss/gpt_oss.mxfp4.gguf", None),
+    ] {
+        let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let total: usize = checkpoint.tensors().iter().map(|tensor| tensor.num_bytes).sum();
+        let context = Arc::new(Context::cpu(2, CpuLevel::detect()));
+        let most = AtomicU64::new(0);
+        let on_progress = |progress: models::LoadProgress| {
+            assert!(progress.loaded_bytes <= progress.total_bytes);
+            most.fetch_max(progress.loaded_bytes, Ordering::Relaxed);
+        };
+        let quantizer = quantization.map(|kind| Quantizer::new(kind, &checkpoint, None));
+        let options = LoadOptions { quantizer, ..small_options() };
+        models::load(&checkpoint, &config, &context, &options, &on_progress).unwrap();
+        assert_eq!(most.into_inner(), total as u64, "{model} {quantization:?}");
+    }
+}
+
+/// A folder that lacks a part names it.
+#[test]
+fn what_is_missing_is_named() {
+    let bytes = std::fs::read(fixture("tiny/gpt_oss_mxfp4/model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for (missing, expected) in [
+        ("model.layers.0.self_attn.sinks", "self_attn.sinks"),
+        ("model.layers.1.mlp.router.bias", "blk.1.ffn_gate_inp.bias"),
+        ("model.layers.1.mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
+        ("model.layers.0.mlp.experts.gate_up_proj_scales", "gate_up_proj_scales"),
+    ] {
+        let folder = mixed_folder("tiny/gpt_oss_mxfp4", "tiny/gpt_oss_mxfp4", &[]);
+        let rest = file.tensors().into_iter().filter(|(name, _)| name != missing);
+        let rest = safetensors::serialize(rest, None).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), rest).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let config = ModelConfig::from_checkpoint(&checkpoint).unwrap();
+        let context = Arc::new(Context::cpu(1, CpuLevel::detect()));
+        let error = models::load(&checkpoint, &config, &context, &small_options(), &|_| ()).err().unwrap();
+        assert!(error.message().contains(expected), "{error}");
+    }
+}

@@ -23,11 +23,6 @@ fn has_selection_bias(layer: usize, has_tensor: impl Fn(&str) -> bool) -> bool {
     has_tensor(&format!("blk.{layer}.exp_probs_b.bias"))
 }
 
-/// Whether the router, and the projections of experts, have biases.
-fn biases(layer: usize, has_tensor: impl Fn(&str) -> bool) -> [bool; 2] {
-    ["ffn_gate_inp", "ffn_down_exps"].map(|module| has_tensor(&format!("blk.{layer}.{module}.bias")))
-}
-
 impl ExpertsConfig {
     /// How many experts what every token goes through could be taken for; none, if it is not as wide as some.
     #[must_use]
@@ -58,7 +53,6 @@ impl ExpertsConfig {
         if num_dense_layers >= num_layers {
             return Ok(None);
         }
-        let [has_router_bias, has_biases] = biases(num_dense_layers, &has_tensor);
         let has_selection_bias = has_selection_bias(num_dense_layers, has_tensor);
         let scoring = match keys.usize("expert_gating_func")? {
             // Files from before the key: only sigmoids come with a bias.
@@ -88,8 +82,8 @@ impl ExpertsConfig {
             shared_intermediate_size: Some(shared_width).filter(|width| *width > 0),
             scoring,
             has_selection_bias,
-            has_router_bias,
-            has_biases,
+            has_router_bias: architecture.has_expert_biases,
+            has_biases: architecture.has_expert_biases,
             is_interleaved: false,
             num_groups,
             num_groups_per_tok,
@@ -142,7 +136,6 @@ impl ExpertsConfig {
         let default_shared = if file.is_missing("n_shared_experts") { defaults.num_shared } else { 0 };
         let num_shared = file.usize("n_shared_experts")?.unwrap_or(default_shared);
         let finds_bias = || has_selection_bias(num_dense_layers, &has_tensor);
-        let [has_router_bias, has_biases] = biases(num_dense_layers, &has_tensor);
         let chosen = HfChoice::read(file, architecture, router, finds_bias)?;
         Ok(Some(Self {
             num_dense_layers,
@@ -152,8 +145,8 @@ impl ExpertsConfig {
             shared_intermediate_size: Some(num_shared.saturating_mul(width)).filter(|width| *width > 0),
             scoring: chosen.scoring,
             has_selection_bias: chosen.has_selection_bias,
-            has_router_bias,
-            has_biases,
+            has_router_bias: architecture.has_expert_biases,
+            has_biases: architecture.has_expert_biases,
             is_interleaved: architecture.hf_interleaves_experts,
             num_groups: chosen.num_groups,
             num_groups_per_tok: chosen.num_groups_per_tok,

@@ -7,6 +7,7 @@ use crate::weights::gguf::{self, Metadata};
 
 mod experts;
 mod families;
+mod gpt_oss;
 mod latent;
 mod layers;
 mod settings;
