@@ -321,6 +321,29 @@ fn glm4() {
     check_dense("tiny/glm4/glm4.f16.gguf", "tiny/glm4/golden.safetensors");
 }
 
+/// Norms over all queries and over all keys of a token, and none before attention and networks. The layers with a window
+/// have a rotation without scaling.
+#[test]
+fn olmo3() {
+    check_dense("tiny/olmo3", "tiny/olmo3/golden.safetensors");
+    check_dense("tiny/olmo3/olmo3.f16.gguf", "tiny/olmo3/golden.safetensors");
+}
+
+/// The same weights without windows, and with one rotation.
+#[test]
+fn olmo2() {
+    let scaled = serde_json::json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500_000.0});
+    let changes = [
+        ("architectures", serde_json::json!(["Olmo2ForCausalLM"])),
+        ("model_type", serde_json::json!("olmo2")),
+        ("layer_types", serde_json::Value::Null),
+        ("sliding_window", serde_json::Value::Null),
+        ("rope_parameters", scaled),
+    ];
+    let folder = mixed_folder("tiny/olmo3", "tiny/olmo3", &changes);
+    check_dense(folder.path().to_str().unwrap(), "tiny/olmo3/olmo2.golden.safetensors");
+}
+
 #[test]
 fn youtu_folder() {
     check_dense("tiny/youtu", "tiny/youtu/golden.safetensors");
@@ -500,7 +523,8 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 21] = [
+const MODELS: [&str; 22] = [
+    "tiny/olmo3",
     "tiny/gpt_oss/gpt_oss.f16.gguf",
     "tiny/gpt_oss_mxfp4",
     "tiny/granite",
@@ -674,6 +698,8 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
     // What is between the products is in the first one here, with biases as without.
     assert_eq!(num_dispatches("tiny/gpt_oss", 1), 2 + 2 * 8);
+    // No norm in a product, but one of queries, one of keys and two behind halves.
+    assert_eq!(num_dispatches("tiny/olmo3", 1), 2 + 2 * 11);
     // Two norms behind halves, and an activation that no product has.
     assert_eq!(num_dispatches("tiny/gemma3", 1), 2 + 6 * 9);
     // Two fewer where keys and values are made instead of being projected, one more where there is both.

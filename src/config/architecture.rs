@@ -25,8 +25,8 @@ pub struct Architecture {
     pub gguf_rope_style: RopeStyle,
     /// True if the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// True if each query and key head is normalised before it is rotated.
-    pub qk_norm: bool,
+    /// What of queries and keys is normalised before they are rotated.
+    pub qk_norm: QkNorm,
     /// What is between the two halves of its feed-forward networks, and of its experts.
     pub activation: Activation,
     /// True if each query head has a score without a value that takes part in the softmax.
@@ -38,7 +38,9 @@ pub struct Architecture {
     pub(crate) hf_interleaves_experts: bool,
     /// True if the ramp of its YaRN ends at whole pairs, where a file cannot or does not say so.
     pub(crate) truncates_yarn: bool,
-    /// True if what attention and feed-forward networks add is normalised before.
+    /// True if what attention and feed-forward networks read is normalised before.
+    pub pre_norms: bool,
+    /// True if what they add is normalised before.
     pub post_norms: bool,
     /// True if embeddings are multiplied by the root of their width.
     pub scaled_embeddings: bool,
@@ -48,14 +50,45 @@ pub struct Architecture {
     pub hf_norm_offset: f32,
     /// Layers that have no window where its files do not say which: the last one of every so many.
     pub local_period: Option<usize>,
-    /// True if layers with a window have a rotation of their own.
-    pub has_local_rope: bool,
+    /// The base of the rotation of layers with a window where files do not say, if they have one of their own: without the
+    /// scaling of the others.
+    pub local_base: Option<LocalBase>,
     /// Layers that rotate nothing where its files do not say which: the last one of every so many.
     pub unrotated_period: Option<usize>,
     /// What its files leave out about the router of experts; none if it has no experts.
     pub router: Option<RouterDefaults>,
     /// The forward pass.
     pub decoder: Decoder,
+}
+
+/// The base of a rotation that only layers with a window have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LocalBase {
+    /// That of the other layers.
+    Usual,
+    /// This one.
+    Own(f64),
+}
+
+impl LocalBase {
+    /// Beside layers with this base.
+    pub(crate) fn beside(self, usual: f64) -> f64 {
+        match self {
+            Self::Usual => usual,
+            Self::Own(base) => base,
+        }
+    }
+}
+
+/// What has a norm of its own in queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Nothing.
+    None,
+    /// Each head.
+    Heads,
+    /// All heads of a token together.
+    All,
 }
 
 /// What holds for a router where a file does not say.
@@ -80,7 +113,7 @@ pub enum Decoder {
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
-pub static ARCHITECTURES: [Architecture; 18] = [
+pub static ARCHITECTURES: [Architecture; 20] = [
     Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
         gguf_names: &["llama"],
@@ -102,12 +135,12 @@ pub static ARCHITECTURES: [Architecture; 18] = [
         ..Architecture::llama_like("Qwen2ForCausalLM", &["qwen2"], HfDefaults::QWEN2)
     },
     Architecture {
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         ..Architecture::llama_like("Qwen3ForCausalLM", &["qwen3"], HfDefaults::QWEN3)
     },
     Architecture {
         gguf_names: &["qwen3moe"],
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Softmax,
             hf_normalize: false,
@@ -139,6 +172,16 @@ pub static ARCHITECTURES: [Architecture; 18] = [
         hf_rope_style: RopeStyle::Interleaved,
         post_norms: true,
         ..Architecture::llama_like("Glm4ForCausalLM", &["glm4"], HfDefaults::GLM4).interleaved_in_gguf()
+    },
+    Architecture {
+        local_period: None,
+        local_base: None,
+        ..Architecture::olmo("Olmo2ForCausalLM", &["olmo2"], HfDefaults::OLMO2)
+    },
+    // In GGUF files it is the one before with a window, which says which layers have it.
+    Architecture {
+        gguf_names: &["olmo2"],
+        ..Architecture::olmo("Olmo3ForCausalLM", &["olmo3"], HfDefaults::OLMO3)
     },
     Architecture {
         gguf_names: &["gpt-oss"],
@@ -195,18 +238,19 @@ impl Architecture {
             hf_rope_style: RopeStyle::HalfSplit,
             gguf_rope_style: RopeStyle::HalfSplit,
             qkv_bias: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             activation: Activation::Silu,
             has_sinks: false,
             has_expert_biases: false,
             hf_interleaves_experts: false,
             truncates_yarn: true,
+            pre_norms: true,
             post_norms: false,
             scaled_embeddings: false,
             has_multipliers: false,
             hf_norm_offset: 0.0,
             local_period: None,
-            has_local_rope: false,
+            local_base: None,
             unrotated_period: None,
             router: None,
             decoder: Decoder::Llama,
@@ -218,16 +262,31 @@ impl Architecture {
         Self { gguf_rope_style: RopeStyle::Interleaved, ..self }
     }
 
+    const fn olmo(
+        hf_name: &'static str,
+        hf_model_types: &'static [&'static str],
+        hf_defaults: HfDefaults,
+    ) -> Self {
+        Self {
+            qk_norm: QkNorm::All,
+            pre_norms: false,
+            post_norms: true,
+            local_period: Some(4),
+            local_base: Some(LocalBase::Usual),
+            ..Self::llama_like(hf_name, hf_model_types, hf_defaults)
+        }
+    }
+
     const fn gemma3(hf_name: &'static str, hf_model_types: &'static [&'static str]) -> Self {
         Self {
             gguf_names: &["gemma3"],
-            qk_norm: true,
+            qk_norm: QkNorm::Heads,
             activation: Activation::GeluTanh,
             post_norms: true,
             scaled_embeddings: true,
             hf_norm_offset: 1.0,
             local_period: Some(6),
-            has_local_rope: true,
+            local_base: Some(LocalBase::Own(1e4)),
             ..Self::llama_like(hf_name, hf_model_types, HfDefaults::GEMMA3)
         }
     }
@@ -247,7 +306,7 @@ impl Architecture {
 
     /// True if the context that its files name is that behind their scaling of positions.
     pub(crate) fn counts_scaling_in(&self) -> bool {
-        self.has_local_rope
+        self.local_base.is_some()
     }
 
     /// What embeddings of this width are multiplied by.
@@ -293,14 +352,16 @@ impl Architecture {
     }
 
     /// The first architecture that a GGUF file calls `name`, preferably one that has experts if the file
-    /// has and none if it has none.
+    /// has and none if it has none, and the same of layers with a window among others.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] with the names that are known.
-    pub fn from_gguf_name(name: &str, has_experts: bool) -> Result<&'static Self> {
+    pub fn from_gguf_name(name: &str, has_experts: bool, has_window: bool) -> Result<&'static Self> {
         let named = || ARCHITECTURES.iter().filter(|architecture| architecture.gguf_names.contains(&name));
-        named()
-            .find(|architecture| architecture.router.is_some() == has_experts)
+        let of_kind = || named().filter(|architecture| architecture.router.is_some() == has_experts);
+        of_kind()
+            .find(|architecture| architecture.local_period.is_some() == has_window)
+            .or_else(|| of_kind().next())
             .or_else(|| named().next())
             .ok_or_else(|| {
                 let all = ARCHITECTURES.iter().flat_map(|architecture| architecture.gguf_names);

@@ -199,6 +199,15 @@ impl HfDefaults {
         has_mlp_bias_key: false,
         ..Self::LLAMA
     };
+    pub(crate) const OLMO2: Self = Self {
+        num_heads: Some(32),
+        vocab_size: Some(50_304),
+        rms_norm_eps: 1e-5,
+        rope_theta: 5e5,
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const OLMO3: Self = Self { window: HfWindow::Local(4_096), ..Self::OLMO2 };
     pub(crate) const GPT_OSS: Self = Self {
         num_heads: Some(64),
         vocab_size: Some(201_088),

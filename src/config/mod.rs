@@ -6,7 +6,7 @@ mod defaults;
 mod engine;
 mod model;
 
-pub use architecture::{ARCHITECTURES, Architecture, Decoder, RouterDefaults};
+pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
 pub use engine::EngineConfig;
 pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, RopeConfig, RopeScaling, Rotation,

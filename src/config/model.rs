@@ -24,8 +24,6 @@ pub use layers::{LayerAttention, Rotation};
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
-/// The base of the rotation of layers with a window that have one of their own.
-const LOCAL_THETA: f64 = 1e4;
 /// Longest sequence that a scaling makes possible, which is the longest of the engine.
 const MAX_SCALED_LEN: usize = 1 << 24;
 

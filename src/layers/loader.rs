@@ -413,7 +413,8 @@ impl<'a> Loader<'a> {
     pub fn norm_names(&self, prefix: &str) -> [&'static str; 3] {
         let has = |norm: &str| self.checkpoint.contains(&format!("{prefix}.{norm}.weight"));
         let (behind_attention, behind_network) = ("post_attention_norm", "post_ffw_norm");
-        if has("pre_ffw_norm") {
+        // With norms behind only, a folder has the name of another one for the first of them.
+        if has("pre_ffw_norm") || (!has("attn_norm") && has("ffn_norm")) {
             return ["ffn_norm", "pre_ffw_norm", behind_network];
         }
         let is_only = has(behind_attention) && !has("ffn_norm") && !has(behind_network);

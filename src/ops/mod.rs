@@ -19,6 +19,7 @@ mod heads_linear;
 mod kv_cache;
 mod latent_kv_write;
 mod linear;
+mod norm_part;
 mod norm_residual;
 mod paged_attention;
 mod probe;
@@ -50,6 +51,7 @@ pub use latent_kv_write::latent_kv_write;
 pub use linear::{
     LinearScratch, linear, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,
 };
+pub use norm_part::norm_part;
 pub use norm_residual::norm_residual;
 pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
 pub use rope_attention::rope_attention;

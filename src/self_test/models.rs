@@ -17,7 +17,7 @@ const MAX_LEN: usize = 128;
 
 /// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
 /// eight tokens with the 32 that follow.
-const EXACT: [&str; 17] = [
+const EXACT: [&str; 18] = [
     "tiny/llama",
     "tiny/llama3",
     "tiny/mistral",
@@ -35,6 +35,7 @@ const EXACT: [&str; 17] = [
     "tiny/qwen3_moe",
     "tiny/mixtral",
     "tiny/gpt_oss",
+    "tiny/olmo3",
 ];
 
 /// Tokens of golden prompts. The second has a whole group, too.

@@ -322,7 +322,7 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>) -> (f64, f64) {
-    const FAMILIES: [&str; 21] = [
+    const FAMILIES: [&str; 22] = [
         "matvec_swiglu_",
         "matvec_",
         "matmul_swiglu_",
@@ -330,6 +330,7 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
         "silu_mul",
         "gated_experts",
         "gated",
+        "norm_part",
         "norm_residual",
         "rope_kv_write_",
         "embed_",
@@ -360,6 +361,7 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
             (0.0, 4.0 * num_operands * grid[1] as f64 * word(args, 0) * word(args, 1))
         }
         "gated" => (0.0, 12.0 * grid[1] as f64 * word(args, 0)),
+        "norm_part" => (0.0, 8.0 * grid[0] as f64 * word(args, 0)),
         "norm_residual" => (0.0, 12.0 * grid[0] as f64 * word(args, 0)),
         "rope_kv_write_" => {
             let num_all_heads = word(args, 0) + 2.0 * word(args, 1);

@@ -2,8 +2,8 @@
 
 use super::multipliers::{self, Multipliers};
 use super::{
-    ExpertsConfig, LOCAL_THETA, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig,
-    RopeScaling, Window, in_range,
+    ExpertsConfig, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig, RopeScaling,
+    Window, in_range,
 };
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
@@ -24,6 +24,7 @@ const LONG_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_lon
 
 /// Keys of an architecture with experts, and of one with latent attention, that nothing else may have.
 const EXPERT_COUNT: &str = "expert_count";
+const SLIDING_WINDOW: &str = "attention.sliding_window";
 const KV_LORA_RANK: &str = "attention.kv_lora_rank";
 
 impl ModelConfig {
@@ -49,7 +50,8 @@ impl ModelConfig {
             .ok_or_else(|| Error::invalid_model("general.architecture is missing"))?;
         let keys = Keys { metadata, prefix: name };
         let has_experts = keys.usize(EXPERT_COUNT)?.is_some_and(|count| count > 0);
-        let architecture = Architecture::from_gguf_name(name, has_experts)?;
+        let has_window = keys.usize(SLIDING_WINDOW)?.is_some_and(|window| window > 0);
+        let architecture = Architecture::from_gguf_name(name, has_experts, has_window)?;
         refuse_unsupported(&keys, architecture)?;
 
         let hidden_size = keys.required("embedding_length")?;
@@ -167,11 +169,23 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: &Architecture) -> Result<()
 
 /// The window of each layer.
 fn windows(keys: &Keys<'_>, architecture: &Architecture, num_layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = keys.usize("attention.sliding_window")?.filter(|window| *window > 0);
+    let window = keys.usize(SLIDING_WINDOW)?.filter(|window| *window > 0);
     let has_window = match architecture.local_period {
         Some(usual) => {
-            let period = keys.usize("attention.sliding_window_pattern")?.unwrap_or(usual);
-            LayerAttention::all_but_every(period.max(1), num_layers)
+            const PATTERN: &str = "attention.sliding_window_pattern";
+            match keys.metadata.bools(&keys.name(PATTERN)) {
+                Some(flags) if flags.len() >= num_layers => flags[..num_layers].to_vec(),
+                Some(flags) => {
+                    let (name, len) = (keys.name(PATTERN), flags.len());
+                    return Err(Error::invalid_model(format!(
+                        "{name} has {len} entries for {num_layers} layers"
+                    )));
+                }
+                None => {
+                    let period = keys.usize(PATTERN)?.unwrap_or(usual);
+                    LayerAttention::all_but_every(period.max(1), num_layers)
+                }
+            }
         }
         None => vec![true; num_layers],
     };
@@ -184,10 +198,8 @@ fn local_rope(
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
-    if !architecture.has_local_rope {
-        return Ok(None);
-    }
-    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
+    let Some(base) = architecture.local_base else { return Ok(None) };
+    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(base.beside(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 
@@ -195,7 +207,7 @@ fn local_rope(
 /// heads, and is known by its layers, as llama.cpp knows it.
 fn attention_scale(architecture: &Architecture, num_layers: usize, width: usize, head_dim: usize) -> f64 {
     const LARGEST_GEMMA3: usize = 62;
-    let is_largest = architecture.has_local_rope && num_layers == LARGEST_GEMMA3;
+    let is_largest = architecture.scaled_embeddings && num_layers == LARGEST_GEMMA3;
     1.0 / (if is_largest { width } else { head_dim } as f64).sqrt()
 }
 

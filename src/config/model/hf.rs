@@ -13,7 +13,7 @@ use super::layers::{self, LayerAttention};
 use super::multipliers::{self, Multipliers};
 use super::{ExpertsConfig, LatentAttentionConfig, MAX_LAYERS, ModelConfig, in_range};
 use crate::config::Activation;
-use crate::config::architecture::Architecture;
+use crate::config::architecture::{Architecture, QkNorm};
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.
@@ -273,7 +273,7 @@ fn refuse_unsupported(
         ignore("kv_lora_rank", &rank, "there is no latent attention in the weights");
     }
     for (key, tensor) in SWITCHED_TENSORS {
-        let is_by_nature = key == "use_qk_norm" && architecture.qk_norm;
+        let is_by_nature = key == "use_qk_norm" && architecture.qk_norm != QkNorm::None;
         if file.bool(key)? == Some(true) && !is_by_nature {
             if has_tensor(tensor) {
                 return Err(Error::unsupported(format!(

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::json::{Json, shown};
-use super::{LOCAL_THETA, RopeConfig, RopeScaling, Window};
+use super::{RopeConfig, RopeScaling, Window};
 use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
 use crate::{Error, Result};
@@ -90,10 +90,8 @@ pub(super) fn plain_local_rope(
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
-    if !architecture.has_local_rope {
-        return Ok(None);
-    }
-    let theta = file.f64("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
+    let Some(base) = architecture.local_base else { return Ok(None) };
+    let theta = file.f64("rope_local_base_freq")?.unwrap_or(base.beside(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 

@@ -117,6 +117,7 @@ pub(super) enum Kernel {
     GatherRows,
     SiluMul,
     Gated,
+    NormPart,
     NormResidual,
     CopyBlock,
     PagedAttention {
@@ -182,6 +183,7 @@ impl Kernel {
             | Self::GatherRows
             | Self::SiluMul
             | Self::Gated
+            | Self::NormPart
             | Self::NormResidual
             | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
@@ -225,6 +227,7 @@ impl Kernel {
             Self::GatherRows => "gather_rows".to_owned(),
             Self::SiluMul => "silu_mul".to_owned(),
             Self::Gated => "gated".to_owned(),
+            Self::NormPart => "norm_part".to_owned(),
             Self::NormResidual => "norm_residual".to_owned(),
             Self::CopyBlock => "copy_block".to_owned(),
             Self::PagedAttention { dtype, heads, lanes_per_key } => {

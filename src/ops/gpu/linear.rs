@@ -106,12 +106,12 @@ impl LinearOps for Arc<GpuBackend> {
         scratch: &mut AnyScratch,
         num_rows: usize,
         x: &Buffer,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()> {
         let parts = side_by_side(linears, |linear, out_offset| part(self, linear, out_offset))?;
-        let operands = operands(self, scratch.held().on(self)?, num_rows, x, Some(norm), out)?;
+        let operands = operands(self, scratch.held().on(self)?, num_rows, x, norm, out)?;
         matmul(self, &parts, &operands)
     }
 

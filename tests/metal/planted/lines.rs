@@ -20,7 +20,7 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 24] = [
+pub(super) const LINES: [Lines; 25] = [
     Lines {
         file: "attention/grouped.rs",
         family: Family::Attention,
@@ -457,6 +457,20 @@ pub(super) const LINES: [Lines; 24] = [
             ("form: activation.form().to_array()", "no third power", Word(2, |_| 0)),
             ("let buffers = [Binding::read(halves", "shifted", Offset(1, |n| n + 4)),
             ("let grid = [width.div_ceil(32), num_rows, 1];", "a row too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "norm_part.rs",
+        family: Family::Rows,
+        kernels: "norm_part",
+        defects: &[
+            ("inverse_len: 1.0 / len as f32,", "the mean of half of them", Word(1, |x| times(x, 2.0))),
+            ("            eps,\n", "no eps", Word(2, |_| 0)),
+            ("first: first as u32,", "the first values", Word(3, |_| 0)),
+            ("width: x.width() as u32,", "rows are as long as the norm", Word(4, |x| x - 7)),
+            ("Binding::read_write(x.held()", "rows are said to be written", Declared(2, Access::Write)),
+            ("grid: [num_rows, 1, 1],", "a row too few", Grid(0, |n| n - 1)),
+            ("threadgroup_memory: 4 * SIMDGROUPS,", "half of it", Memory(|n| n / 2)),
         ],
     },
     Lines {
