@@ -38,6 +38,9 @@ pub struct Architecture {
     pub(crate) hf_interleaves_experts: bool,
     /// True if the ramp of its YaRN ends at whole pairs, where a file cannot or does not say so.
     pub(crate) truncates_yarn: bool,
+    /// True if the attention factor of YaRN in its GGUF files is the whole one on sine and cosine, and does not come on top
+    /// of what follows from the factor of the scaling.
+    pub(crate) gguf_has_whole_yarn_factor: bool,
     /// True if what attention and feed-forward networks read is normalised before.
     pub pre_norms: bool,
     /// True if what they add is normalised before.
@@ -244,6 +247,7 @@ impl Architecture {
             has_expert_biases: false,
             hf_interleaves_experts: false,
             truncates_yarn: true,
+            gguf_has_whole_yarn_factor: false,
             pre_norms: true,
             post_norms: false,
             scaled_embeddings: false,
@@ -268,6 +272,7 @@ impl Architecture {
         hf_defaults: HfDefaults,
     ) -> Self {
         Self {
+            gguf_has_whole_yarn_factor: true,
             qk_norm: QkNorm::All,
             pre_norms: false,
             post_norms: true,

@@ -366,7 +366,9 @@ fn yarn(
     factor: f64,
     max_position_embeddings: usize,
 ) -> Result<RopeScaling> {
-    let own_factor = keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let written_factor = keys.f64("rope.scaling.attn_factor")?;
+    let own_factor = written_factor.unwrap_or(1.0);
+    let is_whole = architecture.gguf_has_whole_yarn_factor && written_factor.is_some();
     let attention_factor = if architecture.has_latent_attention() {
         // The factor is on the scores instead, and the rotation does not change lengths.
         if own_factor != 1.0 {
@@ -380,7 +382,7 @@ fn yarn(
         {
             return Err(keys.unsupported("rope.scaling.yarn_log_multiplier", &multiplier));
         }
-        own_factor * if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+        own_factor * if is_whole || factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
     };
     Ok(RopeScaling::Yarn {
         factor,

@@ -73,6 +73,17 @@ fn the_third_generation_has_windows() {
     let others = gguf::Value::Bools(vec![false; 32]);
     let config = with_window.clone().key(pattern, others).read().unwrap();
     assert!(config.layer_attention.iter().all(|layer| layer.window.is_none()));
+    let yarn = with_window.clone().key("rope.scaling.type", gguf::Value::String("yarn".into())).numbers(&[
+        ("rope.scaling.factor", 8.0),
+        ("rope.scaling.attn_factor", 1.207_944_2),
+        ("rope.scaling.original_context_length", 8192.0),
+    ]);
+    let config = yarn.read().unwrap();
+    check_layers(&config);
+    // The whole factor, as in a folder.
+    assert!(
+        matches!(config.rope.scaling, RopeScaling::Yarn { attention_factor, .. } if attention_factor < 1.21)
+    );
     with_window.key(pattern, flags(31)).refused(ErrorKind::InvalidModel, "has 31 entries for 32 layers");
 }
 
