@@ -4,6 +4,7 @@
 // their order, by one threadgroup: a sort that counts. In a step of few tokens that is the same threadgroup, and one
 // launch.
 
+#include "gated.h"
 #include "groups.h"
 #include "threads.h"
 
@@ -282,18 +283,53 @@ inline void group_rows(
     }
 }
 
+struct GatedExpertsArgs {
+    uint width;
+    uint per_token;
+    uint has_bias;  // each of the halves
+    GatedForm form;
+};
+
+// gate = activation(gate + bias, up + bias) at the places of a token.
+[[kernel]] void gated_experts(
+    constant GatedExpertsArgs& a [[buffer(0)]],
+    device const uint* experts [[buffer(1)]],     // [token, choice]
+    device const uint* places [[buffer(2)]],      // [token, choice]
+    device const float* gate_bias [[buffer(3)]],  // [expert, width]
+    device const float* up_bias [[buffer(4)]],    // [expert, width]
+    device const float* up [[buffer(5)]],         // [place, width]
+    device float* gate [[buffer(6)]],             // [place, width]
+    uint2 index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]
+) {
+    const uint i = index.x * LANES + lane;
+    if (i >= a.width) {
+        return;
+    }
+    for (uint choice = index.y * a.per_token; choice < (index.y + 1) * a.per_token; ++choice) {
+        const ulong own = ulong(places[choice]) * a.width + i;
+        const uint of_expert = a.has_bias != 0 ? experts[choice] * a.width + i : 0;
+        const float g = a.has_bias != 0 ? gate[own] + gate_bias[of_expert] : gate[own];
+        const float u = a.has_bias != 0 ? up[own] + up_bias[of_expert] : up[own];
+        gate[own] = gated_value(a.form, g, u);
+    }
+}
+
 struct CombineArgs {
     uint width;
     uint per_token;
+    uint has_bias;
 };
 
-// x += Σ weight · products, over the choices of a token in their order.
+// x += Σ weight · (products + bias), over the choices of a token in their order.
 [[kernel]] void combine_experts(
     constant CombineArgs& a [[buffer(0)]],
     device const uint* places [[buffer(1)]],
     device const float* weights [[buffer(2)]],
     device const float* products [[buffer(3)]],  // [place, width]
     device float* x [[buffer(4)]],               // [token, width]
+    device const uint* experts [[buffer(5)]],    // [token, choice]
+    device const float* bias [[buffer(6)]],      // [expert, width]
     uint2 index [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]
 ) {
@@ -304,7 +340,9 @@ struct CombineArgs {
     const uint token = index.y;
     float value = x[token * a.width + i];
     for (uint choice = token * a.per_token; choice < (token + 1) * a.per_token; ++choice) {
-        value = fma(weights[choice], products[ulong(places[choice]) * a.width + i], value);
+        const float product = products[ulong(places[choice]) * a.width + i];
+        const float own = a.has_bias != 0 ? product + bias[experts[choice] * a.width + i] : product;
+        value = fma(weights[choice], own, value);
     }
     x[token * a.width + i] = value;
 }

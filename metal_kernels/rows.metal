@@ -1,6 +1,7 @@
 // Moving rows: embeddings in, wanted rows forward, blocks of the cache; and what is between products where none does it.
 
 #include "formats.h"
+#include "gated.h"
 
 struct EmbedArgs {
     Planes planes;
@@ -108,12 +109,11 @@ struct SiluMulArgs {
 }
 
 struct GatedArgs {
-    uint width;   // of a half
-    float slope;  // see `Activation::coefficients`
-    float cubic;
+    uint width;  // of a half
+    GatedForm form;
 };
 
-// out = gate / (1 + e^(-slope · (gate + cubic · gate³))) · up. The exponent is bounded, so that nothing is infinite.
+// out = activation(gate, up).
 [[kernel]] void gated(
     constant GatedArgs& a [[buffer(0)]],
     device const float* halves [[buffer(1)]],  // [row, 2, width]
@@ -126,9 +126,35 @@ struct GatedArgs {
         return;
     }
     device const float* own = halves + ulong(index.y) * 2 * a.width + i;
-    const float gate = own[0];
-    const float exponent = -a.slope * fma(a.cubic * gate * gate, gate, gate);
-    out[ulong(index.y) * a.width + i] = gate / (1.0f + exp(min(exponent, 80.0f))) * own[a.width];
+    out[ulong(index.y) * a.width + i] = gated_value(a.form, own[0], own[a.width]);
+}
+
+// 1 / √(mean(x²) + eps) of a row, for all threads of the threadgroup that has it.
+inline float norm_factor(
+    device const float* own,
+    uint width,
+    float inverse_width,
+    float eps,
+    threadgroup float* squares,
+    uint thread_index,
+    uint lane,
+    uint group,
+    uint num_groups
+) {
+    float own_squares = 0.0f;
+    for (uint i = thread_index; i < width; i += num_groups * LANES) {
+        own_squares = fma(own[i], own[i], own_squares);
+    }
+    own_squares = simd_sum(own_squares);
+    if (lane == 0) {
+        squares[group] = own_squares;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0.0f;
+    for (uint i = 0; i < num_groups; ++i) {
+        sum += squares[i];
+    }
+    return rsqrt(fma(sum, inverse_width, eps));
 }
 
 struct NormResidualArgs {
@@ -151,23 +177,39 @@ struct NormResidualArgs {
     uint num_groups [[simdgroups_per_threadgroup]]
 ) {
     device const float* own = y + ulong(row) * a.width;
-    float own_squares = 0.0f;
-    for (uint i = thread_index; i < a.width; i += num_groups * LANES) {
-        own_squares = fma(own[i], own[i], own_squares);
-    }
-    own_squares = simd_sum(own_squares);
-    if (lane == 0) {
-        squares[group] = own_squares;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float sum = 0.0f;
-    for (uint i = 0; i < num_groups; ++i) {
-        sum += squares[i];
-    }
-    const float factor = rsqrt(fma(sum, a.inverse_width, a.eps));
+    const float factor =
+        norm_factor(own, a.width, a.inverse_width, a.eps, squares, thread_index, lane, group, num_groups);
     device float* target = x + ulong(row) * a.width;
     for (uint i = thread_index; i < a.width; i += num_groups * LANES) {
         target[i] = fma(own[i] * factor, weight[i], target[i]);
+    }
+}
+
+struct NormPartArgs {
+    uint len;           // of the norm
+    float inverse_len;
+    float eps;
+    uint first;         // value of a row that is normalised
+    uint width;         // of a row
+};
+
+// x = norm(x) for a part of each row. A threadgroup has a row.
+[[kernel]] void norm_part(
+    constant NormPartArgs& a [[buffer(0)]],
+    device const float* weight [[buffer(1)]],
+    device float* x [[buffer(2)]],
+    threadgroup float* squares [[threadgroup(0)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint group [[simdgroup_index_in_threadgroup]],
+    uint num_groups [[simdgroups_per_threadgroup]]
+) {
+    device float* part = x + (ulong(row) * a.width + a.first);
+    const float factor =
+        norm_factor(part, a.len, a.inverse_len, a.eps, squares, thread_index, lane, group, num_groups);
+    for (uint i = thread_index; i < a.len; i += num_groups * LANES) {
+        part[i] = part[i] * factor * weight[i];
     }
 }
 

@@ -67,6 +67,7 @@ TINY_GGUF_TYPES = {
     "phi3": ["f16"],
     "seed_oss": ["f16"],
     "glm4": ["f16"],
+    "olmo3": ["f16"],
     "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy", "q4_0-mixed"],
     "youtu": ["q8_0", "q4_0"],
     "glm4_moe_lite": ["q8_0", "q4_0", "q8_0-ollama"],
@@ -87,6 +88,7 @@ GGUF_ARCH = {
     "phi3": "phi3",
     "seed_oss": "seed_oss",
     "glm4": "glm4",
+    "olmo3": "olmo2",
     "deepseek_v2": "deepseek2",
     "youtu": "deepseek2",
     "glm4_moe_lite": "deepseek2",
@@ -260,6 +262,16 @@ def model_config(name, hidden_size):
         "attention_bias": True,
         "rope_parameters": rope(10000.0) | {"partial_rotary_factor": 0.5},
     }
+    # The layers with a window have a rotation without scaling. OLMo 2 is the same without windows.
+    olmo3 = {
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": rope(500000.0) | {"rope_type": "linear", "factor": 4.0},
+            "sliding_attention": rope(500000.0),
+        },
+    }
+    olmo2 = {"rope_parameters": rope(500000.0) | {"rope_type": "linear", "factor": 4.0}}
     config_class, special = {
         "llama": (transformers.LlamaConfig, {"rope_parameters": rope(10000.0)}),
         "llama3": (
@@ -279,6 +291,8 @@ def model_config(name, hidden_size):
         "phi3": (transformers.Phi3Config, small | phi3),
         "seed_oss": (transformers.SeedOssConfig, small | seed_oss),
         "glm4": (transformers.Glm4Config, small | glm4),
+        "olmo3": (transformers.Olmo3Config, small | olmo3),
+        "olmo2": (transformers.Olmo2Config, small | olmo2),
         "youtu": (transformers.YoutuConfig, latent(32) | youtu),
         "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, latent(48) | experts | glm),
     }[name]
@@ -351,6 +365,30 @@ def make_reference(name, folder, hidden_size=64):
     }
     save_file(golden, folder / "golden.safetensors")
     print(f"{folder}: greedy {golden['greedy'][8:18].tolist()}")
+    if name == "olmo3":
+        make_olmo2_golden(folder, model, ids)
+
+
+def make_olmo2_golden(folder, model, ids):
+    """What OLMo 2 makes of OLMo 3's weights, beside them, and the weights as the halves that they are."""
+    import torch
+    import transformers
+
+    older = transformers.AutoModelForCausalLM.from_config(
+        model_config("olmo2", model.config.hidden_size), attn_implementation="eager"
+    )
+    older = older.float().eval()
+    older.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        logits = older(ids, use_cache=False).logits[0].numpy()
+        greedy = ids[:, :8]
+        while greedy.shape[1] < 40:
+            best = older(greedy, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+            greedy = torch.cat([greedy, best], 1)
+    golden = {"ids": ids.numpy().astype(np.int64)[0], "logits": logits, "greedy": greedy[0].numpy().astype(np.int64)}
+    save_file(golden, folder / "olmo2.golden.safetensors")
+    path = folder / "model.safetensors"
+    save_file({name: value.astype(np.float16) for name, value in load_file(path).items()}, path, {"format": "pt"})
 
 
 QWEN3_MOE_CONFIG = {
@@ -540,7 +578,8 @@ GEMMA3_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 SEED_OSS_NAMES = {"post_attention_layernorm": "post_attention_norm"}
-OWN_NAMES = {"gemma3_text": GEMMA3_NAMES, "seed_oss": SEED_OSS_NAMES}
+OLMO_NAMES = SEED_OSS_NAMES | {"post_feedforward_layernorm": "post_ffw_norm"}
+OWN_NAMES = {"gemma3_text": GEMMA3_NAMES, "seed_oss": SEED_OSS_NAMES, "olmo3": OLMO_NAMES}
 ROUTER_BIAS = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
 
 
@@ -681,6 +720,12 @@ def add_hyperparameters(writer, arch, config, variant=""):
         f32("rope.scaling.factor", rope["factor"])
     else:
         u32("rope.dimension_count", int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if arch == "olmo2":
+        u32("attention.sliding_window", config["sliding_window"])
+        has_window = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array(f"{arch}.attention.sliding_window_pattern", has_window)
+        writer.add_string(f"{arch}.rope.scaling.type", "linear")
+        f32("rope.scaling.factor", rope["factor"])
     if arch == "granite":
         f32("embedding_scale", config["embedding_multiplier"])
         f32("residual_scale", config["residual_multiplier"])
@@ -1099,7 +1144,10 @@ def stage_gguf(out, models):
         for type_name in types:
             path = folder / f"{name}.{type_name}.gguf"
             write_gguf(folder, path, type_name)
-            if type_name in ("f32", "f16"):
+            if name == "olmo3":
+                # The folder's results hold; numpy has no norms of whole rows.
+                logits = golden["logits"]
+            elif type_name in ("f32", "f16"):
                 logits = forward(path, golden["ids"])
             else:
                 logits = write_golden_logits(path, golden["ids"])

@@ -23,6 +23,8 @@ use tinyvllm::weights::{Checkpoint, DType, Quantization, Quantizer};
 
 #[path = "models/biases.rs"]
 mod biases;
+#[path = "models/gpt_oss.rs"]
+mod gpt_oss;
 #[path = "models/names.rs"]
 mod names;
 #[path = "models/packed.rs"]
@@ -213,9 +215,13 @@ fn compare(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> (f32, f32, f32) {
 
 /// Dense models are exact: logits within 1e-3, and the same 32 tokens.
 fn check_dense(model: &str, golden: &str) {
+    check_exact(model, golden, Setup::default());
+}
+
+fn check_exact(model: &str, golden: &str, setup: Setup) {
     for kernels in Kernels::all() {
         let golden = Golden::read(golden);
-        let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
+        let mut instance = Instance::open(model, Setup { kernels, ..setup });
         let logits = instance.run(&golden.ids, &[golden.ids.len()]);
         let (max, rms, _) = compare(&logits, &golden.logits);
         assert!(max < 1e-3 && rms < 1e-4, "{model} with {kernels:?}: logits differ by {max}, rms {rms}");
@@ -316,6 +322,29 @@ fn glm4() {
     check_dense("tiny/glm4/glm4.f16.gguf", "tiny/glm4/golden.safetensors");
 }
 
+/// Norms over all queries and over all keys of a token, and none before attention and networks. The layers with a window
+/// have a rotation without scaling.
+#[test]
+fn olmo3() {
+    check_dense("tiny/olmo3", "tiny/olmo3/golden.safetensors");
+    check_dense("tiny/olmo3/olmo3.f16.gguf", "tiny/olmo3/golden.safetensors");
+}
+
+/// The same weights without windows, and with one rotation.
+#[test]
+fn olmo2() {
+    let scaled = serde_json::json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500_000.0});
+    let changes = [
+        ("architectures", serde_json::json!(["Olmo2ForCausalLM"])),
+        ("model_type", serde_json::json!("olmo2")),
+        ("layer_types", serde_json::Value::Null),
+        ("sliding_window", serde_json::Value::Null),
+        ("rope_parameters", scaled),
+    ];
+    let folder = mixed_folder("tiny/olmo3", "tiny/olmo3", &changes);
+    check_dense(folder.path().to_str().unwrap(), "tiny/olmo3/olmo2.golden.safetensors");
+}
+
 #[test]
 fn youtu_folder() {
     check_dense("tiny/youtu", "tiny/youtu/golden.safetensors");
@@ -348,8 +377,12 @@ fn check_file(model: &str, limits: Limits) {
 
 /// The same with limits for the reference and for the CPU's kernels.
 fn check_file_within(model: &str, reference: Limits, limits: Limits) {
+    check_within(model, &model.replace(".gguf", ".golden.safetensors"), reference, limits);
+}
+
+fn check_within(model: &str, golden: &str, reference: Limits, limits: Limits) {
     for kernels in Kernels::all() {
-        let golden = Golden::read(&model.replace(".gguf", ".golden.safetensors"));
+        let golden = Golden::read(golden);
         let mut instance = Instance::open(model, Setup { kernels, ..Setup::default() });
         let (max, rms, same) = compare(&instance.run(&golden.ids, &[golden.ids.len()]), &golden.logits);
         let (max_limit, rms_limit, same_limit) =
@@ -476,6 +509,10 @@ fn experts_in_a_file_give_the_same_bits() {
         ("kquant/deepseek_v2_lite/deepseek_v2_lite.q4_k_mix.gguf", None),
         ("tiny/glm4_moe_lite/glm4_moe_lite.q8_0-ollama.gguf", None),
         ("dynamic/qwen3_moe.dynamic.gguf", None),
+        ("tiny/gpt_oss", None),
+        ("tiny/gpt_oss", Some(Quantization::Q8_0)),
+        ("tiny/gpt_oss_mxfp4", None),
+        ("tiny/gpt_oss_mxfp4", Some(Quantization::Q4_0)),
     ] {
         let setup = Setup { quantization, ..Setup::default() };
         let expected = Instance::open(model, setup).run(&tokens, &[40, 1, 7]);
@@ -487,7 +524,10 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 22] = [
+    "tiny/olmo3",
+    "tiny/gpt_oss/gpt_oss.f16.gguf",
+    "tiny/gpt_oss_mxfp4",
     "tiny/granite",
     "tiny/phi3/phi3.f16.gguf",
     "tiny/seed_oss",
@@ -657,6 +697,10 @@ fn a_step_has_few_dispatches() {
     assert_eq!(num_dispatches("tiny/youtu", 1), 2 + 3 * 9);
     assert_eq!(num_dispatches("tiny/glm4_moe_lite", 1), 2 + 9 + 2 * 11);
     assert_eq!(num_dispatches("tiny/qwen3_moe", 1), 2 + 3 * 8);
+    // What is between the products is in the first one here, with biases as without.
+    assert_eq!(num_dispatches("tiny/gpt_oss", 1), 2 + 2 * 8);
+    // No norm in a product, but one of queries, one of keys and two behind halves.
+    assert_eq!(num_dispatches("tiny/olmo3", 1), 2 + 2 * 11);
     // Two norms behind halves, and an activation that no product has.
     assert_eq!(num_dispatches("tiny/gemma3", 1), 2 + 6 * 9);
     // Two fewer where keys and values are made instead of being projected, one more where there is both.

@@ -25,11 +25,25 @@ pub struct Architecture {
     pub gguf_rope_style: RopeStyle,
     /// True if the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// True if each query and key head is normalised before it is rotated.
-    pub qk_norm: bool,
-    /// What is between the two halves of its feed-forward networks.
+    /// What of queries and keys is normalised before they are rotated.
+    pub qk_norm: QkNorm,
+    /// What is between the two halves of its feed-forward networks, and of its experts.
     pub activation: Activation,
-    /// True if what attention and feed-forward networks add is normalised before.
+    /// True if each query head has a score without a value that takes part in the softmax.
+    pub has_sinks: bool,
+    /// True if its router and the projections of its experts have biases.
+    pub has_expert_biases: bool,
+    /// True if its Hugging Face folders have the rows of gate and up of an expert in turns, and dense ones with rows and
+    /// columns exchanged.
+    pub(crate) hf_interleaves_experts: bool,
+    /// True if the ramp of its YaRN ends at whole pairs, where a file cannot or does not say so.
+    pub(crate) truncates_yarn: bool,
+    /// True if the attention factor of YaRN in its GGUF files is the whole one on sine and cosine, and does not come on top
+    /// of what follows from the factor of the scaling.
+    pub(crate) gguf_has_whole_yarn_factor: bool,
+    /// True if what attention and feed-forward networks read is normalised before.
+    pub pre_norms: bool,
+    /// True if what they add is normalised before.
     pub post_norms: bool,
     /// True if embeddings are multiplied by the root of their width.
     pub scaled_embeddings: bool,
@@ -37,15 +51,47 @@ pub struct Architecture {
     pub has_multipliers: bool,
     /// What norms in its Hugging Face folders leave to be added to their weights.
     pub hf_norm_offset: f32,
-    /// Layers that have no window where its files do not say which: the last one of every so many. Its layers with a window
-    /// then have a rotation of their own.
+    /// Layers that have no window where its files do not say which: the last one of every so many.
     pub local_period: Option<usize>,
+    /// The base of the rotation of layers with a window where files do not say, if they have one of their own: without the
+    /// scaling of the others.
+    pub local_base: Option<LocalBase>,
     /// Layers that rotate nothing where its files do not say which: the last one of every so many.
     pub unrotated_period: Option<usize>,
     /// What its files leave out about the router of experts; none if it has no experts.
     pub router: Option<RouterDefaults>,
     /// The forward pass.
     pub decoder: Decoder,
+}
+
+/// The base of a rotation that only layers with a window have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LocalBase {
+    /// That of the other layers.
+    Usual,
+    /// This one.
+    Own(f64),
+}
+
+impl LocalBase {
+    /// Beside layers with this base.
+    pub(crate) fn beside(self, usual: f64) -> f64 {
+        match self {
+            Self::Usual => usual,
+            Self::Own(base) => base,
+        }
+    }
+}
+
+/// What has a norm of its own in queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Nothing.
+    None,
+    /// Each head.
+    Heads,
+    /// All heads of a token together.
+    All,
 }
 
 /// What holds for a router where a file does not say.
@@ -70,7 +116,7 @@ pub enum Decoder {
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
-pub static ARCHITECTURES: [Architecture; 17] = [
+pub static ARCHITECTURES: [Architecture; 20] = [
     Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
         gguf_names: &["llama"],
@@ -92,12 +138,12 @@ pub static ARCHITECTURES: [Architecture; 17] = [
         ..Architecture::llama_like("Qwen2ForCausalLM", &["qwen2"], HfDefaults::QWEN2)
     },
     Architecture {
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         ..Architecture::llama_like("Qwen3ForCausalLM", &["qwen3"], HfDefaults::QWEN3)
     },
     Architecture {
         gguf_names: &["qwen3moe"],
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         router: Some(RouterDefaults {
             hf_scoring: Scoring::Softmax,
             hf_normalize: false,
@@ -129,6 +175,32 @@ pub static ARCHITECTURES: [Architecture; 17] = [
         hf_rope_style: RopeStyle::Interleaved,
         post_norms: true,
         ..Architecture::llama_like("Glm4ForCausalLM", &["glm4"], HfDefaults::GLM4).interleaved_in_gguf()
+    },
+    Architecture {
+        local_period: None,
+        local_base: None,
+        ..Architecture::olmo("Olmo2ForCausalLM", &["olmo2"], HfDefaults::OLMO2)
+    },
+    // In GGUF files it is the one before with a window, which says which layers have it.
+    Architecture {
+        gguf_names: &["olmo2"],
+        ..Architecture::olmo("Olmo3ForCausalLM", &["olmo3"], HfDefaults::OLMO3)
+    },
+    Architecture {
+        gguf_names: &["gpt-oss"],
+        activation: Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+        has_sinks: true,
+        has_expert_biases: true,
+        hf_interleaves_experts: true,
+        truncates_yarn: false,
+        local_period: Some(2),
+        // A softmax of the chosen logits is that of all of them over the sum of the chosen.
+        router: Some(RouterDefaults {
+            hf_scoring: Scoring::Softmax,
+            hf_normalize: true,
+            gguf_normalize: true,
+        }),
+        ..Architecture::llama_like("GptOssForCausalLM", &["gpt_oss"], HfDefaults::GPT_OSS)
     },
     Architecture::gemma3("Gemma3ForCausalLM", &["gemma3_text"]),
     // With pictures, of which nothing here knows.
@@ -169,13 +241,20 @@ impl Architecture {
             hf_rope_style: RopeStyle::HalfSplit,
             gguf_rope_style: RopeStyle::HalfSplit,
             qkv_bias: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             activation: Activation::Silu,
+            has_sinks: false,
+            has_expert_biases: false,
+            hf_interleaves_experts: false,
+            truncates_yarn: true,
+            gguf_has_whole_yarn_factor: false,
+            pre_norms: true,
             post_norms: false,
             scaled_embeddings: false,
             has_multipliers: false,
             hf_norm_offset: 0.0,
             local_period: None,
+            local_base: None,
             unrotated_period: None,
             router: None,
             decoder: Decoder::Llama,
@@ -187,15 +266,32 @@ impl Architecture {
         Self { gguf_rope_style: RopeStyle::Interleaved, ..self }
     }
 
+    const fn olmo(
+        hf_name: &'static str,
+        hf_model_types: &'static [&'static str],
+        hf_defaults: HfDefaults,
+    ) -> Self {
+        Self {
+            gguf_has_whole_yarn_factor: true,
+            qk_norm: QkNorm::All,
+            pre_norms: false,
+            post_norms: true,
+            local_period: Some(4),
+            local_base: Some(LocalBase::Usual),
+            ..Self::llama_like(hf_name, hf_model_types, hf_defaults)
+        }
+    }
+
     const fn gemma3(hf_name: &'static str, hf_model_types: &'static [&'static str]) -> Self {
         Self {
             gguf_names: &["gemma3"],
-            qk_norm: true,
+            qk_norm: QkNorm::Heads,
             activation: Activation::GeluTanh,
             post_norms: true,
             scaled_embeddings: true,
             hf_norm_offset: 1.0,
             local_period: Some(6),
+            local_base: Some(LocalBase::Own(1e4)),
             ..Self::llama_like(hf_name, hf_model_types, HfDefaults::GEMMA3)
         }
     }
@@ -215,7 +311,7 @@ impl Architecture {
 
     /// True if the context that its files name is that behind their scaling of positions.
     pub(crate) fn counts_scaling_in(&self) -> bool {
-        self.local_period.is_some()
+        self.local_base.is_some()
     }
 
     /// What embeddings of this width are multiplied by.
@@ -261,14 +357,16 @@ impl Architecture {
     }
 
     /// The first architecture that a GGUF file calls `name`, preferably one that has experts if the file
-    /// has and none if it has none.
+    /// has and none if it has none, and the same of layers with a window among others.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] with the names that are known.
-    pub fn from_gguf_name(name: &str, has_experts: bool) -> Result<&'static Self> {
+    pub fn from_gguf_name(name: &str, has_experts: bool, has_window: bool) -> Result<&'static Self> {
         let named = || ARCHITECTURES.iter().filter(|architecture| architecture.gguf_names.contains(&name));
-        named()
-            .find(|architecture| architecture.router.is_some() == has_experts)
+        let of_kind = || named().filter(|architecture| architecture.router.is_some() == has_experts);
+        of_kind()
+            .find(|architecture| architecture.local_period.is_some() == has_window)
+            .or_else(|| of_kind().next())
             .or_else(|| named().next())
             .ok_or_else(|| {
                 let all = ARCHITECTURES.iter().flat_map(|architecture| architecture.gguf_names);

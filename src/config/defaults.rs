@@ -19,6 +19,8 @@ pub(crate) struct HfDefaults {
     pub(crate) rope_theta: f64,
     /// Of the values of a head, what is rotated.
     pub(crate) partial_rotary_factor: f64,
+    /// Factor and original context of the scaling that a file without any parameters of rotation means, if that is YaRN.
+    pub(crate) yarn: Option<(f64, usize)>,
     pub(crate) tie_word_embeddings: bool,
     pub(crate) window: HfWindow,
     /// What `attention_bias` is where the key is missing.
@@ -82,6 +84,7 @@ impl HfDefaults {
         rms_norm_eps: 1e-6,
         rope_theta: 1e4,
         partial_rotary_factor: 1.0,
+        yarn: None,
         tie_word_embeddings: false,
         window: HfWindow::Unknown,
         attention_bias: false,
@@ -194,6 +197,34 @@ impl HfDefaults {
         partial_rotary_factor: 0.5,
         attention_bias: true,
         has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const OLMO2: Self = Self {
+        num_heads: Some(32),
+        vocab_size: Some(50_304),
+        rms_norm_eps: 1e-5,
+        rope_theta: 5e5,
+        has_mlp_bias_key: false,
+        ..Self::LLAMA
+    };
+    pub(crate) const OLMO3: Self = Self { window: HfWindow::Local(4_096), ..Self::OLMO2 };
+    pub(crate) const GPT_OSS: Self = Self {
+        num_heads: Some(64),
+        vocab_size: Some(201_088),
+        num_kv_heads: Some(8),
+        head_dim: Some(64),
+        max_position_embeddings: 131_072,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1.5e5,
+        yarn: Some((32.0, 4_096)),
+        window: HfWindow::Local(128),
+        attention_bias: true,
+        has_mlp_bias_key: false,
+        experts: HfExpertsDefaults {
+            num_experts: Some(128),
+            num_experts_per_tok: Some(4),
+            ..Self::LLAMA.experts
+        },
         ..Self::LLAMA
     };
     pub(crate) const DEEPSEEK_V2: Self = Self {

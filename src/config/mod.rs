@@ -7,7 +7,7 @@ mod engine;
 mod model;
 mod speculative;
 
-pub use architecture::{ARCHITECTURES, Architecture, Decoder, RouterDefaults};
+pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
 pub use engine::EngineConfig;
 pub use model::{
     ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, RopeConfig, RopeScaling, Rotation,

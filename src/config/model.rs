@@ -3,8 +3,8 @@
 //! Invariant: a [`ModelConfig`] that exists can be computed with; every product of its dimensions fits
 //! into memory addresses, and whatever the file asks for that the models do not do has been refused.
 
-use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
+use crate::config::{Activation, RopeStyle};
 use crate::weights::Checkpoint;
 use crate::{Error, Result};
 use tinyvllm_kernels::attention::AttentionHeads;
@@ -24,8 +24,6 @@ pub use layers::{LayerAttention, Rotation};
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
-/// The base of the rotation of layers with a window that have one of their own.
-const LOCAL_THETA: f64 = 1e4;
 /// Longest sequence that a scaling makes possible, which is the longest of the engine.
 const MAX_SCALED_LEN: usize = 1 << 24;
 
@@ -53,6 +51,8 @@ pub struct ModelConfig {
     /// Added to the mean square under the root. Where layers multiply what they add, it is that of the residual stream
     /// before all that.
     pub rms_norm_eps: f32,
+    /// What is between the two halves of feed-forward networks and of experts.
+    pub activation: Activation,
     /// Rotary position embedding.
     pub rope: RopeConfig,
     /// That of layers which say so.
@@ -70,6 +70,8 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// The three projections of feed-forward networks have biases.
     pub mlp_bias: bool,
+    /// Each query head has a score without a value.
+    pub has_sinks: bool,
     /// The embedding matrix is also the language-model head.
     pub tie_word_embeddings: bool,
     /// What embeddings are multiplied by.
@@ -175,6 +177,12 @@ pub struct ExpertsConfig {
     pub scoring: Scoring,
     /// The router adds a bias of each expert to its probability, to choose by but not to weigh with.
     pub has_selection_bias: bool,
+    /// The router adds a bias to each logit.
+    pub has_router_bias: bool,
+    /// The three projections of each expert have biases.
+    pub has_biases: bool,
+    /// The checkpoint has the rows of gate and up of an expert in turns, and dense ones with rows and columns exchanged.
+    pub is_interleaved: bool,
     /// Groups that experts are divided into, and of how many of them some may be chosen.
     pub num_groups: usize,
     /// At most `num_groups`; the same if groups play no part.
@@ -373,6 +381,13 @@ impl ModelConfig {
                 "rms_norm_eps is {}, but has to be between 0 and 1",
                 self.rms_norm_eps
             )));
+        }
+        if let Activation::ClampedSwiglu { alpha, limit } = self.activation {
+            for (key, value) in [("swiglu_alpha", alpha), ("swiglu_limit", limit)] {
+                if !(value > 0.0 && value.is_finite()) {
+                    return Err(Error::invalid_model(format!("{key} is {value}, but has to be positive")));
+                }
+            }
         }
         self.rope.validate()?;
         self.local_rope.iter().try_for_each(RopeConfig::validate)?;

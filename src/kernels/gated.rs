@@ -5,28 +5,80 @@ use crate::pool::ThreadPool;
 use crate::rows::RowsMut;
 use crate::simd::{CpuLevel, F32x16, Kernel};
 
-/// What becomes of the gate before it is multiplied with the other half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the two halves of a gated network, `g` and `u`, become.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
-    /// `g / (1 + e^-g)`.
+    /// `g / (1 + e^-g) · u`.
     Silu,
-    /// `g / 2 · (1 + tanh(√(2/π) · (g + 0.044715 · g³)))`.
+    /// `g / 2 · (1 + tanh(√(2/π) · (g + 0.044715 · g³))) · u`.
     GeluTanh,
+    /// `g / (1 + e^(-alpha · g)) · (u + 1)`, with `g` at most `limit` and `u` from `-limit` to `limit`.
+    ClampedSwiglu {
+        /// The slope of the sigmoid.
+        alpha: f32,
+        /// The bound of both halves; positive.
+        limit: f32,
+    },
+}
+
+/// What all of them are: `g / (1 + e^(-slope · (g + cubic · g³))) · (u + shift)`, with `g` at most `limit` and `u` from
+/// `-limit` to `limit`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatedForm {
+    /// The slope of the sigmoid at 0.
+    pub slope: f32,
+    /// What the cube adds to its argument.
+    pub cubic: f32,
+    /// The bound of both halves; `f32::MAX` is none.
+    pub limit: f32,
+    /// What is added to the other half.
+    pub shift: f32,
 }
 
 impl Activation {
-    /// `[slope, cubic]`: all of them are `g / (1 + e^(-slope · (g + cubic · g³)))`.
+    /// Its coefficients.
     #[must_use]
-    pub fn coefficients(self) -> [f32; 2] {
+    pub fn form(self) -> GatedForm {
+        let plain = GatedForm { slope: 1.0, cubic: 0.0, limit: f32::MAX, shift: 0.0 };
         match self {
-            Self::Silu => [1.0, 0.0],
+            Self::Silu => plain,
             // (1 + tanh(x)) / 2 is 1 / (1 + e^-2x); the root of 2/π twice.
-            Self::GeluTanh => [1.595_769, 0.044_715],
+            Self::GeluTanh => GatedForm { slope: 1.595_769, cubic: 0.044_715, ..plain },
+            Self::ClampedSwiglu { alpha, limit } => GatedForm { slope: alpha, limit, shift: 1.0, ..plain },
         }
     }
 }
 
-/// `out = activation(gate) · up` for rows of both halves, one behind the other.
+impl GatedForm {
+    /// As GPUs have it.
+    #[must_use]
+    pub fn to_array(self) -> [f32; 4] {
+        [self.slope, self.cubic, self.limit, self.shift]
+    }
+
+    /// Of sixteen values of both halves.
+    #[inline(always)]
+    pub(crate) fn of<V: F32x16>(self, gate: V, up: V) -> V {
+        let Self { slope, cubic, limit, shift } = self;
+        let (mut gate, mut up) = (gate, up);
+        if limit < f32::MAX {
+            // In this order, what is no number stays none.
+            let limits = V::splat(limit);
+            gate = limits.min(gate);
+            up = V::splat(-limit).max(limits.min(up));
+        }
+        if shift != 0.0 {
+            up = up.add(V::splat(shift));
+        }
+        let mut factor = V::splat(-slope);
+        if cubic != 0.0 {
+            factor = gate.mul(gate).mul_add(V::splat(-slope * cubic), factor);
+        }
+        gate.div(V::splat(1.0).add(gate.mul(factor).exp())).mul(up)
+    }
+}
+
+/// `out = activation(gate, up)` for rows of both halves, one behind the other.
 ///
 /// # Panics
 /// If `out` has another number of rows, or rows that are not half as wide.
@@ -66,7 +118,7 @@ impl Kernel for Gated<'_> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let [slope, cubic] = self.activation.coefficients();
+        let form = self.activation.form();
         let whole = |values: &[f32]| {
             let mut vector = [0.0; LANES];
             vector[..values.len()].copy_from_slice(values);
@@ -79,9 +131,7 @@ impl Kernel for Gated<'_> {
             // SAFETY: the arrays have sixteen values.
             unsafe {
                 let (gate, up) = (V::load(gate.as_ptr()), V::load(up.as_ptr()));
-                let factor = gate.mul(gate).mul_add(V::splat(-slope * cubic), V::splat(-slope));
-                let activated = gate.div(V::splat(1.0).add(gate.mul(factor).exp()));
-                activated.mul(up).store(result.as_mut_ptr());
+                form.of(gate, up).store(result.as_mut_ptr());
             }
             out.copy_from_slice(&result[..out.len()]);
         }

@@ -1,4 +1,4 @@
-//! Norms of what is added to a row.
+//! Norms of what is added to a row, and of a part of it.
 
 use crate::pool::ThreadPool;
 use crate::rope::{Norm, norm_factor};
@@ -35,6 +35,46 @@ impl Kernel for NormResidual<'_> {
         let factor = norm_factor::<V>(self.x, self.norm.eps);
         for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.norm.weight) {
             *out += x * factor * weight;
+        }
+    }
+}
+
+/// `x = w · x / √(mean(x²) + eps)` for as many values of each row of `width` as the norm has, from `first` on.
+///
+/// # Panics
+/// If the rows are not so wide.
+pub fn norm_part(
+    norm: Norm<'_>,
+    x: &mut [f32],
+    width: usize,
+    first: usize,
+    pool: &ThreadPool,
+    level: CpuLevel,
+) {
+    let len = norm.weight.len();
+    assert!(first + len <= width, "{len} values from {first} on do not fit rows of {width}");
+    let num_rows = x.len().checked_div(width).unwrap_or(0);
+    let rows = RowsMut::new(x, width);
+    pool.run(num_rows, |row| {
+        // SAFETY: each task has a row of its own.
+        let x = unsafe { rows.part(row, first, len) };
+        level.run(NormPart { norm, x });
+    });
+}
+
+struct NormPart<'a> {
+    norm: Norm<'a>,
+    x: &'a mut [f32],
+}
+
+impl Kernel for NormPart<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        let factor = norm_factor::<V>(self.x, self.norm.eps);
+        for (x, weight) in self.x.iter_mut().zip(self.norm.weight) {
+            *x *= factor * weight;
         }
     }
 }

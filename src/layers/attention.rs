@@ -3,25 +3,28 @@
 use std::fmt;
 
 use crate::Result;
-use crate::config::{ModelConfig, Rotation};
+use crate::config::{ModelConfig, QkNorm, Rotation};
 use crate::layers::{Activations, LayerInput, Loader, Output};
 use crate::ops::{
-    AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, gather_rows, norm_linear, rope_attention,
+    AttentionSpec, HeadNorms, KvCache, Linear, RmsNorm, Vector, gather_rows, norm_linear, norm_part,
+    rope_attention,
 };
 
 /// The attention half of a decoder layer, with the norm before and the residual after it: four dispatches, or
-/// three where attention rotates, and one more with a norm of what is added.
+/// three where attention rotates, one more with a norm of what is added, and two with norms of all queries and keys.
 #[derive(Debug)]
 pub struct Attention {
     spec: AttentionSpec,
     rotation: Rotation,
-    norm: RmsNorm,
+    norm: Option<RmsNorm>,
     q: Linear,
     k: Linear,
     v: Linear,
     output: Output,
     /// Norms over each query and each key head.
     head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// Norms over all query heads and over all key heads.
+    row_norms: Option<(RmsNorm, RmsNorm)>,
 }
 
 /// The attention half of a decoder layer, of any kind.
@@ -47,29 +50,38 @@ impl SelfAttention for Attention {
         let [q, k, v] = loader.linears(prefix, "attn_qkv", parts, hidden, config.qkv_bias)?;
         let norm =
             |name: &str, len: usize| loader.norm(&format!("{prefix}.{name}"), len, config.rms_norm_eps);
-        let head_norms = config
-            .architecture
-            .qk_norm
-            .then(|| {
-                Ok::<_, crate::Error>((
-                    norm("attn_q_norm", config.head_dim)?,
-                    norm("attn_k_norm", config.head_dim)?,
-                ))
-            })
-            .transpose()?;
+        let qk_norms = |q_len: usize, k_len: usize| {
+            Ok::<_, crate::Error>((norm("attn_q_norm", q_len)?, norm("attn_k_norm", k_len)?))
+        };
+        let (head_norms, row_norms) = match config.architecture.qk_norm {
+            QkNorm::None => (None, None),
+            QkNorm::Heads => (Some(qk_norms(config.head_dim, config.head_dim)?), None),
+            QkNorm::All => (None, Some(qk_norms(q_size, kv_size)?)),
+        };
         let output = || loader.linear(&format!("{prefix}.attn_output"), hidden, q_size, config.output_bias);
         let [post_norm, ..] = loader.norm_names(prefix);
         let own = config.layer_attention[layer];
+        let sinks = || {
+            Vector::new(
+                loader.context(),
+                loader.vector(&format!("{prefix}.attn_sinks.weight"), config.num_heads)?,
+            )
+        };
         let plain = AttentionSpec::plain(config.attention_heads(), config.attention_scale);
         Ok(Self {
-            spec: AttentionSpec { window: own.window, ..plain },
+            spec: AttentionSpec {
+                window: own.window,
+                sinks: config.has_sinks.then(sinks).transpose()?,
+                ..plain
+            },
             rotation: own.rotation,
-            norm: norm("attn_norm", hidden)?,
+            norm: config.architecture.pre_norms.then(|| norm("attn_norm", hidden)).transpose()?,
             q,
             k,
             v,
             output: Output::load(loader, config, output()?, &format!("{prefix}.{post_norm}"))?,
             head_norms,
+            row_norms,
         })
     }
 
@@ -78,7 +90,19 @@ impl SelfAttention for Attention {
         let num_tokens = input.num_tokens();
         let scratch = &mut act.linear_scratch;
         let projections = [&self.q, &self.k, &self.v];
-        norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, projections, &mut act.qkv)?;
+        norm_linear(
+            context,
+            scratch,
+            num_tokens,
+            &act.hidden,
+            self.norm.as_ref(),
+            projections,
+            &mut act.qkv,
+        )?;
+        if let Some((q, k)) = &self.row_norms {
+            norm_part(context, num_tokens, &mut act.qkv, 0, q)?;
+            norm_part(context, num_tokens, &mut act.qkv, q.weight.len(), k)?;
+        }
         let head_norms = self.head_norms.as_ref().map(|(q, k)| HeadNorms { q, k });
         // What is gathered is not for a product yet.
         let next = (!only_outputs).then_some(&self.output.linear);

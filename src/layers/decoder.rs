@@ -57,10 +57,9 @@ impl Activations {
             experts.map(|experts| ExpertActivations::new(context, config, experts, limits, scratch));
         let experts = experts.transpose()?;
         let qkv_width = if latent.is_some() { 0 } else { config.q_size() + 2 * config.kv_size() };
-        let architecture = config.architecture;
-        let is_fused = architecture.activation == Activation::Silu;
+        let is_fused = config.activation == Activation::Silu && config.architecture.pre_norms;
         let halves_width = if is_fused { 0 } else { 2 * config.intermediate_size };
-        let branch_width = if architecture.post_norms { config.hidden_size } else { 0 };
+        let branch_width = if config.architecture.post_norms { config.hidden_size } else { 0 };
         Ok(Self {
             hidden: buffer(max_num_tokens, config.hidden_size)?,
             qkv: buffer(max_num_tokens, qkv_width)?,

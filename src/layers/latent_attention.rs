@@ -145,10 +145,10 @@ impl SelfAttention for LatentAttention {
             Queries::LowRank { down, .. } => down,
         };
         let linears = [first_queries, &self.latent];
-        norm_linear(context, scratch, num_tokens, &act.hidden, &self.norm, linears, first)?;
+        norm_linear(context, scratch, num_tokens, &act.hidden, Some(&self.norm), linears, first)?;
         let queries = match (&self.queries, queries) {
             (Queries::LowRank { norm, up, .. }, Some(queries)) => {
-                norm_linear(context, scratch, num_tokens, first, norm, [up], queries)?;
+                norm_linear(context, scratch, num_tokens, first, Some(norm), [up], queries)?;
                 &*queries
             }
             _ => &*first,

@@ -1,5 +1,7 @@
 //! Tensors out of a checkpoint: found by name, checked for shape, repacked for the device.
 
+mod experts;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -223,49 +225,6 @@ impl<'a> Loader<'a> {
         Ok((dtype, rows, cols))
     }
 
-    /// The matrices of `num` experts: the tensor `{prefix}_exps.weight` of the shape `[num, rows, cols]` or, in
-    /// checkpoints that keep them apart, `{prefix}.0.weight` and so on.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`].
-    pub fn experts(&self, prefix: &str, num: usize, rows: usize, cols: usize) -> Result<Vec<Matrix>> {
-        let tensors = if self.checkpoint.contains(&format!("{prefix}.0.weight")) {
-            let own = |index| self.take(&format!("{prefix}.{index}.weight"))?.expect_shape(&[rows, cols]);
-            (0..num).map(own).collect::<Result<Vec<_>>>()?
-        } else {
-            let stacked = self.take(&format!("{prefix}_exps.weight"))?.expect_shape(&[num, rows, cols])?;
-            (0..num).map(|index| stacked.matrix(index)).collect::<Result<_>>()?
-        };
-        self.repack_all(&tensors, self.expert_file.as_ref())
-    }
-
-    /// The first two projections of `num` experts, `[num, rows, cols]` each: `{prefix}.ffn_gate` and `{prefix}.ffn_up` as
-    /// [`Self::experts`] finds them, or in one tensor `{prefix}.ffn_gate_up_exps.weight`, in which the rows of an
-    /// expert's gate come first.
-    ///
-    /// # Errors
-    /// As [`Self::matrix`].
-    pub fn gated_experts(
-        &self,
-        prefix: &str,
-        num: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
-        let name = format!("{prefix}.ffn_gate_up_exps.weight");
-        if !self.checkpoint.contains(&name) {
-            let all = |part: &str| self.experts(&format!("{prefix}.ffn_{part}"), num, rows, cols);
-            return Ok((all("gate")?, all("up")?));
-        }
-        let both = self.take(&name)?.expect_shape(&[num, 2 * rows, cols])?;
-        let shape = [rows, cols];
-        let halves = |first: usize| {
-            let half = |index| both.matrix(index)?.rows(first, &shape);
-            self.repack_all(&(0..num).map(half).collect::<Result<Vec<_>>>()?, self.expert_file.as_ref())
-        };
-        Ok((halves(0)?, halves(rows)?))
-    }
-
     /// What the matrix `name` will be stored as.
     ///
     /// # Errors
@@ -421,7 +380,11 @@ impl<'a> Loader<'a> {
         linears.try_into().map_err(|_| Error::internal("a projection is not there after it was loaded"))
     }
 
-    fn bias(&self, name: &str, outputs: usize, has_bias: bool) -> Result<Option<Vector>> {
+    /// The biases `{name}.bias` of so many values, if there are any.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn bias(&self, name: &str, outputs: usize, has_bias: bool) -> Result<Option<Vector>> {
         let bias = || Vector::new(self.context, self.vector(&format!("{name}.bias"), outputs)?);
         has_bias.then(bias).transpose()
     }
@@ -450,7 +413,8 @@ impl<'a> Loader<'a> {
     pub fn norm_names(&self, prefix: &str) -> [&'static str; 3] {
         let has = |norm: &str| self.checkpoint.contains(&format!("{prefix}.{norm}.weight"));
         let (behind_attention, behind_network) = ("post_attention_norm", "post_ffw_norm");
-        if has("pre_ffw_norm") {
+        // With norms behind only, a folder has the name of another one for the first of them.
+        if has("pre_ffw_norm") || (!has("attn_norm") && has("ffn_norm")) {
             return ["ffn_norm", "pre_ffw_norm", behind_network];
         }
         let is_only = has(behind_attention) && !has("ffn_norm") && !has(behind_network);
@@ -462,7 +426,12 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// If it is missing or has another shape.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let tensor = self.take(name)?.expect_shape(&[len])?;
+        self.values(name, &[len])
+    }
+
+    /// All values of the tensor `name`, which has this shape.
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = self.take(name)?.expect_shape(shape)?;
         self.progress.advance(tensor.num_bytes());
         tensor.to_f32()
     }

@@ -10,7 +10,7 @@ use crate::ops::{Linear, RmsNorm, gated, norm_linear, norm_swiglu, norm_swiglu_b
 #[derive(Debug)]
 pub struct Mlp {
     activation: Activation,
-    norm: RmsNorm,
+    norm: Option<RmsNorm>,
     gate: Linear,
     up: Linear,
     down: Output,
@@ -29,9 +29,10 @@ impl Mlp {
         // Where they are together, the name is that of the second one.
         let [gate, up] = loader.linears(prefix, "ffn_up", parts, hidden, has_bias)?;
         let down = || loader.linear(&format!("{prefix}.ffn_down"), hidden, intermediate, has_bias);
+        let norm_before = || loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps);
         Ok(Self {
-            activation: config.architecture.activation,
-            norm: loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps)?,
+            activation: config.activation,
+            norm: config.architecture.pre_norms.then(norm_before).transpose()?,
             gate,
             up,
             down: Output::load(loader, config, down()?, &format!("{prefix}.{post_norm}"))?,
@@ -47,11 +48,12 @@ impl Mlp {
         let (context, num_rows) = (input.context, input.num_outputs());
         let Self { activation, norm, gate, up, down } = self;
         let Activations { hidden, intermediate, halves, branch, linear_scratch: scratch, .. } = act;
-        if *activation != Activation::Silu {
-            norm_linear(context, scratch, num_rows, hidden, norm, [gate, up], halves)?;
+        let fused = norm.as_ref().filter(|_| *activation == Activation::Silu);
+        let Some(norm) = fused else {
+            norm_linear(context, scratch, num_rows, hidden, norm.as_ref(), [gate, up], halves)?;
             gated(context, *activation, num_rows, halves, intermediate)?;
             return down.add(context, scratch, num_rows, intermediate, branch, hidden);
-        }
+        };
         if gate.bias.is_some() || up.bias.is_some() {
             norm_swiglu_biased(context, scratch, num_rows, hidden, norm, gate, up, intermediate)?;
             return down.add(context, scratch, num_rows, intermediate, branch, hidden);

@@ -1,10 +1,11 @@
 //! A feed-forward network of experts, of which a router chooses some for each token.
 
-use crate::config::{ExpertsConfig, ModelConfig};
+use crate::config::{Activation, ExpertsConfig, ModelConfig};
 use crate::layers::{Activations, LayerInput, Loader};
 use crate::ops::{
-    AttentionLimits, Buffer, Context, Linear, LinearScratch, Matrix, MatrixStack, RmsNorm, Router, Routing,
-    Vector, experts_residual, experts_swiglu, fetch_experts, linear_residual, norm_swiglu, route,
+    AttentionLimits, Buffer, Context, Linear, LinearScratch, LinearStack, Matrix, MatrixStack, RmsNorm,
+    Router, Routing, Vector, experts_gated, experts_residual, fetch_experts, linear_residual, norm_swiglu,
+    route,
 };
 use crate::{Error, Result};
 
@@ -14,9 +15,10 @@ use crate::{Error, Result};
 pub struct Moe {
     norm: RmsNorm,
     router: Router,
-    gate: MatrixStack,
-    up: MatrixStack,
-    down: MatrixStack,
+    activation: Activation,
+    gate: LinearStack,
+    up: LinearStack,
+    down: LinearStack,
     shared: Option<Shared>,
 }
 
@@ -74,8 +76,12 @@ impl Moe {
         let experts = config.experts.as_ref().ok_or_else(|| Error::internal("the model has no experts"))?;
         let ExpertsConfig { num_experts: num, intermediate_size: inside, .. } = *experts;
         let hidden = config.hidden_size;
-        let (mut gate, mut up) = loader.gated_experts(prefix, num, inside, hidden)?;
-        let mut down = loader.experts(&format!("{prefix}.ffn_down"), num, hidden, inside)?;
+        let (mut gate, mut up) = loader.gated_experts(prefix, experts, hidden)?;
+        let mut down = loader.down_experts(prefix, experts, hidden)?;
+        let [gate_bias, up_bias, down_bias] = match experts.has_biases {
+            true => loader.expert_biases(prefix, experts, hidden)?.map(Some),
+            false => [const { None }; 3],
+        };
         let num_shared = experts.num_shared_experts();
         let [shared_gate, shared_up, shared_down] =
             ["gate", "up", "down"].map(|part| format!("{prefix}.ffn_{part}_shexp"));
@@ -85,6 +91,7 @@ impl Moe {
             Ok::<_, Error>(others.first().is_some_and(|other| other.dtype() == dtype))
         };
         let joins = num_shared > 0
+            && !experts.has_biases
             && is_one_of(&shared_gate, &gate)?
             && is_one_of(&shared_up, &up)?
             && is_one_of(&shared_down, &down)?;
@@ -101,38 +108,46 @@ impl Moe {
             })
         };
         let shared = experts.shared_intermediate_size.filter(|_| !joins).map(shared).transpose()?;
-        let stack = |matrices| MatrixStack::new(loader.context(), matrices);
+        let stack = |matrices, bias| {
+            Ok::<_, Error>(LinearStack { weight: MatrixStack::new(loader.context(), matrices)?, bias })
+        };
+        let [_, norm, _] = loader.norm_names(prefix);
+        let router = format!("{prefix}.ffn_gate_inp");
         let selection_bias =
             || Vector::new(loader.context(), loader.vector(&format!("{prefix}.exp_probs_b.bias"), num)?);
         Ok(Self {
-            norm: loader.norm(&format!("{prefix}.ffn_norm"), hidden, config.rms_norm_eps)?,
+            norm: loader.norm(&format!("{prefix}.{norm}"), hidden, config.rms_norm_eps)?,
             router: Router {
-                weight: loader.matrix_in_f32(&format!("{prefix}.ffn_gate_inp.weight"), num, hidden)?,
+                linear: Linear {
+                    weight: loader.matrix_in_f32(&format!("{router}.weight"), num, hidden)?,
+                    bias: loader.bias(&router, num, experts.has_router_bias)?,
+                },
                 selection_bias: experts.has_selection_bias.then(selection_bias).transpose()?,
                 config: experts.clone(),
                 num_shared: if joins { num_shared } else { 0 },
             },
-            gate: stack(gate)?,
-            up: stack(up)?,
-            down: stack(down)?,
+            activation: config.activation,
+            gate: stack(gate, gate_bias)?,
+            up: stack(up, up_bias)?,
+            down: stack(down, down_bias)?,
             shared,
         })
     }
 
-    /// `hidden += Σ weight · W_down · (silu(W_gate · x) · (W_up · x))` over the chosen experts, and the same of what
-    /// every token goes through, with `x = norm(hidden)`.
+    /// `hidden += Σ weight · W_down · activation(W_gate · x, W_up · x)` over the chosen experts, each product with its
+    /// bias if it has one, and the same of what every token goes through, with `x = norm(hidden)`.
     ///
     /// # Errors
     /// If the batch does not fit the activations.
     pub fn forward(&self, input: LayerInput<'_>, act: &mut Activations) -> Result<()> {
         let (context, num_rows) = (input.context, input.num_outputs());
-        let Self { norm, router, gate, up, down, .. } = self;
+        let Self { norm, router, activation, gate, up, down, .. } = self;
         let (hidden, scratch) = (&mut act.hidden, &mut act.linear_scratch);
         let own = act.experts.as_mut().ok_or_else(|| Error::internal("no memory for experts"))?;
         let ExpertActivations { routing, intermediate, products, shared } = own;
         route(context, scratch, num_rows, hidden, norm, router, routing)?;
         fetch_experts(context, routing, gate, up, down)?;
-        experts_swiglu(context, scratch, routing, hidden, norm, gate, up, intermediate)?;
+        experts_gated(context, scratch, routing, hidden, norm, gate, up, *activation, intermediate)?;
         let Some((weights, inside)) = self.shared.as_ref().zip(shared.as_mut()) else {
             return experts_residual(context, scratch, routing, intermediate, down, products, hidden);
         };
@@ -184,7 +199,7 @@ mod tests {
         let context = Context::cpu(1, CpuLevel::detect());
         let loader = Loader::new(&checkpoint, &context, None, &|_| ()).unwrap();
         let layer = Moe::load(&loader, &config, "blk.1").unwrap();
-        assert_eq!(layer.router.weight.dtype(), DType::F32);
-        assert_eq!(layer.gate.dtype(), DType::BF16);
+        assert_eq!(layer.router.linear.weight.dtype(), DType::F32);
+        assert_eq!(layer.gate.weight.dtype(), DType::BF16);
     }
 }

@@ -6,7 +6,7 @@
 use std::thread;
 
 use crate::Result;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, QkNorm, RopeScaling};
 use crate::ops::cpu::range::ProductRange;
 use crate::weights::Checkpoint;
 
@@ -105,8 +105,8 @@ fn of_layer(
         Ok::<_, crate::Error>(ProductRange::of(&rows, &norm, bias.as_deref(), length))
     };
     let heads = |name: &str| match config.architecture.qk_norm {
-        true => Ok(normalised(&read_norm(&format!("{name}_norm.weight"))?)),
-        false => projected(name),
+        QkNorm::Heads | QkNorm::All => Ok(normalised(&read_norm(&format!("{name}_norm.weight"))?)),
+        QkNorm::None => projected(name),
     };
     let mut range = rotated(heads("attn_k")?).and(projected("attn_v")?);
     if has_queries {

@@ -190,7 +190,9 @@ fn loaded_bytes(
     let num_bytes = match (&config.latent_attention, shape) {
         // Vectors and routers are always in single precision.
         (_, [] | [_]) => DType::F32.row_bytes(num_elements)?,
-        _ if name.ends_with("ffn_gate_inp.weight") => DType::F32.row_bytes(num_elements)?,
+        _ if name.ends_with("ffn_gate_inp.weight") || name.ends_with(".bias") => {
+            DType::F32.row_bytes(num_elements)?
+        }
         // The projections of keys are turned over, for which blocks are taken apart.
         (Some(latent), &[rows, rank]) if name.ends_with("attn_kv_b.weight") => {
             let LatentAttentionConfig { qk_nope_head_dim: key_dim, v_head_dim: value_dim, .. } = *latent;

@@ -24,6 +24,7 @@ use crate::ops::heads_linear::HeadsLinear;
 use crate::ops::kv_cache::{CacheOps, DevicePools};
 use crate::ops::latent_kv_write::LatentKvWrite;
 use crate::ops::linear::LinearOps;
+use crate::ops::norm_part::NormPart;
 use crate::ops::norm_residual::NormResidual;
 use crate::ops::paged_attention::PagedAttention;
 use crate::ops::reference::ReferenceBackend;
@@ -86,6 +87,7 @@ pub(crate) trait Ops:
     + GatherRows
     + LinearOps
     + Gated
+    + NormPart
     + NormResidual
     + HeadsLinear
     + ExpertOps

@@ -4,13 +4,13 @@ mod choose;
 mod host;
 
 use crate::Result;
-use crate::config::ExpertsConfig;
+use crate::config::{Activation, ExpertsConfig};
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
 use crate::ops::cpu::matmul::RowGroup;
 use crate::ops::device::{Device, Held, Routings, on_device};
 use crate::ops::linear::{LinearScratch, check_width};
-use crate::ops::weights::{Matrix, MatrixStack, RmsNorm, Vector};
+use crate::ops::weights::{Linear, LinearStack, RmsNorm, Vector};
 
 pub(crate) use host::HostRouting;
 
@@ -34,23 +34,24 @@ pub(crate) trait ExpertOps: Device {
     fn fetch_experts(
         &self,
         _routing: &Self::Routing,
-        _gate: &MatrixStack,
-        _up: &MatrixStack,
-        _down: &MatrixStack,
+        _gate: &LinearStack,
+        _up: &LinearStack,
+        _down: &LinearStack,
     ) -> Result<()> {
         Ok(())
     }
 
-    /// [`experts_swiglu`].
+    /// [`experts_gated`].
     #[expect(clippy::too_many_arguments, reason = "an op's operands")]
-    fn experts_swiglu(
+    fn experts_gated(
         &self,
         scratch: &mut LinearScratch,
         routing: &Routing,
         x: &Buffer,
         norm: &RmsNorm,
-        gate: &MatrixStack,
-        up: &MatrixStack,
+        gate: &LinearStack,
+        up: &LinearStack,
+        activation: Activation,
         out: &mut Buffer,
     ) -> Result<()>;
 
@@ -60,7 +61,7 @@ pub(crate) trait ExpertOps: Device {
         scratch: &mut LinearScratch,
         routing: &Routing,
         h: &Buffer,
-        down: &MatrixStack,
+        down: &LinearStack,
         products: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()>;
@@ -69,8 +70,8 @@ pub(crate) trait ExpertOps: Device {
 /// What chooses experts.
 #[derive(Debug)]
 pub struct Router {
-    /// `[num_experts, hidden]`.
-    pub weight: Matrix,
+    /// `[num_experts, hidden]`, with biases of logits if there are any.
+    pub linear: Linear,
     /// Added to probabilities to choose by, but not to weigh with. Length `num_experts`.
     pub selection_bias: Option<Vector>,
     /// How the choice is made.
@@ -134,9 +135,13 @@ pub fn route(
     routing: &mut Routing,
 ) -> Result<()> {
     let hidden = x.width();
-    check_width("route", "its input", router.weight.cols(), hidden)?;
+    let num_experts = router.config.num_experts;
+    check_width("route", "its input", router.linear.weight.cols(), hidden)?;
     check_width("route", "its norm", norm.weight.len(), hidden)?;
-    check_width("route", "its output", router.weight.rows(), router.config.num_experts)?;
+    check_width("route", "its output", router.linear.weight.rows(), num_experts)?;
+    if let Some(bias) = &router.linear.bias {
+        check_width("route", "its bias", bias.len(), num_experts)?;
+    }
     routing.num_rows = num_rows;
     on_device!(context.launch(), |device| {
         device.route(scratch, num_rows, x, norm, router, routing.held.on_mut(device)?)
@@ -144,7 +149,7 @@ pub fn route(
 }
 
 /// Has the system begin to read the weights of a step's experts that are in a file and not in memory: those that
-/// [`experts_swiglu`] and [`experts_residual`] take first, which have the next ones read while they compute. A page
+/// [`experts_gated`] and [`experts_residual`] take first, which have the next ones read while they compute. A page
 /// that is read only when it is needed is waited for by itself. No dispatch.
 ///
 /// # Errors
@@ -152,41 +157,45 @@ pub fn route(
 pub fn fetch_experts(
     context: &Context,
     routing: &Routing,
-    gate: &MatrixStack,
-    up: &MatrixStack,
-    down: &MatrixStack,
+    gate: &LinearStack,
+    up: &LinearStack,
+    down: &LinearStack,
 ) -> Result<()> {
     on_device!(context.backend(), |device| device.fetch_experts(routing.held.on(device)?, gate, up, down))
 }
 
-/// `out[place] = silu(W_gate·norm(x)) · (W_up·norm(x))` with the matrices of the expert whose place it is and the row
-/// that is there.
+/// `out[place] = activation(W_gate·norm(x) + b_gate, W_up·norm(x) + b_up)` with the matrices of the expert whose place it
+/// is and the row that is there.
 ///
 /// `x` is `[num_rows, hidden]`, `out` is `[Routing::max_places, intermediate]`.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Internal`] if shapes do not fit together.
 #[expect(clippy::too_many_arguments, reason = "an op's operands")]
-pub fn experts_swiglu(
+pub fn experts_gated(
     context: &Context,
     scratch: &mut LinearScratch,
     routing: &Routing,
     x: &Buffer,
     norm: &RmsNorm,
-    gate: &MatrixStack,
-    up: &MatrixStack,
+    gate: &LinearStack,
+    up: &LinearStack,
+    activation: Activation,
     out: &mut Buffer,
 ) -> Result<()> {
     let hidden = x.width();
     for stack in [gate, up] {
-        check_width("experts_swiglu", "its input", stack.cols(), hidden)?;
-        check_width("experts_swiglu", "its output", stack.rows(), out.width())?;
+        check_width("experts_gated", "its input", stack.weight.cols(), hidden)?;
+        check_width("experts_gated", "its output", stack.weight.rows(), out.width())?;
+        check_biases("experts_gated", stack)?;
     }
-    check_width("experts_swiglu", "its norm", norm.weight.len(), hidden)?;
-    on_device!(context.launch(), |device| device.experts_swiglu(scratch, routing, x, norm, gate, up, out))
+    check_width("experts_gated", "its norm", norm.weight.len(), hidden)?;
+    on_device!(context.launch(), |device| {
+        device.experts_gated(scratch, routing, x, norm, gate, up, activation, out)
+    })
 }
 
-/// `x += Σ weight · W_down·h[place]` over the experts of each row, in their order. Two dispatches.
+/// `x += Σ weight · (W_down·h[place] + b_down)` over the experts of each row, in their order. Two dispatches.
 ///
 /// `h` is `[Routing::max_places, intermediate]`, `x` is `[num_rows, hidden]`, and `products` is room for
 /// `[Routing::max_places, hidden]`.
@@ -198,15 +207,24 @@ pub fn experts_residual(
     scratch: &mut LinearScratch,
     routing: &Routing,
     h: &Buffer,
-    down: &MatrixStack,
+    down: &LinearStack,
     products: &mut Buffer,
     x: &mut Buffer,
 ) -> Result<()> {
     let hidden = x.width();
-    check_width("experts_residual", "its input", down.cols(), h.width())?;
-    check_width("experts_residual", "its output", down.rows(), hidden)?;
+    check_width("experts_residual", "its input", down.weight.cols(), h.width())?;
+    check_width("experts_residual", "its output", down.weight.rows(), hidden)?;
+    check_biases("experts_residual", down)?;
     check_width("experts_residual", "its room for products", products.width(), hidden)?;
     // The sum is a dispatch of its own.
     context.launch();
     on_device!(context.launch(), |device| device.experts_residual(scratch, routing, h, down, products, x))
+}
+
+/// A bias for each output of each matrix, where there are any.
+fn check_biases(op: &str, stack: &LinearStack) -> Result<()> {
+    match &stack.bias {
+        Some(bias) => check_width(op, "its biases", bias.len(), stack.num_outputs()),
+        None => Ok(()),
+    }
 }

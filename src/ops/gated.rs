@@ -13,7 +13,7 @@ pub(crate) trait Gated: Device {
     -> Result<()>;
 }
 
-/// `out = activation(gate) · up`.
+/// `out = activation(gate, up)`.
 ///
 /// `halves` is `[num_rows, 2 · width]`, the gate and behind it the other half, `out` is `[num_rows, width]`.
 ///

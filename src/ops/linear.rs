@@ -28,7 +28,7 @@ pub(crate) trait LinearOps: Device {
         scratch: &mut LinearScratch,
         num_rows: usize,
         x: &Buffer,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()>;
@@ -135,7 +135,7 @@ impl LinearScratch {
     }
 }
 
-/// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, side by side in each row.
+/// `out = [W₀·norm(x) + b₀, W₁·norm(x) + b₁, …]`, side by side in each row; with `x` itself if there is no norm.
 ///
 /// `x` is `[num_rows, hidden or more]`, of which the first values of each row take part; `out` is
 /// `[num_rows, Σ outputs]`.
@@ -147,13 +147,15 @@ pub fn norm_linear<const N: usize>(
     scratch: &mut LinearScratch,
     num_rows: usize,
     x: &Buffer,
-    norm: &RmsNorm,
+    norm: Option<&RmsNorm>,
     linears: [&Linear; N],
     out: &mut Buffer,
 ) -> Result<()> {
     let width = linears.iter().map(|linear| linear.weight.rows()).sum();
     let hidden = linears.first().map_or(0, |linear| linear.weight.cols());
-    check_width("norm_linear", "its norm", norm.weight.len(), hidden)?;
+    if let Some(norm) = norm {
+        check_width("norm_linear", "its norm", norm.weight.len(), hidden)?;
+    }
     for linear in linears {
         check_linear("norm_linear", linear, hidden, None)?;
     }

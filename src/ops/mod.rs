@@ -19,6 +19,7 @@ mod heads_linear;
 mod kv_cache;
 mod latent_kv_write;
 mod linear;
+mod norm_part;
 mod norm_residual;
 mod paged_attention;
 mod probe;
@@ -41,7 +42,7 @@ pub use cpu::paged_cache::KvCacheDType;
 pub use cpu::{AttentionMetadata, EXPANDED_GROUP, RowForm};
 pub use embed::embed;
 pub use expanded_attention::{ExpandedLimits, ExpandedScratch, expanded_attention};
-pub use experts::{Router, Routing, experts_residual, experts_swiglu, fetch_experts, route};
+pub use experts::{Router, Routing, experts_gated, experts_residual, fetch_experts, route};
 pub use gated::gated;
 pub use gather_rows::gather_rows;
 pub use heads_linear::{Heads, heads_linear};
@@ -50,12 +51,13 @@ pub use latent_kv_write::latent_kv_write;
 pub use linear::{
     LinearScratch, linear, linear_residual, norm_linear, norm_logits, norm_swiglu, norm_swiglu_biased,
 };
+pub use norm_part::norm_part;
 pub use norm_residual::norm_residual;
 pub use paged_attention::{AttentionLimits, AttentionScratch, paged_attention};
 pub use rope_attention::rope_attention;
 pub use rope_kv_write::{HeadNorms, RopeTable, rope_kv_write};
 pub use sample::{DeviceSampler, SampleParams, SampledTokens};
 pub use step_inputs::{DeviceInputs, StepInputs};
-pub use weights::{Linear, Matrix, MatrixStack, RmsNorm, Vector};
+pub use weights::{Linear, LinearStack, Matrix, MatrixStack, RmsNorm, Vector};
 
 pub(crate) use probe::{kernel_limits, probe};

@@ -41,15 +41,21 @@ fn products_refuse_shapes_that_do_not_fit() {
         let [q, k] = [linear(40, HIDDEN, None), linear(8, HIDDEN, Some(8))];
         let own = norm(context, HIDDEN);
         let mut out = Buffer::new(context, ROWS, 48).unwrap();
-        norm_linear(context, &mut scratch, ROWS, &x, &own, [&q, &k], &mut out).unwrap();
+        norm_linear(context, &mut scratch, ROWS, &x, Some(&own), [&q, &k], &mut out).unwrap();
         refuses(
-            norm_linear(context, &mut scratch, ROWS, &x, &own, [&q], &mut out),
+            norm_linear(context, &mut scratch, ROWS, &x, Some(&own), [&q], &mut out),
             "48 values in a row, not 40",
         );
         let short = norm(context, 47);
-        refuses(norm_linear(context, &mut scratch, ROWS, &x, &short, [&q, &k], &mut out), "its norm has 47");
+        refuses(
+            norm_linear(context, &mut scratch, ROWS, &x, Some(&short), [&q, &k], &mut out),
+            "its norm has 47",
+        );
         let bad = linear(8, HIDDEN, Some(7));
-        refuses(norm_linear(context, &mut scratch, ROWS, &x, &own, [&q, &bad], &mut out), "its bias has 7");
+        refuses(
+            norm_linear(context, &mut scratch, ROWS, &x, Some(&own), [&q, &bad], &mut out),
+            "its bias has 7",
+        );
 
         let down = linear(HIDDEN, 32, None);
         let mut sum = Buffer::new(context, ROWS, HIDDEN).unwrap();

@@ -310,6 +310,34 @@ pub struct Linear {
     pub bias: Option<Vector>,
 }
 
+/// `y = W·x + b` for each matrix of a stack.
+#[derive(Debug)]
+pub struct LinearStack {
+    /// `[num_matrices, outputs, inputs]`.
+    pub weight: MatrixStack,
+    /// A value for each output of each matrix, `[num_matrices, outputs]`.
+    pub bias: Option<Vector>,
+}
+
+impl LinearStack {
+    /// Without biases.
+    #[must_use]
+    pub fn unbiased(weight: MatrixStack) -> Self {
+        Self { weight, bias: None }
+    }
+
+    /// The biases of a matrix.
+    pub(super) fn bias_of(&self, index: usize) -> Option<&[f32]> {
+        let outputs = self.weight.rows();
+        Some(&self.bias.as_deref()?[index * outputs..][..outputs])
+    }
+
+    /// How many biases there should be.
+    pub(super) fn num_outputs(&self) -> usize {
+        self.weight.len() * self.weight.rows()
+    }
+}
+
 /// `y = w · x / √(mean(x²) + eps)`.
 #[derive(Debug)]
 pub struct RmsNorm {

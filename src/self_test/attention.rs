@@ -7,7 +7,9 @@ use std::ops::Range;
 use super::oracle::{Rows, buffer, noise, rms_norm, unwritten};
 use super::{Effort, Report};
 use crate::Result;
-use crate::config::{ARCHITECTURES, LayerAttention, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
+use crate::config::{
+    ARCHITECTURES, Activation, LayerAttention, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
+};
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
     DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
@@ -263,6 +265,7 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
         head_dim,
         intermediate_size: 1,
         rms_norm_eps: EPS,
+        activation: Activation::Silu,
         rope: RopeConfig {
             theta: 1e4,
             dim: head_dim,
@@ -276,6 +279,7 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
+        has_sinks: false,
         tie_word_embeddings: true,
         embedding_scale: 1.0,
         logits_scale: 1.0,

@@ -3,10 +3,10 @@
 use super::oracle::{Rows, buffer, matrix, noise, rms_norm, unwritten};
 use super::{Report, products};
 use crate::Result;
-use crate::config::{ExpertsConfig, Scoring};
+use crate::config::{Activation, ExpertsConfig, Scoring};
 use crate::ops::{
-    Context, LinearScratch, Matrix, MatrixStack, Router, Routing, Vector, experts_residual, experts_swiglu,
-    route,
+    Context, Linear, LinearScratch, LinearStack, Matrix, MatrixStack, Router, Routing, Vector, experts_gated,
+    experts_residual, route,
 };
 use crate::weights::DType;
 
@@ -72,6 +72,24 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
             Network { num_rows, ..Network::with(config) }.check(context, report);
         }
     }
+    // Biases of what the router and experts compute, and other activations. The clamp is so narrow that it shows.
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.5 };
+    let biased =
+        |has_router_bias: bool, has_biases: bool| ExpertsConfig { has_router_bias, has_biases, ..config(96) };
+    for num_rows in [1, 5, 40] {
+        let network = joint(DType::F16, biased(true, true));
+        Network { num_rows, activation: clamped, ..network }.check(context, report);
+    }
+    let mxfp4 = Network { hidden: 64, num_rows: 9, ..joint(DType::Mxfp4, biased(true, true)) };
+    Network { activation: clamped, ..mxfp4 }.check(context, report);
+    for (config, activation) in [
+        (biased(true, false), Activation::Silu),
+        (biased(false, true), Activation::Silu),
+        (biased(false, false), clamped),
+        (biased(false, false), Activation::GeluTanh),
+    ] {
+        Network { num_rows: 7, activation, ..Network::with(config) }.check(context, report);
+    }
     // Of equal experts the first are chosen.
     Network { is_even: true, num_rows: 3, ..Network::with(softmax) }.check(context, report);
     for (index, dtype) in TYPES.into_iter().enumerate() {
@@ -96,6 +114,9 @@ fn config(intermediate_size: usize) -> ExpertsConfig {
         shared_intermediate_size: None,
         scoring: Scoring::Softmax,
         has_selection_bias: false,
+        has_router_bias: false,
+        has_biases: false,
+        is_interleaved: false,
         num_groups: 1,
         num_groups_per_tok: 1,
         normalize: true,
@@ -111,6 +132,7 @@ struct Network {
     up: DType,
     down: DType,
     num_rows: usize,
+    activation: Activation,
     /// Whether the router finds all experts equal.
     is_even: bool,
 }
@@ -118,7 +140,17 @@ struct Network {
 impl Network {
     fn with(config: ExpertsConfig) -> Self {
         let dtype = DType::F32;
-        Self { config, hidden: 64, gate: dtype, up: dtype, down: dtype, num_rows: 1, is_even: false }
+        let activation = Activation::Silu;
+        Self {
+            config,
+            hidden: 64,
+            gate: dtype,
+            up: dtype,
+            down: dtype,
+            num_rows: 1,
+            activation,
+            is_even: false,
+        }
     }
 
     fn check(&self, context: &Context, report: &mut dyn Report) {
@@ -130,6 +162,16 @@ impl Network {
              {groups} groups by {scoring:?}, {}",
             if self.is_even { "all equal" } else { "different" }
         );
+        let biases = match (config.has_router_bias, config.has_biases) {
+            (true, true) => ", biases",
+            (true, false) => ", biases of the router",
+            (false, true) => ", biases of experts",
+            (false, false) => "",
+        };
+        let name = match self.activation {
+            Activation::Silu => name + biases,
+            other => format!("{name}{biases}, {other:?}"),
+        };
         let limit = |dtype: &DType| products::limit(context, *dtype, *num_rows);
         // There are two products in a row.
         let limit = 4.0 * limit(gate).max(limit(up)).max(limit(down));
@@ -143,7 +185,13 @@ impl Network {
         let num_shared = self.config.num_shared_experts();
         let stack = |dtype: DType, rows: usize, cols: usize, seed: u64| {
             let own = |index: usize| matrix(context, dtype, rows, cols, seed + 2 * index as u64);
-            MatrixStack::new(context, (0..num_experts + num_shared).map(own).collect::<Result<_>>()?)
+            let num = num_experts + num_shared;
+            let weight = MatrixStack::new(context, (0..num).map(own).collect::<Result<_>>()?)?;
+            let bias = || Vector::new(context, noise(seed + 1, num * rows));
+            Ok::<_, crate::Error>(LinearStack {
+                weight,
+                bias: self.config.has_biases.then(bias).transpose()?,
+            })
         };
         let (gate, up) = (stack(self.gate, inside, hidden, 100)?, stack(self.up, inside, hidden, 200)?);
         let down = stack(self.down, hidden, inside, 300)?;
@@ -161,7 +209,10 @@ impl Network {
         };
         let bias = || Vector::new(context, noise(6, num_experts));
         let selection_bias = self.config.has_selection_bias.then(bias).transpose()?;
-        let router = Router { weight, selection_bias, config: self.config.clone(), num_shared };
+        let logit_bias = || Vector::new(context, noise(9, num_experts));
+        let bias = self.config.has_router_bias.then(logit_bias).transpose()?;
+        let linear = Linear { weight, bias };
+        let router = Router { linear, selection_bias, config: self.config.clone(), num_shared };
         let mut scratch = LinearScratch::new(context, num_rows, hidden)?;
         scratch.reserve_groups(context, num_experts + num_shared, max_places, inside.max(hidden))?;
         let x = buffer(context, &noise(1, num_rows * hidden), hidden, num_rows)?;
@@ -174,7 +225,8 @@ impl Network {
         let others = buffer(context, &noise(7, num_rows * hidden), hidden, num_rows)?;
         route(context, &mut scratch, num_rows, &others, &norm, &router, &mut routing)?;
         route(context, &mut scratch, num_rows, &x, &norm, &router, &mut routing)?;
-        experts_swiglu(context, &mut scratch, &routing, &x, &norm, &gate, &up, &mut intermediate)?;
+        let activation = self.activation;
+        experts_gated(context, &mut scratch, &routing, &x, &norm, &gate, &up, activation, &mut intermediate)?;
         experts_residual(context, &mut scratch, &routing, &intermediate, &down, &mut products, &mut sum)?;
         Rows::of(&sum, num_rows)
     }

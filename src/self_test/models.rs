@@ -17,7 +17,7 @@ const MAX_LEN: usize = 128;
 
 /// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
 /// eight tokens with the 32 that follow.
-const EXACT: [&str; 16] = [
+const EXACT: [&str; 18] = [
     "tiny/llama",
     "tiny/llama3",
     "tiny/mistral",
@@ -34,13 +34,15 @@ const EXACT: [&str; 16] = [
     "tiny/glm4_moe_lite",
     "tiny/qwen3_moe",
     "tiny/mixtral",
+    "tiny/gpt_oss",
+    "tiny/olmo3",
 ];
 
 /// Tokens of golden prompts. The second has a whole group, too.
 const PROMPT_LENS: [usize; 2] = [8, 34];
 
 /// Quantised models whose golden logits were computed with the quantised weights.
-const QUANTIZED: [&str; 12] = [
+const QUANTIZED: [&str; 13] = [
     "tiny/llama/llama.q8_0.gguf",
     "tiny/llama3/llama3.q4_0.gguf",
     "tiny/qwen2/qwen2.q8_0.gguf",
@@ -51,6 +53,7 @@ const QUANTIZED: [&str; 12] = [
     "tiny/deepseek_v2_lite/deepseek_v2_lite.f32-legacy.gguf",
     "tiny/glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
     "tiny/qwen3_moe/qwen3_moe.q8_0.gguf",
+    "tiny/gpt_oss/gpt_oss.mxfp4.gguf",
     "kquant/llama/llama.q4_k_mix.gguf",
     "kquant/qwen3/qwen3.q4_k_mix.gguf",
 ];

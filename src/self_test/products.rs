@@ -89,8 +89,10 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             run_one(context, Shape { num_rows, cols }, dtype, report);
         }
     }
-    for (dtype, num_rows) in [(DType::F16, 1), (DType::Q4_0, 1), (DType::Q4_0, 9)] {
+    for (dtype, num_rows) in [(DType::F16, 1), (DType::Q4_0, 1), (DType::Q4_0, 9), (DType::F16, 70)] {
         let shape = Shape { num_rows, cols: 96 };
+        let plain = |context: &Context| qkv(context, shape, [dtype; 3], false, false);
+        run_op(context, shape, dtype, "norm_linear without a norm", &plain, report);
         let case = |context: &Context| swiglu_biased(context, shape, dtype);
         run_op(context, shape, dtype, "norm_swiglu with bias", &case, report);
     }
@@ -118,7 +120,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
             let name = |op: &str| format!("{op} {first} with Q6_K, {num_rows} rows");
             let formats = [first, first, DType::Q6K];
             for (op, has_bias) in [("norm_linear", false), ("norm_linear with bias", true)] {
-                let case = |context: &Context| qkv(context, shape, formats, has_bias);
+                let case = |context: &Context| qkv(context, shape, formats, has_bias, true);
                 report.compare(context, name(op), limit, case);
             }
             let case = |context: &Context| swiglu(context, shape, first, DType::Q6K);
@@ -131,7 +133,7 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
 fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn Report) {
     run_fused(context, shape, dtype, report);
     let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
-    run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true));
+    run("norm_linear with bias", &|context| qkv(context, shape, [dtype; 3], true, true));
     run("linear_residual", &|context| residual(context, shape, dtype));
     run("norm_logits", &|context| logits(context, shape, dtype, 1.0));
 }
@@ -139,7 +141,7 @@ fn run_one(context: &Context, shape: Shape, dtype: DType, report: &mut dyn Repor
 /// The two kernels that the others are forms of.
 fn run_fused(context: &Context, shape: Shape, dtype: DType, report: &mut dyn Report) {
     let mut run = |op, case: Case<'_>| run_op(context, shape, dtype, op, case, report);
-    run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false));
+    run("norm_linear", &|context| qkv(context, shape, [dtype; 3], false, true));
     run("norm_swiglu", &|context| swiglu(context, shape, dtype, dtype));
 }
 
@@ -188,7 +190,7 @@ fn gated_limit(context: &Context, dtype: DType, num_rows: usize) -> f64 {
     if is_rounded && dtype.block_len() > 1 && num_rows >= 5 { 10.0 * limit } else { 2.0 * limit }
 }
 
-fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> Result<Rows> {
+fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool, has_norm: bool) -> Result<Rows> {
     let Shape { num_rows, cols } = shape;
     // Rows of results that begin at even places, in the largest tiles, and others.
     let outputs = [70, 8, if num_rows == 400 { 18 } else { 17 }];
@@ -202,8 +204,8 @@ fn qkv(context: &Context, shape: Shape, formats: [DType; 3], has_bias: bool) -> 
     let mut scratch = LinearScratch::new(context, num_rows, cols)?;
     let x = buffer(context, &noise(1, num_rows * cols), cols, num_rows)?;
     let mut out = unwritten(context, outputs.iter().sum(), num_rows)?;
-    let norm = rms_norm(context, 2, cols, EPS)?;
-    norm_linear(context, &mut scratch, num_rows, &x, &norm, linears.each_ref(), &mut out)?;
+    let norm = has_norm.then(|| rms_norm(context, 2, cols, EPS)).transpose()?;
+    norm_linear(context, &mut scratch, num_rows, &x, norm.as_ref(), linears.each_ref(), &mut out)?;
     Rows::of(&out, num_rows)
 }
 

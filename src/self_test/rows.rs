@@ -6,7 +6,8 @@ use crate::Result;
 use crate::config::Activation;
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, Context, DeviceInputs, DeviceSampler, KvCache,
-    KvCacheDType, SampleParams, SampledTokens, StepInputs, embed, gated, gather_rows, norm_residual,
+    KvCacheDType, SampleParams, SampledTokens, StepInputs, embed, gated, gather_rows, norm_part,
+    norm_residual,
 };
 use crate::weights::DType;
 
@@ -34,7 +35,8 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         report.compare(context, name, 3e-7, |context| embedding(context, DType::Q8_0, 64, 4.0));
     }
     report.compare(context, "gather_rows".to_owned(), 0.0, gathering);
-    for activation in [Activation::Silu, Activation::GeluTanh] {
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for activation in [Activation::Silu, Activation::GeluTanh, clamped] {
         for width in [48, 1056] {
             let name = format!("gated {activation:?}, rows of {width}");
             report.compare(context, name, 1e-12, |context| gating(context, activation, width));
@@ -44,6 +46,10 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
     for width in [48, 1056] {
         let name = format!("norm_residual, rows of {width}");
         report.compare(context, name, 1e-12, |context| adding_norms(context, width));
+    }
+    for (len, first) in [(48, 0), (48, 16), (1056, 32)] {
+        let name = format!("norm_part, {len} values from {first} on");
+        report.compare(context, name, 1e-12, |context| norming_parts(context, len, first));
     }
     // Tables that lie in rows, and in tiles on tensor cores.
     for dtype in [DType::F32, DType::F16] {
@@ -141,4 +147,20 @@ fn adding_norms(context: &Context, width: usize) -> Result<Rows> {
     let mut x = buffer(context, &noise(5, NUM_ROWS * width), width, NUM_ROWS)?;
     norm_residual(context, NUM_ROWS, &y, &rms_norm(context, 6, width, 1e-6)?, &mut x)?;
     Rows::of(&x, NUM_ROWS)
+}
+
+/// Values so small that what is added to their squares shows, among others that stay as they are.
+fn norming_parts(context: &Context, len: usize, first: usize) -> Result<Rows> {
+    const NUM_ROWS: usize = 3;
+    let width = first + len + 7;
+    let small: Vec<f32> = noise(4, NUM_ROWS * width).iter().map(|value| value * 1e-3).collect();
+    let mut x = buffer(context, &small, width, NUM_ROWS)?;
+    norm_part(context, NUM_ROWS, &mut x, first, &rms_norm(context, 6, len, 1e-6)?)?;
+    // What is beside it is small beside it.
+    let mut rows = Rows::of(&x, NUM_ROWS)?;
+    for row in rows.values.chunks_mut(width) {
+        row[..first].iter_mut().for_each(|value| *value *= 1e3);
+        row[first + len..].iter_mut().for_each(|value| *value *= 1e3);
+    }
+    Ok(rows)
 }

@@ -12,7 +12,7 @@ const GLOBAL: [(&str, &str); 3] = [
 ];
 
 /// Modules of a layer, without the `.weight` or `.bias` at the end.
-const LAYER: [(&str, &str); 30] = [
+const LAYER: [(&str, &str); 31] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("pre_feedforward_layernorm", "pre_ffw_norm"),
@@ -34,6 +34,7 @@ const LAYER: [(&str, &str); 30] = [
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
@@ -57,11 +58,15 @@ const EXPERT: [(&str, &str, &str); 6] = [
     ("block_sparse_moe.experts", "w2", "ffn_down"),
 ];
 
-/// Tensors of a layer whose ending changes as well: a bias, and the experts of all where they are stacked.
-const WHOLE: [(&str, &str); 3] = [
+/// Tensors of a layer whose ending changes as well: a bias, scores without a value, and the experts of all where they are
+/// stacked, with their biases.
+const WHOLE: [(&str, &str); 6] = [
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
     ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias"),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+    ("self_attn.sinks", "attn_sinks.weight"),
 ];
 
 /// The canonical name of a Hugging Face tensor, if it has one. The `model.` in front may be missing, as
@@ -152,6 +157,9 @@ mod tests {
             ("model.layers.3.mlp.experts.63.up_proj.weight", "blk.3.ffn_up.63.weight"),
             ("model.layers.3.mlp.experts.gate_up_proj", "blk.3.ffn_gate_up_exps.weight"),
             ("model.layers.3.mlp.experts.down_proj", "blk.3.ffn_down_exps.weight"),
+            ("model.layers.3.mlp.experts.gate_up_proj_bias", "blk.3.ffn_gate_up_exps.bias"),
+            ("model.layers.3.mlp.experts.down_proj_bias", "blk.3.ffn_down_exps.bias"),
+            ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
             ("model.layers.3.mlp.shared_experts.gate_proj.weight", "blk.3.ffn_gate_shexp.weight"),
         ] {
             assert_eq!(canonical(theirs).as_deref(), Some(ours));
@@ -159,6 +167,7 @@ mod tests {
         }
         for (theirs, ours) in [
             ("model.layers.3.block_sparse_moe.gate.weight", "blk.3.ffn_gate_inp.weight"),
+            ("model.layers.3.mlp.router.bias", "blk.3.ffn_gate_inp.bias"),
             ("model.layers.3.block_sparse_moe.experts.7.w1.weight", "blk.3.ffn_gate.7.weight"),
             ("model.layers.3.block_sparse_moe.experts.7.w3.weight", "blk.3.ffn_up.7.weight"),
             ("model.layers.3.block_sparse_moe.experts.7.w2.weight", "blk.3.ffn_down.7.weight"),

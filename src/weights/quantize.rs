@@ -373,9 +373,10 @@ impl Quantizer {
     }
 }
 
-/// True for what is small, and what decides too much to be rounded: vectors, norms and routers.
+/// True for what is small, and what decides too much to be rounded: vectors, norms, biases and routers.
 fn stays_exact(name: &str, shape: &[usize]) -> bool {
-    shape.len() < 2 || name.ends_with("_norm.weight") || name.ends_with("ffn_gate_inp.weight")
+    let is_vector = shape.len() < 2 || name.ends_with(".bias");
+    is_vector || name.ends_with("_norm.weight") || name.ends_with("ffn_gate_inp.weight")
 }
 
 /// A tensor on the way to another type, in chunks of whole blocks. A row is a whole number of blocks in both types, so

@@ -237,6 +237,22 @@ impl<'a> RawTensor<'a> {
         }
     }
 
+    /// The rows of a matrix of which there are `part`, `num` more and so on before them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] if the tensor is no matrix of `num` times as many rows;
+    /// [`crate::ErrorKind::Internal`] if it has to be converted first.
+    pub fn every(&self, num: usize, part: usize) -> Result<OwnedTensor> {
+        let &[rows, cols] = self.shape else { return Err(self.no_stack(part)) };
+        if num == 0 || part >= num || !rows.is_multiple_of(num) {
+            return Err(self.no_stack(part));
+        }
+        let row_bytes = self.stored().row_bytes(cols)?.max(1);
+        let own = self.data()?.chunks_exact(row_bytes).skip(part).step_by(num);
+        let bytes = own.flatten().copied().collect();
+        Ok(OwnedTensor::new(self.name, self.stored(), &[rows / num, cols], bytes))
+    }
+
     /// Says that the bytes will hardly be read again: the memory they take may go, the file stays mapped.
     pub fn release(&self) {
         match &self.contents {

@@ -98,7 +98,7 @@ impl Bench<'_> {
             let num_calls = num_matrices * if num_columns > 4 { 1 } else { 4 };
             let with_norm = self.seconds(num_calls, |index| {
                 let linear = [&linears[index % num_matrices]];
-                norm_linear(&self.context, &mut scratch, num_columns, &x, &norm, linear, &mut out)
+                norm_linear(&self.context, &mut scratch, num_columns, &x, Some(&norm), linear, &mut out)
             })?;
             let with_residual = self.seconds(num_calls, |index| {
                 let linear = &linears[index % num_matrices];

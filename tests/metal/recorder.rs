@@ -322,13 +322,15 @@ fn list<T: Pod>(binding: &Binding<'_>, len: usize) -> Vec<T> {
 /// # Panics
 /// For a kernel that is not known here, so that none is forgotten.
 fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>) -> (f64, f64) {
-    const FAMILIES: [&str; 20] = [
+    const FAMILIES: [&str; 22] = [
         "matvec_swiglu_",
         "matvec_",
         "matmul_swiglu_",
         "matmul_",
         "silu_mul",
+        "gated_experts",
         "gated",
+        "norm_part",
         "norm_residual",
         "rope_kv_write_",
         "embed_",
@@ -354,7 +356,12 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
         "matmul_swiglu_" => product(args, rest, 2, grid[2], is_grouped),
         "matmul_" => product(args, rest, 3, grid[2], is_grouped),
         "silu_mul" => (0.0, 12.0 * word(args, 0)),
+        "gated_experts" => {
+            let num_operands = if word(args, 2) == 0.0 { 3.0 } else { 5.0 };
+            (0.0, 4.0 * num_operands * grid[1] as f64 * word(args, 0) * word(args, 1))
+        }
         "gated" => (0.0, 12.0 * grid[1] as f64 * word(args, 0)),
+        "norm_part" => (0.0, 8.0 * grid[0] as f64 * word(args, 0)),
         "norm_residual" => (0.0, 12.0 * grid[0] as f64 * word(args, 0)),
         "rope_kv_write_" => {
             let num_all_heads = word(args, 0) + 2.0 * word(args, 1);
@@ -382,7 +389,10 @@ fn work_of(function: &str, is_grouped: bool, value_dim: f64, launch: &Launch<'_>
             let comparisons = 2.0 * rows * (chosen + shared) * (all + shared);
             (comparisons + rows * all * (chosen + 4.0), 4.0 * rows * all)
         }
-        "combine_experts" => (0.0, 4.0 * grid[1] as f64 * word(args, 0) * (word(args, 1) + 2.0)),
+        "combine_experts" => {
+            let per_choice = if word(args, 2) == 0.0 { 1.0 } else { 2.0 };
+            (0.0, 4.0 * grid[1] as f64 * word(args, 0) * (per_choice * word(args, 1) + 2.0))
+        }
         // Two filters of 48 passes over each row of logits.
         "sample" => (0.0, 4.0 * 96.0 * grid[0] as f64 * word(args, 0)),
         _ => panic!("what {function} costs is not known"),

@@ -233,7 +233,7 @@ fn products_of(context: &Context, formats: [DType; 2], num_rows: usize, cols: us
     let third = linear(context, last, 17, cols, 3);
     let mut out = Buffer::new(context, num_rows, 55).unwrap();
     let linears = [&linears[0], &linears[1], &third];
-    norm_linear(context, &mut scratch, num_rows, &x, &norm, linears, &mut out).unwrap();
+    norm_linear(context, &mut scratch, num_rows, &x, Some(&norm), linears, &mut out).unwrap();
     let results = bits(&out, num_rows);
     // Added to what is there, without a norm, for each row apart.
     let mut sums = buffer(context, 9, num_rows, 17);

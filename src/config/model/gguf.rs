@@ -2,8 +2,8 @@
 
 use super::multipliers::{self, Multipliers};
 use super::{
-    ExpertsConfig, LOCAL_THETA, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig,
-    RopeScaling, Window, in_range,
+    ExpertsConfig, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig, RopeScaling,
+    Window, in_range,
 };
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
@@ -24,6 +24,7 @@ const LONG_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_lon
 
 /// Keys of an architecture with experts, and of one with latent attention, that nothing else may have.
 const EXPERT_COUNT: &str = "expert_count";
+const SLIDING_WINDOW: &str = "attention.sliding_window";
 const KV_LORA_RANK: &str = "attention.kv_lora_rank";
 
 impl ModelConfig {
@@ -49,7 +50,8 @@ impl ModelConfig {
             .ok_or_else(|| Error::invalid_model("general.architecture is missing"))?;
         let keys = Keys { metadata, prefix: name };
         let has_experts = keys.usize(EXPERT_COUNT)?.is_some_and(|count| count > 0);
-        let architecture = Architecture::from_gguf_name(name, has_experts)?;
+        let has_window = keys.usize(SLIDING_WINDOW)?.is_some_and(|window| window > 0);
+        let architecture = Architecture::from_gguf_name(name, has_experts, has_window)?;
         refuse_unsupported(&keys, architecture)?;
 
         let hidden_size = keys.required("embedding_length")?;
@@ -110,6 +112,7 @@ impl ModelConfig {
             head_dim,
             intermediate_size,
             rms_norm_eps,
+            activation: architecture.activation,
             rope,
             local_rope,
             max_position_embeddings: window.longest,
@@ -118,6 +121,7 @@ impl ModelConfig {
             qkv_bias: architecture.qkv_bias || has_tensor("blk.0.attn_q.bias"),
             output_bias: has_tensor("blk.0.attn_output.bias"),
             mlp_bias: has_tensor("blk.0.ffn_up.bias"),
+            has_sinks: architecture.has_sinks,
             tie_word_embeddings: !has_tensor("output.weight"),
             embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
             logits_scale: multipliers.logits_scale(),
@@ -165,11 +169,23 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: &Architecture) -> Result<()
 
 /// The window of each layer.
 fn windows(keys: &Keys<'_>, architecture: &Architecture, num_layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = keys.usize("attention.sliding_window")?.filter(|window| *window > 0);
+    let window = keys.usize(SLIDING_WINDOW)?.filter(|window| *window > 0);
     let has_window = match architecture.local_period {
         Some(usual) => {
-            let period = keys.usize("attention.sliding_window_pattern")?.unwrap_or(usual);
-            LayerAttention::all_but_every(period.max(1), num_layers)
+            const PATTERN: &str = "attention.sliding_window_pattern";
+            match keys.metadata.bools(&keys.name(PATTERN)) {
+                Some(flags) if flags.len() >= num_layers => flags[..num_layers].to_vec(),
+                Some(flags) => {
+                    let (name, len) = (keys.name(PATTERN), flags.len());
+                    return Err(Error::invalid_model(format!(
+                        "{name} has {len} entries for {num_layers} layers"
+                    )));
+                }
+                None => {
+                    let period = keys.usize(PATTERN)?.unwrap_or(usual);
+                    LayerAttention::all_but_every(period.max(1), num_layers)
+                }
+            }
         }
         None => vec![true; num_layers],
     };
@@ -182,10 +198,8 @@ fn local_rope(
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
-    if architecture.local_period.is_none() {
-        return Ok(None);
-    }
-    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
+    let Some(base) = architecture.local_base else { return Ok(None) };
+    let theta = keys.f64("rope.freq_base_swa")?.unwrap_or(base.beside(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 
@@ -193,7 +207,7 @@ fn local_rope(
 /// heads, and is known by its layers, as llama.cpp knows it.
 fn attention_scale(architecture: &Architecture, num_layers: usize, width: usize, head_dim: usize) -> f64 {
     const LARGEST_GEMMA3: usize = 62;
-    let is_largest = architecture.local_period.is_some() && num_layers == LARGEST_GEMMA3;
+    let is_largest = architecture.scaled_embeddings && num_layers == LARGEST_GEMMA3;
     1.0 / (if is_largest { width } else { head_dim } as f64).sqrt()
 }
 
@@ -352,7 +366,9 @@ fn yarn(
     factor: f64,
     max_position_embeddings: usize,
 ) -> Result<RopeScaling> {
-    let own_factor = keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let written_factor = keys.f64("rope.scaling.attn_factor")?;
+    let own_factor = written_factor.unwrap_or(1.0);
+    let is_whole = architecture.gguf_has_whole_yarn_factor && written_factor.is_some();
     let attention_factor = if architecture.has_latent_attention() {
         // The factor is on the scores instead, and the rotation does not change lengths.
         if own_factor != 1.0 {
@@ -366,7 +382,7 @@ fn yarn(
         {
             return Err(keys.unsupported("rope.scaling.yarn_log_multiplier", &multiplier));
         }
-        own_factor * if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+        own_factor * if is_whole || factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
     };
     Ok(RopeScaling::Yarn {
         factor,
@@ -376,6 +392,6 @@ fn yarn(
         beta_fast: keys.f64("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.f64("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor,
-        truncate: true,
+        truncate: architecture.truncates_yarn,
     })
 }

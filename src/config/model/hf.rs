@@ -13,7 +13,7 @@ use super::layers::{self, LayerAttention};
 use super::multipliers::{self, Multipliers};
 use super::{ExpertsConfig, LatentAttentionConfig, MAX_LAYERS, ModelConfig, in_range};
 use crate::config::Activation;
-use crate::config::architecture::Architecture;
+use crate::config::architecture::{Architecture, QkNorm};
 use crate::{Error, Result};
 
 /// Keys that change the computation, with the value that leaves it as it is.
@@ -141,6 +141,7 @@ impl ModelConfig {
             intermediate_size,
             rms_norm_eps: multipliers
                 .rms_norm_eps(file.f64("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps)),
+            activation: activation(file, architecture)?,
             rope,
             local_rope,
             max_position_embeddings: window.longest,
@@ -150,6 +151,7 @@ impl ModelConfig {
             qkv_bias: architecture.qkv_bias || (has_biases && has_tensor("blk.0.attn_q.bias")),
             output_bias: has_output_bias && has_tensor("blk.0.attn_output.bias"),
             mlp_bias: has_mlp_bias(file, architecture, &has_tensor, &mut notices)?,
+            has_sinks: architecture.has_sinks,
             tie_word_embeddings: is_tied(file, architecture, &has_tensor)?,
             embedding_scale: multipliers.embedding_scale(architecture, hidden_size),
             logits_scale: multipliers.logits_scale(),
@@ -271,7 +273,7 @@ fn refuse_unsupported(
         ignore("kv_lora_rank", &rank, "there is no latent attention in the weights");
     }
     for (key, tensor) in SWITCHED_TENSORS {
-        let is_by_nature = key == "use_qk_norm" && architecture.qk_norm;
+        let is_by_nature = key == "use_qk_norm" && architecture.qk_norm != QkNorm::None;
         if file.bool(key)? == Some(true) && !is_by_nature {
             if has_tensor(tensor) {
                 return Err(Error::unsupported(format!(
@@ -300,10 +302,23 @@ fn refuse_unsupported(
 /// What files call an activation.
 fn names_of(activation: Activation) -> &'static [&'static str] {
     match activation {
-        Activation::Silu => &["silu", "swish", "swiglu"],
+        Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish", "swiglu"],
         // The first folders say "gelu" and mean this one.
         Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu"],
     }
+}
+
+/// That of the architecture, with the numbers of the file.
+fn activation(file: Json<'_>, architecture: &Architecture) -> Result<Activation> {
+    let Activation::ClampedSwiglu { alpha, limit } = architecture.activation else {
+        return Ok(architecture.activation);
+    };
+    let number =
+        |key: &str, default: f32| Ok::<_, Error>(file.f64(key)?.map_or(default, |value| value as f32));
+    Ok(Activation::ClampedSwiglu {
+        alpha: number("swiglu_alpha", alpha)?,
+        limit: number("swiglu_limit", limit)?,
+    })
 }
 
 /// What attention scores are multiplied by.

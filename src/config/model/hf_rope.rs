@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::json::{Json, shown};
-use super::{LOCAL_THETA, RopeConfig, RopeScaling, Window};
+use super::{RopeConfig, RopeScaling, Window};
 use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
 use crate::{Error, Result};
@@ -90,10 +90,8 @@ pub(super) fn plain_local_rope(
     architecture: &Architecture,
     usual: &RopeConfig,
 ) -> Result<Option<RopeConfig>> {
-    if architecture.local_period.is_none() {
-        return Ok(None);
-    }
-    let theta = file.f64("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
+    let Some(base) = architecture.local_base else { return Ok(None) };
+    let theta = file.f64("rope_local_base_freq")?.unwrap_or(base.beside(usual.theta));
     Ok(Some(RopeConfig { theta, scaling: RopeScaling::None, ..usual.clone() }))
 }
 
@@ -129,8 +127,19 @@ pub(super) fn rope(
         Some(context) => Some(context),
         None => parameters.usize("original_max_position_embeddings")?,
     };
+    // A file that says nothing of rotation means its class's.
+    let own_yarn = architecture.hf_defaults.yarn.filter(|_| parameters.value.is_null());
+    let original_context = original_context.or(own_yarn.map(|(_, context)| context));
     let context = original_context.unwrap_or(max_position_embeddings);
     let scaling = match kind {
+        "default" if let Some((factor, original_context)) = own_yarn => RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 0.1 * factor.ln() + 1.0,
+            truncate: architecture.truncates_yarn,
+        },
         // Text alone has the same position on all axes of mrope, which then is the plain rotation.
         "default" | "mrope" => RopeScaling::None,
         // It changes nothing in sequences that fit the window without it.

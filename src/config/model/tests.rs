@@ -7,8 +7,10 @@ use crate::weights::gguf::{self, Metadata};
 
 mod experts;
 mod families;
+mod gpt_oss;
 mod latent;
 mod layers;
+mod olmo;
 mod settings;
 
 /// A small valid `config.json`.

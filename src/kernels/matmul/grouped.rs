@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::activations::{Activations, Forms, VECTOR_PANEL};
 use super::layout::TILE_ROWS;
 use super::packed::PackedMatrix;
-use super::{NO_PRODUCTS, Swiglu, multiply_rows, rows_per_block, tile_rows_per_task};
+use super::{Gate, NO_PRODUCTS, bias_of_tile, multiply_rows, rows_per_block, tile_rows_per_task};
+use crate::gated::Activation;
 use crate::pool::ThreadPool;
 use crate::simd::CpuLevel;
 
@@ -55,29 +56,45 @@ pub fn matmul_groups<'a>(
     run(x, groups, &matrix_of, pool, multiply, level);
 }
 
-/// The same with two matrices for each group: `silu(x[r] · gate[j]) · (x[r] · up[j])`.
+/// What the products of a group with its two matrices go through, `activation(x[r] · gate[j], x[r] · up[j])`, with the
+/// biases of both before, one for each row of the matrix.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupGate<'a> {
+    /// The first matrix.
+    pub gate: &'a PackedMatrix,
+    /// The second one, of the same shape.
+    pub up: &'a PackedMatrix,
+    /// Of both.
+    pub biases: [Option<&'a [f32]>; 2],
+}
+
+/// The same with two matrices for each group, and what [`GroupGate`] says behind them.
 ///
 /// # Panics
-/// As [`matmul_groups`].
-pub fn matmul_swiglu_groups<'a>(
+/// As [`matmul_groups`], or if there are not as many biases as rows of a matrix.
+pub fn matmul_gated_groups<'a>(
     x: &Activations,
     groups: &[RowGroup],
-    gate_of: impl Fn(usize) -> &'a PackedMatrix + Sync,
-    up_of: impl Fn(usize) -> &'a PackedMatrix + Sync,
+    gate_of: impl Fn(usize) -> GroupGate<'a> + Sync,
+    activation: Activation,
     write: impl Fn(usize, usize, &[f32]) + Sync,
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
+    let form = activation.form();
     let multiply = |group: &RowGroup, tile_row: usize, rows: Range<usize>| {
-        let (gate, up) = (gate_of(group.matrix), up_of(group.matrix));
+        let GroupGate { gate, up, biases } = gate_of(group.matrix);
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate and up differ in shape");
+        let first_output = tile_row * TILE_ROWS;
+        let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
+        let biases = biases.map(|bias| bias_of_tile(bias, first_output, num_outputs));
         let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
-            level.run(Swiglu { gates, ups });
+            level.run(Gate { form, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
             write_panel(gate, tile_row, row, gates, &write);
         };
         multiply_rows(x, rows, group.num_rows, [gate, up], tile_row, &mut [NO_PRODUCTS; 2], level, write);
     };
-    run(x, groups, &gate_of, pool, multiply, level);
+    run(x, groups, &|matrix| gate_of(matrix).gate, pool, multiply, level);
 }
 
 /// Gives `multiply` each group with each sixteen rows of its matrix and each block of its rows.

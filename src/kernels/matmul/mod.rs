@@ -23,7 +23,7 @@ mod tiles;
 
 pub use activations::{Activations, Forms};
 pub use file::MatrixFile;
-pub use grouped::{RowGroup, matmul_groups, matmul_swiglu_groups};
+pub use grouped::{GroupGate, RowGroup, matmul_gated_groups, matmul_groups};
 pub use packed::PackedMatrix;
 pub use stream::Stream;
 
@@ -32,6 +32,7 @@ use std::ops::Range;
 use super::pool::ThreadPool;
 use super::simd::{CpuLevel, F32x16, Kernel};
 use crate::DType;
+use crate::gated::{Activation, GatedForm};
 use crate::memory::SharedPointer;
 use activations::{MAX_PANEL, VECTOR_PANEL, panels, widest_panel};
 use dense_tiles::{DenseTiles, PANELS_AT_ONCE};
@@ -181,6 +182,7 @@ pub fn matmul_swiglu_biased(
     let row_block = rows_per_block(x, level);
     let per_task = tile_rows_per_task(gate, x, x.rows(), level);
     let num_chunks = gate.num_tile_rows().div_ceil(per_task);
+    let form = Activation::Silu.form();
     pool.run(num_chunks * x.rows().div_ceil(row_block), |task| {
         let first_tile_row = task % num_chunks * per_task;
         let first_row = task / num_chunks * row_block;
@@ -189,18 +191,9 @@ pub fn matmul_swiglu_biased(
         for tile_row in first_tile_row..gate.num_tile_rows().min(first_tile_row + per_task) {
             let first_output = tile_row * TILE_ROWS;
             let num_outputs = TILE_ROWS.min(gate.rows() - first_output);
-            let biases = biases.map(|bias| {
-                let mut of_tile = [0.0; TILE_ROWS];
-                of_tile[..num_outputs].copy_from_slice(&bias?[first_output..][..num_outputs]);
-                Some(of_tile)
-            });
+            let biases = biases.map(|bias| bias_of_tile(bias, first_output, num_outputs));
             let write = |row: usize, [gates, ups]: &mut [&mut [[f32; TILE_ROWS]]; 2]| {
-                for (products, bias) in [&mut **gates, &mut **ups].into_iter().zip(&biases) {
-                    if let Some(bias) = bias {
-                        level.run(AddBias { products, bias });
-                    }
-                }
-                level.run(Swiglu { gates, ups });
+                level.run(Gate { form, gates, ups, biases: biases.each_ref().map(Option::as_ref) });
                 let out = out.get().wrapping_add(row * out_stride + first_output);
                 let (products, bias) = (&**gates, &[0.0; TILE_ROWS]);
                 // As in `matmul`.
@@ -281,48 +274,41 @@ impl Kernel for WriteProducts<'_> {
     }
 }
 
-/// products += bias.
-struct AddBias<'a> {
-    products: &'a mut [[f32; TILE_ROWS]],
-    bias: &'a [f32; TILE_ROWS],
-}
-
-impl Kernel for AddBias<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: F32x16>(self) {
-        // SAFETY: the arrays have sixteen values.
-        unsafe {
-            let bias = V::load(self.bias.as_ptr());
-            for products in self.products {
-                V::load(products.as_ptr()).add(bias).store(products.as_mut_ptr());
-            }
-        }
-    }
-}
-
-/// gates = silu(gates) · ups.
-struct Swiglu<'a> {
+/// gates = activation(gates, ups), each with its bias.
+struct Gate<'a> {
+    form: GatedForm,
     gates: &'a mut [[f32; TILE_ROWS]],
     ups: &'a [[f32; TILE_ROWS]],
+    biases: [Option<&'a [f32; TILE_ROWS]>; 2],
 }
 
-impl Kernel for Swiglu<'_> {
+impl Kernel for Gate<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        for (gates, ups) in self.gates.iter_mut().zip(self.ups) {
+        let Self { form, gates, ups, biases: [gate_bias, up_bias] } = self;
+        for (gates, ups) in gates.iter_mut().zip(ups) {
             // SAFETY: the arrays have sixteen values.
             unsafe {
-                let gate = V::load(gates.as_ptr());
-                let one = V::splat(1.0);
-                let silu = gate.div(one.add(V::splat(0.0).sub(gate).exp()));
-                silu.mul(V::load(ups.as_ptr())).store(gates.as_mut_ptr());
+                let (mut gate, mut up) = (V::load(gates.as_ptr()), V::load(ups.as_ptr()));
+                if let Some(bias) = gate_bias {
+                    gate = gate.add(V::load(bias.as_ptr()));
+                }
+                if let Some(bias) = up_bias {
+                    up = up.add(V::load(bias.as_ptr()));
+                }
+                form.of(gate, up).store(gates.as_mut_ptr());
             }
         }
     }
+}
+
+/// The biases of sixteen neighbouring rows of a matrix.
+fn bias_of_tile(bias: Option<&[f32]>, first_output: usize, num_outputs: usize) -> Option<[f32; TILE_ROWS]> {
+    let mut of_tile = [0.0; TILE_ROWS];
+    of_tile[..num_outputs].copy_from_slice(&bias?[first_output..][..num_outputs]);
+    Some(of_tile)
 }
 
 /// Room for the products of a panel with sixteen rows of a matrix.

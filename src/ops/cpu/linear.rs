@@ -80,7 +80,7 @@ impl LinearOps for CpuBackend {
         scratch: &mut AnyScratch,
         num_rows: usize,
         x: &Buffer,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()> {
@@ -90,7 +90,8 @@ impl LinearOps for CpuBackend {
             Ok(Part { matrix, out_offset, bias: linear.bias.as_deref() })
         })?;
         let matrices = linears.map(|linear| &linear.weight);
-        let x = self.prepare(scratch, x, num_rows, norm.weight.len(), Some(norm), &matrices)?;
+        let cols = linears.first().map_or(0, |linear| linear.weight.cols());
+        let x = self.prepare(scratch, x, num_rows, cols, norm, &matrices)?;
         let out = self.rows_mut(out, num_rows)?;
         matmul(x, &parts, out, width, Mode::Store, &self.pool, self.level);
         Ok(())

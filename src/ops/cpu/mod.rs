@@ -12,6 +12,7 @@ mod heads_linear;
 mod kv_cache;
 mod latent_kv_write;
 mod linear;
+mod norm_part;
 mod norm_residual;
 mod paged_attention;
 mod rope_attention;

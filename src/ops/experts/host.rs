@@ -74,6 +74,11 @@ impl HostRouting {
         (&self.places[..len], &self.weights[..len])
     }
 
+    /// The experts of each token, `[num_rows][per_tok]`.
+    pub(in crate::ops) fn experts(&self, num_rows: usize) -> &[u32] {
+        &self.experts[..num_rows * self.per_tok]
+    }
+
     /// Places that are taken, those between groups counted in.
     pub(in crate::ops) fn num_places(&self) -> usize {
         self.groups.last().map_or(0, RowGroup::end_row)

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::backend::GpuBackend;
-use super::linear::{LinearScratch as OwnScratch, norm_of};
-use super::matmul::{Operands, Part, Stacked, matmul, silu_mul, swiglu};
+use super::linear::{LinearScratch as OwnScratch, norm_of, part};
+use super::matmul::{Operands, Part, Stacked, matmul, swiglu};
 use super::routing::{GpuRouting, RouterForm, RoutingSizes};
-use super::{Access, Binding, buffer};
-use crate::config::{ExpertsConfig, Scoring};
+use super::{Binding, buffer};
+use crate::config::{Activation, ExpertsConfig, Scoring};
 use crate::ops::buffer::Buffer;
 use crate::ops::experts::{ExpertOps, Router, Routing};
 use crate::ops::linear::LinearScratch;
-use crate::ops::weights::{MatrixStack, RmsNorm};
+use crate::ops::weights::{LinearStack, RmsNorm, Vector};
 use crate::{Error, Result};
 
 /// Operands of a product with experts. Rows and places need not be as many.
@@ -36,6 +36,11 @@ fn grouped<'a>(
         rounded: scratch.rounded(),
         is_rounded: false,
     })
+}
+
+/// A vector that a kernel reads.
+fn bound<'a>(gpu: &Arc<GpuBackend>, vector: &'a Vector) -> Result<Binding<'a>> {
+    Ok(Binding::read(vector.held().on(gpu)?))
 }
 
 impl ExpertOps for Arc<GpuBackend> {
@@ -72,13 +77,11 @@ impl ExpertOps for Arc<GpuBackend> {
             rounded: scratch.held().on(self)?.rounded(),
             is_rounded: false,
         };
-        matmul(self, &[Part::new(router.weight.held().on(self)?)], &logits)?;
-        let bias = router.selection_bias.as_ref();
-        let bias = bias.map(|bias| Ok::<_, Error>(Binding::read(bias.held().on(self)?)));
+        matmul(self, &[part(self, &router.linear, 0)?], &logits)?;
         let form = RouterForm {
             is_sigmoid: config.scoring == Scoring::Sigmoid,
             normalizes: config.normalize,
-            bias: bias.transpose()?,
+            bias: router.selection_bias.as_ref().map(|bias| bound(self, bias)).transpose()?,
             num_experts: config.num_experts,
             num_chosen: config.num_experts_per_tok,
             num_shared: router.num_shared,
@@ -89,36 +92,40 @@ impl ExpertOps for Arc<GpuBackend> {
         routing.choose(self, num_rows, form)
     }
 
-    fn experts_swiglu(
+    fn experts_gated(
         &self,
         scratch: &mut LinearScratch,
         routing: &Routing,
         x: &Buffer,
         norm: &RmsNorm,
-        gate: &MatrixStack,
-        up: &MatrixStack,
+        gate: &LinearStack,
+        up: &LinearStack,
+        activation: Activation,
         out: &mut Buffer,
     ) -> Result<()> {
         let num_rows = routing.num_rows();
         let routing = routing.held().on(self)?;
-        let stacks = [gate.held().on(self)?.stack(), up.held().on(self)?.stack()];
-        let (has_one_format, parts) =
-            (stacks[0].matrix().dtype() == stacks[1].matrix().dtype(), stacks.map(Part::of_stack));
+        let stacks = [gate.weight.held().on(self)?.stack(), up.weight.held().on(self)?.stack()];
+        let has_one_format = stacks[0].matrix().dtype() == stacks[1].matrix().dtype();
+        let parts = stacks.map(Part::of_stack);
+        let biases = gate.bias.as_ref().zip(up.bias.as_ref());
+        let biases =
+            biases.map(|(gate, up)| Ok::<_, Error>([bound(self, gate)?, bound(self, up)?])).transpose()?;
+        let is_fused = has_one_format && activation == Activation::Silu && biases.is_none();
         let scratch = scratch.held_mut().on_mut(self)?;
-        if !has_one_format {
+        if !is_fused {
             scratch.reserve_up(self, out)?;
         }
-        let num_values = num_rows * routing.per_token() * out.width();
+        let width = out.width();
         let groups = Stacked::Groups(routing.groups(true));
         let operands = grouped(self, scratch, num_rows, x, Some(norm), groups, out)?;
-        if has_one_format {
+        if is_fused {
             return swiglu(self, parts, &operands, None).map(drop);
         }
         let up_out = scratch.up()?;
         matmul(self, &parts[..1], &operands)?;
         matmul(self, &parts[1..], &Operands { out: Binding::write(up_out), ..operands })?;
-        let gate = Binding { access: Access::ReadWrite, ..operands.out };
-        silu_mul(self, num_values, Binding::read(up_out), gate)
+        routing.gated(self, num_rows, width, activation, biases, up_out, operands.out)
     }
 
     fn experts_residual(
@@ -126,7 +133,7 @@ impl ExpertOps for Arc<GpuBackend> {
         scratch: &mut LinearScratch,
         routing: &Routing,
         h: &Buffer,
-        down: &MatrixStack,
+        down: &LinearStack,
         products: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()> {
@@ -134,8 +141,9 @@ impl ExpertOps for Arc<GpuBackend> {
         let routing = routing.held().on(self)?;
         let groups = Stacked::Groups(routing.groups(false));
         let operands = grouped(self, scratch.held().on(self)?, num_rows, h, None, groups, products)?;
-        matmul(self, &[Part::of_stack(down.held().on(self)?.stack())], &operands)?;
+        matmul(self, &[Part::of_stack(down.weight.held().on(self)?.stack())], &operands)?;
         let (products, x) = (products.held().on(self)?.values()?, x.held().on(self)?.values()?);
-        routing.combine(self, num_rows, hidden, products, x)
+        let bias = down.bias.as_ref().map(|bias| bound(self, bias)).transpose()?;
+        routing.combine(self, num_rows, hidden, products, bias, x)
     }
 }

@@ -18,7 +18,7 @@ use crate::ops::gated::Gated;
 #[repr(C)]
 struct GatedArgs {
     width: u32,
-    coefficients: [f32; 2],
+    form: [f32; 4],
 }
 
 impl Gated for Arc<GpuBackend> {
@@ -30,7 +30,7 @@ impl Gated for Arc<GpuBackend> {
         out: &mut Buffer,
     ) -> Result<()> {
         let width = out.width();
-        let args = GatedArgs { width: width as u32, coefficients: activation.coefficients() };
+        let args = GatedArgs { width: width as u32, form: activation.form().to_array() };
         let buffers = [Binding::read(halves.held().on(self)?.values()?), buffer::write(self, out)?];
         let cost = Cost::bytes(3 * 4 * num_rows * width);
         let grid = [width.div_ceil(32), num_rows, 1];

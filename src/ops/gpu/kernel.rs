@@ -117,6 +117,7 @@ pub(super) enum Kernel {
     GatherRows,
     SiluMul,
     Gated,
+    NormPart,
     NormResidual,
     CopyBlock,
     PagedAttention {
@@ -157,6 +158,7 @@ pub(super) enum Kernel {
     },
     DecodeLatentAttentionMerge,
     ChooseExperts,
+    GatedExperts,
     CombineExperts,
     Sample,
     Probe(Probe),
@@ -181,6 +183,7 @@ impl Kernel {
             | Self::GatherRows
             | Self::SiluMul
             | Self::Gated
+            | Self::NormPart
             | Self::NormResidual
             | Self::CopyBlock => &ROWS,
             Self::PagedAttention { .. } | Self::PagedAttentionMerge => &PAGED_ATTENTION,
@@ -190,7 +193,7 @@ impl Kernel {
             Self::LatentKvWrite(_) | Self::LatentRead(_) => &LATENT,
             Self::LatentAttention(_) => &LATENT_ATTENTION,
             Self::DecodeLatentAttention { .. } | Self::DecodeLatentAttentionMerge => &DECODE_LATENT_ATTENTION,
-            Self::ChooseExperts | Self::CombineExperts => &EXPERTS,
+            Self::ChooseExperts | Self::GatedExperts | Self::CombineExperts => &EXPERTS,
             Self::Sample => &SAMPLING,
             Self::Probe(_) => &PROBE,
         }
@@ -224,6 +227,7 @@ impl Kernel {
             Self::GatherRows => "gather_rows".to_owned(),
             Self::SiluMul => "silu_mul".to_owned(),
             Self::Gated => "gated".to_owned(),
+            Self::NormPart => "norm_part".to_owned(),
             Self::NormResidual => "norm_residual".to_owned(),
             Self::CopyBlock => "copy_block".to_owned(),
             Self::PagedAttention { dtype, heads, lanes_per_key } => {
@@ -242,6 +246,7 @@ impl Kernel {
             }
             Self::DecodeLatentAttentionMerge => "decode_latent_attention_merge".to_owned(),
             Self::ChooseExperts => "choose_experts".to_owned(),
+            Self::GatedExperts => "gated_experts".to_owned(),
             Self::CombineExperts => "combine_experts".to_owned(),
             Self::Sample => "sample".to_owned(),
             Self::FlashAttention { dtype, max_dim, keys, .. } => {

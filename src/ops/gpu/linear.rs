@@ -41,7 +41,7 @@ impl LinearScratch {
 }
 
 /// A matrix of a product, with its bias.
-fn part<'a>(gpu: &Arc<GpuBackend>, linear: &'a Linear, out_offset: usize) -> Result<Part<'a>> {
+pub(super) fn part<'a>(gpu: &Arc<GpuBackend>, linear: &'a Linear, out_offset: usize) -> Result<Part<'a>> {
     let bias = linear.bias.as_ref().map(|bias| Ok::<_, Error>(Binding::read(bias.held().on(gpu)?)));
     Ok(Part::new(linear.weight.held().on(gpu)?).at(out_offset).with_bias(bias.transpose()?))
 }
@@ -106,12 +106,12 @@ impl LinearOps for Arc<GpuBackend> {
         scratch: &mut AnyScratch,
         num_rows: usize,
         x: &Buffer,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()> {
         let parts = side_by_side(linears, |linear, out_offset| part(self, linear, out_offset))?;
-        let operands = operands(self, scratch.held().on(self)?, num_rows, x, Some(norm), out)?;
+        let operands = operands(self, scratch.held().on(self)?, num_rows, x, norm, out)?;
         matmul(self, &parts, &operands)
     }
 

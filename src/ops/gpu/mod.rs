@@ -20,6 +20,7 @@ mod kv_cache;
 mod latent_kv_write;
 mod linear;
 mod matmul;
+mod norm_part;
 mod norm_residual;
 mod paged_attention;
 mod probe;

@@ -24,7 +24,7 @@ struct NormResidualArgs {
 }
 
 /// Simdgroups that share a row.
-const SIMDGROUPS: usize = 8;
+pub(super) const SIMDGROUPS: usize = 8;
 
 impl NormResidual for Arc<GpuBackend> {
     fn norm_residual(&self, num_rows: usize, y: &Buffer, norm: &RmsNorm, x: &mut Buffer) -> Result<()> {

@@ -6,7 +6,8 @@ use super::backend::{Flags, GpuBackend, Work};
 use super::cost::Cost;
 use super::kernel::Kernel;
 use super::matmul::Groups;
-use super::{Binding, GpuBuffer, Placement};
+use super::{Access, Binding, GpuBuffer, Placement};
+use crate::config::Activation;
 use crate::{Error, Result};
 
 /// Simdgroups of `choose_experts`, each of which has a token.
@@ -39,6 +40,16 @@ struct ChooseArgs {
     has_bias: u32,
     chooses: u32,
     groups: u32,
+}
+
+/// `GatedExpertsArgs` of the kernels.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct GatedExpertsArgs {
+    width: u32,
+    per_token: u32,
+    has_bias: u32,
+    form: [f32; 4],
 }
 
 /// How a router chooses.
@@ -219,27 +230,61 @@ impl GpuRouting {
         }
     }
 
-    /// Choices of a token of the step.
-    pub(crate) fn per_token(&self) -> usize {
-        self.per_token
+    /// `gate = activation(gate + bias, up + bias)` at the places of each token, with biases `[gate, up]` of each expert or
+    /// none.
+    #[expect(clippy::too_many_arguments, reason = "a kernel's operands")]
+    pub(crate) fn gated(
+        &self,
+        gpu: &GpuBackend,
+        num_rows: usize,
+        width: usize,
+        activation: Activation,
+        biases: Option<[Binding<'_>; 2]>,
+        up: &GpuBuffer,
+        gate: Binding<'_>,
+    ) -> Result<()> {
+        let args = GatedExpertsArgs {
+            width: width as u32,
+            per_token: self.per_token as u32,
+            has_bias: biases.is_some().into(),
+            form: activation.form().to_array(),
+        };
+        let [gate_bias, up_bias] = biases.unwrap_or([Binding::read(up); 2]);
+        let buffers = [
+            Binding::read(&self.experts),
+            Binding::read(&self.places),
+            gate_bias,
+            up_bias,
+            Binding::read(up),
+            Binding { access: Access::ReadWrite, ..gate },
+        ];
+        let num_values = num_rows * width * self.per_token;
+        let cost = Cost::bytes(4 * num_values * if biases.is_some() { 5 } else { 3 });
+        let grid = [width.div_ceil(32), num_rows, 1];
+        gpu.launch_simdgroups(Kernel::GatedExperts, bytes_of(&args), &buffers, grid, cost)
     }
 
-    /// `x += Σ weight · products[place]` for each token.
+    /// `x += Σ weight · (products[place] + bias)` for each token, with the biases of each expert if there are any.
     pub(crate) fn combine(
         &self,
         gpu: &GpuBackend,
         num_rows: usize,
         width: usize,
         products: &GpuBuffer,
+        bias: Option<Binding<'_>>,
         x: &GpuBuffer,
     ) -> Result<()> {
-        let args = [width as u32, self.per_token as u32];
+        let has_bias = bias.is_some();
+        let args = [width as u32, self.per_token as u32, has_bias.into()];
         let buffers = [
             Binding::read(&self.places),
             Binding::read(&self.weights),
             Binding::read(products),
             Binding::read_write(x),
+            Binding::read(&self.experts),
+            bias.unwrap_or(Binding::read(&self.weights)),
         ];
+        let num_operands = if has_bias { 2 * self.per_token + 2 } else { self.per_token + 2 };
         gpu.launch(
             Kernel::CombineExperts,
             Flags::default(),
@@ -249,7 +294,7 @@ impl GpuRouting {
                 threadgroup_memory: 0,
                 grid: [width.div_ceil(32), num_rows, 1],
                 num_threads: 32,
-                cost: Cost::bytes(4 * num_rows * width * (self.per_token + 2)),
+                cost: Cost::bytes(4 * num_rows * width * num_operands),
             },
         )
     }

@@ -2,15 +2,16 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use super::gated::activated;
 use super::linear::rms_norm;
 use super::{Failure, ReferenceBackend};
 use crate::Result;
-use crate::config::ExpertsConfig;
+use crate::config::{Activation, ExpertsConfig};
 use crate::ops::buffer::Buffer;
 use crate::ops::cpu::matmul::RowGroup;
 use crate::ops::experts::{ExpertOps, HostRouting, Router, Routing};
 use crate::ops::linear::LinearScratch;
-use crate::ops::weights::{MatrixStack, RmsNorm};
+use crate::ops::weights::{LinearStack, RmsNorm};
 
 impl ExpertOps for ReferenceBackend {
     fn routing(&self, config: &ExpertsConfig, max_rows: usize) -> Result<HostRouting> {
@@ -26,10 +27,9 @@ impl ExpertOps for ReferenceBackend {
         router: &Router,
         routing: &mut HostRouting,
     ) -> Result<()> {
-        let weight = router.weight.held().on(self)?;
         let logits = routing.logits(num_rows, router.config.num_experts)?;
         self.run(num_rows, || {
-            let products = weight.product(self, &self.normed(x, num_rows, norm)?)?;
+            let products = self.product(&self.normed(x, num_rows, norm)?, &router.linear)?;
             let products = products.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
             logits.copy_from_slice(&products.to_vec1()?);
             Ok(())
@@ -38,26 +38,26 @@ impl ExpertOps for ReferenceBackend {
     }
 
     /// The rows of each group through the matrices of its expert.
-    fn experts_swiglu(
+    fn experts_gated(
         &self,
         _scratch: &mut LinearScratch,
         routing: &Routing,
         x: &Buffer,
         norm: &RmsNorm,
-        gate: &MatrixStack,
-        up: &MatrixStack,
+        gate: &LinearStack,
+        up: &LinearStack,
+        activation: Activation,
         out: &mut Buffer,
     ) -> Result<()> {
         let (routing, x) = (routing.held().on(self)?, x.held().on(self)?);
-        let (gate, up) = (gate.held().on(self)?, up.held().on(self)?);
         let out = out.held_mut().on_mut(self)?;
         self.run(routing.num_places(), || {
             let rows = by_group(&routing.groups, |group| {
                 let tokens = routing.row_at[group.first_row..group.end_row()].iter().map(|row| *row as usize);
                 let x = x.rows(tokens.clone().max().map_or(0, |last| last + 1))?;
                 let x = rms_norm(self, &x.index_select(&self.indices(tokens)?, 0)?, norm)?;
-                let gate = gate[group.matrix].product(self, &x)?.silu()?;
-                Ok((gate * up[group.matrix].product(self, &x)?)?)
+                let own = |stack| self.product_of(&x, stack, group.matrix);
+                activated(activation, &own(gate)?, &own(up)?)
             })?;
             out.set_rows(&rows)
         })
@@ -68,18 +68,18 @@ impl ExpertOps for ReferenceBackend {
         _scratch: &mut LinearScratch,
         routing: &Routing,
         h: &Buffer,
-        down: &MatrixStack,
+        down: &LinearStack,
         _products: &mut Buffer,
         x: &mut Buffer,
     ) -> Result<()> {
         let num_rows = routing.num_rows();
-        let (routing, down) = (routing.held().on(self)?, down.held().on(self)?);
+        let routing = routing.held().on(self)?;
         let (h, x) = (h.held().on(self)?, x.held_mut().on_mut(self)?);
         let (places, weights) = routing.choices(num_rows);
         self.run(routing.num_places(), || {
             let products = by_group(&routing.groups, |group| {
                 let h = h.rows(group.end_row())?.narrow(0, group.first_row, group.num_rows)?;
-                down[group.matrix].product(self, &h.contiguous()?)
+                self.product_of(&h.contiguous()?, down, group.matrix)
             })?;
             let places = self.indices(places.iter().map(|place| *place as usize))?;
             let weights = self.tensor(weights, (weights.len(), 1))?;
@@ -89,6 +89,17 @@ impl ExpertOps for ReferenceBackend {
             let sum = (x.rows(num_rows)? + sum)?;
             x.set_rows(&sum)
         })
+    }
+}
+
+impl ReferenceBackend {
+    /// `W·x + b` for each row of `x`, with the matrix at `index` of a stack.
+    fn product_of(&self, x: &Tensor, stack: &LinearStack, index: usize) -> Result<Tensor, Failure> {
+        let product = stack.weight.held().on(self)?[index].product(self, x)?;
+        match stack.bias_of(index) {
+            Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
+            None => Ok(product),
+        }
     }
 }
 

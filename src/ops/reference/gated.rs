@@ -1,6 +1,8 @@
-//! `activation(gate) · up`.
+//! `activation(gate, up)`.
 
-use super::ReferenceBackend;
+use candle_core::Tensor;
+
+use super::{Failure, ReferenceBackend};
 use crate::Result;
 use crate::config::Activation;
 use crate::ops::buffer::Buffer;
@@ -18,12 +20,25 @@ impl Gated for ReferenceBackend {
         let (halves, out) = (halves.held().on(self)?, out.held_mut().on_mut(self)?);
         self.run(num_rows, || {
             let halves = halves.rows(num_rows)?;
-            let gate = halves.narrow(1, 0, width)?;
-            let gate = match activation {
-                Activation::Silu => gate.silu()?,
-                Activation::GeluTanh => gate.gelu()?,
-            };
-            out.set_rows(&(gate * halves.narrow(1, width, width)?)?)
+            out.set_rows(&activated(
+                activation,
+                &halves.narrow(1, 0, width)?,
+                &halves.narrow(1, width, width)?,
+            )?)
         })
     }
+}
+
+/// Of both halves.
+pub(super) fn activated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor, Failure> {
+    Ok(match activation {
+        Activation::Silu => (gate.silu()? * up)?,
+        Activation::GeluTanh => (gate.gelu()? * up)?,
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (gate.minimum(limit)?, up.clamp(-limit, limit)?);
+            // g · σ(alpha · g) is silu(alpha · g) / alpha.
+            (((&gate * alpha)?.silu()? / alpha)? * (up + 1.0)?)?
+        }
+    })
 }

@@ -16,7 +16,7 @@ impl ReferenceBackend {
     }
 
     /// `W·x + b` for each row of `x`.
-    fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
+    pub(super) fn product(&self, x: &Tensor, linear: &Linear) -> Result<Tensor, Failure> {
         let product = linear.weight.held().on(self)?.product(self, x)?;
         match &linear.bias {
             Some(bias) => Ok(product.broadcast_add(&self.tensor(bias, bias.len())?)?),
@@ -52,13 +52,19 @@ impl LinearOps for ReferenceBackend {
         _scratch: &mut LinearScratch,
         num_rows: usize,
         x: &Buffer,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         linears: [&Linear; N],
         out: &mut Buffer,
     ) -> Result<()> {
         let out = out.held_mut().on_mut(self)?;
         self.run(num_rows, || {
-            let x = self.normed(x, num_rows, norm)?;
+            let x = match norm {
+                Some(norm) => self.normed(x, num_rows, norm)?,
+                None => {
+                    let hidden = linears.first().map_or(0, |linear| linear.weight.cols());
+                    x.held().on(self)?.rows(num_rows)?.narrow(1, 0, hidden)?.contiguous()?
+                }
+            };
             let parts = linears.iter().map(|own| self.product(&x, own)).collect::<Result<Vec<_>, _>>()?;
             out.set_rows(&Tensor::cat(&parts, 1)?)
         })

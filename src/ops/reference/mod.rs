@@ -18,6 +18,7 @@ mod kv_cache;
 mod latent_kv_write;
 mod linear;
 mod matrix;
+mod norm_part;
 mod norm_residual;
 mod paged_attention;
 mod rope_attention;

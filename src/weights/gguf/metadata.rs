@@ -175,6 +175,15 @@ impl Metadata {
         }
     }
 
+    /// An array of booleans.
+    #[must_use]
+    pub fn bools(&self, key: &str) -> Option<&[bool]> {
+        match self.get(key)? {
+            Value::Bools(values) => Some(values),
+            _ => None,
+        }
+    }
+
     /// An array of integers.
     #[must_use]
     pub fn integers(&self, key: &str) -> Option<&[i64]> {

@@ -1,12 +1,12 @@
 //! Attention over latent rows, and the products of experts.
 
 use tinyvllm::Result;
-use tinyvllm::config::{ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, Scoring};
+use tinyvllm::config::{Activation, ExpertsConfig, LatentAttentionConfig, ModelConfig, RopeConfig, Scoring};
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionScratch, AttentionSpec, Buffer, Context, DeviceInputs,
-    ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType, LinearScratch, Matrix, MatrixStack,
-    RmsNorm, RopeTable, Router, Routing, StepInputs, Vector, expanded_attention, experts_residual,
-    experts_swiglu, heads_linear, latent_kv_write, paged_attention, route,
+    ExpandedLimits, ExpandedScratch, Heads, KvCache, KvCacheDType, Linear, LinearScratch, LinearStack,
+    Matrix, MatrixStack, RmsNorm, RopeTable, Router, Routing, StepInputs, Vector, expanded_attention,
+    experts_gated, experts_residual, heads_linear, latent_kv_write, paged_attention, route,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -206,6 +206,9 @@ impl Bench<'_> {
             shared_intermediate_size: None,
             scoring: Scoring::Softmax,
             has_selection_bias: false,
+            has_router_bias: false,
+            has_biases: false,
+            is_interleaved: false,
             num_groups: 1,
             num_groups_per_tok: 1,
             normalize: false,
@@ -213,14 +216,21 @@ impl Bench<'_> {
         };
         let layers = (0..NUM_LAYERS)
             .map(|_| {
-                let gate = stack(&self.context, dtype, NUM_EXPERTS, INTERMEDIATE, HIDDEN)?;
-                let up = stack(&self.context, dtype, NUM_EXPERTS, INTERMEDIATE, HIDDEN)?;
-                Ok((gate, up, stack(&self.context, dtype, NUM_EXPERTS, HIDDEN, INTERMEDIATE)?))
+                let own = |rows: usize, cols: usize| {
+                    let weight = stack(&self.context, dtype, NUM_EXPERTS, rows, cols)?;
+                    Ok::<_, tinyvllm::Error>(LinearStack::unbiased(weight))
+                };
+                Ok((own(INTERMEDIATE, HIDDEN)?, own(INTERMEDIATE, HIDDEN)?, own(HIDDEN, INTERMEDIATE)?))
             })
             .collect::<Result<Vec<_>>>()?;
         let weights: Vec<u8> = noise(9, NUM_EXPERTS * HIDDEN).iter().flat_map(|v| v.to_le_bytes()).collect();
         let weight = Matrix::from_bytes(&self.context, DType::F32, &weights, NUM_EXPERTS, HIDDEN)?;
-        let router = Router { weight, selection_bias: None, config: config.clone(), num_shared: 0 };
+        let router = Router {
+            linear: Linear { weight, bias: None },
+            selection_bias: None,
+            config: config.clone(),
+            num_shared: 0,
+        };
         let norm = RmsNorm { weight: Vector::new(&self.context, noise(3, HIDDEN))?, eps: 1e-6 };
         for num_rows in [1, 4, 8, 32, 512, 4096] {
             let max_places = Routing::max_places(&config, num_rows);
@@ -236,7 +246,8 @@ impl Bench<'_> {
             })?;
             let gated = self.seconds(num_calls, |index| {
                 let (gate, up, _) = &layers[index % NUM_LAYERS];
-                experts_swiglu(context, &mut scratch, &routing, &x, &norm, gate, up, &mut inside)
+                let activation = Activation::Silu;
+                experts_gated(context, &mut scratch, &routing, &x, &norm, gate, up, activation, &mut inside)
             })?;
             let down = self.seconds(num_calls, |index| {
                 let (_, _, down) = &layers[index % NUM_LAYERS];

@@ -20,7 +20,7 @@ fn times(x: u32, factor: f32) -> u32 {
     (f32::from_bits(x) * factor).to_bits()
 }
 
-pub(super) const LINES: [Lines; 23] = [
+pub(super) const LINES: [Lines; 25] = [
     Lines {
         file: "attention/grouped.rs",
         family: Family::Attention,
@@ -399,9 +399,32 @@ pub(super) const LINES: [Lines; 23] = [
         family: Family::Experts,
         kernels: "combine_experts",
         defects: &[
-            ("let args = [width as u32, self.per_token as u32];", "a choice too few", Word(1, |x| x - 1)),
+            (
+                "let args = [width as u32, self.per_token as u32, has_bias.into()];",
+                "a choice too few",
+                Word(1, |x| x - 1),
+            ),
+            ("let has_bias = bias.is_some();", "no biases", Word(2, |_| 0)),
+            ("bias.unwrap_or(Binding::read(&self.weights)),", "biases are shifted", Offset(6, |n| n + 4)),
             ("grid: [width.div_ceil(32), num_rows, 1],", "a token too few", Grid(1, |n| n - 1)),
             ("Binding::read_write(x),", "said to be written", Declared(4, Access::Write)),
+        ],
+    },
+    Lines {
+        file: "routing.rs",
+        family: Family::Experts,
+        kernels: "gated_experts",
+        defects: &[
+            ("let args = GatedExpertsArgs {", "a choice too few", Word(1, |x| x - 1)),
+            ("has_bias: biases.is_some().into(),", "no biases", Word(2, |_| 0)),
+            ("form: activation.form().to_array(),", "a slope of 0", Word(3, |_| 0)),
+            ("let grid = [width.div_ceil(32), num_rows, 1];", "a token too few", Grid(1, |n| n - 1)),
+            (
+                "Binding { access: Access::ReadWrite, ..gate },",
+                "said to be written",
+                Declared(6, Access::Write),
+            ),
+            ("let [gate_bias, up_bias] =", "biases are shifted", Offset(4, |n| n + 4)),
         ],
     },
     Lines {
@@ -431,9 +454,23 @@ pub(super) const LINES: [Lines; 23] = [
         family: Family::Rows,
         kernels: "gated",
         defects: &[
-            ("coefficients: activation.coefficients()", "no third power", Word(2, |_| 0)),
+            ("form: activation.form().to_array()", "no third power", Word(2, |_| 0)),
             ("let buffers = [Binding::read(halves", "shifted", Offset(1, |n| n + 4)),
             ("let grid = [width.div_ceil(32), num_rows, 1];", "a row too few", Grid(1, |n| n - 1)),
+        ],
+    },
+    Lines {
+        file: "norm_part.rs",
+        family: Family::Rows,
+        kernels: "norm_part",
+        defects: &[
+            ("inverse_len: 1.0 / len as f32,", "the mean of half of them", Word(1, |x| times(x, 2.0))),
+            ("            eps,\n", "no eps", Word(2, |_| 0)),
+            ("first: first as u32,", "the first values", Word(3, |_| 0)),
+            ("width: x.width() as u32,", "rows are as long as the norm", Word(4, |x| x - 7)),
+            ("Binding::read_write(x.held()", "rows are said to be written", Declared(2, Access::Write)),
+            ("grid: [num_rows, 1, 1],", "a row too few", Grid(0, |n| n - 1)),
+            ("threadgroup_memory: 4 * SIMDGROUPS,", "half of it", Memory(|n| n / 2)),
         ],
     },
     Lines {

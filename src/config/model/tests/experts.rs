@@ -4,6 +4,7 @@ use super::latent::{
     File, deepseek_v2_lite, deepseek_v2_lite_gguf, from_hf, glm_flash, glm_flash_gguf, with,
 };
 use super::*;
+use crate::config::QkNorm;
 
 fn qwen3_moe() -> Value {
     json!({
@@ -60,6 +61,9 @@ fn simple(num_experts: usize, num_experts_per_tok: usize, intermediate_size: usi
         shared_intermediate_size: None,
         scoring: Scoring::Softmax,
         has_selection_bias: false,
+        has_router_bias: false,
+        has_biases: false,
+        is_interleaved: false,
         num_groups: 1,
         num_groups_per_tok: 1,
         normalize: true,
@@ -75,7 +79,7 @@ fn no_bias(name: &str) -> bool {
 #[test]
 fn models_with_grouped_query_attention_may_have_experts() {
     let config = ModelConfig::from_hf(&qwen3_moe(), None, no_bias).unwrap();
-    assert!(config.architecture.qk_norm && config.latent_attention.is_none());
+    assert!(config.architecture.qk_norm == QkNorm::Heads && config.latent_attention.is_none());
     assert_eq!((config.num_kv_heads, config.head_dim), (4, 128));
     assert_eq!(config.rope.style, RopeStyle::HalfSplit);
     assert_eq!(config.experts, Some(simple(128, 8, 768)));

@@ -11,10 +11,11 @@ pub struct Library {
 }
 
 /// What the files include, by name.
-const HEADERS: [(&str, &str); 13] = [
+const HEADERS: [(&str, &str); 14] = [
     ("threads.h", include_str!("../../../../metal_kernels/threads.h")),
     ("codes.h", include_str!("../../../../metal_kernels/codes.h")),
     ("formats.h", include_str!("../../../../metal_kernels/formats.h")),
+    ("gated.h", include_str!("../../../../metal_kernels/gated.h")),
     ("groups.h", include_str!("../../../../metal_kernels/groups.h")),
     ("matrices.h", include_str!("../../../../metal_kernels/matrices.h")),
     ("kv_cache.h", include_str!("../../../../metal_kernels/kv_cache.h")),
