@@ -12,7 +12,7 @@ struct GatedForm {
 
 // gate / (1 + e^(-slope · (gate + cubic · gate³))) · (up + shift), both bounded. So is the exponent, so that nothing is
 // infinite.
-inline float gated_value(GatedForm form, float gate, float up) {
+inline float gated_value(constant GatedForm& form, float gate, float up) {
     const float g = gate > form.limit ? form.limit : gate;
     const float bounded = up > form.limit ? form.limit : up;
     const float u = bounded < -form.limit ? -form.limit : bounded;

@@ -67,7 +67,8 @@ fn runner(model: &str) -> ModelRunner {
         expert_file: Some(MatrixFile::open(folder.path().join("experts"), 1, 1 << 20).unwrap()),
         max_model_len: 128,
         max_num_batched_tokens: 64,
-        max_num_rows: NUM_ROWS,
+        max_num_seqs: NUM_ROWS,
+        num_speculative_tokens: 0,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();

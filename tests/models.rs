@@ -104,7 +104,8 @@ impl Instance {
             expert_file: None,
             max_model_len: 128,
             max_num_batched_tokens: MAX_TOKENS,
-            max_num_rows: MAX_TOKENS,
+            max_num_seqs: MAX_TOKENS,
+            num_speculative_tokens: 0,
             block_size: setup.block_size,
         };
         let folder = tempfile::tempdir().unwrap();
@@ -718,7 +719,8 @@ fn num_dispatches(model: &str, num_tokens: usize) -> u64 {
         expert_file: None,
         max_model_len: 64,
         max_num_batched_tokens: 48,
-        max_num_rows: 48,
+        max_num_seqs: 48,
+        num_speculative_tokens: 0,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();
@@ -777,7 +779,8 @@ fn small_options() -> LoadOptions {
         expert_file: None,
         max_model_len: 8,
         max_num_batched_tokens: 8,
-        max_num_rows: 1,
+        max_num_seqs: 1,
+        num_speculative_tokens: 0,
         block_size: 8,
     }
 }

@@ -352,6 +352,7 @@ impl EngineArgs {
             },
             expert_weights_dir: self.expert_weights_dir.clone(),
             pre_tokenizer: self.pre_tokenizer.clone(),
+            draft_model: None,
             chat: ChatConfig::default(),
         }
     }

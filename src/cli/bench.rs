@@ -20,7 +20,7 @@ use self::measure::{GenerationRun, PromptShape, RandomPrompts};
 use self::report::{GenerationResult, PromptResult, Report, Spread};
 use super::args::{EngineArgs, MessageArgs, ModelArgs, PositionalModel};
 use super::console::Console;
-use super::load::{load, merge_model};
+use super::load::{engine_options, load, merge_model};
 use super::value::parse_share;
 
 /// What to measure.
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         return serve::run(args);
     }
     let console = Console::new(args.messages);
-    let mut options = args.engine.options();
+    let mut options = engine_options(&args.engine, console)?;
     let largest_batch = args.batch_sizes.iter().copied().max().unwrap_or(1);
     options.limits.max_num_seqs = options.limits.max_num_seqs.max(largest_batch);
     options.limits.speculative = args.engine.speculation.config_or(SpeculativeMethod::Forced);

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &GenerateArgs, caller: Caller) -> anyhow::Result<ExitCod
     let options = LlmOptions {
         chat: load::chat_config(&args.template)?,
         generation_config: args.generation.generation_config.clone(),
-        ..args.engine.options()
+        ..load::engine_options(&args.engine, console)?
     };
     if task == Task::Chat {
         let (model, sampling) = (&args.model, &args.sampling);

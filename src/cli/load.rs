@@ -8,7 +8,7 @@ use tinyvllm::hub::{self, HubConfig, ModelSource, ResolvedModel, alias};
 use tinyvllm::llm::{Llm, LlmOptions, OpenedDevice};
 use tinyvllm::tokenizer::dropped_in;
 
-use super::args::{ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
+use super::args::{EngineArgs, ModelArgs, PositionalModel, TemplateArgs, ThinkingArgs};
 use super::console::Console;
 use super::progress::Progress;
 
@@ -33,8 +33,11 @@ pub(crate) fn merge_model(positional: &PositionalModel, args: &ModelArgs) -> any
 /// # Errors
 /// If there is no such model, or it cannot be had.
 pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<ResolvedModel> {
-    let name = args.model.as_deref().unwrap_or(alias::DEMO);
-    let source = ModelSource::parse(name, args.revision.revision.as_deref())?;
+    resolve_name(args.model.as_deref().unwrap_or(alias::DEMO), args.revision.revision.as_deref(), console)
+}
+
+fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow::Result<ResolvedModel> {
+    let source = ModelSource::parse(name, revision)?;
     let config = match &source {
         ModelSource::Hub(_) => HubConfig::from_env()?,
         // A local model needs no cache, and so no home folder to keep one in.
@@ -48,6 +51,15 @@ pub(crate) fn resolve(args: &ModelArgs, console: Console) -> anyhow::Result<Reso
         console.detail(format_args!("revision {revision}"));
     }
     Ok(model)
+}
+
+/// What the flags say of the engine, with the files of the draft model if they name one.
+///
+/// # Errors
+/// If there is no such model, or it cannot be had.
+pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
+    let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
+    Ok(LlmOptions { draft_model: draft.transpose()?, ..args.options() })
 }
 
 /// Reads what the flags name.

@@ -19,7 +19,7 @@ use self::log::{LineLog, LogFormat};
 use super::args::{EngineArgs, GenerationConfigArgs, MessageArgs, ModelArgs, PositionalModel, TemplateArgs};
 use super::console::Console;
 use super::interrupt;
-use super::load::{chat_config, merge_model, resolve};
+use super::load::{chat_config, engine_options, merge_model, resolve};
 use super::servers::{self, Record};
 use super::value::{parse_bytes, parse_seconds, parse_value};
 
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         ..chat_config(&args.template)?
     };
     let generation_config = args.generation.generation_config.clone();
-    let options = LlmOptions { chat, generation_config, ..args.engine.options() };
+    let options = LlmOptions { chat, generation_config, ..engine_options(&args.engine, console)? };
     let mut server = Server::bind(config(&args.server)?)?;
     // Before gigabytes are downloaded for a device that is not there.
     options.open_device()?;

@@ -9,7 +9,7 @@ use crate::{Error, Result, quoted};
 /// How drafts are made, with vLLM's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpeculativeMethod {
-    /// Nothing but what a grammar forces.
+    /// Nothing but what a grammar forces, and a draft model if there is one.
     Forced,
     /// What followed the longest suffix that was there before, in the sequence's own prompt and output.
     Suffix,
@@ -54,16 +54,25 @@ impl SpeculativeConfig {
 
 /// Keys of the JSON form.
 const METHOD: &str = "method";
+const MODEL: &str = "model";
 const NUM_TOKENS: &str = "num_speculative_tokens";
 const LOOKUP_MIN: &str = "prompt_lookup_min";
 const LOOKUP_MAX: &str = "prompt_lookup_max";
 const ADAPTIVE: &str = "adaptive";
 
 impl SpeculativeConfig {
+    /// The draft model that the JSON form names.
+    #[must_use]
+    pub fn draft_model(text: &str) -> Option<String> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let is_drafting = value.get(METHOD).is_some_and(|method| method == "draft_model");
+        is_drafting.then(|| value.get(MODEL)?.as_str().map(str::to_owned)).flatten()
+    }
+
     /// The names of methods, as in the JSON form.
-    pub const METHODS: [&str; 3] = ["suffix", "ngram", "forced"];
+    pub const METHODS: [&str; 4] = ["suffix", "ngram", "draft_model", "forced"];
     /// Keys of the JSON form.
-    pub const KEYS: [&str; 5] = [METHOD, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX, ADAPTIVE];
+    pub const KEYS: [&str; 6] = [METHOD, MODEL, NUM_TOKENS, LOOKUP_MIN, LOOKUP_MAX, ADAPTIVE];
 }
 
 /// The JSON object of vLLM's `--speculative-config`.
@@ -78,6 +87,22 @@ impl FromStr for SpeculativeConfig {
         let Value::Object(object) = value else {
             return Err(Error::invalid_request(format!("{} is no JSON object", quoted(text))));
         };
+        let (is_drafting, model) =
+            (object.get(METHOD).is_some_and(|method| method == "draft_model"), object.get(MODEL));
+        match model {
+            Some(Value::String(_)) if is_drafting => {}
+            // vLLM has one for each method.
+            Some(Value::String(name)) if name == "[ngram]" => {}
+            None | Some(Value::Null) if !is_drafting => {}
+            _ if is_drafting => {
+                return Err(Error::invalid_request("the method draft_model needs a model")
+                    .with_hint(r#"name one with the same tokens: {"method": "draft_model", "model": "…"}"#));
+            }
+            _ => {
+                return Err(Error::invalid_request("a model is given, but the method is not draft_model")
+                    .with_hint(r#"add "method": "draft_model", or leave the model out"#));
+            }
+        }
         if let Some(key) = object.keys().find(|key| !Self::KEYS.contains(&key.as_str())) {
             return Err(Error::invalid_request(format!("unknown key {}", quoted(key)))
                 .with_hint(format!("the keys are {}", Self::KEYS.join(", "))));
@@ -96,7 +121,7 @@ impl FromStr for SpeculativeConfig {
         let num_speculative_tokens = number(NUM_TOKENS, Self::USUAL_TOKENS, 0, Self::MAX_TOKENS)?;
         let method = match object.get(METHOD).map(|method| (method, method.as_str())) {
             None | Some((_, Some("suffix"))) => SpeculativeMethod::Suffix,
-            Some((_, Some("forced"))) => SpeculativeMethod::Forced,
+            Some((_, Some("forced" | "draft_model"))) => SpeculativeMethod::Forced,
             // As in vLLM, one of the two is the other one if that is missing.
             Some((_, Some("ngram"))) => {
                 let (min, max) = (object.get(LOOKUP_MIN), object.get(LOOKUP_MAX));
@@ -143,6 +168,11 @@ mod tests {
         check(r#"{"method": "suffix", "num_speculative_tokens": 3}"#, SpeculativeMethod::Suffix, 3);
         check(r#"{"adaptive": false}"#, SpeculativeMethod::Suffix, 8);
         check(r#"{"method": "forced", "num_speculative_tokens": null}"#, SpeculativeMethod::Forced, 8);
+        let drafting = r#"{"method": "draft_model", "model": "smollm2", "num_speculative_tokens": 4}"#;
+        check(drafting, SpeculativeMethod::Forced, 4);
+        assert_eq!(SpeculativeConfig::draft_model(drafting).as_deref(), Some("smollm2"));
+        assert_eq!(SpeculativeConfig::draft_model("{}"), None);
+        check(r#"{"method": "ngram", "model": "[ngram]"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(r#"{"method": "ngram"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(
             r#"{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}"#,
@@ -163,6 +193,9 @@ mod tests {
             ("[]", "is no JSON object"),
             (r#"{"method": "eagle"}"#, r#"unknown method "eagle""#),
             (r#"{"method": 3}"#, "unknown method 3"),
+            (r#"{"method": "draft_model"}"#, "needs a model"),
+            (r#"{"method": "draft_model", "model": 3}"#, "needs a model"),
+            (r#"{"model": "a"}"#, "the method is not draft_model"),
             (r#"{"num_speculative_tokens": 65}"#, "is 65; it must be at least 0 and at most 64"),
             (r#"{"num_speculative_tokens": -1}"#, "is -1"),
             (r#"{"num_speculative_tokens": 1.5}"#, "is 1.5"),

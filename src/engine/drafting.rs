@@ -6,7 +6,7 @@ use super::following::Allowed;
 use crate::config::EngineConfig;
 use crate::config::{SpeculativeConfig, SpeculativeMethod};
 use crate::scheduler::{ScheduledRow, SeqId};
-use crate::speculation::{Draft, DraftSource, Drafter, LookupSource};
+use crate::speculation::{Draft, DraftSource, DraftedSequence, Drafter, LookupSource};
 
 /// Tokens that drafters take at most before a step, so that a long prompt holds up no step: about half a millisecond.
 const MAX_NEW_TOKENS: usize = 4_096;
@@ -139,10 +139,23 @@ impl EngineCore {
         let Some(source) = self.drafts.source.as_deref().or(self.drafts.of_predictions(prediction)) else {
             return;
         };
-        let drafter = state.drafter.get_or_insert_with(|| SequenceDrafter {
-            drafter: source.start(prediction.len(), sequence.prompt_token_ids().len()),
-            num_tokens: 0,
-        });
+        let (index, request) = (state.index, self.table.requests.get(&state.request));
+        let start = || {
+            let request = request?;
+            let drafter = source.start(&DraftedSequence {
+                num_predicted: prediction.len(),
+                num_prompt_tokens: sequence.prompt_token_ids().len(),
+                params: &request.params,
+                seed: request.seed,
+                stream: index as u32,
+                end_token_ids: &request.end_token_ids,
+            });
+            Some(SequenceDrafter { drafter, num_tokens: 0 })
+        };
+        if state.drafter.is_none() {
+            state.drafter = start();
+        }
+        let Some(drafter) = &mut state.drafter else { return };
         let num_before = drafter.num_tokens;
         let mut most =
             self.drafts.max_kept_tokens.saturating_sub(self.drafts.num_kept_tokens).min(*max_new_tokens);
@@ -150,8 +163,12 @@ impl EngineCore {
         let num_new = drafter.num_tokens - num_before;
         *max_new_tokens -= num_new;
         self.drafts.num_kept_tokens += num_new;
-        if is_complete {
-            drafter.drafter.draft(self.drafts.max_tokens, draft);
+        let max_tokens = match drafter.drafter.cost().filter(|_| is_complete) {
+            Some(cost) => self.scheduler.num_worth_drafting(id, cost),
+            None => self.drafts.max_tokens,
+        };
+        if is_complete && max_tokens > 0 {
+            drafter.drafter.draft(max_tokens, draft);
         }
     }
 

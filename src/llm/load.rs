@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use super::draft::OpenedDraft;
 use super::generation_config::GenerationConfig;
 use super::kv_cache_choice::ChosenKvCache;
 use super::{
@@ -71,6 +72,8 @@ pub struct LlmOptions {
     pub pre_tokenizer: Option<String>,
     /// The chat template, and how answers are taken apart.
     pub chat: ChatConfig,
+    /// A smaller model with the same tokens that drafts, in place of what `limits.speculative` says.
+    pub draft_model: Option<ResolvedModel>,
 }
 
 impl LlmOptions {
@@ -195,7 +198,10 @@ impl Llm {
         check_addresses()?;
         let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
-        let demand = opened.demand(options, &device)?;
+        let mut demand = opened.demand(options, &device)?;
+        let draft = options.draft_model.as_ref().map(|draft| OpenedDraft::open(draft, options, &opened));
+        let draft = draft.transpose()?;
+        draft.iter().try_for_each(|draft| draft.add_to(&mut demand, options, &device))?;
         let plan = plan_memory(&demand, &options.limits)?;
         // Somebody else may have taken memory that was counted on.
         let with_plan = |error: Error| match error.kind() {
@@ -221,7 +227,8 @@ impl Llm {
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
             max_model_len: engine_config.max_model_len,
             max_num_batched_tokens: engine_config.max_num_batched_tokens,
-            max_num_rows: engine_config.max_num_logits(),
+            max_num_seqs: engine_config.max_num_seqs,
+            num_speculative_tokens: engine_config.speculative.num_speculative_tokens,
             block_size: engine_config.block_size,
         };
         let stage = if options.quantization.is_some() { "quantising" } else { "loading" };
@@ -290,8 +297,14 @@ impl Llm {
             GrammarCompiler::new(Arc::clone(tokenizer), limits.vocab_size, &limits.eos_token_ids)
                 .with_memory(bytes_per_sequence)
         });
+        let draft = draft.map(|draft| draft.load(options, &engine_config, &context));
+        let draft = draft.transpose().map_err(with_plan)?;
         let runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
-        let engine = Engine::start(EngineCore::new(Box::new(runner), limits, engine_config)?)?;
+        let mut core = EngineCore::new(Box::new(runner), limits, engine_config)?;
+        if let Some(draft) = draft {
+            core.set_draft_source(Box::new(draft));
+        }
+        let engine = Engine::start(core)?;
         Ok(Self {
             name: model.display_name.clone(),
             engine,
@@ -513,7 +526,7 @@ fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).exists())
 }
 
-fn num_threads(options: &LlmOptions) -> usize {
+pub(super) fn num_threads(options: &LlmOptions) -> usize {
     options.threads.unwrap_or_else(ThreadPool::default_num_threads)
 }
 

@@ -5,6 +5,7 @@
 mod cache_folder;
 mod chat;
 mod device;
+mod draft;
 mod expert_file;
 mod generation_config;
 mod kv_cache_choice;

@@ -41,28 +41,36 @@ pub fn compile_kernels(
         }
         Ok::<_, crate::Error>(())
     };
-    let LoadOptions { max_num_rows, max_num_batched_tokens, max_model_len, .. } = *options;
+    let LoadOptions { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = *options;
+    let max_num_rows = options.max_num_rows();
     let doubled = |most: usize| (1..).map(|power| MAX_ROWS << power).take_while(move |count| *count < most);
     let counts =
         |most: usize| (1..=most.min(MAX_ROWS)).chain(doubled(most)).chain((most > MAX_ROWS).then_some(most));
     for num_sequences in counts(max_num_rows.min(max_num_batched_tokens)) {
-        let mut sequences = vec![Sequence { num_tokens: 1, len: 1, is_expanded: false }; num_sequences];
+        let mut sequences = vec![Sequence { num_tokens: 1, len: 1, form: RowForm::Decode }; num_sequences];
         forward(&sequences, num_sequences)?;
         // A long context is computed in pieces, which are merged.
         sequences[0].len = max_model_len;
         forward(&sequences, num_sequences)?;
     }
-    // Pieces of prompts, also in both forms.
-    let forms = if config.latent_attention.is_some() { &[false, true][..] } else { &[false] };
+    // Drafted tokens.
+    if options.num_speculative_tokens > 0 && max_num_batched_tokens > 1 && max_model_len > 1 {
+        for len in [2, max_model_len] {
+            forward(&[Sequence { num_tokens: 2, len, form: RowForm::Decode }], 2)?;
+        }
+    }
+    // Chunks of prompts, also in both forms.
+    let has_forms = config.latent_attention.is_some();
+    let forms = if has_forms { &[RowForm::Prefill, RowForm::Expanded][..] } else { &[RowForm::Prefill] };
     for num_tokens in counts(max_num_batched_tokens.min(max_model_len)) {
-        for is_expanded in forms.iter().copied() {
-            let prompt = [Sequence { num_tokens, len: num_tokens, is_expanded }];
+        for form in forms.iter().copied() {
+            let prompt = [Sequence { num_tokens, len: num_tokens, form }];
             forward(&prompt, 1)?;
             forward(&prompt, num_tokens.min(max_num_rows))?;
         }
     }
     // Sequences share blocks only with others.
-    if max_num_rows > 1 {
+    if max_num_seqs > 1 {
         cache.copy_block(0, 0)?;
     }
     context.compile(&dry_run, on_progress)
@@ -73,7 +81,7 @@ pub fn compile_kernels(
 struct Sequence {
     num_tokens: usize,
     len: usize,
-    is_expanded: bool,
+    form: RowForm,
 }
 
 /// A step of these sequences, all of whose tokens are in the one block that there is.
@@ -81,10 +89,10 @@ fn fill(batch: &mut InputBatch, sequences: &[Sequence], num_outputs: usize, bloc
     batch.clear();
     let attention = &mut batch.attention;
     attention.block_size = block_size;
-    for &Sequence { num_tokens, len, is_expanded } in sequences {
+    for &Sequence { num_tokens, len, form } in sequences {
         attention.slot_mapping.resize(attention.slot_mapping.len() + num_tokens, 0);
-        let num_expanded = if is_expanded { len } else { 0 };
-        attention.push(len - num_tokens..len, num_expanded, RowForm::of(num_tokens), |_| 0);
+        let num_expanded = if form == RowForm::Expanded { len } else { 0 };
+        attention.push(len - num_tokens..len, num_expanded, form, |_| 0);
     }
     let num_tokens = attention.slot_mapping.len();
     batch.token_ids.resize(num_tokens, 0);

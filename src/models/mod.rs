@@ -54,8 +54,10 @@ pub struct LoadOptions {
     pub max_model_len: usize,
     /// Most tokens in a step.
     pub max_num_batched_tokens: usize,
-    /// Most rows in a step, most tokens that attend by themselves, and most logits.
-    pub max_num_rows: usize,
+    /// Most sequences in a step.
+    pub max_num_seqs: usize,
+    /// Most drafted tokens in a step beside a token of each sequence.
+    pub num_speculative_tokens: usize,
     /// Tokens of a block of the cache, or fewer.
     pub block_size: usize,
 }
@@ -68,15 +70,20 @@ impl LoadOptions {
             max_window: config.longest_window(),
             max_model_len: self.max_model_len,
             max_num_tokens: self.max_num_batched_tokens,
-            max_num_rows: self.max_num_rows,
+            max_num_rows: self.max_num_rows(),
         }
+    }
+
+    /// Most rows in a step, most tokens that attend by themselves, and most logits.
+    pub(crate) fn max_num_rows(&self) -> usize {
+        self.max_num_seqs.saturating_add(self.num_speculative_tokens)
     }
 
     fn validate(&self) -> Result<()> {
         let sizes = [
             ("max_model_len", self.max_model_len),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
-            ("max_num_rows", self.max_num_rows),
+            ("max_num_seqs", self.max_num_seqs),
             ("block_size", self.block_size),
         ];
         match sizes.iter().find(|(_, size)| *size == 0) {

@@ -1,11 +1,13 @@
 //! Turns the plan of a step into tensors, runs the model and samples.
 
 mod available_memory;
+mod draft_model;
 mod memory;
 mod model_runner;
 mod step;
 
 pub use available_memory::{available_memory_bytes, check_addresses};
+pub use draft_model::DraftModel;
 pub use memory::{EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, plan_memory};
 pub use model_runner::ModelRunner;
 pub use step::{RowOutput, Runner, Step, StepDraft, StepRow};

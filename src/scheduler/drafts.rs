@@ -4,9 +4,9 @@
 //! can change when a token is computed and never which. How many are worth their time is decided for each step: a row more
 //! takes time of all that are in it.
 
-use super::pace::Load;
+use super::pace::{Load, Pace};
 use super::{ScheduledRow, Scheduler, SchedulerOutput, SeqId, Sequence, SequenceStatus};
-use crate::speculation::Draft;
+use crate::speculation::{Draft, DraftCost};
 
 /// How much longer drafts make a step in which several clients have rows, at most.
 const PART_BESIDE_OTHERS: f64 = 0.25;
@@ -97,25 +97,47 @@ impl Scheduler {
         if sequence.prompt_logits && start < sequence.num_prompt_tokens { len } else { 1 }
     }
 
-    /// How many of the drafted tokens to try in a step of `num_rows` rows: as long as one more is likelier to be right than
-    /// the part of the step that its time is, counted in the tokens which the step gives.
+    /// How many tokens to draft for a sequence if drafting takes so long: about as many as would be tried.
+    #[must_use]
+    pub fn num_worth_drafting(&self, id: SeqId, cost: DraftCost) -> usize {
+        let Some(sequence) = self.sequences.get(&id) else { return 0 };
+        let is_known = self.pace.as_ref().is_some_and(Pace::knows_seconds);
+        let seconds = if is_known { cost.seconds_per_token } else { 0.0 };
+        let chances = std::iter::repeat_n(cost.chance, self.config.speculative.num_speculative_tokens);
+        self.num_worth_their_time(sequence, self.running.len(), chances, seconds)
+    }
+
+    /// How many of the drafted tokens to try in a step of `num_rows` rows.
     fn num_worthwhile(&self, sequence: &Sequence, num_rows: usize) -> usize {
+        self.num_worth_their_time(sequence, num_rows, sequence.draft_chances().iter().copied(), 0.0)
+    }
+
+    /// How many tokens that are right at these chances are worth a row of a step of `num_rows` rows, and `seconds` more each:
+    /// as long as one more is likelier to be right than the part of the step that its time is, counted in the tokens which the
+    /// step gives.
+    fn num_worth_their_time(
+        &self,
+        sequence: &Sequence,
+        num_rows: usize,
+        chances: impl Iterator<Item = f32>,
+        seconds: f64,
+    ) -> usize {
         let time = self.step_time();
         let most = sequence.max_len.saturating_sub(sequence.token_ids().len() + 1);
         let most = most.min(self.config.speculative.num_speculative_tokens);
         if !self.config.speculative.is_adaptive {
-            return most.min(sequence.draft_chances().len());
+            return chances.take(most).count();
         }
         let (mut num_tokens, mut chance) = (num_rows.max(1) as f64, 1.0);
         let mut step = time.own + time.row * num_tokens;
-        let pays = |chances: &&f32| {
-            chance *= f64::from(**chances);
-            let is_worth_it = chance * step > time.row * num_tokens;
+        let pays = |own: &f32| {
+            chance *= f64::from(*own);
+            let is_worth_it = chance * step > (time.row + seconds) * num_tokens;
             num_tokens += chance;
-            step += time.row;
+            step += time.row + seconds;
             is_worth_it
         };
-        sequence.draft_chances().iter().take(most).take_while(pays).count()
+        chances.take(most).take_while(pays).count()
     }
 }
 

@@ -178,7 +178,8 @@ impl Model {
             expert_file: None,
             max_model_len: MAX_LEN,
             max_num_batched_tokens: MAX_LEN,
-            max_num_rows: MAX_LEN,
+            max_num_seqs: MAX_LEN,
+            num_speculative_tokens: 0,
             block_size: BLOCK_SIZE,
         };
         let model = models::load(checkpoint, &config, context, &options, &|_| ())?;

@@ -2,22 +2,24 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Where a draft comes from.
+/// What a draft comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Evidence {
+pub enum Evidence {
     /// So many tokens in front of it are alike.
     Match(usize),
     /// It goes on beside what was drafted before, of which the last so many tokens were right.
     Along(usize),
+    /// Another model says so.
+    Model,
 }
 
 /// Matches of up to so many tokens are counted together, and longer ones; behind them are those that go along.
 const MATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 const ALONG: [usize; 3] = [0, 3, 15];
-const NUM_CLASSES: usize = MATCHES.len() + 1 + ALONG.len() + 1;
+const NUM_CLASSES: usize = MATCHES.len() + 1 + ALONG.len() + 1 + 1;
 
 /// The probability that is expected of each class before anything was tried.
-const EXPECTED: [f32; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.5, 0.6, 0.8, 0.9];
+const EXPECTED: [f32; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.5, 0.6, 0.8, 0.9, 0.7];
 
 /// What is expected weighs as much as so many tokens that were tried.
 const EXPECTED_WEIGHT: f32 = 4.0;
@@ -50,6 +52,7 @@ fn class(evidence: Evidence) -> usize {
     match evidence {
         Evidence::Match(len) => place(&MATCHES, len),
         Evidence::Along(len) => MATCHES.len() + 1 + place(&ALONG, len),
+        Evidence::Model => NUM_CLASSES - 1,
     }
 }
 
@@ -78,20 +81,20 @@ fn chance(counts: Counts, expected: f32) -> f32 {
 
 /// What was learned of one sequence.
 #[derive(Debug, Default)]
-pub(super) struct OwnAcceptance {
+pub struct OwnAcceptance {
     counts: [Counts; NUM_CLASSES],
 }
 
 impl OwnAcceptance {
     /// The probability that a drafted token is right.
-    pub(super) fn chance(&mut self, all: &Acceptance, evidence: Evidence) -> f32 {
+    pub fn chance(&mut self, all: &Acceptance, evidence: Evidence) -> f32 {
         let class = class(evidence);
         self.counts[class].decay(KEPT_WHEN_SEEN);
         chance(self.counts[class], all.chance(class))
     }
 
     /// Hears that the first `num_right` of `num_tried` tokens were. What is behind the first wrong one says nothing.
-    pub(super) fn learn(&mut self, all: &Acceptance, evidence: Evidence, num_tried: usize, num_right: usize) {
+    pub fn learn(&mut self, all: &Acceptance, evidence: Evidence, num_tried: usize, num_right: usize) {
         let class = class(evidence);
         let (num_tried, num_right) = (num_tried.min(num_right + 1) as f32, num_right as f32);
         self.counts[class].decay(KEPT_WHEN_TRIED);

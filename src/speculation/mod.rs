@@ -6,11 +6,13 @@
 //! A [`Drafter`] proposes; the scheduler decides how many of the tokens are worth their time (`scheduler/drafts.rs`). No
 //! tensors, no text, no clock.
 
+use crate::sampling::SamplingParams;
+
 mod acceptance;
 mod suffix;
 mod suffix_automaton;
 
-pub use acceptance::Acceptance;
+pub use acceptance::{Acceptance, Evidence, OwnAcceptance};
 pub use suffix::{LookupDrafter, LookupSource};
 
 /// Tokens that may follow a sequence.
@@ -53,6 +55,11 @@ pub trait Drafter: Send {
     /// Takes the next tokens: those that are predicted, the prompt, which may come in chunks, and the output.
     fn extend(&mut self, token_ids: &[u32]);
 
+    /// What drafting takes, if it is not next to nothing. Then drafts are asked for only where that is worth it.
+    fn cost(&mut self) -> Option<DraftCost> {
+        None
+    }
+
     /// Adds up to `max_tokens` tokens to the empty `draft` that may follow those so far.
     fn draft(&mut self, max_tokens: usize, draft: &mut Draft);
 
@@ -60,9 +67,35 @@ pub trait Drafter: Send {
     fn learn(&mut self, num_tried: usize, num_right: usize);
 }
 
+/// What a drafter takes for a token, and what that is good for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DraftCost {
+    /// The probability that a token is right, if those before it are.
+    pub chance: f32,
+    /// 0 if it is not known yet.
+    pub seconds_per_token: f64,
+}
+
+/// A sequence that is to be drafted for.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftedSequence<'a> {
+    /// The first so many tokens that its drafter will get are no part of it: whoever sent the request says that the output will
+    /// be much like them.
+    pub num_predicted: usize,
+    /// The next ones are the prompt.
+    pub num_prompt_tokens: usize,
+    /// How its tokens are chosen.
+    pub params: &'a SamplingParams,
+    /// The seed of its request.
+    pub seed: u64,
+    /// Its number in its request.
+    pub stream: u32,
+    /// Tokens that end it.
+    pub end_token_ids: &'a [u32],
+}
+
 /// Starts a [`Drafter`] for each sequence.
 pub trait DraftSource: Send {
-    /// The drafter of a sequence. The first `num_predicted` tokens that it will get are no part of the sequence: whoever sent
-    /// the request says that the output will be much like them. The next `num_prompt_tokens` are the prompt.
-    fn start(&self, num_predicted: usize, num_prompt_tokens: usize) -> Box<dyn Drafter>;
+    /// The drafter of a sequence.
+    fn start(&self, sequence: &DraftedSequence<'_>) -> Box<dyn Drafter>;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::acceptance::{Evidence, OwnAcceptance};
 use super::suffix_automaton::{Match, SuffixAutomaton};
-use super::{Acceptance, Draft, DraftSource, Drafter};
+use super::{Acceptance, Draft, DraftSource, DraftedSequence, Drafter};
 
 /// No token: nothing that begins before it goes on behind it.
 const SEPARATOR: u32 = u32::MAX;
@@ -38,7 +38,8 @@ impl LookupSource {
 }
 
 impl DraftSource for LookupSource {
-    fn start(&self, num_predicted: usize, num_prompt_tokens: usize) -> Box<dyn Drafter> {
+    fn start(&self, sequence: &DraftedSequence<'_>) -> Box<dyn Drafter> {
+        let DraftedSequence { num_predicted, num_prompt_tokens, .. } = *sequence;
         Box::new(LookupDrafter {
             min_match: self.min_match,
             max_match: self.max_match,
@@ -145,9 +146,22 @@ impl Drafter for LookupDrafter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampling::SamplingParams;
+
+    fn start(source: &LookupSource, num_predicted: usize, num_prompt_tokens: usize) -> Box<dyn Drafter> {
+        let params = &SamplingParams::default();
+        source.start(&DraftedSequence {
+            num_predicted,
+            num_prompt_tokens,
+            params,
+            seed: 0,
+            stream: 0,
+            end_token_ids: &[],
+        })
+    }
 
     fn draft(source: &LookupSource, token_ids: &[u32], max_tokens: usize) -> Vec<u32> {
-        let mut drafter = source.start(0, token_ids.len());
+        let mut drafter = start(source, 0, token_ids.len());
         drafter.extend(token_ids);
         let mut draft = Draft::default();
         drafter.draft(max_tokens, &mut draft);
@@ -174,7 +188,7 @@ mod tests {
     #[test]
     fn a_prediction_is_followed_and_found_again() {
         let check = |output: &[u32], wanted: &[u32]| {
-            let mut drafter = LookupSource::suffix().start(5, 2);
+            let mut drafter = start(&LookupSource::suffix(), 5, 2);
             drafter.extend(&[5, 6, 7]);
             drafter.extend(&[8, 9, 1, 2]);
             drafter.extend(output);

@@ -7,7 +7,7 @@ use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{EngineCore, Event, Request};
 use tinyvllm::runner::Runner;
 use tinyvllm::sampling::{Sampler, SamplerInput, SamplingParams, TokenLogprobs};
-use tinyvllm::speculation::{Draft, DraftSource, Drafter};
+use tinyvllm::speculation::{Draft, DraftSource, DraftedSequence, Drafter};
 
 use super::fake_runner::{EOS, FakeRunner, VOCAB_SIZE, logits, reference};
 use super::{limits, run_to_end, small_config};
@@ -20,8 +20,8 @@ pub(crate) struct Guesses {
 }
 
 impl DraftSource for Guesses {
-    fn start(&self, num_predicted: usize, _: usize) -> Box<dyn Drafter> {
-        assert_eq!(num_predicted, 0);
+    fn start(&self, sequence: &DraftedSequence<'_>) -> Box<dyn Drafter> {
+        assert_eq!(sequence.num_predicted, 0);
         Box::new(Guess { guesses: *self, tokens: Vec::new(), learned: None })
     }
 }

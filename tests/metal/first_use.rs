@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::engine::{Event, Request};
 use tinyvllm::hub::{ModelFiles, ResolvedModel};
 use tinyvllm::llm::{Llm, LlmOptions, LoadProgress, NoProgress};
@@ -52,6 +53,8 @@ fn load(gpu: Arc<Recorder>, case: Case, progress: &dyn LoadProgress) -> Llm {
     options.limits.max_num_batched_tokens = Some(case.max_num_batched_tokens);
     options.limits.max_num_seqs = case.max_num_seqs;
     options.limits.enable_prefix_caching = false;
+    options.limits.speculative =
+        SpeculativeConfig { is_adaptive: false, ..SpeculativeConfig::of(SpeculativeMethod::Forced) };
     Llm::load(&model, &options, progress).unwrap()
 }
 
@@ -68,7 +71,9 @@ fn generate(llm: &Llm, case: Case) {
             seed: Some(1),
             ..SamplingParams::default()
         };
-        let request = Request { prompt_logprobs, ..Request::new(prompt, params) };
+        // Whatever comes, it was drafted otherwise.
+        let prediction = vec![7, 8, 9, 10];
+        let request = Request { prompt_logprobs, prediction, ..Request::new(prompt, params) };
         for event in llm.engine().submit(request).unwrap() {
             if let Event::Finished { error, .. } = event {
                 assert_eq!(error, None);

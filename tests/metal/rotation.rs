@@ -6,8 +6,8 @@ use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::ChipClass;
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, StepInputs, Vector, paged_attention,
-    rope_attention, rope_kv_write,
+    DeviceInputs, HeadNorms, KvCache, KvCacheDType, RmsNorm, RopeTable, RowForm, StepInputs, Vector,
+    paged_attention, rope_attention, rope_kv_write,
 };
 use tinyvllm::self_test::one_layer;
 
@@ -60,6 +60,7 @@ fn metadata(ranges: &[(usize, usize)]) -> (AttentionMetadata, Vec<u32>) {
         positions.extend(begin as u32..end as u32);
         metadata.query_start_loc.push(positions.len());
         metadata.seq_lens.push(end);
+        metadata.forms.push(RowForm::of(end - begin));
         metadata.block_tables.extend((0..end).step_by(BLOCK_SIZE).map(|at| block(at) as u32));
         metadata.block_table_starts.push(metadata.block_tables.len());
     }

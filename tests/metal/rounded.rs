@@ -6,8 +6,8 @@ use tinyvllm::config::RopeStyle;
 use tinyvllm::ops::gpu::{CUDA_LIBRARIES, ChipClass};
 use tinyvllm::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
-    DeviceInputs, KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, StepInputs,
-    Vector, linear_residual, norm_linear, norm_swiglu, rope_attention,
+    DeviceInputs, KvCache, KvCacheDType, Linear, LinearScratch, Matrix, RmsNorm, RopeTable, RowForm,
+    StepInputs, Vector, linear_residual, norm_linear, norm_swiglu, rope_attention,
 };
 use tinyvllm::self_test::one_layer;
 use tinyvllm::weights::DType;
@@ -145,6 +145,7 @@ fn attention(
         positions.extend((cached..len).map(|at| at as u32));
         metadata.query_start_loc.push(metadata.slot_mapping.len());
         metadata.seq_lens.push(len);
+        metadata.forms.push(RowForm::of(len - cached));
         metadata.block_tables.extend((0..len.div_ceil(BLOCK_SIZE)).map(|block| (num_blocks + block) as u32));
         num_blocks += len.div_ceil(BLOCK_SIZE);
         metadata.block_table_starts.push(metadata.block_tables.len());

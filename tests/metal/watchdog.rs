@@ -163,7 +163,8 @@ fn load(
         expert_file: None,
         max_model_len,
         max_num_batched_tokens,
-        max_num_rows: max_num_seqs,
+        max_num_seqs,
+        num_speculative_tokens: 0,
         block_size: BLOCK_SIZE,
     };
     let model = models::load(&checkpoint, &config, &context, &options, &|_| ()).unwrap();

@@ -23,7 +23,7 @@ use super::args::{ChatArgs, JsonArgs, ModelArgs, SamplingArgs, SystemArgs, Think
 use super::console::{Console, print_error};
 use super::interrupt::Interrupt;
 use super::keyboard::Mode;
-use super::load::{chat_config, chat_options, encode_noting, load, merge_model};
+use super::load::{chat_config, chat_options, encode_noting, engine_options, load, merge_model};
 use super::progress::telling_prompt;
 use super::render::{Finished, render_request};
 use super::text_file;
@@ -35,12 +35,12 @@ use super::timings::{Summary, Timings, Usage};
 /// As [`chat`].
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let model = merge_model(&args.positional, &args.model)?;
+    let console = Console::new(args.messages);
     let options = LlmOptions {
         chat: chat_config(&args.template)?,
         generation_config: args.generation.generation_config.clone(),
-        ..args.engine.options()
+        ..engine_options(&args.engine, console)?
     };
-    let console = Console::new(args.messages);
     chat(&model, &options, &args.sampling, &args.system, args.thinking, args.output, console)
 }
 
