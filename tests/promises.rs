@@ -245,7 +245,7 @@ fn ranked(llm: &Llm, request: Request) -> Vec<Vec<(u32, Vec<u32>)>> {
 }
 
 /// Whatever is drafted: right, wrong in some places, or wrong everywhere; greedily, seeded, with penalties, for several choices
-/// and under a grammar, with every instruction set of this processor, and with latent attention and experts.
+/// and under a grammar; the built-in model with every instruction set of this processor, and latent attention and experts.
 #[test]
 fn drafts_change_no_token_and_no_log_probability() {
     let fixture = |name: &str| {
@@ -256,8 +256,13 @@ fn drafts_change_no_token_and_no_log_probability() {
         fixture("youtu/youtu.q4_0.gguf"),
         fixture("deepseek_v2_lite/deepseek_v2_lite.q4_0.gguf"),
     ];
+    let best = CpuLevel::detect();
+    let levels = |files: &ModelFiles| match files {
+        ModelFiles::Demo => CpuLevel::available().to_vec(),
+        _ => vec![best],
+    };
     for (files, level) in
-        models.iter().flat_map(|files| CpuLevel::available().iter().map(move |level| (files, *level)))
+        models.iter().flat_map(|files| levels(files).into_iter().map(move |level| (files, level)))
     {
         let load = |num_speculative_tokens: usize| {
             let mut options = LlmOptions { cpu_level: Some(level), ..with_limits(|_| ()) };
@@ -284,7 +289,8 @@ fn drafts_change_no_token_and_no_log_probability() {
                         |(at, token): (usize, &u32)| if at % every == every - 1 { token ^ 1 } else { *token };
                     right.iter().enumerate().map(token).collect::<Vec<u32>>()
                 };
-                for prediction in [right.clone(), wrong(4), wrong(1)] {
+                let predictions = [right.clone(), wrong(4), wrong(1)];
+                for prediction in predictions.into_iter().take(if num_tokens == 3 { 2 } else { 3 }) {
                     let request = Request { prediction, ..request.clone() };
                     assert_eq!(&ranked(&llm, request), expected, "{} {num_tokens} {files:?}", level.name());
                 }
@@ -296,10 +302,92 @@ fn drafts_change_no_token_and_no_log_probability() {
     }
 }
 
+/// The built-in model with some of its bits turned, in a file: the same tokens, and often others to come.
+fn model_that_is_much_alike(folder: &Path) -> ModelFiles {
+    let mut bytes = tinyvllm::demo::MODEL.to_vec();
+    // Behind the header, which has the tokenizer. The lowest bits of weights and scales.
+    let first = bytes.len() / 2;
+    bytes[first..].iter_mut().step_by(7).for_each(|byte| *byte ^= 1);
+    let path = folder.join("alike.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    ModelFiles::Gguf(path)
+}
+
+#[test]
+fn a_draft_model_changes_nothing_but_the_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let model =
+        |files| ResolvedModel { display_name: "draft".to_owned(), files, revision: None, notice: None };
+    let load = |draft: Option<ModelFiles>, change: &dyn Fn(&mut EngineLimits)| {
+        let mut options = with_limits(|limits| {
+            limits.speculative = SpeculativeConfig {
+                method: SpeculativeMethod::Forced,
+                num_speculative_tokens: 4,
+                is_adaptive: false,
+            };
+            change(limits);
+        });
+        options.draft_model = draft.map(model);
+        load_files("demo", ModelFiles::Demo, &options)
+    };
+    let plain = load(None, &|_| ());
+    let requests = drafted_requests(&plain, true);
+    let expected: Vec<_> = requests.iter().map(|request| ranked(&plain, request.clone())).collect();
+    // Itself, which is right all the time, also where prompts take several steps; and one that is not.
+    for (draft, max_chunk) in [
+        (ModelFiles::Demo, None),
+        (ModelFiles::Demo, Some(40)),
+        (model_that_is_much_alike(folder.path()), None),
+    ] {
+        let is_itself = matches!(draft, ModelFiles::Demo);
+        let llm = load(Some(draft), &|limits| limits.max_num_batched_tokens = max_chunk);
+        for (request, expected) in requests.iter().zip(&expected) {
+            assert_eq!(&ranked(&llm, request.clone()), expected, "{is_itself} {max_chunk:?}");
+        }
+        let speculation = llm.engine().stats().unwrap().speculation;
+        let share = speculation.num_accepted_tokens as f64 / speculation.num_draft_tokens as f64;
+        // Under the grammar it drafts without it.
+        assert!(if is_itself { share > 0.9 } else { share > 0.05 && share < 0.95 }, "{speculation:?}");
+        let streams: Vec<_> =
+            requests.iter().map(|request| llm.engine().submit(request.clone()).unwrap()).collect();
+        for (stream, expected) in streams.into_iter().zip(&expected) {
+            let mut tokens = vec![Vec::new(); expected.len()];
+            for event in stream {
+                if let Event::Token { index, token_id, .. } = event {
+                    tokens[index].push(token_id);
+                }
+            }
+            let expected: Vec<Vec<u32>> =
+                expected.iter().map(|choice| choice.iter().map(|(token, _)| *token).collect()).collect();
+            assert_eq!(tokens, expected, "all at once");
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_has_the_same_tokens() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut options = with_limits(|_| ());
+    options.draft_model = Some(ResolvedModel {
+        display_name: "tiny".to_owned(),
+        files: ModelFiles::Folder(fixtures.join("tiny/qwen3")),
+        revision: None,
+        notice: None,
+    });
+    let model = ResolvedModel {
+        display_name: "demo".to_owned(),
+        files: ModelFiles::Demo,
+        revision: None,
+        notice: None,
+    };
+    let error = Llm::load(&model, &options, &NoProgress).unwrap_err();
+    assert!(error.message().starts_with("tiny cannot draft: "), "{error}");
+}
+
 fn drafted_requests(llm: &Llm, has_grammar: bool) -> Vec<Request> {
     let prompt = |len: u32| (0..len).map(|at| (at * at * 7 + at * 13 + 5) % 240 + 3).collect::<Vec<_>>();
     let greedy = SamplingParams {
-        max_tokens: Some(24),
+        max_tokens: Some(20),
         ignore_eos: true,
         logprobs: Some(2),
         ..SamplingParams::greedy()

@@ -138,7 +138,11 @@ pub(super) const LINES: [Lines; 25] = [
         family: Family::Attention,
         kernels: "paged_attention_",
         defects: &[
-            ("self.decode.push(row_of(start));", "the token before", List(5, [3, 0], 2, |x| x.max(1) - 1)),
+            (
+                "self.decode.extend((start..end).map(row_of));",
+                "the token before",
+                List(5, [3, 0], 2, |x| x.max(1) - 1),
+            ),
             (
                 "seq_len: (seq_len - (end - 1 - token)) as u32,",
                 "a key too few",
