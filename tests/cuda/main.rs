@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "in tests a failure to prepare is a failure")]
 
 mod benchmark;
+mod drafted;
 mod missing;
 mod on_a_gpu;
 #[expect(dead_code, reason = "the tests of the program use all of it")]

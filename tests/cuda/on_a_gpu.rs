@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tinyvllm::ErrorKind;
-use tinyvllm::ops::Context;
 use tinyvllm::ops::gpu::{CudaGpu, Gpu};
+use tinyvllm::ops::{Context, RowForm};
 use tinyvllm::self_test::{self, Check, Effort, Family};
 
+use super::drafted::Drafted;
 use super::{benchmark, schedules};
 
 /// The GPU does one test at a time: some measure times.
@@ -112,6 +113,41 @@ fn same_tokens_however_they_are_scheduled() {
     let Some((gpu, _in_use)) = gpu() else { return };
     let gpu: Arc<dyn Gpu> = gpu;
     schedules::same_tokens_however_they_are_scheduled(&gpu);
+}
+
+/// Tokens behind the last one of a sequence, in one row, have the bits that each has in a step of its own: with one token, with
+/// a few, and in contexts that are cut and not.
+#[test]
+fn drafted_tokens_have_the_bits_of_single_ones() {
+    let Some((gpu, _in_use)) = gpu() else { return };
+    let tiny = fixtures().join("tiny");
+    let mut paths = vec![tiny.join("llama"), tiny.join("qwen3"), tiny.join("deepseek_v2_lite")];
+    paths.extend(env::var_os("TINYVLLM_DRAFTED_MODELS").iter().flat_map(env::split_paths));
+    let mut failures = Vec::new();
+    for path in paths {
+        let context = Arc::new(Context::gpu(gpu.clone()));
+        for num_drafted in [1, 3, 8, 32] {
+            for len in [40, 505, 700] {
+                let mut drafted = Drafted::open(&path, &context);
+                if num_drafted + 1 > context.max_exact_rows() {
+                    continue;
+                }
+                let tokens: Vec<u32> =
+                    (0..len + num_drafted + 1).map(|at| (at * at * 7 + at * 13) as u32 % 200 + 3).collect();
+                drafted.step(&tokens, 0..len, RowForm::Prefill);
+                let alone: Vec<Vec<u32>> = (len..len + num_drafted + 1)
+                    .map(|at| drafted.step(&tokens, at..at + 1, RowForm::Decode).remove(0))
+                    .collect();
+                let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
+                let differing: Vec<usize> =
+                    (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();
+                if !differing.is_empty() {
+                    failures.push(format!("{}: {num_drafted} behind {len}: {differing:?}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]

@@ -25,14 +25,17 @@ pub(super) fn generation(
             seed: Some(repeat as u64),
             ..SamplingParams::default()
         };
-        let request = Request::new(prompts.next(context_len), params);
+        // On a GPU, a prompt that is found in the cache in part is computed in other chunks, with other last bits.
+        let mut salts = 0..;
+        let mut salt = || salts.next().map(|salt| format!("{repeat} {salt}"));
+        let request = Request { cache_salt: salt(), ..Request::new(prompts.next(context_len), params) };
         let (tokens, alone) = run(llm, request.clone())?;
         let wrong = |token: u32| if token == 0 { 1 } else { token - 1 };
         // Spread evenly: one more is right whenever the share has grown by one.
         let is_right = |at: usize| ((at + 1) as f64 * accuracy).floor() > (at as f64 * accuracy).floor();
         let prediction = tokens.iter().enumerate();
         let prediction = prediction.map(|(at, token)| if is_right(at) { *token } else { wrong(*token) });
-        let request = Request { prediction: prediction.collect(), ..request };
+        let request = Request { prediction: prediction.collect(), cache_salt: salt(), ..request };
         let (again, drafted) = run(llm, request)?;
         if again != tokens {
             return Err(failed(Some("a prediction changed tokens".to_owned())));
