@@ -99,7 +99,9 @@ fn rate(server: &Server, num_clients: usize, round: usize) -> f64 {
 fn eight_clients_get_twice_what_one_gets() {
     let _machine = machine();
     let model = random_model();
-    let server = Server::start_with("--quantization q8_0 --max-num-seqs 8 --disable-access-log", |command| {
+    // An answer alone, which repeats itself, would be drafted.
+    let flags = "--quantization q8_0 --max-num-seqs 8 --disable-access-log --no-speculation";
+    let server = Server::start_with(flags, |command| {
         command.arg("--model").arg(model.path());
     });
     // Whatever else the machine does makes some rounds slower, and those of eight clients are the longer ones.

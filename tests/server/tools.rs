@@ -113,8 +113,11 @@ fn both(server: &Server, body: &Value) -> Value {
     assert_eq!(content(&message), content(&expected));
     assert_eq!(finish_reason, whole["choices"][0]["finish_reason"]);
     let usage = |answer: &Value| {
-        [&answer["usage"]["completion_tokens"], &answer["usage"]["completion_tokens_details"]]
-            .map(Value::clone)
+        [
+            &answer["usage"]["completion_tokens"],
+            &answer["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        ]
+        .map(Value::clone)
     };
     assert_eq!(usage(events.last().unwrap()), usage(&whole));
     let mut choice = whole["choices"][0].clone();
