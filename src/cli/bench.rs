@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use tinyvllm::config::SpeculativeMethod;
+use tinyvllm::config::{SpeculativeConfig, SpeculativeMethod};
 use tinyvllm::llm::Llm;
 use tinyvllm::ops::{KvCache, MemoryBandwidth, measure_bandwidth};
 
@@ -141,6 +141,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     options.limits.speculative = args.engine.speculation.config_or(SpeculativeMethod::Forced);
     let llm = load(&merge_model(&args.positional, &args.model)?, &options, console)?;
     let plan = Plan::new(args, llm.engine().config().max_model_len)?;
+    if !plan.prediction_accuracies.is_empty() && llm.engine().config().speculative == SpeculativeConfig::off()
+    {
+        console.note("note: nothing is drafted here, so predictions make no difference");
+    }
     for (batch_size, context_len) in plan.generations() {
         measure::check_generation(&llm, batch_size, context_len, plan.output_len)?;
     }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Error, Result, quoted};
 
@@ -60,13 +60,24 @@ const LOOKUP_MIN: &str = "prompt_lookup_min";
 const LOOKUP_MAX: &str = "prompt_lookup_max";
 const ADAPTIVE: &str = "adaptive";
 
+/// What vLLM has in the place of a model where there is none.
+const NO_MODEL: &str = "[ngram]";
+
+/// Whether a draft model is meant: by the method, or as in vLLM by a model without a method.
+fn has_draft_model(object: &Map<String, Value>) -> bool {
+    match object.get(METHOD) {
+        Some(method) => method == "draft_model",
+        None => object.get(MODEL).and_then(Value::as_str).is_some_and(|name| name != NO_MODEL),
+    }
+}
+
 impl SpeculativeConfig {
     /// The draft model that the JSON form names.
     #[must_use]
     pub fn draft_model(text: &str) -> Option<String> {
         let value: Value = serde_json::from_str(text).ok()?;
-        let is_drafting = value.get(METHOD).is_some_and(|method| method == "draft_model");
-        is_drafting.then(|| value.get(MODEL)?.as_str().map(str::to_owned)).flatten()
+        let object = value.as_object().filter(|object| has_draft_model(object))?;
+        object.get(MODEL)?.as_str().map(str::to_owned)
     }
 
     /// The names of methods, as in the JSON form.
@@ -87,12 +98,10 @@ impl FromStr for SpeculativeConfig {
         let Value::Object(object) = value else {
             return Err(Error::invalid_request(format!("{} is no JSON object", quoted(text))));
         };
-        let (is_drafting, model) =
-            (object.get(METHOD).is_some_and(|method| method == "draft_model"), object.get(MODEL));
-        match model {
+        let is_drafting = has_draft_model(&object);
+        match object.get(MODEL) {
             Some(Value::String(_)) if is_drafting => {}
-            // vLLM has one for each method.
-            Some(Value::String(name)) if name == "[ngram]" => {}
+            Some(Value::String(name)) if name == NO_MODEL => {}
             None | Some(Value::Null) if !is_drafting => {}
             _ if is_drafting => {
                 return Err(Error::invalid_request("the method draft_model needs a model")
@@ -100,7 +109,7 @@ impl FromStr for SpeculativeConfig {
             }
             _ => {
                 return Err(Error::invalid_request("a model is given, but the method is not draft_model")
-                    .with_hint(r#"add "method": "draft_model", or leave the model out"#));
+                    .with_hint(r#"give the method "draft_model", or leave the model out"#));
             }
         }
         if let Some(key) = object.keys().find(|key| !Self::KEYS.contains(&key.as_str())) {
@@ -120,8 +129,9 @@ impl FromStr for SpeculativeConfig {
         };
         let num_speculative_tokens = number(NUM_TOKENS, Self::USUAL_TOKENS, 0, Self::MAX_TOKENS)?;
         let method = match object.get(METHOD).map(|method| (method, method.as_str())) {
+            _ if is_drafting => SpeculativeMethod::Forced,
             None | Some((_, Some("suffix"))) => SpeculativeMethod::Suffix,
-            Some((_, Some("forced" | "draft_model"))) => SpeculativeMethod::Forced,
+            Some((_, Some("forced"))) => SpeculativeMethod::Forced,
             // As in vLLM, one of the two is the other one if that is missing.
             Some((_, Some("ngram"))) => {
                 let (min, max) = (object.get(LOOKUP_MIN), object.get(LOOKUP_MAX));
@@ -171,7 +181,11 @@ mod tests {
         let drafting = r#"{"method": "draft_model", "model": "smollm2", "num_speculative_tokens": 4}"#;
         check(drafting, SpeculativeMethod::Forced, 4);
         assert_eq!(SpeculativeConfig::draft_model(drafting).as_deref(), Some("smollm2"));
+        let without = r#"{"model": "smollm2", "num_speculative_tokens": 4}"#;
+        check(without, SpeculativeMethod::Forced, 4);
+        assert_eq!(SpeculativeConfig::draft_model(without).as_deref(), Some("smollm2"));
         assert_eq!(SpeculativeConfig::draft_model("{}"), None);
+        assert_eq!(SpeculativeConfig::draft_model(r#"{"model": "[ngram]"}"#), None);
         check(r#"{"method": "ngram", "model": "[ngram]"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(r#"{"method": "ngram"}"#, SpeculativeMethod::Ngram { min: 5, max: 5 }, 8);
         check(
@@ -195,7 +209,7 @@ mod tests {
             (r#"{"method": 3}"#, "unknown method 3"),
             (r#"{"method": "draft_model"}"#, "needs a model"),
             (r#"{"method": "draft_model", "model": 3}"#, "needs a model"),
-            (r#"{"model": "a"}"#, "the method is not draft_model"),
+            (r#"{"method": "suffix", "model": "a"}"#, "the method is not draft_model"),
             (r#"{"num_speculative_tokens": 65}"#, "is 65; it must be at least 0 and at most 64"),
             (r#"{"num_speculative_tokens": -1}"#, "is -1"),
             (r#"{"num_speculative_tokens": 1.5}"#, "is 1.5"),

@@ -48,6 +48,8 @@ pub(super) struct Scout {
     /// The last of them is the last one of a forced text.
     is_whole: bool,
     chances: Chances,
+    /// What drafting took beyond its time, which is paid token by token before it is done again.
+    debt: Duration,
 }
 
 impl Scout {
@@ -59,6 +61,7 @@ impl Scout {
             num_forced: 0,
             is_whole: false,
             chances: EXPECTED,
+            debt: Duration::ZERO,
         }
     }
 
@@ -86,7 +89,26 @@ impl Scout {
         self.draft.clear();
         self.allowed.clear();
         (self.num_forced, self.is_whole) = (0, false);
+        if !self.debt.is_zero() {
+            self.debt = self.debt.saturating_sub(look_ahead.max_time);
+            return Ok(());
+        }
         let start = Instant::now();
+        let num_accepted = self.go_on(ends, next, num_output_tokens, look_ahead, start)?;
+        let taken_back = if num_accepted > 0 { self.state.roll_back(num_accepted) } else { Ok(()) };
+        self.debt = start.elapsed().saturating_sub(look_ahead.max_time);
+        taken_back
+    }
+
+    /// Goes on as far as a draft, and tells how many tokens the state has taken for it.
+    fn go_on(
+        &mut self,
+        ends: &Ends,
+        next: &TokenMask,
+        num_output_tokens: usize,
+        look_ahead: &LookAhead,
+        start: Instant,
+    ) -> Result<usize> {
         let mut forced = VecDeque::new();
         let mut num_accepted = 0;
         while self.draft.len() < look_ahead.max_tokens && start.elapsed() < look_ahead.max_time {
@@ -126,7 +148,7 @@ impl Scout {
             self.draft.push(token_id, chance);
             self.allowed.push(allowed);
         }
-        if num_accepted > 0 { self.state.roll_back(num_accepted) } else { Ok(()) }
+        Ok(num_accepted)
     }
 
     /// What the drafter says comes next, if all so far is as it said.
@@ -152,5 +174,58 @@ impl Scout {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Allows two tokens everywhere, of which the first is forced, and takes its time to say so.
+    struct Slow {
+        time: Duration,
+        num_asked: Arc<AtomicUsize>,
+    }
+
+    impl ConstraintState for Slow {
+        fn allowed(&mut self, allowed: &mut TokenMask) -> Result<bool> {
+            *allowed = [3, 4].into_iter().collect();
+            Ok(false)
+        }
+
+        fn accept(&mut self, _: u32) -> Result<()> {
+            Ok(())
+        }
+
+        fn forced(&mut self) -> Vec<u32> {
+            self.num_asked.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(self.time);
+            vec![3]
+        }
+
+        fn roll_back(&mut self, _: usize) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn drafting_takes_no_longer_than_its_time_for_each_token() {
+        let asked = |time| {
+            let num_asked = Arc::<AtomicUsize>::default();
+            let state = Slow { time, num_asked: Arc::clone(&num_asked) };
+            let mut scout = Scout::new(Box::new(state));
+            let ends = Ends { token_ids: [0].into(), min_tokens: 0 };
+            let next: TokenMask = [3, 4].into_iter().collect();
+            let look_ahead =
+                LookAhead { max_tokens: 1, max_time: Duration::from_millis(2), hint: Draft::default() };
+            (0..30).for_each(|num_tokens| scout.draft(&ends, &next, num_tokens, &look_ahead).unwrap());
+            num_asked.load(Ordering::Relaxed)
+        };
+        assert_eq!(asked(Duration::ZERO), 30);
+        // Twenty milliseconds are the time of ten tokens.
+        assert!((1..=3).contains(&asked(Duration::from_millis(20))));
     }
 }

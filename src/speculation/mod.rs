@@ -13,7 +13,7 @@ mod suffix;
 mod suffix_automaton;
 
 pub use acceptance::{Acceptance, Evidence, OwnAcceptance};
-pub use suffix::{LookupDrafter, LookupSource};
+pub use suffix::LookupSource;
 
 /// Tokens that may follow a sequence.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -56,7 +56,7 @@ impl DraftSource for LookupSource {
 
 /// Drafts what followed the longest suffix of the sequence that was there before.
 #[derive(Debug)]
-pub struct LookupDrafter {
+struct LookupDrafter {
     min_match: usize,
     max_match: usize,
     /// What is predicted and a separator, if there is anything, and the sequence.
