@@ -20,6 +20,9 @@ const EXPECTED: Chances = Chances { inside: 0.9, last: 0.4 };
 /// What of what was seen counts after one draft more.
 const KEPT: f32 = 0.9;
 
+/// The part of the time for drafting that is left where nothing comes.
+const LEAST_TIME: f32 = 0.1;
+
 /// How likely tokens of a forced text are to come.
 #[derive(Debug, Clone, Copy)]
 struct Chances {
@@ -89,14 +92,17 @@ impl Scout {
         self.draft.clear();
         self.allowed.clear();
         (self.num_forced, self.is_whole) = (0, false);
+        // What seldom comes gets less time.
+        let hinted = look_ahead.hint.chances.first().copied().unwrap_or_default();
+        let max_time = look_ahead.max_time.mul_f32(self.chances.inside.max(hinted).clamp(LEAST_TIME, 1.0));
         if !self.debt.is_zero() {
-            self.debt = self.debt.saturating_sub(look_ahead.max_time);
+            self.debt = self.debt.saturating_sub(max_time);
             return Ok(());
         }
         let start = Instant::now();
-        let num_accepted = self.go_on(ends, next, num_output_tokens, look_ahead, start)?;
+        let num_accepted = self.go_on(ends, next, num_output_tokens, look_ahead, start + max_time)?;
         let taken_back = if num_accepted > 0 { self.state.roll_back(num_accepted) } else { Ok(()) };
-        self.debt = start.elapsed().saturating_sub(look_ahead.max_time);
+        self.debt = start.elapsed().saturating_sub(max_time);
         taken_back
     }
 
@@ -107,11 +113,11 @@ impl Scout {
         next: &TokenMask,
         num_output_tokens: usize,
         look_ahead: &LookAhead,
-        start: Instant,
+        deadline: Instant,
     ) -> Result<usize> {
         let mut forced = VecDeque::new();
         let mut num_accepted = 0;
-        while self.draft.len() < look_ahead.max_tokens && start.elapsed() < look_ahead.max_time {
+        while self.draft.len() < look_ahead.max_tokens && Instant::now() < deadline {
             let next = self.allowed.last().unwrap_or(next);
             let only = next.only();
             let is_forced_so_far = self.num_forced == self.draft.len();

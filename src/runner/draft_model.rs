@@ -17,6 +17,9 @@ use crate::speculation::{
 /// What of the time of a token was seen counts after one more.
 const KEPT: f64 = 0.9;
 
+/// Tokens of a prompt that it computes at once: a step waits for them.
+const MAX_CHUNK: usize = 128;
+
 /// A draft goes on while it is at least so likely that all of it comes.
 const LEAST_CHANCE: f32 = 0.25;
 
@@ -48,14 +51,14 @@ impl std::fmt::Debug for DraftModel {
 }
 
 impl DraftModel {
-    /// A model with this cache, which computes up to `max_chunk` tokens at once.
+    /// A model with this cache, which computes up to `max_chunk` tokens at once, and no more than it may hold a step up for.
     #[must_use]
     pub fn new(model: Box<dyn CausalLm>, cache: KvCache, max_chunk: usize) -> Self {
         let state = State {
             free_blocks: (0..cache.num_blocks() as u32).collect(),
             model,
             cache,
-            max_chunk: max_chunk.max(1),
+            max_chunk: max_chunk.clamp(1, MAX_CHUNK),
             sampler: Sampler::default(),
             logits: Vec::new(),
             batch: InputBatch::default(),
