@@ -686,6 +686,11 @@ fn a_copied_block_has_the_keys_and_values_of_its_source() {
         let first = (NUM_BLOCKS / 3 - 1) as u32 * 3;
         instance.cache.copy_block(first, first + 1).unwrap();
         assert_eq!(instance.step(&[(1, &tokens[..10], 1)]), expected, "{kernels:?}");
+        // By way of the host, into the first block of sequence 2.
+        let mut bytes = vec![0; instance.cache.block_bytes()];
+        instance.cache.read_block(first, &mut bytes).unwrap();
+        instance.cache.write_block(first + 2, &bytes).unwrap();
+        assert_eq!(instance.step(&[(2, &tokens[..10], 1)]), expected, "{kernels:?}");
         assert!(instance.cache.copy_block(0, NUM_BLOCKS as u32).is_err());
     }
 }

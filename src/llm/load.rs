@@ -16,14 +16,14 @@ use super::{
     DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, Llm, OpenedDevice, expert_file,
 };
 use crate::chat::{Chat, ChatConfig};
-use crate::config::{ModelConfig, SpeculativeConfig, SpeculativeMethod};
+use crate::config::ModelConfig;
 use crate::engine::{Engine, EngineCore, ModelLimits};
 use crate::grammar::GrammarCompiler;
 use crate::hub::{ModelFiles, ResolvedModel};
 use crate::models::{self, WeightTraffic};
 use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
-use crate::ops::gpu::{ChipClass, Gpu};
+use crate::ops::gpu::Gpu;
 use crate::ops::{Context, EXPANDED_GROUP, KvCache, MemoryBandwidth, measure_bandwidth};
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
@@ -199,12 +199,7 @@ impl Llm {
         let opened = OpenedModel::open(model, options)?;
         let device = options.open_device()?;
         let mut demand = opened.demand(options, &device)?;
-        let may_speculate = may_speculate(options, &device);
-        let draft = options
-            .draft_model
-            .as_ref()
-            .filter(|_| may_speculate)
-            .map(|draft| OpenedDraft::open(draft, options, &opened));
+        let draft = options.draft_model.as_ref().map(|draft| OpenedDraft::open(draft, options, &opened));
         let draft = draft.transpose()?;
         draft.iter().try_for_each(|draft| draft.add_to(&mut demand, options, &device))?;
         let plan = plan_memory(&demand, &options.limits)?;
@@ -213,11 +208,7 @@ impl Llm {
             ErrorKind::Capacity => error.context(plan.describe(&demand)),
             _ => error,
         };
-        let MemoryPlan { engine: mut engine_config, experts_in_file } = plan.clone();
-        let asked_for = engine_config.speculative;
-        if !may_speculate {
-            engine_config.speculative = SpeculativeConfig::off();
-        }
+        let MemoryPlan { engine: engine_config, experts_in_file } = plan.clone();
         let rounds_queries = matches!(device, OpenedDevice::Gpu(_));
         let context = Arc::new(new_context(options, device)?);
         let kv_cache = options.kv_cache_dtype.choose(
@@ -230,12 +221,7 @@ impl Llm {
         let in_file = demand.experts.filter(|_| experts_in_file);
         let quantizer = opened.quantizer(options)?;
         let notices = opened.notices(quantizer.as_ref(), |file_type| context.kept_as(file_type));
-        // Not what is so by itself.
-        let is_asked =
-            options.draft_model.is_some() || matches!(asked_for.method, SpeculativeMethod::Ngram { .. });
-        let no_drafts = (!may_speculate && is_asked)
-            .then(|| "nothing is drafted on NVIDIA GPUs yet: tokens are computed one by one".to_owned());
-        let notices = notices.into_iter().chain(notice).chain(no_drafts).collect();
+        let notices = notices.into_iter().chain(notice).collect();
         let load_options = models::LoadOptions {
             quantizer,
             expert_file: in_file.map(|experts| expert_file::open(&opened, options, experts)).transpose()?,
@@ -335,15 +321,6 @@ impl Llm {
             notices,
             load_time: start.elapsed(),
         })
-    }
-}
-
-/// Whether drafts change nothing on this device. On NVIDIA GPUs attention of several tokens of a sequence may read a key before
-/// it is written, which the emulated GPU does not show. Who brings a GPU along is to try that.
-fn may_speculate(options: &LlmOptions, device: &OpenedDevice) -> bool {
-    match device {
-        OpenedDevice::Gpu(gpu) => options.gpu.is_some() || gpu.class() != ChipClass::Nvidia,
-        OpenedDevice::Cpu(_) | OpenedDevice::Reference(_) => true,
     }
 }
 

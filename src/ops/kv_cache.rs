@@ -20,6 +20,15 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) trait DevicePools: fmt::Debug {
     /// Copies block `source` to `target`; both exist.
     fn copy_block(&mut self, source: usize, target: usize) -> Result<()>;
+
+    /// Bytes of a block: its keys, then its values if there are any.
+    fn block_bytes(&self) -> usize;
+
+    /// Copies a block that exists to `bytes`, which are as many as a block has, in a form of the device's own.
+    fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()>;
+
+    /// The same the other way round.
+    fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()>;
 }
 
 /// What a device implements of the cache.
@@ -126,6 +135,55 @@ impl KvCache {
         Ok(())
     }
 
+    /// Bytes of a block in all layers.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.layers.iter().map(layer_bytes).sum()
+    }
+
+    /// Copies a block, layer by layer, to `bytes`, exactly. What they mean is the device's own: they are for a cache of the
+    /// same model, type and kind of device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Internal`] if the block does not exist, `bytes` are not [`block_bytes`](Self::block_bytes) or work on the
+    /// device failed.
+    pub fn read_block(&self, block: u32, bytes: &mut [u8]) -> Result<()> {
+        self.check_block(block, bytes.len())?;
+        let mut rest = bytes;
+        for layer in &self.layers {
+            let (own, others) = rest.split_at_mut(layer_bytes(layer));
+            with_held!(layer, |pools| pools.read_block(block as usize, own))?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Puts into a block what [`read_block`](Self::read_block) has read of one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
+        self.check_block(block, bytes.len())?;
+        let mut rest = bytes;
+        for layer in &mut self.layers {
+            let (own, others) = rest.split_at(layer_bytes(layer));
+            with_held!(layer, |pools| pools.write_block(block as usize, own))?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn check_block(&self, block: u32, num_bytes: usize) -> Result<()> {
+        if block as usize >= self.num_blocks || num_bytes != self.block_bytes() {
+            return Err(Error::internal(format!(
+                "{num_bytes} bytes for block {block} of a cache of {} blocks of {} bytes",
+                self.num_blocks,
+                self.block_bytes()
+            )));
+        }
+        Ok(())
+    }
+
     pub(crate) fn layout(&self) -> KvLayout {
         self.layout
     }
@@ -142,6 +200,10 @@ impl KvCache {
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut Held<LayerPools> {
         &mut self.layers[layer]
     }
+}
+
+fn layer_bytes(layer: &Held<LayerPools>) -> usize {
+    with_held!(layer, |pools| pools.block_bytes())
 }
 
 /// The layout of a model's rows, on any device.

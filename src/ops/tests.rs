@@ -113,5 +113,19 @@ fn blocks_are_copied_whole_and_only_where_they_exist() {
         let mut cache = KvCache::new(context, &one_layer(2, 1, 8), 3, 4, KvCacheDType::F32).unwrap();
         refuses(cache.copy_block(0, 3), "block 0 to 3");
         cache.copy_block(2, 0).unwrap();
+        let mut bytes = vec![0; cache.block_bytes()];
+        refuses(cache.read_block(3, &mut bytes), "block 3");
+        refuses(cache.read_block(0, &mut bytes[1..]), &format!("{} bytes", bytes.len() - 1));
+        // The rows of the second block; the others stay as they are.
+        bytes.chunks_exact_mut(4).enumerate().for_each(|(i, value)| {
+            value.copy_from_slice(&(i as f32 + 0.5).to_le_bytes());
+        });
+        cache.write_block(1, &bytes).unwrap();
+        cache.copy_block(1, 2).unwrap();
+        for (block, expected) in [(0, &vec![0; bytes.len()]), (1, &bytes), (2, &bytes)] {
+            let mut found = vec![1; bytes.len()];
+            cache.read_block(block, &mut found).unwrap();
+            assert_eq!(&found, expected, "block {block}");
+        }
     });
 }

@@ -138,6 +138,9 @@ fn drafted_tokens_have_the_bits_of_single_ones() {
                 let alone: Vec<Vec<u32>> = (len..len + num_drafted + 1)
                     .map(|at| drafted.step(&tokens, at..at + 1, RowForm::Decode).remove(0))
                     .collect();
+                // Keys and values of other tokens, so that one that is read before it is written has other bits.
+                let spoilt: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
+                drafted.step(&spoilt, len..len + num_drafted + 1, RowForm::Decode);
                 let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
                 let differing: Vec<usize> =
                     (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();

@@ -41,6 +41,31 @@ impl DevicePools for CpuPools {
         }
         Ok(())
     }
+
+    fn block_bytes(&self) -> usize {
+        let v_len = self.v.as_ref().map_or(0, |_| self.layout.v_block_len());
+        (self.layout.k_block_len() + v_len) * self.dtype.size_in_bytes()
+    }
+
+    fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()> {
+        let k_len = self.layout.k_block_len() * self.dtype.size_in_bytes();
+        let (k, v) = bytes.split_at_mut(k_len);
+        k.copy_from_slice(&self.k[block * k_len..][..k_len]);
+        if let Some(values) = &self.v {
+            v.copy_from_slice(&values[block * v.len()..][..v.len()]);
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
+        let k_len = self.layout.k_block_len() * self.dtype.size_in_bytes();
+        let (k, v) = bytes.split_at(k_len);
+        self.k[block * k_len..][..k_len].copy_from_slice(k);
+        if let Some(values) = &mut self.v {
+            values[block * v.len()..][..v.len()].copy_from_slice(v);
+        }
+        Ok(())
+    }
 }
 
 impl CacheOps for CpuBackend {

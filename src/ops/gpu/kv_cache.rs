@@ -44,13 +44,38 @@ impl GpuPools {
     }
 }
 
+impl GpuPools {
+    fn buffers(&self) -> impl Iterator<Item = &GpuBuffer> {
+        std::iter::once(&self.k).chain(&self.v)
+    }
+
+    /// Bytes of a block of one buffer.
+    fn buffer_block_bytes(&self) -> usize {
+        row_block_len(&self.layout) * self.dtype.size_in_bytes()
+    }
+}
+
 impl DevicePools for GpuPools {
     fn copy_block(&mut self, source: usize, target: usize) -> Result<()> {
-        let block_bytes = row_block_len(&self.layout) * self.dtype.size_in_bytes();
-        for pool in [Some(&self.k), self.v.as_ref()].into_iter().flatten() {
-            copy_block(&self.gpu, pool, block_bytes, source as u32, target as u32)?;
-        }
-        Ok(())
+        let block_bytes = self.buffer_block_bytes();
+        self.buffers()
+            .try_for_each(|pool| copy_block(&self.gpu, pool, block_bytes, source as u32, target as u32))
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.buffers().count() * self.buffer_block_bytes()
+    }
+
+    fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()> {
+        let len = self.buffer_block_bytes();
+        let mut parts = self.buffers().zip(bytes.chunks_exact_mut(len));
+        parts.try_for_each(|(pool, bytes)| self.gpu.device().read(pool, block * len, bytes))
+    }
+
+    fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
+        let len = self.buffer_block_bytes();
+        let mut parts = self.buffers().zip(bytes.chunks_exact(len));
+        parts.try_for_each(|(pool, bytes)| self.gpu.device().write(pool, block * len, bytes))
     }
 }
 

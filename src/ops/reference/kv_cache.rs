@@ -1,6 +1,6 @@
 //! The keys and values of a layer, a row for each slot.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::ReferenceBackend;
 use super::{Failure, Result};
@@ -31,6 +31,32 @@ impl CacheOps for ReferenceBackend {
 impl DevicePools for ReferencePools {
     fn copy_block(&mut self, source: usize, target: usize) -> crate::Result<()> {
         Ok(self.copy(source, target)?)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.tensors().map(|pool| self.block_len(pool) * size_of::<f32>()).sum()
+    }
+
+    fn read_block(&self, block: usize, bytes: &mut [u8]) -> crate::Result<()> {
+        let mut rest = bytes;
+        for pool in self.tensors() {
+            let values = self.block_values(pool, block)?;
+            let (own, others) = rest.split_at_mut(size_of_val(&values[..]));
+            own.copy_from_slice(bytemuck::cast_slice(&values));
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: usize, bytes: &[u8]) -> crate::Result<()> {
+        let mut rest = bytes;
+        for pool in self.tensors() {
+            let (own, others) = rest.split_at(self.block_len(pool) * size_of::<f32>());
+            let values: Vec<f32> = own.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)).collect();
+            self.set_block_values(pool, block, &values)?;
+            rest = others;
+        }
+        Ok(())
     }
 }
 
@@ -86,6 +112,28 @@ impl ReferencePools {
             None => keys.narrow(1, 0, value_width)?,
         };
         Ok([keys, values])
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.k).chain(&self.v)
+    }
+
+    /// Values of a block.
+    fn block_len(&self, pool: &Tensor) -> usize {
+        self.block_size * pool.dims().last().copied().unwrap_or(0)
+    }
+
+    /// The values of a block in single precision, which holds those of all types.
+    fn block_values(&self, pool: &Tensor, block: usize) -> Result<Vec<f32>> {
+        let rows = pool.narrow(0, block * self.block_size, self.block_size)?.to_dtype(DType::F32)?;
+        Ok(rows.flatten_all()?.to_device(&Device::Cpu)?.to_vec1()?)
+    }
+
+    fn set_block_values(&self, pool: &Tensor, block: usize, values: &[f32]) -> Result<()> {
+        let rows =
+            Tensor::from_slice(values, (self.block_size, values.len() / self.block_size), &Device::Cpu)?;
+        let rows = rows.to_dtype(pool.dtype())?.to_device(pool.device())?;
+        Ok(pool.slice_set(&rows, 0, block * self.block_size)?)
     }
 
     /// Copies the slots of a block to another.

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable, bytes_of};
 
 use super::grouped::{GpuAttentionSpec, Pages, Pools, Rope, Rotation};
 use crate::Result;
+use crate::config::SpeculativeConfig;
 use crate::ops::KvCacheDType;
 use crate::ops::gpu::backend::{Flags, GpuBackend, Work};
 use crate::ops::gpu::cost::Cost;
@@ -28,6 +29,10 @@ const PIECE_SIZE: usize = 256;
 
 /// Most pieces of a context, as in the kernel: pieces of longer contexts are longer.
 const MAX_PIECES: usize = 32;
+
+/// Positions before a token's own that the same step may compute, as in the kernel.
+const MAX_DRAFTED: usize = 64;
+const _: () = assert!(SpeculativeConfig::MAX_TOKENS <= MAX_DRAFTED);
 
 /// Values of a partial result: the head's, and room for maximum and sum up to the next 16 bytes.
 pub(in crate::ops::gpu) const fn record_values(head_dim: usize) -> usize {

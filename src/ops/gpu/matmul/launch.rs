@@ -125,7 +125,8 @@ fn launch<'a>(
         );
     }
     let is_alone = matches!(operands.stacked, Stacked::No);
-    let is_narrow = gpu.tuning().has_tensor_cores() && num_results <= MAX_ROUTER_ROWS;
+    let is_narrow =
+        gpu.tuning().has_tensor_cores() && parts.iter().all(|part| part.num_rows <= MAX_ROUTER_ROWS);
     if is_alone && is_narrow && (MIN_MATMUL_TOKENS..=MAX_SEVERAL).contains(&operands.num_tokens) {
         return operands
             .cut(operands.num_tokens, MIN_MATMUL_TOKENS - 1)

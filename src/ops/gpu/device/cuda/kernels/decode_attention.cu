@@ -56,6 +56,8 @@ constant constexpr uint MAX_PIECES = LANES;
 constant constexpr uint TILES_FETCHED = 3;
 constant constexpr uint VALUES_OF_A_LINE = 64;
 constant constexpr float LARGEST_EXPONENT = 15.0f;
+// Positions before a token's own that the same step may compute, since they are drafted.
+constant constexpr uint MAX_DRAFTED = 64;
 
 // Where a context is cut: from `first` on, a multiple of a tile.
 struct Cut {
@@ -258,7 +260,7 @@ template <typename KV, int MAX_DIM>
     uint tile = piece_start + slice * TILE;
     const uint own_row = row_of_lane(tile);
     // What earlier steps have written to the cache is there, because a step begins when the one before it has ended: only
-    // the token's own key and value are waited for.
+    // the keys and values of the step's own tokens are waited for.
     if (READS_AHEAD && tile < end && has_cached) {
         read_all_keys(own_row);
         read_all_values(own_row);
@@ -358,7 +360,7 @@ template <typename KV, int MAX_DIM>
         }
     } else {
         msl_wait_for_inputs();
-        if (READS_AHEAD && tile < end && tile + TILE >= seq_len) {
+        if (READS_AHEAD && tile < end && tile + TILE + MAX_DRAFTED >= seq_len) {
             read_all_keys(own_row);
             read_all_values(own_row);
         }
