@@ -121,32 +121,48 @@ fn same_tokens_however_they_are_scheduled() {
 fn drafted_tokens_have_the_bits_of_single_ones() {
     let Some((gpu, _in_use)) = gpu() else { return };
     let tiny = fixtures().join("tiny");
-    let mut paths = vec![tiny.join("llama"), tiny.join("qwen3"), tiny.join("deepseek_v2_lite")];
+    // Attention with and without norms, latent, with sinks and windows; experts; matrices of all kinds.
+    let names = [
+        "llama",
+        "llama/llama.q8_0.gguf",
+        "llama3/llama3.q4_0.gguf",
+        "qwen3",
+        "gemma3/gemma3.q8_0.gguf",
+        "granite/granite.f16.gguf",
+        "olmo3",
+        "gpt_oss",
+        "gpt_oss/gpt_oss.mxfp4.gguf",
+        "qwen3_moe/qwen3_moe.q8_0.gguf",
+        "mixtral/mixtral.q8_0.gguf",
+        "youtu/youtu.q4_0.gguf",
+        "deepseek_v2_lite",
+        "deepseek_v2_lite/deepseek_v2_lite.q4_0-mixed.gguf",
+        "glm4_moe_lite/glm4_moe_lite.q8_0.gguf",
+    ];
+    let mut paths: Vec<PathBuf> = names.iter().map(|name| tiny.join(name)).collect();
     paths.extend(env::var_os("TINYVLLM_DRAFTED_MODELS").iter().flat_map(env::split_paths));
     let mut failures = Vec::new();
     for path in paths {
         let context = Arc::new(Context::gpu(gpu.clone()));
-        for num_drafted in [1, 3, 8, 32] {
-            for len in [40, 505, 700] {
-                let mut drafted = Drafted::open(&path, &context);
-                if num_drafted + 1 > context.max_exact_rows() {
-                    continue;
-                }
-                let tokens: Vec<u32> =
-                    (0..len + num_drafted + 1).map(|at| (at * at * 7 + at * 13) as u32 % 200 + 3).collect();
-                drafted.step(&tokens, 0..len, RowForm::Prefill);
-                let alone: Vec<Vec<u32>> = (len..len + num_drafted + 1)
-                    .map(|at| drafted.step(&tokens, at..at + 1, RowForm::Decode).remove(0))
-                    .collect();
-                // Keys and values of other tokens, so that one that is read before it is written has other bits.
-                let spoilt: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
-                drafted.step(&spoilt, len..len + num_drafted + 1, RowForm::Decode);
-                let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
-                let differing: Vec<usize> =
-                    (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();
-                if !differing.is_empty() {
-                    failures.push(format!("{}: {num_drafted} behind {len}: {differing:?}", path.display()));
-                }
+        let mut drafted = Drafted::open(&path, &context);
+        let lens = [40, 505, 700].map(|len| [1, 3, 8, 32].map(|num_drafted| (len, num_drafted)));
+        for (len, num_drafted) in lens.into_iter().flatten() {
+            if num_drafted + 1 > context.max_exact_rows() {
+                continue;
+            }
+            let tokens: Vec<u32> =
+                (0..len + num_drafted + 1).map(|at| (at * at * 7 + at * 13) as u32 % 200 + 3).collect();
+            drafted.step(&tokens, 0..len, RowForm::Prefill);
+            let alone: Vec<Vec<u32>> = (len..len + num_drafted + 1)
+                .map(|at| drafted.step(&tokens, at..at + 1, RowForm::Decode).remove(0))
+                .collect();
+            // Keys and values of other tokens, so that one that is read before it is written has other bits.
+            let spoilt: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
+            drafted.step(&spoilt, len..len + num_drafted + 1, RowForm::Decode);
+            let together = drafted.step(&tokens, len..len + num_drafted + 1, RowForm::Decode);
+            let differing: Vec<usize> = (0..=num_drafted).filter(|at| alone[*at] != together[*at]).collect();
+            if !differing.is_empty() {
+                failures.push(format!("{}: {num_drafted} after {len}: {differing:?}", path.display()));
             }
         }
     }

@@ -18,11 +18,16 @@ use crate::weights::DType;
 /// at a time: those of a router would be a tile or two, each of one core.
 const MAX_ROUTER_ROWS: usize = 512;
 
-/// The most rows of activations that a matrix of so many rows gives the same bits as one alone.
-pub(super) fn max_exact_rows(gpu: &GpuBackend, format: DType, num_rows: usize) -> usize {
-    let has_tensor_cores = gpu.tuning().has_tensor_cores();
-    let is_alike = format != DType::F32 || num_rows <= MAX_ROUTER_ROWS;
-    if has_tensor_cores && is_alike { MAX_SEVERAL } else { MIN_MATMUL_TOKENS - 1 }
+/// The most rows of activations that products with a matrix give the same bits as one alone.
+pub(super) fn max_exact_rows(gpu: &GpuBackend, format: DType) -> usize {
+    let is_alike = gpu.tuning().has_tensor_cores() && format != DType::F32;
+    if is_alike { MAX_SEVERAL } else { MIN_MATMUL_TOKENS - 1 }
+}
+
+/// The same of a router with so many rows, which is multiplied alone.
+pub(super) fn max_exact_rows_of_router(gpu: &GpuBackend, format: DType, num_rows: usize) -> usize {
+    let is_alike = gpu.tuning().has_tensor_cores() && num_rows <= MAX_ROUTER_ROWS;
+    if is_alike { MAX_SEVERAL } else { max_exact_rows(gpu, format) }
 }
 
 /// Up to three products with the same activations: one launch if their formats allow it.
@@ -125,8 +130,7 @@ fn launch<'a>(
         );
     }
     let is_alone = matches!(operands.stacked, Stacked::No);
-    let is_narrow =
-        gpu.tuning().has_tensor_cores() && parts.iter().all(|part| part.num_rows <= MAX_ROUTER_ROWS);
+    let is_narrow = gpu.tuning().has_tensor_cores() && num_results <= MAX_ROUTER_ROWS;
     if is_alone && is_narrow && (MIN_MATMUL_TOKENS..=MAX_SEVERAL).contains(&operands.num_tokens) {
         return operands
             .cut(operands.num_tokens, MIN_MATMUL_TOKENS - 1)

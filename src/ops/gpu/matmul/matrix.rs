@@ -1,6 +1,6 @@
 //! A weight matrix in a GPU's memory.
 
-use super::launch::max_exact_rows;
+use super::launch::{max_exact_rows, max_exact_rows_of_router};
 use super::layout::{Layout, Planes, UNIT};
 use crate::ops::gpu::backend::GpuBackend;
 use crate::ops::gpu::{Binding, GpuBuffer, Placement};
@@ -25,7 +25,7 @@ pub(crate) struct GpuMatrix {
 impl GpuMatrix {
     /// The matrix of a checkpoint. A dense one stays in the mapped file if the device can read it there.
     pub(crate) fn new(gpu: &GpuBackend, tensor: &RawTensor<'_>, rows: usize, cols: usize) -> Result<Self> {
-        gpu.note_exact_rows(max_exact_rows(gpu, tensor.dtype, rows));
+        gpu.note_exact_rows(max_exact_rows(gpu, tensor.dtype));
         let layout = Layout::new(gpu.tuning().order(), tensor.dtype, rows, cols);
         let data = tensor.data()?;
         let is_kept = tensor.stored() == FileType::Kept(tensor.dtype);
@@ -46,11 +46,22 @@ impl GpuMatrix {
                 });
             }
         }
-        Self::from_bytes(gpu, tensor.stored(), data, rows, cols)
+        Self::repacked(gpu, tensor.stored(), data, rows, cols)
     }
 
-    /// Repacks the row-major `bytes` of a file.
+    /// Repacks the row-major `bytes` of a router's matrix, or of another one that is multiplied alone.
     pub(crate) fn from_bytes(
+        gpu: &GpuBackend,
+        file_type: FileType,
+        bytes: &[u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        gpu.note_exact_rows(max_exact_rows_of_router(gpu, file_type.kept_as(), rows));
+        Self::repacked(gpu, file_type, bytes, rows, cols)
+    }
+
+    fn repacked(
         gpu: &GpuBackend,
         file_type: FileType,
         bytes: &[u8],
