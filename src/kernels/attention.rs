@@ -166,7 +166,7 @@ pub unsafe fn paged_attention(
     pool: &ThreadPool,
     level: CpuLevel,
 ) -> usize {
-    match cache.dtype {
+    match cache.layout.dtype {
         KvCacheDType::F16 => {
             typed::<f16>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
         }
@@ -176,6 +176,7 @@ pub unsafe fn paged_attention(
         KvCacheDType::F32 => {
             typed::<f32>(scratch, spec, queries, query_stride, cache, metadata, out, pool, level)
         }
+        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
     }
 }
 

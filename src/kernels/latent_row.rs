@@ -47,10 +47,11 @@ pub unsafe fn latent_kv_write(
 ) {
     /// Tokens up to which waking the other threads takes longer than the work.
     const SERIAL_TOKENS: usize = 4;
-    match cache.dtype {
+    match cache.layout.dtype {
         KvCacheDType::F16 => write::<f16>(operands, kv, cache, level),
         KvCacheDType::Bf16 => write::<bf16>(operands, kv, cache, level),
         KvCacheDType::F32 => write::<f32>(operands, kv, cache, level),
+        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
     }
     let LatentKvWrite { num_heads, positions, norm, table, query_width, query_stride, .. } = operands;
     let (rank, rotated) = (norm.weight.len(), 2 * table.num_pairs);

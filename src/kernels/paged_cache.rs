@@ -18,6 +18,9 @@ use crate::{Error, Result};
 /// Tokens that lie side by side in K, and values that rows of V are padded to.
 pub const LANES: usize = 16;
 
+/// Values of a token's head that share a scale, in types with scales.
+pub const GROUP: usize = 32;
+
 /// How cached keys and values are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum KvCacheDType {
@@ -28,18 +31,25 @@ pub enum KvCacheDType {
     Bf16,
     /// Single precision: exact, and twice the memory.
     F32,
+    /// Whole numbers from -127 to 127 times a scale in half precision, for each [`GROUP`] values of a token's head; the
+    /// last group of a head may be shorter. The scale is the smallest that reaches the largest magnitude.
+    Q8_0,
 }
 
 impl KvCacheDType {
     /// Every choice, as it is spelled in flags.
-    pub const NAMES: [&str; 4] = ["auto", "f16", "bf16", "f32"];
+    pub const NAMES: [&str; 5] = ["auto", "f16", "bf16", "f32", "q8_0"];
 
-    /// Bytes of a value.
+    /// All types.
+    pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::F32, Self::Q8_0];
+
+    /// Bytes of so many values of a token's head, with their scales and without what a layout fills up.
     #[must_use]
-    pub fn size_in_bytes(self) -> usize {
+    pub fn row_bytes(self, num_values: usize) -> usize {
         match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2 * num_values,
+            Self::F32 => 4 * num_values,
+            Self::Q8_0 => num_values + num_values.div_ceil(GROUP) * size_of::<f16>(),
         }
     }
 }
@@ -50,6 +60,7 @@ impl fmt::Display for KvCacheDType {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
+            Self::Q8_0 => "q8_0",
         })
     }
 }
@@ -63,15 +74,18 @@ impl FromStr for KvCacheDType {
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::Bf16),
             "f32" => Ok(Self::F32),
+            "q8_0" => Ok(Self::Q8_0),
             _ => Err(Error::invalid_request(format!("{name:?} is not a type for the KV cache"))
                 .with_hint(format!("use one of {}", Self::NAMES.join(", ")))),
         }
     }
 }
 
-/// Where a value lies in a pool. Offsets are in values, not bytes.
+/// What a block holds, how it is stored, and where a value lies in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
+    /// How values are stored.
+    pub dtype: KvCacheDType,
     /// Tokens in a block.
     pub block_size: usize,
     /// Key and value heads.
@@ -95,6 +109,26 @@ impl KvLayout {
 
     fn v_head_len(&self) -> usize {
         if self.has_values { self.block_size * self.v_stride() } else { 0 }
+    }
+
+    /// Bytes of a block of K, the padding counted in.
+    #[must_use]
+    pub fn k_block_bytes(&self) -> usize {
+        let num_slots = self.num_kv_heads * self.block_size.next_multiple_of(LANES);
+        num_slots * self.dtype.row_bytes(self.head_dim)
+    }
+
+    /// Bytes of a block of V, the padding counted in.
+    #[must_use]
+    pub fn v_block_bytes(&self) -> usize {
+        let num_slots = if self.has_values { self.num_kv_heads * self.block_size } else { 0 };
+        num_slots * self.dtype.row_bytes(self.v_stride())
+    }
+
+    /// Bytes of a block: its keys, then its values if there are any.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.k_block_bytes() + self.v_block_bytes()
     }
 
     /// Values of a block of K, the padding counted in.
@@ -127,10 +161,8 @@ impl KvLayout {
 /// The pools of a layer, and how they are laid out.
 #[derive(Debug, Clone, Copy)]
 pub struct CachePools<'a> {
-    /// Where values lie.
+    /// Where values lie, and how they are stored.
     pub layout: KvLayout,
-    /// How they are stored.
-    pub dtype: KvCacheDType,
     /// The bytes of all blocks' K.
     pub k: &'a [u8],
     /// The same of V, if there is one.
@@ -140,10 +172,8 @@ pub struct CachePools<'a> {
 /// The same to write to.
 #[derive(Debug)]
 pub struct CachePoolsMut<'a> {
-    /// Where values lie.
+    /// Where values lie, and how they are stored.
     pub layout: KvLayout,
-    /// How they are stored.
-    pub dtype: KvCacheDType,
     /// The bytes of all blocks' K.
     pub k: &'a mut [u8],
     /// The same of V, if there is one.
@@ -220,8 +250,9 @@ mod tests {
 
     #[test]
     fn dtype_names_parse_and_print() {
-        for name in ["f16", "bf16", "f32"] {
-            assert_eq!(name.parse::<KvCacheDType>().unwrap().to_string(), name);
+        for dtype in KvCacheDType::ALL {
+            assert!(KvCacheDType::NAMES.contains(&dtype.to_string().as_str()));
+            assert_eq!(dtype.to_string().parse::<KvCacheDType>().unwrap(), dtype);
         }
         assert_eq!("auto".parse::<KvCacheDType>().unwrap(), KvCacheDType::F16);
         let error = "fp8".parse::<KvCacheDType>().unwrap_err();
@@ -232,7 +263,13 @@ mod tests {
     #[test]
     fn every_slot_has_memory_of_its_own() {
         for (block_size, head_dim) in [(1, 24), (16, 64), (24, 80), (32, 16)] {
-            let layout = KvLayout { block_size, num_kv_heads: 3, head_dim, has_values: true };
+            let layout = KvLayout {
+                dtype: KvCacheDType::F16,
+                block_size,
+                num_kv_heads: 3,
+                head_dim,
+                has_values: true,
+            };
             let mut k_seen = vec![false; 2 * layout.k_block_len()];
             let mut v_seen = vec![false; 2 * layout.v_block_len()];
             for (block, kv_head, slot) in

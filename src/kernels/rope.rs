@@ -93,10 +93,11 @@ pub unsafe fn rope_kv_write(
     pool: &ThreadPool,
     level: CpuLevel,
 ) {
-    match cache.dtype {
+    match cache.layout.dtype {
         KvCacheDType::F16 => typed::<f16>(operands, qkv, cache, pool, level),
         KvCacheDType::Bf16 => typed::<bf16>(operands, qkv, cache, pool, level),
         KvCacheDType::F32 => typed::<f32>(operands, qkv, cache, pool, level),
+        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
     }
 }
 

@@ -33,14 +33,16 @@ pub(crate) trait DevicePools: fmt::Debug {
 
 /// What a device implements of the cache.
 pub(crate) trait CacheOps: Device {
-    /// Zeros for the keys and values of a layer. The product of the sizes is in range.
-    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<Self::Pools>;
+    /// That there are kernels for a type.
+    fn check_dtype(&self, dtype: KvCacheDType) -> Result<()>;
+
+    /// Zeros for the keys and values of a layer. There are kernels for the type, and the product of the sizes is in range.
+    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<Self::Pools>;
 }
 
 /// The keys and values of all layers.
 pub struct KvCache {
     layout: KvLayout,
-    dtype: KvCacheDType,
     num_blocks: usize,
     layers: Vec<Held<LayerPools>>,
 }
@@ -49,7 +51,6 @@ impl fmt::Debug for KvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvCache")
             .field("layout", &self.layout)
-            .field("dtype", &self.dtype)
             .field("num_blocks", &self.num_blocks)
             .field("num_layers", &self.layers.len())
             .finish()
@@ -60,8 +61,8 @@ impl KvCache {
     /// A cache of `num_blocks` blocks of `block_size` tokens for a model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Capacity`] if the system does not give
-    /// the memory.
+    /// [`ErrorKind::InvalidRequest`] if a size is 0, [`ErrorKind::Unsupported`] if the device has no kernels for the type,
+    /// [`ErrorKind::Capacity`] if the system does not give the memory.
     pub fn new(
         context: &Context,
         config: &ModelConfig,
@@ -69,34 +70,40 @@ impl KvCache {
         block_size: usize,
         dtype: KvCacheDType,
     ) -> Result<Self> {
-        let layout = layout_of(config, block_size);
+        let layout = layout_of(config, block_size, dtype);
+        Self::check_dtype(context, dtype)?;
         if num_blocks == 0 || block_size == 0 {
             return Err(Error::invalid_request(format!(
                 "a KV cache of {num_blocks} blocks of {block_size} tokens has no room"
             )));
         }
-        let largest = layout.k_block_len().max(layout.v_block_len()).max(row_block_len(&layout));
-        let num_bytes =
-            largest.checked_mul(dtype.size_in_bytes()).and_then(|len| len.checked_mul(num_blocks));
-        if num_bytes.is_none() {
+        let largest = layout.k_block_bytes().max(layout.v_block_bytes()).max(row_block_bytes(&layout));
+        if largest.checked_mul(num_blocks).is_none() {
             return Err(no_memory(num_blocks, block_size, "its size overflows"));
         }
         let layer = || {
             on_device!(context.backend(), |device| {
-                Ok(Held::new(device, device.pools(layout, dtype, num_blocks)?))
+                Ok(Held::new(device, device.pools(layout, num_blocks)?))
             })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layout, dtype, num_blocks, layers })
+        Ok(Self { layout, num_blocks, layers })
+    }
+
+    /// That a device has kernels for a type.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if it has none, with the way out.
+    pub fn check_dtype(context: &Context, dtype: KvCacheDType) -> Result<()> {
+        on_device!(context.backend(), |device| device.check_dtype(dtype))
     }
 
     /// Bytes that one token takes in all layers of a model, the padding counted in.
     #[must_use]
     pub fn bytes_per_token(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> usize {
         let block_size = block_size.max(1);
-        let layout = layout_of(config, block_size);
-        let block_bytes = (layout.k_block_len() + layout.v_block_len()) * dtype.size_in_bytes();
-        (config.num_layers * block_bytes).div_ceil(block_size)
+        let layout = layout_of(config, block_size, dtype);
+        (config.num_layers * layout.block_bytes()).div_ceil(block_size)
     }
 
     /// Blocks of each layer.
@@ -114,7 +121,7 @@ impl KvCache {
     /// How values are stored.
     #[must_use]
     pub fn dtype(&self) -> KvCacheDType {
-        self.dtype
+        self.layout.dtype
     }
 
     /// Copies all layers of block `source` to block `target`.
@@ -207,15 +214,17 @@ fn layer_bytes(layer: &Held<LayerPools>) -> usize {
 }
 
 /// The layout of a model's rows, on any device.
-fn layout_of(config: &ModelConfig, block_size: usize) -> KvLayout {
+fn layout_of(config: &ModelConfig, block_size: usize, dtype: KvCacheDType) -> KvLayout {
     match &config.latent_attention {
         None => KvLayout {
+            dtype,
             block_size,
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             has_values: true,
         },
         Some(latent) => KvLayout {
+            dtype,
             block_size,
             num_kv_heads: 1,
             head_dim: latent.kv_lora_rank + config.rope.dim,
@@ -224,9 +233,9 @@ fn layout_of(config: &ModelConfig, block_size: usize) -> KvLayout {
     }
 }
 
-/// Values of a block of K or of V in rows of tokens for each head, without padding.
-pub(super) fn row_block_len(layout: &KvLayout) -> usize {
-    layout.num_kv_heads * layout.block_size * layout.head_dim
+/// Bytes of a block of K or of V in rows of tokens for each head, without padding.
+pub(super) fn row_block_bytes(layout: &KvLayout) -> usize {
+    layout.num_kv_heads * layout.block_size * layout.dtype.row_bytes(layout.head_dim)
 }
 
 /// That the system does not give the memory.

@@ -32,13 +32,19 @@ pub(super) fn run(context: &Context, report: &mut dyn Report) {
         large,
         Case { num_heads: 20, ..large },
         Case { num_heads: 20, dtype: KvCacheDType::F32, ..large },
+        Case { dtype: KvCacheDType::Q8_0, ..Case::default() },
+        Case { num_heads: 9, dtype: KvCacheDType::Q8_0, block_size: 7, ..Case::default() },
+        // A group of values of which some are rotated.
+        Case { num_heads: 3, rank: 72, block_size: 24, dtype: KvCacheDType::Q8_0, ..Case::default() },
+        Case { num_heads: 20, dtype: KvCacheDType::Q8_0, ..large },
     ];
-    for case in cases {
+    for case in cases.into_iter().filter(|case| KvCache::check_dtype(context, case.dtype).is_ok()) {
         let limit = match case.dtype {
             // A GPU's queries and weights are in half precision too.
             KvCacheDType::F16 if context.is_gpu() => 2e-6,
             KvCacheDType::F16 => 2e-7,
             KvCacheDType::Bf16 => 1e-5,
+            KvCacheDType::Q8_0 => 1e-4,
             KvCacheDType::F32 => 1e-11,
         };
         let name = format!("latent attention, {case:?}");

@@ -423,10 +423,11 @@ fn read_rows(
     let CachePools { layout, k: k_pool, .. } = cache;
     let rows = RowsMut::new(rows, layout.head_dim);
     let rows = CachedRows { k_pool, layout, block_table, positions, rows: &rows };
-    match cache.dtype {
+    match layout.dtype {
         KvCacheDType::F16 => rows.read::<f16>(pool, level),
         KvCacheDType::Bf16 => rows.read::<bf16>(pool, level),
         KvCacheDType::F32 => rows.read::<f32>(pool, level),
+        KvCacheDType::Q8_0 => unreachable!("no pools of this type are made"),
     }
 }
 

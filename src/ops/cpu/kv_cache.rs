@@ -4,14 +4,13 @@ use memmap2::MmapMut;
 
 use super::CpuBackend;
 use super::paged_cache::{CachePools, CachePoolsMut, KvCacheDType, KvLayout};
-use crate::Result;
 use crate::ops::kv_cache::{CacheOps, DevicePools, no_memory};
+use crate::{Error, Result};
 
 /// The blocks of a layer.
 #[derive(Debug)]
 pub(crate) struct CpuPools {
     layout: KvLayout,
-    dtype: KvCacheDType,
     k: MmapMut,
     /// None if values are the first ones of the keys.
     v: Option<MmapMut>,
@@ -20,35 +19,33 @@ pub(crate) struct CpuPools {
 impl CpuPools {
     /// What kernels read.
     pub(crate) fn view(&self) -> CachePools<'_> {
-        CachePools { layout: self.layout, dtype: self.dtype, k: &self.k, v: self.v.as_deref() }
+        CachePools { layout: self.layout, k: &self.k, v: self.v.as_deref() }
     }
 
     /// What kernels write.
     pub(crate) fn view_mut(&mut self) -> CachePoolsMut<'_> {
-        CachePoolsMut { layout: self.layout, dtype: self.dtype, k: &mut self.k, v: self.v.as_deref_mut() }
+        CachePoolsMut { layout: self.layout, k: &mut self.k, v: self.v.as_deref_mut() }
     }
 }
 
 impl DevicePools for CpuPools {
     fn copy_block(&mut self, source: usize, target: usize) -> Result<()> {
-        let copy = |pool: &mut MmapMut, block_len: usize| {
-            let len = block_len * self.dtype.size_in_bytes();
+        let copy = |pool: &mut MmapMut, len: usize| {
             pool.copy_within(source * len..(source + 1) * len, target * len);
         };
-        copy(&mut self.k, self.layout.k_block_len());
+        copy(&mut self.k, self.layout.k_block_bytes());
         if let Some(v) = &mut self.v {
-            copy(v, self.layout.v_block_len());
+            copy(v, self.layout.v_block_bytes());
         }
         Ok(())
     }
 
     fn block_bytes(&self) -> usize {
-        let v_len = self.v.as_ref().map_or(0, |_| self.layout.v_block_len());
-        (self.layout.k_block_len() + v_len) * self.dtype.size_in_bytes()
+        self.layout.block_bytes()
     }
 
     fn read_block(&self, block: usize, bytes: &mut [u8]) -> Result<()> {
-        let k_len = self.layout.k_block_len() * self.dtype.size_in_bytes();
+        let k_len = self.layout.k_block_bytes();
         let (k, v) = bytes.split_at_mut(k_len);
         k.copy_from_slice(&self.k[block * k_len..][..k_len]);
         if let Some(values) = &self.v {
@@ -58,7 +55,7 @@ impl DevicePools for CpuPools {
     }
 
     fn write_block(&mut self, block: usize, bytes: &[u8]) -> Result<()> {
-        let k_len = self.layout.k_block_len() * self.dtype.size_in_bytes();
+        let k_len = self.layout.k_block_bytes();
         let (k, v) = bytes.split_at(k_len);
         self.k[block * k_len..][..k_len].copy_from_slice(k);
         if let Some(values) = &mut self.v {
@@ -69,12 +66,22 @@ impl DevicePools for CpuPools {
 }
 
 impl CacheOps for CpuBackend {
-    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<CpuPools> {
-        let map = |block_len: usize| {
-            MmapMut::map_anon(block_len * dtype.size_in_bytes() * num_blocks)
+    fn check_dtype(&self, dtype: KvCacheDType) -> Result<()> {
+        match dtype {
+            KvCacheDType::F16 | KvCacheDType::Bf16 | KvCacheDType::F32 => Ok(()),
+            KvCacheDType::Q8_0 => {
+                Err(Error::unsupported("the CPU's kernels do not read --kv-cache-dtype q8_0 yet")
+                    .with_hint("use --kv-cache-dtype f16, or --kernels reference"))
+            }
+        }
+    }
+
+    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<CpuPools> {
+        let map = |block_bytes: usize| {
+            MmapMut::map_anon(block_bytes * num_blocks)
                 .map_err(|error| no_memory(num_blocks, layout.block_size, error))
         };
-        let v = layout.has_values.then(|| map(layout.v_block_len())).transpose()?;
-        Ok(CpuPools { layout, dtype, k: map(layout.k_block_len())?, v })
+        let v = layout.has_values.then(|| map(layout.v_block_bytes())).transpose()?;
+        Ok(CpuPools { layout, k: map(layout.k_block_bytes())?, v })
     }
 }

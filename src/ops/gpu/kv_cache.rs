@@ -12,7 +12,7 @@ use super::kernel::Kernel;
 use super::{Binding, GpuBuffer, Placement};
 use crate::ops::KvCacheDType;
 use crate::ops::cpu::paged_cache::KvLayout;
-use crate::ops::kv_cache::{CacheOps, DevicePools, row_block_len};
+use crate::ops::kv_cache::{CacheOps, DevicePools, row_block_bytes};
 use crate::{Error, Result};
 
 /// The blocks of a layer.
@@ -20,7 +20,6 @@ use crate::{Error, Result};
 pub(crate) struct GpuPools {
     gpu: Arc<GpuBackend>,
     layout: KvLayout,
-    dtype: KvCacheDType,
     k: GpuBuffer,
     /// None if values are the first ones of the keys.
     v: Option<GpuBuffer>,
@@ -30,15 +29,15 @@ impl GpuPools {
     /// Keys and values.
     pub(crate) fn pools(&self) -> Result<Pools<'_>> {
         let v = self.v.as_ref().ok_or_else(|| Error::internal("the cache has latent rows only"))?;
-        let KvLayout { block_size, num_kv_heads, head_dim, .. } = self.layout;
-        Ok(Pools { k: &self.k, v, dtype: self.dtype, num_kv_heads, head_dim, block_size })
+        let KvLayout { dtype, block_size, num_kv_heads, head_dim, .. } = self.layout;
+        Ok(Pools { k: &self.k, v, dtype, num_kv_heads, head_dim, block_size })
     }
 
     /// Latent rows.
     pub(crate) fn rows(&self) -> Result<LatentRows<'_>> {
-        let KvLayout { block_size, head_dim: row_dim, .. } = self.layout;
+        let KvLayout { dtype, block_size, head_dim: row_dim, .. } = self.layout;
         match self.v {
-            None => Ok(LatentRows { rows: &self.k, dtype: self.dtype, row_dim, block_size }),
+            None => Ok(LatentRows { rows: &self.k, dtype, row_dim, block_size }),
             Some(_) => Err(Error::internal("the cache has keys and values, and no latent rows")),
         }
     }
@@ -51,7 +50,7 @@ impl GpuPools {
 
     /// Bytes of a block of one buffer.
     fn buffer_block_bytes(&self) -> usize {
-        row_block_len(&self.layout) * self.dtype.size_in_bytes()
+        row_block_bytes(&self.layout)
     }
 }
 
@@ -79,12 +78,30 @@ impl DevicePools for GpuPools {
     }
 }
 
+/// That GPUs have kernels for a type.
+///
+/// # Errors
+/// [`crate::ErrorKind::Unsupported`] if they have none, with the way out.
+pub(crate) fn check_kv_cache_dtype(dtype: KvCacheDType) -> Result<()> {
+    match dtype {
+        KvCacheDType::F16 | KvCacheDType::Bf16 | KvCacheDType::F32 => Ok(()),
+        KvCacheDType::Q8_0 => Err(Error::unsupported(format!(
+            "--kv-cache-dtype {dtype} is for the CPU: on GPUs the cache is f16, bf16 or f32"
+        ))
+        .with_hint("use --kv-cache-dtype f16, or --device cpu")),
+    }
+}
+
 impl CacheOps for Arc<GpuBackend> {
-    fn pools(&self, layout: KvLayout, dtype: KvCacheDType, num_blocks: usize) -> Result<GpuPools> {
-        let len = row_block_len(&layout) * dtype.size_in_bytes() * num_blocks;
+    fn check_dtype(&self, dtype: KvCacheDType) -> Result<()> {
+        check_kv_cache_dtype(dtype)
+    }
+
+    fn pools(&self, layout: KvLayout, num_blocks: usize) -> Result<GpuPools> {
+        let len = row_block_bytes(&layout) * num_blocks;
         let allocate = || self.device().allocate(len.max(16), Placement::Private);
         let v = layout.has_values.then(allocate).transpose()?;
-        Ok(GpuPools { gpu: Self::clone(self), layout, dtype, k: allocate()?, v })
+        Ok(GpuPools { gpu: Self::clone(self), layout, k: allocate()?, v })
     }
 }
 

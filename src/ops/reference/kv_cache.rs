@@ -1,30 +1,30 @@
 //! The keys and values of a layer, a row for each slot.
 
 use candle_core::{DType, Device, Tensor};
+use half::f16;
 
 use super::ReferenceBackend;
 use super::{Failure, Result};
 use crate::ops::KvCacheDType;
-use crate::ops::cpu::paged_cache::KvLayout;
+use crate::ops::cpu::paged_cache::{GROUP, KvLayout};
 use crate::ops::kv_cache::{CacheOps, DevicePools};
 
-/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type; or keys alone, whose first values
-/// are the values.
+/// Keys and values, each `[num_slots, num_kv_heads · head_dim]` of the cache's type, or of singles that are rounded to it;
+/// or keys alone, whose first values are the values.
 #[derive(Debug)]
 pub(crate) struct ReferencePools {
     k: Tensor,
     v: Option<Tensor>,
-    block_size: usize,
+    layout: KvLayout,
 }
 
 impl CacheOps for ReferenceBackend {
-    fn pools(
-        &self,
-        layout: KvLayout,
-        dtype: KvCacheDType,
-        num_blocks: usize,
-    ) -> crate::Result<ReferencePools> {
-        Ok(ReferencePools::new(self, layout, dtype, num_blocks)?)
+    fn check_dtype(&self, _dtype: KvCacheDType) -> crate::Result<()> {
+        Ok(())
+    }
+
+    fn pools(&self, layout: KvLayout, num_blocks: usize) -> crate::Result<ReferencePools> {
+        Ok(ReferencePools::new(self, layout, num_blocks)?)
     }
 }
 
@@ -61,21 +61,16 @@ impl DevicePools for ReferencePools {
 }
 
 impl ReferencePools {
-    fn new(
-        backend: &ReferenceBackend,
-        layout: KvLayout,
-        dtype: KvCacheDType,
-        num_blocks: usize,
-    ) -> Result<Self> {
-        let KvLayout { block_size, num_kv_heads, head_dim, has_values } = layout;
+    fn new(backend: &ReferenceBackend, layout: KvLayout, num_blocks: usize) -> Result<Self> {
+        let KvLayout { dtype, block_size, num_kv_heads, head_dim, has_values } = layout;
         let dtype = match dtype {
             KvCacheDType::F16 => DType::F16,
             KvCacheDType::Bf16 => DType::BF16,
-            KvCacheDType::F32 => DType::F32,
+            KvCacheDType::F32 | KvCacheDType::Q8_0 => DType::F32,
         };
         let shape = (num_blocks * block_size, num_kv_heads * head_dim);
         let zeros = || Tensor::zeros(shape, dtype, backend.device());
-        Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()?, block_size })
+        Ok(Self { k: zeros()?, v: has_values.then(zeros).transpose()?, layout })
     }
 
     /// Rounds keys and values, `[slots.len(), width]`, and puts them into their slots. No values where there is no room
@@ -92,10 +87,23 @@ impl ReferencePools {
         for (pool, rows) in std::iter::once((&self.k, keys)).chain(self.v.iter().zip(values)) {
             // By way of f32: from f64 directly, bits far behind the half of a unit are overlooked, which is then
             // taken for a tie.
-            let rows = rows.to_dtype(DType::F32)?.to_dtype(pool.dtype())?;
+            let rows = rows.to_dtype(DType::F32)?;
+            let rows = match self.layout.dtype {
+                KvCacheDType::Q8_0 => self.round_q8_0(backend, &rows)?,
+                _ => rows.to_dtype(pool.dtype())?,
+            };
             pool.scatter_set(&slots, &rows.contiguous()?, 0)?;
         }
         Ok(())
+    }
+
+    /// Heads of singles, rounded to what q8_0 holds.
+    fn round_q8_0(&self, backend: &ReferenceBackend, rows: &Tensor) -> Result<Tensor> {
+        let mut values: Vec<f32> = rows.flatten_all()?.to_vec1()?;
+        for head in values.chunks_exact_mut(self.layout.head_dim) {
+            head.chunks_mut(GROUP).for_each(round_group);
+        }
+        Ok(Tensor::from_vec(values, rows.shape(), &Device::Cpu)?.to_device(backend.device())?)
     }
 
     /// Keys of some slots, `[slots.len(), width]`, and values, `[slots.len(), value_width]`.
@@ -120,28 +128,84 @@ impl ReferencePools {
 
     /// Values of a block.
     fn block_len(&self, pool: &Tensor) -> usize {
-        self.block_size * pool.dims().last().copied().unwrap_or(0)
+        self.layout.block_size * pool.dims().last().copied().unwrap_or(0)
     }
 
     /// The values of a block in single precision, which holds those of all types.
     fn block_values(&self, pool: &Tensor, block: usize) -> Result<Vec<f32>> {
-        let rows = pool.narrow(0, block * self.block_size, self.block_size)?.to_dtype(DType::F32)?;
+        let rows =
+            pool.narrow(0, block * self.layout.block_size, self.layout.block_size)?.to_dtype(DType::F32)?;
         Ok(rows.flatten_all()?.to_device(&Device::Cpu)?.to_vec1()?)
     }
 
     fn set_block_values(&self, pool: &Tensor, block: usize, values: &[f32]) -> Result<()> {
-        let rows =
-            Tensor::from_slice(values, (self.block_size, values.len() / self.block_size), &Device::Cpu)?;
+        let rows = Tensor::from_slice(
+            values,
+            (self.layout.block_size, values.len() / self.layout.block_size),
+            &Device::Cpu,
+        )?;
         let rows = rows.to_dtype(pool.dtype())?.to_device(pool.device())?;
-        Ok(pool.slice_set(&rows, 0, block * self.block_size)?)
+        Ok(pool.slice_set(&rows, 0, block * self.layout.block_size)?)
     }
 
     /// Copies the slots of a block to another.
     fn copy(&mut self, source: usize, target: usize) -> Result<()> {
         for pool in std::iter::once(&self.k).chain(&self.v) {
-            let rows = pool.narrow(0, source * self.block_size, self.block_size)?.copy()?;
-            pool.slice_set(&rows, 0, target * self.block_size)?;
+            let rows = pool.narrow(0, source * self.layout.block_size, self.layout.block_size)?.copy()?;
+            pool.slice_set(&rows, 0, target * self.layout.block_size)?;
         }
         Ok(())
+    }
+}
+
+/// Rounds values to whole numbers up to 127 times the smallest scale in half precision that reaches the largest of them. A
+/// group with what is no number, or with more than scales reach, is no numbers.
+fn round_group(values: &mut [f32]) {
+    let is_finite = values.iter().all(|value| value.is_finite());
+    let largest = values.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+    let nearest = f16::from_f32(largest / 127.0);
+    let is_below = nearest.to_f32() * 127.0 < largest;
+    let scale = if is_below { f16::from_bits(nearest.to_bits() + 1) } else { nearest };
+    let scale = if is_finite && scale.is_finite() { scale.to_f32() } else { f32::NAN };
+    if scale != 0.0 {
+        values.iter_mut().for_each(|value| *value = (*value / scale).round_ties_even() * scale);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounded<const N: usize>(mut values: [f32; N]) -> [f32; N] {
+        round_group(&mut values);
+        values
+    }
+
+    #[test]
+    fn groups_are_rounded_by_their_largest_value() {
+        assert_eq!(rounded([127.0, -3.4, 3.5, 4.5, 0.0]), [127.0, -3.0, 4.0, 4.0, 0.0]);
+        // 1/127 lies between two halves: the scale is the larger one.
+        let scale = f16::from_bits(f16::from_f32(1.0 / 127.0).to_bits() + 1).to_f32();
+        assert!(f16::from_f32(1.0 / 127.0).to_f32() * 127.0 < 1.0);
+        assert_eq!(rounded([-1.0, 0.3]), [-127.0 * scale, (0.3 / scale).round() * scale]);
+        assert_eq!(rounded([0.0, -0.0]), [0.0, 0.0]);
+        // Scales as small as halves can be: nothing is cut off.
+        let tiny = 100.0 * f16::from_bits(1).to_f32();
+        assert_eq!(
+            rounded([tiny, 0.6 * tiny]),
+            [tiny, 0.6 * tiny].map(|value| {
+                let unit = f16::from_bits(1).to_f32();
+                (value / unit).round() * unit
+            })
+        );
+    }
+
+    #[test]
+    fn what_no_scale_reaches_is_no_number() {
+        let most = 65_504.0 * 127.0;
+        assert_eq!(rounded([most, 1.0]), [most, 0.0]);
+        for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, most * 1.001] {
+            assert!(rounded([1.0, broken, 2.0]).iter().all(|value| value.is_nan()), "{broken}");
+        }
     }
 }

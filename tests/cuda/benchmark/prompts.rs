@@ -66,7 +66,7 @@ impl Bench<'_> {
                 paged_attention(&self.context, &mut scratch, &spec, &qkv, &cache, 0, &lists, None, &mut out)
             })?;
             let num = num_prompts as f64;
-            let bytes = (2 * PROMPT * num_kv_heads * head_dim * dtype.size_in_bytes()) as f64;
+            let bytes = (2 * PROMPT * num_kv_heads * dtype.row_bytes(head_dim)) as f64;
             let operations = (2 * num_heads * head_dim * PROMPT * (PROMPT + 1)) as f64;
             let name = format!(
                 "{num_prompts} × {PROMPT} tokens, {num_heads} over {num_kv_heads} of {head_dim}, {dtype}"

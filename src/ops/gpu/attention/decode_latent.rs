@@ -130,7 +130,7 @@ impl DecodeLatent<'_> {
         let cost = |len: usize| {
             let keys = Cost {
                 operations: (2 * num_chunks * HEADS * (row_dim + value_dim) * len) as u64,
-                bytes: (num_chunks * len * row_dim * dtype.size_in_bytes()) as u64,
+                bytes: (num_chunks * len * dtype.row_bytes(row_dim)) as u64,
             };
             keys + merge_cost
         };

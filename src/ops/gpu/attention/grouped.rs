@@ -158,7 +158,7 @@ impl Pools<'_> {
 
     /// Bytes of the keys and values of a position.
     pub(in crate::ops::gpu) fn bytes_per_position(&self) -> usize {
-        2 * self.num_kv_heads * self.head_dim * self.dtype.size_in_bytes()
+        2 * self.num_kv_heads * self.dtype.row_bytes(self.head_dim)
     }
 }
 
@@ -560,10 +560,7 @@ pub(in crate::ops::gpu) fn flash_attention(
         let begin = (positions.start + 1).saturating_sub(window as usize).max(span.begin as usize);
         let num_values =
             num_kv_heads * (head_dim + value_dim) * (positions.end.min(span.end as usize) - begin);
-        Cost {
-            operations: 2 * (flash.rows() * num_values) as u64,
-            bytes: (num_values * dtype.size_in_bytes()) as u64,
-        }
+        Cost { operations: 2 * (flash.rows() * num_values) as u64, bytes: dtype.row_bytes(num_values) as u64 }
     };
     let costs = inputs.tile_positions(tiles.clone()).map(cost);
     for (piece, cost) in gpu.patience().pieces(costs) {

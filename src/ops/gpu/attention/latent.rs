@@ -244,7 +244,7 @@ impl GpuLatentAttention {
         let cost = |len: usize| {
             let keys = Cost {
                 operations: 4 * (num_chunks * HEADS * num_simdgroups * SLAB * len) as u64,
-                bytes: (num_chunks * len * row_dim * dtype.size_in_bytes()) as u64,
+                bytes: (num_chunks * len * dtype.row_bytes(row_dim)) as u64,
             };
             keys + merge_cost
         };

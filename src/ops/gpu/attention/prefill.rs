@@ -80,10 +80,7 @@ pub(in crate::ops::gpu) fn prefill_attention(
         let begin = (positions.start + 1).saturating_sub(window as usize).max(span.begin as usize);
         let num_values =
             num_kv_heads * (head_dim + value_dim) * (positions.end.min(span.end as usize) - begin);
-        Cost {
-            operations: 2 * (TILE_ROWS * num_values) as u64,
-            bytes: (num_values * dtype.size_in_bytes()) as u64,
-        }
+        Cost { operations: 2 * (TILE_ROWS * num_values) as u64, bytes: dtype.row_bytes(num_values) as u64 }
     };
     let costs = inputs.tile_positions(tiles.clone()).map(cost);
     for (piece, cost) in gpu.patience().pieces(costs) {
