@@ -49,7 +49,7 @@ template <typename KV>
         is_query ? queries + token * a.query_width + (head + 1) * a.query_stride - num_rotated : latent + a.rank;
     device float* target = out + (token * a.num_heads + head) * row_dim + a.rank;
     device KV* row = cache + ulong(slots[token]) * row_dim;
-    device const float* cosines = table + ulong(positions[token]) * num_rotated;
+    device const float* cosines = table + ulong(positions[token]) * (num_rotated + 1);
     device const float* sines = cosines + a.num_pairs;
     for (uint pair = lane; pair < a.num_pairs; pair += LANES) {
         const uint first = IS_INTERLEAVED ? 2 * pair : pair;

@@ -20,6 +20,14 @@ inline uint2 places_of(constant Rotation& rotation, uint pair) {
     return is_split ? uint2(pair, pair + rotation.num_pairs) : uint2(2 * pair, 2 * pair + 1);
 }
 
+// The cosines and the sines of a position, behind which is what queries are multiplied by.
+inline device const float* angles_at(constant Rotation& rotation, device const float* table, uint position) {
+    return table + ulong(position) * (2 * rotation.num_pairs + 1);
+}
+inline float query_factor(constant Rotation& rotation, device const float* angles) {
+    return angles[2 * rotation.num_pairs];
+}
+
 inline float2 pair_at(device const float* values, uint2 places) {
     return float2(values[places.x], values[places.y]);
 }

@@ -21,7 +21,7 @@ template <typename KV>
     device const uint* slots [[buffer(3)]],        // [token]
     device const float* q_norm [[buffer(4)]],      // [head_dim]
     device const float* k_norm [[buffer(5)]],      // [head_dim]
-    device const float* table [[buffer(6)]],       // [position, cosines and sines, pair]
+    device const float* table [[buffer(6)]],       // [position, cosines, sines and one factor]
     device KV* k_cache [[buffer(7)]],
     device KV* v_cache [[buffer(8)]],
     uint2 index [[threadgroup_position_in_grid]],
@@ -57,7 +57,8 @@ template <typename KV>
         }
         factor = factor_of(a.rotation, squares);
     }
-    device const float* angles = table + ulong(positions[token]) * 2 * a.rotation.num_pairs;
+    device const float* angles = angles_at(a.rotation, table, positions[token]);
+    const float scale = is_query ? query_factor(a.rotation, angles) : 1.0f;
     device KV* key = k_cache + row * a.head_dim;
     for (uint pair = lane; pair < num_pairs; pair += LANES) {
         const uint2 places = places_of(a.rotation, pair);
@@ -67,8 +68,8 @@ template <typename KV>
         }
         own = rotated(own, turn_of(a.rotation, angles, pair));
         if (is_query) {
-            values[places.x] = own.x;
-            values[places.y] = own.y;
+            values[places.x] = own.x * scale;
+            values[places.y] = own.y * scale;
         } else {
             key[places.x] = KV(own.x);
             key[places.y] = KV(own.y);

@@ -68,6 +68,7 @@ TINY_GGUF_TYPES = {
     "seed_oss": ["f16"],
     "glm4": ["f16"],
     "olmo3": ["f16"],
+    "ministral3": ["f16"],
     "deepseek_v2_lite": ["q8_0", "q4_0", "f32-legacy", "q8_0-legacy", "q4_0-mixed"],
     "youtu": ["q8_0", "q4_0"],
     "glm4_moe_lite": ["q8_0", "q4_0", "q8_0-ollama"],
@@ -89,6 +90,7 @@ GGUF_ARCH = {
     "seed_oss": "seed_oss",
     "glm4": "glm4",
     "olmo3": "olmo2",
+    "ministral3": "mistral3",
     "deepseek_v2": "deepseek2",
     "youtu": "deepseek2",
     "glm4_moe_lite": "deepseek2",
@@ -99,7 +101,7 @@ LATENT_ARCHS = ("deepseek2", OLLAMA_ARCH)
 NORMALIZING_ARCHS = ("llama", "qwen3moe")
 
 # Architectures whose files have the rows of rotated heads in another order than folders.
-INTERLEAVING_ARCHS = ("llama", "smollm3", "granite")
+INTERLEAVING_ARCHS = ("llama", "smollm3", "granite", "mistral3")
 # Those that rotate neighbouring values.
 INTERLEAVED_ARCHS = (*INTERLEAVING_ARCHS, "glm4")
 # Of four layers of SmolLM3, the last one rotates nothing.
@@ -272,7 +274,24 @@ def model_config(name, hidden_size):
         },
     }
     olmo2 = {"rope_parameters": rope(500000.0) | {"rope_type": "linear", "factor": 4.0}}
+    # Queries grow every eight positions.
+    ministral3 = {
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "rope_parameters": rope(1e6)
+        | {
+            "rope_type": "yarn",
+            "factor": 64.0,
+            "original_max_position_embeddings": 8,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    }
     config_class, special = {
+        "ministral3": (transformers.Ministral3Config, small | ministral3),
         "llama": (transformers.LlamaConfig, {"rope_parameters": rope(10000.0)}),
         "llama3": (
             transformers.LlamaConfig,
@@ -367,10 +386,18 @@ def make_reference(name, folder, hidden_size=64):
     print(f"{folder}: greedy {golden['greedy'][8:18].tolist()}")
     if name == "olmo3":
         make_olmo2_golden(folder, model, ids)
+    if name in ("olmo3", "ministral3"):
+        keep_halves(folder / "model.safetensors")
+
+
+def keep_halves(path):
+    """The weights as the halves that they are."""
+    halves = {name: value.astype(np.float16) for name, value in load_file(path).items()}
+    save_file(halves, path, {"format": "pt"})
 
 
 def make_olmo2_golden(folder, model, ids):
-    """What OLMo 2 makes of OLMo 3's weights, beside them, and the weights as the halves that they are."""
+    """What OLMo 2 makes of OLMo 3's weights, beside them."""
     import torch
     import transformers
 
@@ -387,8 +414,6 @@ def make_olmo2_golden(folder, model, ids):
             greedy = torch.cat([greedy, best], 1)
     golden = {"ids": ids.numpy().astype(np.int64)[0], "logits": logits, "greedy": greedy[0].numpy().astype(np.int64)}
     save_file(golden, folder / "olmo2.golden.safetensors")
-    path = folder / "model.safetensors"
-    save_file({name: value.astype(np.float16) for name, value in load_file(path).items()}, path, {"format": "pt"})
 
 
 QWEN3_MOE_CONFIG = {
@@ -726,6 +751,14 @@ def add_hyperparameters(writer, arch, config, variant=""):
         writer.add_array(f"{arch}.attention.sliding_window_pattern", has_window)
         writer.add_string(f"{arch}.rope.scaling.type", "linear")
         f32("rope.scaling.factor", rope["factor"])
+    if arch == "mistral3":
+        writer.add_string(f"{arch}.rope.scaling.type", "yarn")
+        f32("rope.scaling.factor", rope["factor"])
+        u32("rope.scaling.original_context_length", rope["original_max_position_embeddings"])
+        f32("rope.scaling.yarn_beta_fast", rope["beta_fast"])
+        f32("rope.scaling.yarn_beta_slow", rope["beta_slow"])
+        f32("rope.scaling.yarn_log_multiplier", rope["mscale_all_dim"])
+        f32("attention.temperature_scale", rope["llama_4_scaling_beta"])
     if arch == "granite":
         f32("embedding_scale", config["embedding_multiplier"])
         f32("residual_scale", config["residual_multiplier"])
@@ -1144,8 +1177,8 @@ def stage_gguf(out, models):
         for type_name in types:
             path = folder / f"{name}.{type_name}.gguf"
             write_gguf(folder, path, type_name)
-            if name == "olmo3":
-                # The folder's results hold; numpy has no norms of whole rows.
+            if name in ("olmo3", "ministral3"):
+                # The folder's results hold; numpy has neither norms of whole rows nor queries that grow.
                 logits = golden["logits"]
             elif type_name in ("f32", "f16"):
                 logits = forward(path, golden["ids"])

@@ -326,6 +326,12 @@ fn glm4() {
 /// Norms over all queries and over all keys of a token, and none before attention and networks. The layers with a window
 /// have a rotation without scaling.
 #[test]
+fn ministral3() {
+    check_dense("tiny/ministral3", "tiny/ministral3/golden.safetensors");
+    check_dense("tiny/ministral3/ministral3.f16.gguf", "tiny/ministral3/golden.safetensors");
+}
+
+#[test]
 fn olmo3() {
     check_dense("tiny/olmo3", "tiny/olmo3/golden.safetensors");
     check_dense("tiny/olmo3/olmo3.f16.gguf", "tiny/olmo3/golden.safetensors");
@@ -525,8 +531,9 @@ fn experts_in_a_file_give_the_same_bits() {
     }
 }
 
-const MODELS: [&str; 22] = [
+const MODELS: [&str; 23] = [
     "tiny/olmo3",
+    "tiny/ministral3",
     "tiny/gpt_oss/gpt_oss.f16.gguf",
     "tiny/gpt_oss_mxfp4",
     "tiny/granite",

@@ -45,6 +45,8 @@ pub struct Architecture {
     pub pre_norms: bool,
     /// True if what they add is normalised before.
     pub post_norms: bool,
+    /// True if queries may grow with their position.
+    pub queries_grow: bool,
     /// True if embeddings are multiplied by the root of their width.
     pub scaled_embeddings: bool,
     /// True if its files say what embeddings, scores, what layers add, and logits are multiplied by.
@@ -116,11 +118,17 @@ pub enum Decoder {
 
 /// Every architecture that can be run. Of those that share a name in GGUF files the first one counts that
 /// has experts if the file has, and none if it has none.
-pub static ARCHITECTURES: [Architecture; 20] = [
+pub static ARCHITECTURES: [Architecture; 21] = [
     Architecture::llama_like("LlamaForCausalLM", &["llama"], HfDefaults::LLAMA).interleaved_in_gguf(),
     Architecture {
         gguf_names: &["llama"],
         ..Architecture::llama_like("MistralForCausalLM", &["mistral"], HfDefaults::MISTRAL)
+            .interleaved_in_gguf()
+    },
+    Architecture {
+        gguf_names: &["mistral3"],
+        queries_grow: true,
+        ..Architecture::llama_like("Ministral3ForCausalLM", &["ministral3"], HfDefaults::MINISTRAL3)
             .interleaved_in_gguf()
     },
     Architecture {
@@ -250,6 +258,7 @@ impl Architecture {
             gguf_has_whole_yarn_factor: false,
             pre_norms: true,
             post_norms: false,
+            queries_grow: false,
             scaled_embeddings: false,
             has_multipliers: false,
             hf_norm_offset: 0.0,

@@ -110,6 +110,15 @@ impl HfDefaults {
         has_attention_bias_key: false,
         ..Self::LLAMA
     };
+    pub(crate) const MINISTRAL3: Self = Self {
+        head_dim: Some(128),
+        max_position_embeddings: 262_144,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e6,
+        yarn: Some((16.0, 16_384)),
+        window: HfWindow::All(None),
+        ..Self::MISTRAL
+    };
     pub(crate) const MIXTRAL: Self = Self {
         rms_norm_eps: 1e-5,
         rope_theta: 1e6,

@@ -10,8 +10,8 @@ mod speculative;
 pub use architecture::{ARCHITECTURES, Architecture, Decoder, LocalBase, QkNorm, RouterDefaults};
 pub use engine::EngineConfig;
 pub use model::{
-    ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, RopeConfig, RopeScaling, Rotation,
-    Scoring,
+    ExpertsConfig, LatentAttentionConfig, LayerAttention, ModelConfig, QueryGrowth, RopeConfig, RopeScaling,
+    Rotation, Scoring,
 };
 pub use speculative::{SpeculativeConfig, SpeculativeMethod};
 pub use tinyvllm_kernels::gated::Activation;

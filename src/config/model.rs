@@ -213,6 +213,26 @@ pub struct RopeConfig {
     pub style: RopeStyle,
     /// How the frequencies are changed for longer contexts.
     pub scaling: RopeScaling,
+    /// How queries grow with their position, if they do.
+    pub query_growth: Option<QueryGrowth>,
+}
+
+/// How queries grow with their position, so that attention over long contexts stays sharp: they are multiplied by
+/// `1 + beta · ln(1 + ⌊position / period⌋)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryGrowth {
+    /// 0 for none.
+    pub beta: f64,
+    /// Positions with one factor; at least 1.
+    pub period: usize,
+}
+
+impl QueryGrowth {
+    /// What the queries of a position are multiplied by.
+    #[must_use]
+    pub fn factor(self, position: usize) -> f64 {
+        self.beta.mul_add((1.0 + (position / self.period.max(1)) as f64).ln(), 1.0)
+    }
 }
 
 /// How rotary frequencies are changed for longer contexts.

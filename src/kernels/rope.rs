@@ -26,7 +26,7 @@ pub struct RopeRows<'a> {
     pub style: RopeStyle,
     /// Pairs of a head that are rotated.
     pub num_pairs: usize,
-    /// `[positions][2][num_pairs]`: cosines, then sines.
+    /// `[positions][2 · num_pairs + 1]`: cosines, then sines, then what queries are multiplied by.
     pub values: &'a [f32],
 }
 
@@ -38,7 +38,19 @@ impl<'a> RopeRows<'a> {
     #[must_use]
     #[inline(always)]
     pub fn row(self, position: usize) -> (&'a [f32], &'a [f32]) {
-        self.values[position * 2 * self.num_pairs..][..2 * self.num_pairs].split_at(self.num_pairs)
+        let len = 2 * self.num_pairs;
+        self.values[position * (len + 1)..][..len].split_at(self.num_pairs)
+    }
+
+    /// What the queries of a position are multiplied by.
+    ///
+    /// # Panics
+    /// If there is no row for it.
+    #[must_use]
+    #[inline(always)]
+    pub fn query_factor(self, position: usize) -> f32 {
+        let len = 2 * self.num_pairs;
+        self.values[position * (len + 1) + len]
     }
 }
 
@@ -148,6 +160,7 @@ impl<E: KvElement> Kernel for HeadTask<'_, E> {
         let group = num_heads / num_kv_heads;
         for (token, (&position, &slot)) in positions.iter().zip(slot_mapping).enumerate() {
             let (cos, sin) = table.row(position as usize);
+            let factor = table.query_factor(position as usize);
             let part = |column: usize, heads: usize| {
                 // SAFETY: the heads belong to this task alone, and each part is used before the next.
                 unsafe { self.qkv.part(token, column * head_dim, heads * head_dim) }
@@ -157,6 +170,9 @@ impl<E: KvElement> Kernel for HeadTask<'_, E> {
                     rms_norm::<V>(query, norms.q);
                 }
                 rotate(query, cos, sin, table.style);
+                if factor != 1.0 {
+                    query.iter_mut().for_each(|value| *value *= factor);
+                }
             }
             let key = part(num_heads + self.kv_head, 1);
             if let Some(norms) = norms {

@@ -90,7 +90,8 @@ fn rope_table(loader: &Loader<'_>, config: &RopeConfig, max_positions: usize) ->
         _ => 1.0,
     };
     let frequencies = frequencies(config, divisors.as_deref());
-    RopeTable::new(loader.context(), config.style, frequencies, factor, max_positions)
+    let table = RopeTable::new(loader.context(), config.style, frequencies, factor, max_positions)?;
+    Ok(table.with_growth(config.query_growth))
 }
 
 /// Radians per position of each pair.
@@ -133,7 +134,10 @@ mod tests {
     use super::*;
 
     fn scaled(theta: f64, dim: usize, scaling: RopeScaling) -> Vec<f32> {
-        frequencies(&RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling }, None)
+        frequencies(
+            &RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling, query_growth: None },
+            None,
+        )
     }
 
     #[test]
@@ -219,7 +223,8 @@ mod tests {
         assert_eq!(scaled(1e4, 8, RopeScaling::Linear { factor: 2.0 }), [0.5, 0.05, 0.005, 0.0005]);
         let check = |scaling: RopeScaling, expected: [f32; 4]| {
             let scaling = RopeScaling::FreqFactors(Box::new(scaling));
-            let config = RopeConfig { theta: 1e4, dim: 8, style: RopeStyle::Interleaved, scaling };
+            let config =
+                RopeConfig { theta: 1e4, dim: 8, style: RopeStyle::Interleaved, scaling, query_growth: None };
             assert_eq!(frequencies(&config, Some(&[1.0, 1.0, 2.0, 4.0])), expected);
         };
         check(RopeScaling::None, [1.0, 0.1, 0.005, 0.00025]);

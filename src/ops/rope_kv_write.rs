@@ -1,6 +1,6 @@
 //! What happens between the query, key and value projections and attention.
 
-use crate::config::RopeStyle;
+use crate::config::{QueryGrowth, RopeStyle};
 use crate::ops::buffer::Buffer;
 use crate::ops::context::Context;
 use crate::ops::cpu::rope::RopeRows;
@@ -56,9 +56,10 @@ pub struct RopeTable {
     /// Radians per position of each pair.
     frequencies: Vec<f32>,
     factor: f32,
+    growth: Option<QueryGrowth>,
     max_positions: usize,
     num_positions: usize,
-    /// `[positions][2][pairs]`: cosines, then sines.
+    /// `[positions][2 · pairs + 1]`: cosines, then sines, then what queries are multiplied by.
     values: Vec<f32>,
     /// The same, where kernels read it.
     held: Held<Tables>,
@@ -79,10 +80,16 @@ impl RopeTable {
         factor: f32,
         max_positions: usize,
     ) -> Result<Self> {
-        let len = max_positions * frequencies.len() * 2;
+        let len = max_positions * (frequencies.len() * 2 + 1);
         let held = on_device!(context.backend(), |device| Held::new(device, device.rope_table(len)?));
         let values = Vec::with_capacity(len);
-        Ok(Self { style, frequencies, factor, max_positions, num_positions: 0, values, held })
+        Ok(Self { style, frequencies, factor, growth: None, max_positions, num_positions: 0, values, held })
+    }
+
+    /// The same for queries that grow.
+    #[must_use]
+    pub fn with_growth(self, growth: Option<QueryGrowth>) -> Self {
+        Self { growth, ..self }
     }
 
     /// Computes what is missing of the positions below `num_positions`.
@@ -108,6 +115,7 @@ impl RopeTable {
             let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
             self.values.extend(angles.clone().map(|angle| angle.cos() * self.factor));
             self.values.extend(angles.map(|angle| angle.sin() * self.factor));
+            self.values.push(self.query_factor(position) as f32);
         }
         self.num_positions = end;
         let new = &self.values[num_old..];
@@ -129,6 +137,11 @@ impl RopeTable {
     /// What sines and cosines are multiplied by.
     pub(crate) fn factor(&self) -> f32 {
         self.factor
+    }
+
+    /// What the queries of a position are multiplied by.
+    pub(crate) fn query_factor(&self, position: usize) -> f64 {
+        self.growth.map_or(1.0, |growth| growth.factor(position))
     }
 
     /// Pairs of a head that are rotated.
@@ -162,7 +175,7 @@ pub struct HeadNorms<'a> {
     pub k: &'a RmsNorm,
 }
 
-/// Normalises (if there are norms) and rotates queries in place and keys, and writes keys and values to
+/// Normalises (if there are norms) and rotates queries in place (which may grow then) and keys, and writes keys and values to
 /// their slots of layer `layer` of the cache.
 ///
 /// `qkv` is `[num_tokens, (num_heads + 2 · num_kv_heads) · head_dim]`: query heads, key heads, value

@@ -8,7 +8,7 @@ use super::oracle::{Rows, buffer, noise, rms_norm, unwritten};
 use super::{Effort, Report};
 use crate::Result;
 use crate::config::{
-    ARCHITECTURES, Activation, LayerAttention, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
+    ARCHITECTURES, Activation, LayerAttention, ModelConfig, QueryGrowth, RopeConfig, RopeScaling, RopeStyle,
 };
 use crate::ops::{
     AttentionHeads, AttentionLimits, AttentionMetadata, AttentionScratch, AttentionSpec, Buffer, Context,
@@ -26,6 +26,8 @@ struct Case {
     num_pairs: usize,
     style: RopeStyle,
     has_norms: bool,
+    /// Whether queries grow with their position.
+    grows: bool,
     window: Option<usize>,
     has_sinks: bool,
     soft_cap: Option<f64>,
@@ -53,6 +55,7 @@ impl Default for Case {
             num_pairs: 32,
             style: RopeStyle::HalfSplit,
             has_norms: false,
+            grows: false,
             window: None,
             has_sinks: false,
             soft_cap: None,
@@ -81,6 +84,7 @@ impl fmt::Display for Case {
         }
         for (is_so, what) in [
             (self.has_norms, "norms"),
+            (self.grows, "growing queries"),
             (self.style == RopeStyle::Interleaved, "interleaved"),
             (self.size < 1.0, "small heads"),
             (self.query_size > 1.0, "large queries"),
@@ -194,6 +198,10 @@ pub(super) fn run(context: &Context, effort: Effort, report: &mut dyn Report) {
         }
         run(&Case { has_sinks, soft_cap, ..pieces.clone() });
     }
+    // Queries that grow with their position, in tokens by themselves and in prompts.
+    for sequences in [vec![[37, 1], [5, 1], [70, 1]], vec![[37, 30], [0, 12]]] {
+        run(&Case { grows: true, has_norms: true, sequences, ..Case::default() });
+    }
     // No rotation at all.
     run(&Case { num_pairs: 0, ..Case::default() });
     // Two pieces, more values than one simdgroup merges.
@@ -272,6 +280,7 @@ pub fn one_layer(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mode
             dim: head_dim,
             style: RopeStyle::HalfSplit,
             scaling: RopeScaling::None,
+            query_growth: None,
         },
         local_rope: None,
         max_position_embeddings: 1 << 16,
@@ -436,7 +445,8 @@ impl<'a> Layer<'a> {
         };
         let config = one_layer(num_heads, num_kv_heads, head_dim);
         let frequencies = (0..case.num_pairs).map(|pair| 0.3 / (pair + 1) as f32).collect();
-        let mut table = RopeTable::new(context, case.style, frequencies, 1.0, max_len)?;
+        let growth = case.grows.then_some(QueryGrowth { beta: 0.5, period: 16 });
+        let mut table = RopeTable::new(context, case.style, frequencies, 1.0, max_len)?.with_growth(growth);
         table.extend_to(max_len)?;
         Ok(Self {
             context,

@@ -17,7 +17,7 @@ const MAX_LEN: usize = 128;
 
 /// Models in single precision with `golden.safetensors` beside their weights: `ids`, the `logits` of each, and `greedy`,
 /// eight tokens with the 32 that follow.
-const EXACT: [&str; 18] = [
+const EXACT: [&str; 19] = [
     "tiny/llama",
     "tiny/llama3",
     "tiny/mistral",
@@ -36,13 +36,14 @@ const EXACT: [&str; 18] = [
     "tiny/mixtral",
     "tiny/gpt_oss",
     "tiny/olmo3",
+    "tiny/ministral3",
 ];
 
 /// Tokens of golden prompts. The second has a whole group, too.
 const PROMPT_LENS: [usize; 2] = [8, 34];
 
 /// Those of them whose weights are in half precision.
-const IN_HALF: [&str; 2] = ["tiny/gpt_oss", "tiny/olmo3"];
+const IN_HALF: [&str; 3] = ["tiny/gpt_oss", "tiny/olmo3", "tiny/ministral3"];
 
 /// Quantised models whose golden logits were computed with the quantised weights.
 const QUANTIZED: [&str; 13] = [

@@ -1,9 +1,10 @@
 //! The model's keys in a GGUF header.
 
+use super::hf_rope::query_growth;
 use super::multipliers::{self, Multipliers};
 use super::{
-    ExpertsConfig, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, RopeConfig, RopeScaling,
-    Window, in_range,
+    ExpertsConfig, LatentAttentionConfig, LayerAttention, MAX_LAYERS, ModelConfig, QueryGrowth, RopeConfig,
+    RopeScaling, Window, in_range,
 };
 use crate::config::architecture::Architecture;
 use crate::weights::gguf::{Metadata, Value};
@@ -76,6 +77,7 @@ impl ModelConfig {
                 dim,
                 style: architecture.gguf_rope_style,
                 scaling: rope_scaling(&keys, architecture, max_position_embeddings, &has_tensor)?,
+                query_growth: growth(&keys, architecture, max_position_embeddings)?,
             })
         };
         let (num_kv_heads, head_dim, rope, latent_attention) = if architecture.has_latent_attention() {
@@ -338,6 +340,19 @@ fn rope_scaling(
     }
 }
 
+/// How queries grow with their position: in steps of the context before scaling.
+fn growth(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    max_position_embeddings: usize,
+) -> Result<Option<QueryGrowth>> {
+    let Some(beta) = keys.f64("attention.temperature_scale")?.filter(|_| architecture.queries_grow) else {
+        return Ok(None);
+    };
+    let period = keys.usize("rope.scaling.original_context_length")?.unwrap_or(max_position_embeddings);
+    Ok(query_growth(beta, period))
+}
+
 fn long_rope(
     keys: &Keys<'_>,
     max_position_embeddings: usize,
@@ -376,13 +391,10 @@ fn yarn(
         }
         1.0
     } else {
-        // With this key the factor on sine and cosine would depend on more than the scaling's.
-        if let Some(multiplier) = keys.f64("rope.scaling.yarn_log_multiplier")?
-            && multiplier != 0.0
-        {
-            return Err(keys.unsupported("rope.scaling.yarn_log_multiplier", &multiplier));
-        }
-        own_factor * if is_whole || factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+        // What the scores would be multiplied by is taken off the factor on sine and cosine.
+        let multiplier = keys.f64("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+        let of = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+        own_factor * if is_whole { 1.0 } else { of(1.0) / of(multiplier) }
     };
     Ok(RopeScaling::Yarn {
         factor,

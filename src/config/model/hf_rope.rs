@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::json::{Json, shown};
-use super::{RopeConfig, RopeScaling, Window};
+use super::{QueryGrowth, RopeConfig, RopeScaling, Window};
 use crate::config::RopeStyle;
 use crate::config::architecture::Architecture;
 use crate::{Error, Result};
@@ -131,13 +131,18 @@ pub(super) fn rope(
     let own_yarn = architecture.hf_defaults.yarn.filter(|_| parameters.value.is_null());
     let original_context = original_context.or(own_yarn.map(|(_, context)| context));
     let context = original_context.unwrap_or(max_position_embeddings);
+    let query_growth = match parameters.f64("llama_4_scaling_beta")? {
+        Some(beta) if architecture.queries_grow => query_growth(beta, context),
+        None if architecture.queries_grow && own_yarn.is_some() => query_growth(0.1, context),
+        _ => None,
+    };
     let scaling = match kind {
         "default" if let Some((factor, original_context)) = own_yarn => RopeScaling::Yarn {
             factor,
             original_context,
             beta_fast: 32.0,
             beta_slow: 1.0,
-            attention_factor: 0.1 * factor.ln() + 1.0,
+            attention_factor: if architecture.queries_grow { 1.0 } else { 0.1 * factor.ln() + 1.0 },
             truncate: architecture.truncates_yarn,
         },
         // Text alone has the same position on all axes of mrope, which then is the plain rotation.
@@ -158,6 +163,7 @@ pub(super) fn rope(
                     dim,
                     style: style(file, architecture, notices)?,
                     scaling: RopeScaling::None,
+                    query_growth,
                 },
                 window,
             ));
@@ -183,7 +189,13 @@ pub(super) fn rope(
         true => Window::plain(max_position_embeddings),
         false => Window::of(&scaling, original_context, max_position_embeddings),
     };
-    Ok((RopeConfig { theta, dim, style: style(file, architecture, notices)?, scaling }, window))
+    let style = style(file, architecture, notices)?;
+    Ok((RopeConfig { theta, dim, style, scaling, query_growth }, window))
+}
+
+/// Queries that grow with every so many positions, if they do.
+pub(super) fn query_growth(beta: f64, period: usize) -> Option<QueryGrowth> {
+    (beta != 0.0 && period > 0).then_some(QueryGrowth { beta, period })
 }
 
 /// Which values make a pair. Some classes have a switch for it.

@@ -47,7 +47,13 @@ fn what_is_missing_has_its_default() {
     assert_eq!(config.rms_norm_eps, 1e-6);
     assert_eq!(
         config.rope,
-        RopeConfig { theta: 1e4, dim: 16, style: RopeStyle::HalfSplit, scaling: RopeScaling::None }
+        RopeConfig {
+            theta: 1e4,
+            dim: 16,
+            style: RopeStyle::HalfSplit,
+            scaling: RopeScaling::None,
+            query_growth: None
+        }
     );
     assert_eq!(config.longest_window(), None);
     assert_eq!((config.bos_token_id, config.eos_token_ids.len()), (None, 0));
@@ -100,7 +106,11 @@ fn special_tokens_come_as_numbers_and_lists_and_the_generation_config_wins() {
 fn rope_is_read_in_both_spellings() {
     let check = |changes: Value, theta: f64, dim: usize, scaling: RopeScaling| {
         let rope = read(&changes).unwrap().rope;
-        assert_eq!(rope, RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling }, "{changes}");
+        assert_eq!(
+            rope,
+            RopeConfig { theta, dim, style: RopeStyle::HalfSplit, scaling, query_growth: None },
+            "{changes}"
+        );
     };
     check(json!({"rope_theta": 5e5}), 5e5, 16, RopeScaling::None);
     check(

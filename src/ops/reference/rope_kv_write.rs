@@ -39,7 +39,10 @@ impl RopeKvWrite for ReferenceBackend {
                 };
                 Ok::<_, Failure>(rotation.apply(&heads)?.reshape((positions.len(), num_heads * head_dim))?)
             };
-            let queries = heads(0, num_heads, norms.map(|norms| norms.q))?;
+            let factors = positions.iter().map(|position| table.query_factor(*position as usize)).collect();
+            let factors = Tensor::from_vec::<_, f64>(factors, (positions.len(), 1), &Device::Cpu)?;
+            let factors = self.bring(&factors.to_dtype(self.dtype())?)?;
+            let queries = heads(0, num_heads, norms.map(|norms| norms.q))?.broadcast_mul(&factors)?;
             let keys = heads(q_width, num_kv_heads, norms.map(|norms| norms.k))?;
             let values = rows.narrow(1, q_width + kv_width, kv_width)?;
             pools.write(self, slots, &keys, Some(&values))?;

@@ -270,6 +270,7 @@ fn check_deepseek_v2_lite(config: &ModelConfig) {
                 attention_factor: 1.0,
                 truncate: true,
             },
+            query_growth: None,
         }
     );
     let latent = config.latent_attention.as_ref().unwrap();

@@ -281,7 +281,8 @@ template <typename KV, int MAX_DIM>
         const uint num_tasks = num_heads + (end == seq_len ? 2 : 0);
         const auto has_pair = [&](uint i) { return 2 * (i * LANES + lane) < head_dim; };
         const auto places = [&](uint i) { return places_of(a.rotation, i * LANES + lane); };
-        device const float* angles = table + ulong(positions[token]) * 2 * a.rotation.num_pairs;
+        device const float* angles = angles_at(a.rotation, table, positions[token]);
+        const float query_scale = query_factor(a.rotation, angles) * a.scale;
         float2 turns[PAIRS];
         float2 weights[2][PAIRS];
 #pragma clang loop unroll(full)
@@ -343,7 +344,7 @@ template <typename KV, int MAX_DIM>
                             pair = rotated(pair, turns[i]);
                         }
                         if (task < num_heads) {
-                            const uint halves = msl_halves(pair.x * a.scale, pair.y * a.scale);
+                            const uint halves = msl_halves(pair.x * query_scale, pair.y * query_scale);
                             query[at.x] = ushort(halves);
                             query[at.y] = ushort(halves >> 16);
                         } else {
