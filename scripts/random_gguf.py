@@ -170,6 +170,10 @@ SHAPES = {
         "phi3", 32, 3072, 8192, 24, 200064, 4096, kv_heads=8, tied=True, eps=1e-5, rope_dim=96, fused_qkv=True,
         fused_gate_up=True,
     ),
+    "ministral-3-3b": Shape(
+        "mistral3", 26, 3072, 9216, 32, 131072, 262144, kv_heads=8, head_dim=128, tied=True, eps=1e-5, theta=1e6,
+        yarn=True,
+    ),
     "seed-oss-36b": Shape(
         "seed_oss", 64, 5120, 27648, 80, 155136, 524288, kv_heads=8, head_dim=128, theta=1e7, qkv_bias=True,
         ffn_norm="post_attention_norm",
@@ -496,6 +500,12 @@ def write_metadata(w, shape, mix):
         w.add_rope_dimension_count(min(shape.rope_dim or shape.head_dim, shape.head_dim))
         if shape.window:
             w.add_sliding_window(shape.window)
+        if shape.yarn:
+            w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            w.add_rope_scaling_factor(16.0)
+            w.add_rope_scaling_orig_ctx_len(16384)
+            w.add_rope_scaling_yarn_log_mul(1.0)
+            w.add_float32(f"{shape.arch}.attention.temperature_scale", 0.1)
     if shape.multipliers:
         embeddings, scores, residuals, logits = shape.multipliers
         w.add_embedding_scale(embeddings)

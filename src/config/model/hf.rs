@@ -171,11 +171,17 @@ impl ModelConfig {
 }
 
 /// The keys of the language model in a file of a model that looks at pictures too, with those around them that it does not
-/// have itself; none if the file is not of that kind.
+/// have itself; none if the file is not of that kind. Where the class is not one of ours, that of the language model counts.
 fn text_part(config: &Value) -> Option<Value> {
     let mut text = config.get("text_config")?.as_object()?.clone();
+    let knows_text = text.get("model_type").and_then(Value::as_str).map(Architecture::from_model_type);
+    let knows_class = architecture(Json { name: "config.json", value: config }).is_ok();
+    let is_of_text = !knows_class && matches!(knows_text, Some(Ok(_)));
     for (key, value) in config.as_object()? {
         let names_the_class = ["architectures", "model_type"].contains(&key.as_str());
+        if names_the_class && is_of_text {
+            continue;
+        }
         if names_the_class || (key != "text_config" && !text.contains_key(key)) {
             text.insert(key.clone(), value.clone());
         }

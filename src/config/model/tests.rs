@@ -10,6 +10,7 @@ mod families;
 mod gpt_oss;
 mod latent;
 mod layers;
+mod mistral;
 mod olmo;
 mod settings;
 
