@@ -1,0 +1,40 @@
+//! The store of a model's prefixes: what decides that a block of it is right.
+
+use super::LlmOptions;
+use super::load::OpenedModel;
+use crate::Result;
+use crate::config::EngineConfig;
+use crate::demo;
+use crate::prefix_store::{LoadedFile, PrefixStore, StoreOptions};
+use crate::runner::{ModelRunner, Runner};
+
+/// Opens the directory and computes the probe. The weights are hashed in the background.
+///
+/// # Errors
+/// Those of [`PrefixStore::open`] and [`ModelRunner::probe`].
+pub(super) fn open(
+    store: &StoreOptions,
+    opened: &OpenedModel,
+    options: &LlmOptions,
+    engine: &EngineConfig,
+    runner: &mut ModelRunner,
+) -> Result<PrefixStore> {
+    let probe = runner.probe(engine.prompt_group, engine.max_num_batched_tokens)?;
+    let cache = runner.kv_cache();
+    let (cache, block_bytes) =
+        cache.map(|cache| (format!("{:?}", cache.dtype()), cache.block_bytes())).unwrap_or_default();
+    // The rotation and what else is computed differently with the same weights.
+    let text =
+        format!("{:?}", (&opened.config, cache, engine.prompt_group, options.quantization, options.dtype));
+    let files: Vec<LoadedFile> = opened
+        .checkpoint
+        .file_stamps()
+        .into_iter()
+        .map(|stamp| (stamp.path.clone(), stamp.len, stamp.modified))
+        .collect();
+    let (block_size, built_in) = (engine.block_size, if files.is_empty() { demo::MODEL } else { &[] });
+    PrefixStore::open(store, block_size, block_bytes, move |parts| {
+        let block_size = (block_size as u64).to_le_bytes();
+        parts.fingerprint(&files, &[text.as_bytes(), &probe, &block_size, built_in])
+    })
+}
