@@ -106,6 +106,7 @@ fn check_restart(files: impl Fn() -> ModelFiles) {
         let (tokens, num_cached) = answer(&again, request.clone());
         assert_eq!((&tokens, &answer(&plain, request.clone()).0), (answer_before, answer_before));
         assert_eq!(num_cached, (request.prompt_token_ids.len() - 1) / 16 * 16, "all full blocks are read");
+        assert_eq!(answer(&again, request.clone()), (tokens, num_cached), "and found in memory then");
     }
     let stats = again.llm.engine().stats().unwrap();
     assert_eq!(stats.num_external_hits, (32 + 32 + 64 + 80) as u64);
@@ -174,6 +175,16 @@ fn a_cache_that_is_smaller_than_what_is_read_is_no_matter() {
         };
         assert_eq!(&stream.filter_map(token).collect::<Vec<_>>(), wanted);
     }
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let loaded = demo(Some(&file.join("below")));
+    assert_eq!(answer(&loaded, request(prompt(1, 40), None)).0.len(), 12);
+    assert_eq!(loaded.notices.lock().unwrap().len(), 1, "{:?}", loaded.notices);
 }
 
 fn generate(folder: &Path, seed: u32) -> Command {

@@ -641,6 +641,10 @@ impl EngineCore {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
+            num_restored_tokens: state
+                .chain
+                .as_ref()
+                .map_or(0, |chain| chain.num_restored_tokens.min(sequence.num_cached_tokens())),
             prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             num_accepted_draft_tokens: state.num_accepted_draft_tokens,

@@ -22,6 +22,10 @@ const MAX_COPY_TIME: Duration = Duration::from_millis(200);
 /// A request is computed if nothing more has come for so long.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
 
+/// So often, in blocks, those that were read are moved to where blocks are reused last, or they could make room for each
+/// other.
+const REFRESH: usize = 64;
+
 type Listener = Arc<Mutex<Option<Arc<dyn Fn() + Send + Sync>>>>;
 
 /// The store, and what is under way.
@@ -203,7 +207,9 @@ impl EngineCore {
         let index = restore.next;
         restore.next += 1;
         restore.latest = Instant::now();
-        self.scheduler.refresh_cached_blocks(id);
+        if index.is_multiple_of(REFRESH) {
+            self.scheduler.refresh_cached_blocks(id);
+        }
         let Some(block) = self.scheduler.begin_restore(id, index) else { return };
         let written = self.runner.kv_cache().is_some_and(|cache| cache.write_block(block.0, bytes).is_ok());
         self.scheduler.end_restore(id, index, block, written);

@@ -311,7 +311,7 @@ impl Llm {
         if let Some(draft) = draft {
             core.set_draft_source(Box::new(draft));
         }
-        if let Some(store) = store.transpose()? {
+        if let Some(store) = store.transpose()?.flatten() {
             core.set_prefix_store(store);
         }
         let engine = Engine::start(core)?;

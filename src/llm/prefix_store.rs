@@ -2,23 +2,24 @@
 
 use super::LlmOptions;
 use super::load::OpenedModel;
-use crate::Result;
 use crate::config::EngineConfig;
 use crate::demo;
 use crate::prefix_store::{LoadedFile, PrefixStore, StoreOptions};
 use crate::runner::{ModelRunner, Runner};
+use crate::{ErrorKind, Result};
 
-/// Opens the directory and computes the probe. The weights are hashed in the background.
+/// Opens the directory and computes the probe. The weights are hashed in the background. None, which is said, if the
+/// system does not let this process use the directory.
 ///
 /// # Errors
-/// Those of [`PrefixStore::open`] and [`ModelRunner::probe`].
+/// Those of [`ModelRunner::probe`], or if the directory is something else.
 pub(super) fn open(
     store: &StoreOptions,
     opened: &OpenedModel,
     options: &LlmOptions,
     engine: &EngineConfig,
     runner: &mut ModelRunner,
-) -> Result<PrefixStore> {
+) -> Result<Option<PrefixStore>> {
     let probe = runner.probe(engine.prompt_group, engine.max_num_batched_tokens)?;
     let cache = runner.kv_cache();
     let (cache, block_bytes) =
@@ -33,8 +34,15 @@ pub(super) fn open(
         .map(|stamp| (stamp.path.clone(), stamp.len, stamp.modified))
         .collect();
     let (block_size, built_in) = (engine.block_size, if files.is_empty() { demo::MODEL } else { &[] });
-    PrefixStore::open(store, block_size, block_bytes, move |parts| {
+    let opened = PrefixStore::open(store, block_size, block_bytes, move |parts| {
         let block_size = (block_size as u64).to_le_bytes();
         parts.fingerprint(&files, &[text.as_bytes(), &probe, &block_size, built_in])
-    })
+    });
+    match opened {
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::NotFound) => {
+            (store.on_notice)(&format!("prefixes are not kept: {error}"));
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
 }
