@@ -264,7 +264,7 @@ impl EngineCore {
             }
             let mut bytes = vec![0; prefixes.block_bytes];
             let block = sequence.block_table()[index].0;
-            if !self.runner.kv_cache().is_some_and(|cache| cache.read_block(block, &mut bytes).is_ok()) {
+            if self.runner.kv_cache().is_none_or(|cache| cache.read_block(block, &mut bytes).is_err()) {
                 continue;
             }
             let token_ids = sequence.token_ids()[index * size..(index + 1) * size].to_vec();

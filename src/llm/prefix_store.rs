@@ -24,9 +24,13 @@ pub(super) fn open(
     let cache = runner.kv_cache();
     let (cache, block_bytes) =
         cache.map(|cache| (format!("{:?}", cache.dtype()), cache.block_bytes())).unwrap_or_default();
-    // The rotation and what else is computed differently with the same weights.
-    let text =
-        format!("{:?}", (&opened.config, cache, engine.prompt_group, options.quantization, options.dtype));
+    // The rotation and what else is computed differently with the same weights. The probe is short: what is computed
+    // otherwise with a long context only changes with the version.
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "{:?}",
+        (version, &opened.config, cache, engine.prompt_group, options.quantization, options.dtype)
+    );
     let files: Vec<LoadedFile> = opened
         .checkpoint
         .file_stamps()

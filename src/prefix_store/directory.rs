@@ -21,6 +21,9 @@ const PACK: &str = "pack";
 const UNFINISHED: &str = "unfinished";
 /// A file that nobody has written to for so long is nobody's, whatever process has its number now.
 const MAX_UNFINISHED_AGE: Duration = Duration::from_secs(3_600);
+/// And one whose process is not to be seen from here when nobody has written to it for so long. A process in another
+/// container writes more often than that, or gives the file its name.
+const MAX_UNSEEN_AGE: Duration = Duration::from_secs(6);
 
 /// A folder with packs.
 #[derive(Debug, Clone)]
@@ -219,7 +222,8 @@ fn is_left_behind(entry: &Entry) -> bool {
         Some(process) => may_be_alive(process),
         None => false,
     };
-    !is_alive || entry.used.elapsed().is_ok_and(|age| age > MAX_UNFINISHED_AGE)
+    let max_age = if is_alive { MAX_UNFINISHED_AGE } else { MAX_UNSEEN_AGE };
+    entry.used.elapsed().is_ok_and(|age| age > max_age)
 }
 
 #[cfg(unix)]
