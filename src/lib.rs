@@ -43,6 +43,7 @@ pub mod layers;
 pub mod llm;
 pub mod models;
 pub mod ops;
+pub mod prefix_store;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;

@@ -24,7 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("config", &["weights"]),
     ("deadline", &[]),
     ("demo", &[]),
-    ("engine", &["kv_cache", "runner", "sampling", "scheduler", "speculation"]),
+    ("engine", &["kv_cache", "prefix_store", "runner", "sampling", "scheduler", "speculation"]),
     ("grammar", &["deadline", "sampling", "tokenizer"]),
     ("hub", &[]),
     ("kv_cache", &[]),
@@ -39,6 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "hub",
             "models",
             "ops",
+            "prefix_store",
             "runner",
             "sampling",
             "tokenizer",
@@ -47,6 +48,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("models", &["layers", "ops", "weights"]),
     ("ops", &["weights"]),
+    ("prefix_store", &[]),
     ("runner", &["kv_cache", "models", "ops", "sampling", "scheduler", "speculation"]),
     ("sampling", &[]),
     ("scheduler", &["kv_cache", "speculation"]),
@@ -60,6 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Crates, and the only places that may name them: modules, or folders in `src`.
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("axum", &["server"]),
+    ("blake3", &["prefix_store"]),
     ("block2", &["ops/gpu/device/apple"]),
     ("candle_metal_kernels", &["ops/gpu/device/apple"]),
     // Its tensors are the definition of the ops, and of nothing else.

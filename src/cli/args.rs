@@ -19,6 +19,7 @@ use tinyvllm::sampling::{SamplingDefaults, SamplingParams};
 use tinyvllm::weights::Quantization;
 
 use super::bench::BenchArgs;
+use super::cache::{CacheCommand, PrefixStoreArgs};
 use super::info::InfoArgs;
 use super::list::ListArgs;
 use super::ps::PsArgs;
@@ -114,6 +115,9 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove models that were downloaded
     Rm(RmArgs),
+    /// Show, check or clear a directory of cached prefixes
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Show what a model is, the memory it needs and its speed limit
     #[command(visible_alias = "show")]
     Info(Box<InfoArgs>),
@@ -322,6 +326,8 @@ pub(crate) struct EngineArgs {
     /// The opposite: compute every prompt in full
     #[arg(long, overrides_with = "enable_prefix_caching", hide_short_help = true)]
     pub(crate) no_enable_prefix_caching: bool,
+    #[command(flatten)]
+    pub(crate) prefix_store: PrefixStoreArgs,
 }
 
 impl EngineArgs {
@@ -353,6 +359,7 @@ impl EngineArgs {
             expert_weights_dir: self.expert_weights_dir.clone(),
             pre_tokenizer: self.pre_tokenizer.clone(),
             draft_model: None,
+            prefix_store: None,
             chat: ChatConfig::default(),
         }
     }

@@ -59,7 +59,14 @@ fn resolve_name(name: &str, revision: Option<&str>, console: Console) -> anyhow:
 /// If there is no such model, or it cannot be had.
 pub(crate) fn engine_options(args: &EngineArgs, console: Console) -> anyhow::Result<LlmOptions> {
     let draft = args.speculation.draft_model().map(|name| resolve_name(name, None, console));
-    Ok(LlmOptions { draft_model: draft.transpose()?, ..args.options() })
+    let prefix_store = args.prefix_store.options(console)?;
+    let options = LlmOptions { draft_model: draft.transpose()?, prefix_store, ..args.options() };
+    if options.prefix_store.is_some() && !options.limits.enable_prefix_caching {
+        return Err(Error::invalid_request("--prefix-cache-dir keeps nothing without the prefix cache")
+            .with_hint("leave --no-enable-prefix-caching out")
+            .into());
+    }
+    Ok(options)
 }
 
 /// Reads what the flags name.

@@ -6,6 +6,7 @@
 mod answer;
 mod args;
 mod bench;
+mod cache;
 mod chat;
 mod console;
 mod elsewhere;
@@ -91,6 +92,7 @@ fn obey(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Rm(args)) => rm::run(args),
         Some(Command::Top(args)) => top::run(args),
         Some(Command::Pull(args)) => pull::run(args),
+        Some(Command::Cache(command)) => cache::run(command),
         Some(Command::Info(args)) => info::run(args),
         Some(Command::Verify(args)) => verify::run(args),
         Some(Command::SelfTest(args)) => self_test::run(args),

@@ -124,6 +124,7 @@ mod tests {
         num_output_tokens: 11,
         prefix_miss: None,
         num_cached_tokens: 50,
+        num_restored_tokens: 0,
         num_preemptions: 0,
         num_accepted_draft_tokens: 0,
         num_rejected_draft_tokens: 0,

@@ -10,10 +10,12 @@ use super::drafting::{Drafts, SequenceDrafter, SpeculationStats};
 use super::following::Allowed;
 use super::masks::{Masks, Owner};
 use super::output::{Event, FinishReason, PromptProgress, SequenceStats, StepSizes};
+use super::prefixes::{Chain, Prefixes};
 use super::request::{ModelLimits, Request, RequestId};
 use super::resolver::Resolver;
 use crate::config::EngineConfig;
 use crate::kv_cache::CacheEvent;
+use crate::prefix_store::StoreStats;
 use crate::runner::{RowOutput, Runner};
 use crate::sampling::{SampledToken, SamplingParams};
 use crate::scheduler::{ScheduledRow, Scheduler, SchedulerOutput, SchedulerStats, SeqId, SequenceSpec};
@@ -24,7 +26,7 @@ use crate::{Error, ErrorKind, Result};
 /// Token ids go in and come out; text exists only above.
 pub struct EngineCore {
     pub(super) scheduler: Scheduler,
-    runner: Box<dyn Runner>,
+    pub(super) runner: Box<dyn Runner>,
     config: Arc<EngineConfig>,
     model: Arc<ModelLimits>,
     pub(super) table: Table,
@@ -39,6 +41,8 @@ pub struct EngineCore {
     seeds: std::hash::RandomState,
     pub(super) stats: EngineStats,
     pub(super) drafts: Drafts,
+    /// Present if prefixes are kept in files.
+    pub(super) prefixes: Option<Prefixes>,
     /// Why no step can succeed any more.
     lost_device: Option<Error>,
 }
@@ -66,6 +70,12 @@ pub struct EngineStats {
     pub scheduler: SchedulerStats,
     /// Drafted tokens.
     pub speculation: SpeculationStats,
+    /// Tokens looked up in the prefix store, because the prefix cache lacked them.
+    pub num_external_queries: u64,
+    /// Tokens found there.
+    pub num_external_hits: u64,
+    /// What the prefix store has done; none without one.
+    pub prefix_store: Option<StoreStats>,
 }
 
 /// Everything that is unfinished.
@@ -106,6 +116,8 @@ pub(super) struct SequenceState {
     pub(super) drafter: Option<SequenceDrafter>,
     pub(super) num_accepted_draft_tokens: usize,
     pub(super) num_rejected_draft_tokens: usize,
+    /// Present if prefixes are kept.
+    pub(super) chain: Option<Box<Chain>>,
 }
 
 /// Why a sequence is at its end, and with [`FinishReason::Error`] perhaps what failed.
@@ -143,6 +155,7 @@ impl EngineCore {
             next_id: Arc::default(),
             seeds,
             stats: EngineStats::default(),
+            prefixes: None,
             lost_device: None,
         })
     }
@@ -208,6 +221,7 @@ impl EngineCore {
             end_token_ids.extend_from_slice(&self.model.eos_token_ids);
         }
         let ends = Ends { token_ids: end_token_ids.into(), min_tokens: params.min_tokens };
+        let cache_salt = self.prefixes.as_ref().and(request.cache_salt.clone());
         let sequences = self.scheduler.add(&SequenceSpec {
             prompt_token_ids: request.prompt_token_ids,
             max_len,
@@ -232,8 +246,12 @@ impl EngineCore {
                 drafter: None,
                 num_accepted_draft_tokens: 0,
                 num_rejected_draft_tokens: 0,
+                chain: self.new_chain(cache_salt.as_deref()),
             };
             self.table.sequences.insert(sequence, state);
+        }
+        if let Some(leader) = sequences.first() {
+            self.start_restore(*leader);
         }
         if let Some(constraint) = constraint {
             self.start_constraint(constraint, &sequences, owner, ends.clone());
@@ -286,7 +304,7 @@ impl EngineCore {
     /// Schedules, executes and updates once; returns what happened. Does nothing without requests. Where nothing can be
     /// computed before a constraint says what may come next, waits for that.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
-        if self.is_stalled {
+        if self.is_stalled && !self.wait_for_restored() {
             self.masks.wait();
         }
         let mut events = self.take_masks();
@@ -302,9 +320,10 @@ impl EngineCore {
     /// The step without those whose masks are not there.
     pub(super) fn step_with_masks(&mut self) -> Vec<(RequestId, Event)> {
         let mut events = Vec::new();
+        self.take_restored();
         self.propose_drafts();
         let plan = self.scheduler.schedule();
-        self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.masks.has_pending();
+        self.is_stalled = plan.rows.is_empty() && plan.preempted.is_empty() && self.has_pending();
         if plan.rows.is_empty() {
             return events;
         }
@@ -408,8 +427,14 @@ impl EngineCore {
             num_running: self.scheduler.num_running(),
             num_used_blocks: self.scheduler.num_used_blocks(),
             scheduler: self.scheduler.stats(),
+            prefix_store: self.prefix_store_stats(),
             ..self.stats
         }
+    }
+
+    /// Whether somebody is held for what is to come.
+    fn has_pending(&self) -> bool {
+        self.masks.has_pending() || self.has_restores()
     }
 
     fn mark_scheduled(&mut self, plan: &SchedulerOutput) {
@@ -426,11 +451,13 @@ impl EngineCore {
         let mut samples = row.samples.iter().zip(output.samples);
         let Some((&leader, tokens)) = samples.next() else {
             self.scheduler.advance(row, &[]);
+            self.keep_blocks(row.seq);
             return;
         };
         self.learn_draft(row, tokens.iter().flatten().count());
         let (accepted, finish) = self.accept(leader, tokens, events);
         self.scheduler.advance(row, &accepted);
+        self.keep_blocks(row.seq);
         self.follow_constraint(leader, &accepted, finish.is_some());
         for (&fork, tokens) in samples {
             let (accepted, finish) = self.accept(fork, tokens, events);
@@ -614,6 +641,10 @@ impl EngineCore {
             num_prompt_tokens: sequence.prompt_token_ids().len(),
             num_output_tokens: sequence.output_token_ids().len(),
             num_cached_tokens: sequence.num_cached_tokens(),
+            num_restored_tokens: state
+                .chain
+                .as_ref()
+                .map_or(0, |chain| chain.num_restored_tokens.min(sequence.num_cached_tokens())),
             prefix_miss: sequence.prefix_miss(),
             num_preemptions: sequence.num_preemptions(),
             num_accepted_draft_tokens: state.num_accepted_draft_tokens,

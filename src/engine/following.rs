@@ -121,7 +121,7 @@ impl EngineCore {
             match outcome {
                 Ok(Outcome::Started(beginnings)) => {
                     beginnings.into_iter().for_each(|(id, beginning)| self.take_back(id, owner, beginning));
-                    self.scheduler.release(id);
+                    self.release(id);
                 }
                 Ok(Outcome::Followed(constrained, next)) => {
                     self.take_back(id, owner, constrained);
@@ -149,7 +149,7 @@ impl EngineCore {
         match next {
             Ok(Next::Nothing) => self.finish(id, FinishReason::Stop, None, false, events),
             _ if is_full => self.finish(id, FinishReason::Length, None, false, events),
-            Ok(Next::Token) => self.scheduler.release(id),
+            Ok(Next::Token) => self.release(id),
             Err(error) if has_begun => self.finish(id, FinishReason::Error, Some(&error), false, events),
             Err(error) => self.fail_request(id, &error, events),
         }
@@ -158,6 +158,7 @@ impl EngineCore {
     /// Forgets a sequence; its blocks are free then.
     pub(super) fn remove(&mut self, id: SeqId) {
         self.scheduler.remove(id);
+        self.forget_restore(id);
         let Some(state) = self.table.sequences.remove(&id) else { return };
         self.drop_drafter(state.drafter);
         match state.allowed {
@@ -169,20 +170,23 @@ impl EngineCore {
 
     /// Has the thread that made no step sleep until it is told of a mask; false if there is one.
     pub(super) fn sleep(&self) -> bool {
-        self.is_stalled() && self.masks.sleep()
+        let waits_elsewhere = self.waits_for_restored();
+        self.is_stalled() && (waits_elsewhere || !self.has_restores()) && self.masks.sleep(waits_elsewhere)
     }
 
-    /// Calls `listener` on another thread when there is a mask, after [`Self::sleep`].
+    /// Calls `listener` on another thread when there is a mask, after [`Self::sleep`], or something was read.
     pub(super) fn on_mask(&self, listener: impl Fn() + Send + Sync + 'static) {
-        self.masks.on_done(listener);
+        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(listener);
+        self.on_restored(Arc::clone(&listener));
+        self.masks.on_done(move || listener());
     }
 
     /// Checks that those are held whose masks are not there.
     pub(super) fn check_held(&self) -> Result<(), String> {
         for (id, state) in &self.table.sequences {
             let Some(sequence) = self.scheduler.sequence(*id) else { continue };
-            let is_wanted =
-                matches!(state.allowed, Allowed::NotKnown) && sequence.status() != SequenceStatus::Forking;
+            let is_wanted = (matches!(state.allowed, Allowed::NotKnown) || self.is_restoring(*id))
+                && sequence.status() != SequenceStatus::Forking;
             if is_wanted != sequence.is_held() {
                 return Err(format!("{id:?} is held, or runs without a mask"));
             }

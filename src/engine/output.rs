@@ -113,6 +113,8 @@ pub struct SequenceStats {
     pub num_output_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: usize,
+    /// Of these, read from the prefix store for this sequence.
+    pub num_restored_tokens: usize,
     /// Why they were not more; none if the sequence never ran.
     pub prefix_miss: Option<PrefixMiss>,
     /// How often the sequence had to give its blocks back.

@@ -5,12 +5,16 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::sink::{EventSink, OnAccepted, OnCacheEvents};
 use super::{EngineCore, EngineStats, Event, Request, RequestId};
 use crate::{Error, Result};
+
+/// What the thread sleeps at most while something is read from files.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// Everything that the engine's thread can be told.
 pub(super) enum Command {
@@ -170,9 +174,19 @@ impl EngineThread {
                 self.core.check_integrity().map_err(inconsistent)?;
             }
             if is_idle || self.core.sleep() {
-                let Ok(command) = commands.recv() else { return Ok(()) };
-                if !self.obey(command) {
-                    return Ok(());
+                // A disk that says nothing any more holds nobody up for ever.
+                let command = match self.core.has_restores() {
+                    true => commands.recv_timeout(LONGEST_SLEEP),
+                    false => commands.recv().map_err(RecvTimeoutError::from),
+                };
+                match command {
+                    Ok(command) => {
+                        if !self.obey(command) {
+                            return Ok(());
+                        }
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
             loop {

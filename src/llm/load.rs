@@ -14,6 +14,7 @@ use super::generation_config::GenerationConfig;
 use super::kv_cache_choice::ChosenKvCache;
 use super::{
     DeviceChoice, GenerationConfigChoice, KernelChoice, KvCacheChoice, Llm, OpenedDevice, expert_file,
+    prefix_store,
 };
 use crate::chat::{Chat, ChatConfig};
 use crate::config::ModelConfig;
@@ -25,6 +26,7 @@ use crate::ops::cpu::pool::ThreadPool;
 use crate::ops::cpu::simd::CpuLevel;
 use crate::ops::gpu::Gpu;
 use crate::ops::{Context, EXPANDED_GROUP, KvCache, MemoryBandwidth, measure_bandwidth};
+use crate::prefix_store::StoreOptions;
 use crate::runner::{
     EngineLimits, ExpertDemand, ExpertWeights, MemoryDemand, MemoryPlan, ModelRunner, available_memory_bytes,
     check_addresses, plan_memory,
@@ -74,6 +76,8 @@ pub struct LlmOptions {
     pub chat: ChatConfig,
     /// A smaller model with the same tokens that drafts, in place of what `limits.speculative` says.
     pub draft_model: Option<ResolvedModel>,
+    /// Where prefixes are kept that a restart shall find.
+    pub prefix_store: Option<StoreOptions>,
 }
 
 impl LlmOptions {
@@ -299,10 +303,16 @@ impl Llm {
         });
         let draft = draft.map(|draft| draft.load(options, &engine_config, &context));
         let draft = draft.transpose().map_err(with_plan)?;
-        let runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
+        let mut runner = ModelRunner::new(lm, kv_cache).map_err(with_plan)?;
+        let store = options.prefix_store.as_ref();
+        let store =
+            store.map(|store| prefix_store::open(store, &opened, options, &engine_config, &mut runner));
         let mut core = EngineCore::new(Box::new(runner), limits, engine_config)?;
         if let Some(draft) = draft {
             core.set_draft_source(Box::new(draft));
+        }
+        if let Some(store) = store.transpose()?.flatten() {
+            core.set_prefix_store(store);
         }
         let engine = Engine::start(core)?;
         Ok(Self {

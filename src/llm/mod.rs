@@ -11,6 +11,7 @@ mod generation_config;
 mod kv_cache_choice;
 mod load;
 mod polled;
+mod prefix_store;
 mod report;
 mod text_decoder;
 mod text_stream;

@@ -4,6 +4,7 @@ mod available_memory;
 mod draft_model;
 mod memory;
 mod model_runner;
+mod probe;
 mod step;
 
 pub use available_memory::{available_memory_bytes, check_addresses};

@@ -68,6 +68,18 @@ impl ModelRunner {
         Ok(Self { model, kv_cache, sampler: Sampler::default(), device_sampler, continued: None, batch })
     }
 
+    pub(super) fn block_size(&self) -> usize {
+        self.kv_cache.block_size()
+    }
+
+    pub(super) fn num_slots(&self) -> usize {
+        self.kv_cache.num_blocks() * self.kv_cache.block_size()
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.model.config().vocab_size.max(1)
+    }
+
     /// The first forward pass: all rows as they are.
     fn prepare(&mut self, step: &Step<'_>) {
         self.batch.clear();
@@ -148,6 +160,10 @@ impl Runner for ModelRunner {
 
     fn max_exact_tokens(&self) -> usize {
         self.model.context().max_exact_rows()
+    }
+
+    fn kv_cache(&mut self) -> Option<&mut KvCache> {
+        Some(&mut self.kv_cache)
     }
 
     fn can_look_ahead(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::kv_cache::BlockId;
+use crate::ops::KvCache;
 use crate::sampling::{RankedLogprobs, SampledToken, SamplerInput, TokenMask};
 use crate::scheduler::{BlockCopy, SeqId};
 
@@ -123,6 +124,11 @@ pub trait Runner: Send {
     /// this.
     fn max_exact_tokens(&self) -> usize {
         usize::MAX
+    }
+
+    /// Its cache, if the contents of blocks can be read and written.
+    fn kv_cache(&mut self) -> Option<&mut KvCache> {
+        None
     }
 
     /// Whether it can look ahead at all, so that room is to be kept for it.

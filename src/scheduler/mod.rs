@@ -13,6 +13,7 @@ mod fair_queue;
 mod output;
 mod pace;
 mod prefix_miss;
+mod restore;
 mod sequence;
 mod step;
 mod turns;

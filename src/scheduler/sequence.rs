@@ -167,6 +167,18 @@ impl Sequence {
         self.num_computed_tokens
     }
 
+    /// Of full block `index` the tokens that are computed in groups.
+    #[must_use]
+    pub fn num_grouped_in(&self, index: usize, block_size: usize) -> usize {
+        self.num_grouped_tokens.saturating_sub(index * block_size).min(block_size)
+    }
+
+    /// Full blocks that have been offered to others since the last admission, or were found then.
+    #[must_use]
+    pub fn num_published_blocks(&self) -> usize {
+        self.num_published_blocks
+    }
+
     /// Prompt tokens that were found in the prefix cache at the first admission.
     #[must_use]
     pub fn num_cached_tokens(&self) -> usize {
@@ -230,7 +242,7 @@ impl Sequence {
         let parent = index.checked_sub(1).map_or(self.cache_root, |before| self.block_hashes[before]);
         if self.block_hashes.len() == index {
             let positions = index * block_size..(index + 1) * block_size;
-            let num_grouped = self.num_grouped_tokens.clamp(positions.start, positions.end) - positions.start;
+            let num_grouped = self.num_grouped_in(index, block_size);
             self.block_hashes.push(hasher.child(parent, &self.tokens.all[positions], num_grouped));
         }
         parent

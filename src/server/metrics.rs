@@ -160,6 +160,7 @@ impl Metrics {
         for name in ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"] {
             page.counter(name, "Prompt tokens found there", scheduler.prefix_cache_hits);
         }
+        prefix_store(&mut page, stats);
         speculation(&mut page, &stats.speculation, config.speculative.num_speculative_tokens);
         page.head("tinyvllm_http_requests_total", "Answers by path and status", "counter");
         for (path, status, count) in http {
@@ -247,6 +248,38 @@ impl Metrics {
         page.sample("tinyvllm_build_info", &build, 1.0);
         page.text
     }
+}
+
+/// What prefixes in files give, where they are kept.
+fn prefix_store(page: &mut Page<'_>, stats: &EngineStats) {
+    let Some(store) = &stats.prefix_store else { return };
+    for (name, help, value) in [
+        (
+            "vllm:external_prefix_cache_queries_total",
+            "Tokens looked up in files, because the prefix cache lacked them",
+            stats.num_external_queries,
+        ),
+        ("vllm:external_prefix_cache_hits_total", "Tokens found there", stats.num_external_hits),
+        ("tinyvllm_prefix_store_written_blocks_total", "Blocks written to files", store.num_written_blocks),
+        ("tinyvllm_prefix_store_written_bytes_total", "Bytes of these", store.num_written_bytes),
+        (
+            "tinyvllm_prefix_store_dropped_blocks_total",
+            "Blocks that were not written, because too many waited or writing failed",
+            store.num_dropped_blocks,
+        ),
+        ("tinyvllm_prefix_store_read_blocks_total", "Blocks read from files", store.num_read_blocks),
+        ("tinyvllm_prefix_store_read_bytes_total", "Bytes of these", store.num_read_bytes),
+        (
+            "tinyvllm_prefix_store_failed_reads_total",
+            "Blocks that were gone or not what they should be",
+            store.num_failed_reads,
+        ),
+    ] {
+        page.counter(name, help, value);
+    }
+    page.gauge("tinyvllm_prefix_store_packs", "Files with blocks of this model", store.num_packs as f64);
+    let name = "tinyvllm_prefix_store_bytes";
+    page.gauge(name, "Bytes of the folder (--prefix-cache-dir)", store.num_directory_bytes as f64);
 }
 
 /// Observations by size.

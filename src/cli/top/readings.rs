@@ -24,6 +24,8 @@ pub(super) struct Readings {
     pub(super) preemptions: Option<f64>,
     /// Share of the prompt tokens of the interval that the prefix cache had; none if there was no prompt.
     pub(super) prefix_cache_hit_rate: Option<f64>,
+    /// Share of the tokens that it lacked and that were looked up in files or elsewhere; none if none were.
+    pub(super) external_hit_rate: Option<f64>,
     /// Share of the drafted tokens of the interval that came; none if none were tried.
     pub(super) draft_acceptance_rate: Option<f64>,
     /// Requests that finished, a second, by reason.
@@ -51,6 +53,11 @@ impl Readings {
             let hits = increase.of(&["vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"])?;
             (queries > 0.0).then(|| (hits / queries).clamp(0.0, 1.0))
         };
+        let external_hit_rate = || {
+            let queries = increase.of(&["vllm:external_prefix_cache_queries"])?;
+            let hits = increase.of(&["vllm:external_prefix_cache_hits"])?;
+            (queries > 0.0).then(|| (hits / queries).clamp(0.0, 1.0))
+        };
         let acceptance_rate = || {
             let tried = increase.of(&["vllm:spec_decode_num_draft_tokens"])?;
             let accepted = increase.of(&["vllm:spec_decode_num_accepted_tokens"])?;
@@ -70,6 +77,7 @@ impl Readings {
             generation_throughput: rate(&["vllm:generation_tokens"]),
             preemptions: rate(&["vllm:num_preemptions"]),
             prefix_cache_hit_rate: hit_rate(),
+            external_hit_rate: external_hit_rate(),
             draft_acceptance_rate: acceptance_rate(),
             finished: finished.into_iter().map(|(reason, grown)| (reason, grown / seconds)).collect(),
             ttft: latency(&["vllm:time_to_first_token_seconds"]),
@@ -103,6 +111,7 @@ impl Readings {
             "generation_throughput": self.generation_throughput,
             "preemptions_per_s": self.preemptions,
             "prefix_cache_hit_rate": self.prefix_cache_hit_rate,
+            "external_prefix_cache_hit_rate": self.external_hit_rate,
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "finished_per_s": self.finished,
             "ttft_ms": latency(&self.ttft),
@@ -157,6 +166,20 @@ mod tests {
         let json = readings.json("http://x");
         assert_eq!(json["e2e_ms"]["median"], 500.0);
         assert_eq!(json["ttft_ms"]["p95"], Value::Null);
+    }
+
+    #[test]
+    fn what_files_gave_is_a_share_of_what_was_looked_up_in_them() {
+        let page = |queries: u32, hits: u32| {
+            let text = format!(
+                "vllm:external_prefix_cache_queries_total {queries}\nvllm:external_prefix_cache_hits_total {hits}\n"
+            );
+            Snapshot::parse(&text).unwrap()
+        };
+        let rate =
+            |before, after| Readings::between(&before, &after, Duration::from_secs(1)).external_hit_rate;
+        assert_eq!(rate(page(100, 50), page(300, 200)), Some(0.75));
+        assert_eq!(rate(page(100, 50), page(100, 50)), None);
     }
 
     #[test]

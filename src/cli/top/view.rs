@@ -105,6 +105,13 @@ impl Screen<'_> {
             strong(format!("{:>9}", or_dash(readings.prefix_cache_hit_rate, show_share))),
             plain(" of the prompt tokens".to_owned()),
         ]);
+        if readings.external_hit_rate.is_some() {
+            lines.push(vec![
+                name("from disk"),
+                strong(format!("{:>9}", or_dash(readings.external_hit_rate, show_share))),
+                plain(" of what it lacked".to_owned()),
+            ]);
+        }
         if readings.draft_acceptance_rate.is_some() {
             lines.push(vec![
                 name("drafts"),

@@ -215,10 +215,10 @@ impl Masks {
         drop(self.shared.done.wait_while(self.shared.lock(), is_empty));
     }
 
-    /// Whether nothing can be taken; then the listener hears of the next one.
-    pub(super) fn sleep(&self) -> bool {
+    /// Whether nothing can be taken, and something is to come, here or elsewhere; then the listener hears of the next one.
+    pub(super) fn sleep(&self, waits_elsewhere: bool) -> bool {
         let mut state = self.shared.lock();
-        state.is_asleep = state.done.is_empty() && !state.pending.is_empty();
+        state.is_asleep = state.done.is_empty() && (waits_elsewhere || !state.pending.is_empty());
         state.is_asleep
     }
 }

@@ -237,6 +237,9 @@ pub(super) struct Usage {
 #[derive(Debug, Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+    /// Of these, read from files (`--prefix-cache-dir`); absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens_from_disk: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -256,7 +259,11 @@ impl From<&Totals> for Usage {
             prompt_tokens: totals.num_prompt_tokens,
             completion_tokens: totals.num_output_tokens,
             total_tokens: totals.num_prompt_tokens + totals.num_output_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: totals.num_cached_tokens },
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: totals.num_cached_tokens,
+                cached_tokens_from_disk: Some(totals.num_restored_tokens)
+                    .filter(|num_tokens| *num_tokens > 0),
+            },
             completion_tokens_details: (totals.counts_reasoning || num_tried > 0).then_some(
                 CompletionDetails {
                     reasoning_tokens: totals.num_reasoning_tokens,

@@ -1,0 +1,151 @@
+//! Prefixes that are kept in files: their flags, and `tinyvllm cache`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use clap::{Args, Subcommand};
+use tinyvllm::Error;
+use tinyvllm::prefix_store::{
+    DirectoryReport, PackContents, PackReport, StoreOptions, clear_directory, inspect_directory,
+};
+
+use super::args::MessageArgs;
+use super::console::Console;
+use super::table;
+use super::value::{human_age, human_bytes};
+
+/// Bytes of a directory without `--prefix-cache-gb`, in GB.
+const DEFAULT_GB: f64 = 10.0;
+
+/// Where prefixes are kept that a restart shall find.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PrefixStoreArgs {
+    /// Keep computed prefixes in this folder, so that a restart finds them; several processes may share it
+    #[arg(long, value_name = "FOLDER", hide_short_help = true)]
+    prefix_cache_dir: Option<PathBuf>,
+    /// Most that may be in the folder, in GB; what was used least recently goes first [default: 10]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    prefix_cache_gb: Option<f64>,
+}
+
+impl PrefixStoreArgs {
+    /// The library's form of these flags; none without a folder.
+    ///
+    /// # Errors
+    /// If there is a limit and no folder, or the limit is no number of bytes.
+    pub(crate) fn options(&self, console: Console) -> anyhow::Result<Option<StoreOptions>> {
+        let Some(directory) = &self.prefix_cache_dir else {
+            return match self.prefix_cache_gb {
+                None => Ok(None),
+                Some(gb) => Err(Error::invalid_request(format!("--prefix-cache-gb {gb} limits no folder"))
+                    .with_hint("name one with --prefix-cache-dir")
+                    .into()),
+            };
+        };
+        let gb = self.prefix_cache_gb.unwrap_or(DEFAULT_GB);
+        if !(0.001..=1e9).contains(&gb) {
+            return Err(Error::invalid_request(format!(
+                "--prefix-cache-gb is {gb}; it must be at least 0.001 and at most 1000000000"
+            ))
+            .into());
+        }
+        Ok(Some(StoreOptions {
+            directory: directory.clone(),
+            max_bytes: (gb * 1e9) as u64,
+            on_notice: Arc::new(move |line| console.note(line)),
+        }))
+    }
+}
+
+/// A folder that `--prefix-cache-dir` names. Servers may use it meanwhile.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum CacheCommand {
+    /// List its packs, the one that was used least recently first
+    Ls(CacheArgs),
+    /// Show how much is in it
+    Du(CacheArgs),
+    /// Read every block and compare its checksum
+    Verify(CacheArgs),
+    /// Remove everything in it but its secret
+    Clear(CacheArgs),
+}
+
+/// Which folder.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CacheArgs {
+    /// The folder
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+    #[command(flatten)]
+    messages: MessageArgs,
+}
+
+/// Carries it out.
+///
+/// # Errors
+/// If the folder is not one of cached prefixes, or cannot be read or changed.
+pub(crate) fn run(command: &CacheCommand) -> anyhow::Result<ExitCode> {
+    let mut out = io::stdout().lock();
+    match command {
+        CacheCommand::Ls(args) => {
+            let report = inspect_directory(&args.folder, false)?;
+            let rows: Vec<_> = report.packs.iter().map(row).collect();
+            for line in table::lines(["PACK", "SIZE", "USED", "MODEL", "BLOCKS"], &rows) {
+                writeln!(out, "{line}")?;
+            }
+        }
+        CacheCommand::Du(args) => {
+            let report = inspect_directory(&args.folder, false)?;
+            writeln!(
+                out,
+                "{} in {} files; {} packs with {} tokens",
+                human_bytes(report.num_bytes),
+                report.num_files,
+                report.packs.len(),
+                num_tokens(&report)
+            )?;
+        }
+        CacheCommand::Verify(args) => {
+            let report = inspect_directory(&args.folder, true)?;
+            let mut num_damaged = 0;
+            for pack in &report.packs {
+                if let Err(fault) = &pack.contents {
+                    num_damaged += 1;
+                    writeln!(out, "{}: {fault}", pack.path.display())?;
+                }
+            }
+            let num_packs = report.packs.len();
+            writeln!(out, "{} of {num_packs} packs are as they were written", num_packs - num_damaged)?;
+            if num_damaged > 0 {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        CacheCommand::Clear(args) => {
+            let (num_files, num_bytes) = clear_directory(&args.folder)?;
+            Console::new(args.messages)
+                .note(format_args!("removed {num_files} files, {}", human_bytes(num_bytes)));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(pack: &PackReport) -> [String; 5] {
+    let name = pack.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let age = SystemTime::now().duration_since(pack.used).unwrap_or_default();
+    let (model, blocks) = match &pack.contents {
+        Ok(PackContents { fingerprint, num_blocks, block_size, num_salted }) => {
+            let salted = if *num_salted > 0 { format!(", {num_salted} with a salt") } else { String::new() };
+            (fingerprint.clone(), format!("{num_blocks} of {block_size} tokens{salted}"))
+        }
+        Err(fault) => ("-".to_owned(), fault.clone()),
+    };
+    [name, human_bytes(pack.num_bytes).to_string(), format!("{} ago", human_age(age)), model, blocks]
+}
+
+fn num_tokens(report: &DirectoryReport) -> usize {
+    let contents = report.packs.iter().filter_map(|pack| pack.contents.as_ref().ok());
+    contents.map(|pack| pack.num_blocks * pack.block_size).sum()
+}

@@ -1,0 +1,52 @@
+//! The store of a model's prefixes: what decides that a block of it is right.
+
+use super::LlmOptions;
+use super::load::OpenedModel;
+use crate::config::EngineConfig;
+use crate::demo;
+use crate::prefix_store::{LoadedFile, PrefixStore, StoreOptions};
+use crate::runner::{ModelRunner, Runner};
+use crate::{ErrorKind, Result};
+
+/// Opens the directory and computes the probe. The weights are hashed in the background. None, which is said, if the
+/// system does not let this process use the directory.
+///
+/// # Errors
+/// Those of [`ModelRunner::probe`], or if the directory is something else.
+pub(super) fn open(
+    store: &StoreOptions,
+    opened: &OpenedModel,
+    options: &LlmOptions,
+    engine: &EngineConfig,
+    runner: &mut ModelRunner,
+) -> Result<Option<PrefixStore>> {
+    let probe = runner.probe(engine.prompt_group, engine.max_num_batched_tokens)?;
+    let cache = runner.kv_cache();
+    let (cache, block_bytes) =
+        cache.map(|cache| (format!("{:?}", cache.dtype()), cache.block_bytes())).unwrap_or_default();
+    // The rotation and what else is computed differently with the same weights. The probe is short: what is computed
+    // otherwise with a long context only changes with the version.
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "{:?}",
+        (version, &opened.config, cache, engine.prompt_group, options.quantization, options.dtype)
+    );
+    let files: Vec<LoadedFile> = opened
+        .checkpoint
+        .file_stamps()
+        .into_iter()
+        .map(|stamp| (stamp.path.clone(), stamp.len, stamp.modified))
+        .collect();
+    let (block_size, built_in) = (engine.block_size, if files.is_empty() { demo::MODEL } else { &[] });
+    let opened = PrefixStore::open(store, block_size, block_bytes, move |parts| {
+        let block_size = (block_size as u64).to_le_bytes();
+        parts.fingerprint(&files, &[text.as_bytes(), &probe, &block_size, built_in])
+    });
+    match opened {
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::NotFound) => {
+            (store.on_notice)(&format!("prefixes are not kept: {error}"));
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
+}

@@ -1,0 +1,302 @@
+//! Blocks of the KV cache that outlive the process: packs of them in a directory.
+//!
+//! A block is written behind the engine's back and read before a request is admitted. The engine asks and tells; it never
+//! waits for a file. What is read back is bit for bit what was computed, or it is not there: names, tokens and bytes are
+//! checked under the secret of the directory, and whatever does not fit is a miss. No file can stop anything.
+//!
+//! Nothing here knows tensors, requests or the scheduler. A block is its tokens, its name and bytes.
+
+mod directory;
+mod fingerprint;
+mod inspect;
+mod name;
+mod pack;
+mod reader;
+mod shelf;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+pub use fingerprint::{FingerprintParts, LoadedFile};
+pub use inspect::{DirectoryReport, PackContents, PackReport, clear_directory, inspect_directory};
+pub use name::{BlockName, Fingerprint, Namer};
+pub use reader::{Fetched, Wanted};
+
+use self::directory::Directory;
+use self::pack::BlockRecord;
+use self::reader::FetchJob;
+use self::shelf::Shelf;
+use self::writer::{Put, Writer};
+use crate::{Error, Result};
+
+/// Bytes that may wait to be written.
+const MAX_QUEUED_BYTES: u64 = 256 << 20;
+/// Blocks that may wait to be written, and prefixes to be read.
+const QUEUE: usize = 4_096;
+/// Bytes of a pack where the limit is large.
+const PACK_BYTES: u64 = 128 << 20;
+/// A pack is no larger than this part of the limit, so that there are some to choose from.
+const PACKS_AT_LEAST: u64 = 8;
+
+/// Hears what has to be said once, a line at a time.
+pub type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Where prefixes are kept, and how much of them.
+#[derive(Clone)]
+pub struct StoreOptions {
+    /// The folder. It is made if it is not there.
+    pub directory: PathBuf,
+    /// The most bytes of all its files together.
+    pub max_bytes: u64,
+    /// Hears of damaged files and failures.
+    pub on_notice: OnNotice,
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { directory, max_bytes, .. } = self;
+        f.debug_struct("StoreOptions")
+            .field("directory", directory)
+            .field("max_bytes", max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Running totals of a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Blocks that were written to packs which others can find.
+    pub num_written_blocks: u64,
+    /// Bytes of these.
+    pub num_written_bytes: u64,
+    /// Blocks that were not written, because too many waited or writing failed.
+    pub num_dropped_blocks: u64,
+    /// Blocks that were read and are what they should be.
+    pub num_read_blocks: u64,
+    /// Bytes of these.
+    pub num_read_bytes: u64,
+    /// Blocks that could not be read or were not what they should be.
+    pub num_failed_reads: u64,
+    /// Packs with blocks of this model now.
+    pub num_packs: u64,
+    /// Bytes of all files of the directory, when it was looked at last.
+    pub num_directory_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    written_blocks: AtomicU64,
+    written_bytes: AtomicU64,
+    dropped_blocks: AtomicU64,
+    read_blocks: AtomicU64,
+    read_bytes: AtomicU64,
+    failed_reads: AtomicU64,
+    directory_bytes: AtomicU64,
+    queued_bytes: AtomicU64,
+}
+
+/// What the threads and the engine share.
+struct Shared {
+    directory: Directory,
+    /// Bytes of a block.
+    block_bytes: u64,
+    block_size: u32,
+    shelf: Shelf,
+    counters: Counters,
+    on_notice: OnNotice,
+    /// Nothing more is wanted.
+    is_closed: AtomicBool,
+}
+
+impl Shared {
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, number: u64) {
+        counter(&self.counters).fetch_add(number, Ordering::Relaxed);
+    }
+
+    fn notice(&self, line: &str) {
+        (self.on_notice)(line);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
+    }
+}
+
+/// The blocks of a model in a directory. Dropping it writes what waits.
+pub struct PrefixStore {
+    shared: Arc<Shared>,
+    puts: Option<SyncSender<Put>>,
+    jobs: Option<SyncSender<FetchJob>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for PrefixStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefixStore").field("directory", &self.shared.directory).finish_non_exhaustive()
+    }
+}
+
+impl PrefixStore {
+    /// Opens the directory and starts two threads. `fingerprint` runs on one of them, as it may take long; until it is
+    /// there, the store finds nothing and takes nothing. Blocks have `block_size` tokens and `block_bytes` bytes.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or read, or is something else, or the system refuses a thread.
+    pub fn open(
+        options: &StoreOptions,
+        block_size: usize,
+        block_bytes: usize,
+        fingerprint: impl FnOnce(&FingerprintParts) -> Option<Fingerprint> + Send + 'static,
+    ) -> Result<Self> {
+        let too_large = |_| Error::internal(format!("a block of {block_size} tokens"));
+        let directory = Directory::open(&options.directory, options.max_bytes)?;
+        let shared = Arc::new(Shared {
+            directory,
+            block_bytes: block_bytes as u64,
+            block_size: u32::try_from(block_size).map_err(too_large)?,
+            shelf: Shelf::default(),
+            counters: Counters::default(),
+            on_notice: Arc::clone(&options.on_notice),
+            is_closed: AtomicBool::new(false),
+        });
+        let (puts, queue) = sync_channel(QUEUE);
+        let (jobs, job_queue) = sync_channel(QUEUE);
+        let mut store =
+            Self { shared: Arc::clone(&shared), puts: Some(puts), jobs: Some(jobs), threads: Vec::new() };
+        let own = Arc::clone(&shared);
+        store.start("write", move || {
+            let parts = FingerprintParts::new(&own);
+            if let Some(fingerprint) = fingerprint(&parts) {
+                own.shelf.open(Namer { secret: own.directory.secret, fingerprint });
+                Writer::new(own).run(&queue);
+            }
+        })?;
+        store.start("read", move || reader::run(&shared, &job_queue))?;
+        Ok(store)
+    }
+
+    fn start(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(format!("tinyvllm-prefix-{name}"));
+        let thread = thread.spawn(work);
+        self.threads.push(thread.map_err(|source| Error::io("start a thread for cached prefixes", source))?);
+        Ok(())
+    }
+
+    /// What names blocks; none while it is not known which model this is.
+    #[must_use]
+    pub fn namer(&self) -> Option<&Namer> {
+        self.shared.shelf.namer()
+    }
+
+    /// Whether there is a block, or soon will be.
+    #[must_use]
+    pub fn has(&self, name: BlockName) -> bool {
+        self.shared.shelf.has(name)
+    }
+
+    /// How many of these names can be read, counted from the first one up to one that cannot.
+    #[must_use]
+    pub fn num_readable(&self, names: &[BlockName]) -> usize {
+        self.shared.shelf.num_readable(names)
+    }
+
+    /// Whether a block may be given now; if not, it is counted as dropped.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let queued = self.shared.counters.queued_bytes.load(Ordering::Relaxed);
+        let has_room = queued + self.shared.block_bytes <= MAX_QUEUED_BYTES.max(self.shared.block_bytes);
+        if !has_room {
+            self.shared.count(|counters| &counters.dropped_blocks, 1);
+        }
+        has_room
+    }
+
+    /// Gives a block to be written, with as many bytes as blocks have. Waits for nothing.
+    pub fn put(&self, block: NewBlock) {
+        let NewBlock { name, parent, num_grouped, is_salted, token_ids, bytes } = block;
+        let Some(puts) = &self.puts else { return };
+        let record = BlockRecord { name, parent, num_grouped: num_grouped as u32, is_salted, token_ids };
+        if !self.shared.shelf.expect(name) {
+            return;
+        }
+        let num_bytes = bytes.len() as u64;
+        self.shared.count(|counters| &counters.queued_bytes, num_bytes);
+        if let Err(TrySendError::Full(put) | TrySendError::Disconnected(put)) =
+            puts.try_send(Put { record, bytes })
+        {
+            self.shared.shelf.forget_expected(&[put.record.name]);
+            self.shared.counters.queued_bytes.fetch_sub(num_bytes, Ordering::Relaxed);
+            self.shared.count(|counters| &counters.dropped_blocks, 1);
+        }
+    }
+
+    /// Has blocks read, one after another. `deliver` is called on another thread for each, and last with the end; it returns
+    /// whether more is wanted, and may wait. False if too many wait already.
+    pub fn fetch(&self, wanted: Vec<Wanted>, deliver: impl FnMut(Fetched) -> bool + Send + 'static) -> bool {
+        let job = FetchJob { wanted, deliver: Box::new(deliver) };
+        self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok())
+    }
+
+    /// Running totals.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.counters;
+        StoreStats {
+            num_written_blocks: load(&counters.written_blocks),
+            num_written_bytes: load(&counters.written_bytes),
+            num_dropped_blocks: load(&counters.dropped_blocks),
+            num_read_blocks: load(&counters.read_blocks),
+            num_read_bytes: load(&counters.read_bytes),
+            num_failed_reads: load(&counters.failed_reads),
+            num_packs: self.shared.shelf.num_packs() as u64,
+            num_directory_bytes: load(&counters.directory_bytes),
+        }
+    }
+}
+
+impl Drop for PrefixStore {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        // The threads end when nobody can send any more.
+        (self.puts, self.jobs) = (None, None);
+        for thread in self.threads.drain(..) {
+            // A panic there has cost what it did, and is no reason for another one.
+            drop(thread.join());
+        }
+    }
+}
+
+/// A block to be written.
+#[derive(Debug, Clone)]
+pub struct NewBlock {
+    /// Its name.
+    pub name: BlockName,
+    /// The name of the block before it, or of the empty prefix.
+    pub parent: BlockName,
+    /// Of its tokens those that were computed in groups of a prompt.
+    pub num_grouped: usize,
+    /// Whether a salt is behind the prefix.
+    pub is_salted: bool,
+    /// As many as a block has.
+    pub token_ids: Vec<u32>,
+    /// As many as a block has.
+    pub bytes: Vec<u8>,
+}
+
+/// Bytes of a pack in a directory with this limit.
+fn pack_bytes(limit: u64) -> u64 {
+    (limit / PACKS_AT_LEAST).clamp(1, PACK_BYTES)
+}
+
+/// What a file is called in a line about it.
+fn file_name(path: &Path) -> std::borrow::Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}

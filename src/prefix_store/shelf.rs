@@ -1,0 +1,123 @@
+//! Which blocks there are, and in which pack.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::name::{BlockName, Namer};
+use super::pack::PackIndex;
+
+/// A pack that others can read.
+#[derive(Debug)]
+pub(super) struct Pack {
+    pub(super) path: PathBuf,
+    pub(super) index: PackIndex,
+}
+
+/// Where a block is.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) pack: Arc<Pack>,
+    pub(super) index: usize,
+}
+
+/// The index from names to places.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    namer: OnceLock<Namer>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    places: HashMap<BlockName, Place>,
+    /// Blocks on their way to a pack.
+    expected: HashSet<BlockName>,
+    /// Files that were looked at: packs of this model, and whatever is of no use.
+    packs: HashMap<PathBuf, Option<Arc<Pack>>>,
+}
+
+impl Shelf {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn open(&self, namer: Namer) {
+        // It is told once.
+        let _ = self.namer.set(namer);
+    }
+
+    pub(super) fn namer(&self) -> Option<&Namer> {
+        self.namer.get()
+    }
+
+    pub(super) fn has(&self, name: BlockName) -> bool {
+        let state = self.state();
+        state.places.contains_key(&name) || state.expected.contains(&name)
+    }
+
+    pub(super) fn num_readable(&self, names: &[BlockName]) -> usize {
+        let state = self.state();
+        names.iter().take_while(|name| state.places.contains_key(name)).count()
+    }
+
+    pub(super) fn place(&self, name: BlockName) -> Option<Place> {
+        self.state().places.get(&name).cloned()
+    }
+
+    /// Notes that a block is on its way; false if it is there or on its way already.
+    pub(super) fn expect(&self, name: BlockName) -> bool {
+        let mut state = self.state();
+        !state.places.contains_key(&name) && state.expected.insert(name)
+    }
+
+    pub(super) fn forget_expected(&self, names: &[BlockName]) {
+        let mut state = self.state();
+        for name in names {
+            state.expected.remove(name);
+        }
+    }
+
+    pub(super) fn num_packs(&self) -> usize {
+        self.state().packs.values().flatten().count()
+    }
+
+    pub(super) fn knows(&self, path: &Path) -> bool {
+        self.state().packs.contains_key(path)
+    }
+
+    /// Takes up a pack, or notes that a file is of no use.
+    pub(super) fn add(&self, path: &Path, index: Option<PackIndex>) {
+        let mut state = self.state();
+        let pack = index.map(|index| Arc::new(Pack { path: path.to_owned(), index }));
+        if let Some(pack) = &pack {
+            for (index, record) in pack.index.records.iter().enumerate() {
+                state.expected.remove(&record.name);
+                state.places.insert(record.name, Place { pack: Arc::clone(pack), index });
+            }
+        }
+        state.packs.insert(path.to_owned(), pack);
+    }
+
+    /// Forgets the blocks of a pack that was removed or cannot be used.
+    pub(super) fn drop_blocks(&self, path: &Path) {
+        let mut state = self.state();
+        if let Some(pack) = state.packs.get_mut(path).and_then(Option::take) {
+            let is_of = |place: &Place| Arc::ptr_eq(&place.pack, &pack);
+            for record in &pack.index.records {
+                if state.places.get(&record.name).is_some_and(is_of) {
+                    state.places.remove(&record.name);
+                }
+            }
+        }
+    }
+
+    /// Forgets packs that are not among these files any more.
+    pub(super) fn retain(&self, exists: impl Fn(&Path) -> bool) {
+        let gone: Vec<PathBuf> = self.state().packs.keys().filter(|path| !exists(path)).cloned().collect();
+        for path in gone {
+            self.drop_blocks(&path);
+            self.state().packs.remove(&path);
+        }
+    }
+}
