@@ -243,7 +243,7 @@ fn typed<F: PieceFormat>(
                 scratch.start(num_rows);
                 for index in tile.first_piece..tile.end_piece {
                     let piece = piece(tile, share, index);
-                    partial(&source, &piece, scratch, level);
+                    partial(&source, &piece, index == tile.first_piece, scratch, level);
                     level.run(Merge { scratch, num_rows, value_dim: heads.value_dim, partials: None });
                 }
                 out_rows.write(tile, heads_of(share), scratch);
@@ -265,7 +265,7 @@ fn typed<F: PieceFormat>(
         }
         with_scratch(&mut |scratch| {
             let piece = piece(tile, share, tile.first_piece + index);
-            partial(&source, &piece, scratch, level);
+            partial(&source, &piece, true, scratch, level);
             // SAFETY: every task has a slot of its own, and all slots lie in `partials` as checked above.
             let target = unsafe {
                 std::slice::from_raw_parts_mut(
@@ -302,10 +302,11 @@ fn typed<F: PieceFormat>(
 fn partial<F: PieceFormat>(
     source: &Source<'_, F>,
     piece: &Piece<'_>,
+    is_first: bool,
     scratch: &mut TileScratch,
     level: CpuLevel,
 ) {
-    let partial = Partial { source, piece, scratch, wide: level.has_32_vectors() };
+    let partial = Partial { source, piece, is_first, scratch, wide: level.has_32_vectors() };
     if F::IN_BYTES { level.run_int8(partial) } else { level.run(partial) }
 }
 

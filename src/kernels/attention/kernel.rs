@@ -163,6 +163,8 @@ impl TileScratch {
 pub(super) struct Partial<'a, F> {
     pub(super) source: &'a Source<'a, F>,
     pub(super) piece: &'a Piece<'a>,
+    /// Whether the scratch has other queries than the piece's so far.
+    pub(super) is_first: bool,
     pub(super) scratch: &'a mut TileScratch,
     /// Use the micro-tiles for 32 registers of sixteen lanes.
     pub(super) wide: bool,
@@ -183,12 +185,15 @@ impl<F: PieceFormat> Kernel for Partial<'_, F> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let Self { source, piece, scratch, wide } = self;
+        let Self { source, piece, is_first, scratch, wide } = self;
         let AttentionSpec { window, soft_cap, .. } = source.spec;
         let group = piece.heads.len();
         let num_rows = piece.num_rows();
         // The positions of the piece that any row attends to.
         let (low, high) = (piece.visible(0, window).start, piece.visible(piece.tokens.len() - 1, window).end);
+        if is_first {
+            F::load_queries::<V>(source, piece, scratch);
+        }
         F::score::<V>(source, piece, low..high, scratch, wide);
 
         // To whole vectors: what is between is read, and has to weigh nothing.
@@ -211,6 +216,11 @@ impl<F: PieceFormat> Kernel for Partial<'_, F> {
 pub(super) trait PieceFormat: Send + Sync + 'static {
     /// Whether it has products of bytes.
     const IN_BYTES: bool;
+
+    /// Scales the queries of the piece's rows, and puts them down in the form that scores are computed from.
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch)
+    where
+        Self: Sized;
 
     /// Writes the scores of the piece's rows for `positions`, which are of the piece. What a row of scores has beside them
     /// may become anything, as far as sixteens stick out.
@@ -239,6 +249,16 @@ impl<E: KvElement> PieceFormat for E {
     const IN_BYTES: bool = false;
 
     #[inline(always)]
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch) {
+        let num_rows = piece.num_rows();
+        for (row, query) in queries(source, piece).enumerate() {
+            for (d, value) in query.iter().enumerate() {
+                scratch.queries[d * num_rows + row] = value * source.spec.scale;
+            }
+        }
+    }
+
+    #[inline(always)]
     fn score<V: F32x16>(
         source: &Source<'_, Self>,
         piece: &Piece<'_>,
@@ -248,7 +268,6 @@ impl<E: KvElement> PieceFormat for E {
     ) {
         let AttentionHeads { head_dim, .. } = source.spec.heads;
         let num_rows = piece.num_rows();
-        load_queries(source, piece, scratch);
 
         list_runs(&mut scratch.runs, piece, positions, source.layout.block_size, true, |block, slot| {
             source.layout.k_group(block, piece.kv_head, slot)
@@ -302,17 +321,6 @@ impl<E: KvElement> PieceFormat for E {
                 true => values.compute_staged::<V>(num_rows, wide, &mut scratch.staged),
                 false => values.compute_all::<V>(num_rows, wide),
             }
-        }
-    }
-}
-
-/// Scales the tile's queries and puts the rows side by side.
-#[inline(always)]
-fn load_queries<F>(source: &Source<'_, F>, piece: &Piece<'_>, scratch: &mut TileScratch) {
-    let num_rows = piece.num_rows();
-    for (row, query) in queries(source, piece).enumerate() {
-        for (d, value) in query.iter().enumerate() {
-            scratch.queries[d * num_rows + row] = value * source.spec.scale;
         }
     }
 }

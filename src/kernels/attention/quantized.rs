@@ -11,6 +11,7 @@ use super::kernel::{
     MAX_RUNS, Piece, PieceFormat, Run, SCORE_STRIDE, Source, TileScratch, list_runs, queries,
 };
 use super::{AttentionHeads, SPLIT};
+use crate::memory::prefetch_early;
 use crate::paged_cache::{GROUP, KvLayout, LANES};
 use crate::q8_0::{self, Q8_0, SCALES, VECTOR, WORD};
 use crate::simd::F32x16;
@@ -29,15 +30,15 @@ const MAX_SUM: f32 = SPLIT as f32 + 1.0;
 struct Unit {
     /// What one stands for.
     scale: f32,
-    /// Sums of the digits.
-    sums: [i32; 2],
+    /// What integer sums of products with a digit start from.
+    starts: [i32; 2],
 }
 
 impl Unit {
-    /// What integer sums of products with a digit start from.
+    /// That of digits with these sums in each lane.
     #[inline(always)]
-    fn start<V: F32x16>(&self, digit: usize) -> V::Sums {
-        V::splat_sum(-V::SIGNED_BIAS * self.sums[digit])
+    fn new<V: F32x16>(scale: f32, sums: [V; 2]) -> Self {
+        Self { scale, starts: sums.map(|sums| -V::SIGNED_BIAS * sums.sum() as i32) }
     }
 }
 
@@ -69,16 +70,20 @@ impl DigitScratch {
     }
 }
 
-/// Writes the digits of sixteen whole numbers of at most `MAX`, and returns their sums.
+/// Writes the digits of sixteen whole numbers of at most `MAX`, and adds them to `sums`.
 ///
 /// # Safety
 /// There is room for sixteen at both pointers; see [`F32x16`].
 #[inline(always)]
-unsafe fn split<V: F32x16>(numbers: V, digits: [*mut i8; 2]) -> [i32; 2] {
+unsafe fn split<V: F32x16>(numbers: V, digits: [*mut i8; 2], sums: &mut [V; 2]) {
     let high = numbers.mul(V::splat(1.0 / BASE)).round();
     let low = high.mul_add(V::splat(-BASE), numbers);
     // SAFETY: the caller's guarantees.
-    unsafe { [high.store_i8(digits[0]), low.store_i8(digits[1])] }
+    unsafe {
+        high.store_i8(digits[0]);
+        low.store_i8(digits[1]);
+    }
+    *sums = [sums[0].add(high), sums[1].add(low)];
 }
 
 /// Puts the digits' sums of products together.
@@ -109,13 +114,12 @@ impl DigitScratch {
                 unsafe {
                     let halves = [0, LANES].map(|at| V::load(padded.as_ptr().add(at)).mul(scale));
                     let (factor, scale) = unit_of(halves[0].largest_magnitude(halves[1]));
-                    let mut sums = [0; 2];
+                    let mut sums = [V::splat(0.0); 2];
                     for (at, half) in [0, LANES].into_iter().zip(halves) {
                         let digits = digits.each_mut().map(|digit| digit.as_mut_ptr().add(at));
-                        let own = split(half.mul(V::splat(factor)).round(), digits);
-                        sums = [sums[0] + own[0], sums[1] + own[1]];
+                        split(half.mul(V::splat(factor)).round(), digits, &mut sums);
                     }
-                    self.query_units[index] = Unit { scale, sums };
+                    self.query_units[index] = Unit::new(scale, sums);
                 }
             }
         }
@@ -159,7 +163,7 @@ impl DigitScratch {
         }
         let len = runs.len() * LANES;
         for row in rows {
-            let mut sums = [0; 2];
+            let mut sums = [V::splat(0.0); 2];
             let digits = &mut digits[row * 2 * len..][..2 * len];
             for (index, (run, factors)) in runs.iter().zip(factors.iter()).enumerate() {
                 let start = (row * SCORE_STRIDE + LANES).wrapping_add_signed(run.offset);
@@ -175,17 +179,21 @@ impl DigitScratch {
                 unsafe {
                     let numbers = V::load(weights).mul(V::load(factors.as_ptr())).round();
                     let digits = digits.as_mut_ptr().add(index * LANES);
-                    let own = split(numbers, [digits, digits.add(len)]);
-                    sums = [sums[0] + own[0], sums[1] + own[1]];
+                    split(numbers, [digits, digits.add(len)], &mut sums);
                 }
             }
-            weight_units[row] = Unit { scale, sums };
+            weight_units[row] = Unit::new(scale, sums);
         }
     }
 }
 
 impl PieceFormat for Q8_0 {
     const IN_BYTES: bool = true;
+
+    #[inline(always)]
+    fn load_queries<V: F32x16>(source: &Source<'_, Self>, piece: &Piece<'_>, scratch: &mut TileScratch) {
+        scratch.digits.load_queries::<V>(source, piece);
+    }
 
     #[inline(always)]
     fn score<V: F32x16>(
@@ -197,14 +205,18 @@ impl PieceFormat for Q8_0 {
     ) {
         let (num_rows, layout) = (piece.num_rows(), &source.layout);
         let TileScratch { runs, scores, digits, .. } = scratch;
-        digits.load_queries::<V>(source, piece);
-        list_runs(runs, piece, positions, layout.block_size, true, |block, slot| {
+        list_runs(runs, piece, positions.clone(), layout.block_size, true, |block, slot| {
             q8_0::key_sixteen(layout, block, piece.kv_head, slot)
         });
+        list_runs(&mut digits.runs, piece, positions, layout.block_size, true, |block, slot| {
+            q8_0::value_sixteen(layout, block, piece.kv_head, slot)
+        });
+        let v_pool = if layout.has_values { source.v_pool.cast::<u8>() } else { std::ptr::null() };
         let tile = ScoreTile {
             layout,
             k_pool: source.k_pool.cast(),
             runs,
+            values: (!v_pool.is_null()).then_some((v_pool, &digits.runs[..])),
             queries: &digits.queries,
             units: &digits.query_units,
             num_rows,
@@ -239,9 +251,6 @@ impl PieceFormat for Q8_0 {
             latent.decode::<V>(source, piece, positions);
             latent.add_values::<V, f32>(std::ptr::null(), num_rows, scores, values);
         } else {
-            list_runs(&mut digits.runs, piece, positions, layout.block_size, true, |block, slot| {
-                q8_0::value_sixteen(layout, block, piece.kv_head, slot)
-            });
             let codes = source.v_pool.cast::<u8>();
             for group in 0..value_dim.div_ceil(GROUP) {
                 let scales = codes.wrapping_add(q8_0::value_code_bytes(layout) + group * SCALES);
@@ -289,12 +298,26 @@ struct ScoreTile<'a> {
     layout: &'a KvLayout,
     k_pool: *const u8,
     runs: &'a [Run],
+    /// V, where the same sixteens lie that are read next.
+    values: Option<(*const u8, &'a [Run])>,
     queries: &'a [[[i8; GROUP]; 2]],
     units: &'a [Unit],
     num_rows: usize,
 }
 
 impl ScoreTile<'_> {
+    /// Fetches what is read soon: blocks lie apart, so the processor does not see them coming.
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        const AHEAD: usize = 2;
+        if let Some(run) = self.runs.get(index + AHEAD) {
+            prefetch_early(self.k_pool.wrapping_add(run.start), q8_0::key_bytes(self.layout));
+        }
+        if let Some((v_pool, runs)) = self.values {
+            prefetch_early(v_pool.wrapping_add(runs[index].start), q8_0::value_bytes(self.layout));
+        }
+    }
+
     /// Computes `ROWS` rows and returns `ROWS`.
     ///
     /// # Safety
@@ -302,7 +325,10 @@ impl ScoreTile<'_> {
     #[inline(always)]
     unsafe fn compute<V: F32x16, const ROWS: usize>(&self, first_row: usize, scores: &mut [f32]) -> usize {
         let head_dim = self.layout.head_dim;
-        for run in self.runs {
+        for (index, run) in self.runs.iter().enumerate() {
+            if first_row == 0 {
+                self.prefetch(index);
+            }
             let sixteen = self.k_pool.wrapping_add(run.start);
             let scales = sixteen.wrapping_add(q8_0::key_code_bytes(self.layout));
             let mut totals = [V::splat(0.0); ROWS];
@@ -311,7 +337,7 @@ impl ScoreTile<'_> {
                 let (queries, units) = (&self.queries[index..][..ROWS], &self.units[index..][..ROWS]);
                 let mut sums = [[V::splat_sum(0); 2]; ROWS];
                 for (sums, unit) in sums.iter_mut().zip(units) {
-                    *sums = [unit.start::<V>(0), unit.start::<V>(1)];
+                    *sums = unit.starts.map(V::splat_sum);
                 }
                 let num_words = (head_dim - group * GROUP).min(GROUP).div_ceil(WORD);
                 for word in 0..num_words {
@@ -369,7 +395,7 @@ impl ValueTile<'_> {
         let units = &self.units[first_row..][..ROWS];
         let mut sums = [[V::splat_sum(0); 2]; ROWS];
         for (sums, unit) in sums.iter_mut().zip(units) {
-            *sums = [unit.start::<V>(0), unit.start::<V>(1)];
+            *sums = unit.starts.map(V::splat_sum);
         }
         for (index, run) in self.runs.iter().enumerate() {
             let sixteen = self.codes.wrapping_add(run.start);
